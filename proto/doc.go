@@ -1,0 +1,50 @@
+// Package proto fixes every word that another machine can see: the layout of a
+// region, its block headers, free-slab maps and slabs, the addresses that name
+// them, and (in proto/quarrypb) the messages of the control plane.
+//
+// # A region
+//
+//	+0          region header      4 KiB     written by the agent only      RegionHeader
+//	+4 KiB      block headers      8 B each  changed by CAS only            Header
+//	...         free-slab maps     2 KiB each, one bit a slab, 1 = taken    changed by CAS only
+//	DataOffset  blocks             1 MiB each, aligned to 1 MiB
+//
+// # A slab
+//
+// The words R (who reserved it) and V (state and version) are changed by CAS
+// only, the images by WRITE only: one access class per word.
+//
+//	PAIR    0              S/2-8   S/2    S/2+8           S
+//	(>=128) | image A      | R     | V    | image B       |   version even: A, odd: B
+//
+//	SINGLE  0     8     16                                S
+//	(>=64)  | R   | V   | image                           |
+//
+//	image   0      8                 16             24                       32
+//	        | seal | length, version | tag, born    | writer session, seq    | payload ...
+//
+// # Words, most significant bit on the left
+//
+//	V       | spare:18 | state:2 | version:44 |
+//	R       | session:18 | sequence:46 |
+//	Header  | state:3 | kind:1 | class:5 | generation:20 | session:18 | spare:17 |
+//	Addr    | region:32 | offset:32 |
+//	Ref     Addr, then | generation:20 | born:44 |
+//	length, version  | length:20 | version:44 |
+//	tag, born        | tag:20 | born:44 |
+//
+// All words are little endian in memory, as the CPUs that CAS them are.
+// Spare bits are zero and checked. An all-zero region body is a formatted,
+// empty region: every block FREE, every slab FREE at version 0.
+//
+// # Obligations
+//
+// Words just read from remote memory are untrusted: call Valid once at the
+// gateway, then trust the copy. The layout is part of the format: a change is a
+// new LayoutVersion.
+//
+// The reservation word takes the place of the reservation bit of US
+// 2017/0149890 [0051]: a bit cannot say who holds it, so nobody could be
+// fenced. Regions of 2 GiB follow its [0047], slabs that one READ or one WRITE
+// covers its [0068].
+package proto

@@ -1,0 +1,101 @@
+package proto
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+)
+
+const (
+	RegionHeaderBytes = 4096
+	// LayoutVersion changes with any change of the format.
+	LayoutVersion = 1
+)
+
+var regionMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', '\r', '\n'}
+
+// Domain is the unit within which 8-byte atomics are atomic. A region belongs to
+// one: the CPUs of its host, or one RDMA adapter.
+type Domain uint32
+
+const (
+	DomainCPU     Domain = 1
+	DomainAdapter Domain = 2
+)
+
+func (d Domain) String() string {
+	switch d {
+	case DomainCPU:
+		return "cpu"
+	case DomainAdapter:
+		return "adapter"
+	}
+	return fmt.Sprintf("domain %d", uint32(d))
+}
+
+// RegionHeader describes a region at its own start, so that a file found on a
+// node tells what it is. Only the agent writes it.
+//
+//	0 magic  8 layout version, domain  16 region uuid  32 cluster uuid
+//	48 size  56 region number  64 incarnation  72 epoch  80 seal of bytes 0..80
+type RegionHeader struct {
+	Domain      Domain
+	UUID        [16]byte // of the region; the same on all replicas
+	Cluster     [16]byte
+	RegionBytes uint64
+	Region      uint32 // number in the distribution table
+	Incarnation uint64 // of the node that last opened it
+	Epoch       uint64 // last configuration it served
+}
+
+const regionSealOff = 80
+
+// ErrNotRegion: the bytes are not a region of this layout.
+var ErrNotRegion = errors.New("not a quarry region")
+
+// Encode returns the sealed header, zero-padded to RegionHeaderBytes.
+func (h *RegionHeader) Encode() []byte {
+	b := make([]byte, RegionHeaderBytes)
+	copy(b, regionMagic[:])
+	PutWord(b, 8, uint64(h.Domain)<<32|LayoutVersion)
+	copy(b[16:], h.UUID[:])
+	copy(b[32:], h.Cluster[:])
+	PutWord(b, 48, h.RegionBytes)
+	PutWord(b, 56, uint64(h.Region))
+	PutWord(b, 64, h.Incarnation)
+	PutWord(b, 72, h.Epoch)
+	PutWord(b, regionSealOff, xxh3.Hash(b[:regionSealOff]))
+	return b
+}
+
+// DecodeRegionHeader reads and checks a region header.
+func DecodeRegionHeader(b []byte) (RegionHeader, error) {
+	var h RegionHeader
+	if len(b) < RegionHeaderBytes {
+		return h, fmt.Errorf("%w: %d bytes, a header has %d", ErrNotRegion, len(b), RegionHeaderBytes)
+	}
+	if !bytes.Equal(b[:8], regionMagic[:]) {
+		return h, fmt.Errorf("%w: wrong magic %x", ErrNotRegion, b[:8])
+	}
+	if v := uint32(Word(b, 8)); v != LayoutVersion {
+		return h, fmt.Errorf("%w: layout version %d, this build reads %d", ErrNotRegion, v, LayoutVersion)
+	}
+	if xxh3.Hash(b[:regionSealOff]) != Word(b, regionSealOff) {
+		return h, fmt.Errorf("%w: the header's seal is wrong", ErrNotRegion)
+	}
+	h = RegionHeader{
+		Domain:      Domain(Word(b, 8) >> 32),
+		UUID:        [16]byte(b[16:32]),
+		Cluster:     [16]byte(b[32:48]),
+		RegionBytes: Word(b, 48),
+		Region:      uint32(Word(b, 56)),
+		Incarnation: Word(b, 64),
+		Epoch:       Word(b, 72),
+	}
+	if _, err := NewGeometry(h.RegionBytes); err != nil {
+		return h, fmt.Errorf("%w: %v", ErrNotRegion, err)
+	}
+	return h, nil
+}
