@@ -1,10 +1,12 @@
 module github.com/quarrystore/quarry
 
-go 1.26
+go 1.26.0
 
 require (
+	connectrpc.com/connect v1.21.1 // indirect
 	github.com/klauspost/cpuid/v2 v2.2.10 // indirect
 	github.com/stretchr/testify v1.12.1 // indirect
 	github.com/zeebo/xxh3 v1.1.0 // indirect
-	golang.org/x/sys v0.30.0 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
 )

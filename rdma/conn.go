@@ -1,0 +1,102 @@
+package rdma
+
+import (
+	"context"
+	"errors"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Outcomes of a chain.
+var (
+	// ErrRefused: the responder refused a verb; it and those behind it never run.
+	// The causes below wrap it.
+	ErrRefused = errors.New("refused by the node")
+	// ErrBroken: no answer. What was posted may have run, or may still run, until Reset.
+	ErrBroken = errors.New("connection broken")
+)
+
+// Causes of a refusal; each wraps ErrRefused.
+var (
+	// ErrKey: the window's key is not, or no longer, valid here.
+	ErrKey = refusal("access key not valid")
+	// ErrBounds: the verb reaches outside of the window.
+	ErrBounds = refusal("outside of the window")
+	// ErrAlign: an atomic on an address that is not a multiple of 8.
+	ErrAlign = refusal("atomic not aligned to 8 bytes")
+	// ErrReadOnly: the session may only read.
+	ErrReadOnly = refusal("session is read-only")
+	// ErrNotPersistent: a persistent FLUSH of memory that is not.
+	ErrNotPersistent = refusal("memory is not persistent")
+	// ErrLimit: a chain or verb above the limits of this package.
+	ErrLimit = refusal("above the limits of a chain")
+	// ErrRevoked: the session has been fenced.
+	ErrRevoked = refusal("session is revoked")
+)
+
+// Refusals lists the causes in the order of their codes on the wire, from 1.
+// Part of the tcp format: append only.
+var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked}
+
+type refusalError struct{ cause string }
+
+func refusal(cause string) error          { return &refusalError{cause} }
+func (e *refusalError) Error() string     { return e.cause }
+func (e *refusalError) Is(err error) bool { return err == ErrRefused }
+
+// Conn is one lane's connection to one node, a queue pair. One goroutine at a
+// time uses it; Close may be called from any.
+type Conn interface {
+	// Post sends a chain. It does not wait for the node. At most one chain of a
+	// Conn is outstanding. Errors are reported by Wait.
+	Post(c *Chain)
+	// Wait returns when the chain posted last has an outcome in c.Err and c.Done,
+	// or has none by the deadline (then ErrBroken).
+	Wait(c *Chain, deadline int64)
+	// Open asks the node for access to its replica of a region under an epoch.
+	// Cold path. ErrKey while the node does not serve that epoch.
+	Open(ctx context.Context, region uint32, epoch uint64) (Window, error)
+	// Reset gives the connection up and makes a new one. When it returns nil,
+	// nothing posted on the old one can still run: the responder has said so.
+	// Windows stay valid. Reset is the only way to go on after ErrBroken.
+	Reset(ctx context.Context) error
+	// Provider names the provider: "tcp", "shm", "inproc", "verbs", "sim".
+	Provider() string
+	// Close gives the connection up without waiting for the node.
+	Close() error
+}
+
+// Ticket is what a controller gave a session to show to nodes: they check its
+// mark with the cluster's key and need not have heard of the session before.
+type Ticket struct {
+	Cluster [16]byte
+	Session uint32 // 18 bits, named in every reservation
+	Serial  uint64 // never used twice, unlike Session
+	Rights  Rights
+	Tenant  uint32
+	Mark    [32]byte // HMAC-SHA-256 of the rest under the cluster's key
+}
+
+// Rights of a session on the windows it opens.
+type Rights uint8
+
+const (
+	ReadOnly  Rights = 1
+	ReadWrite Rights = 2
+)
+
+// Dialer makes connections of one provider.
+type Dialer interface {
+	// Dial connects a lane of the ticket's session to the node at addr. A node
+	// keeps at most one connection for each session and lane: a second Dial of
+	// the same lane first ends the first, and returns when nothing of it can run.
+	Dial(ctx context.Context, addr string, t *Ticket, lane uint32) (Conn, error)
+	Provider() string
+}
+
+// Caps describes what a node's provider and memory can do.
+type Caps struct {
+	Provider   string
+	Domain     proto.Domain
+	Persistent bool
+}

@@ -1,0 +1,88 @@
+package rdma
+
+// Round is a set of chains on different connections: one network round trip.
+// The zero Round is empty and ready; reuse one to keep its storage.
+type Round struct {
+	chains []Chain
+	n      int
+	// Deadline bounds the wait, in nanoseconds of clock.Now; 0 is none. A chain
+	// still unanswered then ends with ErrBroken.
+	Deadline int64
+}
+
+// Reset empties the round, keeping its storage.
+func (r *Round) Reset() { r.n = 0 }
+
+// Chain appends an empty chain for a target. The pointer is good until the next
+// call of Chain or Reset: build one chain after the other, then use At.
+// Preconditions: no other chain of the round is on to.Conn.
+func (r *Round) Chain(to *Target) *Chain {
+	if r.n == len(r.chains) {
+		r.chains = append(r.chains, Chain{})
+	}
+	c := &r.chains[r.n]
+	r.n++
+	c.Reset(to)
+	return c
+}
+
+// Len is the number of chains.
+func (r *Round) Len() int { return r.n }
+
+// At is chain i.
+func (r *Round) At(i int) *Chain { return &r.chains[i] }
+
+// Err is the first error of any chain.
+func (r *Round) Err() error {
+	for i := range r.n {
+		if err := r.chains[i].Err; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Do posts every chain and waits for all of them. It never returns early: when it
+// returns, each chain has its outcome in Err. Empty chains complete at once.
+func Do(r *Round) {
+	for i := range r.n {
+		if c := &r.chains[i]; len(c.Verbs) > 0 {
+			c.To.Conn.Post(c)
+		}
+	}
+	for i := range r.n {
+		if c := &r.chains[i]; len(c.Verbs) > 0 {
+			c.To.Conn.Wait(c, r.Deadline)
+		}
+	}
+}
+
+// Tally counts what went over the fabric. Plain words: a lane has one to itself.
+type Tally struct {
+	Rounds uint64
+	Verbs  [Ops]uint64 // by Op
+	Bytes  uint64      // of READs and WRITEs
+}
+
+// Count adds a round that has been awaited.
+func (t *Tally) Count(r *Round) {
+	t.Rounds++
+	for i := range r.n {
+		for j := range r.chains[i].Verbs {
+			v := &r.chains[i].Verbs[j]
+			t.Verbs[v.Op]++
+			if v.Op == Read || v.Op == Write {
+				t.Bytes += uint64(len(v.Buf))
+			}
+		}
+	}
+}
+
+// AllVerbs is the sum over all kinds of verbs.
+func (t *Tally) AllVerbs() uint64 {
+	var n uint64
+	for _, v := range t.Verbs {
+		n += v
+	}
+	return n
+}

@@ -1,0 +1,154 @@
+package rdma
+
+import "fmt"
+
+// Op is the kind of a verb.
+type Op uint8
+
+const (
+	Read Op = iota + 1
+	Write
+	CompareSwap
+	FetchAdd
+	Flush
+	ops
+)
+
+// Ops is one more than the highest Op, for arrays indexed by Op.
+const Ops = int(ops)
+
+func (o Op) String() string {
+	switch o {
+	case Read:
+		return "READ"
+	case Write:
+		return "WRITE"
+	case CompareSwap:
+		return "CAS"
+	case FetchAdd:
+		return "FETCH_ADD"
+	case Flush:
+		return "FLUSH"
+	}
+	return fmt.Sprintf("op %d", uint8(o))
+}
+
+// FlushKind is what a FLUSH waits for.
+type FlushKind uint8
+
+const (
+	// Visible: earlier WRITEs of the chain are visible to everyone.
+	Visible FlushKind = iota
+	// Persistent: they also survive a loss of power. Refused by memory that is not persistent.
+	Persistent
+)
+
+// Verb is one one-sided operation on a window. Offsets are bytes from the
+// window's start.
+type Verb struct {
+	Op    Op
+	Fence bool      // ordered after earlier READs, atomics and FLUSHes of the chain
+	Kind  FlushKind // FLUSH only
+	Off   uint64
+	// Buf receives a READ and feeds a WRITE. For FLUSH only its length counts: see Bytes.
+	Buf []byte
+	// Bytes is the length of the range of a FLUSH.
+	Bytes uint64
+	// Expect and New belong to CAS: the word becomes New if it was Expect.
+	// New is the addend of FETCH_ADD.
+	Expect, New uint64
+	// Old is the answer of CAS and FETCH_ADD: the word as it was before.
+	Old uint64
+}
+
+// Len is the number of bytes of the window that the verb touches.
+func (v *Verb) Len() uint64 {
+	switch v.Op {
+	case Read, Write:
+		return uint64(len(v.Buf))
+	case Flush:
+		return v.Bytes
+	}
+	return 8
+}
+
+// Swapped says whether a completed CAS changed the word or had done so before:
+// repeating a CAS that finds its own new value counts as done.
+func (v *Verb) Swapped() bool { return v.Old == v.Expect || v.Old == v.New }
+
+// Limits of one chain and one verb. A chain longer than MaxChainVerbs is refused
+// with ErrLimit by every provider: queue pairs have that many work requests.
+const (
+	MaxChainVerbs = 256
+	// MaxVerbBytes is the longest READ or WRITE: the largest slab.
+	MaxVerbBytes = 1 << 20
+)
+
+// Window is the right to a region's memory under one epoch: what Open returned.
+type Window struct {
+	Region uint32
+	Epoch  uint64
+	Key    uint64 // checked by the responder with every verb; never a secret
+	Base   uint64 // address of offset 0 as the responder counts it (0 unless a device wants it)
+	Bytes  uint64
+	Slot   int32 // the provider's own index of the window on this connection
+}
+
+// Target is where a chain goes: a window over a connection.
+type Target struct {
+	Conn   Conn
+	Window Window
+}
+
+// Chain is a list of verbs for one target.
+type Chain struct {
+	To    *Target
+	Verbs []Verb
+	// Err is the outcome once the round has been awaited:
+	//   nil             every verb has run
+	//   wraps ErrRefused  verbs before Done have run, the others never will
+	//   wraps ErrBroken   verbs before Done have run, the others may have, or still may
+	Err  error
+	Done int
+}
+
+// Read appends a READ of len(buf) bytes at off and returns its index in Verbs.
+func (c *Chain) Read(off uint64, buf []byte) int {
+	return c.add(Verb{Op: Read, Off: off, Buf: buf})
+}
+
+// Write appends a WRITE of buf at off.
+func (c *Chain) Write(off uint64, buf []byte) int {
+	return c.add(Verb{Op: Write, Off: off, Buf: buf})
+}
+
+// CAS appends a compare-and-swap of the word at off.
+func (c *Chain) CAS(off, expect, new uint64) int {
+	return c.add(Verb{Op: CompareSwap, Off: off, Expect: expect, New: new})
+}
+
+// FetchAdd appends an atomic addition to the word at off.
+func (c *Chain) FetchAdd(off, addend uint64) int {
+	return c.add(Verb{Op: FetchAdd, Off: off, New: addend})
+}
+
+// Flush appends a FLUSH of a range.
+func (c *Chain) Flush(kind FlushKind, off, bytes uint64) int {
+	return c.add(Verb{Op: Flush, Kind: kind, Off: off, Bytes: bytes})
+}
+
+// Fenced orders the last verb appended after all earlier READs, atomics and FLUSHes.
+func (c *Chain) Fenced() *Chain {
+	c.Verbs[len(c.Verbs)-1].Fence = true
+	return c
+}
+
+func (c *Chain) add(v Verb) int {
+	c.Verbs = append(c.Verbs, v)
+	return len(c.Verbs) - 1
+}
+
+// Reset empties the chain and aims it at a target, keeping its storage.
+func (c *Chain) Reset(to *Target) {
+	c.To, c.Verbs, c.Err, c.Done = to, c.Verbs[:0], nil, 0
+}
