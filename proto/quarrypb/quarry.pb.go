@@ -87,6 +87,7 @@ const (
 	NodeState_NODE_STATE_UP          NodeState = 1
 	NodeState_NODE_STATE_DOWN        NodeState = 2 // removed from every region, fenced
 	NodeState_NODE_STATE_DRAINING    NodeState = 3 // gets no new replicas
+	NodeState_NODE_STATE_SILENT      NodeState = 4 // in Status only: no heartbeat lately, still in its regions
 )
 
 // Enum value maps for NodeState.
@@ -96,12 +97,14 @@ var (
 		1: "NODE_STATE_UP",
 		2: "NODE_STATE_DOWN",
 		3: "NODE_STATE_DRAINING",
+		4: "NODE_STATE_SILENT",
 	}
 	NodeState_value = map[string]int32{
 		"NODE_STATE_UNSPECIFIED": 0,
 		"NODE_STATE_UP":          1,
 		"NODE_STATE_DOWN":        2,
 		"NODE_STATE_DRAINING":    3,
+		"NODE_STATE_SILENT":      4,
 	}
 )
 
@@ -137,7 +140,8 @@ type ReplicaState int32
 const (
 	ReplicaState_REPLICA_STATE_UNSPECIFIED ReplicaState = 0
 	ReplicaState_REPLICA_STATE_IN_SYNC     ReplicaState = 1
-	ReplicaState_REPLICA_STATE_REBUILDING  ReplicaState = 2
+	ReplicaState_REPLICA_STATE_REBUILDING  ReplicaState = 2 // takes writes, serves no reads
+	ReplicaState_REPLICA_STATE_OUT         ReplicaState = 3 // its node restarted: not opened, neither read nor written until it is rebuilt
 )
 
 // Enum value maps for ReplicaState.
@@ -146,11 +150,13 @@ var (
 		0: "REPLICA_STATE_UNSPECIFIED",
 		1: "REPLICA_STATE_IN_SYNC",
 		2: "REPLICA_STATE_REBUILDING",
+		3: "REPLICA_STATE_OUT",
 	}
 	ReplicaState_value = map[string]int32{
 		"REPLICA_STATE_UNSPECIFIED": 0,
 		"REPLICA_STATE_IN_SYNC":     1,
 		"REPLICA_STATE_REBUILDING":  2,
+		"REPLICA_STATE_OUT":         3,
 	}
 )
 
@@ -187,7 +193,8 @@ const (
 	RegionState_REGION_STATE_UNSPECIFIED RegionState = 0
 	RegionState_REGION_STATE_OPEN        RegionState = 1
 	RegionState_REGION_STATE_RECOVERING  RegionState = 2 // being reconciled; no access keys work
-	RegionState_REGION_STATE_LOST        RegionState = 3 // no in-sync replica is reachable
+	RegionState_REGION_STATE_LOST        RegionState = 3 // no in-sync replica is left
+	RegionState_REGION_STATE_CREATING    RegionState = 4 // in the controller's records only, never in a table
 )
 
 // Enum value maps for RegionState.
@@ -197,12 +204,14 @@ var (
 		1: "REGION_STATE_OPEN",
 		2: "REGION_STATE_RECOVERING",
 		3: "REGION_STATE_LOST",
+		4: "REGION_STATE_CREATING",
 	}
 	RegionState_value = map[string]int32{
 		"REGION_STATE_UNSPECIFIED": 0,
 		"REGION_STATE_OPEN":        1,
 		"REGION_STATE_RECOVERING":  2,
 		"REGION_STATE_LOST":        3,
+		"REGION_STATE_CREATING":    4,
 	}
 )
 
@@ -637,6 +646,7 @@ type Table struct {
 	Regions        []*Region              `protobuf:"bytes,5,rep,name=regions,proto3" json:"regions,omitempty"`
 	ReclaimEpoch   uint64                 `protobuf:"varint,6,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
 	DroppedRegions []uint32               `protobuf:"varint,7,rep,packed,name=dropped_regions,json=droppedRegions,proto3" json:"dropped_regions,omitempty"`
+	SinceRevision  uint64                 `protobuf:"varint,8,opt,name=since_revision,json=sinceRevision,proto3" json:"since_revision,omitempty"` // of a change: what it adds to; merge it only into a table at least that new
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -718,6 +728,13 @@ func (x *Table) GetDroppedRegions() []uint32 {
 		return x.DroppedRegions
 	}
 	return nil
+}
+
+func (x *Table) GetSinceRevision() uint64 {
+	if x != nil {
+		return x.SinceRevision
+	}
+	return 0
 }
 
 type ReadTableRequest struct {
@@ -1493,8 +1510,9 @@ func (*RevokeSessionResponse) Descriptor() ([]byte, []int) {
 
 type CertifyFenceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`   // who asks
-	Session       uint32                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"` // who is dead
+	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`               // who asks
+	Session       uint32                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`             // who is dead
+	WaitMs        uint32                 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // how long to wait for the fence; 0: as long as the controller allows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1539,6 +1557,13 @@ func (x *CertifyFenceRequest) GetSerial() uint64 {
 func (x *CertifyFenceRequest) GetSession() uint32 {
 	if x != nil {
 		return x.Session
+	}
+	return 0
+}
+
+func (x *CertifyFenceRequest) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
 	}
 	return 0
 }
@@ -1602,7 +1627,7 @@ type Session struct {
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	Rights        uint32                 `protobuf:"varint,4,opt,name=rights,proto3" json:"rights,omitempty"`
 	Tenant        uint32                 `protobuf:"varint,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"` // "live", "expired", "fencing", "fenced"
+	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"` // "live", "expired", "closing" (in good order), "fencing", "fenced"
 	LeaseLeftMs   uint32                 `protobuf:"varint,7,opt,name=lease_left_ms,json=leaseLeftMs,proto3" json:"lease_left_ms,omitempty"`
 	TableRevision uint64                 `protobuf:"varint,8,opt,name=table_revision,json=tableRevision,proto3" json:"table_revision,omitempty"`
 	ReclaimEpoch  uint64                 `protobuf:"varint,9,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
@@ -2374,6 +2399,10 @@ type RegisterNodeResponse struct {
 	TicketKey     []byte                 `protobuf:"bytes,3,opt,name=ticket_key,json=ticketKey,proto3" json:"ticket_key,omitempty"` // checks the marks of tickets; 32 bytes
 	FencedSerials []uint64               `protobuf:"varint,4,rep,packed,name=fenced_serials,json=fencedSerials,proto3" json:"fenced_serials,omitempty"`
 	HeartbeatMs   uint32                 `protobuf:"varint,5,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
+	// Every serial below next_serial that is not in live_serials has ended: refuse
+	// it. What Fence has named before or since stays refused whatever is said here.
+	LiveSerials   []uint64 `protobuf:"varint,6,rep,packed,name=live_serials,json=liveSerials,proto3" json:"live_serials,omitempty"`
+	NextSerial    uint64   `protobuf:"varint,7,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2439,6 +2468,20 @@ func (x *RegisterNodeResponse) GetFencedSerials() []uint64 {
 func (x *RegisterNodeResponse) GetHeartbeatMs() uint32 {
 	if x != nil {
 		return x.HeartbeatMs
+	}
+	return 0
+}
+
+func (x *RegisterNodeResponse) GetLiveSerials() []uint64 {
+	if x != nil {
+		return x.LiveSerials
+	}
+	return nil
+}
+
+func (x *RegisterNodeResponse) GetNextSerial() uint64 {
+	if x != nil {
+		return x.NextSerial
 	}
 	return 0
 }
@@ -3131,6 +3174,99 @@ func (x *PingResponse) GetIncarnation() uint64 {
 	return 0
 }
 
+// Cluster is what a cluster remembers beside its nodes, regions, sessions and names.
+type Cluster struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uuid          []byte                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`                            // 16 bytes
+	TicketKey     []byte                 `protobuf:"bytes,2,opt,name=ticket_key,json=ticketKey,proto3" json:"ticket_key,omitempty"` // 32 bytes
+	NextNode      uint32                 `protobuf:"varint,3,opt,name=next_node,json=nextNode,proto3" json:"next_node,omitempty"`
+	NextRegion    uint32                 `protobuf:"varint,4,opt,name=next_region,json=nextRegion,proto3" json:"next_region,omitempty"` // numbers are used once, also those of regions that could not be made
+	NextSerial    uint64                 `protobuf:"varint,5,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
+	ReclaimEpoch  uint64                 `protobuf:"varint,6,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
+	LastSession   uint32                 `protobuf:"varint,7,opt,name=last_session,json=lastSession,proto3" json:"last_session,omitempty"` // the search for a free session id goes on behind it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Cluster) Reset() {
+	*x = Cluster{}
+	mi := &file_quarry_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Cluster) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Cluster) ProtoMessage() {}
+
+func (x *Cluster) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
+func (*Cluster) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *Cluster) GetUuid() []byte {
+	if x != nil {
+		return x.Uuid
+	}
+	return nil
+}
+
+func (x *Cluster) GetTicketKey() []byte {
+	if x != nil {
+		return x.TicketKey
+	}
+	return nil
+}
+
+func (x *Cluster) GetNextNode() uint32 {
+	if x != nil {
+		return x.NextNode
+	}
+	return 0
+}
+
+func (x *Cluster) GetNextRegion() uint32 {
+	if x != nil {
+		return x.NextRegion
+	}
+	return 0
+}
+
+func (x *Cluster) GetNextSerial() uint64 {
+	if x != nil {
+		return x.NextSerial
+	}
+	return 0
+}
+
+func (x *Cluster) GetReclaimEpoch() uint64 {
+	if x != nil {
+		return x.ReclaimEpoch
+	}
+	return 0
+}
+
+func (x *Cluster) GetLastSession() uint32 {
+	if x != nil {
+		return x.LastSession
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3139,7 +3275,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3287,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3300,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 type ControllerInfo struct {
@@ -3178,7 +3314,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3326,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3339,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -3240,7 +3376,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3252,7 +3388,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3265,7 +3401,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -3342,7 +3478,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"durability\x18\a \x01(\x0e2\x15.quarry.v1.DurabilityR\n" +
 	"durability\x12#\n" +
-	"\rwant_replicas\x18\b \x01(\rR\fwantReplicas\"\xf5\x01\n" +
+	"\rwant_replicas\x18\b \x01(\rR\fwantReplicas\"\x9c\x02\n" +
 	"\x05Table\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +
@@ -3350,7 +3486,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05nodes\x18\x04 \x03(\v2\x0f.quarry.v1.NodeR\x05nodes\x12+\n" +
 	"\aregions\x18\x05 \x03(\v2\x11.quarry.v1.RegionR\aregions\x12#\n" +
 	"\rreclaim_epoch\x18\x06 \x01(\x04R\freclaimEpoch\x12'\n" +
-	"\x0fdropped_regions\x18\a \x03(\rR\x0edroppedRegions\"9\n" +
+	"\x0fdropped_regions\x18\a \x03(\rR\x0edroppedRegions\x12%\n" +
+	"\x0esince_revision\x18\b \x01(\x04R\rsinceRevision\"9\n" +
 	"\x10ReadTableRequest\x12%\n" +
 	"\x0esince_revision\x18\x01 \x01(\x04R\rsinceRevision\":\n" +
 	"\x11WatchTableRequest\x12%\n" +
@@ -3401,10 +3538,11 @@ const file_quarry_proto_rawDesc = "" +
 	"\x14RevokeSessionRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x17\n" +
-	"\x15RevokeSessionResponse\"G\n" +
+	"\x15RevokeSessionResponse\"`\n" +
 	"\x13CertifyFenceRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x18\n" +
-	"\asession\x18\x02 \x01(\rR\asession\"I\n" +
+	"\asession\x18\x02 \x01(\rR\asession\x12\x17\n" +
+	"\await_ms\x18\x03 \x01(\rR\x06waitMs\"I\n" +
 	"\x14CertifyFenceResponse\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12\x19\n" +
 	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\"\x85\x02\n" +
@@ -3463,14 +3601,17 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x0f.quarry.v1.NodeR\x04node\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12-\n" +
 	"\x05found\x18\x03 \x03(\v2\x17.quarry.v1.HostedRegionR\x05found\x12\x14\n" +
-	"\x05token\x18\x04 \x01(\tR\x05token\"\xa9\x01\n" +
+	"\x05token\x18\x04 \x01(\tR\x05token\"\xed\x01\n" +
 	"\x14RegisterNodeResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12\x1d\n" +
 	"\n" +
 	"ticket_key\x18\x03 \x01(\fR\tticketKey\x12%\n" +
 	"\x0efenced_serials\x18\x04 \x03(\x04R\rfencedSerials\x12!\n" +
-	"\fheartbeat_ms\x18\x05 \x01(\rR\vheartbeatMs\"\x92\x01\n" +
+	"\fheartbeat_ms\x18\x05 \x01(\rR\vheartbeatMs\x12!\n" +
+	"\flive_serials\x18\x06 \x03(\x04R\vliveSerials\x12\x1f\n" +
+	"\vnext_serial\x18\a \x01(\x04R\n" +
+	"nextSerial\"\x92\x01\n" +
 	"\x14NodeHeartbeatRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
@@ -3510,7 +3651,18 @@ const file_quarry_proto_rawDesc = "" +
 	"\vPingRequest\"@\n" +
 	"\fPingResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x0f\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xe3\x01\n" +
+	"\aCluster\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1d\n" +
+	"\n" +
+	"ticket_key\x18\x02 \x01(\fR\tticketKey\x12\x1b\n" +
+	"\tnext_node\x18\x03 \x01(\rR\bnextNode\x12\x1f\n" +
+	"\vnext_region\x18\x04 \x01(\rR\n" +
+	"nextRegion\x12\x1f\n" +
+	"\vnext_serial\x18\x05 \x01(\x04R\n" +
+	"nextSerial\x12#\n" +
+	"\rreclaim_epoch\x18\x06 \x01(\x04R\freclaimEpoch\x12!\n" +
+	"\flast_session\x18\a \x01(\rR\vlastSession\"\x0f\n" +
 	"\rStatusRequest\"N\n" +
 	"\x0eControllerInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -3526,21 +3678,24 @@ const file_quarry_proto_rawDesc = "" +
 	"\x14PROVIDER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROVIDER_TCP\x10\x01\x12\x10\n" +
 	"\fPROVIDER_SHM\x10\x02\x12\x12\n" +
-	"\x0ePROVIDER_VERBS\x10\x03*h\n" +
+	"\x0ePROVIDER_VERBS\x10\x03*\x7f\n" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rNODE_STATE_UP\x10\x01\x12\x13\n" +
 	"\x0fNODE_STATE_DOWN\x10\x02\x12\x17\n" +
-	"\x13NODE_STATE_DRAINING\x10\x03*f\n" +
+	"\x13NODE_STATE_DRAINING\x10\x03\x12\x15\n" +
+	"\x11NODE_STATE_SILENT\x10\x04*}\n" +
 	"\fReplicaState\x12\x1d\n" +
 	"\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15REPLICA_STATE_IN_SYNC\x10\x01\x12\x1c\n" +
-	"\x18REPLICA_STATE_REBUILDING\x10\x02*v\n" +
+	"\x18REPLICA_STATE_REBUILDING\x10\x02\x12\x15\n" +
+	"\x11REPLICA_STATE_OUT\x10\x03*\x91\x01\n" +
 	"\vRegionState\x12\x1c\n" +
 	"\x18REGION_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11REGION_STATE_OPEN\x10\x01\x12\x1b\n" +
 	"\x17REGION_STATE_RECOVERING\x10\x02\x12\x15\n" +
-	"\x11REGION_STATE_LOST\x10\x03*Q\n" +
+	"\x11REGION_STATE_LOST\x10\x03\x12\x19\n" +
+	"\x15REGION_STATE_CREATING\x10\x04*Q\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x12\n" +
@@ -3593,7 +3748,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                 // 0: quarry.v1.Provider
 	(NodeState)(0),                // 1: quarry.v1.NodeState
@@ -3649,10 +3804,11 @@ var file_quarry_proto_goTypes = []any{
 	(*FenceResponse)(nil),         // 51: quarry.v1.FenceResponse
 	(*PingRequest)(nil),           // 52: quarry.v1.PingRequest
 	(*PingResponse)(nil),          // 53: quarry.v1.PingResponse
-	(*StatusRequest)(nil),         // 54: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),        // 55: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),        // 56: quarry.v1.StatusResponse
-	nil,                           // 57: quarry.v1.Name.NotesEntry
+	(*Cluster)(nil),               // 54: quarry.v1.Cluster
+	(*StatusRequest)(nil),         // 55: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),        // 56: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),        // 57: quarry.v1.StatusResponse
+	nil,                           // 58: quarry.v1.Name.NotesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -3671,7 +3827,7 @@ var file_quarry_proto_depIdxs = []int32{
 	18, // 13: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
 	9,  // 14: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	26, // 15: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	57, // 16: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	58, // 16: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	29, // 17: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	29, // 18: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
 	29, // 19: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
@@ -3679,7 +3835,7 @@ var file_quarry_proto_depIdxs = []int32{
 	37, // 21: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
 	4,  // 22: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
 	9,  // 23: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	55, // 24: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	56, // 24: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
 	14, // 25: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
 	17, // 26: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
 	20, // 27: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
@@ -3696,7 +3852,7 @@ var file_quarry_proto_depIdxs = []int32{
 	35, // 38: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
 	38, // 39: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
 	40, // 40: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	54, // 41: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	55, // 41: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
 	42, // 42: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
 	44, // 43: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
 	46, // 44: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
@@ -3719,7 +3875,7 @@ var file_quarry_proto_depIdxs = []int32{
 	36, // 61: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
 	39, // 62: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
 	41, // 63: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	56, // 64: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	57, // 64: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
 	43, // 65: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
 	45, // 66: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
 	47, // 67: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
@@ -3745,7 +3901,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   53,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -1,0 +1,8 @@
+// Package table is the distribution table as clients hold it: an immutable value
+// that a pure function merges with what controllers send.
+//
+//	t, err := t.Merge(answer.Table)
+//
+// Controllers may send late, twice and out of order, and two of them may think
+// they lead: a Table never goes back, whatever it is given (hazard 16).
+package table
