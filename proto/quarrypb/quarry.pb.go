@@ -2605,7 +2605,8 @@ type HostRegionRequest struct {
 	Cluster       []byte                 `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	SizeBytes     uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	Durability    Durability             `protobuf:"varint,5,opt,name=durability,proto3,enum=quarry.v1.Durability" json:"durability,omitempty"`
-	Zero          bool                   `protobuf:"varint,6,opt,name=zero,proto3" json:"zero,omitempty"` // a joining replica starts from zeroed memory
+	Zero          bool                   `protobuf:"varint,6,opt,name=zero,proto3" json:"zero,omitempty"`                            // a joining replica starts from zeroed memory
+	MustExist     bool                   `protobuf:"varint,7,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"` // refuse rather than make memory: the region has data
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2678,6 +2679,13 @@ func (x *HostRegionRequest) GetDurability() Durability {
 func (x *HostRegionRequest) GetZero() bool {
 	if x != nil {
 		return x.Zero
+	}
+	return false
+}
+
+func (x *HostRegionRequest) GetMustExist() bool {
+	if x != nil {
+		return x.MustExist
 	}
 	return false
 }
@@ -2814,6 +2822,8 @@ func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{40}
 }
 
+// CloseRegion names the newest epoch to close: a replica opened under a later one
+// stays open, so that a late or doubled call does no harm.
 type CloseRegionRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Region         uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
@@ -3618,7 +3628,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\fhosted_bytes\x18\x03 \x01(\x04R\vhostedBytes\x12%\n" +
 	"\x0eresident_bytes\x18\x04 \x01(\x04R\rresidentBytes\"1\n" +
 	"\x15NodeHeartbeatResponse\x12\x18\n" +
-	"\aunknown\x18\x01 \x01(\bR\aunknown\"\xc3\x01\n" +
+	"\aunknown\x18\x01 \x01(\bR\aunknown\"\xe2\x01\n" +
 	"\x11HostRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x18\n" +
@@ -3628,7 +3638,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"durability\x18\x05 \x01(\x0e2\x15.quarry.v1.DurabilityR\n" +
 	"durability\x12\x12\n" +
-	"\x04zero\x18\x06 \x01(\bR\x04zero\"\x14\n" +
+	"\x04zero\x18\x06 \x01(\bR\x04zero\x12\x1d\n" +
+	"\n" +
+	"must_exist\x18\a \x01(\bR\tmustExist\"\x14\n" +
 	"\x12HostRegionResponse\"j\n" +
 	"\x11OpenRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
