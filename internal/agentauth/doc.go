@@ -1,0 +1,8 @@
+// Package agentauth makes a storage node's agent obey its own cluster only: every
+// call carries a bearer that is derived from the cluster's ticket key, which
+// controllers keep and nodes learn when they register. A node that has not
+// registered yet obeys nobody.
+//
+// The bearer is the same for every call, so it is as secret as the connection it
+// travels on: across hosts, serve the agent over TLS.
+package agentauth
