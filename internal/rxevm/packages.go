@@ -124,7 +124,7 @@ func installPackages(ctx context.Context, install bool, log io.Writer) error {
 	case len(blocking) == 0 && (!install || os.Geteuid() != 0 || lookTool("apt-get") == ""):
 		return nil
 	case lookTool("apt-get") == "":
-		return &MissingError{strings.Join(blocking, ", "), "this is not a Debian system; install the equivalents"}
+		return &MissingError{strings.Join(blocking, ", "), "there is no apt-get here; install them, or what this system calls them"}
 	case !install || os.Geteuid() != 0:
 		return &MissingError{strings.Join(blocking, ", "), remedy}
 	}

@@ -7,6 +7,7 @@
 //	77   this machine cannot do it; standard error says in one line why
 //	124  --timeout passed
 //	125  the harness or the guest failed
+//	130  ended by a signal
 package main
 
 import (
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -27,6 +29,7 @@ const (
 	exitMissing = 77
 	exitTimeout = 124
 	exitFailed  = 125
+	exitSignal  = 130
 )
 
 // parsed is the command line.
@@ -63,10 +66,9 @@ func parse(args []string) (parsed, error) {
 	var env extraEnv
 	var noInstall bool
 	fs := flag.NewFlagSet("rxevm", flag.ContinueOnError)
-	fs.Usage = func() {
-		fmt.Fprintf(fs.Output(), "usage: rxevm [flags] -- command [args...]\n")
-		fs.PrintDefaults()
-	}
+	// Errors are one line; only --help prints the flags.
+	fs.Usage = func() {}
+	fs.SetOutput(io.Discard)
 	fs.BoolVar(&p.job.Two, "two", false, "two machines joined by a wire; the command runs in both (RXE_ROLE)")
 	fs.BoolVar(&p.job.NativeOK, "native-ok", false, "run on the host when it has an active RDMA device")
 	fs.StringVar(&p.job.OutDir, "out", "", "`directory` shared writable at its own path")
@@ -80,7 +82,13 @@ func parse(args []string) (parsed, error) {
 	fs.BoolVar(&noInstall, "no-install", false, "never run apt-get install")
 	fs.BoolVar(&p.prepare, "prepare", false, "install and download what is needed, run nothing")
 	fs.BoolVar(&p.verbose, "v", false, "say on standard error where it ran and how long booting took")
-	if err := fs.Parse(args); err != nil {
+	err := fs.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Print("usage: rxevm [flags] -- command [args...]\n")
+		fs.SetOutput(os.Stdout)
+		fs.PrintDefaults()
+	}
+	if err != nil {
 		return p, err
 	}
 	p.setup.Install = !noInstall
@@ -107,6 +115,9 @@ func main() {
 		if code, err = run(p); err == nil {
 			os.Exit(code)
 		}
+	}
+	if errors.Is(err, context.Canceled) {
+		os.Exit(exitSignal)
 	}
 	fmt.Fprintf(os.Stderr, "rxevm: %v\n", err)
 	var missing *rxevm.MissingError
