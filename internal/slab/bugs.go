@@ -1,0 +1,37 @@
+package slab
+
+// Bug names a deliberate bug. Each is a line of the protocol left out; with build
+// tag simbug the simulator switches them on one by one and must find each.
+type Bug int
+
+const (
+	BugNoSealCheck          Bug = iota // images are taken without looking at the seal
+	BugVersionUncompared               // an image need not carry V's version
+	BugBornUnchecked                   // another object's image is taken for the ref's
+	BugLeaseUnchecked                  // answers are given without a lease
+	BugReadAnyReplica                  // reads go to a backup
+	BugTakeoverUnfenced                // reservations of the living are taken over
+	BugReleaseEarly                    // R is released before V is committed
+	BugSkipBackup                      // one backup is not written
+	BugPrimaryFirst                    // the primary commits before the backups
+	BugFlipBeforeImage                 // a backup's V is flipped ahead of the image
+	BugBackupUnflipped                 // backups get the image but not the flip
+	BugIgnoreJoiner                    // writers leave out a rebuilding replica
+	BugJoinerUnforced                  // a joiner's V is not forced forward
+	BugNoRollBack                      // a takeover does not roll the backups back
+	BugUnsettledSession                // an unsettled operation does not end its session
+	BugStaleMagazine                   // claims of an earlier epoch are used
+	BugUnstampedClaim                  // claims are not stamped with a reservation
+	BugDroppedClaimReserved            // a dropped claim keeps its reservation
+	BugNoHeaderCheck                   // a claim or reservation does not look at the block header
+	BugFenceFlagMissing                // the fence flag behind READs and atomics is left out
+	BugFlushNothing                    // durable operations do not flush
+	BugFormatUnflushed                 // a durable format does not flush its headers
+	BugReadBeforeDead                  // an unknown outcome is read back before the old connection is dead
+	BugHeldBeforeFree                  // a holder is waited for although the object is gone
+	BugNoVersionSkip                   // a leftover image may share its version with the next
+	BugDoubleFree                      // Free does not look at born and state
+	BugInPlace                         // the active image is overwritten
+	BugStaleHeaders                    // cached headers survive the epoch
+	BugCount
+)

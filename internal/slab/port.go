@@ -1,0 +1,88 @@
+package slab
+
+import (
+	"errors"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// MaxReplicas is the largest R: five lose two and still repair.
+const MaxReplicas = 5
+
+// Port is what a program sees of the world: one lane of one session.
+type Port interface {
+	// Do performs a round. The only call that waits for the fabric.
+	Do(r *rdma.Round)
+	// Region is the session's present view of a region. Cold calls may wait.
+	// ErrNoRegion if the table has none of that number.
+	Region(id uint32) (*Region, error)
+	// Settle is called after a round in which a chain failed. It returns nil when
+	// nothing that this lane posted can still run and the view of the region is
+	// that of the present table: compare epochs. An error is terminal for the
+	// operation: the deadline has passed, the session is over, or the node's
+	// refusal is one that no retry mends.
+	Settle(reg *Region, r *rdma.Round) error
+	// Pause backs off before attempt n (from 1), with full jitter. An error means
+	// the deadline leaves no room for another attempt.
+	Pause(attempt int) error
+	// HolderFenced says whether a session found holding a reservation is known to
+	// be fenced everywhere: the certificate. It may ask the controller, no more
+	// often than makes sense at this attempt; false means go on waiting.
+	HolderFenced(session uint32, attempt int) bool
+	// LeaseValid says whether answers drawn from a READ that has completed may be given.
+	LeaseValid() bool
+	// Reservation is a value for R that nobody else ever writes.
+	Reservation() proto.R
+	// EndSession gives the session up: it has posted what it cannot settle.
+	EndSession(reason error)
+	// Buffer returns n bytes that verbs can use, for the life of the lane.
+	Buffer(n int) ([]byte, error)
+}
+
+// Region is a view of a region under one epoch. It is immutable but for the
+// cache of headers; another epoch is another Region.
+type Region struct {
+	ID       uint32
+	Epoch    uint64
+	Seed     uint64 // proto.RegionSeed of its uuid
+	Geometry proto.Geometry
+	Durable  bool // every commit is flushed to persistence before it is acknowledged
+	// Replicas; the first is the primary.
+	N          int
+	To         [MaxReplicas]*rdma.Target
+	Rebuilding [MaxReplicas]bool
+	Headers    *Headers
+}
+
+// P is the primary.
+func (r *Region) P() *rdma.Target { return r.To[0] }
+
+// flushKind of commits: memory that does not survive needs no persistence.
+const flushKind = rdma.Persistent
+
+// Errors. All but ErrUnknown mean: not done, and never will be.
+var (
+	// ErrFreed: the object has been freed.
+	ErrFreed = errors.New("object has been freed")
+	// ErrBadRef: the reference cannot name an object here.
+	ErrBadRef = errors.New("not a reference to an object")
+	// ErrImmutable: the object was allocated to be written once.
+	ErrImmutable = errors.New("object is write-once")
+	// ErrBusy: others kept changing or holding the object until the attempts ran out.
+	ErrBusy = errors.New("object is busy")
+	// ErrCorrupt: no replica has a whole image.
+	ErrCorrupt = errors.New("object is damaged on every replica")
+	// ErrConflict: the object is not at the version that the caller named.
+	ErrConflict = errors.New("object is at another version")
+	// ErrTooLarge: the payload exceeds what the object's slab holds.
+	ErrTooLarge = errors.New("payload too large")
+	// ErrLease: the session's lease ran out before the answer could be given.
+	ErrLease = errors.New("session lease has run out")
+	// ErrNoRegion: the distribution table has no such region.
+	ErrNoRegion = errors.New("no such region")
+	// ErrVersions: the slab has used up its 44-bit versions.
+	ErrVersions = errors.New("slab is out of versions")
+	// ErrUnknown: may have been done, at most once.
+	ErrUnknown = errors.New("outcome unknown: may have been done, at most once")
+)

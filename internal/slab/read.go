@@ -1,0 +1,105 @@
+package slab
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+const (
+	// maxReads bounds the READs of one Read while V keeps moving: every retry means
+	// that somebody committed in between, so 64 is a very hot slab or a bug.
+	maxReads = 64
+	// stillReads READs in a row that find the same V span a time in which V stood
+	// still during all but the first and last of them: a wrong seal is damage then.
+	stillReads = 3
+	// maxRestarts bounds how often one operation starts again under a new table.
+	maxRestarts = 64
+)
+
+// Read returns the object's payload, appended to dst. One round, one verb when warm.
+//
+// Linearizes at: the READ of V at the primary, if the active image then read is
+// whole. R plays no part: the active image of a reserved slab is intact.
+func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
+	restarts, last, still, damaged := 0, proto.V(0), 0, false
+	for i := 1; ; i++ {
+		payload, v, info, vw, err := l.readOnce(ref)
+		switch {
+		case errors.Is(err, errAgain):
+			if restarts++; restarts > maxRestarts {
+				return dst, Info{}, fmt.Errorf("%w: the table kept changing", ErrBusy)
+			}
+			if err := l.port.Pause(restarts); err != nil {
+				return dst, Info{}, err
+			}
+			continue
+		case err != nil:
+			return dst, Info{}, err
+		}
+		switch vw {
+		case viewLive:
+			if err := l.answer(nil); err != nil {
+				return dst, Info{}, err
+			}
+			return append(dst, payload...), info, nil
+		case viewFreed:
+			return dst, Info{}, l.answer(ErrFreed)
+		}
+		if v == last {
+			still++
+		} else {
+			last, still = v, 1
+		}
+		if still >= stillReads {
+			// Not torn: damaged, or the block has moved on under a cached header.
+			if damaged {
+				return dst, Info{}, fmt.Errorf("%w: %v", ErrCorrupt, ref)
+			}
+			damaged, still = true, 0
+			l.op.reg.Headers.Store(l.block(), 0)
+			if _, err := l.locate(l.op.reg, ref); err != nil && !errors.Is(err, errAgain) {
+				return dst, Info{}, err
+			}
+			if err := l.Repair(ref); err != nil && !errors.Is(err, ErrCorrupt) {
+				return dst, Info{}, err
+			}
+		}
+		if i >= maxReads {
+			return dst, Info{}, fmt.Errorf("%w: %v changed during %d reads", ErrBusy, ref, i)
+		}
+	}
+}
+
+func (l *Lane) block() uint32 {
+	b, _ := l.op.reg.Geometry.BlockOf(l.op.slab.Off)
+	return b
+}
+
+// readOnce READs the slab and judges it. The payload aliases the lane's scratch.
+func (l *Lane) readOnce(ref proto.Ref) (payload []byte, v proto.V, info Info, vw view, err error) {
+	if err = l.begin(ref); err != nil {
+		return
+	}
+	o := &l.op
+	buf, err := l.buffer(&l.slab, o.slab.Class.Bytes())
+	if err != nil {
+		return
+	}
+	to := o.reg.P()
+	if bug(BugReadAnyReplica) {
+		to = o.reg.To[o.reg.N-1]
+	}
+	l.round.Reset()
+	l.round.Chain(to).Read(o.slab.Off, buf)
+	l.do()
+	if l.round.At(0).Err != nil {
+		if err = l.settle(o.reg); err == nil {
+			err = errAgain
+		}
+		return
+	}
+	vw, v, h, payload := l.look(o, buf)
+	return payload, v, Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer}, vw, nil
+}

@@ -1,0 +1,114 @@
+package slab
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Update replaces the payload by what f makes of the present one. f may be called
+// more than once; an error from it leaves the object as it was. Two rounds with
+// one replica, three with more.
+//
+// Linearizes at: the CAS of V at the primary, in commitPrimary.
+func (l *Lane) Update(ref proto.Ref, f func(old []byte, info Info) ([]byte, error)) (Info, error) {
+	for tries := 1; ; tries++ {
+		h, old, err := l.reserve(ref)
+		if err != nil {
+			return Info{}, err
+		}
+		o := &l.op
+		payload, err := f(old, Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer})
+		if room := o.slab.Class.PayloadBytes(proto.Pair); err == nil && len(payload) > room {
+			err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payload), room)
+		}
+		n := l.nextVersion(o)
+		if err == nil && n > proto.MaxVersion {
+			err = fmt.Errorf("%w: %v", ErrVersions, ref)
+		}
+		if err != nil {
+			if rerr := l.release(o); rerr != nil {
+				return Info{}, rerr
+			}
+			return Info{}, err
+		}
+		h.Version, h.Length, h.Writer = n, len(payload), o.r
+		img, err := l.seal(o, h, payload)
+		if err != nil {
+			return Info{}, errors.Join(err, l.release(o))
+		}
+		err = l.commit(o, change{v: proto.MakeV(proto.StateLive, n), at: o.slab.ImageOff(n), img: img})
+		switch {
+		case err == nil || errors.Is(err, errDone):
+			return Info{Version: n, Born: h.Born, Tag: h.Tag, Writer: o.r}, nil
+		case !errors.Is(err, errNotDone):
+			return Info{}, err
+		case tries > maxRestarts:
+			return Info{}, fmt.Errorf("%w: %v: the table kept changing", ErrBusy, ref)
+		}
+		if err := l.port.Pause(tries); err != nil {
+			return Info{}, err
+		}
+	}
+}
+
+// nextVersion is the smallest of the inactive image's parity above both V and the
+// version in the inactive image's header: a dead writer's leftover image must
+// never share its version with another, or a slow reader could put the two together.
+func (l *Lane) nextVersion(o *op) uint64 {
+	n := o.v.Version() + 1
+	if bug(BugInPlace) {
+		return n + 1
+	}
+	left := proto.ParseImageHeader(o.slab.Image(l.slab, n)).Version
+	if left >= n && !bug(BugNoVersionSkip) {
+		n = left + 2 - (left^n)&1
+	}
+	return n
+}
+
+// seal copies the payload behind a header into the lane's image buffer.
+func (l *Lane) seal(o *op, h proto.ImageHeader, payload []byte) ([]byte, error) {
+	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)))
+	if err != nil {
+		return nil, err
+	}
+	copy(img[proto.ImageHeaderBytes:], payload)
+	return proto.SealImage(img, o.seed, h), nil
+}
+
+// Free ends the object: it commits a tombstone on the born version that the ref
+// names, so a second Free fails. With keep the reservation stays with the lane
+// and the slab is returned as a Claim; otherwise R is cleared and the claim only
+// says which map bit may be cleared.
+//
+// Linearizes at: the CAS of V at the primary.
+func (l *Lane) Free(ref proto.Ref, keep bool) (Claim, error) {
+	l.freeing = true
+	defer func() { l.freeing = false }()
+	for tries := 1; ; tries++ {
+		if _, _, err := l.reserve(ref); err != nil {
+			return Claim{}, err
+		}
+		o := &l.op
+		n := o.v.Version() + 1
+		if n > proto.MaxVersion-4 {
+			// Nearly used up: never hand it out again.
+			keep = false
+		}
+		v := proto.MakeV(proto.StateFree, n)
+		err := l.commit(o, change{v: v, keep: keep})
+		switch {
+		case err == nil:
+			return Claim{Reg: o.reg, Slab: o.slab, Generation: ref.Life.Generation(), R: o.r, V: v, Held: keep}, nil
+		case !errors.Is(err, errNotDone):
+			return Claim{}, err
+		case tries > maxRestarts:
+			return Claim{}, fmt.Errorf("%w: %v: the table kept changing", ErrBusy, ref)
+		}
+		if err := l.port.Pause(tries); err != nil {
+			return Claim{}, err
+		}
+	}
+}
