@@ -35,3 +35,6 @@ const (
 	BugStaleHeaders                    // cached headers survive the epoch
 	BugCount
 )
+
+// Broken says whether a deliberate bug is switched on, for the packages above.
+func Broken(b Bug) bool { return bug(b) }

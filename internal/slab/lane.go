@@ -142,3 +142,17 @@ func (l *Lane) look(o *op, buf []byte) (vw view, v proto.V, h proto.ImageHeader,
 	}
 	return viewLive, v, h, payload
 }
+
+// For the allocator, whose programs run on the same lane:
+
+// Port is the lane's port.
+func (l *Lane) Port() Port { return l.port }
+
+// Round is the lane's round, to be filled and sent with Do.
+func (l *Lane) Round() *rdma.Round { return &l.round }
+
+// Do sends the lane's round and counts it.
+func (l *Lane) Do() { l.do() }
+
+// Settle gives up what failed in the lane's last round; see Port.Settle.
+func (l *Lane) Settle(reg *Region) error { return l.settle(reg) }

@@ -1,0 +1,113 @@
+package alloc
+
+import (
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// clearing is a map bit that may be cleared: its slab is FREE and unreserved.
+type clearing struct {
+	reg  *slab.Region
+	slab proto.Slab
+}
+
+// giveBack releases claims and clears their bits. First R, then the bit: a slab
+// whose bit is clear may be claimed at once.
+func (a *Allocator) giveBack(claims []slab.Claim) error {
+	if err := a.releaseClaims(claims); err != nil {
+		return err
+	}
+	for _, c := range claims {
+		a.cleared = append(a.cleared, clearing{c.Reg, c.Slab})
+	}
+	return a.flushCleared()
+}
+
+// releaseClaims clears R of claims, as many in one chain as fit.
+func (a *Allocator) releaseClaims(claims []slab.Claim) error {
+	for len(claims) > 0 {
+		reg := claims[0].Reg
+		n := 1
+		for n < len(claims) && n < rdma.MaxChainVerbs && claims[n].Reg == reg {
+			n++
+		}
+		if !a.epochOver(reg) {
+			err := a.retry(reg, func() bool {
+				r := a.lane.Round()
+				r.Reset()
+				ch := r.Chain(reg.P())
+				for _, c := range claims[:n] {
+					ch.CAS(c.Slab.ROff(), uint64(c.R), 0)
+				}
+				a.lane.Do()
+				return ch.Err == nil
+			})
+			if err != nil && err != errFull {
+				a.lane.Port().EndSession(err)
+				return err
+			}
+		}
+		claims = claims[n:]
+	}
+	return nil
+}
+
+// flushCleared clears the bits of freed slabs, word by word.
+func (a *Allocator) flushCleared() error {
+	for len(a.cleared) > 0 {
+		c := a.cleared[0]
+		block, _ := c.reg.Geometry.BlockOf(c.slab.Off)
+		i, _ := c.reg.Geometry.SlabIndex(c.slab.Off, c.slab.Class)
+		word, bits := i/64, uint64(0)
+		rest := a.cleared[:0]
+		for _, o := range a.cleared {
+			b, _ := o.reg.Geometry.BlockOf(o.slab.Off)
+			j, _ := o.reg.Geometry.SlabIndex(o.slab.Off, o.slab.Class)
+			if o.reg == c.reg && b == block && j/64 == word {
+				bits |= 1 << (j % 64)
+			} else {
+				rest = append(rest, o)
+			}
+		}
+		a.cleared = rest
+		if err := a.clearBits(c.reg, block, word, bits); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clearBits clears bits of one map word that are this lane's to clear.
+//
+// An unknown CAS is read back and repeated only for bits found set. That may
+// clear a bit that somebody else has claimed since; R and V are the truth, so the
+// next claimer of the slab finds it reserved and sets the bit again.
+func (a *Allocator) clearBits(reg *slab.Region, block uint32, word int, bits uint64) error {
+	if a.epochOver(reg) {
+		return nil
+	}
+	off := reg.Geometry.MapOff(block) + 8*uint64(word)
+	guess := bits
+	for {
+		var old uint64
+		err := a.retry(reg, func() bool {
+			r := a.lane.Round()
+			r.Reset()
+			ch := r.Chain(reg.P())
+			ch.CAS(off, guess, guess&^bits)
+			a.lane.Do()
+			old = ch.Verbs[0].Old
+			return ch.Err == nil
+		})
+		switch {
+		case err == errFull:
+			return nil
+		case err != nil:
+			return err
+		case old == guess || old&bits == 0:
+			return nil
+		}
+		guess = old
+	}
+}

@@ -1,0 +1,350 @@
+package alloc
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+)
+
+// cursor is the block that a magazine claims from, with the map as last seen.
+type cursor struct {
+	reg    *slab.Region
+	block  uint32
+	header proto.Header
+	words  []uint64
+	word   int // where to look first
+}
+
+// errFull: the block or region has nothing (more) of the class.
+var errFull = errors.New("full")
+
+// maxGrow bounds how often one refill asks for another region.
+const maxGrow = 3
+
+// refill claims slabs for a magazine: from the block in use, from another block
+// of the class (most filled first), from a block formatted for it, in two random
+// regions, in any region, in a new one.
+func (a *Allocator) refill(k magKey, m *magazine) error {
+	if m.at.reg != nil {
+		err := a.claim(k, m)
+		if err == nil || !errors.Is(err, errFull) {
+			return err
+		}
+	}
+	for grown := 0; ; grown++ {
+		ids := a.src.Regions(k.replicas)
+		err := a.refillFrom(k, m, ids)
+		if err == nil || !errors.Is(err, errFull) {
+			return err
+		}
+		newest := uint32(0)
+		if len(ids) > 0 {
+			newest = ids[len(ids)-1]
+		}
+		if grown == maxGrow {
+			return a.noSpace(k, ids, nil)
+		}
+		if err := a.src.Grow(k.replicas, newest); err != nil {
+			return a.noSpace(k, ids, err)
+		}
+	}
+}
+
+func (a *Allocator) noSpace(k magKey, ids []uint32, cause error) error {
+	err := fmt.Errorf("%w for a %v slab of %d bytes in %d regions with %d replicas", ErrNoSpace, k.kind, k.class.Bytes(), len(ids), k.replicas)
+	if cause != nil {
+		err = fmt.Errorf("%w; no new region: %w", err, cause)
+	}
+	return err
+}
+
+func (a *Allocator) refillFrom(k magKey, m *magazine, ids []uint32) error {
+	n := len(ids)
+	if n == 0 {
+		return errFull
+	}
+	// Two random candidates, the one with more free blocks first; then all others in turn.
+	first, second := int(a.src.Random()%uint64(n)), int(a.src.Random()%uint64(n))
+	if a.freeBlocks(ids[second]) > a.freeBlocks(ids[first]) {
+		first, second = second, first
+	}
+	for i := -1; i < n; i++ {
+		at := first
+		if i >= 0 {
+			at = (second + i) % n
+		}
+		err := a.refillRegion(k, m, ids[at])
+		if err == nil || !errors.Is(err, errFull) {
+			return err
+		}
+	}
+	return errFull
+}
+
+// maxBlocks bounds the blocks that one refill tries in a region before it calls it full.
+const maxBlocks = 64
+
+func (a *Allocator) refillRegion(k magKey, m *magazine, id uint32) error {
+	fresh := false
+	for tries := 0; ; tries++ {
+		reg, err := a.lane.Port().Region(id)
+		if err != nil {
+			return err
+		}
+		s, err := a.survey(reg, fresh)
+		if err != nil {
+			return err
+		}
+		for range maxBlocks {
+			b, h, ok := s.best(k)
+			if ok {
+				m.at, err = a.open(reg, b, h, s)
+			} else if b, h, ok = s.free(a.src.Random()); ok {
+				m.at, err = a.format(k, reg, b, h, s)
+			} else {
+				break
+			}
+			if err == nil {
+				err = a.claim(k, m)
+			}
+			if err == nil || !errors.Is(err, errFull) {
+				return err
+			}
+		}
+		switch {
+		case tries == maxBlocks:
+			return errFull
+		case a.epochOver(reg):
+			a.dropRegion(id) // not full: look again under the new epoch
+		case fresh:
+			return errFull // even by what the headers say now
+		default:
+			fresh = true
+		}
+	}
+}
+
+// open looks at the map of a block that has been formatted already.
+func (a *Allocator) open(reg *slab.Region, block uint32, h proto.Header, s *survey) (cursor, error) {
+	n := h.Class().MapWords()
+	buf := a.maps[:8*n]
+	err := a.retry(reg, func() bool {
+		r := a.lane.Round()
+		r.Reset()
+		r.Chain(reg.P()).Read(reg.Geometry.MapOff(block), buf)
+		a.lane.Do()
+		return r.Err() == nil
+	})
+	if err != nil {
+		return cursor{}, err
+	}
+	c := cursor{reg: reg, block: block, header: h, words: make([]uint64, n)}
+	free := 0
+	for i := range c.words {
+		c.words[i] = proto.Word(buf, 8*i)
+		free += bits.OnesCount64(freeBits(h.Class(), i, c.words[i]))
+	}
+	s.fill(block, free)
+	if free == 0 {
+		return cursor{}, errFull
+	}
+	c.word = int(a.src.Random() % uint64(n))
+	return c, nil
+}
+
+// freeBits are the bits of map word i that stand for free slabs.
+func freeBits(c proto.Class, i int, w uint64) uint64 {
+	if left := c.Slabs() - 64*i; left < 64 {
+		return ^w & (1<<left - 1)
+	}
+	return ^w
+}
+
+// claim takes up to 64 slabs of the block in use: the two rounds of a refill.
+// errFull when the block has none left.
+func (a *Allocator) claim(k magKey, m *magazine) error {
+	c := &m.at
+	if reg, err := a.lane.Port().Region(c.reg.ID); err != nil || reg.Epoch != c.reg.Epoch {
+		a.dropRegion(c.reg.ID)
+		return errFull
+	}
+	most := max(1, min(claimSlabs, claimBytes/k.class.Bytes()))
+	for {
+		i := c.word
+		for range c.words {
+			if freeBits(k.class, i, c.words[i]) != 0 {
+				break
+			}
+			i = (i + 1) % len(c.words)
+		}
+		free := freeBits(k.class, i, c.words[i])
+		if free == 0 {
+			if s := a.surveys[c.reg.ID]; s != nil {
+				s.fill(c.block, 0)
+			}
+			*c = cursor{}
+			return errFull
+		}
+		c.word = i
+		take := lowest(free, most)
+		got, err := a.claimBits(c, i, take)
+		if err != nil {
+			return err
+		}
+		if !got {
+			if c.reg == nil {
+				return errFull // the block is no longer what it was
+			}
+			continue // c.words[i] is fresh now
+		}
+		claims, err := a.stamp(c, i, take)
+		if err != nil {
+			return err
+		}
+		if len(claims) > 0 {
+			m.claims = append(m.claims, claims...)
+			return nil
+		}
+	}
+}
+
+// lowest keeps the lowest n bits that are set.
+func lowest(w uint64, n int) uint64 {
+	if bits.OnesCount64(w) <= n {
+		return w
+	}
+	var out uint64
+	for range n {
+		b := w & -w
+		out |= b
+		w &^= b
+	}
+	return out
+}
+
+// claimBits is round 1. false: the word was another (c.words is refreshed), or the
+// block is not ours to claim from (c is emptied).
+func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
+	reg := c.reg
+	off := reg.Geometry.MapOff(c.block) + 8*uint64(i)
+	hdr := a.wordRead[:8]
+	was, now := c.words[i], c.words[i]|take
+	r := a.lane.Round()
+	r.Reset()
+	ch := r.Chain(reg.P())
+	ch.CAS(off, was, now)
+	ch.Read(reg.Geometry.HeaderOff(c.block), hdr)
+	a.lane.Do()
+	if ch.Err != nil {
+		// Whether the bits are ours or somebody else's cannot be told, and need not be:
+		// whoever gets R owns the slab. Look again and go on with what is set.
+		if err := a.lane.Settle(reg); err != nil {
+			return false, err
+		}
+		if a.epochOver(reg) {
+			*c = cursor{}
+			return false, nil
+		}
+		err := a.retry(reg, func() bool {
+			r.Reset()
+			ch = r.Chain(reg.P())
+			ch.Read(off, a.wordRead[8:16])
+			ch.Read(reg.Geometry.HeaderOff(c.block), hdr)
+			a.lane.Do()
+			return ch.Err == nil
+		})
+		if err != nil {
+			return false, err
+		}
+		c.words[i] = proto.Word(a.wordRead, 8)
+		if c.words[i]&take != take {
+			return false, nil
+		}
+	} else {
+		old := ch.Verbs[0].Old
+		if old != was {
+			c.words[i] = old
+			return false, nil
+		}
+		c.words[i] = now
+	}
+	h := proto.Header(proto.Word(hdr, 0))
+	reg.Headers.Store(c.block, h)
+	if h != c.header && !slab.Broken(slab.BugNoHeaderCheck) {
+		block := c.block
+		if s := a.surveys[reg.ID]; s != nil {
+			s.set(block, h)
+		}
+		*c = cursor{}
+		return false, a.clearBits(reg, block, i, take)
+	}
+	return true, nil
+}
+
+// stamp is round 2: R of every claimed slab names the session. Slabs that turn
+// out not to be free are dropped: R is released if it was won, the bit stays set.
+func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
+	reg := c.reg
+	var claims []slab.Claim
+	for w := take; w != 0; w &= w - 1 {
+		sl := reg.Geometry.Slab(c.block, 64*i+bits.TrailingZeros64(w), c.header)
+		claims = append(claims, slab.Claim{Reg: reg, Slab: sl, Generation: c.header.Generation(), R: a.lane.Port().Reservation(), Held: true})
+	}
+	r := a.lane.Round()
+	err := a.retry(reg, func() bool {
+		r.Reset()
+		ch := r.Chain(reg.P())
+		for j := range claims {
+			if !slab.Broken(slab.BugUnstampedClaim) {
+				ch.CAS(claims[j].Slab.ROff(), 0, uint64(claims[j].R))
+			}
+			ch.Read(claims[j].Slab.VOff(), a.pairs[8*j:8*j+8])
+		}
+		a.lane.Do()
+		return ch.Err == nil
+	})
+	if err != nil {
+		if errors.Is(err, errFull) {
+			return nil, nil // the epoch is over; so are the claims
+		}
+		a.lane.Port().EndSession(fmt.Errorf("claims in block %d of region %d could not be settled: %w", c.block, reg.ID, err))
+		return nil, err
+	}
+	ch := r.At(0)
+	var drop []slab.Claim
+	kept := claims[:0]
+	for j := range claims {
+		cl := claims[j]
+		cl.V = proto.V(proto.Word(a.pairs, 8*j))
+		won := slab.Broken(slab.BugUnstampedClaim) || ch.Verbs[2*j].Swapped()
+		switch {
+		case won && cl.V.Valid() && cl.V.State() == proto.StateFree && cl.V.Version() < proto.MaxVersion-4:
+			kept = append(kept, cl)
+		case won && !slab.Broken(slab.BugDroppedClaimReserved):
+			drop = append(drop, cl)
+		}
+	}
+	return kept, a.releaseClaims(drop)
+}
+
+// retry repeats an idempotent round until it has an answer, in one epoch. errFull
+// when the epoch is over.
+func (a *Allocator) retry(reg *slab.Region, round func() bool) error {
+	for !round() {
+		if err := a.lane.Settle(reg); err != nil {
+			return err
+		}
+		if a.epochOver(reg) {
+			return errFull
+		}
+	}
+	return nil
+}
+
+func (a *Allocator) epochOver(reg *slab.Region) bool {
+	now, err := a.lane.Port().Region(reg.ID)
+	return err != nil || now.Epoch != reg.Epoch
+}

@@ -1,0 +1,108 @@
+package alloc
+
+import (
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+)
+
+// survey is what a lane knows of the blocks of a region: headers as read at one
+// time, and how many slabs were free when a map was last seen. It is a search
+// aid: every claim checks the header again.
+type survey struct {
+	epoch   uint64
+	headers []proto.Header
+	left    []int32 // free slabs; unknownLeft until the map has been seen
+}
+
+const unknownLeft = -1
+
+// survey reads the headers of all blocks, one round, unless it is known and
+// good enough.
+func (a *Allocator) survey(reg *slab.Region, fresh bool) (*survey, error) {
+	s := a.surveys[reg.ID]
+	if s != nil && s.epoch == reg.Epoch && !fresh {
+		return s, nil
+	}
+	n := int(reg.Geometry.Blocks)
+	if len(a.headers) < 8*n {
+		b, err := a.lane.Port().Buffer(8 * n)
+		if err != nil {
+			return nil, err
+		}
+		a.headers = b
+	}
+	err := a.retry(reg, func() bool {
+		r := a.lane.Round()
+		r.Reset()
+		r.Chain(reg.P()).Read(reg.Geometry.HeaderOff(0), a.headers[:8*n])
+		a.lane.Do()
+		return r.Err() == nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	s = &survey{epoch: reg.Epoch, headers: make([]proto.Header, n), left: make([]int32, n)}
+	for i := range s.headers {
+		s.set(uint32(i), proto.Header(proto.Word(a.headers, 8*i)))
+		reg.Headers.Store(uint32(i), s.headers[i])
+	}
+	a.surveys[reg.ID] = s
+	return s, nil
+}
+
+func (s *survey) set(block uint32, h proto.Header) {
+	s.headers[block], s.left[block] = h, unknownLeft
+}
+
+func (s *survey) fill(block uint32, left int) { s.left[block] = int32(left) }
+
+// best is the most filled active block of the class that may have a free slab.
+// Blocks whose map has not been seen count as half full.
+func (s *survey) best(k magKey) (block uint32, h proto.Header, ok bool) {
+	least := int32(1<<31 - 1)
+	for i, h := range s.headers {
+		if h.State() != proto.BlockActive || h.Kind() != k.kind || h.Class() != k.class || !h.Valid() {
+			continue
+		}
+		left := s.left[i]
+		if left == unknownLeft {
+			left = int32(k.class.Slabs()+1) / 2
+		}
+		if left > 0 && left < least {
+			least, block, ok = left, uint32(i), true
+		}
+	}
+	if !ok {
+		return 0, 0, false
+	}
+	return block, s.headers[block], true
+}
+
+// free is a block that can be formatted, looking from a random one on so that
+// clients do not all want the same.
+func (s *survey) free(random uint64) (block uint32, h proto.Header, ok bool) {
+	n := uint64(len(s.headers))
+	for i := range n {
+		b := (random + i) % n
+		if h := s.headers[b]; h.State() == proto.BlockFree && h.Valid() {
+			return uint32(b), h, true
+		}
+	}
+	return 0, 0, false
+}
+
+// freeBlocks is the number of unformatted blocks of a region as far as known: all
+// of them for a region never looked at.
+func (a *Allocator) freeBlocks(id uint32) int {
+	s := a.surveys[id]
+	if s == nil {
+		return 1 << 30
+	}
+	n := 0
+	for _, h := range s.headers {
+		if h.State() == proto.BlockFree {
+			n++
+		}
+	}
+	return n
+}
