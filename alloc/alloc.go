@@ -149,10 +149,11 @@ func (a *Allocator) dropRegion(id uint32) {
 
 // Free ends an object. Its slab stays in the lane's magazine if there is room,
 // which saves the release and the map bit; otherwise the bit is cleared later,
-// many at a time.
-func (a *Allocator) Free(ref proto.Ref, replicas int) error {
-	keep := false
+// many at a time. last is the payload that was freed, in the lane's scratch.
+func (a *Allocator) Free(ref proto.Ref) (last []byte, info slab.Info, err error) {
+	keep, replicas := false, 0
 	if reg, err := a.lane.Port().Region(ref.Addr.Region()); err == nil {
+		replicas = reg.N
 		if b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off())); ok {
 			if h := reg.Headers.Load(b); h != 0 && h.State() == proto.BlockActive {
 				m := a.magazine(magKey{replicas, h.Kind(), h.Class()})
@@ -160,20 +161,26 @@ func (a *Allocator) Free(ref proto.Ref, replicas int) error {
 			}
 		}
 	}
-	c, err := a.lane.Free(ref, keep)
+	c, last, info, err := a.lane.Free(ref, keep)
 	if err != nil {
-		return err
+		return nil, info, err
 	}
 	if c.Held {
 		m := a.magazine(magKey{replicas, c.Slab.Kind, c.Slab.Class})
 		m.claims = append(m.claims, c)
-		return nil
+		return last, info, nil
 	}
 	a.cleared = append(a.cleared, clearing{c.Reg, c.Slab})
-	if len(a.cleared) >= claimSlabs {
-		return a.flushCleared()
+	return last, info, nil
+}
+
+// Tidy clears the map bits of freed slabs once there are many: call it between
+// operations. The slabs are free already; until then nobody looks at them.
+func (a *Allocator) Tidy() error {
+	if len(a.cleared) < claimSlabs {
+		return nil
 	}
-	return nil
+	return a.flushCleared()
 }
 
 // magazineRoom is how many claims of a class a lane keeps: at most claimBytes of them.

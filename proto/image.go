@@ -13,8 +13,13 @@ func Word(b []byte, at int) uint64 { return binary.LittleEndian.Uint64(b[at:]) }
 func PutWord(b []byte, at int, w uint64) { binary.LittleEndian.PutUint64(b[at:], w) }
 
 // TagIndex marks the image of an index slab: its payload lists the SINGLE slabs
-// of a large object. The other tag bits belong to the program that allocated.
-const TagIndex uint32 = 1 << (TagBits - 1)
+// of a large object. TagChunk marks those slabs. The other tag bits belong to the
+// program that allocated.
+const (
+	TagIndex   uint32 = 1 << (TagBits - 1)
+	TagChunk   uint32 = 1 << (TagBits - 2)
+	MaxUserTag        = TagChunk - 1
+)
 
 // ImageHeader is everything in an image but seal and payload.
 type ImageHeader struct {

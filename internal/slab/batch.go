@@ -133,7 +133,7 @@ func (l *Lane) WriteMany(refs []proto.Ref, payloads [][]byte, errs []error) {
 
 // writeOne is the path of an object that the batch could not take along.
 func (l *Lane) writeOne(ref proto.Ref, payload []byte) error {
-	_, err := l.Update(ref, func([]byte, Info) ([]byte, error) { return payload, nil })
+	_, err := l.Update(ref, func([]byte, *Info) ([]byte, error) { return payload, nil })
 	return err
 }
 

@@ -16,6 +16,7 @@ type Lane struct {
 	// freeing: the operation in hand is a Free, which write-once slabs allow.
 	freeing bool
 	batch   batch
+	info    Info // lent to the callback of Update
 
 	word  []byte              // 16 bytes: headers, R and V of the primary
 	words [MaxReplicas][]byte // 8 bytes each: V of each replica
@@ -45,6 +46,10 @@ type Info struct {
 	Born    uint64
 	Tag     uint32
 	Writer  proto.R
+}
+
+func infoOf(h proto.ImageHeader) Info {
+	return Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer}
 }
 
 // errAgain: the operation starts again under the present table. Never leaves the package.

@@ -101,5 +101,5 @@ func (l *Lane) readOnce(ref proto.Ref) (payload []byte, v proto.V, info Info, vw
 		return
 	}
 	vw, v, h, payload := l.look(o, buf)
-	return payload, v, Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer}, vw, nil
+	return payload, v, infoOf(h), vw, nil
 }

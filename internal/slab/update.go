@@ -12,14 +12,17 @@ import (
 // one replica, three with more.
 //
 // Linearizes at: the CAS of V at the primary, in commitPrimary.
-func (l *Lane) Update(ref proto.Ref, f func(old []byte, info Info) ([]byte, error)) (Info, error) {
+//
+// f may change info.Tag; it must not keep old.
+func (l *Lane) Update(ref proto.Ref, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
 	for tries := 1; ; tries++ {
 		h, old, err := l.reserve(ref)
 		if err != nil {
 			return Info{}, err
 		}
 		o := &l.op
-		payload, err := f(old, Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer})
+		l.info = infoOf(h)
+		payload, err := f(old, &l.info)
 		if room := o.slab.Class.PayloadBytes(proto.Pair); err == nil && len(payload) > room {
 			err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payload), room)
 		}
@@ -33,7 +36,7 @@ func (l *Lane) Update(ref proto.Ref, f func(old []byte, info Info) ([]byte, erro
 			}
 			return Info{}, err
 		}
-		h.Version, h.Length, h.Writer = n, len(payload), o.r
+		h.Version, h.Length, h.Writer, h.Tag = n, len(payload), o.r, l.info.Tag&proto.MaxTag
 		img, err := l.seal(o, h, payload)
 		if err != nil {
 			return Info{}, errors.Join(err, l.release(o))
@@ -41,7 +44,7 @@ func (l *Lane) Update(ref proto.Ref, f func(old []byte, info Info) ([]byte, erro
 		err = l.commit(o, change{v: proto.MakeV(proto.StateLive, n), at: o.slab.ImageOff(n), img: img})
 		switch {
 		case err == nil || errors.Is(err, errDone):
-			return Info{Version: n, Born: h.Born, Tag: h.Tag, Writer: o.r}, nil
+			return infoOf(h), nil
 		case !errors.Is(err, errNotDone):
 			return Info{}, err
 		case tries > maxRestarts:
@@ -81,34 +84,41 @@ func (l *Lane) seal(o *op, h proto.ImageHeader, payload []byte) ([]byte, error) 
 // Free ends the object: it commits a tombstone on the born version that the ref
 // names, so a second Free fails. With keep the reservation stays with the lane
 // and the slab is returned as a Claim; otherwise R is cleared and the claim only
-// says which map bit may be cleared.
+// says which map bit may be cleared. last is the payload that was freed; it
+// aliases the lane's scratch.
 //
 // Linearizes at: the CAS of V at the primary.
-func (l *Lane) Free(ref proto.Ref, keep bool) (Claim, error) {
+func (l *Lane) Free(ref proto.Ref, keep bool) (c Claim, last []byte, info Info, err error) {
 	l.freeing = true
 	defer func() { l.freeing = false }()
 	for tries := 1; ; tries++ {
-		if _, _, err := l.reserve(ref); err != nil {
-			return Claim{}, err
+		h, last, err := l.reserve(ref)
+		if err != nil {
+			return Claim{}, nil, Info{}, err
 		}
 		o := &l.op
 		n := o.v.Version() + 1
+		if n > proto.MaxVersion {
+			err := fmt.Errorf("%w: %v", ErrVersions, ref)
+			return Claim{}, nil, Info{}, errors.Join(err, l.release(o))
+		}
 		if n > proto.MaxVersion-4 {
 			// Nearly used up: never hand it out again.
 			keep = false
 		}
 		v := proto.MakeV(proto.StateFree, n)
-		err := l.commit(o, change{v: v, keep: keep})
+		err = l.commit(o, change{v: v, keep: keep})
 		switch {
 		case err == nil:
-			return Claim{Reg: o.reg, Slab: o.slab, Generation: ref.Life.Generation(), R: o.r, V: v, Held: keep}, nil
+			c := Claim{Reg: o.reg, Slab: o.slab, Generation: ref.Life.Generation(), R: o.r, V: v, Held: keep}
+			return c, last, infoOf(h), nil
 		case !errors.Is(err, errNotDone):
-			return Claim{}, err
+			return Claim{}, nil, Info{}, err
 		case tries > maxRestarts:
-			return Claim{}, fmt.Errorf("%w: %v: the table kept changing", ErrBusy, ref)
+			return Claim{}, nil, Info{}, fmt.Errorf("%w: %v: the table kept changing", ErrBusy, ref)
 		}
 		if err := l.port.Pause(tries); err != nil {
-			return Claim{}, err
+			return Claim{}, nil, Info{}, err
 		}
 	}
 }
