@@ -2401,10 +2401,11 @@ type RegisterNodeResponse struct {
 	HeartbeatMs   uint32                 `protobuf:"varint,5,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
 	// Every serial below next_serial that is not in live_serials has ended: refuse
 	// it. What Fence has named before or since stays refused whatever is said here.
-	LiveSerials   []uint64 `protobuf:"varint,6,rep,packed,name=live_serials,json=liveSerials,proto3" json:"live_serials,omitempty"`
-	NextSerial    uint64   `protobuf:"varint,7,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LiveSerials    []uint64 `protobuf:"varint,6,rep,packed,name=live_serials,json=liveSerials,proto3" json:"live_serials,omitempty"`
+	NextSerial     uint64   `protobuf:"varint,7,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
+	ControllerTerm uint64   `protobuf:"varint,8,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"` // the node obeys no older leader from here on
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RegisterNodeResponse) Reset() {
@@ -2482,6 +2483,13 @@ func (x *RegisterNodeResponse) GetLiveSerials() []uint64 {
 func (x *RegisterNodeResponse) GetNextSerial() uint64 {
 	if x != nil {
 		return x.NextSerial
+	}
+	return 0
+}
+
+func (x *RegisterNodeResponse) GetControllerTerm() uint64 {
+	if x != nil {
+		return x.ControllerTerm
 	}
 	return 0
 }
@@ -2599,14 +2607,18 @@ func (x *NodeHeartbeatResponse) GetUnknown() bool {
 }
 
 type HostRegionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
-	Uuid          []byte                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
-	Cluster       []byte                 `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	SizeBytes     uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Durability    Durability             `protobuf:"varint,5,opt,name=durability,proto3,enum=quarry.v1.Durability" json:"durability,omitempty"`
-	Zero          bool                   `protobuf:"varint,6,opt,name=zero,proto3" json:"zero,omitempty"`                            // a joining replica starts from zeroed memory
-	MustExist     bool                   `protobuf:"varint,7,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"` // refuse rather than make memory: the region has data
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Region         uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
+	Uuid           []byte                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Cluster        []byte                 `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	SizeBytes      uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Durability     Durability             `protobuf:"varint,5,opt,name=durability,proto3,enum=quarry.v1.Durability" json:"durability,omitempty"`
+	Zero           bool                   `protobuf:"varint,6,opt,name=zero,proto3" json:"zero,omitempty"`                            // a joining replica starts from zeroed memory
+	MustExist      bool                   `protobuf:"varint,7,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"` // refuse rather than make memory: the region has data
+	ControllerTerm uint64                 `protobuf:"varint,8,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"`
+	// The region's epoch as the controller knows it: zero never destroys memory that
+	// has been opened under a later one, so that a late or doubled call does no harm.
+	Epoch         uint64 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2688,6 +2700,20 @@ func (x *HostRegionRequest) GetMustExist() bool {
 		return x.MustExist
 	}
 	return false
+}
+
+func (x *HostRegionRequest) GetControllerTerm() uint64 {
+	if x != nil {
+		return x.ControllerTerm
+	}
+	return 0
+}
+
+func (x *HostRegionRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
 }
 
 type HostRegionResponse struct {
@@ -2920,10 +2946,12 @@ func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{42}
 }
 
+// DropRegion names the region's epoch too: memory that was opened under a later one stays.
 type DropRegionRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Region         uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
 	ControllerTerm uint64                 `protobuf:"varint,2,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"`
+	Epoch          uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2968,6 +2996,13 @@ func (x *DropRegionRequest) GetRegion() uint32 {
 func (x *DropRegionRequest) GetControllerTerm() uint64 {
 	if x != nil {
 		return x.ControllerTerm
+	}
+	return 0
+}
+
+func (x *DropRegionRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
 	}
 	return 0
 }
@@ -3611,7 +3646,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x0f.quarry.v1.NodeR\x04node\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12-\n" +
 	"\x05found\x18\x03 \x03(\v2\x17.quarry.v1.HostedRegionR\x05found\x12\x14\n" +
-	"\x05token\x18\x04 \x01(\tR\x05token\"\xed\x01\n" +
+	"\x05token\x18\x04 \x01(\tR\x05token\"\x96\x02\n" +
 	"\x14RegisterNodeResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12\x1d\n" +
@@ -3621,14 +3656,15 @@ const file_quarry_proto_rawDesc = "" +
 	"\fheartbeat_ms\x18\x05 \x01(\rR\vheartbeatMs\x12!\n" +
 	"\flive_serials\x18\x06 \x03(\x04R\vliveSerials\x12\x1f\n" +
 	"\vnext_serial\x18\a \x01(\x04R\n" +
-	"nextSerial\"\x92\x01\n" +
+	"nextSerial\x12'\n" +
+	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\"\x92\x01\n" +
 	"\x14NodeHeartbeatRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
 	"\fhosted_bytes\x18\x03 \x01(\x04R\vhostedBytes\x12%\n" +
 	"\x0eresident_bytes\x18\x04 \x01(\x04R\rresidentBytes\"1\n" +
 	"\x15NodeHeartbeatResponse\x12\x18\n" +
-	"\aunknown\x18\x01 \x01(\bR\aunknown\"\xe2\x01\n" +
+	"\aunknown\x18\x01 \x01(\bR\aunknown\"\xa1\x02\n" +
 	"\x11HostRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x18\n" +
@@ -3640,7 +3676,9 @@ const file_quarry_proto_rawDesc = "" +
 	"durability\x12\x12\n" +
 	"\x04zero\x18\x06 \x01(\bR\x04zero\x12\x1d\n" +
 	"\n" +
-	"must_exist\x18\a \x01(\bR\tmustExist\"\x14\n" +
+	"must_exist\x18\a \x01(\bR\tmustExist\x12'\n" +
+	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\x12\x14\n" +
+	"\x05epoch\x18\t \x01(\x04R\x05epoch\"\x14\n" +
 	"\x12HostRegionResponse\"j\n" +
 	"\x11OpenRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
@@ -3651,10 +3689,11 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
 	"\x0fcontroller_term\x18\x03 \x01(\x04R\x0econtrollerTerm\"\x15\n" +
-	"\x13CloseRegionResponse\"T\n" +
+	"\x13CloseRegionResponse\"j\n" +
 	"\x11DropRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12'\n" +
-	"\x0fcontroller_term\x18\x02 \x01(\x04R\x0econtrollerTerm\"\x14\n" +
+	"\x0fcontroller_term\x18\x02 \x01(\x04R\x0econtrollerTerm\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"\x14\n" +
 	"\x12DropRegionResponse\"Q\n" +
 	"\fFenceRequest\x12\x18\n" +
 	"\aserials\x18\x01 \x03(\x04R\aserials\x12'\n" +
