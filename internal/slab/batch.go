@@ -48,7 +48,7 @@ func (l *Lane) chainFor(to *rdma.Target, verbs int) (int, *rdma.Chain) {
 // ReadMany reads objects and calls fn for each, in any order, with its payload or
 // its error. Payloads alias scratch memory. One round for up to 128 objects and
 // 1 MiB of slabs; what a concurrent writer disturbs is read again by itself.
-func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, err error)) error {
+func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, info Info, err error)) error {
 	b := &l.batch
 	for next := 0; next < len(refs); {
 		b.items = b.items[:0]
@@ -59,7 +59,7 @@ func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, err err
 				if errors.Is(err, errAgain) {
 					retry = append(retry, next)
 				} else {
-					fn(next, nil, err)
+					fn(next, nil, Info{}, err)
 				}
 				continue
 			}
@@ -94,11 +94,11 @@ func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, err err
 				retry = append(retry, it.index)
 				continue
 			}
-			switch vw, _, _, payload := l.look(&it.op, it.buf); vw {
+			switch vw, _, h, payload := l.look(&it.op, it.buf); vw {
 			case viewLive:
-				fn(it.index, payload, lease)
+				fn(it.index, payload, infoOf(h), lease)
 			case viewFreed:
-				fn(it.index, nil, l.answer(ErrFreed))
+				fn(it.index, nil, Info{}, l.answer(ErrFreed))
 			default:
 				retry = append(retry, it.index)
 			}
@@ -106,14 +106,14 @@ func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, err err
 		if broken {
 			if err := l.settle(b.items[0].reg); err != nil {
 				for _, i := range retry {
-					fn(i, nil, err)
+					fn(i, nil, Info{}, err)
 				}
 				return err
 			}
 		}
 		for _, i := range retry {
-			payload, _, err := l.Read(refs[i], nil)
-			fn(i, payload, err)
+			payload, info, err := l.Read(refs[i], nil)
+			fn(i, payload, info, err)
 		}
 	}
 	return nil
@@ -133,12 +133,20 @@ func (l *Lane) WriteMany(refs []proto.Ref, payloads [][]byte, errs []error) {
 
 // writeOne is the path of an object that the batch could not take along.
 func (l *Lane) writeOne(ref proto.Ref, payload []byte) error {
-	_, err := l.Update(ref, func([]byte, *Info) ([]byte, error) { return payload, nil })
+	_, err := l.Update(ref, func(_ []byte, info *Info) ([]byte, error) {
+		if info.Tag&proto.TagIndex != 0 {
+			return nil, ErrIndex
+		}
+		return payload, nil
+	})
 	return err
 }
 
-// later marks an object for writeOne after the batch.
+// errLater marks an object for writeOne after the batch.
 var errLater = errors.New("by itself")
+
+// ErrIndex: WriteMany left the object alone because it is an index; see proto.TagIndex.
+var ErrIndex = errors.New("object is an index")
 
 // reserveMany reserves as many of the first refs as fit one batch and returns how
 // many it dealt with: those it holds are in l.batch.items, ready.
@@ -249,6 +257,8 @@ func (l *Lane) prepare(it *item, payload []byte, errs []error) {
 	switch {
 	case vw == viewFreed:
 		err = l.answer(ErrFreed)
+	case vw == viewLive && h.Tag&proto.TagIndex != 0:
+		err = ErrIndex
 	case vw != viewLive || n > proto.MaxVersion:
 		err = errLater
 	}
