@@ -32,11 +32,13 @@ var (
 	ErrLimit = refusal("above the limits of a chain")
 	// ErrRevoked: the session has been fenced.
 	ErrRevoked = refusal("session is revoked")
+	// ErrTicket: the ticket is not one of this node's cluster.
+	ErrTicket = refusal("ticket not valid for this cluster")
 )
 
 // Refusals lists the causes in the order of their codes on the wire, from 1.
 // Part of the tcp format: append only.
-var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked}
+var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket}
 
 type refusalError struct{ cause string }
 
@@ -47,8 +49,9 @@ func (e *refusalError) Is(err error) bool { return err == ErrRefused }
 // Conn is one lane's connection to one node, a queue pair. One goroutine at a
 // time uses it; Close may be called from any.
 type Conn interface {
-	// Post sends a chain. It does not wait for the node. At most one chain of a
-	// Conn is outstanding. Errors are reported by Wait.
+	// Post sends a chain. It does not wait for the node. Errors are reported
+	// by Wait. Several chains of one round may be posted, one for each window; they
+	// are executed, and awaited, in the order in which they were posted.
 	Post(c *Chain)
 	// Wait returns when the chain posted last has an outcome in c.Err and c.Done,
 	// or has none by the deadline (then ErrBroken).
@@ -64,6 +67,12 @@ type Conn interface {
 	Provider() string
 	// Close gives the connection up without waiting for the node.
 	Close() error
+}
+
+// Peer is implemented by connections that know which node, and which life of it,
+// answered: an address may have been given to another node since it was published.
+type Peer interface {
+	Peer() (node uint32, incarnation uint64)
 }
 
 // Ticket is what a controller gave a session to show to nodes: they check its

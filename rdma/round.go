@@ -15,7 +15,6 @@ func (r *Round) Reset() { r.n = 0 }
 
 // Chain appends an empty chain for a target. The pointer is good until the next
 // call of Chain or Reset: build one chain after the other, then use At.
-// Preconditions: no other chain of the round is on to.Conn.
 func (r *Round) Chain(to *Target) *Chain {
 	if r.n == len(r.chains) {
 		r.chains = append(r.chains, Chain{})

@@ -44,7 +44,7 @@ const (
 )
 
 // Verb is one one-sided operation on a window. Offsets are bytes from the
-// window's start.
+// window's start. An empty READ, WRITE or FLUSH is refused with ErrBounds.
 type Verb struct {
 	Op    Op
 	Fence bool      // ordered after earlier READs, atomics and FLUSHes of the chain
@@ -82,6 +82,8 @@ const (
 	MaxChainVerbs = 256
 	// MaxVerbBytes is the longest READ or WRITE: the largest slab.
 	MaxVerbBytes = 1 << 20
+	// MaxChainBytes bounds the READs and WRITEs of one chain together.
+	MaxChainBytes = 4 << 20
 )
 
 // Window is the right to a region's memory under one epoch: what Open returned.

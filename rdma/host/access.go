@@ -1,0 +1,339 @@
+package host
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// ErrEpoch: the epoch is not above one already closed or served here.
+var ErrEpoch = errors.New("epoch is not newer than the one this node has")
+
+// Limits of one node. Zero fields take the defaults.
+type Limits struct {
+	Sessions        int           // at once; 4096
+	LanesPerSession int           // connections of one session; 256
+	Offences        uint64        // refusals that a correct client does not cause, before its session is ended; 1000
+	KillAfter       time.Duration // how long a shm client may stay inside a chain while its access is taken away; 2 s
+}
+
+func (l Limits) withDefaults() Limits {
+	if l.Sessions == 0 {
+		l.Sessions = 4096
+	}
+	if l.LanesPerSession == 0 {
+		l.LanesPerSession = 256
+	}
+	if l.Offences == 0 {
+		l.Offences = 1000
+	}
+	if l.KillAfter == 0 {
+		l.KillAfter = 2 * time.Second
+	}
+	return l
+}
+
+// Access decides who may touch the regions of one node, and takes that back.
+type Access struct {
+	cluster     [16]byte
+	key         [32]byte
+	node        uint32
+	incarnation uint64
+	limits      Limits
+	counters    counters
+
+	mu       sync.Mutex
+	regions  map[uint32]*region
+	sessions map[uint64]*session // by serial
+	fenced   map[uint64]struct{} // serials never admitted again
+	floor    uint64              // as are all below
+	closed   bool
+	past     Usage // of lanes that have left
+}
+
+// region is what an Access knows of one region, also while it is not served.
+type region struct {
+	number uint32
+	change chan struct{} // held by the one change under way
+
+	// Guarded by Access.mu. Invariant: epoch and closed never fall.
+	epoch  uint64 // served last
+	closed uint64 // newest epoch that has been closed
+	secret [32]byte
+	memory *Memory // nil while not served
+	held   *Memory // whose mapping lanes may still touch
+}
+
+type session struct {
+	ticket rdma.Ticket
+	lanes  map[uint32]*Lane
+	past   Usage
+	since  time.Time
+}
+
+// New makes the access control of one life of a node. Tickets are those marked
+// with the cluster's key.
+func New(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, limits Limits) *Access {
+	return &Access{
+		cluster: cluster, key: key, node: node, incarnation: incarnation,
+		limits:   limits.withDefaults(),
+		counters: counters{refusals: make([]atomic.Uint64, len(rdma.Refusals))},
+		regions:  make(map[uint32]*region),
+		sessions: make(map[uint64]*session),
+		fenced:   make(map[uint64]struct{}),
+	}
+}
+
+// Node is the number and the incarnation that clients are told.
+func (a *Access) Node() (node uint32, incarnation uint64) { return a.node, a.incarnation }
+
+// lock makes the caller the only one to change access to a region.
+func (a *Access) lock(ctx context.Context, number uint32) (*region, error) {
+	a.mu.Lock()
+	r := a.regions[number]
+	if r == nil {
+		r = &region{number: number, change: make(chan struct{}, 1)}
+		a.regions[number] = r
+	}
+	a.mu.Unlock()
+	select {
+	case r.change <- struct{}{}:
+		return r, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("region %d: another change of access is under way: %w", number, ctx.Err())
+	}
+}
+
+// OpenRegion serves memory under an epoch, with keys never used before. When it
+// returns nil, no verb under an older key runs any more. Opening the epoch that
+// is being served changes nothing.
+func (a *Access) OpenRegion(ctx context.Context, number uint32, epoch uint64, m *Memory) error {
+	if err := checkDomain(number, m); err != nil {
+		return err
+	}
+	r, err := a.lock(ctx, number)
+	if err != nil {
+		return err
+	}
+	defer func() { <-r.change }()
+	a.mu.Lock()
+	if r.memory == m && r.epoch == epoch {
+		a.mu.Unlock()
+		return nil
+	}
+	if epoch <= r.closed || r.memory != nil && epoch <= r.epoch {
+		defer a.mu.Unlock()
+		return fmt.Errorf("region %d: opening epoch %d: %w (served %d, closed %d)", number, epoch, ErrEpoch, r.epoch, r.closed)
+	}
+	r.closed = max(r.closed, epoch-1)
+	a.mu.Unlock()
+	if err := a.cut(ctx, r); err != nil {
+		return err
+	}
+	if err := m.retain(); err != nil {
+		return err
+	}
+	var secret [32]byte
+	rand.Read(secret[:])
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		m.release()
+		return fmt.Errorf("region %d: the node stops", number)
+	}
+	r.memory, r.held, r.epoch, r.secret = m, m, epoch, secret
+	return nil
+}
+
+// CloseRegion stops serving a region up to an epoch: when it returns nil, no verb
+// under such a key runs any more, and OpenRegion refuses these epochs. A region
+// served under a later epoch stays open.
+func (a *Access) CloseRegion(ctx context.Context, number uint32, epoch uint64) error {
+	r, err := a.lock(ctx, number)
+	if err != nil {
+		return err
+	}
+	defer func() { <-r.change }()
+	a.mu.Lock()
+	r.closed = max(r.closed, epoch)
+	stays := r.memory != nil && r.epoch > epoch
+	a.mu.Unlock()
+	if stays {
+		return nil
+	}
+	return a.cut(ctx, r)
+}
+
+// evict forgets a session that has no lanes and is remembered for its offences.
+func (a *Access) evict() bool {
+	for serial, s := range a.sessions {
+		if len(s.lanes) == 0 {
+			delete(a.sessions, serial)
+			return true
+		}
+	}
+	return false
+}
+
+// cut ends all access to a region and gives its memory back.
+// Preconditions: the caller holds r.change.
+func (a *Access) cut(ctx context.Context, r *region) error {
+	a.mu.Lock()
+	r.memory = nil
+	var lanes []*Lane
+	for _, s := range a.sessions {
+		for _, l := range s.lanes {
+			if slot, ok := l.slots[r.number]; ok {
+				atomic.StoreUint64(&l.page.keys[slot], 0) // a, see doc.go
+				lanes = append(lanes, l)
+			}
+		}
+	}
+	held := r.held
+	a.mu.Unlock()
+	a.counters.rotations.Add(1)
+	if err := drain(ctx, lanes, a.limits.KillAfter); err != nil {
+		return fmt.Errorf("region %d: %w", r.number, err)
+	}
+	a.mu.Lock()
+	r.held = nil
+	a.mu.Unlock()
+	if held != nil {
+		return held.release()
+	}
+	return nil
+}
+
+// Fence ends sessions. When it returns nil, no verb of theirs changes a byte on
+// this node, and none will be admitted again.
+func (a *Access) Fence(ctx context.Context, serials ...uint64) error {
+	a.mu.Lock()
+	for _, serial := range serials {
+		if serial >= a.floor {
+			a.fenced[serial] = struct{}{}
+		}
+	}
+	a.mu.Unlock()
+	return a.end(ctx, func(serial uint64) bool {
+		for _, s := range serials {
+			if s == serial {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// FenceBelow ends every session with a lower serial, as Fence does, and forgets
+// them one by one: a controller calls it now and then with the lowest serial alive.
+func (a *Access) FenceBelow(ctx context.Context, serial uint64) error {
+	a.mu.Lock()
+	a.floor = max(a.floor, serial)
+	for s := range a.fenced {
+		if s < a.floor {
+			delete(a.fenced, s)
+		}
+	}
+	a.mu.Unlock()
+	return a.end(ctx, func(s uint64) bool { return s < serial })
+}
+
+// end revokes the sessions chosen and waits until nothing of theirs executes.
+func (a *Access) end(ctx context.Context, chosen func(serial uint64) bool) error {
+	a.mu.Lock()
+	var lanes []*Lane
+	for serial, s := range a.sessions {
+		if chosen(serial) {
+			a.counters.fences.Add(1)
+			for _, l := range s.lanes {
+				l.page.shutGate(revoked)
+				lanes = append(lanes, l)
+			}
+		}
+	}
+	a.mu.Unlock()
+	return a.finish(ctx, lanes)
+}
+
+// finish waits for lanes whose gates are shut, and removes them.
+func (a *Access) finish(ctx context.Context, lanes []*Lane) error {
+	for _, l := range lanes {
+		l.stop()
+	}
+	if err := drain(ctx, lanes, a.limits.KillAfter); err != nil {
+		return err
+	}
+	for _, l := range lanes {
+		a.remove(l)
+	}
+	return nil
+}
+
+// Close ends all sessions and closes all regions.
+func (a *Access) Close(ctx context.Context) error {
+	a.mu.Lock()
+	a.closed = true
+	var lanes []*Lane
+	for _, s := range a.sessions {
+		for _, l := range s.lanes {
+			l.page.shutGate(gone)
+			lanes = append(lanes, l)
+		}
+	}
+	var regions []uint32
+	for number := range a.regions {
+		regions = append(regions, number)
+	}
+	a.mu.Unlock()
+	if err := a.finish(ctx, lanes); err != nil {
+		return err
+	}
+	for _, number := range regions {
+		r, err := a.lock(ctx, number)
+		if err != nil {
+			return err
+		}
+		err = a.cut(ctx, r)
+		<-r.change
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// windowKey is a session's key of a region under its present epoch. Sessions have
+// different ones; lanes of a session have the same, so that a window outlives the
+// connection it was opened on.
+func (r *region) windowKey(serial uint64) uint64 {
+	h := hmac.New(sha256.New, r.secret[:])
+	var b [16]byte
+	for {
+		binary.LittleEndian.PutUint64(b[:], serial)
+		h.Write(b[:])
+		if key := binary.LittleEndian.Uint64(h.Sum(nil)); key != 0 {
+			return key
+		}
+	}
+}
+
+// checkDomain refuses memory whose atomics belong to an adapter: what CPUs do to
+// a word is not atomic against what an adapter does to it.
+func checkDomain(number uint32, m *Memory) error {
+	h, err := proto.DecodeRegionHeader(m.mem[:min(len(m.mem), proto.RegionHeaderBytes)])
+	if err == nil && h.Domain != proto.DomainCPU {
+		return fmt.Errorf("region %d: its atomics belong to the domain %q, tcp and shm serve %q: use the verbs provider",
+			number, h.Domain, proto.DomainCPU)
+	}
+	return nil
+}

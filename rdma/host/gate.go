@@ -1,0 +1,117 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"structs"
+	"sync/atomic"
+	"time"
+)
+
+// MaxWindows is the number of windows a lane can have open: 8 TiB of 2 GiB regions.
+const MaxWindows = 4096
+
+// PageBytes is the size of a lane's gate page: three cache lines and the keys.
+// It is sparse, on shm a memfd of its own.
+const PageBytes = 192 + 8*MaxWindows
+
+// page is what a lane and its responder share. Part of the shm protocol.
+//
+//	  0  shut     0, or why the gate was shut                 responder, and the client when it closes
+//	 64  busy     odd while a chain runs; counts up            lane
+//	 72  verbs  80 bytes read  88 bytes written  96 refusals  104 offences      lane, statistics
+//	192  keys     one word for each window, 0 = not valid      responder
+type page struct {
+	_       structs.HostLayout
+	shut    uint64
+	_       [56]byte
+	busy    uint64 // Invariant: only ever rises by one, written by the lane alone.
+	verbs   uint64
+	read    uint64
+	written uint64
+	refused uint64
+	offence uint64
+	_       [16]byte
+	_       [64]byte // the line that the adjacent-line prefetcher would drag along
+	keys    [MaxWindows]uint64
+}
+
+// Why a gate was shut.
+const (
+	open       = 0
+	revoked    = 1 // the session was fenced
+	superseded = 2 // the lane was dialled again
+	closed     = 3 // by the client
+	gone       = 4 // the node stops, or the client no longer hears from it
+)
+
+// shutGate ends all of a lane's access: no chain that starts after it executes. A
+// fence overrides milder reasons, and is never overridden.
+func (p *page) shutGate(why uint64) {
+	if why == revoked {
+		atomic.StoreUint64(&p.shut, revoked)
+		return
+	}
+	atomic.CompareAndSwapUint64(&p.shut, open, why)
+}
+
+// awaitIdle returns when no chain runs that was running when it was called.
+func (p *page) awaitIdle() {
+	for w := (wait{}); ; w.pause() {
+		if p.idleSince(&w) {
+			return
+		}
+	}
+}
+
+// wait is one lane's part in waiting for many.
+type wait struct {
+	seen  uint64
+	began bool
+	naps  int
+}
+
+func (p *page) idleSince(w *wait) bool {
+	now := atomic.LoadUint64(&p.busy)
+	if now&1 == 0 {
+		return true
+	}
+	if !w.began {
+		w.began, w.seen = true, now
+		return false
+	}
+	return now != w.seen
+}
+
+// pause lets time pass: a chain takes a microsecond, a megabyte a hundred.
+func (w *wait) pause() {
+	w.naps++
+	time.Sleep(min(time.Duration(w.naps)*5*time.Microsecond, time.Millisecond))
+}
+
+// drain returns nil when no chain of the lanes runs that ran when it was called,
+// and none under a key cleared before can start. A shm client that stays busy for
+// longer than killAfter is killed; ctx ends the waiting, never the obligation.
+func drain(ctx context.Context, lanes []*Lane, killAfter time.Duration) error {
+	start := time.Now()
+	for _, l := range lanes {
+		w := wait{}
+		for !l.page.idleSince(&w) {
+			if l.process != nil {
+				if l.process.Dead() {
+					break
+				}
+				if time.Since(start) > killAfter && !l.process.Own() {
+					l.kill()
+				}
+			}
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("lane %d of session %d is still executing: %w", l.number, l.session.ticket.Session, err)
+			}
+			w.pause()
+		}
+	}
+	runtime.KeepAlive(lanes) // and with them their pages
+	return nil
+}

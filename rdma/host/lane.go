@@ -1,0 +1,263 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/rdma"
+	"golang.org/x/sys/unix"
+)
+
+// Lane is the node's end of one connection.
+type Lane struct {
+	Runner
+	access   *Access
+	session  *session
+	number   uint32
+	provider string
+	process  *Process // of a shm client
+	stopOnce sync.Once
+	stopping func()
+	killOnce sync.Once
+	removed  atomic.Bool
+	slots    map[uint32]int32 // by region; guarded by Access.mu
+}
+
+// Entry is how a lane comes in.
+type Entry struct {
+	Provider string
+	// Stop wakes the goroutine that serves the lane when its access has been taken
+	// away. It does not wait for it. May be nil.
+	Stop func()
+	// Shared and Process are for shm: the gate page lies in this file, of PageBytes,
+	// and chains run in this process, which the Lane closes after a successful Admit.
+	Shared  *os.File
+	Process *Process
+}
+
+// Admit takes in a lane of the ticket's session. A lane of that number which is
+// there already is ended first: when Admit returns, nothing of it can run.
+func (a *Access) Admit(ctx context.Context, t *rdma.Ticket, number uint32, e Entry) (*Lane, error) {
+	if t.Cluster != a.cluster || !t.Verify(a.key) || t.Rights != rdma.ReadOnly && t.Rights != rdma.ReadWrite {
+		a.counters.badTickets.Add(1)
+		return nil, rdma.ErrTicket
+	}
+	mem, err := mapPage(e.Shared)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lane{access: a, number: number, provider: e.Provider, process: e.Process, stopping: e.Stop, slots: make(map[uint32]int32)}
+	if err := l.init(mem, t.Rights); err != nil {
+		return nil, err
+	}
+	for {
+		old, err := a.enter(l, t)
+		if err != nil || old == nil {
+			if err != nil {
+				l.process = nil // stays the caller's
+			}
+			return l, err
+		}
+		if err := a.finish(ctx, []*Lane{old}); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// enter adds a lane, or returns the one that is in its place, its gate shut.
+func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, rdma.ErrBroken
+	}
+	if _, ok := a.fenced[t.Serial]; ok || t.Serial < a.floor {
+		return nil, rdma.ErrRevoked
+	}
+	s := a.sessions[t.Serial]
+	if s == nil {
+		if len(a.sessions) >= a.limits.Sessions && !a.evict() {
+			return nil, rdma.ErrLimit
+		}
+		s = &session{ticket: *t, lanes: make(map[uint32]*Lane), since: time.Now()}
+		a.sessions[t.Serial] = s
+	}
+	if old := s.lanes[l.number]; old != nil {
+		old.page.shutGate(superseded)
+		return old, nil
+	}
+	if len(s.lanes) >= a.limits.LanesPerSession {
+		return nil, rdma.ErrLimit
+	}
+	l.session = s
+	s.lanes[l.number] = l
+	a.counters.admitted.Add(1)
+	return nil, nil
+}
+
+// Open gives the lane access to a region under an epoch, in a slot of the
+// client's choice. ErrKey while the region is not served under that epoch.
+// The memory is for shm, which sends it to the client.
+func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memory, error) {
+	if slot < 0 || slot >= MaxWindows || int(slot) > len(l.windows) {
+		return rdma.Window{}, nil, l.offend(rdma.ErrLimit)
+	}
+	a := l.access
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := l.why(nil); err != nil {
+		return rdma.Window{}, nil, err
+	}
+	r := a.regions[number]
+	if r == nil || r.memory == nil || r.epoch != epoch {
+		return rdma.Window{}, nil, rdma.ErrKey
+	}
+	for other, at := range l.slots {
+		if at == slot && other != number || at != slot && other == number {
+			return rdma.Window{}, nil, rdma.ErrLimit // one slot for each region
+		}
+	}
+	key := r.windowKey(l.session.ticket.Serial)
+	l.slots[number] = slot
+	l.Map(slot, key, r.memory.mem, r.memory.persistent)
+	atomic.StoreUint64(&l.page.keys[slot], key)
+	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot}
+	return w, r.memory, nil
+}
+
+// Run executes a chain and counts what it was refused for: a session that keeps
+// trying what a correct client never does is ended.
+func (l *Lane) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err error) {
+	done, err = l.Runner.Run(slot, key, verbs)
+	if err != nil {
+		l.note(err)
+	}
+	return done, err
+}
+
+// offend counts an offence that did not come as far as a chain.
+func (l *Lane) offend(err error) error {
+	l.refuse(err, true)
+	l.note(err)
+	return err
+}
+
+// note ends the session after too many offences, of all its lanes together.
+func (l *Lane) note(err error) {
+	l.access.counters.refuse(err)
+	if l.page.offence == 0 {
+		return
+	}
+	a, s := l.access, l.session
+	a.mu.Lock()
+	offences := s.past.Offences
+	for _, lane := range s.lanes {
+		offences += peek(&lane.page.offence)
+	}
+	ended := offences > a.limits.Offences
+	if ended {
+		if _, again := a.fenced[s.ticket.Serial]; !again {
+			a.fenced[s.ticket.Serial] = struct{}{}
+			a.counters.expelled.Add(1)
+		}
+		for _, lane := range s.lanes {
+			lane.page.shutGate(revoked)
+		}
+	}
+	a.mu.Unlock()
+}
+
+// Ended is nil while the lane has access, else why it has none:
+// ErrRevoked, or ErrBroken when the lane was dialled again or has left.
+func (l *Lane) Ended() error { return l.why(nil) }
+
+// Ticket is what the session showed.
+func (l *Lane) Ticket() *rdma.Ticket { return &l.session.ticket }
+
+// Leave ends the lane and returns when nothing of it executes.
+func (l *Lane) Leave() {
+	l.page.shutGate(closed)
+	// Without a context nothing but the end of the chain, or of the process, stops it.
+	l.access.finish(context.Background(), []*Lane{l})
+}
+
+func (l *Lane) stop() {
+	l.stopOnce.Do(func() {
+		if l.stopping != nil {
+			l.stopping()
+		}
+	})
+}
+
+// kill ends the client's process, once.
+func (l *Lane) kill() {
+	l.killOnce.Do(func() {
+		l.access.counters.kills.Add(1)
+		l.process.Kill()
+	})
+}
+
+// remove forgets a lane whose gate is shut and which executes nothing.
+func (a *Access) remove(l *Lane) {
+	if l.removed.Swap(true) {
+		return
+	}
+	a.mu.Lock()
+	s, u := l.session, l.usage()
+	s.past.add(u)
+	a.past.add(u)
+	delete(s.lanes, l.number)
+	if len(s.lanes) == 0 && a.sessions[s.ticket.Serial] == s && s.past.Offences == 0 {
+		delete(a.sessions, s.ticket.Serial)
+	}
+	a.mu.Unlock()
+	if l.process != nil {
+		l.process.Close()
+	}
+}
+
+// mapPage maps the gate page of a lane: of its own, or shared with a client.
+func mapPage(shared *os.File) ([]byte, error) {
+	fd, flags := -1, unix.MAP_ANONYMOUS|unix.MAP_PRIVATE
+	if shared != nil {
+		fd, flags = int(shared.Fd()), unix.MAP_SHARED
+	}
+	mem, err := unix.Mmap(fd, 0, PageBytes, unix.PROT_READ|unix.PROT_WRITE, flags)
+	if err != nil {
+		return nil, fmt.Errorf("gate page: mmap: %w", err)
+	}
+	return mem, nil
+}
+
+// NewSharedPage makes the file of a gate page for a shm client. Its size is sealed.
+func NewSharedPage() (*os.File, error) {
+	fd, err := unix.MemfdCreate("quarry-gate", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("gate page: memfd: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "quarry-gate")
+	if err = f.Truncate(PageBytes); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("gate page: %w", err)
+	}
+	return f, nil
+}
+
+// JoinPage maps the gate page that a node sent to a shm client.
+func JoinPage(f *os.File) ([]byte, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("gate page: %w", err)
+	}
+	if st.Size() != PageBytes {
+		return nil, fmt.Errorf("gate page of %d bytes, want %d: the node runs another version", st.Size(), PageBytes)
+	}
+	return mapPage(f)
+}

@@ -1,0 +1,222 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+	"golang.org/x/sys/unix"
+)
+
+// Memory is the mapped memory of one replica of a region: anonymous, or a file.
+// Sparse: a page costs memory or disk when first touched.
+type Memory struct {
+	name       string
+	file       *os.File
+	mem        []byte
+	persistent bool
+
+	mu   sync.Mutex
+	refs int // the owner's, and one for each Access that serves it
+}
+
+// NewMemory makes anonymous memory, which lives as long as somebody maps it.
+// bytes is a whole number of pages.
+func NewMemory(name string, bytes uint64) (*Memory, error) {
+	fd, err := unix.MemfdCreate("quarry-"+name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memory of %s: memfd: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	m, err := mapMemory(name, f, bytes, true)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	// A client that shrank it would kill this process with SIGBUS. The mode keeps
+	// readers of other users from opening the descriptor again for writing.
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	if err == nil {
+		err = unix.Fchmod(fd, 0o600)
+	}
+	if err != nil {
+		m.Close()
+		return nil, fmt.Errorf("memory of %s: sealing its size: %w", name, err)
+	}
+	return m, nil
+}
+
+// OpenMemory maps the file at path, and makes it if it is missing or empty and
+// create is set. The file is locked: neither another node nor a client of a node
+// that died can still be writing to it.
+func OpenMemory(path string, bytes uint64, create bool) (*Memory, error) {
+	flags := unix.O_RDWR | unix.O_CLOEXEC
+	if create {
+		flags |= unix.O_CREAT
+	}
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("region file: %w", err)
+	}
+	m, err := openMemory(f, path, bytes, create)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func openMemory(f *os.File, path string, bytes uint64, create bool) (*Memory, error) {
+	// The lock belongs to the open file, which every writing client of the region
+	// shares through the descriptor it is sent, and holds by its mapping.
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("region file %s is mapped by another storage node, or by a client of one that died: end it (%w)", path, err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("region file: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("region file %s is not a regular file", path)
+	}
+	fresh := st.Size() == 0 && create
+	if !fresh {
+		if err := checkFile(f, path, bytes, uint64(st.Size())); err != nil {
+			return nil, err
+		}
+	}
+	m, err := mapMemory(path, f, bytes, fresh)
+	if err != nil {
+		return nil, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err == nil {
+		m.persistent = fs.Type != unix.TMPFS_MAGIC && fs.Type != unix.RAMFS_MAGIC && fs.Type != unix.HUGETLBFS_MAGIC
+	}
+	return m, nil
+}
+
+// checkFile refuses what is not a region of this size. A file of zeros is one
+// that was made and not yet formatted.
+func checkFile(f *os.File, path string, want, size uint64) error {
+	if size != want {
+		return fmt.Errorf("region file %s has %d bytes, the region has %d: it is truncated or belongs to another region; restore it or remove it", path, size, want)
+	}
+	head := make([]byte, proto.RegionHeaderBytes)
+	if _, err := f.ReadAt(head, 0); err != nil {
+		return fmt.Errorf("region file %s: reading its header: %w", path, err)
+	}
+	for _, b := range head {
+		if b == 0 {
+			continue
+		}
+		h, err := proto.DecodeRegionHeader(head)
+		if err != nil {
+			return fmt.Errorf("region file %s: %w; restore it or remove it", path, err)
+		}
+		if h.RegionBytes != want {
+			return fmt.Errorf("region file %s: its header says %d bytes, the region has %d", path, h.RegionBytes, want)
+		}
+		return nil
+	}
+	return nil
+}
+
+func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error) {
+	page := uint64(os.Getpagesize())
+	if bytes == 0 || bytes%page != 0 || bytes > 1<<40 {
+		return nil, fmt.Errorf("memory of %s: %d bytes: want a multiple of %d up to 1 TiB", name, bytes, page)
+	}
+	if grow {
+		if err := f.Truncate(int64(bytes)); err != nil {
+			return nil, fmt.Errorf("memory of %s: %w", name, err)
+		}
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("memory of %s: mapping %d bytes: %w", name, bytes, err)
+	}
+	return &Memory{name: name, file: f, mem: mem, refs: 1}, nil
+}
+
+// Bytes is the memory itself, shared with everyone who maps it. Agents touch it
+// under the rules of the region's domain.
+func (m *Memory) Bytes() []byte { return m.mem }
+
+// Name is the file's path, or the name given to NewMemory.
+func (m *Memory) Name() string { return m.name }
+
+// Persistent says whether the memory survives a loss of power once flushed.
+func (m *Memory) Persistent() bool { return m.persistent }
+
+// Persist returns when a range is on stable storage.
+func (m *Memory) Persist(off, n uint64) error {
+	if !m.persistent {
+		return fmt.Errorf("memory of %s: %w", m.name, rdma.ErrNotPersistent)
+	}
+	if off > uint64(len(m.mem)) || n > uint64(len(m.mem))-off {
+		return fmt.Errorf("memory of %s: flush of %d bytes at %d is outside of its %d bytes", m.name, n, off, len(m.mem))
+	}
+	return persist(m.mem, off, n)
+}
+
+// Descriptor opens the memory once more, to be sent to another process: with
+// write set the same open file, else one that cannot be mapped for writing.
+func (m *Memory) Descriptor(write bool) (*os.File, error) {
+	if !write {
+		f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", m.file.Fd()), os.O_RDONLY, 0)
+		if err != nil {
+			return nil, fmt.Errorf("memory of %s: opening it for reading: %w", m.name, err)
+		}
+		return f, nil
+	}
+	fd, err := unix.FcntlInt(m.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("memory of %s: %w", m.name, err)
+	}
+	return os.NewFile(uintptr(fd), m.name), nil
+}
+
+// Close gives up the owner's hold. The memory is unmapped when no Access serves
+// it any more, so that no lane can still be executing on it.
+func (m *Memory) Close() error { return m.release() }
+
+func (m *Memory) retain() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refs == 0 {
+		return fmt.Errorf("memory of %s is closed", m.name)
+	}
+	m.refs++
+	return nil
+}
+
+func (m *Memory) release() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refs == 0 {
+		return fmt.Errorf("memory of %s is closed already", m.name)
+	}
+	m.refs--
+	if m.refs > 0 {
+		return nil
+	}
+	return errors.Join(unix.Munmap(m.mem), m.file.Close())
+}
+
+// persist flushes whole pages around a range.
+func persist(mem []byte, off, n uint64) error {
+	page := uint64(os.Getpagesize())
+	start := off &^ (page - 1)
+	end := min((off+n+page-1)&^(page-1), uint64(len(mem)))
+	if start >= end {
+		return nil
+	}
+	if err := unix.Msync(mem[start:end], unix.MS_SYNC); err != nil {
+		return fmt.Errorf("flushing %d bytes at %d: %w", n, off, err)
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package host
+
+import (
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// Usage counts what lanes have done. On shm the client does the counting.
+type Usage struct {
+	Chains       uint64
+	Verbs        uint64
+	ReadBytes    uint64
+	WrittenBytes uint64
+	Refusals     uint64
+	Offences     uint64 // refusals that a correct client does not cause
+}
+
+func (u *Usage) add(v Usage) {
+	u.Chains += v.Chains
+	u.Verbs += v.Verbs
+	u.ReadBytes += v.ReadBytes
+	u.WrittenBytes += v.WrittenBytes
+	u.Refusals += v.Refusals
+	u.Offences += v.Offences
+}
+
+func (l *Lane) usage() Usage {
+	p := l.page
+	return Usage{
+		Chains: atomic.LoadUint64(&p.busy) / 2, Verbs: peek(&p.verbs),
+		ReadBytes: peek(&p.read), WrittenBytes: peek(&p.written),
+		Refusals: peek(&p.refused), Offences: peek(&p.offence),
+	}
+}
+
+// SessionStatus describes one session that has lanes here, or left with offences.
+type SessionStatus struct {
+	Session   uint32
+	Serial    uint64
+	Tenant    uint32
+	Rights    rdma.Rights
+	Providers map[string]int // lanes by provider
+	Pids      []int          // of shm clients
+	Since     time.Time
+	Usage     Usage
+}
+
+// Sessions is a snapshot, by serial.
+func (a *Access) Sessions() []SessionStatus {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]SessionStatus, 0, len(a.sessions))
+	for _, s := range a.sessions {
+		st := SessionStatus{
+			Session: s.ticket.Session, Serial: s.ticket.Serial, Tenant: s.ticket.Tenant, Rights: s.ticket.Rights,
+			Providers: make(map[string]int), Since: s.since, Usage: s.past,
+		}
+		for _, l := range s.lanes {
+			st.Providers[l.provider]++
+			st.Usage.add(l.usage())
+			if l.process != nil && !slices.Contains(st.Pids, l.process.Pid) {
+				st.Pids = append(st.Pids, l.process.Pid)
+			}
+		}
+		slices.Sort(st.Pids)
+		out = append(out, st)
+	}
+	slices.SortFunc(out, func(x, y SessionStatus) int {
+		if x.Serial < y.Serial {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// RegionStatus describes one region that has been served here.
+type RegionStatus struct {
+	Region uint32
+	Epoch  uint64 // served last
+	Open   bool
+	Bytes  uint64
+}
+
+// Regions is a snapshot, by number.
+func (a *Access) Regions() []RegionStatus {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]RegionStatus, 0, len(a.regions))
+	for _, r := range a.regions {
+		st := RegionStatus{Region: r.number, Epoch: r.epoch, Open: r.memory != nil}
+		if st.Open {
+			st.Bytes = uint64(len(r.memory.mem))
+		}
+		out = append(out, st)
+	}
+	slices.SortFunc(out, func(x, y RegionStatus) int { return int(x.Region) - int(y.Region) })
+	return out
+}
+
+type counters struct {
+	admitted, badTickets, fences, expelled, kills, rotations atomic.Uint64
+	refusals                                                 []atomic.Uint64 // by place in rdma.Refusals
+}
+
+func (c *counters) refuse(err error) {
+	for i, cause := range rdma.Refusals {
+		if errors.Is(err, cause) {
+			c.refusals[i].Add(1)
+			return
+		}
+	}
+}
+
+// Counters are totals since the node started.
+type Counters struct {
+	Admitted   uint64 // lanes
+	BadTickets uint64
+	Fenced     uint64 // sessions with lanes here that were fenced
+	Expelled   uint64 // sessions ended for their offences
+	Killed     uint64 // shm clients killed because they did not leave
+	Rotations  uint64 // keys made invalid
+	Refused    map[string]uint64
+	Usage      Usage
+}
+
+// Counters is a snapshot. Refusals on shm are counted in Usage only.
+func (a *Access) Counters() Counters {
+	c := Counters{
+		Admitted: a.counters.admitted.Load(), BadTickets: a.counters.badTickets.Load(), Fenced: a.counters.fences.Load(),
+		Expelled: a.counters.expelled.Load(), Killed: a.counters.kills.Load(), Rotations: a.counters.rotations.Load(),
+		Refused: make(map[string]uint64),
+	}
+	for i, cause := range rdma.Refusals {
+		if n := a.counters.refusals[i].Load(); n > 0 {
+			c.Refused[cause.Error()] = n
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c.Usage = a.past
+	for _, s := range a.sessions {
+		for _, l := range s.lanes {
+			c.Usage.add(l.usage())
+		}
+	}
+	return c
+}
