@@ -1,0 +1,127 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+// control calls controllers: the last that answered first, the leader that a
+// standby names next, then the others in turn.
+type control struct {
+	urls    []string
+	clients []quarrypbconnect.ControllerClient
+	current atomic.Int32
+	http    *http.Client
+	token   string
+}
+
+const (
+	// LeaderHeader is where a standby names the leader.
+	leaderHeader = "Quarry-Leader"
+	// callTimeout bounds one try at one controller, so that a stopped one does not
+	// use up the caller's deadline.
+	callTimeout = 2 * time.Second
+)
+
+func newControl(cfg Config) *control {
+	tr := &http.Transport{
+		TLSClientConfig:     cfg.TLS,
+		MaxIdleConnsPerHost: 8,
+		IdleConnTimeout:     90 * time.Second,
+		DialContext:         (&net.Dialer{Timeout: time.Second}).DialContext,
+		ForceAttemptHTTP2:   true,
+	}
+	c := &control{http: &http.Client{Transport: tr}, token: cfg.Token}
+	for _, u := range cfg.Controllers {
+		u = strings.TrimRight(u, "/")
+		c.urls = append(c.urls, u)
+		c.clients = append(c.clients, quarrypbconnect.NewControllerClient(c.http, u))
+	}
+	return c
+}
+
+func (c *control) close() { c.http.CloseIdleConnections() }
+
+// call runs f against one controller after the other until one has an answer of
+// its own. It gives every controller two tries within the context's deadline.
+func (c *control) call(ctx context.Context, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
+	return c.callFor(ctx, callTimeout, f)
+}
+
+func (c *control) callFor(ctx context.Context, each time.Duration, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
+	var last error
+	for range 2 * len(c.clients) {
+		i := int(c.current.Load())
+		tctx, cancel := context.WithTimeout(ctx, each)
+		err := f(tctx, c.clients[i])
+		cancel()
+		if err == nil {
+			return nil
+		}
+		var ce *connect.Error
+		if errors.As(err, &ce) && ce.Code() != connect.CodeUnavailable && ce.Code() != connect.CodeDeadlineExceeded && ce.Code() != connect.CodeCanceled {
+			return ce
+		}
+		last = err
+		if ctx.Err() != nil {
+			break
+		}
+		c.next(i, ce)
+	}
+	return fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(c.urls, ", "), last)
+}
+
+// next chooses whom to ask after controller i did not answer.
+func (c *control) next(i int, err *connect.Error) {
+	to := (i + 1) % len(c.clients)
+	if err != nil {
+		if leader := strings.TrimRight(err.Meta().Get(leaderHeader), "/"); leader != "" {
+			for j, u := range c.urls {
+				if u == leader {
+					to = j
+				}
+			}
+		}
+	}
+	c.current.CompareAndSwap(int32(i), int32(to))
+}
+
+// unary adapts a generated method to one answer message.
+func unary[Q, A any](c *control, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
+	var out *A
+	err := c.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		res, err := method(cl, ctx, connect.NewRequest(q))
+		if err == nil {
+			out = res.Msg
+		}
+		return err
+	})
+	return out, err
+}
+
+// watch follows the table of one controller until the stream ends.
+func (c *control) watch(ctx context.Context, since uint64, apply func(*quarrypb.Table) error) error {
+	i := int(c.current.Load())
+	st, err := c.clients[i].WatchTable(ctx, connect.NewRequest(&quarrypb.WatchTableRequest{SinceRevision: since}))
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	for st.Receive() {
+		if err := apply(st.Msg()); err != nil {
+			return err
+		}
+	}
+	return st.Err()
+}
