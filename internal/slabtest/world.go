@@ -1,0 +1,202 @@
+// Package slabtest gives tests a small world to run slab programs in: real nodes
+// on a real fabric, without a controller. Sessions are fenced by hand.
+package slabtest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/alloc"
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/tcp"
+)
+
+var key = [32]byte{7}
+
+// World is one region on R nodes.
+type World struct {
+	T        testing.TB
+	Nodes    []*Node
+	Geometry proto.Geometry
+	uuid     [16]byte
+
+	serial atomic.Uint64
+	mu     sync.Mutex
+	fenced map[uint32]bool
+	lanes  []*Port
+}
+
+// Node is one storage node.
+type Node struct {
+	Access *host.Access
+	Memory *host.Memory
+	addr   string
+}
+
+// New starts a world with a region of 16 MiB on r nodes.
+func New(t testing.TB, r int) *World {
+	w := &World{T: t, uuid: [16]byte{1}, fenced: map[uint32]bool{}}
+	var err error
+	w.Geometry, err = proto.NewGeometry(proto.MinRegionBytes)
+	require.NoError(t, err)
+	for i := range r {
+		a := host.New([16]byte{9}, key, uint32(i+1), 1, host.Limits{})
+		m, err := host.NewMemory("test", proto.MinRegionBytes)
+		require.NoError(t, err)
+		require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		s := tcp.NewServer(a, slog.New(slog.DiscardHandler))
+		go s.Serve(l)
+		t.Cleanup(s.Close)
+		w.Nodes = append(w.Nodes, &Node{a, m, l.Addr().String()})
+	}
+	return w
+}
+
+// Fence ends a session on every node.
+func (w *World) Fence(session uint32) {
+	w.mu.Lock()
+	var serials []uint64
+	for _, p := range w.lanes {
+		if p.session == session {
+			serials = append(serials, p.serial)
+		}
+	}
+	w.mu.Unlock()
+	for _, n := range w.Nodes {
+		require.NoError(w.T, n.Access.Fence(w.T.Context(), serials...))
+	}
+	w.mu.Lock()
+	w.fenced[session] = true
+	w.mu.Unlock()
+}
+
+// Port is a lane's world; the hooks are for tests.
+type Port struct {
+	World    *World
+	Lane     *slab.Lane
+	Alloc    *alloc.Allocator
+	BeforeDo func(round int, r *rdma.Round) // round counts from 1 within the Port
+	Lease    atomic.Bool
+	Ended    error
+
+	session  uint32
+	serial   uint64
+	seq      uint64
+	rounds   int
+	region   *slab.Region
+	targets  []rdma.Target
+	arena    *rdma.Arena
+	deadline time.Time
+}
+
+// Lane opens a lane of a session.
+func (w *World) Lane(session uint32) *Port {
+	p := &Port{World: w, session: session, serial: w.serial.Add(1)}
+	p.Lease.Store(true)
+	var err error
+	p.arena, err = rdma.NewArena(64 << 20)
+	require.NoError(w.T, err)
+	p.region = &slab.Region{ID: 1, Epoch: 1, Seed: proto.RegionSeed(w.uuid), Geometry: w.Geometry, N: len(w.Nodes), Headers: slab.NewHeaders(w.Geometry.Blocks)}
+	p.targets = make([]rdma.Target, len(w.Nodes))
+	ticket := &rdma.Ticket{Cluster: [16]byte{9}, Session: session, Serial: p.serial, Rights: rdma.ReadWrite}
+	ticket.Sign(key)
+	for i, n := range w.Nodes {
+		c, err := tcp.Dialer{}.Dial(context.Background(), n.addr, ticket, 0)
+		require.NoError(w.T, err)
+		w.T.Cleanup(func() { c.Close() })
+		win, err := c.Open(context.Background(), 1, 1)
+		require.NoError(w.T, err)
+		p.targets[i] = rdma.Target{Conn: c, Window: win}
+		p.region.To[i] = &p.targets[i]
+	}
+	p.Lane, err = slab.NewLane(p)
+	require.NoError(w.T, err)
+	p.Alloc, err = alloc.New(p.Lane, p)
+	require.NoError(w.T, err)
+	w.mu.Lock()
+	w.lanes = append(w.lanes, p)
+	w.mu.Unlock()
+	return p
+}
+
+// ErrDied is what a lane's panic carries when a test kills it in the middle.
+var ErrDied = errors.New("client died")
+
+func (p *Port) Do(r *rdma.Round) {
+	p.rounds++
+	if p.BeforeDo != nil {
+		p.BeforeDo(p.rounds, r)
+	}
+	r.Deadline = 0
+	rdma.Do(r)
+}
+
+func (p *Port) Region(id uint32) (*slab.Region, error) {
+	if id != 1 {
+		return nil, slab.ErrNoRegion
+	}
+	return p.region, p.Ended
+}
+
+func (p *Port) Settle(_ *slab.Region, r *rdma.Round) error {
+	for i := range r.Len() {
+		switch c := r.At(i); {
+		case c.Err == nil:
+		case errors.Is(c.Err, rdma.ErrRefused):
+			return c.Err
+		default:
+			if err := c.To.Conn.Reset(context.Background()); err != nil {
+				return err
+			}
+		}
+	}
+	return p.Ended
+}
+
+func (p *Port) Pause(attempt int) error {
+	if attempt == 1 {
+		p.deadline = time.Now().Add(10 * time.Second)
+	}
+	if time.Now().After(p.deadline) {
+		return context.DeadlineExceeded
+	}
+	runtime.Gosched()
+	return p.Ended
+}
+
+func (p *Port) HolderFenced(session uint32, _ int) bool {
+	p.World.mu.Lock()
+	defer p.World.mu.Unlock()
+	return p.World.fenced[session]
+}
+
+func (p *Port) LeaseValid() bool { return p.Lease.Load() }
+
+func (p *Port) Reservation() proto.R {
+	p.seq++
+	return proto.MakeR(p.session, p.serial<<32|p.seq)
+}
+
+func (p *Port) EndSession(err error)         { p.Ended = err }
+func (p *Port) Buffer(n int) ([]byte, error) { return p.arena.Alloc(n) }
+func (p *Port) Regions(int) []uint32         { return []uint32{1} }
+func (p *Port) Grow(int, uint32) error       { return errors.New("this world has one region") }
+func (p *Port) Random() uint64               { return rand.Uint64() }
+
+// Rounds is how many rounds the lane has done.
+func (p *Port) Rounds() int { return p.rounds }
