@@ -1,0 +1,54 @@
+# `make` lists what there is.
+GO      ?= go
+BIN     := bin
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# Packages on the data path and in the control plane that run under the race detector.
+RACE_PKGS := ./alloc/... ./client/... ./controller/... ./internal/... ./proto/... ./rdma/... ./storagenode/...
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test race bench generate lint tools clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## bin/quarry, one static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/quarry ./cmd/quarry
+
+demo: build ## a cluster of separate processes keeps a real source tree and gives every byte back
+	$(BIN)/quarry demo
+
+test: tools ## everything: build without cgo, gofmt, vet, tests, race detector on short tests
+	CGO_ENABLED=0 $(GO) build ./...
+	@files=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
+	  if [ -n "$$files" ]; then echo "not gofmt clean, run gofmt -w on:"; echo "$$files"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) test -timeout 20m ./...
+	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $${CC:-gcc} >/dev/null; then \
+	  echo '$(GO) test -race -short (data path and control plane)'; $(GO) test -race -short -timeout 20m $(RACE_PKGS); \
+	else echo "race detector skipped: it needs cgo and a C compiler (apt-get install gcc)"; fi
+
+race: ## every test under the race detector
+	$(GO) test -race -timeout 30m ./...
+
+bench: build tools ## figures of this machine beside memory, TCP and Redis
+	$(BIN)/quarry bench --self
+
+generate: ## generated code from its sources
+	$(GO) generate ./...
+
+lint: ## gofmt, vet, staticcheck and the rules of internal/lint
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
+	$(GO) vet ./...
+	@test -x $(BIN)/staticcheck || GOBIN=$(CURDIR)/$(BIN) $(GO) install $(STATICCHECK)
+	$(BIN)/staticcheck ./...
+	$(GO) test -count=1 ./internal/lint
+
+tools: ## what tests and benchmarks can use beside Go
+	@sh .ci/tools
+
+clean: ## remove what was built
+	rm -rf $(BIN)
