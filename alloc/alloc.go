@@ -58,6 +58,7 @@ type Allocator struct {
 	maps     []byte // a block's map as READ
 	pairs    []byte // R and V of each slab of a refill
 	wordRead []byte
+	block    []byte // scratch of reclaim
 }
 
 type magKey struct {

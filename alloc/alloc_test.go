@@ -404,3 +404,39 @@ func TestBatches(t *testing.T) {
 		requireSameReplicas(t, w, refs[6])
 	}
 }
+
+// TestHazard20_ReclaimChangesClass: a block goes to another class only when
+// nothing in it lives or is held, and old refs into it stay dead.
+func TestHazard20_ReclaimChangesClass(t *testing.T) {
+	w := slabtest.New(t, 2)
+	p, agent := w.Lane(1), w.Lane(2)
+	old, err := p.Alloc.Alloc([]byte("small"), want(2))
+	require.NoError(t, err)
+	block, _ := w.Geometry.BlockOf(uint64(old.Addr.Off()))
+	passes := 0
+	pass := func() error { passes++; return nil }
+
+	require.ErrorIs(t, agent.Alloc.Reclaim(mustRegion(t, agent), block, pass), alloc.ErrInUse, "an object lives there")
+	_, _, err = p.Lane.Read(old, nil)
+	require.NoError(t, err)
+	_, _, err = p.Alloc.Free(old)
+	require.NoError(t, err)
+	require.ErrorIs(t, agent.Alloc.Reclaim(mustRegion(t, agent), block, pass), alloc.ErrInUse, "a magazine holds it")
+	require.NoError(t, p.Alloc.Close())
+	require.NoError(t, agent.Alloc.Reclaim(mustRegion(t, agent), block, pass))
+	require.Equal(t, 4, passes)
+
+	fresh := w.Lane(3) // its session starts after the pass: no header of before
+	_, _, err = fresh.Lane.Read(old, nil)
+	require.ErrorIs(t, err, slab.ErrFreed)
+	for range int(w.Geometry.Blocks) {
+		ref, err := fresh.Alloc.Alloc(make([]byte, 300_000), want(2))
+		require.NoError(t, err, "every block, the reclaimed one too, takes the large class")
+		if b, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off())); b == block {
+			require.EqualValues(t, 1, ref.Life.Generation())
+			requireSameReplicas(t, w, ref)
+		}
+	}
+	_, _, err = fresh.Lane.Read(old, nil)
+	require.ErrorIs(t, err, slab.ErrFreed)
+}

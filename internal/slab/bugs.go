@@ -33,6 +33,10 @@ const (
 	BugDoubleFree                      // Free does not look at born and state
 	BugInPlace                         // the active image is overwritten
 	BugStaleHeaders                    // cached headers survive the epoch
+	BugGenerationKept                  // reclaim does not raise the generation
+	BugReclaimNoPass                   // reclaim does not wait before it looks
+	BugReclaimOnePhase                 // reclaim zeroes without the second pass
+	BugReclaimIgnoresR                 // reclaim does not look at reservations
 	BugCount
 )
 
