@@ -27,8 +27,6 @@ type control struct {
 }
 
 const (
-	// LeaderHeader is where a standby names the leader.
-	leaderHeader = "Quarry-Leader"
 	// callTimeout bounds one try at one controller, so that a stopped one does not
 	// use up the caller's deadline.
 	callTimeout = 2 * time.Second
@@ -86,7 +84,7 @@ func (c *control) callFor(ctx context.Context, each time.Duration, f func(contex
 func (c *control) next(i int, err *connect.Error) {
 	to := (i + 1) % len(c.clients)
 	if err != nil {
-		if leader := strings.TrimRight(err.Meta().Get(leaderHeader), "/"); leader != "" {
+		if leader := strings.TrimRight(err.Meta().Get(quarrypb.LeaderHeader), "/"); leader != "" {
 			for j, u := range c.urls {
 				if u == leader {
 					to = j

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
@@ -32,6 +34,7 @@ type World struct {
 	Nodes    []*Node
 	Geometry proto.Geometry
 	uuid     [16]byte
+	dialer   rdma.Dialer
 
 	serial atomic.Uint64
 	mu     sync.Mutex
@@ -46,9 +49,14 @@ type Node struct {
 	addr   string
 }
 
-// New starts a world with a region of 16 MiB on r nodes.
-func New(t testing.TB, r int) *World {
-	w := &World{T: t, uuid: [16]byte{1}, fenced: map[uint32]bool{}}
+// New starts a world with a region of 16 MiB on r nodes, reached over tcp.
+func New(t testing.TB, r int) *World { return with(t, r, tcp.Dialer{}) }
+
+// NewSHM is New with the regions mapped, as on one host.
+func NewSHM(t testing.TB, r int) *World { return with(t, r, shm.NewDialer()) }
+
+func with(t testing.TB, r int, d rdma.Dialer) *World {
+	w := &World{T: t, dialer: d, uuid: [16]byte{1}, fenced: map[uint32]bool{}}
 	var err error
 	w.Geometry, err = proto.NewGeometry(proto.MinRegionBytes)
 	require.NoError(t, err)
@@ -57,12 +65,24 @@ func New(t testing.TB, r int) *World {
 		m, err := host.NewMemory("test", proto.MinRegionBytes)
 		require.NoError(t, err)
 		require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		s := tcp.NewServer(a, slog.New(slog.DiscardHandler))
-		go s.Serve(l)
-		t.Cleanup(s.Close)
-		w.Nodes = append(w.Nodes, &Node{a, m, l.Addr().String()})
+		log := slog.New(slog.DiscardHandler)
+		var addr string
+		if d.Provider() == "tcp" {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			s := tcp.NewServer(a, log)
+			go s.Serve(l)
+			t.Cleanup(s.Close)
+			addr = l.Addr().String()
+		} else {
+			addr = filepath.Join(t.TempDir(), "shm")
+			l, err := shm.Listen(addr)
+			require.NoError(t, err)
+			s := shm.NewServer(a, log)
+			go s.Serve(l)
+			t.Cleanup(func() { s.Close() })
+		}
+		w.Nodes = append(w.Nodes, &Node{a, m, addr})
 	}
 	return w
 }
@@ -116,7 +136,7 @@ func (w *World) Lane(session uint32) *Port {
 	ticket := &rdma.Ticket{Cluster: [16]byte{9}, Session: session, Serial: p.serial, Rights: rdma.ReadWrite}
 	ticket.Sign(key)
 	for i, n := range w.Nodes {
-		c, err := tcp.Dialer{}.Dial(context.Background(), n.addr, ticket, 0)
+		c, err := w.dialer.Dial(context.Background(), n.addr, ticket, 0)
 		require.NoError(w.T, err)
 		w.T.Cleanup(func() { c.Close() })
 		win, err := c.Open(context.Background(), 1, 1)
