@@ -16,9 +16,17 @@ const maxHeld = 100_000
 // the primary's V, and the view is live, unless there is an error, with which
 // the lane holds nothing.
 func (l *Lane) reserve(ref proto.Ref) (h proto.ImageHeader, payload []byte, err error) {
+	h, payload, err = l.reserveOnce(ref)
+	if err != nil {
+		return l.reserveAgain(ref, err)
+	}
+	return h, payload, nil
+}
+
+// reserveAgain is reserve after a first attempt that has failed.
+func (l *Lane) reserveAgain(ref proto.Ref, err error) (h proto.ImageHeader, payload []byte, _ error) {
 	again, held, damaged := 0, 0, 0
-	for {
-		h, payload, err = l.reserveOnce(ref)
+	for ; ; h, payload, err = l.reserveOnce(ref) {
 		var wait *heldError
 		switch {
 		case err == nil:
