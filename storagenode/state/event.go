@@ -1,0 +1,150 @@
+package state
+
+import "fmt"
+
+// Event is something that has happened: Registered, Host, Open, Close, Drop, Fence or Ended.
+type Event interface{ event() }
+
+// Registered is a controller's answer to the node's registration.
+type Registered struct {
+	Term    uint64
+	Cluster [16]byte
+	Node    uint32
+	// Of the serials below Next only those in Live may still come; Fenced never.
+	Next   uint64
+	Live   []uint64
+	Fenced []uint64
+}
+
+// Host asks for the memory of a replica.
+type Host struct {
+	Term       uint64
+	Region     uint32
+	UUID       [16]byte
+	Cluster    [16]byte
+	Bytes      uint64
+	Persistent bool
+	Zero       bool   // from zeroed memory
+	MustExist  bool   // of memory that is there already
+	Epoch      uint64 // Zero destroys nothing that has heard of a later one
+}
+
+// Open asks to serve a replica under an epoch.
+type Open struct {
+	Term   uint64
+	Region uint32
+	Epoch  uint64
+}
+
+// Close asks to serve a replica under no epoch up to this one.
+type Close struct {
+	Term   uint64
+	Region uint32
+	Epoch  uint64
+}
+
+// Drop asks to give the memory of a replica back, unless it has heard of a later epoch.
+type Drop struct {
+	Term   uint64
+	Region uint32
+	Epoch  uint64
+}
+
+// Fence asks to end sessions for ever.
+type Fence struct {
+	Term    uint64
+	Serials []uint64
+}
+
+// Ended says that the actions on a region have all been done, or that one failed.
+type Ended struct {
+	Region uint32
+	Failed bool
+}
+
+func (Registered) event() {}
+func (Host) event()       {}
+func (Open) event()       {}
+func (Close) event()      {}
+func (Drop) event()       {}
+func (Fence) event()      {}
+func (Ended) event()      {}
+
+// Do is what an Action does.
+type Do uint8
+
+const (
+	// Save puts State.Kept on stable storage.
+	Save Do = iota + 1
+	// Make makes a replica's memory, all zero but for its header.
+	Make
+	// Zero zeroes a replica's memory but for its header.
+	Zero
+	// Mark puts Epoch into the replica's header, on stable storage if there is any.
+	Mark
+	// Serve opens the replica under Epoch with new keys.
+	Serve
+	// Cut ends all access to the replica under epochs up to Epoch.
+	Cut
+	// Free gives the replica's memory back.
+	Free
+	// Settle admits no session of a serial below Next that is not in Serials, and ends those that are in.
+	Settle
+	// End ends the sessions of Serials; none of them is admitted again.
+	End
+	// Renew registers again when there is time: the list of ended sessions is long.
+	Renew
+)
+
+func (d Do) String() string {
+	return [...]string{"nothing", "save", "make", "zero", "mark", "serve", "cut", "free", "settle", "end", "renew"}[d]
+}
+
+// Action is something to be done. Region is 0 where it concerns none.
+type Action struct {
+	Do      Do
+	Region  uint32
+	Epoch   uint64
+	Next    uint64
+	Serials []uint64
+}
+
+func (a Action) String() string {
+	switch a.Do {
+	case Mark, Serve, Cut:
+		return fmt.Sprintf("%v region %d epoch %d", a.Do, a.Region, a.Epoch)
+	case Make, Zero, Free:
+		return fmt.Sprintf("%v region %d", a.Do, a.Region)
+	case Settle:
+		return fmt.Sprintf("%v below %d except %v", a.Do, a.Next, a.Serials)
+	case End:
+		return fmt.Sprintf("%v %v", a.Do, a.Serials)
+	}
+	return a.Do.String()
+}
+
+// Code is the kind of an Error.
+type Code uint8
+
+const (
+	Invalid   Code = iota + 1 // the command can never succeed
+	NotHosted                 // the region is not here
+	Conflict                  // something else is in its place
+	Stale                     // a later command has been obeyed
+	Served                    // not while the region is open
+	NoSpace                   // above the node's capacity or limits
+	Busy                      // another command for the region is under way
+	Stranger                  // not of this cluster, or not registered yet
+)
+
+// Error says why a command has changed nothing.
+type Error struct {
+	Code Code
+	Text string
+}
+
+func (e *Error) Error() string { return e.Text }
+
+func errorf(c Code, format string, args ...any) *Error {
+	return &Error{Code: c, Text: fmt.Sprintf(format, args...)}
+}
