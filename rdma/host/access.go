@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,7 @@ var ErrEpoch = errors.New("epoch is not newer than the one this node has")
 // Limits of one node. Zero fields take the defaults.
 type Limits struct {
 	Sessions        int           // at once; 4096
+	Lanes           int           // connections of all sessions; 16384
 	LanesPerSession int           // connections of one session; 256
 	Offences        uint64        // refusals that a correct client does not cause, before its session is ended; 1000
 	KillAfter       time.Duration // how long a shm client may stay inside a chain while its access is taken away; 2 s
@@ -30,6 +32,9 @@ type Limits struct {
 func (l Limits) withDefaults() Limits {
 	if l.Sessions == 0 {
 		l.Sessions = 4096
+	}
+	if l.Lanes == 0 {
+		l.Lanes = 16384
 	}
 	if l.LanesPerSession == 0 {
 		l.LanesPerSession = 256
@@ -57,7 +62,9 @@ type Access struct {
 	sessions map[uint64]*session // by serial
 	fenced   map[uint64]struct{} // serials never admitted again
 	floor    uint64              // as are all below
+	live     map[uint64]struct{} // but these
 	closed   bool
+	lanes    int   // of all sessions
 	past     Usage // of lanes that have left
 }
 
@@ -222,30 +229,48 @@ func (a *Access) Fence(ctx context.Context, serials ...uint64) error {
 		if serial >= a.floor {
 			a.fenced[serial] = struct{}{}
 		}
+		delete(a.live, serial)
 	}
 	a.mu.Unlock()
-	return a.end(ctx, func(serial uint64) bool {
-		for _, s := range serials {
-			if s == serial {
-				return true
-			}
-		}
-		return false
-	})
+	return a.end(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
 }
 
-// FenceBelow ends every session with a lower serial, as Fence does, and forgets
-// them one by one: a controller calls it now and then with the lowest serial alive.
-func (a *Access) FenceBelow(ctx context.Context, serial uint64) error {
+// Settle ends every session with a serial below next that is not in live, as
+// Fence does; later it admits only those of live below next.
+func (a *Access) Settle(ctx context.Context, next uint64, live []uint64) error {
 	a.mu.Lock()
-	a.floor = max(a.floor, serial)
-	for s := range a.fenced {
-		if s < a.floor {
-			delete(a.fenced, s)
+	if next >= a.floor {
+		keep := make(map[uint64]struct{}, len(live))
+		for _, serial := range live {
+			if _, gone := a.fenced[serial]; !gone && a.admits(serial) {
+				keep[serial] = struct{}{}
+			}
+		}
+		a.floor, a.live = next, keep
+		for serial := range a.fenced {
+			if serial < a.floor {
+				delete(a.fenced, serial)
+			}
+		}
+	}
+	var gone []uint64
+	for serial := range a.sessions {
+		if !a.admits(serial) {
+			gone = append(gone, serial)
 		}
 	}
 	a.mu.Unlock()
-	return a.end(ctx, func(s uint64) bool { return s < serial })
+	return a.end(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
+}
+
+// admits says whether a session has not ended. Preconditions: a.mu is held.
+func (a *Access) admits(serial uint64) bool {
+	if serial < a.floor {
+		_, ok := a.live[serial]
+		return ok
+	}
+	_, ended := a.fenced[serial]
+	return !ended
 }
 
 // end revokes the sessions chosen and waits until nothing of theirs executes.

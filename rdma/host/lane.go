@@ -56,11 +56,11 @@ func (a *Access) Admit(ctx context.Context, t *rdma.Ticket, number uint32, e Ent
 	}
 	for {
 		old, err := a.enter(l, t)
-		if err != nil || old == nil {
-			if err != nil {
-				l.process = nil // stays the caller's
-			}
-			return l, err
+		if err != nil {
+			return nil, err
+		}
+		if old == nil {
+			return l, nil
 		}
 		if err := a.finish(ctx, []*Lane{old}); err != nil {
 			return nil, err
@@ -75,7 +75,7 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 	if a.closed {
 		return nil, rdma.ErrBroken
 	}
-	if _, ok := a.fenced[t.Serial]; ok || t.Serial < a.floor {
+	if !a.admits(t.Serial) {
 		return nil, rdma.ErrRevoked
 	}
 	s := a.sessions[t.Serial]
@@ -90,9 +90,10 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 		old.page.shutGate(superseded)
 		return old, nil
 	}
-	if len(s.lanes) >= a.limits.LanesPerSession {
+	if len(s.lanes) >= a.limits.LanesPerSession || a.lanes >= a.limits.Lanes {
 		return nil, rdma.ErrLimit
 	}
+	a.lanes++
 	l.session = s
 	s.lanes[l.number] = l
 	a.counters.admitted.Add(1)
@@ -103,7 +104,7 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 // client's choice. ErrKey while the region is not served under that epoch.
 // The memory is for shm, which sends it to the client.
 func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memory, error) {
-	if slot < 0 || slot >= MaxWindows || int(slot) > len(l.windows) {
+	if slot < 0 || slot >= MaxWindows {
 		return rdma.Window{}, nil, l.offend(rdma.ErrLimit)
 	}
 	a := l.access
@@ -211,6 +212,7 @@ func (a *Access) remove(l *Lane) {
 	s.past.add(u)
 	a.past.add(u)
 	delete(s.lanes, l.number)
+	a.lanes--
 	if len(s.lanes) == 0 && a.sessions[s.ticket.Serial] == s && s.past.Offences == 0 {
 		delete(a.sessions, s.ticket.Serial)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"syscall"
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
@@ -219,4 +220,16 @@ func persist(mem []byte, off, n uint64) error {
 		return fmt.Errorf("flushing %d bytes at %d: %w", n, off, err)
 	}
 	return nil
+}
+
+// TouchedBytes is how much of the memory has pages: what the file's blocks say.
+func (m *Memory) TouchedBytes() uint64 {
+	st, err := m.file.Stat()
+	if err != nil {
+		return 0
+	}
+	if s, ok := st.Sys().(*syscall.Stat_t); ok {
+		return uint64(s.Blocks) * 512
+	}
+	return 0
 }

@@ -27,8 +27,8 @@ type Phase uint8
 
 const (
 	Making Phase = iota + 1 // its memory is not there yet
-	Closed
-	Opened
+	Closed                  // not to be served; a Cut comes before whatever is done to it, as an earlier one may have failed
+	Opened                  // certainly served under Epoch
 )
 
 func (p Phase) String() string { return [...]string{"none", "making", "closed", "open"}[p] }

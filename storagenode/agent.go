@@ -1,0 +1,81 @@
+package storagenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/storagenode/state"
+)
+
+// agent answers the controllers' calls.
+type agent struct{ n *Node }
+
+var codes = map[state.Code]connect.Code{
+	state.Invalid: connect.CodeInvalidArgument, state.NotHosted: connect.CodeNotFound, state.Conflict: connect.CodeAlreadyExists,
+	state.Stale: connect.CodeFailedPrecondition, state.Served: connect.CodeFailedPrecondition, state.NoSpace: connect.CodeResourceExhausted,
+	state.Busy: connect.CodeUnavailable, state.Stranger: connect.CodePermissionDenied,
+}
+
+// command carries a command out, whether or not its caller still waits: one that
+// is half done helps nobody.
+func command[A any](ctx context.Context, n *Node, ev state.Event) (*connect.Response[A], error) {
+	err := n.do(context.WithoutCancel(ctx), ev)
+	var se *state.Error
+	switch {
+	case errors.As(err, &se):
+		return nil, connect.NewError(codes[se.Code], fmt.Errorf("node %s: %s", n.cfg.Name, se.Text))
+	case err != nil:
+		n.cfg.Logger.Error("storage node: command failed", "command", fmt.Sprintf("%T", ev), "error", err)
+		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("node %s: %w", n.cfg.Name, err))
+	}
+	return connect.NewResponse(new(A)), nil
+}
+
+func uuid(b []byte) (u [16]byte, err error) {
+	if len(b) != 16 {
+		return u, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("uuid of %d bytes, want 16", len(b)))
+	}
+	return [16]byte(b), nil
+}
+
+func (a *agent) HostRegion(ctx context.Context, r *connect.Request[quarrypb.HostRegionRequest]) (*connect.Response[quarrypb.HostRegionResponse], error) {
+	m := r.Msg
+	u, err := uuid(m.Uuid)
+	if err != nil {
+		return nil, err
+	}
+	c, err := uuid(m.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return command[quarrypb.HostRegionResponse](ctx, a.n, state.Host{
+		Term: m.ControllerTerm, Region: m.Region, UUID: u, Cluster: c, Bytes: m.SizeBytes,
+		Persistent: m.Durability == quarrypb.Durability_DURABILITY_PMEM, Zero: m.Zero, MustExist: m.MustExist, Epoch: m.Epoch,
+	})
+}
+
+func (a *agent) OpenRegion(ctx context.Context, r *connect.Request[quarrypb.OpenRegionRequest]) (*connect.Response[quarrypb.OpenRegionResponse], error) {
+	return command[quarrypb.OpenRegionResponse](ctx, a.n, state.Open{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch})
+}
+
+func (a *agent) CloseRegion(ctx context.Context, r *connect.Request[quarrypb.CloseRegionRequest]) (*connect.Response[quarrypb.CloseRegionResponse], error) {
+	return command[quarrypb.CloseRegionResponse](ctx, a.n, state.Close{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch})
+}
+
+func (a *agent) DropRegion(ctx context.Context, r *connect.Request[quarrypb.DropRegionRequest]) (*connect.Response[quarrypb.DropRegionResponse], error) {
+	return command[quarrypb.DropRegionResponse](ctx, a.n, state.Drop{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch})
+}
+
+func (a *agent) Fence(ctx context.Context, r *connect.Request[quarrypb.FenceRequest]) (*connect.Response[quarrypb.FenceResponse], error) {
+	return command[quarrypb.FenceResponse](ctx, a.n, state.Fence{Term: r.Msg.ControllerTerm, Serials: r.Msg.Serials})
+}
+
+func (a *agent) Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {
+	a.n.mu.Lock()
+	defer a.n.mu.Unlock()
+	return connect.NewResponse(&quarrypb.PingResponse{Id: a.n.state.Node, Incarnation: a.n.incarnation}), nil
+}

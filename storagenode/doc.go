@@ -1,0 +1,17 @@
+// Package storagenode hosts regions: it maps their memory, opens and closes access
+// to it for sessions, and obeys its cluster's controllers. It is never on the data
+// path: clients reach the memory through the fabric.
+//
+//	n, err := storagenode.Start(ctx, storagenode.Config{
+//		Controllers: []string{"http://127.0.0.1:7420"}, Name: "a", FailureDomain: "/dc1/r1/a",
+//	})
+//	defer n.Close()
+//
+// Package storagenode/state decides; this package carries out.
+//
+// # Obligations of the caller
+//
+// A folder belongs to one node: it is locked. A node that restarts finds the files
+// of its regions, reports them, and serves none of them before a controller has
+// opened it under a new epoch.
+package storagenode

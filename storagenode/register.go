@@ -1,0 +1,173 @@
+package storagenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/storagenode/state"
+)
+
+// controllers calls whichever controller leads.
+type controllers struct {
+	urls    []string
+	clients []quarrypbconnect.ControllerClient
+	at      atomic.Int32
+	http    *http.Client
+}
+
+func newControllers(cfg Config) *controllers {
+	c := &controllers{http: &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.ControllerTLS, IdleConnTimeout: time.Minute}}}
+	for _, u := range cfg.Controllers {
+		u = strings.TrimRight(u, "/")
+		c.urls = append(c.urls, u)
+		c.clients = append(c.clients, quarrypbconnect.NewControllerClient(c.http, u))
+	}
+	return c
+}
+
+func (c *controllers) close() { c.http.CloseIdleConnections() }
+
+// call asks one controller; after a failure the next call asks the leader that was
+// named, or the next in turn.
+func (c *controllers) call(ctx context.Context, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
+	i := int(c.at.Load())
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	err := f(ctx, c.clients[i])
+	if err == nil {
+		return nil
+	}
+	to := (i + 1) % len(c.clients)
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		if leader := strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/"); leader != "" {
+			for j, u := range c.urls {
+				if u == leader {
+					to = j
+				}
+			}
+		}
+	}
+	c.at.CompareAndSwap(int32(i), int32(to))
+	return fmt.Errorf("controller %s: %w", c.urls[i], err)
+}
+
+// final says whether asking again is of no use.
+func final(err error) bool {
+	var se *state.Error
+	if errors.As(err, &se) {
+		return se.Code != state.Stale && se.Code != state.Busy
+	}
+	switch connect.CodeOf(err) {
+	case connect.CodeInvalidArgument, connect.CodeFailedPrecondition, connect.CodeUnauthenticated, connect.CodePermissionDenied, connect.CodeAlreadyExists, connect.CodeResourceExhausted:
+		return true
+	}
+	return false
+}
+
+// register tells a controller of the node until one has taken it in.
+func (n *Node) register(ctx context.Context) error {
+	var last error
+	for tries := 0; ; tries++ {
+		err := n.registerOnce(ctx)
+		if err == nil {
+			return nil
+		}
+		if final(err) {
+			return fmt.Errorf("storage node %s: registration: %w", n.cfg.Name, err)
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+		if tries == 10 {
+			n.cfg.Logger.Warn("storage node: not registered yet", "node", n.cfg.Name, "error", err)
+		}
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+			return fmt.Errorf("storage node %s: registration: %w", n.cfg.Name, errors.Join(ctx.Err(), last))
+		case <-n.ctx.Done():
+			return n.ctx.Err()
+		}
+	}
+}
+
+func (n *Node) registerOnce(ctx context.Context) error {
+	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.found, Token: n.cfg.Token}
+	n.mu.Lock()
+	if c := n.state.Cluster; c != [16]byte{} {
+		req.Cluster = c[:]
+	}
+	n.mu.Unlock()
+	var res *quarrypb.RegisterNodeResponse
+	err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		r, err := cl.RegisterNode(ctx, connect.NewRequest(req))
+		if err == nil {
+			res = r.Msg
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if len(res.Cluster) != 16 || len(res.TicketKey) != 32 || res.Id == 0 {
+		return fmt.Errorf("the controller's answer names no cluster, key or number")
+	}
+	n.mu.Lock()
+	n.beatMs = res.HeartbeatMs
+	n.serve([16]byte(res.Cluster), [32]byte(res.TicketKey), res.Id)
+	n.mu.Unlock()
+	return n.do(ctx, state.Registered{Term: res.ControllerTerm, Cluster: [16]byte(res.Cluster), Node: res.Id,
+		Next: res.NextSerial, Live: res.LiveSerials, Fenced: res.FencedSerials})
+}
+
+// beat shows signs of life, and registers again when a controller asks for it.
+func (n *Node) beat() {
+	for {
+		n.mu.Lock()
+		every := time.Duration(n.beatMs) * time.Millisecond
+		n.mu.Unlock()
+		again := false
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-n.renew:
+			again = true
+		case <-time.After(max(every/2, 10*time.Millisecond)):
+		}
+		if !again {
+			again = n.heartbeat()
+		}
+		if again {
+			if err := n.register(n.ctx); err != nil && n.ctx.Err() == nil {
+				n.cfg.Logger.Error("storage node: not registered any more", "error", err)
+				n.failed <- err
+				return
+			}
+		}
+	}
+}
+
+func (n *Node) heartbeat() (unknown bool) {
+	n.mu.Lock()
+	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize}
+	n.mu.Unlock()
+	req.ResidentBytes = n.resident()
+	err := n.controllers.call(n.ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		r, err := cl.NodeHeartbeat(ctx, connect.NewRequest(req))
+		if err == nil {
+			unknown = r.Msg.Unknown
+		}
+		return err
+	})
+	return err == nil && unknown
+}
