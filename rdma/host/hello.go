@@ -1,0 +1,191 @@
+package host
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// What a connection says before its first chain, the same on tcp and shm. All
+// fields are little endian; sizes are fixed, so nothing can lie about its length.
+//
+//	hello         0 magic  8 version  12 lane    16 ticket (72 bytes)
+//	welcome       0 magic  8 version  12 code    16 node  20 zero  24 incarnation
+//	open request  0 tag    4 region    8 slot    12 zero  16 epoch
+//	open answer   0 tag    4 code      8 flags   12 zero  16 key   24 bytes
+//
+// A code is 0 or the place of the cause in rdma.Refusals, counted from 1; 255 is
+// any other failure.
+const (
+	ProtocolVersion = 1
+
+	HelloBytes       = 16 + rdma.TicketBytes
+	WelcomeBytes     = 32
+	OpenRequestBytes = 24
+	OpenAnswerBytes  = 32
+
+	codeBroken     = 255
+	flagPersistent = 1
+)
+
+var helloMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', 'V', '\n'}
+
+// ErrHello: the peer does not speak this protocol.
+var ErrHello = errors.New("not a quarry fabric connection of this version")
+
+// Hello is a client's first message.
+type Hello struct {
+	Lane   uint32
+	Ticket rdma.Ticket
+}
+
+// Append appends the encoded form.
+func (h *Hello) Append(b []byte) []byte {
+	b = append(b, helloMagic[:]...)
+	b = binary.LittleEndian.AppendUint32(b, ProtocolVersion)
+	b = binary.LittleEndian.AppendUint32(b, h.Lane)
+	b, _ = h.Ticket.AppendBinary(b)
+	return b
+}
+
+func checkMagic(b []byte, n int) error {
+	if len(b) != n || [8]byte(b) != helloMagic {
+		return ErrHello
+	}
+	if v := binary.LittleEndian.Uint32(b[8:]); v != ProtocolVersion {
+		return fmt.Errorf("%w: the peer speaks version %d, this build %d", ErrHello, v, ProtocolVersion)
+	}
+	return nil
+}
+
+// DecodeHello reads a client's first message; the ticket is not verified yet.
+func DecodeHello(b []byte) (h Hello, err error) {
+	if err := checkMagic(b, HelloBytes); err != nil {
+		return h, err
+	}
+	h.Lane = binary.LittleEndian.Uint32(b[12:])
+	if h.Ticket, err = rdma.DecodeTicket(b[16:]); err != nil {
+		return h, fmt.Errorf("%w: %w", ErrHello, err)
+	}
+	return h, nil
+}
+
+// Welcome is the node's answer.
+type Welcome struct {
+	Err         error
+	Node        uint32
+	Incarnation uint64
+}
+
+// Append appends the encoded form.
+func (w *Welcome) Append(b []byte) []byte {
+	b = append(b, helloMagic[:]...)
+	b = binary.LittleEndian.AppendUint32(b, ProtocolVersion)
+	b = binary.LittleEndian.AppendUint32(b, uint32(Code(w.Err)))
+	b = binary.LittleEndian.AppendUint64(b, uint64(w.Node))
+	return binary.LittleEndian.AppendUint64(b, w.Incarnation)
+}
+
+// DecodeWelcome reads the node's answer.
+func DecodeWelcome(b []byte) (Welcome, error) {
+	if err := checkMagic(b, WelcomeBytes); err != nil {
+		return Welcome{}, err
+	}
+	return Welcome{
+		Err:         CodeError(byte(min(binary.LittleEndian.Uint32(b[12:]), codeBroken))),
+		Node:        binary.LittleEndian.Uint32(b[16:]),
+		Incarnation: binary.LittleEndian.Uint64(b[24:]),
+	}, nil
+}
+
+// OpenRequest asks for a window. The tag comes back with the answer.
+type OpenRequest struct {
+	Tag    uint32
+	Region uint32
+	Slot   int32
+	Epoch  uint64
+}
+
+// Append appends the encoded form.
+func (o *OpenRequest) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, o.Tag)
+	b = binary.LittleEndian.AppendUint32(b, o.Region)
+	b = binary.LittleEndian.AppendUint64(b, uint64(uint32(o.Slot)))
+	return binary.LittleEndian.AppendUint64(b, o.Epoch)
+}
+
+// DecodeOpenRequest reads a request. Slots out of range are refused by Lane.Open.
+func DecodeOpenRequest(b []byte) (OpenRequest, error) {
+	if len(b) != OpenRequestBytes {
+		return OpenRequest{}, ErrHello
+	}
+	return OpenRequest{
+		Tag:    binary.LittleEndian.Uint32(b),
+		Region: binary.LittleEndian.Uint32(b[4:]),
+		Slot:   int32(binary.LittleEndian.Uint32(b[8:])),
+		Epoch:  binary.LittleEndian.Uint64(b[16:]),
+	}, nil
+}
+
+// OpenAnswer is a window, or why there is none.
+type OpenAnswer struct {
+	Tag        uint32
+	Err        error
+	Persistent bool
+	Key        uint64
+	Bytes      uint64
+}
+
+// Append appends the encoded form.
+func (o *OpenAnswer) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, o.Tag)
+	b = binary.LittleEndian.AppendUint32(b, uint32(Code(o.Err)))
+	var flags uint64
+	if o.Persistent {
+		flags = flagPersistent
+	}
+	b = binary.LittleEndian.AppendUint64(b, flags)
+	b = binary.LittleEndian.AppendUint64(b, o.Key)
+	return binary.LittleEndian.AppendUint64(b, o.Bytes)
+}
+
+// DecodeOpenAnswer reads an answer.
+func DecodeOpenAnswer(b []byte) (OpenAnswer, error) {
+	if len(b) != OpenAnswerBytes {
+		return OpenAnswer{}, ErrHello
+	}
+	return OpenAnswer{
+		Tag:        binary.LittleEndian.Uint32(b),
+		Err:        CodeError(byte(min(binary.LittleEndian.Uint32(b[4:]), codeBroken))),
+		Persistent: binary.LittleEndian.Uint32(b[8:])&flagPersistent != 0,
+		Key:        binary.LittleEndian.Uint64(b[16:]),
+		Bytes:      binary.LittleEndian.Uint64(b[24:]),
+	}, nil
+}
+
+// Code is the number of an error on the wire.
+func Code(err error) byte {
+	if err == nil {
+		return 0
+	}
+	for i, cause := range rdma.Refusals {
+		if errors.Is(err, cause) {
+			return byte(i + 1)
+		}
+	}
+	return codeBroken
+}
+
+// CodeError is the error of a number on the wire: one of the package's own, so
+// that making it costs nothing.
+func CodeError(code byte) error {
+	switch {
+	case code == 0:
+		return nil
+	case int(code) <= len(rdma.Refusals):
+		return rdma.Refusals[code-1]
+	}
+	return rdma.ErrBroken
+}

@@ -1,0 +1,312 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// Dialer connects to nodes on this host by the path of their socket. Lanes of one
+// Dialer share their mappings of a region. Safe for many goroutines.
+type Dialer struct{ mappings mappings }
+
+// NewDialer is ready for use.
+func NewDialer() *Dialer { return &Dialer{} }
+
+// Provider is "shm".
+func (d *Dialer) Provider() string { return "shm" }
+
+// Dial connects a lane.
+func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
+	c := &conn{dialer: d, addr: addr, hello: host.Hello{Ticket: *t, Lane: lane}}
+	if err := c.connect(ctx); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+type conn struct {
+	dialer *Dialer
+	addr   string
+	hello  host.Hello
+	opened windows
+	tag    uint32
+	link   *link // the present connection; used by the lane's goroutine
+
+	mu     sync.Mutex // of link, against Close
+	closed bool
+}
+
+// link is one life of a connection.
+type link struct {
+	socket  *net.UnixConn
+	runner  *host.Runner
+	welcome host.Welcome
+	answers chan answer   // of the reader
+	ended   chan struct{} // closed when the reader has ended and all is unmapped
+
+	mu     sync.Mutex // of what follows, against the reader's end
+	mapped []*mapping // by slot
+	over   bool
+}
+
+type answer struct {
+	host.OpenAnswer
+	memory *os.File
+}
+
+func (c *conn) connect(ctx context.Context) error {
+	l, err := c.dialer.link(ctx, c.addr, &c.hello)
+	if err != nil {
+		return fmt.Errorf("shm node %s: %w", c.addr, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.link = l
+	if c.closed {
+		l.close()
+		return fmt.Errorf("shm node %s: %w: closed", c.addr, rdma.ErrBroken)
+	}
+	return nil
+}
+
+func (d *Dialer) link(ctx context.Context, addr string, hello *host.Hello) (*link, error) {
+	var dialer net.Dialer
+	generic, err := dialer.DialContext(ctx, "unixpacket", addr)
+	if err != nil {
+		return nil, broken(err)
+	}
+	socket := generic.(*net.UnixConn)
+	stop := context.AfterFunc(ctx, func() { socket.SetDeadline(time.Now()) })
+	l, err := shake(socket, hello)
+	if !stop() && err == nil {
+		err = broken(ctx.Err())
+	}
+	if err != nil {
+		socket.Close()
+		return nil, err
+	}
+	socket.SetDeadline(time.Time{})
+	l.answers, l.ended = make(chan answer, 1), make(chan struct{})
+	go l.read(&d.mappings)
+	return l, nil
+}
+
+func shake(socket *net.UnixConn, hello *host.Hello) (*link, error) {
+	if err := send(socket, hello.Append(nil), nil); err != nil {
+		return nil, broken(err)
+	}
+	b, page, err := receive(socket, make([]byte, maxMessage))
+	if err != nil {
+		return nil, broken(err)
+	}
+	if page != nil {
+		defer page.Close()
+	}
+	welcome, err := host.DecodeWelcome(b)
+	if err == nil {
+		err = welcome.Err
+	}
+	if err == nil && page == nil {
+		err = broken(errors.New("the node sent no gate page"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	mem, err := host.JoinPage(page)
+	if err != nil {
+		return nil, err
+	}
+	runner, err := host.NewRunner(mem, hello.Ticket.Rights)
+	return &link{socket: socket, runner: runner, welcome: welcome}, err
+}
+
+// broken marks an error of the socket: nothing runs on a link that is not made,
+// and everything has run or never will on one that is.
+func broken(err error) error { return fmt.Errorf("%w: %w", rdma.ErrBroken, err) }
+
+// read passes on answers until the node, or close, ends the stream. Then nothing
+// of the node's memory may stay mapped: a new life of it may want it back.
+func (l *link) read(m *mappings) {
+	buf := make([]byte, maxMessage)
+	for {
+		b, f, err := receive(l.socket, buf)
+		if err != nil {
+			break
+		}
+		a := answer{memory: f}
+		if a.OpenAnswer, err = host.DecodeOpenAnswer(b); err == nil {
+			select { // drop an answer that nobody has waited for
+			case old := <-l.answers:
+				old.discard()
+			default:
+			}
+			l.answers <- a
+			continue
+		}
+		a.discard()
+		break
+	}
+	l.socket.Close()
+	l.runner.Lose()
+	l.mu.Lock()
+	l.over = true
+	for slot := range l.mapped {
+		l.unmap(m, int32(slot))
+	}
+	l.mu.Unlock()
+	select {
+	case a := <-l.answers:
+		a.discard()
+	default:
+	}
+	close(l.ended)
+}
+
+func (a *answer) discard() {
+	if a.memory != nil {
+		a.memory.Close()
+	}
+}
+
+// close ends the link and returns when nothing is mapped any more.
+func (l *link) close() {
+	l.runner.Shut()
+	l.socket.Close()
+	<-l.ended
+}
+
+// unmap empties a slot.
+// Preconditions: l.mu held; no chain can touch the slot.
+func (l *link) unmap(m *mappings, slot int32) {
+	if p := l.mapped[slot]; p != nil {
+		l.mapped[slot] = nil
+		m.leave(p)
+	}
+}
+
+// use maps what an answer brought into a slot.
+func (l *link) use(m *mappings, slot int32, a *answer, write bool) error {
+	if a.memory == nil {
+		return broken(errors.New("the node sent no memory"))
+	}
+	p, err := m.enter(a.memory, a.Bytes, write)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		m.leave(p)
+		return broken(errors.New("the node has ended the connection"))
+	}
+	for int(slot) >= len(l.mapped) {
+		l.mapped = append(l.mapped, nil)
+	}
+	l.unmap(m, slot)
+	l.mapped[slot] = p
+	l.runner.Map(slot, a.Key, p.mem, a.Persistent)
+	return nil
+}
+
+func (c *conn) Provider() string { return "shm" }
+
+// Peer is the node that answered.
+func (c *conn) Peer() (node uint32, incarnation uint64) {
+	return c.link.welcome.Node, c.link.welcome.Incarnation
+}
+
+// Post executes the chain.
+func (c *conn) Post(ch *rdma.Chain) {
+	w := &ch.To.Window
+	ch.Done, ch.Err = c.link.runner.Run(w.Slot, w.Key, ch.Verbs)
+	if ch.Err == rdma.ErrKey {
+		c.drop(w.Slot)
+	}
+}
+
+// drop unmaps a window whose key the node has made invalid.
+func (c *conn) drop(slot int32) {
+	l := c.link
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if slot >= 0 && int(slot) < len(l.mapped) && !l.runner.Valid(slot) {
+		l.runner.Map(slot, 0, nil, false)
+		l.unmap(&c.dialer.mappings, slot)
+	}
+}
+
+// Wait has nothing to wait for.
+func (c *conn) Wait(*rdma.Chain, int64) {}
+
+func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
+	slot, err := c.opened.slot(region)
+	if err != nil {
+		return rdma.Window{}, err
+	}
+	w, err := c.open(ctx, region, epoch, slot)
+	if err != nil {
+		return rdma.Window{}, err
+	}
+	c.opened.keep(w)
+	return w, nil
+}
+
+func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32) (rdma.Window, error) {
+	l := c.link
+	c.drop(slot)
+	c.tag++
+	request := host.OpenRequest{Tag: c.tag, Region: region, Epoch: epoch, Slot: slot}
+	if err := send(l.socket, request.Append(nil), nil); err != nil {
+		return rdma.Window{}, broken(err)
+	}
+	for {
+		select {
+		case a := <-l.answers:
+			if a.Tag != c.tag { // of an Open that gave up waiting
+				a.discard()
+				continue
+			}
+			defer a.discard()
+			if a.Err == nil {
+				a.Err = l.use(&c.dialer.mappings, slot, &a, c.hello.Ticket.Rights == rdma.ReadWrite)
+			}
+			return rdma.Window{Region: region, Epoch: epoch, Key: a.Key, Bytes: a.Bytes, Slot: slot}, a.Err
+		case <-l.ended:
+			return rdma.Window{}, broken(errors.New("the node has ended the connection"))
+		case <-ctx.Done():
+			return rdma.Window{}, broken(ctx.Err())
+		}
+	}
+}
+
+func (c *conn) Reset(ctx context.Context) error {
+	c.link.close()
+	if err := c.connect(ctx); err != nil {
+		return err
+	}
+	for _, w := range c.opened {
+		if w.Key == 0 {
+			continue
+		}
+		if _, err := c.open(ctx, w.Region, w.Epoch, w.Slot); err != nil && !errors.Is(err, rdma.ErrKey) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	c.link.close()
+	return nil
+}

@@ -1,0 +1,73 @@
+package shm
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// mappings are the regions mapped into this process: once each, however many
+// lanes use it, since page tables cost memory and page faults time.
+type mappings struct {
+	mu sync.Mutex
+	by map[identity]*mapping
+}
+
+type identity struct {
+	dev, ino uint64
+	write    bool
+}
+
+type mapping struct {
+	id   identity
+	mem  []byte
+	refs int // guarded by mappings.mu
+}
+
+// enter maps the memory behind a descriptor, or finds it mapped.
+func (m *mappings) enter(f *os.File, bytes uint64, write bool) (*mapping, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("region memory: %w", err)
+	}
+	if uint64(st.Size) < bytes || bytes%8 != 0 || bytes == 0 {
+		return nil, fmt.Errorf("region memory has %d bytes, the node says %d", st.Size, bytes)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	id := identity{uint64(st.Dev), st.Ino, write}
+	if known := m.by[id]; known != nil && uint64(len(known.mem)) == bytes {
+		known.refs++
+		return known, nil
+	}
+	prot := unix.PROT_READ
+	if write {
+		prot |= unix.PROT_WRITE
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %d bytes of region memory: %w", bytes, err)
+	}
+	made := &mapping{id: id, mem: mem, refs: 1}
+	if m.by == nil {
+		m.by = make(map[identity]*mapping)
+	}
+	m.by[id] = made
+	return made, nil
+}
+
+// leave gives a mapping up; the last one unmaps it.
+// Preconditions: no chain of the caller's lane can touch it any more.
+func (m *mappings) leave(p *mapping) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.refs--
+	if p.refs == 0 {
+		if m.by[p.id] == p {
+			delete(m.by, p.id)
+		}
+		unix.Munmap(p.mem)
+	}
+}

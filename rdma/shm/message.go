@@ -1,0 +1,67 @@
+package shm
+
+import (
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/quarrystore/quarry/rdma"
+	"golang.org/x/sys/unix"
+)
+
+// maxMessage is more than any message of the protocol: a longer one is cut off
+// by the socket and then refused for its size.
+const maxMessage = 256
+
+// send writes one message, with a descriptor if f is not nil.
+func send(c *net.UnixConn, b []byte, f *os.File) error {
+	var rights []byte
+	if f != nil {
+		rights = unix.UnixRights(int(f.Fd()))
+	}
+	n, _, err := c.WriteMsgUnix(b, rights, nil)
+	if err == nil && n != len(b) {
+		err = fmt.Errorf("%w: message cut short", rdma.ErrBroken)
+	}
+	return err
+}
+
+// receive reads one message and the descriptor that came with it, if any. It
+// closes what it was not promised.
+func receive(c *net.UnixConn, b []byte) ([]byte, *os.File, error) {
+	var oob [64]byte
+	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob[:])
+	if err != nil {
+		return nil, nil, err
+	}
+	fds := descriptors(oob[:oobn])
+	if n == 0 || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(fds) > 1 {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		if n == 0 {
+			return nil, nil, net.ErrClosed
+		}
+		return nil, nil, fmt.Errorf("%w: malformed message on the shm socket", rdma.ErrBroken)
+	}
+	if len(fds) == 1 {
+		return b[:n], os.NewFile(uintptr(fds[0]), "received"), nil
+	}
+	return b[:n], nil, nil
+}
+
+func descriptors(oob []byte) (fds []int) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range messages {
+		if got, err := unix.ParseUnixRights(&messages[i]); err == nil {
+			fds = append(fds, got...)
+		}
+	}
+	for _, fd := range fds {
+		unix.CloseOnExec(fd)
+	}
+	return fds
+}

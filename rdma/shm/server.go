@@ -1,0 +1,239 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// handshakeTimeout is for one message between two processes of a host.
+	handshakeTimeout = 5 * time.Second
+	// maxStrangers bounds connections that have not shown a ticket yet.
+	maxStrangers = 64
+)
+
+// Server hands the memory of one node to clients on the same host.
+type Server struct {
+	access *host.Access
+	log    *slog.Logger
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu        sync.Mutex
+	listeners map[*net.UnixListener]struct{}
+	conns     map[*net.UnixConn]struct{}
+	strangers int
+	served    sync.WaitGroup
+}
+
+// NewServer makes a server; log may be nil.
+func NewServer(a *host.Access, log *slog.Logger) *Server {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{access: a, log: log, listeners: make(map[*net.UnixListener]struct{}), conns: make(map[*net.UnixConn]struct{})}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Listen makes the socket at path, in the place of one that nobody listens on.
+func Listen(path string) (*net.UnixListener, error) {
+	addr := &net.UnixAddr{Name: path, Net: "unixpacket"}
+	l, err := net.ListenUnix("unixpacket", addr)
+	if errors.Is(err, unix.EADDRINUSE) {
+		if c, err := net.DialUnix("unixpacket", nil, addr); err == nil {
+			c.Close()
+			return nil, fmt.Errorf("shm socket %s: another storage node listens there", path)
+		} else if !errors.Is(err, unix.ECONNREFUSED) {
+			return nil, fmt.Errorf("shm socket %s exists and is not a socket of ours: remove it", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("shm socket: %w", err)
+		}
+		l, err = net.ListenUnix("unixpacket", addr)
+	}
+	if errors.Is(err, unix.EINVAL) {
+		return nil, fmt.Errorf("shm socket %s: the path is too long, the kernel takes 107 bytes: use a shorter directory", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("shm socket: %w", err)
+	}
+	return l, nil
+}
+
+// Serve accepts clients until Close.
+func (s *Server) Serve(l *net.UnixListener) error {
+	s.mu.Lock()
+	if s.ctx.Err() != nil {
+		s.mu.Unlock()
+		l.Close()
+		return nil
+	}
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			if s.ctx.Err() != nil {
+				return nil
+			}
+			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ECONNABORTED) {
+				s.log.Warn("shm accept", "err", err)
+				time.Sleep(10 * time.Millisecond)
+				continue
+			}
+			return fmt.Errorf("shm socket: %w", err)
+		}
+		if !s.take(c) {
+			c.Close()
+		}
+	}
+}
+
+// take starts serving a connection unless too many have shown nothing yet.
+func (s *Server) take(c *net.UnixConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil || s.strangers >= maxStrangers {
+		return false
+	}
+	s.strangers++
+	s.conns[c] = struct{}{}
+	s.served.Go(func() {
+		s.serve(c)
+		c.Close()
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+	})
+	return true
+}
+
+// Close ends all connections and waits for them. Lanes inside a chain are waited
+// for, as by Access.Fence.
+func (s *Server) Close() error {
+	s.cancel()
+	s.mu.Lock()
+	for l := range s.listeners {
+		l.Close()
+	}
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.served.Wait()
+	return nil
+}
+
+func (s *Server) serve(c *net.UnixConn) {
+	lane, err := s.handshake(c)
+	s.mu.Lock()
+	s.strangers--
+	s.mu.Unlock()
+	if err != nil {
+		s.log.Info("shm client refused", "err", err)
+		return
+	}
+	defer lane.Leave()
+	buf := make([]byte, maxMessage)
+	for {
+		b, f, err := receive(c, buf)
+		if err != nil {
+			return
+		}
+		if f != nil {
+			f.Close()
+			return
+		}
+		request, err := host.DecodeOpenRequest(b)
+		if err != nil {
+			return
+		}
+		if err := s.open(c, lane, request); err != nil {
+			s.log.Warn("shm open", "region", request.Region, "err", err)
+			return
+		}
+	}
+}
+
+// handshake admits a lane. It answers only peers that have shown a whole hello.
+func (s *Server) handshake(c *net.UnixConn) (*host.Lane, error) {
+	c.SetDeadline(time.Now().Add(handshakeTimeout))
+	b, f, err := receive(c, make([]byte, maxMessage))
+	if err != nil {
+		return nil, err
+	}
+	if f != nil {
+		f.Close()
+	}
+	hello, err := host.DecodeHello(b)
+	if err != nil {
+		return nil, err
+	}
+	lane, page, err := s.admit(c, &hello)
+	w := host.Welcome{Err: err}
+	w.Node, w.Incarnation = s.access.Node()
+	sendErr := send(c, w.Append(nil), page)
+	if page != nil {
+		page.Close()
+	}
+	if err == nil && sendErr != nil {
+		lane.Leave()
+		err = sendErr
+	}
+	c.SetReadDeadline(time.Time{})
+	return lane, err
+}
+
+func (s *Server) admit(c *net.UnixConn, hello *host.Hello) (*host.Lane, *os.File, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, nil, err
+	}
+	var process *host.Process
+	if e := raw.Control(func(fd uintptr) { process, err = host.PeerProcess(int(fd)) }); e != nil || err != nil {
+		return nil, nil, errors.Join(e, err)
+	}
+	page, err := host.NewSharedPage()
+	if err != nil {
+		process.Close()
+		return nil, nil, err
+	}
+	// Waiting for a former lane may take as long as killing its process does.
+	c.SetDeadline(time.Time{})
+	lane, err := s.access.Admit(s.ctx, &hello.Ticket, hello.Lane,
+		host.Entry{Provider: "shm", Stop: func() { c.Close() }, Shared: page, Process: process})
+	c.SetWriteDeadline(time.Now().Add(handshakeTimeout))
+	if err != nil {
+		page.Close()
+		process.Close()
+		return nil, nil, err
+	}
+	return lane, page, nil
+}
+
+// open answers with a window and the memory behind it.
+func (s *Server) open(c *net.UnixConn, lane *host.Lane, o host.OpenRequest) error {
+	w, m, err := lane.Open(o.Region, o.Epoch, o.Slot)
+	a := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes}
+	var f *os.File
+	if err == nil {
+		a.Persistent = m.Persistent()
+		if f, err = m.Descriptor(lane.Ticket().Rights == rdma.ReadWrite); err != nil {
+			return err
+		}
+		defer f.Close()
+	}
+	c.SetWriteDeadline(time.Now().Add(handshakeTimeout))
+	return send(c, a.Append(nil), f)
+}
