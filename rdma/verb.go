@@ -76,8 +76,8 @@ func (v *Verb) Len() uint64 {
 // repeating a CAS that finds its own new value counts as done.
 func (v *Verb) Swapped() bool { return v.Old == v.Expect || v.Old == v.New }
 
-// Limits of one chain and one verb. A chain longer than MaxChainVerbs is refused
-// with ErrLimit by every provider: queue pairs have that many work requests.
+// Limits of one chain and one verb. A chain beyond them is refused with ErrLimit
+// before any of it runs, by every provider: queue pairs have that many work requests.
 const (
 	MaxChainVerbs = 256
 	// MaxVerbBytes is the longest READ or WRITE: the largest slab.
@@ -85,6 +85,36 @@ const (
 	// MaxChainBytes bounds the READs and WRITEs of one chain together.
 	MaxChainBytes = 4 << 20
 )
+
+// WithinLimits says whether the limits allow a chain of these verbs, before any of
+// them runs: ErrLimit, or nil.
+func WithinLimits(verbs []Verb) error {
+	if len(verbs) > MaxChainVerbs {
+		return ErrLimit
+	}
+	var bytes uint64
+	for i := range verbs {
+		v := &verbs[i]
+		switch v.Op {
+		case Read, Write:
+			if len(v.Buf) > MaxVerbBytes {
+				return ErrLimit
+			}
+			bytes += uint64(len(v.Buf))
+		case CompareSwap, FetchAdd:
+		case Flush:
+			if v.Kind > Persistent {
+				return ErrLimit
+			}
+		default:
+			return ErrLimit
+		}
+	}
+	if bytes > MaxChainBytes {
+		return ErrLimit
+	}
+	return nil
+}
 
 // Window is the right to a region's memory under one epoch: what Open returned.
 type Window struct {

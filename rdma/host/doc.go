@@ -38,6 +38,8 @@
 //  1. One goroutine at a time runs, opens windows on and leaves a Lane.
 //  2. OpenRegion, CloseRegion and Fence have done nothing certain when they
 //     return an error: call again until they return nil.
-//  3. A verb is refused by the first of these causes that applies: ErrRevoked or
-//     ErrKey, ErrLimit, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent.
+//
+// A chain is refused for the first of these causes that applies: ErrLimit, then
+// ErrRevoked or ErrKey; a verb of it for ErrBounds, ErrAlign, ErrReadOnly,
+// ErrNotPersistent.
 package host

@@ -77,6 +77,9 @@ func (r *Runner) Lose() {
 // Run executes verbs in order and returns how many have run, and why it stopped.
 func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err error) {
 	p := r.page
+	if err := rdma.WithinLimits(verbs); err != nil {
+		return 0, r.refuse(err, true)
+	}
 	if uint(slot) >= uint(len(r.windows)) {
 		return 0, r.refuse(r.why(rdma.ErrKey), true)
 	}
@@ -87,10 +90,6 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 	if atomic.LoadUint64(&p.shut) != open || atomic.LoadUint64(w.key) != key || key == 0 {
 		r.leave()
 		return 0, r.refuse(r.why(rdma.ErrKey), key == 0 || key != w.last)
-	}
-	if len(verbs) > rdma.MaxChainVerbs {
-		r.leave()
-		return 0, r.refuse(rdma.ErrLimit, true)
 	}
 	var read, written uint64
 	for done = range verbs {
@@ -146,12 +145,7 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 func (r *Runner) check(w *window, v *rdma.Verb) error {
 	n := v.Len()
 	size := uint64(len(w.mem))
-	switch {
-	case v.Op == 0 || int(v.Op) >= rdma.Ops:
-		return rdma.ErrLimit
-	case n > rdma.MaxVerbBytes && v.Op != rdma.Flush:
-		return rdma.ErrLimit
-	case n == 0 || v.Off >= size || n > size-v.Off: // never v.Off+n, which can overflow
+	if n == 0 || v.Off >= size || n > size-v.Off { // never v.Off+n, which can overflow
 		return rdma.ErrBounds
 	}
 	switch v.Op {
@@ -165,9 +159,6 @@ func (r *Runner) check(w *window, v *rdma.Verb) error {
 			return rdma.ErrReadOnly
 		}
 	case rdma.Flush:
-		if v.Kind > rdma.Persistent {
-			return rdma.ErrLimit
-		}
 		if v.Kind == rdma.Persistent && !w.persistent {
 			return rdma.ErrNotPersistent
 		}

@@ -2,24 +2,29 @@ package tcp
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 )
 
 // Dialer connects lanes over tcp. The zero Dialer is ready.
 type Dialer struct{}
 
+// Provider is "tcp".
 func (Dialer) Provider() string { return "tcp" }
 
 // Dial connects a lane to the node at host:port.
 func (Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
-	c := &conn{addr: addr, ticket: *t, lane: lane}
+	c := &conn{addr: addr, hello: host.Hello{Ticket: *t, Lane: lane}}
 	if err := c.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -27,339 +32,372 @@ func (Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32
 }
 
 const (
-	dialTimeout = 2 * time.Second
-	// slack: the socket's deadline is moved once in this time, not with every chain.
-	slack = 100 * time.Millisecond
-	// postTimeout bounds the writing of a chain to a node that does not read.
-	postTimeout = 10 * time.Second
-	// inFlight is how much may be under way in both directions before a further
-	// chain waits: less than the sockets buffer, so that neither side blocks the other.
-	inFlight = 32 << 10
+	// copyBytes is the length from which a WRITE is sent from where it stands.
+	copyBytes = 16 << 10
+	inBytes   = 16 << 10
+	// batch is how many windows Reset asks for at a time: less than a socket holds.
+	batch = 64
 )
 
 // conn is one lane. See rdma.Conn for who may call what.
 type conn struct {
-	addr   string
-	ticket rdma.Ticket
-	lane   uint32
-	nc     net.Conn
-	err    error // why it is broken; nil after connect
+	addr    string
+	hello   host.Hello
+	welcome host.Welcome
+	opened  []rdma.Window // by slot
+	socket  socket
+	dead    error // why nothing can be posted; nil after connect
 
-	tx     []byte
-	rx     []byte // answers: unread bytes are rx[r:w]
-	r, w   int
-	flying int           // bytes under way
-	queue  []*rdma.Chain // posted, not awaited
-	sent   int           // of queue
-	armed  int64         // deadline of the socket, clock.Now time
+	seq   uint32
+	queue []posted // not yet awaited, oldest first
+	in    []byte   // unread bytes are in[r:w]
+	r, w  int
 
-	windows []rdma.Window // by Slot
-	slots   []int32       // the node's slot of each on this connection, -1 if not open
-	opened  int32
+	mu     sync.Mutex // of nc, against Close
+	nc     *net.TCPConn
+	closed bool
+}
+
+// posted is a chain under way; refused before it was sent if err is set.
+type posted struct {
+	chain *rdma.Chain
+	seq   uint32
+	err   error
 }
 
 func (c *conn) Provider() string { return "tcp" }
 
+// Peer is the node that answered.
+func (c *conn) Peer() (node uint32, incarnation uint64) {
+	return c.welcome.Node, c.welcome.Incarnation
+}
+
 func (c *conn) connect(ctx context.Context) error {
-	d := net.Dialer{Timeout: dialTimeout}
-	nc, err := d.DialContext(ctx, "tcp", c.addr)
+	var d net.Dialer
+	generic, err := d.DialContext(ctx, "tcp", c.addr)
 	if err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	deadline := time.Now().Add(dialTimeout)
-	if at, ok := ctx.Deadline(); ok && at.Before(deadline) {
-		deadline = at
-	}
-	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	err = c.greet(nc, deadline)
+	nc := generic.(*net.TCPConn)
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	welcome, err := c.greet(nc)
 	if !stop() && err == nil {
 		err = fmt.Errorf("%w: %w", rdma.ErrBroken, context.Cause(ctx))
 	}
+	var raw syscall.RawConn
+	if err == nil {
+		raw, err = nc.SyscallConn()
+	}
 	if err != nil {
 		nc.Close()
-		return err
+		return fmt.Errorf("node %s: %w", c.addr, err)
 	}
-	c.nc, c.err, c.r, c.w, c.flying, c.armed, c.opened = nc, nil, 0, 0, 0, 0, 0
-	c.queue, c.sent = c.queue[:0], 0
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		nc.Close()
+		return fmt.Errorf("node %s: %w: closed", c.addr, rdma.ErrBroken)
+	}
+	if c.in == nil {
+		c.in = make([]byte, inBytes)
+	}
+	c.nc, c.welcome, c.dead, c.r, c.w, c.queue = nc, welcome, nil, 0, 0, c.queue[:0]
+	c.socket.attach(nc, raw)
 	return nil
 }
 
 // greet says who we are; the welcome says that an older connection is dead.
-func (c *conn) greet(nc net.Conn, deadline time.Time) error {
-	_ = nc.SetDeadline(deadline)
-	hello := append(make([]byte, 0, helloBytes), magic[:]...)
-	hello, _ = c.ticket.AppendBinary(hello)
-	hello = le.AppendUint32(hello, c.lane)
-	hello = le.AppendUint32(hello, 0)
-	if _, err := nc.Write(hello); err != nil {
-		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+func (c *conn) greet(nc net.Conn) (w host.Welcome, err error) {
+	if _, err := nc.Write(c.hello.Append(nil)); err != nil {
+		return w, fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	var welcome [welcomeBytes]byte
-	if _, err := io.ReadFull(nc, welcome[:]); err != nil {
-		return fmt.Errorf("%w: no welcome from %s: %w", rdma.ErrBroken, c.addr, err)
+	var b [host.WelcomeBytes]byte
+	if _, err := io.ReadFull(nc, b[:]); err != nil {
+		return w, fmt.Errorf("%w: no welcome: %w", rdma.ErrBroken, err)
 	}
-	if [8]byte(welcome[:8]) != magic {
-		return fmt.Errorf("%s does not speak quarry's tcp fabric, or another version of it", c.addr)
+	if w, err = host.DecodeWelcome(b[:]); err != nil {
+		return w, err
 	}
-	if err := errOf(uint16(le.Uint32(welcome[8:]))); err != nil {
-		return err
-	}
-	return nc.SetDeadline(time.Time{})
+	return w, w.Err
 }
 
-// Post writes the chain as one frame, unless so much is under way already that
-// both sides could block; then Wait writes it in its turn.
+// Post writes the chain as one frame, as far as the socket takes it without
+// waiting; Wait sends the rest.
 func (c *conn) Post(ch *rdma.Chain) {
-	ch.Err, ch.Done = nil, 0
-	slot := int32(-1)
-	if s := ch.To.Window.Slot; int(s) < len(c.slots) && s >= 0 {
-		slot = c.slots[s]
+	c.seq++
+	if c.seq == farewellSeq {
+		c.seq = 1
 	}
-	c.queue = append(c.queue, ch)
-	out, back := c.size(ch)
-	switch {
-	case c.err != nil:
-		ch.Err = c.err
-	case slot < 0:
-		ch.Err = rdma.ErrKey
-	case len(ch.Verbs) > rdma.MaxChainVerbs || out+back > rdma.MaxChainBytes+maxFrame-requestHead || c.tooLong(ch):
-		ch.Err = rdma.ErrLimit
+	p := posted{chain: ch, seq: c.seq, err: c.dead}
+	if p.err == nil {
+		p.err = rdma.WithinLimits(ch.Verbs)
 	}
-	if ch.Err == nil && c.sent == len(c.queue)-1 && (c.flying == 0 || c.flying+out+back <= inFlight) {
-		c.send(ch)
+	c.queue = append(c.queue, p)
+	if p.err != nil || len(ch.Verbs) == 0 {
+		return
 	}
-}
-
-func (c *conn) tooLong(ch *rdma.Chain) bool {
-	var data int
+	h := head{kind: kindChain, verbs: len(ch.Verbs), seq: p.seq, slot: ch.To.Window.Slot, key: ch.To.Window.Key}
 	for i := range ch.Verbs {
-		n := len(ch.Verbs[i].Buf)
-		if n > rdma.MaxVerbBytes {
-			return true
+		if v := &ch.Verbs[i]; v.Op == rdma.Write {
+			h.payload += uint32(len(v.Buf))
 		}
-		data += n
 	}
-	return data > rdma.MaxChainBytes
-}
-
-// size is what a chain sends and gets back.
-func (c *conn) size(ch *rdma.Chain) (out, back int) {
-	out, back = requestHead, answerHead
+	s := &c.socket
+	s.out = h.append(s.out)
 	for i := range ch.Verbs {
-		v := &ch.Verbs[i]
-		out += verbHead + 16
-		switch v.Op {
-		case rdma.Read:
-			back += pad(len(v.Buf))
-		case rdma.Write:
-			out += pad(len(v.Buf))
+		s.out = appendVerb(s.out, &ch.Verbs[i])
+	}
+	for i := range ch.Verbs {
+		switch v := &ch.Verbs[i]; {
+		case v.Op != rdma.Write:
+		case len(v.Buf) < copyBytes:
+			s.out = append(s.out, v.Buf...)
 		default:
-			back += 8
+			s.cut()
+			s.segments = append(s.segments, v.Buf)
 		}
 	}
-	return out, back
+	s.cut()
+	s.pump()
 }
 
-// send writes the frame of the chain at queue[sent].
-func (c *conn) send(ch *rdma.Chain) {
-	c.sent++
-	out, back := c.size(ch)
-	c.flying += out + back
-	c.tx = appendRequest(c.tx[:0], ch, c.slots[ch.To.Window.Slot])
-	if c.armed == 0 {
-		c.arm(clock.In(postTimeout))
-	}
-	if _, err := c.nc.Write(c.tx); err != nil {
-		c.fail(err)
-	}
-	if cap(c.tx) > keepBytes {
-		c.tx = nil
-	}
-}
-
-// arm moves the socket's deadline; most calls find it late enough.
-func (c *conn) arm(deadline int64) {
-	if deadline == 0 {
-		deadline = clock.In(postTimeout)
-	}
-	if c.armed >= deadline && c.armed <= deadline+2*int64(slack) {
-		return
-	}
-	c.armed = deadline + int64(slack)
-	_ = c.nc.SetDeadline(time.Now().Add(time.Duration(c.armed - clock.Now())))
-}
-
-// fail breaks the connection: every chain under way has an unknown outcome.
-func (c *conn) fail(err error) {
-	if c.err == nil {
-		c.err = fmt.Errorf("%w: %s: %w", rdma.ErrBroken, c.addr, err)
-		c.nc.Close()
-	}
-}
-
-// Wait reads the answer of the oldest chain posted, which is ch.
+// Wait reads the answers of the oldest chain posted, which is ch.
 func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
-	if len(c.queue) == 0 || c.queue[0] != ch {
-		ch.Err = fmt.Errorf("%w: chain not posted, or out of turn", rdma.ErrBroken)
+	ch.Done = 0
+	if len(c.queue) == 0 || c.queue[0].chain != ch {
+		ch.Err = fmt.Errorf("%w: chain not posted, or awaited out of turn", rdma.ErrBroken)
 		return
 	}
-	if ch.Err == nil && c.err == nil {
-		c.arm(deadline)
-		if c.sent == 0 {
-			c.send(ch)
-		}
-	}
-	wasSent := c.sent > 0
+	p := c.queue[0]
+	c.queue = c.queue[:copy(c.queue, c.queue[1:])]
 	switch {
-	case ch.Err != nil && !wasSent:
-	case c.err != nil:
-		ch.Err, ch.Done = c.err, 0
+	case p.err != nil:
+		ch.Err = p.err
+	case c.dead != nil:
+		ch.Err = c.dead
+	case len(ch.Verbs) == 0:
+		ch.Err = nil
 	default:
-		if err := c.answer(ch); err != nil {
+		if err := c.await(ch, p.seq, deadline); err != nil {
 			c.fail(err)
-			ch.Err, ch.Done = c.err, 0
+			ch.Err = c.dead
 		}
 	}
-	n := copy(c.queue, c.queue[1:])
-	c.queue = c.queue[:n]
-	if wasSent {
-		c.sent--
-		out, back := c.size(ch)
-		c.flying -= out + back
-	}
 }
 
-func (c *conn) answer(ch *rdma.Chain) error {
-	_, back := c.size(ch)
-	b, err := c.read(back)
-	if err != nil {
-		return err
-	}
-	err = parseAnswer(ch, le.Uint16(b), int(le.Uint16(b[2:])), b[4:])
-	if len(c.rx) > keepBytes && c.r == c.w {
-		c.rx, c.r, c.w = nil, 0, 0
-	}
-	return err
-}
-
-// read returns the next answer without its length word, of at most most bytes.
-func (c *conn) read(most int) ([]byte, error) {
+// await reads the answers to a chain. An error means that there is no outcome.
+func (c *conn) await(ch *rdma.Chain, seq uint32, deadline int64) error {
 	for {
-		have := c.w - c.r
-		need := 4
-		if have >= 4 {
-			size := int(le.Uint32(c.rx[c.r:]))
-			if size < answerHead-4 || size > most-4 {
-				return nil, fmt.Errorf("%w: an answer of %d bytes, at most %d were asked for", errFrame, size, most)
-			}
-			need += size
-			if have >= need {
-				b := c.rx[c.r+4 : c.r+need]
-				if c.r += need; c.r == c.w {
-					c.r, c.w = 0, 0
-				}
-				return b, nil
-			}
-		}
-		if c.r+max(need, most) > len(c.rx) {
-			if len(c.rx) < max(need, most) {
-				nb := make([]byte, max(need, most, 4096))
-				c.w, c.r = copy(nb, c.rx[c.r:c.w]), 0
-				c.rx = nb
-			} else {
-				c.w, c.r = copy(c.rx, c.rx[c.r:c.w]), 0
-			}
-		}
-		n, err := c.nc.Read(c.rx[c.w:])
+		a, err := c.answer(deadline)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		c.w += n
+		if a.kind != kindChain || a.seq != seq || a.done < ch.Done || a.done > len(ch.Verbs) ||
+			a.results != resultBytes(ch.Verbs[ch.Done:a.done]) || a.last && a.code == 0 && a.done != len(ch.Verbs) {
+			return errAnswer
+		}
+		for ; ch.Done < a.done; ch.Done++ {
+			v := &ch.Verbs[ch.Done]
+			switch v.Op {
+			case rdma.Read:
+				err = c.take(v.Buf, deadline)
+			case rdma.CompareSwap, rdma.FetchAdd:
+				v.Old, err = c.takeWord(deadline)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if a.last {
+			ch.Err = host.CodeError(a.code)
+			if errors.Is(ch.Err, rdma.ErrBroken) {
+				return errors.New("the node could not finish the chain")
+			}
+			return nil
+		}
 	}
 }
 
-// Open asks for a window. A region that is open already keeps its slot.
-func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
-	if c.err != nil {
-		return rdma.Window{}, c.err
+// answer reads the header of the next answer.
+func (c *conn) answer(deadline int64) (answer, error) {
+	if err := c.need(answerBytes, deadline); err != nil {
+		return answer{}, err
 	}
-	at := -1
-	for i := range c.windows {
-		if c.windows[i].Region == region {
-			at = i
+	a := decodeAnswer(c.in[c.r:])
+	c.r += answerBytes
+	if a.seq == farewellSeq {
+		if err := host.CodeError(a.code); errors.Is(err, rdma.ErrRefused) {
+			return a, err
 		}
+		return a, errAnswer
 	}
-	w, slot, err := c.open(ctx, region, epoch, at)
-	if err != nil {
-		return rdma.Window{}, err
+	return a, nil
+}
+
+// fail gives the connection up. A farewell is a definite answer to all that is
+// under way; anything else means that the outcome is not known.
+func (c *conn) fail(err error) {
+	if !errors.Is(err, rdma.ErrRefused) {
+		err = fmt.Errorf("%w: node %s: %w", rdma.ErrBroken, c.addr, err)
 	}
-	if at < 0 {
-		at = len(c.windows)
-		c.windows, c.slots = append(c.windows, w), append(c.slots, slot)
+	c.dead = err
+	c.nc.Close()
+	c.socket.drop()
+}
+
+// need reads until n bytes are buffered.
+func (c *conn) need(n int, deadline int64) error {
+	if c.r+n > len(c.in) || c.r == c.w {
+		c.r, c.w = 0, copy(c.in, c.in[c.r:c.w])
 	}
-	w.Slot = int32(at)
-	c.windows[at], c.slots[at] = w, slot
+	for c.w-c.r < n {
+		got, err := c.socket.read(c.in[c.w:], deadline)
+		if err != nil {
+			return err
+		}
+		c.w += got
+	}
+	return nil
+}
+
+// take moves the next bytes to where they belong, past the buffer when they are many.
+func (c *conn) take(b []byte, deadline int64) error {
+	n := copy(b, c.in[c.r:c.w])
+	c.r += n
+	for n < len(b) {
+		if rest := b[n:]; len(rest) <= len(c.in)/2 {
+			if err := c.need(len(rest), deadline); err != nil {
+				return err
+			}
+			c.r += copy(rest, c.in[c.r:c.w])
+			return nil
+		}
+		got, err := c.socket.read(b[n:], deadline)
+		if err != nil {
+			return err
+		}
+		n += got
+	}
+	return nil
+}
+
+func (c *conn) takeWord(deadline int64) (uint64, error) {
+	if err := c.need(8, deadline); err != nil {
+		return 0, err
+	}
+	w := binary.LittleEndian.Uint64(c.in[c.r:])
+	c.r += 8
 	return w, nil
 }
 
-// open sends the request; at is the slot the region has here, or -1.
-func (c *conn) open(ctx context.Context, region uint32, epoch uint64, at int) (w rdma.Window, slot int32, err error) {
-	slot = c.opened
-	if at >= 0 && c.slots[at] >= 0 {
-		slot = c.slots[at]
+// Open asks for a window. A region that was opened before keeps its slot.
+func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
+	slot := 0
+	for slot < len(c.opened) && c.opened[slot].Region != region {
+		slot++
 	}
-	b := make([]byte, requestHead, requestHead+openBytes)
-	le.PutUint32(b, requestHead+openBytes-4)
-	b[4] = kindOpen
-	le.PutUint32(b[8:], uint32(slot))
-	b = le.AppendUint64(b, uint64(region))
-	b = le.AppendUint64(b, epoch)
-	deadline := clock.In(dialTimeout)
-	if t, ok := ctx.Deadline(); ok {
-		deadline = min(deadline, clock.In(time.Until(t)))
+	if slot == host.MaxWindows {
+		return rdma.Window{}, rdma.ErrLimit
 	}
-	c.arm(deadline)
-	var a []byte
-	if _, err = c.nc.Write(b); err == nil {
-		a, err = c.read(answerHead + 16)
+	if slot == len(c.opened) {
+		c.opened = append(c.opened, rdma.Window{Region: region, Slot: int32(slot)})
 	}
-	if err == nil && len(a) != answerHead-4+16 {
-		err = errFrame
+	wanted := []rdma.Window{{Region: region, Epoch: epoch, Slot: int32(slot)}}
+	err := c.open(ctx, wanted)
+	if err == nil && wanted[0].Key == 0 {
+		err = rdma.ErrKey
 	}
 	if err != nil {
-		c.fail(err)
-		return w, 0, c.err
+		return rdma.Window{}, err
 	}
-	if err := errOf(le.Uint16(a)); err != nil {
-		return w, 0, err
-	}
-	if slot == c.opened {
-		c.opened++
-	}
-	return rdma.Window{Region: region, Epoch: epoch, Key: le.Uint64(a[4:]), Bytes: le.Uint64(a[12:])}, slot, nil
+	c.opened[slot] = wanted[0]
+	return wanted[0], nil
 }
 
-// Reset dials again. Windows that the node still serves are opened again under
-// the same key; the others answer ErrKey from now on.
+// open asks for windows. One that the node does not serve has no key then.
+func (c *conn) open(ctx context.Context, ws []rdma.Window) error {
+	if c.dead != nil {
+		return c.dead
+	}
+	deadline := int64(0)
+	if at, ok := ctx.Deadline(); ok {
+		deadline = clock.In(time.Until(at))
+	}
+	nc := c.nc
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	defer stop()
+	first := c.seq + 1
+	s := &c.socket
+	for i := range ws {
+		c.seq++
+		h := head{kind: kindOpen, seq: c.seq}
+		o := host.OpenRequest{Tag: c.seq, Region: ws[i].Region, Slot: ws[i].Slot, Epoch: ws[i].Epoch}
+		s.out = o.Append(h.append(s.out))
+	}
+	s.cut()
+	s.pump()
+	var refused error
+	for i := range ws {
+		o, err := c.window(first+uint32(i), deadline)
+		if err != nil {
+			c.fail(err)
+			return c.dead
+		}
+		ws[i].Key, ws[i].Bytes = o.Key, o.Bytes
+		if o.Err != nil {
+			ws[i].Key = 0
+		}
+		if o.Err != nil && !errors.Is(o.Err, rdma.ErrKey) {
+			refused = o.Err
+		}
+	}
+	return refused
+}
+
+// window reads the answer to an open.
+func (c *conn) window(seq uint32, deadline int64) (o host.OpenAnswer, err error) {
+	a, err := c.answer(deadline)
+	if err != nil {
+		return o, err
+	}
+	if a.kind != kindOpen || a.seq != seq || a.results != host.OpenAnswerBytes {
+		return o, errAnswer
+	}
+	if err := c.need(host.OpenAnswerBytes, deadline); err != nil {
+		return o, err
+	}
+	o, err = host.DecodeOpenAnswer(c.in[c.r : c.r+host.OpenAnswerBytes])
+	c.r += host.OpenAnswerBytes
+	return o, err
+}
+
+// Reset dials again. Windows that the node still serves get their slots back,
+// under the same keys; the others answer ErrKey from now on.
 func (c *conn) Reset(ctx context.Context) error {
 	c.fail(errors.New("reset"))
 	if err := c.connect(ctx); err != nil {
 		return err
 	}
-	for i := range c.slots {
-		c.slots[i] = -1
+	var again []rdma.Window
+	for _, w := range c.opened {
+		if w.Key != 0 {
+			again = append(again, w)
+		}
 	}
-	for i, w := range c.windows {
-		now, slot, err := c.open(ctx, w.Region, w.Epoch, i)
-		switch {
-		case err == nil && now.Key == w.Key:
-			c.slots[i] = slot
-		case err != nil && !errors.Is(err, rdma.ErrRefused):
+	for len(again) > 0 {
+		n := min(batch, len(again))
+		if err := c.open(ctx, again[:n]); err != nil {
 			return err
 		}
+		again = again[n:]
 	}
 	return nil
 }
 
 // Close may be called from any goroutine.
-func (c *conn) Close() error { return c.nc.Close() }
+func (c *conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	return c.nc.Close()
+}

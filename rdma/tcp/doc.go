@@ -1,27 +1,41 @@
-// Package tcp is the fabric over sockets: verbs travel in frames and are executed
-// by the node's process on the regions it has mapped. It needs no RDMA adapter
-// and works between hosts.
+// Package tcp carries verbs over sockets, between any two hosts. The node's CPU
+// executes them: a connection is a lane of package host, served by one goroutine
+// with one read and one write for each chain.
 //
-// One connection is one lane. A chain is one frame, written with one system call;
-// so is its answer. All integers are little endian.
+// # Format
 //
-//	hello     | magic:8 | ticket:72 | lane:4 | 0:4 |
-//	welcome   | magic:8 | code:4 | node:4 | incarnation:8 |
+// Version 1, little endian. A connection starts with the hello and the welcome of
+// package host. From then on the client sends frames of two kinds:
 //
-//	request   | bytes behind this word:4 | kind:1 | 0:1 | verbs:2 | slot:4 | 0:4 | key:8 | body |
-//	  chain   verbs, one after the other:
-//	          | op:1 | flags:1 | 0:2 | len:4 | offset:8 |  then
-//	          WRITE the bytes, padded to 8; CAS | expect:8 | new:8 |; FETCH_ADD | addend:8 |;
-//	          FLUSH | bytes:8 |
-//	  open    | region:4 | 0:4 | epoch:8 |  slot is the client's choice
+//	chain   0 kind=1 | 1 zero | 2 verbs | 4 seq | 8 payload bytes | 12 slot | 16 key
+//	        24 verbs x 32 bytes
+//	        then the bytes of its WRITEs, one behind the other
+//	verb    0 op | 1 flags | 2 zero | 4 bytes | 8 off | 16 expect | 24 new
+//	        flags: 1 fence, 2 persistent; a FLUSH has its length in expect
+//	open    0 kind=2 | zeros | 4 seq | zeros | 24 open request of package host
 //
-//	answer    | bytes behind this word:4 | code:2 | done:2 | body |
-//	  chain   of each verb that has run: READ the bytes, padded to 8; CAS, FETCH_ADD | old:8 |
-//	  open    | key:8 | bytes:8 |
+// The payload is the sum of the lengths of the WRITEs. A frame that says otherwise,
+// or is above the limits of a chain, ends the connection. Nothing is stored for a
+// length that was merely claimed.
 //
-// code is 0, or the position of the cause in rdma.Refusals from 1, or 0xffff for
-// a node that cannot tell what happened.
+// The node answers frames in their order, a chain with one answer or, when its
+// results are large, with several:
 //
-// A connection that sends a frame which is not of this form is closed: a peer
-// that lies about lengths costs one connection and the memory of one frame.
+//	answer  0 kind=1 | 1 code | 2 done | 4 seq | 8 results bytes | 12 last
+//	        16 results of the verbs since the answer before: READ its bytes,
+//	        CAS and FETCH_ADD the 8 bytes of Old, WRITE and FLUSH nothing
+//	window  0 kind=2 | zeros | 4 seq | 8 size=32 | 12 last=1 | 16 open answer of package host
+//
+// code is host.Code, done the number of verbs that have run. An answer whose seq is
+// 2^32-1 is the node's farewell: the session has been revoked, and whatever is
+// outstanding was refused.
+//
+// A checksum is not part of it: TCP has one, and images carry seals.
+//
+// # Order and revocation
+//
+// A large chain is executed verb by verb as it comes in. A connection cut in the
+// middle leaves a prefix of it. Dialling a lane again shuts the gate of the former
+// connection and waits until its handler executes nothing, before the welcome is
+// sent: a Reset that returned nil has proved the old verbs dead.
 package tcp

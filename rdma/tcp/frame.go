@@ -3,217 +3,176 @@ package tcp
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 
 	"github.com/quarrystore/quarry/rdma"
 )
 
-var magic = [8]byte{'Q', 'R', 'Y', 'T', 'C', 'P', 0, 1}
-
 const (
-	helloBytes   = 8 + rdma.TicketBytes + 8
-	welcomeBytes = 24
-	requestHead  = 24
-	answerHead   = 8
-	verbHead     = 16
-	openBytes    = 16
-
 	kindChain = 1
 	kindOpen  = 2
+
+	headBytes   = 24
+	verbBytes   = 32
+	answerBytes = 16
+	farewellSeq = 1<<32 - 1
 
 	flagFence      = 1
 	flagPersistent = 2
 
-	codeLost = 0xffff
-
-	// maxFrame bounds what a peer can make us allocate: a chain's bytes and what
-	// its verbs need around them.
-	maxFrame = rdma.MaxChainBytes + rdma.MaxChainVerbs*(verbHead+16+8) + requestHead
+	// maxHead is the longest part of a frame that is read before any of it runs.
+	maxHead = headBytes + rdma.MaxChainVerbs*verbBytes
 )
 
-var le = binary.LittleEndian
+var (
+	errFrame  = errors.New("malformed frame")
+	errAnswer = errors.New("malformed answer")
+)
 
-func pad(n int) int { return (n + 7) &^ 7 }
-
-// codeOf turns an outcome into its code on the wire.
-func codeOf(err error) uint16 {
-	if err == nil {
-		return 0
-	}
-	for i, r := range rdma.Refusals {
-		if errors.Is(err, r) {
-			return uint16(i + 1)
-		}
-	}
-	return codeLost
+// head is the start of a frame.
+type head struct {
+	kind    byte
+	verbs   int
+	seq     uint32
+	payload uint32
+	slot    int32
+	key     uint64
 }
 
-// errOf is the other way.
-func errOf(code uint16) error {
+func (h *head) append(b []byte) []byte {
+	b = append(b, h.kind, 0)
+	b = binary.LittleEndian.AppendUint16(b, uint16(h.verbs))
+	b = binary.LittleEndian.AppendUint32(b, h.seq)
+	b = binary.LittleEndian.AppendUint32(b, h.payload)
+	b = binary.LittleEndian.AppendUint32(b, uint32(h.slot))
+	return binary.LittleEndian.AppendUint64(b, h.key)
+}
+
+// decodeHead reads headBytes.
+func decodeHead(b []byte) (head, error) {
+	h := head{
+		kind:    b[0],
+		verbs:   int(binary.LittleEndian.Uint16(b[2:])),
+		seq:     binary.LittleEndian.Uint32(b[4:]),
+		payload: binary.LittleEndian.Uint32(b[8:]),
+		slot:    int32(binary.LittleEndian.Uint32(b[12:])),
+		key:     binary.LittleEndian.Uint64(b[16:]),
+	}
 	switch {
-	case code == 0:
-		return nil
-	case int(code) <= len(rdma.Refusals):
-		return rdma.Refusals[code-1]
+	case b[1] != 0, h.seq == farewellSeq:
+		return h, errFrame
+	case h.kind == kindChain && h.verbs > 0 && h.verbs <= rdma.MaxChainVerbs && h.payload <= rdma.MaxChainBytes:
+		return h, nil
+	case h.kind == kindOpen && h.verbs == 0 && h.payload == 0:
+		return h, nil
 	}
-	return fmt.Errorf("%w: the node answered with code %d", rdma.ErrBroken, code)
+	return h, errFrame
 }
 
-// appendRequest encodes a chain. Preconditions: the chain is within the limits.
-func appendRequest(b []byte, c *rdma.Chain, slot int32) []byte {
-	at := len(b)
-	b = append(b, make([]byte, requestHead)...)
-	for i := range c.Verbs {
-		v := &c.Verbs[i]
-		n := len(b)
-		b = append(b, make([]byte, verbHead)...)
-		b[n] = byte(v.Op)
-		if v.Fence {
-			b[n+1] |= flagFence
-		}
+func appendVerb(b []byte, v *rdma.Verb) []byte {
+	var flags byte
+	if v.Fence {
+		flags = flagFence
+	}
+	expect, length := v.Expect, uint32(len(v.Buf))
+	switch v.Op {
+	case rdma.Flush:
+		expect = v.Bytes
 		if v.Kind == rdma.Persistent {
-			b[n+1] |= flagPersistent
+			flags |= flagPersistent
 		}
-		le.PutUint32(b[n+4:], uint32(len(v.Buf)))
-		le.PutUint64(b[n+8:], v.Off)
-		switch v.Op {
-		case rdma.Write:
-			b = append(b, v.Buf...)
-			for range pad(len(v.Buf)) - len(v.Buf) {
-				b = append(b, 0)
-			}
-		case rdma.CompareSwap:
-			b = le.AppendUint64(b, v.Expect)
-			b = le.AppendUint64(b, v.New)
-		case rdma.FetchAdd:
-			b = le.AppendUint64(b, v.New)
-		case rdma.Flush:
-			b = le.AppendUint64(b, v.Bytes)
-		}
+		fallthrough
+	case rdma.CompareSwap, rdma.FetchAdd:
+		length = 0
 	}
-	le.PutUint32(b[at:], uint32(len(b)-at-4))
-	b[at+4] = kindChain
-	le.PutUint16(b[at+6:], uint16(len(c.Verbs)))
-	le.PutUint32(b[at+8:], uint32(slot))
-	le.PutUint64(b[at+16:], c.To.Window.Key)
-	return b
+	b = append(b, byte(v.Op), flags, 0, 0)
+	b = binary.LittleEndian.AppendUint32(b, length)
+	b = binary.LittleEndian.AppendUint64(b, v.Off)
+	b = binary.LittleEndian.AppendUint64(b, expect)
+	return binary.LittleEndian.AppendUint64(b, v.New)
 }
 
-// request is a decoded frame of the client. verbs alias the frame.
-type request struct {
-	kind  byte
-	slot  int32
-	key   uint64
-	verbs []rdma.Verb
-	// open
-	region uint32
-	epoch  uint64
-}
-
-var errFrame = errors.New("not a frame of this protocol")
-
-// parse decodes a frame without its length word into q, whose verbs it reuses.
-// READ buffers are not set: their lengths add up to the returned number of bytes.
-func (q *request) parse(b []byte) (answer int, err error) {
-	if len(b) < requestHead-4 {
-		return 0, errFrame
-	}
-	q.kind, q.slot, q.key = b[0], int32(le.Uint32(b[4:])), le.Uint64(b[12:])
-	n := int(le.Uint16(b[2:]))
-	b = b[requestHead-4:]
-	q.verbs = q.verbs[:0]
-	switch q.kind {
-	case kindOpen:
-		if len(b) != openBytes || n != 0 {
-			return 0, errFrame
+// decodeVerbs reads the verbs of a chain, and checks that their lengths agree with
+// the payload and the limits. Buf is not set yet: Bytes is the length of a READ or
+// WRITE too. results is what the answers to all of them take.
+func decodeVerbs(verbs []rdma.Verb, b []byte, payload uint32) (out []rdma.Verb, results int, err error) {
+	var reads, writes, words uint64
+	for ; len(b) >= verbBytes; b = b[verbBytes:] {
+		v := rdma.Verb{
+			Op: rdma.Op(b[0]), Fence: b[1]&flagFence != 0, Off: binary.LittleEndian.Uint64(b[8:]),
+			Expect: binary.LittleEndian.Uint64(b[16:]), New: binary.LittleEndian.Uint64(b[24:]),
 		}
-		q.region, q.epoch = le.Uint32(b), le.Uint64(b[8:])
-		return 16, nil
-	case kindChain:
-	default:
-		return 0, errFrame
-	}
-	if n == 0 || n > rdma.MaxChainVerbs {
-		return 0, errFrame
-	}
-	for range n {
-		if len(b) < verbHead {
-			return 0, errFrame
+		length := uint64(binary.LittleEndian.Uint32(b[4:]))
+		if b[1]&^(flagFence|flagPersistent) != 0 || b[2]|b[3] != 0 || length > rdma.MaxVerbBytes {
+			return verbs, 0, errFrame
 		}
-		v := rdma.Verb{Op: rdma.Op(b[0]), Fence: b[1]&flagFence != 0, Off: le.Uint64(b[8:])}
-		if b[1]&flagPersistent != 0 {
-			v.Kind = rdma.Persistent
-		}
-		size := uint64(le.Uint32(b[4:]))
-		b = b[verbHead:]
-		var words int
 		switch v.Op {
 		case rdma.Read:
-			if size > rdma.MaxVerbBytes {
-				return 0, errFrame
-			}
-			v.Bytes = size // until the buffer is there
-			answer += pad(int(size))
+			reads += length
+			v.Bytes = length
 		case rdma.Write:
-			if size > uint64(len(b)) || pad(int(size)) > len(b) {
-				return 0, errFrame
-			}
-			v.Buf = b[:size:size]
-			b = b[pad(int(size)):]
-		case rdma.CompareSwap:
-			words, answer = 2, answer+8
-		case rdma.FetchAdd:
-			words, answer = 1, answer+8
-		case rdma.Flush:
-			words = 1
-		default:
-			return 0, errFrame
-		}
-		if len(b) < 8*words {
-			return 0, errFrame
-		}
-		switch v.Op {
-		case rdma.CompareSwap:
-			v.Expect, v.New = le.Uint64(b), le.Uint64(b[8:])
-		case rdma.FetchAdd:
-			v.New = le.Uint64(b)
-		case rdma.Flush:
-			v.Bytes = le.Uint64(b)
-		}
-		b = b[8*words:]
-		q.verbs = append(q.verbs, v)
-	}
-	if len(b) != 0 || answer > maxFrame {
-		return 0, errFrame
-	}
-	return answer, nil
-}
-
-// parseAnswer copies an answer's body into the chain it answers.
-func parseAnswer(c *rdma.Chain, code uint16, done int, b []byte) error {
-	if done > len(c.Verbs) {
-		return errFrame
-	}
-	for i := range c.Verbs[:done] {
-		v := &c.Verbs[i]
-		switch v.Op {
-		case rdma.Read:
-			if len(b) < pad(len(v.Buf)) {
-				return errFrame
-			}
-			copy(v.Buf, b)
-			b = b[pad(len(v.Buf)):]
+			writes += length
+			v.Bytes = length
 		case rdma.CompareSwap, rdma.FetchAdd:
-			if len(b) < 8 {
-				return errFrame
+			words += 8
+		case rdma.Flush:
+			v.Bytes, v.Expect = v.Expect, 0
+			if b[1]&flagPersistent != 0 {
+				v.Kind = rdma.Persistent
 			}
-			v.Old = le.Uint64(b)
-			b = b[8:]
+		default:
+			return verbs, 0, errFrame
+		}
+		verbs = append(verbs, v)
+	}
+	if writes != uint64(payload) || reads+writes > rdma.MaxChainBytes {
+		return verbs, 0, errFrame
+	}
+	return verbs, int(reads + words), nil
+}
+
+// answer is the start of an answer's frame.
+type answer struct {
+	kind    byte
+	code    byte
+	done    int
+	seq     uint32
+	results int
+	last    bool
+}
+
+// put writes answerBytes to b.
+func (a *answer) put(b []byte) {
+	b[0], b[1] = a.kind, a.code
+	binary.LittleEndian.PutUint16(b[2:], uint16(a.done))
+	binary.LittleEndian.PutUint32(b[4:], a.seq)
+	binary.LittleEndian.PutUint32(b[8:], uint32(a.results))
+	var last uint32
+	if a.last {
+		last = 1
+	}
+	binary.LittleEndian.PutUint32(b[12:], last)
+}
+
+// decodeAnswer reads answerBytes.
+func decodeAnswer(b []byte) answer {
+	return answer{
+		kind: b[0], code: b[1],
+		done:    int(binary.LittleEndian.Uint16(b[2:])),
+		seq:     binary.LittleEndian.Uint32(b[4:]),
+		results: int(binary.LittleEndian.Uint32(b[8:])),
+		last:    binary.LittleEndian.Uint32(b[12:]) == 1,
+	}
+}
+
+// resultBytes is what the results of verbs take.
+func resultBytes(verbs []rdma.Verb) (n int) {
+	for i := range verbs {
+		switch v := &verbs[i]; v.Op {
+		case rdma.Read:
+			n += len(v.Buf)
+		case rdma.CompareSwap, rdma.FetchAdd:
+			n += 8
 		}
 	}
-	if len(b) != 0 || code == 0 && done != len(c.Verbs) {
-		return errFrame
-	}
-	c.Done, c.Err = done, errOf(code)
-	return nil
+	return n
 }

@@ -62,36 +62,6 @@ func TestChainsOfOneRoundOnOneConnection(t *testing.T) {
 	require.True(t, r.At(2).Verbs[0].Swapped())
 }
 
-func TestResetEndsTheOldConnection(t *testing.T) {
-	_, addr := serve(t)
-	to := dial(t, addr, 1, 0)
-	old := to.Conn.(*conn).nc
-	require.NoError(t, to.Conn.Reset(context.Background()))
-	_, err := old.Write([]byte{1})
-	require.Error(t, err)
-	var r rdma.Round
-	r.Chain(to).CAS(0, 0, 1)
-	rdma.Do(&r)
-	require.NoError(t, r.Err())
-}
-
-func FuzzRequest(f *testing.F) {
-	c := &rdma.Chain{To: &rdma.Target{}}
-	c.Write(0, []byte("hello"))
-	c.CAS(8, 1, 2)
-	c.Read(0, make([]byte, 9))
-	c.Flush(rdma.Visible, 0, 8)
-	f.Add(appendRequest(nil, c, 0)[4:])
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var q request
-		n, err := q.parse(b)
-		if err == nil && (n < 0 || n > maxFrame || len(q.verbs) > rdma.MaxChainVerbs) {
-			t.Fatalf("answer of %d bytes for %d verbs", n, len(q.verbs))
-		}
-	})
-}
-
 func BenchmarkRead128(b *testing.B) {
 	_, addr := serve(b)
 	to := dial(b, addr, 1, 0)

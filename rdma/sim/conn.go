@@ -1,0 +1,502 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// Conn is a connection of a session to a node.
+type Conn struct {
+	fabric  *Fabric
+	node    *Node
+	life    uint64 // incarnation that answered
+	session uint32
+	index   int
+	domain  proto.Domain
+	broken  bool
+	closed  bool
+	// Owner is for the caller of Fabric.Dial: who waits for answers.
+	Owner int
+
+	queue []*pending // in the order of posting
+	// late is what the requester has given up without waiting for the responder:
+	// empty but for a deliberate bug.
+	late []*pending
+}
+
+var _ rdma.Conn = (*Conn)(nil)
+var _ rdma.Peer = (*Conn)(nil)
+
+// pending is a chain at the responder. It has a copy of everything, because the
+// requester may be gone by the time it runs.
+type pending struct {
+	chain   *rdma.Chain // nil once the requester has an outcome
+	window  rdma.Window
+	verbs   []rdma.Verb
+	state   []verbState
+	bytes   []byte // of WRITEs and READs, in the order of the verbs
+	left    int    // verbs not done
+	refused error
+}
+
+type verbState struct {
+	units  uint64 // pieces still to be moved, a bit each
+	at     int    // place in bytes
+	began  bool
+	done   bool
+	halved bool // a CAS across domains has read and not yet written
+	old    uint64
+}
+
+// Provider is "sim".
+func (c *Conn) Provider() string { return "sim" }
+
+// Peer is the node at the other end.
+func (c *Conn) Peer() (uint32, uint64) { return c.node.ID, c.life }
+
+// Node is the node at the other end.
+func (c *Conn) Node() *Node { return c.node }
+
+// Session is who posts.
+func (c *Conn) Session() uint32 { return c.session }
+
+// Post sends a chain.
+func (c *Conn) Post(ch *rdma.Chain) {
+	ch.Err, ch.Done = nil, 0
+	f := c.fabric
+	if len(ch.Verbs) > rdma.MaxChainVerbs {
+		c.answer(ch, rdma.ErrLimit)
+		return
+	}
+	if c.broken || c.closed || !c.node.Up || c.life != c.node.Incarnation {
+		c.broken = true
+		c.answer(ch, rdma.ErrBroken)
+		return
+	}
+	var p *pending
+	if n := len(f.spare); n > 0 {
+		p, f.spare = f.spare[n-1], f.spare[:n-1]
+	} else {
+		p = &pending{}
+	}
+	p.chain, p.window, p.refused, p.left = ch, ch.To.Window, nil, len(ch.Verbs)
+	p.verbs = append(p.verbs[:0], ch.Verbs...)
+	p.state, p.bytes = p.state[:0], p.bytes[:0]
+	for i := range p.verbs {
+		v := &p.verbs[i]
+		s := verbState{at: len(p.bytes)}
+		switch v.Op {
+		case rdma.Write:
+			p.bytes = append(p.bytes, v.Buf...)
+		case rdma.Read:
+			p.bytes = slices.Grow(p.bytes, len(v.Buf))[:len(p.bytes)+len(v.Buf)] // room
+		}
+		p.state = append(p.state, s)
+	}
+	if f.cut(c.session, c.node) {
+		p.verbs, p.state, p.left = p.verbs[:0], p.state[:0], 0
+		p.refused = errLost
+	}
+	c.queue = append(c.queue, p)
+	c.mark()
+}
+
+// errLost: the chain never arrived. It has no answer until somebody gives up.
+var errLost = fmt.Errorf("%w: lost on the way", rdma.ErrBroken)
+
+// answer gives a chain its outcome.
+func (c *Conn) answer(ch *rdma.Chain, err error) {
+	ch.Err = err
+	if c.fabric.Answered != nil {
+		c.fabric.Answered(c)
+	}
+}
+
+// mark keeps the connection's bit in ready.
+func (c *Conn) mark() {
+	f := c.fabric
+	bit := uint64(1) << c.index
+	f.ready &^= bit
+	if len(c.late) > 0 {
+		f.ready |= bit
+	}
+	for _, p := range c.queue {
+		if p.refused != errLost && (p.left > 0 || p.chain != nil) {
+			f.ready |= bit
+			return
+		}
+	}
+}
+
+// Unanswered is the number of chains without an outcome.
+func (c *Conn) Unanswered() int {
+	n := 0
+	for _, p := range c.queue {
+		if p.chain != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// Step moves the connection a little: a piece of a verb, a verb, or an answer.
+func (c *Conn) Step() {
+	f := c.fabric
+	if n := len(c.late); n > 0 {
+		i := f.Choose(n + 1)
+		if i < n || len(c.queue) == 0 {
+			i = min(i, n-1)
+			if p := c.late[i]; !c.run(p) {
+				c.late = append(c.late[:i], c.late[i+1:]...)
+				f.recycle(p)
+			}
+			c.mark()
+			return
+		}
+	}
+	for _, p := range c.queue {
+		if p.refused == errLost || p.left == 0 && p.chain == nil {
+			continue
+		}
+		if p.left > 0 {
+			// Choice 0 runs the chain to its end and answers.
+			if f.Choose(4) == 0 {
+				for c.run(p) {
+				}
+				c.complete(p)
+			} else if !c.run(p) && f.Choose(2) == 0 {
+				c.complete(p)
+			}
+		} else {
+			c.complete(p)
+		}
+		break
+	}
+	c.mark()
+}
+
+// complete brings the answer of a finished chain to its requester.
+func (c *Conn) complete(p *pending) {
+	if p.chain == nil {
+		return
+	}
+	if c.fabric.cut(c.session, c.node) {
+		p.refused, p.left = errLost, 0
+		return
+	}
+	ch := p.chain
+	p.chain = nil
+	for i := range p.verbs {
+		v, s := &p.verbs[i], &p.state[i]
+		if !s.done {
+			break
+		}
+		ch.Done = i + 1
+		switch v.Op {
+		case rdma.Read:
+			copy(ch.Verbs[i].Buf, p.bytes[s.at:])
+		case rdma.CompareSwap, rdma.FetchAdd:
+			ch.Verbs[i].Old = s.old
+		}
+	}
+	err := p.refused
+	for i, q := range c.queue {
+		if q == p {
+			c.queue = append(c.queue[:i], c.queue[i+1:]...)
+			break
+		}
+	}
+	c.fabric.recycle(p)
+	c.answer(ch, err)
+}
+
+func (f *Fabric) recycle(p *pending) {
+	p.chain = nil
+	f.spare = append(f.spare, p)
+}
+
+// Break ends the connection for its requester: everything posted is answered with
+// ErrBroken. What has arrived may still run, until Reset.
+func (c *Conn) Break() {
+	c.broken = true
+	rest := c.queue[:0]
+	for _, p := range c.queue {
+		ch := p.chain
+		p.chain = nil
+		if p.left > 0 {
+			rest = append(rest, p)
+		} else {
+			c.fabric.recycle(p)
+		}
+		if ch != nil {
+			c.answer(ch, rdma.ErrBroken)
+		}
+	}
+	c.queue = rest
+	c.mark()
+}
+
+// drop kills what was posted: it never runs.
+func (c *Conn) drop() {
+	for _, p := range c.queue {
+		c.fabric.recycle(p)
+	}
+	for _, p := range c.late {
+		c.fabric.recycle(p)
+	}
+	c.queue, c.late = c.queue[:0], c.late[:0]
+	c.fabric.ready &^= 1 << c.index
+}
+
+// Reset makes a new connection once the responder has said that nothing of the
+// old one can run.
+func (c *Conn) Reset(context.Context) error {
+	f := c.fabric
+	switch {
+	case c.closed || !c.node.Up || f.cut(c.session, c.node):
+		return fmt.Errorf("%w: node %d does not answer", rdma.ErrBroken, c.node.ID)
+	case c.life != c.node.Incarnation:
+		return fmt.Errorf("%w: node %d has another life", rdma.ErrBroken, c.node.ID)
+	case c.session != Agent && c.node.Revoked(c.session):
+		return rdma.ErrRevoked
+	}
+	c.Break()
+	c.drop()
+	c.broken = false
+	return nil
+}
+
+// Forget is Reset without asking the responder: what was posted may run for ever
+// after. A deliberate bug.
+func (c *Conn) Forget() {
+	c.Break()
+	c.late = append(c.late, c.queue...)
+	c.queue = c.queue[:0]
+	c.broken = false
+	c.mark()
+}
+
+// Close gives the connection up.
+func (c *Conn) Close() error {
+	if !c.closed {
+		c.closed = true
+		c.Break()
+		c.drop()
+		c.fabric.conns[c.index] = nil
+	}
+	return nil
+}
+
+// Open asks for a window.
+func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window, error) {
+	if c.broken || c.closed || !c.node.Up || c.life != c.node.Incarnation || c.fabric.cut(c.session, c.node) {
+		return rdma.Window{}, fmt.Errorf("%w: node %d does not answer", rdma.ErrBroken, c.node.ID)
+	}
+	m := c.node.Memory(region)
+	switch {
+	case m == nil:
+		return rdma.Window{}, fmt.Errorf("node %d has no copy of region %d: %w", c.node.ID, region, rdma.ErrKey)
+	case c.domain != m.Domain && !c.fabric.CrossDomain:
+		return rdma.Window{}, fmt.Errorf("region %d is in the domain %v, the connection in %v: %w", region, m.Domain, c.domain, rdma.ErrKey)
+	case c.session == Agent:
+		return rdma.Window{Region: region, Epoch: epoch, Bytes: m.bytes}, nil
+	case c.node.Revoked(c.session):
+		return rdma.Window{}, rdma.ErrRevoked
+	case m.key == 0 || m.Epoch != epoch:
+		return rdma.Window{}, rdma.ErrKey
+	}
+	return rdma.Window{Region: region, Epoch: epoch, Key: m.key, Bytes: m.bytes}, nil
+}
+
+// Wait returns when the chain has its outcome.
+func (c *Conn) Wait(ch *rdma.Chain, _ int64) {
+	for c.waits(ch) {
+		switch {
+		case c.fabric.Yield != nil:
+			c.fabric.Yield()
+		case !c.fabric.StepAny():
+			c.Break() // nothing moves any more: the answer was lost
+		}
+	}
+}
+
+func (c *Conn) waits(ch *rdma.Chain) bool {
+	for _, p := range c.queue {
+		if p.chain == ch {
+			return true
+		}
+	}
+	return false
+}
+
+// run moves a chain by one piece; false when it has come to its end.
+func (c *Conn) run(p *pending) bool {
+	if p.left == 0 {
+		return false
+	}
+	i := c.pick(p)
+	v, s := &p.verbs[i], &p.state[i]
+	m := c.node.Memory(p.window.Region)
+	if err := c.allowed(m, p, v); err != nil {
+		p.refused, p.left = err, 0
+		return false
+	}
+	if w := c.fabric.Watch; w != nil {
+		w.Ran(m, c.session)
+	}
+	c.execute(m, p, v, s)
+	if s.done {
+		p.left--
+	}
+	return p.left > 0
+}
+
+// pick chooses the verb to move: the first that is not done, or one that may
+// overtake it.
+func (c *Conn) pick(p *pending) int {
+	first := 0
+	for p.state[first].done {
+		first++
+	}
+	if p.verbs[first].Op == rdma.Write || first+1 == len(p.verbs) {
+		return first
+	}
+	// Everything behind a WRITE, and every READ, waits for all before it.
+	n := 1
+	var may [8]int
+	may[0] = first
+	for i := first + 1; i < len(p.verbs) && n < len(may); i++ {
+		v := &p.verbs[i]
+		if p.state[i].done {
+			continue
+		}
+		if !v.Fence && v.Op != rdma.Read {
+			may[n] = i
+			n++
+		}
+		if v.Op == rdma.Write {
+			break
+		}
+	}
+	if n == 1 {
+		return first
+	}
+	return may[c.fabric.Choose(n)]
+}
+
+func (c *Conn) allowed(m *Memory, p *pending, v *rdma.Verb) error {
+	n := v.Len()
+	switch {
+	case m == nil || c.session != Agent && (m.key == 0 || m.key != p.window.Key):
+		return rdma.ErrKey
+	case c.session != Agent && c.node.Revoked(c.session):
+		return rdma.ErrRevoked
+	case n == 0 || v.Off > m.bytes || n > m.bytes-v.Off:
+		return rdma.ErrBounds
+	case n > rdma.MaxVerbBytes && v.Op != rdma.Flush:
+		return rdma.ErrLimit
+	case (v.Op == rdma.CompareSwap || v.Op == rdma.FetchAdd) && v.Off%8 != 0:
+		return rdma.ErrAlign
+	case v.Op == rdma.Flush && v.Kind == rdma.Persistent && m.Profile == DRAM:
+		return rdma.ErrNotPersistent
+	}
+	return nil
+}
+
+func (c *Conn) execute(m *Memory, p *pending, v *rdma.Verb, s *verbState) {
+	f := c.fabric
+	switch v.Op {
+	case rdma.Flush:
+		m.Flush(v.Off, v.Bytes)
+		s.done = true
+	case rdma.FetchAdd:
+		s.old = m.Word(v.Off)
+		c.swap(m, v.Off, s.old, s.old+v.New)
+		s.done = true
+	case rdma.CompareSwap:
+		if !s.halved {
+			s.old = m.Word(v.Off)
+			if c.domain != m.Domain && s.old == v.Expect {
+				s.halved = true // the adapter and the CPU do not see each other's lock
+				return
+			}
+		}
+		if s.old == v.Expect {
+			c.swap(m, v.Off, s.old, v.New)
+		}
+		s.done = true
+	case rdma.Read, rdma.Write:
+		c.move(f, m, p, v, s)
+	}
+}
+
+func (c *Conn) swap(m *Memory, off, old, new uint64) {
+	m.Set(off, new)
+	if old != new && c.fabric.Watch != nil {
+		c.fabric.Watch.Swapped(m, c.session, off, old, new)
+	}
+}
+
+// move carries some pieces of a READ or WRITE, in any order.
+func (c *Conn) move(f *Fabric, m *Memory, p *pending, v *rdma.Verb, s *verbState) {
+	n := len(v.Buf)
+	grain := f.Grain
+	for (int(v.Off)%grain+n+grain-1)/grain > 64 {
+		grain *= 2
+	}
+	base := int(v.Off) &^ (grain - 1)
+	units := (int(v.Off) + n - base + grain - 1) / grain
+	if !s.began {
+		s.began, s.units = true, 1<<(units-1)<<1-1
+	}
+	now := s.units
+	if units > 1 && f.Choose(4) != 0 {
+		// Some of them: halve twice at random.
+		for range 2 {
+			if k := bits.OnesCount64(now); k > 1 {
+				r := now & (uint64(f.Choose(1<<16))*0x9e3779b97f4a7c15 ^ uint64(k)<<7)
+				if r != 0 {
+					now = r
+				}
+			}
+		}
+	}
+	s.units &^= now
+	for w := now; w != 0; w &= w - 1 {
+		u := bits.TrailingZeros64(w)
+		lo, hi := max(base+u*grain, int(v.Off)), min(base+(u+1)*grain, int(v.Off)+n)
+		b := p.bytes[s.at+lo-int(v.Off) : s.at+hi-int(v.Off)]
+		if v.Op == rdma.Read {
+			m.Load(uint64(lo), b)
+			continue
+		}
+		m.Store(uint64(lo), b)
+		if f.Watch != nil {
+			f.Watch.Wrote(m, c.session, uint64(lo), uint64(hi-lo))
+		}
+	}
+	if s.units == 0 {
+		s.done = true
+		if v.Op == rdma.Read && m.Profile == ADRDDIOOff {
+			c.push(m, p, v)
+		}
+	}
+}
+
+// push: with DDIO off, a READ behind WRITEs has pushed them to the memory.
+func (c *Conn) push(m *Memory, p *pending, read *rdma.Verb) {
+	for i := range p.verbs {
+		v := &p.verbs[i]
+		if v == read {
+			return
+		}
+		if v.Op == rdma.Write || v.Op == rdma.CompareSwap {
+			m.Flush(v.Off, v.Len())
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package sim
+
+import (
+	"encoding/binary"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+const (
+	pageBytes = 4096
+	pageWords = pageBytes / 8
+)
+
+// page is 4 KiB of a region. kept holds, for words whose dirty bit is set, what
+// survives a loss of power.
+type page struct {
+	words [pageWords]uint64
+	kept  [pageWords]uint64
+	dirty [pageWords / 64]uint64
+}
+
+// Profile is what a node's memory does at a loss of power.
+type Profile uint8
+
+const (
+	// DRAM keeps nothing.
+	DRAM Profile = iota
+	// ADRDDIOOn: WRITEs stay in the CPU's cache until flushed.
+	ADRDDIOOn
+	// ADRDDIOOff: a READ over the connection pushes its earlier WRITEs to the memory.
+	ADRDDIOOff
+	// EADR: what is visible is persistent.
+	EADR
+)
+
+func (p Profile) String() string {
+	return [...]string{"DRAM", "ADR, DDIO on", "ADR, DDIO off", "eADR"}[p]
+}
+
+// Memory is one node's copy of a region.
+type Memory struct {
+	Node    *Node
+	Region  uint32
+	Profile Profile
+	Domain  proto.Domain
+	// Epoch and key under which it is open; key 0 is closed.
+	Epoch uint64
+	key   uint64
+
+	bytes   uint64
+	pages   []*page
+	touched []int32
+	free    []*page
+}
+
+// Bytes is the size of the region.
+func (m *Memory) Bytes() uint64 { return m.bytes }
+
+// Zero makes every word 0, persistently.
+func (m *Memory) Zero() {
+	for _, i := range m.touched {
+		p := m.pages[i]
+		*p = page{}
+		m.free = append(m.free, p)
+		m.pages[i] = nil
+	}
+	m.touched = m.touched[:0]
+}
+
+func (m *Memory) page(off uint64) *page {
+	i := off / pageBytes
+	p := m.pages[i]
+	if p == nil {
+		if n := len(m.free); n > 0 {
+			p, m.free = m.free[n-1], m.free[:n-1]
+		} else {
+			p = &page{}
+		}
+		m.pages[i] = p
+		m.touched = append(m.touched, int32(i))
+	}
+	return p
+}
+
+// Word is the word at a byte offset.
+func (m *Memory) Word(off uint64) uint64 {
+	p := m.pages[off/pageBytes]
+	if p == nil {
+		return 0
+	}
+	return p.words[off%pageBytes/8]
+}
+
+// Set stores a word; it is not persistent until flushed.
+func (m *Memory) Set(off, w uint64) {
+	p := m.page(off)
+	i := off % pageBytes / 8
+	if m.Profile == ADRDDIOOn || m.Profile == ADRDDIOOff {
+		if bit := uint64(1) << (i % 64); p.dirty[i/64]&bit == 0 {
+			p.dirty[i/64] |= bit
+			p.kept[i] = p.words[i]
+		}
+	}
+	p.words[i] = w
+}
+
+// Load copies bytes out.
+func (m *Memory) Load(off uint64, b []byte) {
+	for len(b) > 0 {
+		in := off % pageBytes
+		n := min(uint64(len(b)), pageBytes-in)
+		p := m.pages[off/pageBytes]
+		switch {
+		case p == nil:
+			clear(b[:n])
+		case in%8 == 0 && n%8 == 0:
+			for i := uint64(0); i < n; i += 8 {
+				binary.LittleEndian.PutUint64(b[i:], p.words[(in+i)/8])
+			}
+		default:
+			for i := range n {
+				b[i] = byte(p.words[(in+i)/8] >> (8 * ((in + i) % 8)))
+			}
+		}
+		b, off = b[n:], off+n
+	}
+}
+
+// Store copies bytes in.
+func (m *Memory) Store(off uint64, b []byte) {
+	for len(b) > 0 {
+		if off%8 == 0 && len(b) >= 8 {
+			m.Set(off, binary.LittleEndian.Uint64(b))
+			b, off = b[8:], off+8
+			continue
+		}
+		sh := 8 * (off % 8)
+		m.Set(off&^7, m.Word(off&^7)&^(0xff<<sh)|uint64(b[0])<<sh)
+		b, off = b[1:], off+1
+	}
+}
+
+// Flush makes a range persistent.
+func (m *Memory) Flush(off, n uint64) {
+	for a := off &^ 7; a < off+n; a += 8 {
+		if p := m.pages[a/pageBytes]; p != nil {
+			i := a % pageBytes / 8
+			p.dirty[i/64] &^= 1 << (i % 64)
+		}
+	}
+}
+
+// Dirty says whether a word of the range would not survive a loss of power for sure.
+func (m *Memory) Dirty(off, n uint64) bool {
+	for a := off &^ 7; a < off+n; a += 8 {
+		if p := m.pages[a/pageBytes]; p != nil {
+			if i := a % pageBytes / 8; p.dirty[i/64]>>(i%64)&1 != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// PowerLoss keeps of each unflushed word the old or the new value, by choice.
+func (m *Memory) PowerLoss(choose func(n int) int) {
+	if m.Profile == DRAM {
+		m.Zero()
+		return
+	}
+	for _, pi := range m.touched {
+		p := m.pages[pi]
+		for d := range p.dirty {
+			for b := 0; p.dirty[d] != 0; b++ {
+				bit := uint64(1) << b
+				if p.dirty[d]&bit == 0 {
+					continue
+				}
+				p.dirty[d] &^= bit
+				if i := 64*d + b; choose(2) == 0 {
+					p.words[i] = p.kept[i]
+				}
+			}
+		}
+	}
+}
+
+// FlipBit damages a bit, as rot does.
+func (m *Memory) FlipBit(off uint64, bit uint) { m.Set(off, m.Word(off)^1<<bit) }

@@ -1,0 +1,279 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+const (
+	// idleBytes is the buffer, in each direction, of a connection that has only
+	// had short chains.
+	idleBytes = 8 << 10
+	// wholeBytes is the longest frame, or answer, that is dealt with in one piece.
+	wholeBytes = 64 << 10
+	// pieceBytes holds the longest verb of a longer one.
+	pieceBytes = wholeBytes + rdma.MaxVerbBytes
+)
+
+// pieces are buffers of pieceBytes, lent to a connection for one long chain.
+var pieces = sync.Pool{New: func() any { b := make([]byte, pieceBytes); return &b }}
+
+// handler executes the frames of one lane, one after the other.
+type handler struct {
+	nc     net.Conn
+	lane   *host.Lane
+	rx     []byte // unread bytes are rx[r:w]
+	r, w   int
+	tx     []byte
+	verbs  []rdma.Verb
+	timed  bool  // a read deadline is set
+	waited int64 // when the write deadline was last moved
+}
+
+func newHandler(nc net.Conn, lane *host.Lane) *handler {
+	return &handler{nc: nc, lane: lane, rx: make([]byte, idleBytes), tx: make([]byte, idleBytes)}
+}
+
+func (h *handler) serve() error {
+	for {
+		err := h.frame()
+		ended := h.lane.Ended()
+		if errors.Is(ended, rdma.ErrRevoked) {
+			h.farewell(ended)
+		}
+		if err == nil {
+			err = ended
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// frame deals with one frame.
+func (h *handler) frame() error {
+	if err := h.need(headBytes); err != nil {
+		return err
+	}
+	f, err := decodeHead(h.rx[h.r:])
+	if err != nil {
+		return err
+	}
+	if f.kind == kindOpen {
+		return h.open(&f)
+	}
+	size := headBytes + f.verbs*verbBytes
+	if err := h.need(size); err != nil {
+		return err
+	}
+	var results int
+	h.verbs, results, err = decodeVerbs(h.verbs[:0], h.rx[h.r+headBytes:h.r+size], f.payload)
+	if err != nil {
+		return err
+	}
+	if size+int(f.payload) > wholeBytes || answerBytes+results > wholeBytes {
+		h.r += size
+		return h.long(&f)
+	}
+	if err := h.need(size + int(f.payload)); err != nil {
+		return err
+	}
+	h.r += size
+	return h.whole(&f, results)
+}
+
+// whole executes a chain that has come in completely: READs go from the region
+// straight into the answer.
+func (h *handler) whole(f *head, results int) error {
+	h.tx = room(h.tx, answerBytes+results)
+	at := answerBytes
+	for i := range h.verbs {
+		v := &h.verbs[i]
+		switch v.Op {
+		case rdma.Read:
+			v.Buf = h.tx[at : at+int(v.Bytes)]
+			at += len(v.Buf)
+		case rdma.Write:
+			v.Buf = h.rx[h.r : h.r+int(v.Bytes)]
+			h.r += len(v.Buf)
+		case rdma.CompareSwap, rdma.FetchAdd:
+			at += 8
+		}
+	}
+	done, err := h.lane.Run(f.slot, f.key, h.verbs)
+	at = answerBytes
+	for i := range h.verbs[:done] {
+		at = putResult(h.tx, at, &h.verbs[i])
+	}
+	return h.answer(h.tx, f, done, at, err, true)
+}
+
+// putResult writes what READ has not written itself, and returns where the next
+// result begins.
+func putResult(b []byte, at int, v *rdma.Verb) int {
+	switch v.Op {
+	case rdma.Read:
+		return at + len(v.Buf)
+	case rdma.CompareSwap, rdma.FetchAdd:
+		binary.LittleEndian.PutUint64(b[at:], v.Old)
+		return at + 8
+	}
+	return at
+}
+
+// long executes a chain verb by verb while it comes in, and answers it in pieces,
+// in memory that does not depend on what the peer says.
+func (h *handler) long(f *head) error {
+	inPiece, outPiece := pieces.Get().(*[]byte), pieces.Get().(*[]byte)
+	defer func() { pieces.Put(inPiece); pieces.Put(outPiece) }()
+	in, out := *inPiece, *outPiece
+	at, done := answerBytes, 0
+	left := int(f.payload)
+	var err error
+	for i := range h.verbs {
+		v := &h.verbs[i]
+		switch v.Op {
+		case rdma.Read:
+			v.Buf = out[at : at+int(v.Bytes)]
+		case rdma.Write:
+			v.Buf = in[:v.Bytes]
+			left -= len(v.Buf)
+			if err := h.full(v.Buf); err != nil {
+				return err
+			}
+		}
+		var ran int
+		if ran, err = h.lane.Run(f.slot, f.key, h.verbs[i:i+1]); ran == 0 {
+			break
+		}
+		done++
+		at = putResult(out, at, v)
+		if at > wholeBytes-8 && done < len(h.verbs) {
+			if err := h.answer(out, f, done, at, nil, false); err != nil {
+				return err
+			}
+			at = answerBytes
+		}
+	}
+	for left > 0 { // of verbs that never run
+		n := min(left, len(in))
+		if err := h.full(in[:n]); err != nil {
+			return err
+		}
+		left -= n
+	}
+	return h.answer(out, f, done, at, err, true)
+}
+
+// answer sends what stands in b behind the room for its header.
+func (h *handler) answer(b []byte, f *head, done, end int, err error, last bool) error {
+	a := answer{kind: kindChain, code: host.Code(err), done: done, seq: f.seq, results: end - answerBytes, last: last}
+	a.put(b)
+	return h.send(b[:end])
+}
+
+func (h *handler) send(b []byte) error {
+	if now := clock.Now(); now-h.waited > int64(time.Second) {
+		// Moving the deadline costs as much as a short copy: once in a second.
+		h.waited = now
+		h.nc.SetWriteDeadline(time.Now().Add(peerTimeout))
+	}
+	_, err := h.nc.Write(b)
+	return err
+}
+
+func (h *handler) open(f *head) error {
+	if err := h.need(headBytes + host.OpenRequestBytes); err != nil {
+		return err
+	}
+	o, err := host.DecodeOpenRequest(h.rx[h.r+headBytes : h.r+headBytes+host.OpenRequestBytes])
+	if err != nil {
+		return errFrame
+	}
+	h.r += headBytes + host.OpenRequestBytes
+	w, m, err := h.lane.Open(o.Region, o.Epoch, o.Slot)
+	reply := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes, Persistent: err == nil && m.Persistent()}
+	a := answer{kind: kindOpen, seq: f.seq, results: host.OpenAnswerBytes, last: true}
+	a.put(h.tx)
+	return h.send(reply.Append(h.tx[:answerBytes]))
+}
+
+// farewell tells a client that its session is revoked. It may never read it.
+func (h *handler) farewell(err error) {
+	a := answer{kind: kindChain, code: host.Code(err), seq: farewellSeq, last: true}
+	a.put(h.tx)
+	h.nc.SetWriteDeadline(time.Now().Add(time.Second))
+	h.nc.Write(h.tx[:answerBytes])
+}
+
+// need reads until n bytes of the frame are there.
+// Preconditions: n <= wholeBytes, or <= maxHead.
+func (h *handler) need(n int) error {
+	for h.w-h.r < n {
+		if h.r == h.w {
+			h.r, h.w = 0, 0
+		}
+		if h.r+n > len(h.rx) {
+			// A claimed length is at most wholeBytes here.
+			grown := h.rx
+			if n > len(grown) {
+				grown = make([]byte, max(wholeBytes, maxHead))
+			}
+			h.r, h.w = 0, copy(grown, h.rx[h.r:h.w])
+			h.rx = grown
+		}
+		if err := h.patience(h.w > h.r); err != nil {
+			return err
+		}
+		got, err := h.nc.Read(h.rx[h.w:])
+		h.w += got
+		if got == 0 && err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// full reads len(b) bytes of payload, past the buffer when they are many.
+func (h *handler) full(b []byte) error {
+	n := copy(b, h.rx[h.r:h.w])
+	h.r += n
+	if n == len(b) {
+		return nil
+	}
+	h.timed = false // every verb has its own time
+	if err := h.patience(true); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(h.nc, b[n:])
+	return err
+}
+
+// patience sets a deadline for the rest of a frame, and none for its beginning.
+func (h *handler) patience(begun bool) error {
+	if begun == h.timed {
+		return nil
+	}
+	h.timed = begun
+	var at time.Time
+	if begun {
+		at = time.Now().Add(peerTimeout)
+	}
+	return h.nc.SetReadDeadline(at)
+}
+
+// room returns a buffer of at least n <= wholeBytes bytes.
+func room(b []byte, n int) []byte {
+	if len(b) >= n {
+		return b
+	}
+	return make([]byte, wholeBytes)
+}

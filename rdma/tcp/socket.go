@@ -1,0 +1,166 @@
+package tcp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
+	"golang.org/x/sys/unix"
+)
+
+// socket is the client's side of the stream. It never waits for the node to read
+// before it has looked for something to read itself: both sides sending at once
+// cannot block each other.
+type socket struct {
+	nc  *net.TCPConn
+	raw syscall.RawConn
+
+	out      []byte   // frames; the storage of some segments
+	start    int      // of what is not yet cut into segments
+	segments [][]byte // to send, in order
+	sent     int      // of segments[0]
+	armed    int64    // the read deadline that is set, in clock.Now time
+
+	// Arguments and results of the two callbacks, which are made once: a closure
+	// made for each call would be an allocation for each call.
+	onRead, onWrite func(fd uintptr) bool
+	buf             []byte
+	park            bool
+	n               int
+	err             error
+}
+
+func (s *socket) attach(nc *net.TCPConn, raw syscall.RawConn) {
+	if s.onRead == nil {
+		s.onRead, s.onWrite = s.readOnce, s.writeOnce
+	}
+	s.nc, s.raw, s.armed = nc, raw, 0
+	s.drop()
+}
+
+// drop forgets what has not been sent.
+func (s *socket) drop() {
+	s.out, s.segments, s.start, s.sent = s.out[:0], s.segments[:0], 0, 0
+}
+
+// cut makes a segment of what was appended to out.
+func (s *socket) cut() {
+	if s.start < len(s.out) {
+		s.segments = append(s.segments, s.out[s.start:len(s.out):len(s.out)])
+		s.start = len(s.out)
+	}
+}
+
+// pump sends what the socket takes without waiting. Errors show when reading.
+func (s *socket) pump() {
+	for i, segment := range s.segments {
+		for s.sent < len(segment) {
+			s.buf = segment[s.sent:]
+			if err := s.raw.Write(s.onWrite); err != nil {
+				s.err = err
+			}
+			s.buf = nil
+			if s.err == unix.EAGAIN {
+				s.segments = s.segments[:copy(s.segments, s.segments[i:])]
+				return
+			}
+			if s.err != nil {
+				s.drop()
+				return
+			}
+			s.sent += s.n
+		}
+		s.sent = 0
+	}
+	s.drop()
+}
+
+func (s *socket) writeOnce(fd uintptr) bool {
+	s.n, s.err = unix.Write(int(fd), s.buf)
+	if s.err == unix.EINTR {
+		s.n, s.err = 0, nil
+	}
+	return true
+}
+
+func (s *socket) readOnce(fd uintptr) bool {
+	for {
+		s.n, s.err = unix.Read(int(fd), s.buf)
+		switch s.err {
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return !s.park
+		default:
+			return true
+		}
+	}
+}
+
+// read returns some bytes, sending what is left to send meanwhile. deadline is as
+// in rdma.Conn.
+func (s *socket) read(b []byte, deadline int64) (int, error) {
+	s.before(deadline)
+	for {
+		s.pump()
+		s.buf, s.park = b, len(s.segments) == 0
+		if err := s.raw.Read(s.onRead); err != nil {
+			s.err = err
+		}
+		s.buf = nil
+		switch {
+		case s.err == nil && s.n > 0:
+			return s.n, nil
+		case s.err == nil:
+			return 0, io.EOF
+		case s.err == unix.EAGAIN:
+			if err := s.pollBoth(deadline); err != nil {
+				return 0, err
+			}
+		case errors.Is(s.err, os.ErrDeadlineExceeded):
+			if deadline != 0 && clock.Now() >= deadline {
+				return 0, s.err
+			}
+			s.arm(deadline)
+		default:
+			return 0, s.err
+		}
+	}
+}
+
+// before makes reads wait no longer than the deadline. Moving the socket's own
+// deadline costs as much as a short copy, so that an earlier one stays: when it
+// passes, read looks at the clock and moves it then.
+func (s *socket) before(deadline int64) {
+	if deadline != 0 && (s.armed == 0 || s.armed > deadline) {
+		s.arm(deadline)
+	}
+}
+
+func (s *socket) arm(deadline int64) {
+	s.armed = deadline
+	var at time.Time
+	if deadline != 0 {
+		at = time.Now().Add(time.Duration(deadline - clock.Now()))
+	}
+	s.nc.SetReadDeadline(at)
+}
+
+// pollBoth waits until the socket can be read or written. It blocks a thread,
+// which is why it is only used in the middle of a long chain.
+func (s *socket) pollBoth(deadline int64) error {
+	wait := 100 * time.Millisecond // Close does not wake a poll
+	if deadline != 0 {
+		left := time.Duration(deadline - clock.Now())
+		if left <= 0 {
+			return os.ErrDeadlineExceeded
+		}
+		wait = min(wait, left+time.Millisecond)
+	}
+	return s.raw.Control(func(fd uintptr) {
+		unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLOUT}}, int(wait.Milliseconds()))
+	})
+}
