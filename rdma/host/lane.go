@@ -163,6 +163,7 @@ func (l *Lane) note(err error) {
 	if ended {
 		if _, again := a.fenced[s.ticket.Serial]; !again {
 			a.fenced[s.ticket.Serial] = struct{}{}
+			delete(a.live, s.ticket.Serial)
 			a.counters.expelled.Add(1)
 		}
 		for _, lane := range s.lanes {

@@ -1,0 +1,96 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+const (
+	// leaderTTL is how long a leader that has vanished keeps others from leading.
+	leaderTTL = 2 // seconds; etcd counts in whole ones
+	// keepEvery renews the leadership; leadMargin is what a lease is counted short,
+	// for the drift of two clocks and for an answer that is on its way.
+	keepEvery  = 300 * time.Millisecond
+	leadMargin = 200 * time.Millisecond
+	retryEtcd  = 300 * time.Millisecond
+)
+
+// campaign leads whenever it can, until the controller closes.
+func (c *Controller) campaign() {
+	for c.ctx.Err() == nil {
+		if err := c.leadOnce(); err != nil && c.ctx.Err() == nil {
+			c.cfg.Logger.Warn("controller: leadership", "error", err)
+			select {
+			case <-c.ctx.Done():
+			case <-time.After(retryEtcd):
+			}
+		}
+	}
+}
+
+func (c *Controller) electionPrefix() string { return c.cfg.Prefix + "leader" }
+
+// leadOnce campaigns, leads, and returns when the leadership is over.
+func (c *Controller) leadOnce() error {
+	// A lease of our own, so that we know when it was last extended.
+	grant, err := c.cfg.Etcd.Grant(c.ctx, leaderTTL)
+	if err != nil {
+		return fmt.Errorf("etcd: %w", err)
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	session, err := concurrency.NewSession(c.cfg.Etcd, concurrency.WithLease(grant.ID), concurrency.WithContext(ctx))
+	if err != nil {
+		return fmt.Errorf("etcd: %w", err)
+	}
+	defer func() {
+		rctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, _ = c.cfg.Etcd.Revoke(rctx, grant.ID) // so that the next leader need not wait
+		session.Orphan()
+	}()
+	e := concurrency.NewElection(session, c.electionPrefix())
+	stop := c.observe(ctx, e)
+	defer stop()
+	if err := e.Campaign(ctx, c.url); err != nil {
+		return fmt.Errorf("campaign: %w", err)
+	}
+	t, err := c.newTerm(ctx, e, grant.ID)
+	if err != nil {
+		return fmt.Errorf("take up the leadership: %w", err)
+	}
+	c.cfg.Logger.Info("controller leads", "url", c.url, "term", e.Rev())
+	c.term.Store(t)
+	c.signal()
+	err = t.run(ctx, session.Done())
+	c.term.CompareAndSwap(t, nil)
+	c.signal()
+	t.close(err)
+	return err
+}
+
+// observe follows who leads, for the hint to clients.
+func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for res := range e.Observe(ctx) {
+			if len(res.Kvs) > 0 {
+				url := string(res.Kvs[0].Value)
+				c.leader.Store(&url)
+				c.signal()
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// guard is true in etcd while this leadership lasts.
+func guard(key string, rev int64) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
+}

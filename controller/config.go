@@ -1,0 +1,84 @@
+package controller
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Config of a controller. Etcd is needed.
+type Config struct {
+	// Etcd is where the state lives. The caller closes it.
+	Etcd *clientv3.Client
+	// Prefix of all keys; default "/quarry/".
+	Prefix string
+	// Listen is the address of the RPC port; default 127.0.0.1:7420. Port 0 takes a free one.
+	Listen string
+	// Advertise is the URL that others reach it by; default from Listen.
+	Advertise string
+	// Name among the controllers; default the host's name and the port.
+	Name string
+	// Lease of sessions; default 3 s, at least 300 ms.
+	Lease time.Duration
+	// RegionBytes of a region whose size nobody names; default 2 GiB.
+	RegionBytes uint64
+	// Token that clients and nodes must show; "" asks for none.
+	Token string
+	// TLS of the RPC port; nil serves plain HTTP.
+	TLS *tls.Config
+	// AgentTLS is for calls to agents with https URLs.
+	AgentTLS *tls.Config
+	// Logger; nil means slog.Default.
+	Logger *slog.Logger
+}
+
+const minLease = 300 * time.Millisecond
+
+func (c Config) withDefaults() Config {
+	if c.Prefix == "" {
+		c.Prefix = "/quarry/"
+	}
+	if c.Listen == "" {
+		c.Listen = "127.0.0.1:7420"
+	}
+	if c.Lease == 0 {
+		c.Lease = 3 * time.Second
+	}
+	if c.RegionBytes == 0 {
+		c.RegionBytes = proto.DefaultRegionBytes
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Name == "" {
+		c.Name, _ = os.Hostname()
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	switch {
+	case c.Etcd == nil:
+		return fmt.Errorf("controller: no etcd client given")
+	case c.Prefix[len(c.Prefix)-1] != '/':
+		return fmt.Errorf("controller: key prefix %q: want one that ends in /", c.Prefix)
+	case c.Lease < minLease || c.Lease > time.Hour:
+		return fmt.Errorf("controller: lease %v: want %v to 1h", c.Lease, minLease)
+	}
+	if _, err := proto.NewGeometry(c.RegionBytes); err != nil {
+		return fmt.Errorf("controller: %w", err)
+	}
+	if c.Advertise != "" {
+		if u, err := url.Parse(c.Advertise); err != nil || u.Host == "" {
+			return fmt.Errorf("controller: advertised URL %q: want one such as http://10.0.0.1:7420", c.Advertise)
+		}
+	}
+	return nil
+}

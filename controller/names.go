@@ -1,0 +1,238 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"connectrpc.com/connect"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/controller/state"
+	layout "github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// The placement library is a key range of etcd: a name is a record, its revision
+// is etcd's. One transaction a change, linearizable by itself, so that any
+// controller may answer.
+
+const (
+	maxKindBytes  = 32
+	maxNotes      = 16
+	maxNoteBytes  = 4096
+	maxOwnerBytes = 255
+	maxListNames  = 1000
+)
+
+func (c *Controller) nameKey(name string) string { return c.cfg.Prefix + "names/" + name }
+
+func invalid(format string, args ...any) error {
+	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
+}
+
+func checkName(name string) error {
+	switch {
+	case name == "" || len(name) > state.MaxNameBytes:
+		return invalid("a name has 1 to %d bytes, not %d", state.MaxNameBytes, len(name))
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return invalid("a name is printable UTF-8")
+	}
+	return nil
+}
+
+func checkEntry(n *quarrypb.Name) error {
+	if n == nil {
+		return invalid("no name given")
+	}
+	if err := checkName(n.Name); err != nil {
+		return err
+	}
+	notes := 0
+	for k, v := range n.Notes {
+		notes += len(k) + len(v)
+	}
+	switch {
+	case n.Kind == "" || len(n.Kind) > maxKindBytes:
+		return invalid("the kind of name %q has 1 to %d bytes, not %d", n.Name, maxKindBytes, len(n.Kind))
+	case len(n.Ref) != layout.RefBytes || !layout.DecodeRef(n.Ref).Valid():
+		return invalid("name %q: %x is not a reference", n.Name, n.Ref)
+	case len(n.Notes) > maxNotes || notes > maxNoteBytes:
+		return invalid("name %q: at most %d notes of at most %d bytes together", n.Name, maxNotes, maxNoteBytes)
+	case len(n.Owner) > maxOwnerBytes:
+		return invalid("name %q: the owner has at most %d bytes", n.Name, maxOwnerBytes)
+	}
+	return nil
+}
+
+func etcdError(err error) error {
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("etcd: %w", err))
+}
+
+func encodeName(n *quarrypb.Name) (string, error) {
+	n = proto.Clone(n).(*quarrypb.Name)
+	n.Revision = 0 // etcd's
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(n)
+	return string(b), err
+}
+
+func decodeName(value []byte, rev int64) (*quarrypb.Name, error) {
+	var n quarrypb.Name
+	if err := proto.Unmarshal(value, &n); err != nil {
+		return nil, connect.NewError(connect.CodeDataLoss, fmt.Errorf("a name's record is damaged: %w", err))
+	}
+	n.Revision = uint64(rev)
+	return &n, nil
+}
+
+func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error) {
+	n := r.Msg.Name
+	if err := checkEntry(n); err != nil {
+		return nil, err
+	}
+	n.CreatedUnixS = time.Now().Unix() // for people; nothing is decided by it
+	value, err := encodeName(n)
+	if err != nil {
+		return nil, invalid("name %q: %v", n.Name, err)
+	}
+	key := s.c.nameKey(n.Name)
+	res, err := s.c.cfg.Etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", 0)).Then(clientv3.OpPut(key, value)).Commit()
+	switch {
+	case err != nil:
+		return nil, etcdError(err)
+	case !res.Succeeded:
+		return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name %q exists", n.Name))
+	}
+	n.Revision = uint64(res.Header.Revision)
+	return connect.NewResponse(n), nil
+}
+
+func (s *service) LookupName(ctx context.Context, r *connect.Request[quarrypb.LookupNameRequest]) (*connect.Response[quarrypb.Name], error) {
+	n, err := s.lookup(ctx, r.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(n), nil
+}
+
+func (s *service) lookup(ctx context.Context, name string) (*quarrypb.Name, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	res, err := s.c.cfg.Etcd.Get(ctx, s.c.nameKey(name))
+	switch {
+	case err != nil:
+		return nil, etcdError(err)
+	case len(res.Kvs) == 0:
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no name %q", name))
+	}
+	return decodeName(res.Kvs[0].Value, res.Kvs[0].ModRevision)
+}
+
+func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error) {
+	n := r.Msg.Name
+	if err := checkEntry(n); err != nil {
+		return nil, err
+	}
+	now, err := s.lookup(ctx, n.Name)
+	if err != nil {
+		return nil, err
+	}
+	n.CreatedUnixS = now.CreatedUnixS
+	value, err := encodeName(n)
+	if err != nil {
+		return nil, invalid("name %q: %v", n.Name, err)
+	}
+	key := s.c.nameKey(n.Name)
+	res, err := s.c.cfg.Etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision))).Then(clientv3.OpPut(key, value)).Commit()
+	switch {
+	case err != nil:
+		return nil, etcdError(err)
+	case !res.Succeeded:
+		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("name %q is at revision %d, not %d", n.Name, now.Revision, r.Msg.Revision))
+	}
+	n.Revision = uint64(res.Header.Revision)
+	return connect.NewResponse(n), nil
+}
+
+func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.DeleteNameRequest]) (*connect.Response[quarrypb.DeleteNameResponse], error) {
+	name := r.Msg.Name
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	key := s.c.nameKey(name)
+	cmp := clientv3.Compare(clientv3.ModRevision(key), ">", 0)
+	if r.Msg.Revision != 0 {
+		cmp = clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision))
+	}
+	res, err := s.c.cfg.Etcd.Txn(ctx).If(cmp).Then(clientv3.OpDelete(key)).Else(clientv3.OpGet(key)).Commit()
+	switch {
+	case err != nil:
+		return nil, etcdError(err)
+	case res.Succeeded:
+		return connect.NewResponse(&quarrypb.DeleteNameResponse{}), nil
+	case len(res.Responses[0].GetResponseRange().Kvs) == 0:
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no name %q", name))
+	}
+	return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("name %q is not at revision %d", name, r.Msg.Revision))
+}
+
+func (s *service) ListNames(ctx context.Context, r *connect.Request[quarrypb.ListNamesRequest]) (*connect.Response[quarrypb.ListNamesResponse], error) {
+	limit := int(r.Msg.Limit)
+	if limit == 0 || limit > maxListNames {
+		limit = maxListNames
+	}
+	if len(r.Msg.Prefix) > state.MaxNameBytes || len(r.Msg.After) > state.MaxNameBytes {
+		return nil, invalid("a prefix has at most %d bytes", state.MaxNameBytes)
+	}
+	from, end := s.c.nameKey(r.Msg.Prefix), clientv3.GetPrefixRangeEnd(s.c.nameKey(r.Msg.Prefix))
+	if after := s.c.nameKey(r.Msg.After) + "\x00"; r.Msg.After != "" && after > from {
+		from = after
+	}
+	out := &quarrypb.ListNamesResponse{}
+	for {
+		if from >= end {
+			return connect.NewResponse(out), nil
+		}
+		res, err := s.c.cfg.Etcd.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(int64(limit+1)), clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
+		if err != nil {
+			return nil, etcdError(err)
+		}
+		for _, kv := range res.Kvs {
+			n, err := decodeName(kv.Value, kv.ModRevision)
+			if err != nil {
+				return nil, err
+			}
+			from = string(kv.Key) + "\x00"
+			if r.Msg.Kind != "" && n.Kind != r.Msg.Kind {
+				continue
+			}
+			if len(out.Names) == limit {
+				out.More = true
+				return connect.NewResponse(out), nil
+			}
+			out.Names = append(out.Names, n)
+		}
+		if !res.More {
+			return connect.NewResponse(out), nil
+		}
+	}
+}
+
+// candidates are the controllers that lead or stand by, as the election shows them.
+func (c *Controller) candidates(ctx context.Context) (out []*quarrypb.ControllerInfo) {
+	res, err := c.cfg.Etcd.Get(ctx, c.electionPrefix()+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	if err != nil && !errors.Is(err, context.Canceled) {
+		c.cfg.Logger.Debug("controllers not listed", "error", err)
+		return nil
+	}
+	for i, kv := range res.Kvs {
+		out = append(out, &quarrypb.ControllerInfo{Url: string(kv.Value), Leader: i == 0})
+	}
+	return out
+}

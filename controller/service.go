@@ -1,0 +1,168 @@
+package controller
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// service answers the RPCs of quarrypb.Controller.
+type service struct{ c *Controller }
+
+// maxMessageBytes bounds a request: a node that reports every region it has found.
+const maxMessageBytes = 16 << 20
+
+func limits() []connect.HandlerOption {
+	return []connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(
+		func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
+			return connect.NewError(connect.CodeInternal, fmt.Errorf("%s: %v", spec.Procedure, p))
+		})}
+}
+
+// notLeading is a standby's answer; it names the leader.
+func (s *service) notLeading() error {
+	leader := *s.c.leader.Load()
+	err := connect.NewError(connect.CodeUnavailable, fmt.Errorf("controller %s does not lead; the leader is %q", s.c.url, leader))
+	if leader != "" && leader != s.c.url {
+		err.Meta().Set(quarrypb.LeaderHeader, leader)
+	}
+	return err
+}
+
+// do puts a request to the machine of the leader.
+func do[A any](ctx context.Context, s *service, msg any, random []byte) (*connect.Response[A], error) {
+	t := s.c.term.Load()
+	if t == nil {
+		return nil, s.notLeading()
+	}
+	out, err := t.ask(ctx, msg, random)
+	if err != nil {
+		return nil, s.coded(err)
+	}
+	a, ok := out.(*A)
+	if !ok {
+		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("answer of type %T", out))
+	}
+	return connect.NewResponse(a), nil
+}
+
+var codes = map[state.Code]connect.Code{
+	state.Invalid: connect.CodeInvalidArgument, state.NotFound: connect.CodeNotFound, state.Exists: connect.CodeAlreadyExists,
+	state.Precondition: connect.CodeFailedPrecondition, state.Exhausted: connect.CodeResourceExhausted, state.Denied: connect.CodePermissionDenied,
+	state.Busy: connect.CodeAborted, state.Internal: connect.CodeInternal,
+}
+
+// coded gives a decision's error its code.
+func (s *service) coded(err error) error {
+	var se *state.Error
+	if !errors.As(err, &se) {
+		return err
+	}
+	if se.Code == state.NotLeader {
+		return s.notLeading()
+	}
+	return connect.NewError(codes[se.Code], errors.New(se.Text))
+}
+
+// token checks the cluster's token, in a time that does not tell how much was right.
+func (s *service) token(given string) error {
+	if s.c.cfg.Token != "" && subtle.ConstantTimeCompare([]byte(given), []byte(s.c.cfg.Token)) != 1 {
+		return connect.NewError(connect.CodeUnauthenticated, errors.New("wrong or missing cluster token: set --token or QUARRY_TOKEN"))
+	}
+	return nil
+}
+
+func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.OpenSessionRequest]) (*connect.Response[quarrypb.OpenSessionResponse], error) {
+	if err := s.token(r.Msg.Token); err != nil {
+		return nil, err
+	}
+	return do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) Heartbeat(ctx context.Context, r *connect.Request[quarrypb.HeartbeatRequest]) (*connect.Response[quarrypb.HeartbeatResponse], error) {
+	return do[quarrypb.HeartbeatResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) CloseSession(ctx context.Context, r *connect.Request[quarrypb.CloseSessionRequest]) (*connect.Response[quarrypb.CloseSessionResponse], error) {
+	return do[quarrypb.CloseSessionResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) RevokeSession(ctx context.Context, r *connect.Request[quarrypb.RevokeSessionRequest]) (*connect.Response[quarrypb.RevokeSessionResponse], error) {
+	return do[quarrypb.RevokeSessionResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) CertifyFence(ctx context.Context, r *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error) {
+	return do[quarrypb.CertifyFenceResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) ListSessions(ctx context.Context, r *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error) {
+	return do[quarrypb.ListSessionsResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) ReadTable(ctx context.Context, r *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error) {
+	return do[quarrypb.Table](ctx, s, r.Msg, nil)
+}
+
+func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
+	random := make([]byte, 16*max(1, min(int(r.Msg.Count), state.MaxCount)))
+	rand.Read(random)
+	return do[quarrypb.CreateRegionResponse](ctx, s, r.Msg, random)
+}
+
+func (s *service) RegisterNode(ctx context.Context, r *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error) {
+	if err := s.token(r.Msg.Token); err != nil {
+		return nil, err
+	}
+	return do[quarrypb.RegisterNodeResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) NodeHeartbeat(ctx context.Context, r *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error) {
+	return do[quarrypb.NodeHeartbeatResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
+	res, err := do[quarrypb.StatusResponse](ctx, s, r.Msg, nil)
+	if err == nil {
+		res.Msg.Controllers = s.c.candidates(ctx)
+	}
+	return res, err
+}
+
+// WatchTable sends what has changed since the revision that the watcher has, once
+// now and then whenever something changes. Changes that come faster than the
+// watcher reads are sent together: nothing is queued for it.
+func (s *service) WatchTable(ctx context.Context, r *connect.Request[quarrypb.WatchTableRequest], out *connect.ServerStream[quarrypb.Table]) error {
+	since := r.Msg.SinceRevision
+	for {
+		t := s.c.term.Load()
+		if t == nil {
+			return s.notLeading()
+		}
+		changed := *t.table.Load()
+		res, err := do[quarrypb.Table](ctx, s, &quarrypb.ReadTableRequest{SinceRevision: since}, nil)
+		if err != nil {
+			return err
+		}
+		if since == 0 || res.Msg.Revision > since {
+			if err := out.Send(res.Msg); err != nil {
+				return err
+			}
+			since = res.Msg.Revision
+		}
+		select {
+		case <-changed:
+		case <-t.over:
+			return s.notLeading()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package state
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Event is something that has happened: Ask, Cancel, Reply, Committed, Failed, Lead or Tick.
+type Event interface{ event() }
+
+// Ask is a request of the control plane, one of the request messages of
+// quarrypb.Controller that concern sessions, the table or nodes, or RaiseReclaim
+// or Scrubbed.
+type Ask struct {
+	Waiter uint64 // named again in the Answer; never used twice
+	Msg    any
+	// Random feeds what must not be guessed or collide: 16 bytes for each region of a CreateRegionRequest.
+	Random []byte
+}
+
+// Cancel says that nobody waits for an answer any more. What was begun goes on.
+type Cancel struct{ Waiter uint64 }
+
+// Reply is the outcome of a Call.
+type Reply struct {
+	Call uint64
+	Msg  proto.Message // nil if Err is set
+	Err  error
+	// Refused: the agent has answered, with Err. False: nobody knows what it did.
+	Refused bool
+}
+
+// Committed says that the Commit that is out has taken effect.
+type Committed struct{ Revision uint64 }
+
+// Failed says that it has not, or that nobody knows.
+type Failed struct{ Err error }
+
+// Lead says that no other controller leads before Until.
+type Lead struct{ Until int64 }
+
+// Tick lets time pass.
+type Tick struct{}
+
+// RaiseReclaim raises the reclaim epoch; it is answered with ReclaimPassed once
+// every session has acknowledged the new one or is fenced.
+type RaiseReclaim struct{}
+
+// ReclaimPassed answers RaiseReclaim.
+type ReclaimPassed struct{ Epoch uint64 }
+
+// Scrubbed says that a scrub begun after the fences of these sessions were
+// complete has found nothing of them in any word: their ids may be used again.
+// It is answered with Done.
+type Scrubbed struct{ Serials []uint64 }
+
+// Done answers Scrubbed.
+type Done struct{}
+
+func (Ask) event()       {}
+func (Cancel) event()    {}
+func (Reply) event()     {}
+func (Committed) event() {}
+func (Failed) event()    {}
+func (Lead) event()      {}
+func (Tick) event()      {}
+
+// Action is something to be done: Commit, Call, Answer, TableChanged, Note or StepDown.
+type Action interface{ action() }
+
+// Commit is a transaction on the controller's records.
+type Commit struct{ Ops []Op }
+
+// Op puts or deletes one record.
+type Op struct {
+	Key   string
+	Value []byte // nil: delete
+	Prev  uint64 // the record's revision so far; 0: there is none
+}
+
+// Call asks the agent at URL.
+type Call struct {
+	ID      uint64
+	Node    uint32
+	URL     string
+	Msg     proto.Message // a request message of quarrypb.Agent
+	Timeout int64         // ns
+}
+
+// Answer ends an Ask: with a message, or with an error.
+type Answer struct {
+	Waiter uint64
+	Msg    any
+	Err    *Error
+	// since is the revision from which the table in Msg starts; filled in on release.
+	since uint64
+}
+
+// TableChanged says that the table is now at Revision.
+type TableChanged struct{ Revision uint64 }
+
+// Note is for the log.
+type Note struct{ Text string }
+
+// StepDown ends the machine: what it holds may not be what the records say.
+type StepDown struct{ Err error }
+
+func (Commit) action()       {}
+func (Call) action()         {}
+func (Answer) action()       {}
+func (TableChanged) action() {}
+func (Note) action()         {}
+func (StepDown) action()     {}
+
+// Code is the kind of an Error.
+type Code uint8
+
+const (
+	Invalid      Code = iota + 1 // the request can never succeed
+	NotFound                     // what it names is not there
+	Exists                       // what it makes is there
+	Precondition                 // not in this state of the cluster
+	Exhausted                    // no room
+	Denied                       // not allowed
+	Busy                         // try again
+	NotLeader                    // ask the leader
+	Internal                     // our fault, or a record's
+)
+
+// Error says why an Ask has changed nothing.
+type Error struct {
+	Code Code
+	Text string
+}
+
+func (e *Error) Error() string { return e.Text }
+
+func errorf(c Code, format string, args ...any) *Error {
+	return &Error{Code: c, Text: fmt.Sprintf(format, args...)}
+}
+
+// Limits of what requests may ask for.
+const (
+	MaxNameBytes = 255
+	MaxEndpoints = 8
+	MaxFound     = 1 << 16
+	MaxReplicas  = 3
+	MaxCount     = 32 // regions of one request: they and their replicas fit one transaction
+	MaxNodes     = 1 << 12
+	MaxRegions   = 1 << 18
+	MaxSessions  = 1 << 17 // live ones: half of the ids, so that a free id is near
+	MaxWaiting   = 1 << 16 // certificates waited for
+	MaxScrubbed  = 64      // sessions of one Scrubbed: they fit one transaction
+	fenceBatch   = 4096    // serials of one Fence call
+	maxOps       = 120     // of one transaction; etcd allows 128 unless told otherwise
+)

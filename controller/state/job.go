@@ -1,0 +1,123 @@
+package state
+
+import (
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// job is work with agents that takes more than one step: a list of calls, and what
+// follows when all have succeeded.
+type job struct {
+	m       *Machine
+	regions []*region
+	waiters []uint64
+	began   int64
+	legs    []*leg
+	then    func() // when every leg is done
+	gate    func() bool
+	// A job with give fails as soon as a leg is refused, or is not answered for
+	// createPatience; fail is called once no leg is out. Without it legs are repeated
+	// for ever: the job ends when its region's configuration changes.
+	give bool
+	fail func(*Error)
+	err  *Error
+	over bool
+}
+
+// leg is one call of a job.
+type leg struct {
+	n       *node
+	msg     proto.Message
+	timeout time.Duration
+	out     bool
+	done    bool
+	next    int64 // no call before
+}
+
+func (m *Machine) newJob(regions []*region) *job {
+	j := &job{m: m, regions: regions, began: m.now}
+	m.jobs = append(m.jobs, j)
+	for _, g := range regions {
+		g.job = j
+	}
+	return j
+}
+
+// step sets the job's next calls. Preconditions: those before are done.
+func (j *job) step(legs []*leg, then func()) {
+	j.legs, j.then = legs, then
+	j.m.jobsDirty = true
+}
+
+// end takes the job out. Replies to its calls are ignored from now on.
+func (j *job) end() {
+	j.over = true
+	j.m.jobs = slices.DeleteFunc(j.m.jobs, func(o *job) bool { return o == j })
+	for _, g := range j.regions {
+		if g.job == j {
+			g.job = nil
+		}
+	}
+}
+
+// abort fails a job that can fail.
+func (j *job) abort(err *Error) {
+	if j.err == nil {
+		j.err = err
+	}
+	j.m.jobsDirty = true
+}
+
+func (j *job) advance() {
+	if j.over || j.legs == nil && j.then == nil && j.err == nil {
+		return
+	}
+	if j.err != nil {
+		if !slices.ContainsFunc(j.legs, func(l *leg) bool { return l.out }) {
+			j.end()
+			j.fail(j.err)
+		}
+		return
+	}
+	if j.gate != nil && !j.gate() {
+		if j.give && j.m.now-j.began > int64(createPatience+hostTimeout) {
+			j.abort(errorf(Busy, "storage nodes do not acknowledge fences; try again"))
+		}
+		return
+	}
+	waiting := false
+	for _, l := range j.legs {
+		if !l.done {
+			waiting = true
+			if !l.out && j.m.now >= l.next {
+				j.start(l)
+			}
+		}
+	}
+	if !waiting {
+		then := j.then
+		j.legs, j.then, j.gate = nil, nil, nil
+		then()
+	}
+}
+
+func (j *job) start(l *leg) {
+	l.out = true
+	j.m.call(l.n, l.msg, l.timeout, func(r Reply) {
+		l.out = false
+		if j.over {
+			return
+		}
+		j.m.jobsDirty = true
+		switch {
+		case r.Err == nil:
+			l.done = true
+		case j.give && (r.Refused || j.m.now-j.began > int64(createPatience)):
+			j.abort(errorf(Precondition, "node %s: %v", l.n.rec.Name, r.Err))
+		default:
+			l.next = j.m.now + int64(retryAfter)
+		}
+	})
+}

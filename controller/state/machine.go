@@ -1,0 +1,268 @@
+package state
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// TickEvery is how often the machine wants to see time pass.
+const TickEvery = 25 * time.Millisecond
+
+// Config of a machine. No zero values: the controller fills them in.
+type Config struct {
+	Lease         time.Duration // of sessions
+	NodeHeartbeat time.Duration // what nodes are told; silent after three of them
+	RegionBytes   uint64        // of a region whose size nobody names
+	Version       string        // for Status
+}
+
+// Intervals that no option is worth.
+const (
+	driftPercent   = 1                      // the two clocks of a lease may drift apart by as much
+	retryAfter     = 200 * time.Millisecond // between two calls to an agent that did not answer
+	callTimeout    = 2 * time.Second
+	hostTimeout    = 10 * time.Second // memory is made and perhaps zeroed
+	pingTimeout    = time.Second
+	createPatience = 3 * time.Second // with an agent that cannot be reached
+	certifyLeases  = 2               // a certificate is waited for at most so many leases
+)
+
+// Machine is a controller's state. See the package comment for its rules.
+type Machine struct {
+	cfg  Config
+	term uint64 // of the leader, sent to agents; rises with every leader
+	now  int64
+	lead int64 // nobody else leads before
+	down bool
+
+	cluster  *quarrypb.Cluster
+	nodes    []*node    // Invariant: sorted by id
+	regions  []*region  // Invariant: sorted by id
+	sessions []*session // Invariant: sorted by serial
+
+	// Indexes; never ranged over.
+	nodeByName map[string]*node
+	byID       map[uint32]*session
+	idUsed     [idWords]uint64
+	live       int
+
+	jobs    []*job
+	calls   map[uint64]func(Reply)
+	lastID  uint64 // of a call
+	joins   []*join
+	waits   []*wait
+	certs   []*certificate
+	fencing []*session // in the states closing and fencing, in the order they got there
+
+	store  store
+	log    tableLog
+	ready  []Action // of this step, waiting for no transaction
+	out    []Action // of this step
+	sweeps int64    // when expired sessions are looked for next
+
+	// What work has to look at before the step is over. Nothing is looked at in the
+	// middle of a change: that would look at half of it.
+	fencesDirty, certsDirty, waitsDirty, jobsDirty bool
+}
+
+// Record is one record as it was read from the store.
+type Record struct {
+	Key      string
+	Value    []byte
+	Revision uint64
+}
+
+// New makes the machine of a leader from all the records, in any order. random is
+// 48 bytes for the uuid and ticket key of a cluster that has no records yet.
+// The actions carry on with what the records show half done.
+func New(cfg Config, term uint64, now int64, records []Record, random []byte) (*Machine, []Action, error) {
+	m := &Machine{
+		cfg: cfg, term: term, now: now,
+		nodeByName: map[string]*node{}, byID: map[uint32]*session{},
+		calls: map[uint64]func(Reply){},
+	}
+	m.idUsed[0] = 1 // id 0 means nobody
+	m.store.revs = map[string]uint64{}
+	for _, r := range records {
+		if err := m.load(r); err != nil {
+			return nil, nil, err
+		}
+	}
+	if m.cluster == nil {
+		if len(m.nodes)+len(m.regions)+len(m.sessions) > 0 {
+			return nil, nil, errorf(Internal, "records without a cluster record: the store is damaged, restore it from a backup")
+		}
+		m.putCluster(&quarrypb.Cluster{
+			Uuid: slices.Clone(random[:16]), TicketKey: slices.Clone(random[16:48]),
+			NextNode: 1, NextRegion: 1, NextSerial: 1,
+		})
+	}
+	m.resume()
+	m.work()
+	return m, m.release(), nil
+}
+
+// resume sorts what load has read and carries on with what is half done.
+func (m *Machine) resume() {
+	slices.SortFunc(m.nodes, func(a, b *node) int { return cmp.Compare(a.rec.Id, b.rec.Id) })
+	slices.SortFunc(m.regions, func(a, b *region) int { return cmp.Compare(a.rec.Id, b.rec.Id) })
+	slices.SortFunc(m.sessions, func(a, b *session) int { return cmp.Compare(a.rec.Serial, b.rec.Serial) })
+	m.log.rebuild(m)
+	for _, g := range m.regions {
+		m.account(g.rec, +1)
+	}
+	for _, s := range m.sessions {
+		if s.rec.State == stateClosing || s.rec.State == stateFencing {
+			m.owe(s)
+		}
+	}
+	for _, g := range m.regions {
+		switch g.rec.State {
+		case quarrypb.RegionState_REGION_STATE_CREATING:
+			m.undo([]*region{g}) // whoever asked for it has been told that nobody knows
+		case quarrypb.RegionState_REGION_STATE_RECOVERING:
+			m.settle(g)
+		}
+	}
+	m.fencesDirty = true
+}
+
+// TicketKey is the key of tickets' marks, and of what agents obey.
+func (m *Machine) TicketKey() []byte { return m.cluster.TicketKey }
+
+// Cluster is the cluster's uuid.
+func (m *Machine) Cluster() []byte { return m.cluster.Uuid }
+
+// Step takes an event and returns what is to be done, in order.
+// Preconditions: now is not before that of the step before.
+func (m *Machine) Step(now int64, ev Event) []Action {
+	m.now = max(m.now, now)
+	if m.down {
+		return nil
+	}
+	switch ev := ev.(type) {
+	case Ask:
+		m.ask(ev)
+	case Cancel:
+		m.cancel(ev.Waiter)
+	case Reply:
+		if done := m.calls[ev.Call]; done != nil {
+			delete(m.calls, ev.Call)
+			done(ev)
+		}
+	case Committed:
+		m.committed(ev.Revision)
+	case Failed:
+		m.down = true
+		return []Action{StepDown{Err: ev.Err}}
+	case Lead:
+		m.lead = max(m.lead, ev.Until)
+	case Tick:
+		m.tick()
+	}
+	m.work()
+	return m.release()
+}
+
+// work carries on with everything that the step has made ready.
+func (m *Machine) work() {
+	for m.fencesDirty || m.certsDirty || m.waitsDirty || m.jobsDirty {
+		if m.fencesDirty {
+			m.fencesDirty = false
+			m.checkFences()
+		}
+		if m.certsDirty {
+			m.certsDirty = false
+			m.checkCertificates()
+		}
+		if m.waitsDirty {
+			m.waitsDirty = false
+			m.checkWaits()
+		}
+		if m.jobsDirty {
+			m.jobsDirty = false
+			for _, j := range slices.Clone(m.jobs) {
+				j.advance()
+			}
+		}
+	}
+}
+
+func (m *Machine) ask(a Ask) {
+	// What a deposed leader says may be old: a lease that it extends, the new leader
+	// may already count as over.
+	if m.now >= m.lead {
+		m.fail(a.Waiter, errorf(NotLeader, "this controller cannot show that it still leads; ask again"))
+		return
+	}
+	switch r := a.Msg.(type) {
+	case *quarrypb.OpenSessionRequest:
+		m.openSession(a.Waiter, r)
+	case *quarrypb.HeartbeatRequest:
+		m.heartbeat(a.Waiter, r)
+	case *quarrypb.CloseSessionRequest:
+		m.closeSession(a.Waiter, r)
+	case *quarrypb.RevokeSessionRequest:
+		m.revokeSession(a.Waiter, r)
+	case *quarrypb.CertifyFenceRequest:
+		m.certify(a.Waiter, r)
+	case *quarrypb.ListSessionsRequest:
+		m.listSessions(a.Waiter)
+	case *quarrypb.ReadTableRequest:
+		m.answerTable(a.Waiter, &quarrypb.Table{}, r.SinceRevision)
+	case *quarrypb.CreateRegionRequest:
+		m.createRegion(a.Waiter, r, a.Random)
+	case *quarrypb.RegisterNodeRequest:
+		m.registerNode(a.Waiter, r)
+	case *quarrypb.NodeHeartbeatRequest:
+		m.nodeHeartbeat(a.Waiter, r)
+	case *quarrypb.StatusRequest:
+		m.status(a.Waiter)
+	case RaiseReclaim:
+		m.raiseReclaim(a.Waiter)
+	case Scrubbed:
+		m.scrubbed(a.Waiter, r.Serials)
+	default:
+		m.fail(a.Waiter, errorf(Invalid, "unknown request %T", a.Msg))
+	}
+}
+
+// cancel forgets who waits. Answers to the forgotten are dropped by the caller.
+func (m *Machine) cancel(waiter uint64) {
+	m.certs = slices.DeleteFunc(m.certs, func(c *certificate) bool { return c.waiter == waiter })
+}
+
+func (m *Machine) tick() {
+	for _, n := range m.nodes {
+		m.pumpFences(n)
+	}
+	m.certsDirty, m.waitsDirty, m.jobsDirty = true, true, true
+	m.sweep()
+}
+
+func (m *Machine) emit(a Action) { m.out = append(m.out, a) }
+func (m *Machine) note(format string, args ...any) {
+	m.emit(Note{Text: errorf(0, format, args...).Text})
+}
+func (m *Machine) answer(waiter uint64, msg any)  { m.emit(Answer{Waiter: waiter, Msg: msg}) }
+func (m *Machine) fail(waiter uint64, err *Error) { m.emit(Answer{Waiter: waiter, Err: err}) }
+
+func (m *Machine) answerTable(waiter uint64, msg proto.Message, since uint64) {
+	m.emit(Answer{Waiter: waiter, Msg: msg, since: since})
+}
+
+// call asks a node's agent; done gets the outcome.
+func (m *Machine) call(n *node, msg proto.Message, timeout time.Duration, done func(Reply)) {
+	m.callURL(n.rec.Id, n.rec.AgentUrl, msg, timeout, done)
+}
+
+func (m *Machine) callURL(id uint32, url string, msg proto.Message, timeout time.Duration, done func(Reply)) {
+	m.lastID++
+	m.calls[m.lastID] = done
+	m.emit(Call{ID: m.lastID, Node: id, URL: url, Msg: msg, Timeout: int64(timeout)})
+}

@@ -1,0 +1,230 @@
+package state
+
+import (
+	"bytes"
+	"net/url"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// node is a storage node: its record, and what this leader has seen of it.
+type node struct {
+	rec *quarrypb.Node // as staged
+	pub *quarrypb.Node // as committed; nil before the first commit
+	rev uint64         // of pub
+
+	seen  bool  // has registered with this leader
+	heard int64 // its last sign of life
+	found []*quarrypb.HostedRegion
+
+	hosts    int    // replicas that may be open here
+	assigned uint64 // bytes of all replicas here
+
+	// owed are the serials whose fence this node has not acknowledged. Sorted.
+	owed      []uint64
+	fenceOut  bool  // a Fence call is under way
+	fenceNext int64 // no call before
+}
+
+// join is a registration that waits for the node's former life to be looked for.
+type join struct {
+	waiter uint64
+	req    *quarrypb.RegisterNodeRequest
+	at     int64
+}
+
+// up says whether a node is at work as far as this leader knows.
+func (m *Machine) up(n *node) bool {
+	return n.seen && m.now-n.heard < 3*int64(m.cfg.NodeHeartbeat) &&
+		n.rec.State != quarrypb.NodeState_NODE_STATE_DOWN
+}
+
+func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
+	if err := m.checkNode(r); err != nil {
+		m.fail(waiter, err)
+		return
+	}
+	n := m.nodeByName[r.Node.Name]
+	switch {
+	case r.Node.Id != 0 && (n == nil || n.rec.Id != r.Node.Id):
+		m.fail(waiter, errorf(Precondition, "node %s calls itself number %d, which is not its number here: start it with its own data folder", r.Node.Name, r.Node.Id))
+	case n == nil && len(m.nodes) >= MaxNodes:
+		m.fail(waiter, errorf(Exhausted, "node %s: the cluster has %d nodes, the most there can be", r.Node.Name, MaxNodes))
+	case slices.ContainsFunc(m.joins, func(j *join) bool { return j.req.Node.Name == r.Node.Name }):
+		m.fail(waiter, errorf(Busy, "node %s: another registration of that name is being checked; try again", r.Node.Name))
+	case n == nil || n.rec.Incarnation == r.Node.Incarnation || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN:
+		m.admit(waiter, r)
+	default:
+		// The name has had another life. Only if that is over may this one begin.
+		j := &join{waiter: waiter, req: r, at: m.now}
+		m.joins = append(m.joins, j)
+		m.call(n, &quarrypb.PingRequest{}, pingTimeout, func(reply Reply) {
+			m.joins = slices.DeleteFunc(m.joins, func(o *join) bool { return o == j })
+			pong, _ := reply.Msg.(*quarrypb.PingResponse)
+			if pong != nil && pong.Incarnation == n.rec.Incarnation || n.heard > j.at {
+				m.fail(waiter, errorf(Exists, "node %s is running already at %s: give this one another name, or stop that one", n.rec.Name, n.rec.AgentUrl))
+				return
+			}
+			m.admit(waiter, r)
+		})
+	}
+}
+
+// admit takes a node in, new, again, or restarted.
+func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
+	n := m.nodeByName[r.Node.Name]
+	rec := proto.CloneOf(r.Node)
+	rec.State, rec.HostedBytes = quarrypb.NodeState_NODE_STATE_UP, 0
+	var restarted bool
+	if n == nil {
+		c := m.editCluster()
+		rec.Id = c.NextNode
+		c.NextNode++
+		n = &node{rec: rec}
+		m.nodes = append(m.nodes, n) // numbers rise
+		m.nodeByName[rec.Name] = n
+		m.stage(m.clusterChange(c), m.nodeChange(n, rec))
+		m.note("node %s (%d) joined at %s in %s", rec.Name, rec.Id, rec.AgentUrl, rec.FailureDomain)
+	} else {
+		rec.Id = n.rec.Id
+		if n.rec.State == quarrypb.NodeState_NODE_STATE_DRAINING {
+			rec.State = n.rec.State
+		}
+		restarted = n.rec.Incarnation != rec.Incarnation
+		if !proto.Equal(n.rec, rec) {
+			m.stage(m.nodeChange(n, rec))
+		}
+		if restarted {
+			m.note("node %s (%d) restarted at %s", rec.Name, rec.Id, rec.AgentUrl)
+		}
+	}
+	n.seen, n.heard, n.found = true, m.now, r.Found
+	m.dropOrphans(n)
+	for _, g := range slices.Clone(m.regions) {
+		if g.on(n.rec.Id) != nil {
+			m.settle(g)
+		}
+	}
+	if restarted {
+		// This life learns of every fence below; the former one is out of the configuration.
+		n.owed, n.fenceOut, n.fenceNext = nil, false, 0
+		m.fencesDirty = true
+	}
+	resp := &quarrypb.RegisterNodeResponse{
+		Id: n.rec.Id, Cluster: m.cluster.Uuid, TicketKey: m.cluster.TicketKey,
+		HeartbeatMs: uint32(m.cfg.NodeHeartbeat.Milliseconds()),
+		NextSerial:  m.cluster.NextSerial,
+	}
+	for _, s := range m.sessions {
+		if s.rec.State == stateLive {
+			resp.LiveSerials = append(resp.LiveSerials, s.rec.Serial)
+		} else {
+			resp.FencedSerials = append(resp.FencedSerials, s.rec.Serial)
+		}
+	}
+	m.answer(waiter, resp)
+}
+
+// dropOrphans gives back memory of regions that could not be made.
+func (m *Machine) dropOrphans(n *node) {
+	for _, f := range n.found {
+		g := m.region(f.Region)
+		switch {
+		case g == nil && f.Region < m.cluster.NextRegion:
+			m.note("node %s hosts memory of region %d, which was never made: dropping it", n.rec.Name, f.Region)
+			m.call(n, &quarrypb.DropRegionRequest{Region: f.Region, ControllerTerm: m.term}, callTimeout, func(Reply) {})
+		case g == nil:
+			m.note("node %s hosts region %d, which this cluster has not numbered yet: left alone; was the controller's store set back?", n.rec.Name, f.Region)
+		case !bytes.Equal(g.rec.Uuid, f.Uuid) || g.on(n.rec.Id) == nil:
+			m.note("node %s hosts region %d as %x, which is not its: left alone", n.rec.Name, f.Region, f.Uuid)
+		}
+	}
+}
+
+// nodeChange is the change to a new record of a node, which the machine uses at once.
+func (m *Machine) nodeChange(n *node, rec *quarrypb.Node) change {
+	n.rec = rec
+	return change{nodeKey(rec.Id), rec, func(rev uint64) {
+		n.pub, n.rev = rec, rev
+		m.log.add(rev, rec.Id, true)
+	}}
+}
+
+func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest) {
+	n := m.node(r.Id)
+	if n == nil || !n.seen || n.rec.Incarnation != r.Incarnation || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
+		m.answer(waiter, &quarrypb.NodeHeartbeatResponse{Unknown: true})
+		return
+	}
+	silent := !m.up(n)
+	n.heard = m.now
+	if silent {
+		m.note("node %s (%d) is heard again", n.rec.Name, n.rec.Id)
+		for _, g := range slices.Clone(m.regions) {
+			if g.on(n.rec.Id) != nil {
+				m.settle(g)
+			}
+		}
+	}
+	m.answer(waiter, &quarrypb.NodeHeartbeatResponse{})
+}
+
+// checkNode refuses registrations that no good node sends.
+func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
+	n := r.Node
+	if n == nil || !goodName(n.Name) || strings.ContainsAny(n.Name, "/ ") {
+		return errorf(Invalid, "node name %q: want 1 to %d printable bytes without '/' or space", n.GetName(), MaxNameBytes)
+	}
+	if n.Incarnation == 0 {
+		return errorf(Invalid, "node %s: incarnation 0", n.Name)
+	}
+	if !goodDomain(n.FailureDomain) {
+		return errorf(Invalid, "node %s: failure domain %q: want /dc/rack/host", n.Name, n.FailureDomain)
+	}
+	if u, err := url.Parse(n.AgentUrl); err != nil || len(n.AgentUrl) > MaxNameBytes || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return errorf(Invalid, "node %s: agent URL %q: want http://host:port", n.Name, n.AgentUrl)
+	}
+	if len(n.Endpoints) > MaxEndpoints || len(r.Found) > MaxFound {
+		return errorf(Invalid, "node %s: %d endpoints and %d regions, above the limits %d and %d", n.Name, len(n.Endpoints), len(r.Found), MaxEndpoints, MaxFound)
+	}
+	for _, e := range n.Endpoints {
+		if e.Provider == 0 || !goodName(e.Address) || len(e.HostId) > MaxNameBytes {
+			return errorf(Invalid, "node %s: endpoint %v %q: want a provider and an address", n.Name, e.Provider, e.Address)
+		}
+	}
+	foreign := r.Cluster
+	for _, f := range r.Found {
+		if len(f.Cluster) > 0 && !bytes.Equal(f.Cluster, m.cluster.Uuid) {
+			foreign = f.Cluster
+		}
+	}
+	if len(foreign) > 0 && !bytes.Equal(foreign, m.cluster.Uuid) {
+		return errorf(Precondition, "node %s holds regions of cluster %x, this is cluster %x: give it an empty data folder, or its own controller", n.Name, foreign, m.cluster.Uuid)
+	}
+	return nil
+}
+
+// goodName says whether s is printable text of a length that we keep.
+func goodName(s string) bool {
+	return len(s) > 0 && len(s) <= MaxNameBytes && utf8.ValidString(s) &&
+		strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+}
+
+func goodDomain(s string) bool {
+	parts := strings.Split(s, "/")
+	if len(s) > MaxNameBytes || len(parts) != 4 || parts[0] != "" {
+		return false
+	}
+	for _, p := range parts[1:] {
+		if !goodName(p) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,205 @@
+package state
+
+import (
+	"math/bits"
+	"slices"
+
+	wire "github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
+	"google.golang.org/protobuf/proto"
+)
+
+// States of a session's record. "expired" is one that is live with its lease over.
+const (
+	stateLive    = "live"
+	stateClosing = "closing" // ended in good order: nothing of it is left in any word
+	stateFencing = "fencing"
+	stateFenced  = "fenced" // its id stays out of use until a scrub
+	stateExpired = "expired"
+)
+
+const idWords = (wire.MaxSession + 1) / 64
+
+// session is a session's record and what this leader has heard of it.
+type session struct {
+	rec *quarrypb.Session // as staged
+	// until is when the lease is over as we count: from receipt, plus drift.
+	until      int64
+	ackTable   uint64
+	ackReclaim uint64
+	revokers   []uint64 // waiters of RevokeSession
+}
+
+// lease is how long we count a lease: a client whose clock is slower than ours
+// still believes in it.
+func (m *Machine) lease() int64 { return int64(m.cfg.Lease) / 100 * (100 + driftPercent) }
+
+func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
+	rights := rdma.Rights(r.Rights)
+	if r.Rights == 0 {
+		rights = rdma.ReadWrite
+	}
+	if r.Name != "" && !goodName(r.Name) || r.Rights > uint32(rdma.ReadWrite) {
+		m.fail(waiter, errorf(Invalid, "session %q with rights %d: want at most %d printable bytes, rights 1 (read) or 2 (read-write)", r.Name, r.Rights, MaxNameBytes))
+		return
+	}
+	if m.live >= MaxSessions {
+		m.fail(waiter, errorf(Exhausted, "%d sessions are live, the most there can be: close some", m.live))
+		return
+	}
+	id := m.freeID(m.cluster.LastSession)
+	if id == 0 {
+		m.fail(waiter, errorf(Exhausted, "no session id is free: %d are in use, of them %d of ended sessions that wait for a scrub", len(m.sessions), len(m.sessions)-m.live))
+		return
+	}
+	c := m.editCluster()
+	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive}
+	c.NextSerial++
+	c.LastSession = id
+	// A new session has no operation from before any epoch, and reads the table of its answer.
+	m.addSession(&session{rec: rec, until: m.now + m.lease(), ackReclaim: c.ReclaimEpoch})
+	m.stage(m.clusterChange(c), change{sessionKey(rec.Serial), rec, nil})
+	t := rdma.Ticket{Cluster: [16]byte(m.cluster.Uuid), Session: id, Serial: rec.Serial, Rights: rights}
+	t.Sign([32]byte(m.cluster.TicketKey))
+	m.answer(waiter, &quarrypb.OpenSessionResponse{
+		Ticket: &quarrypb.Ticket{
+			Cluster: m.cluster.Uuid, Session: id, Serial: t.Serial, Rights: rec.Rights, Mark: t.Mark[:],
+		},
+		LeaseMs: uint32(m.cfg.Lease.Milliseconds()),
+	})
+}
+
+// freeID is the first unused id behind last, around the end; 0 if there is none.
+// It looks at each word of the map at most once, and at the first one twice.
+func (m *Machine) freeID(last uint32) uint32 {
+	first := (last + 1) % (wire.MaxSession + 1)
+	word, mask := first/64, ^uint64(0)<<(first%64)
+	for range idWords + 1 {
+		if free := ^m.idUsed[word] & mask; free != 0 {
+			return word*64 + uint32(bits.TrailingZeros64(free))
+		}
+		word, mask = (word+1)%idWords, ^uint64(0)
+	}
+	return 0
+}
+
+// addSession takes a session into the indexes. Serials rise, but for load, which sorts.
+func (m *Machine) addSession(s *session) {
+	m.sessions = append(m.sessions, s)
+	m.byID[s.rec.Session] = s
+	m.idUsed[s.rec.Session/64] |= 1 << (s.rec.Session % 64)
+	if s.rec.State == stateLive {
+		m.live++
+	}
+}
+
+// forget deletes a session: its id may be used again.
+// Preconditions: its fence is complete and nothing of it is left in any word.
+func (m *Machine) forget(s *session) {
+	m.sessions = slices.DeleteFunc(m.sessions, func(o *session) bool { return o == s })
+	delete(m.byID, s.rec.Session)
+	m.idUsed[s.rec.Session/64] &^= 1 << (s.rec.Session % 64)
+	m.stage(change{sessionKey(s.rec.Serial), nil, nil})
+}
+
+func (m *Machine) session(serial uint64) *session {
+	i, ok := slices.BinarySearchFunc(m.sessions, serial, func(s *session, serial uint64) int {
+		switch {
+		case s.rec.Serial < serial:
+			return -1
+		case s.rec.Serial > serial:
+			return 1
+		}
+		return 0
+	})
+	if !ok {
+		return nil
+	}
+	return m.sessions[i]
+}
+
+// liveSession is the live session of a serial.
+func (m *Machine) liveSession(serial uint64) (*session, *Error) {
+	s := m.session(serial)
+	if s == nil || s.rec.State != stateLive {
+		return nil, errorf(Precondition, "session with serial %d has ended: open a new one", serial)
+	}
+	return s, nil
+}
+
+func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
+	s, err := m.liveSession(r.Serial)
+	if err != nil {
+		m.fail(waiter, err)
+		return
+	}
+	// A lease that is over, and that no decision has counted as over, goes on: such
+	// a decision begins with the fence.
+	s.until = m.now + m.lease()
+	s.ackTable = max(s.ackTable, min(r.TableRevision, m.log.revision))
+	s.ackReclaim = max(s.ackReclaim, min(r.ReclaimEpoch, m.log.reclaim))
+	m.waitsDirty = len(m.waits) > 0
+	m.emit(Answer{
+		Waiter: waiter, since: r.TableRevision,
+		Msg: &quarrypb.HeartbeatResponse{LeaseMs: uint32(m.cfg.Lease.Milliseconds())},
+	})
+}
+
+func (m *Machine) closeSession(waiter uint64, r *quarrypb.CloseSessionRequest) {
+	s, err := m.liveSession(r.Serial)
+	if err != nil {
+		m.fail(waiter, err)
+		return
+	}
+	// Its ticket must not work again, though nobody waits for that.
+	m.end(s, stateClosing)
+	m.answer(waiter, &quarrypb.CloseSessionResponse{})
+}
+
+func (m *Machine) listSessions(waiter uint64) {
+	resp := &quarrypb.ListSessionsResponse{}
+	for _, s := range m.sessions {
+		rec := proto.CloneOf(s.rec)
+		left := max(0, s.until-m.now)
+		if rec.State == stateLive && left == 0 {
+			rec.State = stateExpired
+		}
+		if rec.State == stateLive {
+			rec.LeaseLeftMs = uint32(left / 1e6)
+		}
+		rec.TableRevision, rec.ReclaimEpoch = s.ackTable, s.ackReclaim
+		resp.Sessions = append(resp.Sessions, rec)
+	}
+	m.answer(waiter, resp)
+}
+
+// scrubbed gives the ids of scrubbed sessions back.
+func (m *Machine) scrubbed(waiter uint64, serials []uint64) {
+	if len(serials) > MaxScrubbed {
+		m.fail(waiter, errorf(Invalid, "%d scrubbed sessions at once: want at most %d", len(serials), MaxScrubbed))
+		return
+	}
+	for _, serial := range serials {
+		// Until its lease is over a fenced session may still trust what it has read,
+		// and a failover must wait for it.
+		if s := m.session(serial); s != nil && s.rec.State != stateFenced || s != nil && m.now < s.until {
+			m.fail(waiter, errorf(Precondition, "session %d (serial %d) is %s: only fenced sessions whose lease is over can be forgotten", s.rec.Session, serial, s.rec.State))
+			return
+		}
+	}
+	for _, serial := range serials {
+		if s := m.session(serial); s != nil {
+			m.forget(s)
+		}
+	}
+	m.answer(waiter, Done{})
+}
+
+func (m *Machine) status(waiter uint64) {
+	m.answer(waiter, &quarrypb.StatusResponse{
+		LiveSessions:   uint32(m.live),
+		FencedSessions: uint32(len(m.sessions) - m.live),
+		Version:        m.cfg.Version,
+	})
+}

@@ -1,0 +1,119 @@
+package state
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// tableLog knows at which revision each row of the committed table changed last,
+// so that whoever has any earlier table gets the difference.
+type tableLog struct {
+	revision uint64 // of the table
+	reclaim  uint64 // committed reclaim epoch
+	// Invariant: rising by rev; holds at least the last change of every row.
+	entries []logEntry
+}
+
+type logEntry struct {
+	rev  uint64
+	id   uint32
+	node bool // else a region
+}
+
+func (l *tableLog) add(rev uint64, id uint32, node bool) {
+	l.entries = append(l.entries, logEntry{rev, id, node})
+	l.revision = rev
+}
+
+// compact drops entries that later ones have made idle.
+func (l *tableLog) compact(m *Machine) {
+	if len(l.entries) > 2*(len(m.nodes)+len(m.regions))+1024 {
+		l.rebuild(m)
+	}
+}
+
+func (l *tableLog) rebuild(m *Machine) {
+	l.entries = l.entries[:0]
+	for _, n := range m.nodes {
+		if n.pub != nil {
+			l.entries = append(l.entries, logEntry{n.rev, n.rec.Id, true})
+		}
+	}
+	for _, g := range m.regions {
+		if g.pub != nil {
+			l.entries = append(l.entries, logEntry{g.rev, g.rec.Id, false})
+		}
+	}
+	slices.SortStableFunc(l.entries, func(a, b logEntry) int { return cmp.Compare(a.rev, b.rev) })
+	if n := len(l.entries); n > 0 {
+		l.revision = max(l.revision, l.entries[n-1].rev)
+	}
+}
+
+// since is the committed table as a change of revision since; whole if since is 0
+// or not a revision of ours.
+func (l *tableLog) since(m *Machine, since uint64) *quarrypb.Table {
+	t := &quarrypb.Table{Cluster: m.cluster.Uuid, Revision: l.revision, ReclaimEpoch: l.reclaim}
+	if since == 0 || since > l.revision {
+		t.Whole = true
+		for _, n := range m.nodes {
+			if n.pub != nil {
+				t.Nodes = append(t.Nodes, n.pub)
+			}
+		}
+		for _, g := range m.regions {
+			if g.pub != nil {
+				t.Regions = append(t.Regions, g.pub)
+			}
+		}
+		return t
+	}
+	t.SinceRevision = since
+	first := sort.Search(len(l.entries), func(i int) bool { return l.entries[i].rev > since })
+	for _, e := range l.entries[first:] {
+		if e.node {
+			if n := m.node(e.id); n != nil && n.rev == e.rev && n.pub != nil {
+				t.Nodes = append(t.Nodes, n.pub)
+			}
+		} else if g := m.region(e.id); g != nil && g.rev == e.rev && g.pub != nil {
+			t.Regions = append(t.Regions, g.pub)
+		}
+	}
+	return t
+}
+
+// statusTable is the whole table with what is known of the nodes at this moment.
+func (m *Machine) statusTable() *quarrypb.Table {
+	t := m.log.since(m, 0)
+	for i, rec := range t.Nodes {
+		n := m.node(rec.Id)
+		rec = proto.CloneOf(rec)
+		rec.HostedBytes = n.assigned
+		if rec.State == quarrypb.NodeState_NODE_STATE_UP && !m.up(n) {
+			rec.State = quarrypb.NodeState_NODE_STATE_SILENT
+		}
+		t.Nodes[i] = rec
+	}
+	return t
+}
+
+func (m *Machine) node(id uint32) *node {
+	i, ok := slices.BinarySearchFunc(m.nodes, id, func(n *node, id uint32) int { return cmp.Compare(n.rec.Id, id) })
+	if !ok {
+		return nil
+	}
+	return m.nodes[i]
+}
+
+func (m *Machine) region(id uint32) *region {
+	i, ok := slices.BinarySearchFunc(m.regions, id, func(g *region, id uint32) int { return cmp.Compare(g.rec.Id, id) })
+	if !ok {
+		return nil
+	}
+	return m.regions[i]
+}

@@ -1,0 +1,290 @@
+package controller
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+// term is one leadership: the machine and its hands. Only run steps the machine.
+type term struct {
+	c         *Controller
+	machine   *state.Machine
+	first     []state.Action
+	key       string // of the election
+	rev       int64
+	lease     clientv3.LeaseID
+	etcdTTL   time.Duration
+	http      *http.Client
+	ticketKey []byte // the ticket key: what agents obey
+	events    chan state.Event
+	over      chan struct{} // closed when the term ends
+	why       error         // good once over is closed
+
+	mu      sync.Mutex
+	waiters map[uint64]chan state.Answer
+	lastID  atomic.Uint64
+	table   atomic.Pointer[chan struct{}] // closed when the table changes
+	wg      sync.WaitGroup
+}
+
+// maxEvents bounds what waits for the machine; further requests wait at the door.
+const maxEvents = 4096
+
+// newTerm reads all records and makes the machine.
+func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease clientv3.LeaseID) (*term, error) {
+	t := &term{c: c, key: e.Key(), rev: e.Rev(), lease: lease, etcdTTL: leaderTTL * time.Second,
+		http:   &http.Client{Transport: &http.Transport{TLSClientConfig: c.cfg.AgentTLS, MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute}},
+		events: make(chan state.Event, maxEvents), over: make(chan struct{}), waiters: map[uint64]chan state.Answer{}}
+	ch := make(chan struct{})
+	t.table.Store(&ch)
+	records, err := t.records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	random := make([]byte, 48)
+	rand.Read(random)
+	t.machine, t.first, err = state.New(state.Config{
+		Lease: c.cfg.Lease, NodeHeartbeat: c.cfg.Lease / 3, RegionBytes: c.cfg.RegionBytes, Version: Version,
+	}, uint64(t.rev), clock.Now(), records, random)
+	if err != nil {
+		return nil, err
+	}
+	t.ticketKey = bytes.Clone(t.machine.TicketKey())
+	return t, nil
+}
+
+// records reads the state's records, a page at a time, at one revision.
+func (t *term) records(ctx context.Context) (out []state.Record, err error) {
+	prefix := t.c.cfg.Prefix
+	var at int64
+	for _, p := range state.Prefixes {
+		from, end := prefix+p, clientv3.GetPrefixRangeEnd(prefix+p)
+		for {
+			opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(1000), clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend)}
+			if at > 0 {
+				opts = append(opts, clientv3.WithRev(at))
+			}
+			res, err := t.c.cfg.Etcd.Get(ctx, from, opts...)
+			if err != nil {
+				return nil, fmt.Errorf("etcd: %w", err)
+			}
+			at = res.Header.Revision
+			for _, kv := range res.Kvs {
+				out = append(out, state.Record{Key: strings.TrimPrefix(string(kv.Key), prefix), Value: kv.Value, Revision: uint64(kv.ModRevision)})
+				from = string(kv.Key) + "\x00"
+			}
+			if !res.More {
+				break
+			}
+		}
+	}
+	return out, nil
+}
+
+// run steps the machine until the leadership is over.
+func (t *term) run(ctx context.Context, lost <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer t.wg.Wait()
+	defer cancel()
+	t.wg.Go(func() { t.keep(ctx) })
+	tick := time.NewTicker(state.TickEvery)
+	defer tick.Stop()
+	if err := t.act(ctx, t.first); err != nil {
+		return err
+	}
+	for {
+		var ev state.Event
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-lost:
+			return errors.New("the leadership was lost")
+		case <-tick.C:
+			ev = state.Tick{}
+		case ev = <-t.events:
+		}
+		if err := t.act(ctx, t.machine.Step(clock.Now(), ev)); err != nil {
+			return err
+		}
+	}
+}
+
+// keep extends the leadership and tells the machine how far it reaches.
+func (t *term) keep(ctx context.Context) {
+	for {
+		sent := clock.Now()
+		kctx, cancel := context.WithTimeout(ctx, t.etcdTTL)
+		res, err := t.c.cfg.Etcd.KeepAliveOnce(kctx, t.lease)
+		cancel()
+		if err == nil && res.TTL > 0 {
+			t.send(ctx, state.Lead{Until: sent + int64(time.Duration(res.TTL)*time.Second-leadMargin)})
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(keepEvery):
+		}
+	}
+}
+
+// send hands an event to the machine; false if the term ended first.
+func (t *term) send(ctx context.Context, ev state.Event) bool {
+	select {
+	case t.events <- ev:
+		return true
+	case <-t.over:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// act carries actions out, in order.
+func (t *term) act(ctx context.Context, actions []state.Action) error {
+	for _, a := range actions {
+		switch a := a.(type) {
+		case state.Commit:
+			t.wg.Go(func() { t.send(ctx, t.commit(ctx, a)) })
+		case state.Call:
+			t.wg.Go(func() { t.send(ctx, t.call(ctx, a)) })
+		case state.Answer:
+			t.mu.Lock()
+			w := t.waiters[a.Waiter]
+			delete(t.waiters, a.Waiter)
+			t.mu.Unlock()
+			if w != nil {
+				w <- a // has room for one
+			}
+		case state.TableChanged:
+			ch := make(chan struct{})
+			close(*t.table.Swap(&ch))
+		case state.Note:
+			t.c.cfg.Logger.Info("controller: " + a.Text)
+		case state.StepDown:
+			return fmt.Errorf("step down: %w", a.Err)
+		}
+	}
+	return nil
+}
+
+// commit writes one transaction, guarded by the leader's key and the records'
+// previous revisions (hazard 14).
+func (t *term) commit(ctx context.Context, a state.Commit) state.Event {
+	cmps := []clientv3.Cmp{guard(t.key, t.rev)}
+	var ops []clientv3.Op
+	for _, op := range a.Ops {
+		key := t.c.cfg.Prefix + op.Key
+		cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(key), "=", int64(op.Prev)))
+		if op.Value == nil {
+			ops = append(ops, clientv3.OpDelete(key))
+		} else {
+			ops = append(ops, clientv3.OpPut(key, string(op.Value)))
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.etcdTTL)
+	defer cancel()
+	res, err := t.c.cfg.Etcd.Txn(ctx).If(cmps...).Then(ops...).Commit()
+	switch {
+	case err != nil:
+		return state.Failed{Err: fmt.Errorf("etcd transaction: %w", err)}
+	case !res.Succeeded:
+		return state.Failed{Err: errors.New("a record was changed by somebody else, or the leadership is over")}
+	}
+	return state.Committed{Revision: uint64(res.Header.Revision)}
+}
+
+// call asks an agent.
+func (t *term) call(ctx context.Context, a state.Call) state.Event {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(a.Timeout))
+	defer cancel()
+	cl := quarrypbconnect.NewAgentClient(t.http, a.URL, connect.WithInterceptors(agentauth.Client(t.ticketKey)))
+	var msg proto.Message
+	var err error
+	switch m := a.Msg.(type) {
+	case *quarrypb.HostRegionRequest:
+		msg, err = ask(ctx, m, cl.HostRegion)
+	case *quarrypb.OpenRegionRequest:
+		msg, err = ask(ctx, m, cl.OpenRegion)
+	case *quarrypb.CloseRegionRequest:
+		msg, err = ask(ctx, m, cl.CloseRegion)
+	case *quarrypb.DropRegionRequest:
+		msg, err = ask(ctx, m, cl.DropRegion)
+	case *quarrypb.FenceRequest:
+		msg, err = ask(ctx, m, cl.Fence)
+	case *quarrypb.PingRequest:
+		msg, err = ask(ctx, m, cl.Ping)
+	default:
+		err = fmt.Errorf("no agent call takes a %T", a.Msg)
+	}
+	r := state.Reply{Call: a.ID, Msg: msg, Err: err}
+	if err != nil {
+		r.Msg = nil
+		code := connect.CodeOf(err)
+		// These codes come from the agent itself; the others from the way to it.
+		r.Refused = code == connect.CodeInvalidArgument || code == connect.CodeFailedPrecondition || code == connect.CodeNotFound ||
+			code == connect.CodeAlreadyExists || code == connect.CodeResourceExhausted || code == connect.CodePermissionDenied || code == connect.CodeAborted
+	}
+	return r
+}
+
+func ask[Q, A any](ctx context.Context, q *Q, method func(context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (proto.Message, error) {
+	res, err := method(ctx, connect.NewRequest(q))
+	if err != nil {
+		return nil, err
+	}
+	return any(res.Msg).(proto.Message), nil
+}
+
+// errOver: the term ended before there was an answer.
+var errOver = errors.New("the leadership changed; whether it was done is unknown")
+
+// ask puts a request to the machine and waits for the answer.
+func (t *term) ask(ctx context.Context, msg any, random []byte) (any, error) {
+	id := t.lastID.Add(1)
+	w := make(chan state.Answer, 1)
+	t.mu.Lock()
+	t.waiters[id] = w
+	t.mu.Unlock()
+	if !t.send(ctx, state.Ask{Waiter: id, Msg: msg, Random: random}) {
+		return nil, connect.NewError(connect.CodeUnavailable, errOver)
+	}
+	select {
+	case a := <-w:
+		if a.Err != nil {
+			return nil, a.Err
+		}
+		return a.Msg, nil
+	case <-t.over:
+		return nil, connect.NewError(connect.CodeUnavailable, errOver)
+	case <-ctx.Done():
+		t.mu.Lock()
+		delete(t.waiters, id)
+		t.mu.Unlock()
+		go t.send(context.WithoutCancel(ctx), state.Cancel{Waiter: id})
+		return nil, connect.NewError(connect.CodeDeadlineExceeded, ctx.Err())
+	}
+}
+
+func (t *term) close(err error) {
+	t.why = err
+	close(t.over)
+	t.http.CloseIdleConnections()
+}
