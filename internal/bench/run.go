@@ -1,0 +1,91 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/quarrystore/quarry/client"
+)
+
+// Config of a run.
+type Config struct {
+	Client     client.Config
+	Transports []string // measured one after the other
+	Ops        []string
+	Sizes      []int
+	Job        Job // what all jobs share
+	Processes  int // client processes; 0: goroutines of this one
+	// Command starts a client process (Work) for a transport, or a ping-pong
+	// server (PingPong) for "pingpong".
+	Command    func(role string) []string
+	Yardsticks bool
+	// Row is told each figure as it comes.
+	Row func(Row)
+}
+
+// Run measures, and returns all figures.
+func Run(ctx context.Context, cfg Config) ([]Row, error) {
+	var rows []Row
+	tell := func(r Row) {
+		rows = append(rows, r)
+		if cfg.Row != nil {
+			cfg.Row(r)
+		}
+	}
+	if cfg.Yardsticks {
+		if err := yardsticks(ctx, cfg, tell); err != nil {
+			return rows, err
+		}
+	}
+	for _, transport := range cfg.Transports {
+		cc := cfg.Client
+		cc.Transport, cc.Lanes = transport, max(1, cfg.Job.Clients)
+		for _, size := range cfg.Sizes {
+			for _, op := range cfg.Ops {
+				j := cfg.Job
+				j.Op, j.Bytes = op, size
+				r, err := one(ctx, cfg, cc, j)
+				if err != nil {
+					return rows, fmt.Errorf("%s of %d bytes over %s: %w", op, size, transport, err)
+				}
+				tell(r)
+			}
+		}
+	}
+	return rows, nil
+}
+
+func one(ctx context.Context, cfg Config, cc client.Config, j Job) (Row, error) {
+	r := Row{What: cc.Transport, Op: j.Op, Bytes: j.Bytes, Clients: j.Clients, Processes: max(1, cfg.Processes), Replicas: j.Replicas}
+	var o *outcome
+	var err error
+	if cfg.Processes > 0 {
+		o, err = workInProcesses(ctx, cfg.Command(cc.Transport), cfg.Processes, j)
+	} else {
+		var c *client.Client
+		if c, err = client.Connect(ctx, cc); err != nil {
+			return r, err
+		}
+		o, err = work(ctx, c, j, func() error { return nil })
+		err = errors.Join(err, c.Close())
+	}
+	if err != nil {
+		return r, err
+	}
+	if j.Op == "readmany" || j.Op == "writemany" {
+		r.Batch = j.Batch
+	}
+	r.quantiles(o.hist)
+	r.rate(o.Ops, o.Elapsed)
+	r.Errors = o.Errors
+	if o.Ops == 0 {
+		return r, fmt.Errorf("nothing was done in %v: %s", o.Elapsed.Round(time.Millisecond), o.First)
+	}
+	// A batch is one call of many objects: rounds are the call's, verbs an object's.
+	r.Rounds = float64(o.Rounds) / float64(o.Calls)
+	r.Verbs = float64(o.Verbs) / float64(o.Ops)
+	r.Allocs = float64(o.Mallocs) / float64(o.Calls)
+	return r, nil
+}

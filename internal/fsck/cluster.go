@@ -1,0 +1,281 @@
+package fsck
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/shm"
+	"github.com/quarrystore/quarry/rdma/tcp"
+)
+
+// Config of a check of a cluster.
+type Config struct {
+	// Controllers are base URLs; the first that answers is used.
+	Controllers []string
+	Token       string
+	TLS         *tls.Config
+	// Transport is "auto", "shm" or "tcp"; "" means auto.
+	Transport string
+	// Regions to check; none means all that are open.
+	Regions []uint32
+	// Progress is told the blocks done so far, of all blocks in use. May be nil.
+	Progress func(done, total int)
+}
+
+// ErrUnreachable: no controller answers, or a node's memory cannot be reached.
+var ErrUnreachable = errors.New("unreachable")
+
+// Cluster checks the open regions of a cluster. It opens a read-only session and
+// ends it again.
+func Cluster(ctx context.Context, cfg Config) (*Report, error) {
+	s, err := open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { s.beat(ctx, cancel) })
+	defer func() {
+		cancel(nil)
+		wg.Wait()
+		s.close()
+	}()
+	if err := s.learnSessions(ctx); err != nil {
+		return nil, err
+	}
+	regions, err := s.regions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	report, err := Regions(ctx, regions, Options{
+		Session:  func(id uint32) SessionState { return s.state(ctx, id) },
+		Writers:  func() bool { return s.writers.Load() },
+		Progress: cfg.Progress,
+		Pause: func(attempt int) {
+			// 1, 2, 4 .. 128 ms: longer than any operation of a client that is well.
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond << min(attempt-1, 7)):
+			}
+		},
+	})
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, ctx.Err()) {
+		err = cause
+	}
+	return report, err
+}
+
+// session is the check's own.
+type session struct {
+	cfg     Config
+	ctl     quarrypbconnect.ControllerClient
+	http    *http.Client
+	ticket  rdma.Ticket
+	lease   time.Duration
+	table   *quarrypb.Table
+	conns   []rdma.Conn
+	writers atomic.Bool
+	known   map[uint32]SessionState
+	asked   map[uint32]bool // unknown even after asking again
+}
+
+func open(ctx context.Context, cfg Config) (*session, error) {
+	s := &session{cfg: cfg, known: map[uint32]SessionState{}, asked: map[uint32]bool{}}
+	s.http = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true}}
+	host, _ := os.Hostname()
+	var last error
+	for _, u := range cfg.Controllers {
+		s.ctl = quarrypbconnect.NewControllerClient(s.http, strings.TrimRight(u, "/"))
+		res, err := s.ctl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{
+			Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token}))
+		if err != nil {
+			last = err
+			if leader := leaderOf(err); leader != "" && !slices.Contains(cfg.Controllers, leader) {
+				cfg.Controllers = append(cfg.Controllers, leader)
+			}
+			continue
+		}
+		t := res.Msg.Ticket
+		if len(t.GetCluster()) != 16 || len(t.GetMark()) != 32 || res.Msg.LeaseMs == 0 {
+			return nil, errors.New("the controller's answer has no valid ticket")
+		}
+		s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
+		s.lease, s.table = time.Duration(res.Msg.LeaseMs)*time.Millisecond, res.Msg.Table
+		return s, nil
+	}
+	s.http.CloseIdleConnections()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return nil, fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(cfg.Controllers, ", "), last)
+}
+
+func leaderOf(err error) string {
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		return strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/")
+	}
+	return ""
+}
+
+// beat keeps the lease until the context ends.
+func (s *session) beat(ctx context.Context, cancel context.CancelCauseFunc) {
+	until := time.Now().Add(s.lease)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.lease / 3):
+		}
+		sent := time.Now()
+		// Only the epochs it began with: a check is one operation.
+		_, err := s.ctl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{
+			Serial: s.ticket.Serial, TableRevision: s.table.GetRevision(), ReclaimEpoch: s.table.GetReclaimEpoch()}))
+		switch {
+		case err == nil:
+			until = sent.Add(s.lease)
+		case ctx.Err() == nil && time.Now().After(until):
+			cancel(fmt.Errorf("the lease of the check has run out: %w", err))
+			return
+		}
+	}
+}
+
+func (s *session) close() {
+	for _, c := range s.conns {
+		c.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, _ = s.ctl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}))
+	s.http.CloseIdleConnections()
+}
+
+func (s *session) learnSessions(ctx context.Context) error {
+	res, err := s.ctl.ListSessions(ctx, connect.NewRequest(&quarrypb.ListSessionsRequest{}))
+	if err != nil {
+		return fmt.Errorf("list of sessions: %w", err)
+	}
+	for _, x := range res.Msg.Sessions {
+		state := SessionDead
+		if x.State == "live" || x.State == "closing" {
+			state = SessionLive
+		}
+		s.known[x.Session] = state
+		if state == SessionLive && rdma.Rights(x.Rights) != rdma.ReadOnly {
+			s.writers.Store(true)
+		}
+	}
+	return nil
+}
+
+// state of a session; one that is not known may be new, so the controller is asked again, once.
+func (s *session) state(ctx context.Context, id uint32) SessionState {
+	if st, ok := s.known[id]; ok {
+		return st
+	}
+	if !s.asked[id] && s.learnSessions(ctx) == nil {
+		s.asked[id] = true
+	}
+	return s.known[id]
+}
+
+// regions connects to every in-sync replica of the regions to check.
+func (s *session) regions(ctx context.Context) ([]Region, error) {
+	nodes := map[uint32]*quarrypb.Node{}
+	for _, n := range s.table.GetNodes() {
+		nodes[n.Id] = n
+	}
+	conns := map[uint32]rdma.Conn{}
+	var out []Region
+	for _, r := range s.table.GetRegions() {
+		if len(s.cfg.Regions) > 0 && !slices.Contains(s.cfg.Regions, r.Id) {
+			continue
+		}
+		if r.State != quarrypb.RegionState_REGION_STATE_OPEN {
+			return nil, fmt.Errorf("region %d is %s: it can be checked once it is open", r.Id, strings.ToLower(strings.TrimPrefix(r.State.String(), "REGION_STATE_")))
+		}
+		if len(r.Uuid) != 16 {
+			return nil, fmt.Errorf("region %d has a uuid of %d bytes in the table", r.Id, len(r.Uuid))
+		}
+		reg := Region{ID: r.Id, UUID: [16]byte(r.Uuid), Epoch: r.Epoch, Bytes: r.SizeBytes}
+		for _, rep := range r.Replicas {
+			if rep.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || len(reg.Replicas) == maxReplicas {
+				continue
+			}
+			n := nodes[rep.Node]
+			if n == nil {
+				return nil, fmt.Errorf("region %d is on node %d, which the table does not have", r.Id, rep.Node)
+			}
+			c := conns[n.Id]
+			if c == nil {
+				var err error
+				if c, err = s.dial(ctx, n); err != nil {
+					return nil, err
+				}
+				conns[n.Id] = c
+				s.conns = append(s.conns, c)
+			}
+			w, err := c.Open(ctx, r.Id, r.Epoch)
+			if err != nil {
+				return nil, fmt.Errorf("node %s: region %d epoch %d: %w", n.Name, r.Id, r.Epoch, err)
+			}
+			reg.Replicas = append(reg.Replicas, &rdma.Target{Conn: c, Window: w})
+			reg.Nodes = append(reg.Nodes, n.Name)
+		}
+		out = append(out, reg)
+	}
+	for _, id := range s.cfg.Regions {
+		if !slices.ContainsFunc(out, func(r Region) bool { return r.ID == id }) {
+			return nil, fmt.Errorf("%w: %d", ErrNoRegion, id)
+		}
+	}
+	return out, nil
+}
+
+// ErrNoRegion: the table has no such region.
+var ErrNoRegion = errors.New("no such region")
+
+func (s *session) dial(ctx context.Context, n *quarrypb.Node) (rdma.Conn, error) {
+	hostID := ""
+	if b, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
+		hostID = strings.TrimSpace(string(b))
+	}
+	var errs []error
+	for _, p := range []quarrypb.Provider{quarrypb.Provider_PROVIDER_SHM, quarrypb.Provider_PROVIDER_TCP} {
+		for _, e := range n.Endpoints {
+			var d rdma.Dialer = shm.NewDialer()
+			if p == quarrypb.Provider_PROVIDER_TCP {
+				d = tcp.Dialer{}
+			}
+			if e.Provider != p || s.cfg.Transport != "" && s.cfg.Transport != "auto" && s.cfg.Transport != d.Provider() ||
+				p == quarrypb.Provider_PROVIDER_SHM && e.HostId != hostID {
+				continue
+			}
+			c, err := d.Dial(ctx, e.Address, &s.ticket, 0)
+			if err == nil {
+				return c, nil
+			}
+			errs = append(errs, fmt.Errorf("%s %s: %w", d.Provider(), e.Address, err))
+		}
+	}
+	if len(errs) == 0 {
+		return nil, fmt.Errorf("%w: node %s has no endpoint for transport %s", ErrUnreachable, n.Name, s.cfg.Transport)
+	}
+	return nil, fmt.Errorf("%w: node %s: %w", ErrUnreachable, n.Name, errors.Join(errs...))
+}

@@ -1,0 +1,474 @@
+package fsck
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// Region is one region to check. Its connections are the check's alone meanwhile.
+type Region struct {
+	ID       uint32
+	UUID     [16]byte
+	Epoch    uint64
+	Bytes    uint64
+	Replicas []*rdma.Target // in sync; the first is the primary
+	Nodes    []string       // names of their nodes
+}
+
+// Options of a check.
+type Options struct {
+	// Session says what is known of a session found in a reservation. nil: every
+	// session is known and alive.
+	Session func(id uint32) SessionState
+	// Writers says whether any other session can write. nil: none can.
+	Writers func() bool
+	// Progress is told the blocks done so far, of all blocks in use. May be nil.
+	Progress func(done, total int)
+	// Pause waits between two looks at a slab that seems wrong. nil: not at all.
+	Pause func(attempt int)
+}
+
+// SessionState is what the controllers know of a session.
+type SessionState int
+
+const (
+	SessionUnknown SessionState = iota
+	SessionLive
+	SessionDead // expired, being fenced, or fenced and not yet scrubbed
+)
+
+// looks bounds how often a slab that seems wrong is read again.
+const looks = 12
+
+// ErrChanged: the region went to another configuration in the middle.
+var ErrChanged = errors.New("region changed its configuration while it was checked: check again")
+
+// Regions checks regions and the references between them.
+func Regions(ctx context.Context, regions []Region, o Options) (*Report, error) {
+	if o.Session == nil {
+		o.Session = func(uint32) SessionState { return SessionLive }
+	}
+	if o.Writers == nil {
+		o.Writers = func() bool { return false }
+	}
+	if o.Progress == nil {
+		o.Progress = func(int, int) {}
+	}
+	if o.Pause == nil {
+		o.Pause = func(int) {}
+	}
+	c := &check{ctx: ctx, o: o, report: &Report{Findings: []Finding{}, Regions: []RegionReport{}}, live: map[proto.Ref]bool{}}
+	most := 1
+	for i := range regions {
+		most = max(most, len(regions[i].Replicas))
+	}
+	arena, err := rdma.NewArena((most + 1) * (proto.BlockBytes + 1<<16))
+	if err != nil {
+		return nil, err
+	}
+	defer arena.Close()
+	for range most {
+		b, err1 := arena.Alloc(proto.BlockBytes)
+		h, err2 := arena.Alloc(1 << 14)
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, err
+		}
+		c.blocks, c.small = append(c.blocks, b), append(c.small, h)
+	}
+	if c.maps, err = arena.Alloc(proto.MapBytes); err != nil {
+		return nil, err
+	}
+	if c.words, err = arena.Alloc(16); err != nil {
+		return nil, err
+	}
+	works := make([]*work, 0, len(regions))
+	for i := range regions {
+		w, err := c.survey(&regions[i])
+		if err != nil {
+			return nil, err
+		}
+		works = append(works, w)
+		c.total += len(w.used)
+	}
+	for _, w := range works {
+		if err := c.region(w); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.chunks(works); err != nil {
+		return nil, err
+	}
+	for _, w := range works {
+		c.report.Regions = append(c.report.Regions, w.stat)
+	}
+	return c.report, nil
+}
+
+// check is the state of one check.
+type check struct {
+	ctx         context.Context
+	o           Options
+	report      *Report
+	round       rdma.Round
+	blocks      [][]byte // a block of each replica
+	small       [][]byte // headers of each replica
+	maps, words []byte
+
+	done, total int
+	live        map[proto.Ref]bool // chunks, LIVE: true once an index names it
+	indexes     []indexed
+}
+
+type indexed struct {
+	w      *work
+	ref    proto.Ref
+	chunks []proto.Ref
+}
+
+// work is a region in hand.
+type work struct {
+	*Region
+	stat RegionReport
+	g    proto.Geometry
+	seed uint64
+	used []uint32 // blocks that are not FREE
+}
+
+func (c *check) do(w *work) error {
+	if err := c.ctx.Err(); err != nil {
+		return err
+	}
+	rdma.Do(&c.round)
+	if err := c.round.Err(); err != nil {
+		if errors.Is(err, rdma.ErrKey) {
+			return fmt.Errorf("region %d: %w", w.ID, ErrChanged)
+		}
+		return fmt.Errorf("region %d: %w", w.ID, err)
+	}
+	return nil
+}
+
+func (c *check) find(w *work, node int, k Kind, where, format string, args ...any) {
+	f := Finding{Region: w.ID, Where: where, Kind: k, What: fmt.Sprintf(format, args...)}
+	if node >= 0 && node < len(w.Nodes) {
+		f.Node = w.Nodes[node]
+	}
+	c.report.add(f)
+}
+
+// survey checks the headers of a region and lists the blocks in use.
+func (c *check) survey(r *Region) (*work, error) {
+	g, err := proto.NewGeometry(r.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("region %d: %w", r.ID, err)
+	}
+	w := &work{Region: r, g: g, seed: proto.RegionSeed(r.UUID)}
+	w.stat = RegionReport{Region: r.ID, Epoch: r.Epoch, Replicas: len(r.Replicas), Blocks: int(g.Blocks)}
+	c.round.Reset()
+	for i, t := range r.Replicas {
+		c.round.Chain(t).Read(0, c.small[i][:proto.RegionHeaderBytes])
+	}
+	if err := c.do(w); err != nil {
+		return nil, err
+	}
+	for i := range r.Replicas {
+		h, err := proto.DecodeRegionHeader(c.small[i])
+		switch {
+		case err != nil:
+			c.find(w, i, KindHeader, "region header", "%v", err)
+		case h.UUID != r.UUID || h.Region != r.ID || h.RegionBytes != r.Bytes:
+			c.find(w, i, KindHeader, "region header", "is of region %d, %d bytes, uuid %x; the table says %d, %d, %x", h.Region, h.RegionBytes, h.UUID, r.ID, r.Bytes, r.UUID)
+		}
+	}
+	if err := c.headers(w); err != nil {
+		return nil, err
+	}
+	w.stat.BlocksInUse = len(w.used)
+	return w, nil
+}
+
+// headers compares block headers; those that differ are read again.
+func (c *check) headers(w *work) error {
+	n := 8 * int(w.g.Blocks)
+	c.round.Reset()
+	for i, t := range w.Replicas {
+		c.round.Chain(t).Read(w.g.HeaderOff(0), c.small[i][:n])
+	}
+	if err := c.do(w); err != nil {
+		return err
+	}
+	var odd []uint32
+	for b := range w.g.Blocks {
+		h := proto.Header(proto.Word(c.small[0], 8*int(b)))
+		if h.Valid() && h.State() != proto.BlockFree {
+			w.used = append(w.used, b)
+		}
+		if why, _ := c.judgeHeader(w, 8*int(b)); why != "" {
+			odd = append(odd, b)
+		}
+	}
+	for _, b := range odd {
+		var why string
+		var node int
+		for attempt := 1; attempt <= looks; attempt++ {
+			c.o.Pause(attempt)
+			c.round.Reset()
+			for i, t := range w.Replicas {
+				c.round.Chain(t).Read(w.g.HeaderOff(b), c.small[i][:8])
+			}
+			if err := c.do(w); err != nil {
+				return err
+			}
+			if why, node = c.judgeHeader(w, 0); why == "" {
+				break
+			}
+		}
+		if why != "" {
+			c.find(w, node, KindHeader, fmt.Sprintf("block %d", b), "%s", why)
+		}
+	}
+	return nil
+}
+
+// judgeHeader judges the headers at a place in c.small; "" if they are right.
+func (c *check) judgeHeader(w *work, at int) (why string, node int) {
+	p := proto.Header(proto.Word(c.small[0], at))
+	for i := range w.Replicas {
+		h := proto.Header(proto.Word(c.small[i], at))
+		switch {
+		case !h.Valid():
+			return fmt.Sprintf("is no header: %#016x", uint64(h)), i
+		case h.Session() != 0 && c.o.Session(h.Session()) == SessionUnknown:
+			return fmt.Sprintf("is being formatted by session %d, which nobody knows", h.Session()), i
+		case h != p && !(p.State() == proto.BlockFormatting && c.o.Session(p.Session()) == SessionLive):
+			return fmt.Sprintf("is %v, the primary has %v", h, p), i
+		}
+	}
+	return "", -1
+}
+
+// region checks the blocks of a region that are in use.
+func (c *check) region(w *work) error {
+	for _, b := range w.used {
+		if err := c.block(w, b); err != nil {
+			return err
+		}
+		c.done++
+		c.o.Progress(c.done, c.total)
+	}
+	return nil
+}
+
+// block checks one block: one round for its header, map and all replicas of its bytes.
+func (c *check) block(w *work, b uint32) error {
+	c.round.Reset()
+	for i, t := range w.Replicas {
+		ch := c.round.Chain(t)
+		if i == 0 {
+			ch.Read(w.g.HeaderOff(b), c.words[:8])
+			ch.Read(w.g.MapOff(b), c.maps)
+		}
+		ch.Read(w.g.BlockOff(b), c.blocks[i])
+	}
+	if err := c.do(w); err != nil {
+		return err
+	}
+	h := proto.Header(proto.Word(c.words, 0))
+	if !h.Valid() || !h.State().Open() {
+		return nil // not open (any more): nobody may look at its slabs
+	}
+	size := h.Class().Bytes()
+	var odd []int
+	for i := range h.Class().Slabs() {
+		w.stat.Slabs++
+		s := look{h: h, slab: w.g.Slab(b, i, h), taken: taken(c.maps, i)}
+		for r := range w.Replicas {
+			s.bytes[r] = c.blocks[r][i*size : (i+1)*size]
+		}
+		if c.judge(w, &s).what != "" {
+			odd = append(odd, i)
+			continue
+		}
+		c.count(w, &s)
+	}
+	for i := h.Class().MapWords(); i < proto.MapBytes/8; i++ {
+		if proto.Word(c.maps, 8*i) != 0 {
+			c.find(w, 0, KindMap, fmt.Sprintf("block %d", b), "word %d of the map is beyond its %d slabs and not zero", i, h.Class().Slabs())
+			break
+		}
+	}
+	for _, i := range odd {
+		if err := c.again(w, b, i, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// again looks at a slab that seemed wrong until it does not, or the looks run out.
+func (c *check) again(w *work, b uint32, i int, h proto.Header) error {
+	s := look{h: h, slab: w.g.Slab(b, i, h)}
+	size := h.Class().Bytes()
+	var v verdict
+	var first proto.V
+	for attempt := 1; attempt <= looks; attempt++ {
+		c.o.Pause(attempt)
+		c.round.Reset()
+		for r, t := range w.Replicas {
+			s.bytes[r] = c.blocks[r][:size]
+			ch := c.round.Chain(t)
+			if r == 0 {
+				ch.Read(w.g.HeaderOff(b), c.words[:8])
+				ch.Read(w.g.MapOff(b)+uint64(i/64*8), c.words[8:16])
+			}
+			ch.Read(s.slab.Off, s.bytes[r])
+		}
+		if err := c.do(w); err != nil {
+			return err
+		}
+		if proto.Header(proto.Word(c.words, 0)) != h {
+			return nil // the block has moved on
+		}
+		s.taken = proto.Word(c.words, 8)>>(i%64)&1 == 1
+		if v = c.judge(w, &s); v.what == "" {
+			c.count(w, &s)
+			return nil
+		}
+		if _, now := s.slab.Words(s.bytes[0]); attempt == 1 {
+			first = now
+		} else if now != first && attempt == looks {
+			w.stat.Busy++
+			return nil
+		}
+	}
+	if v.pending {
+		w.stat.Pending++
+		return nil
+	}
+	c.find(w, v.node, v.kind, proto.MakeAddr(w.ID, uint32(s.slab.Off)).String(), "%s", v.what)
+	return nil
+}
+
+// look is one slab as READ on all replicas.
+type look struct {
+	h     proto.Header
+	slab  proto.Slab
+	taken bool
+	bytes [maxReplicas][]byte
+}
+
+const maxReplicas = 8
+
+// verdict on a slab; what is "" if all is right.
+type verdict struct {
+	kind    Kind
+	what    string
+	node    int
+	pending bool // no fault while a client that is alive may be about to mend it
+}
+
+func taken(m []byte, i int) bool { return proto.Word(m, i/64*8)>>(i%64)&1 == 1 }
+
+// judge says what is wrong with a slab.
+func (c *check) judge(w *work, s *look) verdict {
+	r, v := s.slab.Words(s.bytes[0])
+	if !v.Valid() || !r.Valid() {
+		return verdict{kind: KindWord, what: fmt.Sprintf("V %#016x, R %#016x", uint64(v), uint64(r))}
+	}
+	holder := SessionLive
+	if r != 0 {
+		if holder = c.o.Session(r.Session()); holder == SessionUnknown {
+			return verdict{kind: KindReservation, what: fmt.Sprintf("reserved by %v, which nobody knows", r)}
+		}
+	}
+	switch {
+	case v.State() == proto.StateBad:
+		return verdict{kind: KindImage, what: "BAD: no replica had a whole image"}
+	case v.State() == proto.StateFree && r == 0 && s.taken:
+		return verdict{kind: KindLeak, what: fmt.Sprintf("taken in the map, %v and unreserved", v), pending: c.o.Writers()}
+	case !s.taken && (v.State() == proto.StateLive || r != 0):
+		return verdict{kind: KindMap, what: fmt.Sprintf("%v, %v, and free in the map", v, r)}
+	}
+	atWork := r != 0 // whoever holds it may be half-way, or is dead and will be rolled back
+	var image []byte
+	if v.State() == proto.StateLive {
+		var bad verdict
+		if image, bad = c.image(w, s, v, s.bytes[0], 0); bad.what != "" {
+			return bad
+		}
+	}
+	for i := 1; i < len(w.Replicas); i++ {
+		_, bv := s.slab.Words(s.bytes[i])
+		if bv != v {
+			if atWork {
+				continue
+			}
+			return verdict{kind: KindReplica, node: i, what: fmt.Sprintf("V is %v, the primary has %v", bv, v)}
+		}
+		if image == nil {
+			continue
+		}
+		other := s.slab.Image(s.bytes[i], v.Version())[:len(image)]
+		if !bytes.Equal(other, image) {
+			if _, bad := c.image(w, s, v, s.bytes[i], i); bad.what != "" {
+				return bad
+			}
+			return verdict{kind: KindReplica, node: i, what: fmt.Sprintf("the image of %v differs from the primary's", v)}
+		}
+	}
+	return verdict{}
+}
+
+// image checks the active image of a LIVE slab and returns its bytes.
+func (c *check) image(w *work, s *look, v proto.V, slab []byte, node int) ([]byte, verdict) {
+	img := s.slab.Image(slab, v.Version())
+	h, payload, ok := proto.OpenImage(img, proto.Seed(w.seed, s.slab.Off, s.h.Generation()))
+	switch {
+	case !ok:
+		return nil, verdict{kind: KindImage, node: node, what: fmt.Sprintf("the seal of the image of %v is wrong", v)}
+	case h.Version != v.Version():
+		return nil, verdict{kind: KindImage, node: node, what: fmt.Sprintf("V is %v, its image has version %d", v, h.Version)}
+	case h.Born == 0 || h.Born > h.Version:
+		return nil, verdict{kind: KindImage, node: node, what: fmt.Sprintf("born %d, version %d", h.Born, h.Version)}
+	}
+	return img[:proto.ImageLen(len(payload))], verdict{}
+}
+
+// count adds a slab that is right to the region's figures.
+func (c *check) count(w *work, s *look) {
+	r, v := s.slab.Words(s.bytes[0])
+	if r != 0 && c.o.Session(r.Session()) == SessionDead {
+		w.stat.HeldByDead++
+	}
+	if v.State() != proto.StateLive {
+		if r != 0 {
+			w.stat.Claimed++
+		}
+		return
+	}
+	w.stat.Live++
+	if r != 0 {
+		w.stat.Held++
+	}
+	h, payload, ok := proto.OpenImage(s.slab.Image(s.bytes[0], v.Version()), proto.Seed(w.seed, s.slab.Off, s.h.Generation()))
+	if !ok {
+		return
+	}
+	ref := proto.Ref{Addr: proto.MakeAddr(w.ID, uint32(s.slab.Off)), Life: proto.MakeLife(s.h.Generation(), h.Born)}
+	switch {
+	case h.Tag&proto.TagIndex != 0:
+		w.stat.Objects++
+		c.indexes = append(c.indexes, indexed{w, ref, chunkRefs(payload)})
+	case h.Tag&proto.TagChunk != 0:
+		w.stat.PayloadBytes += int64(len(payload))
+		c.live[ref] = false
+	default:
+		w.stat.Objects++
+		w.stat.PayloadBytes += int64(len(payload))
+	}
+}

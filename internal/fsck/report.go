@@ -1,0 +1,79 @@
+package fsck
+
+import (
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Report is what a check has seen.
+type Report struct {
+	Regions  []RegionReport `json:"regions"`
+	Findings []Finding      `json:"findings"`
+	// More counts findings beyond MaxFindings.
+	More int `json:"more_findings,omitempty"`
+}
+
+// MaxFindings bounds a report: a lost region must not fill memory.
+const MaxFindings = 1000
+
+// OK says that nothing is wrong.
+func (r *Report) OK() bool { return len(r.Findings) == 0 }
+
+// RegionReport counts what one region holds.
+type RegionReport struct {
+	Region       uint32 `json:"region"`
+	Epoch        uint64 `json:"epoch"`
+	Replicas     int    `json:"replicas"` // compared with each other
+	Blocks       int    `json:"blocks"`
+	BlocksInUse  int    `json:"blocks_in_use"`
+	Slabs        int    `json:"slabs"` // of blocks in use
+	Live         int    `json:"live"`  // slabs
+	Objects      int    `json:"objects"`
+	PayloadBytes int64  `json:"payload_bytes"`
+	Claimed      int    `json:"claimed"` // FREE and reserved: in somebody's magazine
+	Held         int    `json:"held"`    // LIVE and reserved: somebody is at work
+	HeldByDead   int    `json:"held_by_dead"`
+	Pending      int    `json:"pending"` // freed and not yet given back, by clients that are alive
+	Busy         int    `json:"busy"`    // kept changing until the check gave up
+}
+
+// Finding is one thing that is wrong.
+type Finding struct {
+	Region uint32     `json:"region"`
+	Node   string     `json:"node,omitempty"` // of the replica, if it is one's
+	Addr   proto.Addr `json:"-"`
+	Where  string     `json:"where"`
+	Kind   Kind       `json:"kind"`
+	What   string     `json:"what"`
+}
+
+// Kind of a finding.
+type Kind string
+
+const (
+	KindHeader      Kind = "header"      // of a region or block
+	KindMap         Kind = "map"         // disagrees with the slabs' words
+	KindWord        Kind = "word"        // R or V is no such word
+	KindImage       Kind = "image"       // seal, version or born of an active image
+	KindReplica     Kind = "replica"     // replicas differ
+	KindLeak        Kind = "leak"        // nobody can ever use it
+	KindReservation Kind = "reservation" // by a session that nobody knows
+	KindChunk       Kind = "chunk"       // of a large object
+)
+
+func (f Finding) String() string {
+	at := fmt.Sprintf("region %d %s", f.Region, f.Where)
+	if f.Node != "" {
+		at += " on " + f.Node
+	}
+	return fmt.Sprintf("%s: %s: %s", at, f.Kind, f.What)
+}
+
+func (r *Report) add(f Finding) {
+	if len(r.Findings) >= MaxFindings {
+		r.More++
+		return
+	}
+	r.Findings = append(r.Findings, f)
+}
