@@ -3,6 +3,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/quarrystore/quarry/alloc"
@@ -280,7 +281,8 @@ func (c *Client) WriteMany(ctx context.Context, refs []Ref, payloads [][]byte) [
 	}
 	l.slab.WriteMany(refs, payloads, errs)
 	for i, e := range errs {
-		if e == slab.ErrIndex {
+		// Objects of several slabs are written by themselves.
+		if errors.Is(e, slab.ErrIndex) || errors.Is(e, ErrTooLarge) {
 			errs[i] = l.write(refs[i], payloads[i], anyVersion)
 		}
 	}

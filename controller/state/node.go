@@ -119,7 +119,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 	resp := &quarrypb.RegisterNodeResponse{
 		Id: n.rec.Id, Cluster: m.cluster.Uuid, TicketKey: m.cluster.TicketKey,
 		HeartbeatMs: uint32(m.cfg.NodeHeartbeat.Milliseconds()),
-		NextSerial:  m.cluster.NextSerial,
+		NextSerial:  m.cluster.NextSerial, ControllerTerm: m.term,
 	}
 	for _, s := range m.sessions {
 		if s.rec.State == stateLive {
@@ -138,7 +138,7 @@ func (m *Machine) dropOrphans(n *node) {
 		switch {
 		case g == nil && f.Region < m.cluster.NextRegion:
 			m.note("node %s hosts memory of region %d, which was never made: dropping it", n.rec.Name, f.Region)
-			m.call(n, &quarrypb.DropRegionRequest{Region: f.Region, ControllerTerm: m.term}, callTimeout, func(Reply) {})
+			m.call(n, &quarrypb.DropRegionRequest{Region: f.Region, ControllerTerm: m.term, Epoch: f.Epoch}, callTimeout, func(Reply) {})
 		case g == nil:
 			m.note("node %s hosts region %d, which this cluster has not numbered yet: left alone; was the controller's store set back?", n.rec.Name, f.Region)
 		case !bytes.Equal(g.rec.Uuid, f.Uuid) || g.on(n.rec.Id) == nil:

@@ -238,6 +238,7 @@ func (m *Machine) host(mustExist bool) func(g *region, n *node) *leg {
 		return &leg{n: n, timeout: hostTimeout, msg: &quarrypb.HostRegionRequest{
 			Region: g.rec.Id, Uuid: g.rec.Uuid, Cluster: m.cluster.Uuid,
 			SizeBytes: g.rec.SizeBytes, Durability: g.rec.Durability, MustExist: mustExist,
+			ControllerTerm: m.term, Epoch: g.rec.Epoch,
 		}}
 	}
 }
@@ -251,7 +252,7 @@ func (m *Machine) shut(g *region, n *node) *leg {
 }
 
 func (m *Machine) drop(g *region, n *node) *leg {
-	return &leg{n: n, timeout: callTimeout, msg: &quarrypb.DropRegionRequest{Region: g.rec.Id, ControllerTerm: m.term}}
+	return &leg{n: n, timeout: callTimeout, msg: &quarrypb.DropRegionRequest{Region: g.rec.Id, ControllerTerm: m.term, Epoch: g.rec.Epoch}}
 }
 
 // owesNothing says whether the nodes of regions have acknowledged every fence.
