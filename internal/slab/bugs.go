@@ -37,6 +37,23 @@ const (
 	BugReclaimNoPass                   // reclaim does not wait before it looks
 	BugReclaimOnePhase                 // reclaim zeroes without the second pass
 	BugReclaimIgnoresR                 // reclaim does not look at reservations
+	BugReservationsKept                // reconcile leaves reservations as they are
+	BugHeaderOfPrimary                 // reconcile takes the new primary's headers
+	BugJoinerUnreconciled              // reconcile leaves a joiner's words as they are
+	BugJoinerNotZeroed                 // a joiner keeps the words of a former life
+	BugCopierUnreserved                // the copier does not take the reservation
+	BugCopierKeepsR                    // the copier keeps the reservation
+	BugNoReconcile                     // a failover opens without reconciling
+	BugKeysKept                        // a failover does not rotate keys
+	BugLeasesIgnored                   // a failover does not wait for leases
+	BugFencedLeaseIgnored              // a failover does not wait for sessions that are fenced
+	BugCertificateEarly                // a certificate is given before all nodes have acknowledged
+	BugFencePrimaryOnly                // only the primary is asked to fence
+	BugTimeoutIsFence                  // a node that does not answer counts as fenced
+	BugSessionReused                   // a session id is given out again before its fence
+	BugOldEpochAccepted                // agents accept an epoch that is over
+	BugReleaseByWrite                  // R is released by a WRITE of 0
+	BugCrossDomain                     // a region is opened through another atomicity domain
 	BugCount
 )
 
