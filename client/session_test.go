@@ -1,0 +1,79 @@
+package client_test
+
+import (
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+func admin(cluster *testcluster.Cluster) quarrypbconnect.ControllerClient {
+	return quarrypbconnect.NewControllerClient(http.DefaultClient, cluster.Controller.URL())
+}
+
+// TestRevokedSessionIsReplaced: a fenced client answers nothing under the old
+// session and goes on under a new one; its objects are where they were.
+func TestRevokedSessionIsReplaced(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
+	for _, transport := range []string{client.TransportSHM, client.TransportTCP} {
+		c := cluster.Connect(client.Config{Transport: transport, Replicas: 2})
+		ctx := t.Context()
+		ref, err := c.Alloc(ctx, []byte("before"), client.AllocOptions{})
+		require.NoError(t, err)
+		old := c.SessionID()
+		_, err = admin(cluster).RevokeSession(ctx, connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: old, Reason: "test"}))
+		require.NoError(t, err)
+		// The first call may be the one that learns of the fence: it says not done.
+		require.Eventually(t, func() bool { return c.Write(ctx, ref, []byte("after")) == nil }, 10*time.Second, time.Millisecond)
+		require.NotEqual(t, old, c.SessionID())
+		b, err := c.Read(ctx, ref, nil)
+		require.NoError(t, err)
+		require.Equal(t, "after", string(b))
+		require.NoError(t, c.Free(ctx, ref))
+	}
+	_, err := admin(cluster).RevokeSession(t.Context(), connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: 4242}))
+	require.Equal(t, connect.CodeNotFound, connect.CodeOf(err))
+}
+
+// TestControllerRestart: the data path goes on without a controller until the
+// lease ends, answers nothing after that, and goes on when the controller is back.
+func TestControllerRestart(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 2, Lease: time.Second})
+	c := cluster.Connect(client.Config{Replicas: 2})
+	ctx := t.Context()
+	ref, err := c.Alloc(ctx, []byte("kept"), client.AllocOptions{})
+	require.NoError(t, err)
+	_, err = c.Names().Create(ctx, "kept", "object", ref)
+	require.NoError(t, err)
+	u, err := url.Parse(cluster.Controller.URL())
+	require.NoError(t, err)
+	require.NoError(t, cluster.Controller.Close())
+
+	require.NoError(t, c.Write(ctx, ref, []byte("while it is down")))
+	require.Eventually(t, func() bool {
+		_, err := c.Read(ctx, ref, nil)
+		if err != nil {
+			require.ErrorIs(t, err, client.ErrLease)
+		}
+		return err != nil
+	}, 10*time.Second, 10*time.Millisecond, "a lease that nobody renews ends")
+
+	cluster.StartController(u.Host)
+	require.Eventually(t, func() bool {
+		b, err := c.Read(ctx, ref, nil)
+		return err == nil && string(b) == "while it is down"
+	}, 20*time.Second, 10*time.Millisecond)
+	n, err := c.Names().Lookup(ctx, "kept")
+	require.NoError(t, err)
+	require.Equal(t, ref, n.Ref)
+	_, err = c.Alloc(ctx, make([]byte, 400_000), client.AllocOptions{})
+	require.NoError(t, err)
+}
