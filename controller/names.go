@@ -70,8 +70,17 @@ func checkEntry(n *quarrypb.Name) error {
 	return nil
 }
 
+// etcdTimeout bounds a request to an etcd that may have no quorum.
+const etcdTimeout = 5 * time.Second
+
 func etcdError(err error) error {
 	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("etcd: %w", err))
+}
+
+// unknown is the third answer. Its code is not one that clients try again after:
+// the second try would find the first one's work and call it somebody else's.
+func unknown(name string, err error) error {
+	return connect.NewError(connect.CodeUnknown, fmt.Errorf("name %q may have been changed or not, look it up: etcd: %w", name, err))
 }
 
 func encodeName(n *quarrypb.Name) (string, error) {
@@ -91,6 +100,8 @@ func decodeName(value []byte, rev int64) (*quarrypb.Name, error) {
 }
 
 func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
 	n := r.Msg.Name
 	if err := checkEntry(n); err != nil {
 		return nil, err
@@ -104,7 +115,7 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 	res, err := s.c.cfg.Etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", 0)).Then(clientv3.OpPut(key, value)).Commit()
 	switch {
 	case err != nil:
-		return nil, etcdError(err)
+		return nil, unknown(n.Name, err)
 	case !res.Succeeded:
 		return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name %q exists", n.Name))
 	}
@@ -121,6 +132,8 @@ func (s *service) LookupName(ctx context.Context, r *connect.Request[quarrypb.Lo
 }
 
 func (s *service) lookup(ctx context.Context, name string) (*quarrypb.Name, error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
@@ -135,6 +148,8 @@ func (s *service) lookup(ctx context.Context, name string) (*quarrypb.Name, erro
 }
 
 func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
 	n := r.Msg.Name
 	if err := checkEntry(n); err != nil {
 		return nil, err
@@ -152,7 +167,7 @@ func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.Swap
 	res, err := s.c.cfg.Etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision))).Then(clientv3.OpPut(key, value)).Commit()
 	switch {
 	case err != nil:
-		return nil, etcdError(err)
+		return nil, unknown(n.Name, err)
 	case !res.Succeeded:
 		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("name %q is at revision %d, not %d", n.Name, now.Revision, r.Msg.Revision))
 	}
@@ -161,6 +176,8 @@ func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.Swap
 }
 
 func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.DeleteNameRequest]) (*connect.Response[quarrypb.DeleteNameResponse], error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
 	name := r.Msg.Name
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -173,7 +190,7 @@ func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.De
 	res, err := s.c.cfg.Etcd.Txn(ctx).If(cmp).Then(clientv3.OpDelete(key)).Else(clientv3.OpGet(key)).Commit()
 	switch {
 	case err != nil:
-		return nil, etcdError(err)
+		return nil, unknown(name, err)
 	case res.Succeeded:
 		return connect.NewResponse(&quarrypb.DeleteNameResponse{}), nil
 	case len(res.Responses[0].GetResponseRange().Kvs) == 0:
@@ -183,6 +200,8 @@ func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.De
 }
 
 func (s *service) ListNames(ctx context.Context, r *connect.Request[quarrypb.ListNamesRequest]) (*connect.Response[quarrypb.ListNamesResponse], error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
 	limit := int(r.Msg.Limit)
 	if limit == 0 || limit > maxListNames {
 		limit = maxListNames
@@ -226,6 +245,8 @@ func (s *service) ListNames(ctx context.Context, r *connect.Request[quarrypb.Lis
 
 // candidates are the controllers that lead or stand by, as the election shows them.
 func (c *Controller) candidates(ctx context.Context) (out []*quarrypb.ControllerInfo) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
 	res, err := c.cfg.Etcd.Get(ctx, c.electionPrefix()+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil && !errors.Is(err, context.Canceled) {
 		c.cfg.Logger.Debug("controllers not listed", "error", err)

@@ -46,6 +46,10 @@ type term struct {
 	wg      sync.WaitGroup
 }
 
+// now is the machine's time. It goes on while the host sleeps: a leader that wakes
+// up must know that its time is over.
+func now() int64 { return clock.Now() + int64(clock.Suspended()) }
+
 // maxEvents bounds what waits for the machine; further requests wait at the door.
 const maxEvents = 4096
 
@@ -64,7 +68,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 	rand.Read(random)
 	t.machine, t.first, err = state.New(state.Config{
 		Lease: c.cfg.Lease, NodeHeartbeat: c.cfg.Lease / 3, RegionBytes: c.cfg.RegionBytes, Version: Version,
-	}, uint64(t.rev), clock.Now(), records, random)
+	}, uint64(t.rev), now(), records, random)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +91,9 @@ func (t *term) records(ctx context.Context) (out []state.Record, err error) {
 			if err != nil {
 				return nil, fmt.Errorf("etcd: %w", err)
 			}
-			at = res.Header.Revision
+			if at == 0 {
+				at = res.Header.Revision // the header always tells the newest, whatever was read
+			}
 			for _, kv := range res.Kvs {
 				out = append(out, state.Record{Key: strings.TrimPrefix(string(kv.Key), prefix), Value: kv.Value, Revision: uint64(kv.ModRevision)})
 				from = string(kv.Key) + "\x00"
@@ -122,7 +128,7 @@ func (t *term) run(ctx context.Context, lost <-chan struct{}) error {
 			ev = state.Tick{}
 		case ev = <-t.events:
 		}
-		if err := t.act(ctx, t.machine.Step(clock.Now(), ev)); err != nil {
+		if err := t.act(ctx, t.machine.Step(now(), ev)); err != nil {
 			return err
 		}
 	}
@@ -131,7 +137,7 @@ func (t *term) run(ctx context.Context, lost <-chan struct{}) error {
 // keep extends the leadership and tells the machine how far it reaches.
 func (t *term) keep(ctx context.Context) {
 	for {
-		sent := clock.Now()
+		sent := now()
 		kctx, cancel := context.WithTimeout(ctx, t.etcdTTL)
 		res, err := t.c.cfg.Etcd.KeepAliveOnce(kctx, t.lease)
 		cancel()
