@@ -53,7 +53,7 @@ func (j Job) objects() int {
 	if j.Objects > 0 {
 		return j.Objects
 	}
-	return max(j.Batch, min(20_000, workingSetBytes/j.Clients/max(j.Bytes, 64)), 16)
+	return max(j.Batch, min(400_000, workingSetBytes/j.Clients/max(j.Bytes, 64)), 16)
 }
 
 // Row is what came out.

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os/exec"
@@ -28,17 +27,12 @@ func Work(ctx context.Context, cfg client.Config, in io.Reader, out io.Writer) e
 	if err := json.Unmarshal(line, &j); err != nil {
 		return fmt.Errorf("job: %w", err)
 	}
-	cfg.Lanes = max(1, j.Clients)
-	c, err := client.Connect(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	o, err := work(ctx, c, j, func() error {
+	o, err := session(ctx, cfg, j, func() error {
 		fmt.Fprintln(out, "ready")
 		_, err := r.ReadBytes('\n')
 		return err
 	})
-	if err := errors.Join(err, c.Close()); err != nil {
+	if err != nil {
 		return err
 	}
 	if o.Hist, err = o.hist.Encode(hdrhistogram.V2CompressedEncodingCookieBase); err != nil {

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -41,7 +40,7 @@ func Run(ctx context.Context, cfg Config) ([]Row, error) {
 	}
 	for _, transport := range cfg.Transports {
 		cc := cfg.Client
-		cc.Transport, cc.Lanes = transport, max(1, cfg.Job.Clients)
+		cc.Transport = transport
 		for _, size := range cfg.Sizes {
 			for _, op := range cfg.Ops {
 				j := cfg.Job
@@ -64,12 +63,7 @@ func one(ctx context.Context, cfg Config, cc client.Config, j Job) (Row, error) 
 	if cfg.Processes > 0 {
 		o, err = workInProcesses(ctx, cfg.Command(cc.Transport), cfg.Processes, j)
 	} else {
-		var c *client.Client
-		if c, err = client.Connect(ctx, cc); err != nil {
-			return r, err
-		}
-		o, err = work(ctx, c, j, func() error { return nil })
-		err = errors.Join(err, c.Close())
+		o, err = session(ctx, cc, j, func() error { return nil })
 	}
 	if err != nil {
 		return r, err

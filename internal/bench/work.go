@@ -16,6 +16,7 @@ import (
 // worker is one closed or open loop of one client goroutine.
 type worker struct {
 	c    *client.Client
+	prep *client.Client // makes and ends the objects, over whatever is fastest
 	j    Job
 	refs []client.Ref
 	seed uint64
@@ -58,12 +59,16 @@ func (w *worker) prepare(ctx context.Context) error {
 	o := client.AllocOptions{Replicas: w.j.Replicas}
 	// Reads of what is too large for a mutable slab are reads of write-once ones.
 	o.WriteOnce = (w.j.Op == "read" || w.j.Op == "readmany") && w.j.Bytes > 256<<10
-	for range n {
-		ref, err := w.c.Alloc(ctx, w.payload, o)
+	start := time.Now()
+	for i := range n {
+		ref, err := w.prep.Alloc(ctx, w.payload, o)
 		if err != nil {
 			return fmt.Errorf("preparing %d objects of %d bytes: %w", n, w.j.Bytes, err)
 		}
 		w.refs = append(w.refs, ref)
+		if i >= max(w.j.Batch, 16) && w.j.Objects == 0 && time.Since(start) > prepareTime {
+			break
+		}
 	}
 	w.batch = make([]client.Ref, w.j.Batch)
 	w.data = make([][]byte, w.j.Batch)
@@ -73,9 +78,12 @@ func (w *worker) prepare(ctx context.Context) error {
 	return nil
 }
 
+// prepareTime is how long a loop goes on making objects that nobody asked for.
+const prepareTime = 5 * time.Second
+
 func (w *worker) cleanUp(ctx context.Context) {
 	for _, ref := range append(w.refs, w.fresh...) {
-		_ = w.c.Free(ctx, ref)
+		_ = w.prep.Free(ctx, ref)
 	}
 }
 
@@ -237,12 +245,28 @@ func sent(c *client.Client, op string) (rounds, verbs uint64) {
 // warmUp is how long loops run before they count.
 const warmUp = 200 * time.Millisecond
 
-// work runs a job in this process. begin is called when everything is prepared;
-// the job starts when it returns.
-func work(ctx context.Context, c *client.Client, j Job, begin func() error) (*outcome, error) {
+// session connects, runs a job in this process and closes.
+func session(ctx context.Context, cfg client.Config, j Job, begin func() error) (*outcome, error) {
 	if err := j.validate(); err != nil {
 		return nil, err
 	}
+	cfg.Lanes = j.Clients
+	c, err := client.Connect(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Transport = client.TransportAuto
+	prep, err := client.Connect(ctx, cfg)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	o, err := work(ctx, c, prep, j, begin)
+	return o, errors.Join(err, prep.Close(), c.Close())
+}
+
+// work runs a job in this process. begin is called when everything is prepared;
+// the job starts when it returns.
+func work(ctx context.Context, c, prep *client.Client, j Job, begin func() error) (*outcome, error) {
 	workers := make([]*worker, j.Clients)
 	all := func(f func(w *worker) error) error {
 		errs := make([]error, len(workers))
@@ -254,7 +278,7 @@ func work(ctx context.Context, c *client.Client, j Job, begin func() error) (*ou
 		return errors.Join(errs...)
 	}
 	for i := range workers {
-		workers[i] = &worker{c: c, j: j, seed: 0x9e3779b97f4a7c15 * uint64(i+1)}
+		workers[i] = &worker{c: c, prep: prep, j: j, seed: 0x9e3779b97f4a7c15 * uint64(i+1)}
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)

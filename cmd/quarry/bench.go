@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/bench"
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+type benchCmd struct {
+	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update)."`
+	Sizes      []sizeFlag    `default:"128" short:"s" help:"Payload bytes, comma separated."`
+	Clients    int           `default:"1" short:"n" help:"Goroutines that work at the same time, of each process."`
+	Processes  int           `default:"0" help:"Client processes; 0 means goroutines of this one."`
+	Duration   time.Duration `default:"2s" short:"D" help:"Of each measurement."`
+	Replicas   int           `default:"1" short:"r" help:"Replicas of the objects."`
+	Batch      int           `default:"64" help:"Objects of one readmany or writemany, and commands of one Redis pipeline."`
+	Objects    int           `help:"Objects of each client; 0 means 48 MiB of them, up to 20000."`
+	Rate       float64       `help:"Operations a second of each client; 0 means as fast as it goes."`
+	Yardsticks bool          `default:"true" negatable:"" help:"Also measure a memory copy, a TCP ping-pong and Redis."`
+	Self       bool          `help:"Start a cluster of separate processes for the measurement."`
+	Role       string        `hidden:"" enum:"main,worker,pingpong,idle" default:"main"`
+}
+
+func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
+	switch b.Role {
+	case "worker":
+		return bench.Work(ctx, a.clientConfig(), a.in, a.out)
+	case "pingpong":
+		return bench.PingPong(a.out)
+	case "idle":
+		return a.idle(ctx)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	var cluster *local.Cluster
+	if b.Self {
+		if cluster, err = local.Start(ctx, local.Config{Binary: exe, Nodes: max(3, b.Replicas)}); err != nil {
+			return err
+		}
+		defer cluster.Stop()
+		a.cli.Controller = []string{cluster.URL}
+	}
+	transports := []string{a.cli.Transport}
+	if a.cli.Transport == "auto" {
+		transports = []string{"shm", "tcp"}
+	}
+	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks,
+		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
+		Command: func(role string) []string {
+			if role == "pingpong" {
+				return []string{exe, "bench", "--role", "pingpong"}
+			}
+			return []string{exe, "bench", "--role", "worker", "--transport", role, "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token}
+		}}
+	for _, s := range b.Sizes {
+		cfg.Sizes = append(cfg.Sizes, int(s))
+	}
+	if !a.cli.JSON {
+		fmt.Fprintf(a.out, "%s\n%s\n", machine(), benchHead)
+		cfg.Row = func(r bench.Row) { printRow(a.out, r) }
+	}
+	rows, err := bench.Run(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	mem := map[string]local.Memory{}
+	if cluster != nil {
+		if mem["storage node"], err = local.MemoryOf(cluster.Nodes[0].PID()); err != nil {
+			return err
+		}
+		if mem["controller"], err = local.MemoryOf(cluster.Controller.PID()); err != nil {
+			return err
+		}
+		if mem["idle client"], err = idleMemory(ctx, exe, cluster.URL); err != nil {
+			return err
+		}
+	}
+	if a.cli.JSON {
+		return a.print(map[string]any{"machine": machine(), "rows": rows, "memory": mem}, nil)
+	}
+	for _, who := range []string{"storage node", "controller", "idle client"} {
+		if m, ok := mem[who]; ok {
+			fmt.Fprintf(a.out, "memory of a %s: %s of its own, %s of shared memory touched\n", who, bytesText(uint64(m.Private)), bytesText(uint64(m.Shared)))
+		}
+	}
+	fmt.Fprintln(a.out, "latency of a batch is that of the whole call; rounds are a call's, verbs an object's")
+	return nil
+}
+
+func (a *app) clientConfig() client.Config {
+	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, Token: a.cli.Token, TLS: a.tls, Logger: a.log}
+}
+
+// idle is a client that does one thing of each kind and then nothing; it prints
+// its memory.
+func (a *app) idle(ctx context.Context) error {
+	return a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
+		ref, err := c.Alloc(ctx, []byte("idle"), client.AllocOptions{})
+		if err != nil {
+			return err
+		}
+		if err := c.Free(ctx, ref); err != nil {
+			return err
+		}
+		m, err := local.MemoryOf(os.Getpid())
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(a.out, "%d %d\n", m.Private, m.Shared)
+		return err
+	})
+}
+
+func idleMemory(ctx context.Context, exe, url string) (m local.Memory, err error) {
+	out, err := output(ctx, exe, "bench", "--role", "idle", "-C", url)
+	if err != nil {
+		return m, err
+	}
+	_, err = fmt.Sscan(out, &m.Private, &m.Shared)
+	return m, err
+}
+
+const benchHead = "what        op          bytes  batch  clients       ops/s      MB/s      min  typical      p99    p99.9  rounds   verbs  allocs  errors"
+
+func printRow(w io.Writer, r bench.Row) {
+	batch := "-"
+	if r.Batch > 0 {
+		batch = strconv.Itoa(r.Batch)
+	}
+	what := r.What
+	if r.Replicas > 1 {
+		what += fmt.Sprintf(" R=%d", r.Replicas)
+	}
+	clients := strconv.Itoa(r.Clients)
+	if r.Processes > 1 {
+		clients = fmt.Sprintf("%dx%d", r.Processes, r.Clients)
+	}
+	fmt.Fprintf(w, "%-11s %-10s %6d %6s %8s %11.0f %9.1f %8s %8s %8s %8s %7.3f %7.3f %7.2f %7d\n", what, r.Op, r.Bytes, batch, clients, r.OpsPerS, r.MBPerS,
+		ns(r.MinNS), ns(r.TypicalNS), ns(r.P99NS), ns(r.P999NS), r.Rounds, r.Verbs, r.Allocs, r.Errors)
+}
+
+// ns is a time to three digits.
+func ns(n int64) string {
+	switch {
+	case n < 1000:
+		return fmt.Sprintf("%dns", n)
+	case n < 1e6:
+		return fmt.Sprintf("%.3gus", float64(n)/1e3)
+	case n < 1e9:
+		return fmt.Sprintf("%.3gms", float64(n)/1e6)
+	}
+	return fmt.Sprintf("%.3gs", float64(n)/1e9)
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/demo"
+	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+type demoCmd struct {
+	Dir      string `arg:"" optional:"" help:"Directory to keep; default the Go toolchain's own src."`
+	Replicas int    `default:"2" short:"r" help:"Replicas of each object."`
+	Nodes    int    `default:"3" help:"Storage nodes, each a process."`
+	Workers  int    `default:"4" help:"Goroutines of each client."`
+	Role     string `hidden:"" enum:"main,read" default:"main"`
+}
+
+// demoReport is what the demo found.
+type demoReport struct {
+	Machine string        `json:"machine"`
+	Dir     string        `json:"dir"`
+	Parts   []demo.Result `json:"parts"`
+	Fsck    *fsck.Report  `json:"fsck"`
+	Seconds float64       `json:"seconds"`
+	OK      bool          `json:"ok"`
+}
+
+func (d *demoCmd) Run(ctx context.Context, a *app) error {
+	if d.Dir == "" {
+		root, err := output(ctx, "go", "env", "GOROOT")
+		if err != nil {
+			return usagef("no Go toolchain found whose source could be kept: name a directory, quarry demo DIR")
+		}
+		d.Dir = filepath.Join(strings.TrimSpace(root), "src")
+	}
+	// A link is followed: the directory is what it points to.
+	dir, err := filepath.EvalSymlinks(d.Dir)
+	if err != nil {
+		return usagef("directory to keep: %w", err)
+	}
+	d.Dir = dir
+	if d.Role == "read" {
+		return d.readBack(ctx, a)
+	}
+	if d.Nodes < d.Replicas {
+		return usagef("%d replicas need as many nodes, there are %d", d.Replicas, d.Nodes)
+	}
+	start := time.Now()
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	a.say("starting a controller and %d storage nodes, each a process", d.Nodes)
+	cluster, err := local.Start(ctx, local.Config{Binary: exe, Nodes: d.Nodes})
+	if err != nil {
+		return err
+	}
+	defer cluster.Stop()
+	rep := demoReport{Machine: machine(), Dir: d.Dir}
+	if err := d.work(ctx, a, cluster, exe, &rep); err != nil {
+		return err
+	}
+	if err := cluster.Stop(); err != nil {
+		return err
+	}
+	a.say("all processes ended, nothing left behind")
+	rep.Seconds = time.Since(start).Seconds()
+	wrong := 0
+	for _, p := range rep.Parts {
+		wrong += len(p.Mismatches)
+	}
+	rep.OK = wrong == 0 && rep.Fsck.OK()
+	if err := a.print(rep, rep.text); err != nil {
+		return err
+	}
+	if wrong > 0 {
+		return fmt.Errorf("%w: %d objects are not what the files are, the first: %s", client.ErrCorrupt, wrong, firstMismatch(rep.Parts))
+	}
+	if !rep.Fsck.OK() {
+		return fmt.Errorf("%d %w, the first: %s", len(rep.Fsck.Findings), errFindings, rep.Fsck.Findings[0])
+	}
+	return nil
+}
+
+// work loads over shm, reads back in another process over tcp, frees a third,
+// reads back again, and checks.
+func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe string, rep *demoReport) error {
+	cfg := a.clientConfig()
+	cfg.Controllers, cfg.Transport, cfg.Replicas = []string{cluster.URL}, "shm", d.Replicas
+	cctx, cancel := context.WithTimeout(ctx, a.cli.Timeout)
+	defer cancel()
+	c, err := client.Connect(cctx, cfg)
+	if err != nil {
+		return err
+	}
+	part := func(what string, f func(demo.Options) (demo.Result, error)) error {
+		a.say("%s", what)
+		bar := a.progress(what)
+		r, err := f(demo.Options{Workers: d.Workers, Replicas: d.Replicas, Progress: bar.set})
+		bar.end()
+		if err == nil {
+			rep.Parts = append(rep.Parts, r)
+		}
+		return err
+	}
+	reader := func(demo.Options) (r demo.Result, err error) {
+		out, err := output(ctx, exe, "demo", "--role", "read", "--json", "--transport", "tcp", "-C", cluster.URL, "--workers", fmt.Sprint(d.Workers), d.Dir)
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &r)
+		}
+		return r, err
+	}
+	err = part("loading every file of "+d.Dir+" over shm", func(o demo.Options) (demo.Result, error) { return demo.Load(ctx, c, d.Dir, o) })
+	if err == nil {
+		err = part("reading every byte back in another process over tcp", reader)
+	}
+	if err == nil {
+		err = part("freeing a third", func(o demo.Options) (demo.Result, error) { return demo.FreeThird(ctx, c, o) })
+	}
+	if err == nil {
+		err = part("reading back what is left, and that the rest is gone", reader)
+	}
+	// The client gives back what it holds: what is found afterwards is really there.
+	if err := errors.Join(err, c.Close()); err != nil {
+		return err
+	}
+	a.say("checking the whole structure")
+	bar := a.progress("checking")
+	rep.Fsck, err = fsck.Cluster(ctx, fsck.Config{Controllers: []string{cluster.URL}, Transport: "shm", Progress: bar.set})
+	bar.end()
+	return err
+}
+
+// readBack is the second client process.
+func (d *demoCmd) readBack(ctx context.Context, a *app) error {
+	c, err := a.connect(ctx, readOnly)
+	if err != nil {
+		return err
+	}
+	r, err := demo.ReadBack(ctx, c, d.Dir, demo.Options{Workers: d.Workers})
+	if err := errors.Join(err, c.Close()); err != nil {
+		return err
+	}
+	return json.NewEncoder(a.out).Encode(r)
+}
+
+func firstMismatch(parts []demo.Result) string {
+	for _, p := range parts {
+		if len(p.Mismatches) > 0 {
+			return p.Mismatches[0]
+		}
+	}
+	return ""
+}
+
+// say tells people what is going on; with --json nobody is listening.
+func (a *app) say(format string, args ...any) {
+	if !a.cli.JSON {
+		fmt.Fprintf(a.out, format+"\n", args...)
+	}
+}
+
+func (r *demoReport) text(w io.Writer) {
+	fmt.Fprintf(w, "\n%s\n\nPART\tPROVIDER\tFILES\tBYTES\tMB/s\tp50\tp99\tROUNDS/OP\tVERBS/OP\n", r.Machine)
+	for _, p := range r.Parts {
+		rate := fmt.Sprintf("%.1f", p.MBPerS)
+		if p.What == "free a third" {
+			rate = "-" // no payload moves
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%.3f\t%.3f\n", p.What, p.Provider, p.Files, p.Bytes, rate, ns(p.P50NS), ns(p.P99NS), p.Rounds, p.Verbs)
+	}
+	fmt.Fprintln(w)
+	printReport(w, r.Fsck)
+	verdict := "every byte came back"
+	if !r.OK {
+		verdict = "NOT ALL IS RIGHT"
+	}
+	fmt.Fprintf(w, "\n%s; %.1f s in all\n", verdict, r.Seconds)
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/fsck"
+)
+
+// Exit codes, the same for every command.
+const (
+	exitOK          = 0
+	exitFailed      = 1   // not done
+	exitUsage       = 2   // wrong flags, arguments or configuration
+	exitUnknown     = 3   // outcome unknown: may have been done, at most once
+	exitNotFound    = 4   // no such name, object, region, session
+	exitConflict    = 5   // exists already, or has changed meanwhile
+	exitUnreachable = 6   // no controller, or no node, answers
+	exitNoSpace     = 7   // no room, or too large
+	exitDamaged     = 8   // data is damaged; fsck: there are findings
+	exitInterrupted = 130 // by Ctrl-C
+)
+
+// usageError is the caller's mistake, found before anything was done.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// errFindings: fsck has found something.
+var errFindings = errors.New("findings")
+
+func exitCode(err error) int {
+	var usage usageError
+	is := func(targets ...error) bool {
+		for _, t := range targets {
+			if errors.Is(err, t) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case errors.As(err, &usage):
+		return exitUsage
+	case is(client.ErrUnknown):
+		return exitUnknown
+	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion):
+		return exitNotFound
+	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable):
+		return exitConflict
+	case is(client.ErrUnreachable, fsck.ErrUnreachable, errNoController):
+		return exitUnreachable
+	case is(client.ErrNoSpace, client.ErrTooLarge):
+		return exitNoSpace
+	case is(client.ErrCorrupt, errFindings):
+		return exitDamaged
+	case is(context.Canceled):
+		return exitInterrupted
+	}
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		switch ce.Code() {
+		case connect.CodeNotFound:
+			return exitNotFound
+		case connect.CodeAlreadyExists, connect.CodeAborted, connect.CodeFailedPrecondition:
+			return exitConflict
+		case connect.CodeUnavailable:
+			return exitUnreachable
+		case connect.CodeResourceExhausted:
+			return exitNoSpace
+		case connect.CodeInvalidArgument:
+			return exitUsage
+		}
+	}
+	return exitFailed
+}

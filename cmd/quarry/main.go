@@ -1,0 +1,153 @@
+// Command quarry runs and uses a Quarry cluster: its services (dev, controller,
+// storage), its objects and names, and what checks and measures it.
+//
+// Exit codes: see errors.go.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// version is set when the binary is built; see the Makefile.
+var version = "dev"
+
+func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+
+// run is the whole program but for the process's exit.
+func run(args []string, in io.Reader, out, errOut io.Writer) int {
+	ctx, stop := interruptible(errOut)
+	defer stop()
+	err := dispatch(ctx, args, in, out, errOut)
+	if err == nil {
+		return exitOK
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return exitInterrupted
+	}
+	code := exitCode(err)
+	if wantsJSON(args) {
+		_ = json.NewEncoder(errOut).Encode(map[string]any{"error": oneLine(err), "exit": code})
+	} else {
+		fmt.Fprintln(errOut, "quarry: "+oneLine(err))
+	}
+	return code
+}
+
+// interruptible is a context that the first SIGINT or SIGTERM ends; the second
+// ends the process at once.
+func interruptible(errOut io.Writer) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ch := make(chan os.Signal, 2)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-ch:
+			cancel()
+		case <-done:
+			return
+		}
+		select {
+		case <-ch:
+			fmt.Fprintln(errOut, "quarry: interrupted twice, stopping at once")
+			os.Exit(exitInterrupted)
+		case <-done:
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(ch)
+		close(done)
+		cancel()
+	}
+}
+
+// stopParsing ends a command whose flags have said all (--help).
+type stopParsing struct{}
+
+// dispatch parses the arguments and runs the command they name.
+func dispatch(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			if _, ok := p.(stopParsing); !ok {
+				panic(p)
+			}
+		}
+	}()
+	var c cli
+	parser, err := newParser(&c, out, errOut)
+	if err != nil {
+		return err
+	}
+	conf, err := loadConfig(configPath(args), parser.Model)
+	if err != nil {
+		return usageError{err}
+	}
+	if err := kong.Resolvers(conf).Apply(parser); err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	kctx, err := parser.Parse(args)
+	if err != nil {
+		return usageError{fmt.Errorf("%w (%s)", err, helpHint(kctx, err))}
+	}
+	app := &app{cli: &c, in: in, out: out, errOut: errOut, parser: parser}
+	if err := app.prepare(); err != nil {
+		return err
+	}
+	kctx.BindTo(ctx, (*context.Context)(nil))
+	return kctx.Run(app)
+}
+
+func newParser(c *cli, out, errOut io.Writer) (*kong.Kong, error) {
+	return kong.New(c,
+		kong.Name("quarry"),
+		kong.Description("A distributed, lock-free shared-memory store on one-sided verbs."),
+		kong.Writers(out, errOut),
+		kong.Exit(func(int) { panic(stopParsing{}) }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),
+		kong.Vars{"version": version},
+		bindEnv("QUARRY"),
+	)
+}
+
+// helpHint names the help of the command that the arguments got as far as.
+func helpHint(_ *kong.Context, err error) string {
+	var pe *kong.ParseError
+	if errors.As(err, &pe) && pe.Context != nil {
+		if sel := pe.Context.Selected(); sel != nil {
+			return "quarry " + sel.Path() + " --help"
+		}
+	}
+	return "quarry --help"
+}
+
+// wantsJSON looks for --json where parsing may have failed.
+func wantsJSON(args []string) bool {
+	for _, a := range args {
+		if a == "--" {
+			return false
+		}
+		if a == "--json" || a == "-j" {
+			return true
+		}
+	}
+	v := strings.ToLower(os.Getenv("QUARRY_JSON"))
+	return v == "true" || v == "1"
+}
+
+// oneLine is the error as one line, however many it joins.
+func oneLine(err error) string {
+	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}

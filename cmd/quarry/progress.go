@@ -1,0 +1,34 @@
+package main
+
+import (
+	"os"
+
+	"github.com/schollz/progressbar/v3"
+)
+
+// bar shows progress of long work, on a terminal and without --json only.
+type bar struct{ p *progressbar.ProgressBar }
+
+func (a *app) progress(what string) *bar {
+	if a.cli.JSON || !isTerminal(a.errOut) {
+		return &bar{}
+	}
+	return &bar{progressbar.NewOptions(-1, progressbar.OptionSetDescription(what), progressbar.OptionSetWriter(os.Stderr),
+		progressbar.OptionClearOnFinish(), progressbar.OptionShowCount(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(1e8))}
+}
+
+func (b *bar) set(done, total int) {
+	if b.p == nil || total == 0 {
+		return
+	}
+	if b.p.GetMax() != total {
+		b.p.ChangeMax(total)
+	}
+	_ = b.p.Set(done)
+}
+
+func (b *bar) end() {
+	if b.p != nil {
+		_ = b.p.Finish()
+	}
+}

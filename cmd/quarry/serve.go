@@ -1,0 +1,283 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/quarrystore/quarry/controller"
+	"github.com/quarrystore/quarry/internal/etcdembed"
+	"github.com/quarrystore/quarry/storagenode"
+)
+
+const defaultListen = "127.0.0.1:7420"
+
+// ready prints that a service runs: one line of JSON, or text.
+func (a *app) ready(v map[string]string, text func(io.Writer)) error {
+	if a.cli.JSON {
+		return json.NewEncoder(a.out).Encode(v)
+	}
+	return a.print(nil, text)
+}
+
+// inUse turns a port that somebody has into one line that names it.
+func inUse(err error) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w: another program has this port; choose another with --listen", err)
+	}
+	return err
+}
+
+// etcdFlags say where a controller's state lives.
+type etcdFlags struct {
+	Etcd []string `placeholder:"URL" help:"Endpoints of an etcd cluster; without, etcd runs inside this process."`
+	Data string   `placeholder:"DIR" help:"Where the embedded etcd keeps its data; without, nothing is kept."`
+}
+
+// store connects to etcd, or starts one. stop ends what was started.
+func (f *etcdFlags) store(ctx context.Context, a *app) (cli *clientv3.Client, failed <-chan error, stop func(), err error) {
+	if len(f.Etcd) > 0 {
+		if f.Data != "" {
+			return nil, nil, nil, usagef("both --etcd and --data are given: --data is for the embedded etcd")
+		}
+		cli, err = clientv3.New(clientv3.Config{Endpoints: f.Etcd, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+		if err != nil {
+			return nil, nil, nil, usagef("etcd: %w", err)
+		}
+		pctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if _, err := cli.Get(pctx, "/"); err != nil {
+			cli.Close()
+			return nil, nil, nil, fmt.Errorf("%w: etcd %v: %w", errNoController, f.Etcd, err)
+		}
+		return cli, nil, func() { cli.Close() }, nil
+	}
+	srv, err := etcdembed.Start(etcdembed.Config{Dir: f.Data, Log: a.etcdLog(), NoSync: f.Data == ""})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if cli, err = srv.Client(); err != nil {
+		srv.Close()
+		return nil, nil, nil, err
+	}
+	return cli, srv.Err(), func() { cli.Close(); srv.Close() }, nil
+}
+
+// etcdLog is for the embedded etcd, whose warnings say the same at every start.
+func (a *app) etcdLog() *slog.Logger {
+	if a.log.Enabled(context.Background(), slog.LevelInfo) {
+		return a.log
+	}
+	return slog.New(slog.NewTextHandler(a.errOut, &slog.HandlerOptions{Level: slog.LevelError}))
+}
+
+// certFlags are the certificate of a service.
+type certFlags struct {
+	Cert string `placeholder:"FILE" help:"Certificate to serve https with, PEM; needs --key."`
+	Key  string `placeholder:"FILE" help:"Key of the certificate, PEM."`
+}
+
+func (f *certFlags) config() (*tls.Config, error) {
+	if f.Cert == "" && f.Key == "" {
+		return nil, nil
+	}
+	c, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+	if err != nil {
+		return nil, usagef("certificate: %w", err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{c}, MinVersion: tls.VersionTLS13}, nil
+}
+
+type controllerCmd struct {
+	etcdFlags
+	certFlags
+	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port for clients, nodes and operators; port 0 takes a free one."`
+	Advertise   string        `placeholder:"URL" help:"How others reach this controller; default from --listen."`
+	Name        string        `help:"Name among the controllers; default the host's name."`
+	Lease       time.Duration `default:"3s" help:"Lease of sessions: a dead client blocks what it was writing for about that long."`
+	RegionBytes sizeFlag      `default:"2GiB" help:"Size of regions that are made on demand."`
+}
+
+func (c *controllerCmd) Run(ctx context.Context, a *app) error {
+	cert, err := c.certFlags.config()
+	if err != nil {
+		return err
+	}
+	etcd, failed, stop, err := c.store(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	controller.Version = version
+	srv, err := controller.Start(ctx, controller.Config{Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, Name: c.Name, Lease: c.Lease,
+		RegionBytes: uint64(c.RegionBytes), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log})
+	if err != nil {
+		return inUse(err)
+	}
+	defer srv.Close()
+	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := srv.WaitLeader(wctx); err != nil {
+		return err
+	}
+	err = a.ready(map[string]string{"ready": "controller", "url": srv.URL()}, func(w io.Writer) {
+		fmt.Fprintf(w, "controller ready at %s\n", srv.URL())
+	})
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, srv.Err(), failed)
+}
+
+// waitFor returns nil when the context ends, or the first error of a service.
+func waitFor(ctx context.Context, failed ...<-chan error) error {
+	first := make(chan error, len(failed))
+	for _, f := range failed {
+		if f != nil {
+			go func() {
+				select {
+				case err := <-f:
+					first <- err
+				case <-ctx.Done():
+				}
+			}()
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-first:
+		return err
+	}
+}
+
+type storageCmd struct {
+	certFlags
+	Name     string   `help:"Name in the cluster, unique; default the host's name."`
+	Domain   string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
+	Data     string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
+	Capacity sizeFlag `default:"64GiB" help:"Bytes of all regions together; memory is used when it is touched."`
+	Listen   string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
+	Agent    string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
+	Socket   string   `placeholder:"PATH" help:"Socket of the shm fabric; none serves no shm. Default in the folder for temporary files."`
+}
+
+func (s *storageCmd) Run(ctx context.Context, a *app) error {
+	cert, err := s.certFlags.config()
+	if err != nil {
+		return err
+	}
+	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
+		CapacityBytes: uint64(s.Capacity), Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
+	if err != nil {
+		return inUse(err)
+	}
+	st := n.Stats()
+	err = a.ready(map[string]string{"ready": "storage", "name": st.Name, "tcp": st.TCP, "shm": st.Socket, "agent": st.Agent}, func(w io.Writer) {
+		fmt.Fprintf(w, "storage node %s ready: tcp %s, shm %s, agent %s\n", st.Name, st.TCP, cmp.Or(st.Socket, "none"), st.Agent)
+	})
+	if err == nil {
+		err = waitFor(ctx, n.Err())
+	}
+	return errors.Join(err, n.Close())
+}
+
+type devCmd struct {
+	Nodes       int           `default:"3" help:"Storage nodes."`
+	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port of the controller; port 0 takes a free one."`
+	Data        string        `placeholder:"DIR" help:"Keep state and regions there; without, everything is gone afterwards."`
+	Replicas    uint32        `default:"1" help:"Replicas of the first region."`
+	RegionBytes sizeFlag      `default:"2GiB" help:"Size of regions; memory is used when it is touched."`
+	Lease       time.Duration `default:"3s" help:"Lease of sessions."`
+}
+
+const maxDevNodes = 16
+
+func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
+	if d.Nodes < 1 || d.Nodes > maxDevNodes {
+		return usagef("--nodes %d: want 1 to %d", d.Nodes, maxDevNodes)
+	}
+	if int(d.Replicas) > d.Nodes {
+		return usagef("--replicas %d: there are only %d nodes, each a failure domain", d.Replicas, d.Nodes)
+	}
+	f := etcdFlags{}
+	if d.Data != "" {
+		f.Data = filepath.Join(d.Data, "controller")
+	}
+	etcd, failed, stop, err := f.store(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	controller.Version = version
+	ctl, err := controller.Start(ctx, controller.Config{Etcd: etcd, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
+	if err != nil {
+		return inUse(err)
+	}
+	defer func() { err = errors.Join(err, ctl.Close()) }()
+	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := ctl.WaitLeader(wctx); err != nil {
+		return err
+	}
+	watch := []<-chan error{failed, ctl.Err()}
+	for i := range d.Nodes {
+		name := fmt.Sprintf("n%d", i+1)
+		cfg := storagenode.Config{Controllers: []string{ctl.URL()}, Name: name, FailureDomain: "/dev/" + name + "/" + name, Token: a.cli.Token, Logger: a.log}
+		if d.Data != "" {
+			cfg.Dir = filepath.Join(d.Data, name)
+		}
+		n, err := storagenode.Start(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		defer n.Close()
+		watch = append(watch, n.Err())
+	}
+	if err := d.firstRegion(ctx, a, ctl.URL()); err != nil {
+		return err
+	}
+	err = a.ready(map[string]string{"ready": "dev", "url": ctl.URL(), "nodes": fmt.Sprint(d.Nodes)}, func(w io.Writer) { d.welcome(w, ctl.URL()) })
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, watch...)
+}
+
+// firstRegion makes a region where there is none, so that the first allocation is
+// not a cold one.
+func (d *devCmd) firstRegion(ctx context.Context, a *app, url string) error {
+	a.cli.Controller = []string{url}
+	s, err := a.status(ctx)
+	if err != nil || len(s.Regions) > 0 {
+		return err
+	}
+	_, err = a.createRegion(ctx, d.Replicas)
+	return err
+}
+
+func (d *devCmd) welcome(w io.Writer, url string) {
+	at := ""
+	if url != "http://"+defaultListen {
+		at = " -C " + url
+	}
+	kept := "in memory: everything is gone when this ends"
+	if d.Data != "" {
+		kept = "in " + d.Data
+	}
+	exe := filepath.Base(os.Args[0])
+	fmt.Fprintf(w, "quarry is ready: %d storage nodes, controller at %s\ndata is kept %s\n\n", d.Nodes, url, kept)
+	fmt.Fprintf(w, "try, in another terminal:\n  %s%s slab alloc --data hello --name greeting\n  %s%s slab read @greeting\n  %s%s status\n  %s%s bench\n\nCtrl-C ends it.\n", exe, at, exe, at, exe, at, exe, at)
+}

@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/proto"
+)
+
+type slabCmd struct {
+	Alloc slabAllocCmd `cmd:"" help:"Make an object and print its reference."`
+	Read  slabReadCmd  `cmd:"" help:"Print an object's payload."`
+	Write slabWriteCmd `cmd:"" help:"Replace an object's payload."`
+	Stat  slabStatCmd  `cmd:"" help:"Describe an object."`
+	Free  slabFreeCmd  `cmd:"" help:"End objects."`
+}
+
+// payloadFlags say where a payload comes from.
+type payloadFlags struct {
+	File string  `arg:"" optional:"" help:"File with the payload; - or nothing means standard input."`
+	Data *string `short:"d" placeholder:"TEXT" help:"The payload itself."`
+}
+
+func (p *payloadFlags) read(a *app) ([]byte, error) {
+	switch {
+	case p.Data != nil && p.File != "":
+		return nil, usagef("both --data and a file are given: want one of them")
+	case p.Data != nil:
+		return []byte(*p.Data), nil
+	}
+	r := a.in
+	if p.File != "" && p.File != "-" {
+		f, err := os.Open(p.File)
+		if err != nil {
+			return nil, usagef("payload: %w", err)
+		}
+		defer f.Close()
+		r = f
+	}
+	b, err := io.ReadAll(io.LimitReader(r, client.MaxObjectBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("payload: %w", err)
+	}
+	if len(b) > client.MaxObjectBytes {
+		return nil, fmt.Errorf("%w: the payload has more than %d bytes, the most an object holds", client.ErrTooLarge, client.MaxObjectBytes)
+	}
+	return b, nil
+}
+
+// target is an object: REGION:0xOFFSET/GENERATION.BORN, or @NAME.
+type target string
+
+func (t target) ref(ctx context.Context, c *client.Client) (client.Ref, error) {
+	if name, ok := strings.CutPrefix(string(t), "@"); ok {
+		n, err := c.Names().Lookup(ctx, name)
+		return n.Ref, err
+	}
+	return proto.ParseRef(string(t))
+}
+
+// Validate is called by the parser.
+func (t target) Validate() error {
+	if strings.HasPrefix(string(t), "@") {
+		if len(t) == 1 {
+			return errors.New("name is empty: want @NAME")
+		}
+		return nil
+	}
+	_, err := proto.ParseRef(string(t))
+	return err
+}
+
+type slabAllocCmd struct {
+	payloadFlags
+	Replicas  int      `default:"1" short:"r" help:"Replicas of the region."`
+	WriteOnce bool     `help:"Cannot be updated; takes half the memory."`
+	Capacity  sizeFlag `help:"Room for later payloads."`
+	Tag       uint32   `help:"What the object is for, a number of yours."`
+	Name      string   `placeholder:"NAME" help:"Give it this name, too."`
+}
+
+func (s *slabAllocCmd) Run(ctx context.Context, a *app) error {
+	b, err := s.read(a)
+	if err != nil {
+		return err
+	}
+	return a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
+		ref, err := c.Alloc(ctx, b, client.AllocOptions{WriteOnce: s.WriteOnce, Tag: s.Tag, Capacity: int(s.Capacity), Replicas: s.Replicas})
+		if err != nil {
+			return err
+		}
+		if s.Name != "" {
+			if _, err := c.Names().Create(ctx, s.Name, "object", ref); err != nil {
+				if ferr := c.Free(ctx, ref); ferr != nil {
+					return fmt.Errorf("%w; the object %v was left behind: %w", err, ref, ferr)
+				}
+				return err
+			}
+		}
+		return a.print(map[string]any{"ref": ref, "bytes": len(b)}, func(w io.Writer) { fmt.Fprintln(w, ref) })
+	})
+}
+
+type slabReadCmd struct {
+	Target target `arg:"" help:"REF or @NAME."`
+	Out    string `short:"o" placeholder:"FILE" help:"Write the payload there."`
+}
+
+type objectView struct {
+	Ref     client.Ref  `json:"ref"`
+	Info    client.Info `json:"info"`
+	Payload []byte      `json:"payload,omitempty"` // base64
+}
+
+func (s *slabReadCmd) Run(ctx context.Context, a *app) error {
+	return a.with(ctx, readOnly, func(ctx context.Context, c *client.Client) error {
+		ref, err := s.Target.ref(ctx, c)
+		if err != nil {
+			return err
+		}
+		b, info, err := c.ReadInfo(ctx, ref, nil)
+		if err != nil {
+			return fmt.Errorf("%v: %w", ref, err)
+		}
+		if s.Out != "" {
+			if err := os.WriteFile(s.Out, b, 0o600); err != nil {
+				return err
+			}
+			return a.print(objectView{Ref: ref, Info: info}, func(w io.Writer) { fmt.Fprintf(w, "%d bytes in %s\n", len(b), s.Out) })
+		}
+		if a.cli.JSON {
+			return a.print(objectView{ref, info, b}, nil)
+		}
+		_, err = a.out.Write(b)
+		return err
+	})
+}
+
+func readOnly(c *client.Config) { c.ReadOnly = true }
+
+type slabStatCmd struct {
+	Target target `arg:"" help:"REF or @NAME."`
+}
+
+func (s *slabStatCmd) Run(ctx context.Context, a *app) error {
+	return a.with(ctx, readOnly, func(ctx context.Context, c *client.Client) error {
+		ref, err := s.Target.ref(ctx, c)
+		if err != nil {
+			return err
+		}
+		i, err := c.Stat(ctx, ref)
+		if err != nil {
+			return fmt.Errorf("%v: %w", ref, err)
+		}
+		return a.print(objectView{Ref: ref, Info: i}, func(w io.Writer) {
+			fmt.Fprintf(w, "ref\t%v\nbytes\t%d\nversion\t%d\nborn\t%d\ntag\t%d\nchunks\t%d\nwrite once\t%v\n", ref, i.Bytes, i.Version, i.Born, i.Tag, i.Chunks, i.WriteOnce)
+		})
+	})
+}
+
+type slabWriteCmd struct {
+	Target target `arg:"" help:"REF or @NAME."`
+	payloadFlags
+	IfVersion uint64 `placeholder:"N" help:"Only if the object is at this version; see slab stat."`
+}
+
+func (s *slabWriteCmd) Run(ctx context.Context, a *app) error {
+	b, err := s.read(a)
+	if err != nil {
+		return err
+	}
+	return a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
+		ref, err := s.Target.ref(ctx, c)
+		if err != nil {
+			return err
+		}
+		if s.IfVersion != 0 {
+			err = c.CompareAndWrite(ctx, ref, s.IfVersion, b)
+		} else {
+			err = c.Write(ctx, ref, b)
+		}
+		if err != nil {
+			return fmt.Errorf("%v: %w", ref, err)
+		}
+		return a.print(map[string]any{"ref": ref, "bytes": len(b)}, func(io.Writer) {})
+	})
+}
+
+type slabFreeCmd struct {
+	Targets []target `arg:"" name:"target" help:"REFs or @NAMEs; names are deleted, too."`
+}
+
+func (s *slabFreeCmd) Run(ctx context.Context, a *app) error {
+	freed := []client.Ref{}
+	err := a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
+		for _, t := range s.Targets {
+			ref, err := t.ref(ctx, c)
+			if err != nil {
+				return err
+			}
+			// The name goes first: it must never point at what is no longer there.
+			if name, ok := strings.CutPrefix(string(t), "@"); ok {
+				if err := c.Names().Delete(ctx, name, 0); err != nil {
+					return err
+				}
+			}
+			if err := c.Free(ctx, ref); err != nil {
+				return fmt.Errorf("%v: %w", ref, err)
+			}
+			freed = append(freed, ref)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return a.print(map[string]any{"freed": freed}, func(io.Writer) {})
+}

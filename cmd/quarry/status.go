@@ -1,0 +1,247 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+type statusCmd struct{}
+
+type nodeView struct {
+	ID        uint32   `json:"id"`
+	Name      string   `json:"name"`
+	Domain    string   `json:"failure_domain"`
+	State     string   `json:"state"`
+	Capacity  uint64   `json:"capacity_bytes"`
+	Hosted    uint64   `json:"hosted_bytes"`
+	Agent     string   `json:"agent_url"`
+	Endpoints []string `json:"endpoints"`
+}
+
+type replicaView struct {
+	Node  uint32 `json:"node"`
+	Name  string `json:"name"`
+	State string `json:"state"`
+}
+
+type regionView struct {
+	ID       uint32        `json:"id"`
+	State    string        `json:"state"`
+	Bytes    uint64        `json:"size_bytes"`
+	Epoch    uint64        `json:"epoch"`
+	Replicas []replicaView `json:"replicas"` // the first is the primary
+}
+
+type controllerView struct {
+	Name   string `json:"name"`
+	URL    string `json:"url"`
+	Leader bool   `json:"leader"`
+}
+
+type statusView struct {
+	Cluster        string           `json:"cluster"`
+	Revision       uint64           `json:"revision"`
+	Controllers    []controllerView `json:"controllers"`
+	Nodes          []nodeView       `json:"nodes"`
+	Regions        []regionView     `json:"regions"`
+	LiveSessions   uint32           `json:"live_sessions"`
+	FencedSessions uint32           `json:"fenced_sessions"`
+	Version        string           `json:"version"`
+}
+
+// word is the name of an enum value without its type: NODE_STATE_UP -> up.
+func word(s fmt.Stringer, prefix string) string {
+	return strings.ToLower(strings.TrimPrefix(s.String(), prefix))
+}
+
+func viewOf(s *quarrypb.StatusResponse) statusView {
+	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions,
+		FencedSessions: s.FencedSessions, Version: s.Version, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}}
+	for _, c := range s.Controllers {
+		v.Controllers = append(v.Controllers, controllerView{c.Name, c.Url, c.Leader})
+	}
+	names := map[uint32]string{}
+	for _, n := range s.GetTable().GetNodes() {
+		names[n.Id] = n.Name
+		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: word(n.State, "NODE_STATE_"), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Agent: n.AgentUrl, Endpoints: []string{}}
+		for _, e := range n.Endpoints {
+			nv.Endpoints = append(nv.Endpoints, word(e.Provider, "PROVIDER_")+":"+e.Address)
+		}
+		v.Nodes = append(v.Nodes, nv)
+	}
+	for _, r := range s.GetTable().GetRegions() {
+		v.Regions = append(v.Regions, regionViewOf(r, names))
+	}
+	return v
+}
+
+func regionViewOf(r *quarrypb.Region, names map[uint32]string) regionView {
+	rv := regionView{ID: r.Id, State: word(r.State, "REGION_STATE_"), Bytes: r.SizeBytes, Epoch: r.Epoch, Replicas: []replicaView{}}
+	for _, p := range r.Replicas {
+		rv.Replicas = append(rv.Replicas, replicaView{p.Node, names[p.Node], word(p.State, "REPLICA_STATE_")})
+	}
+	return rv
+}
+
+func (a *app) status(ctx context.Context) (statusView, error) {
+	res, err := ask(ctx, a, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
+	if err != nil {
+		return statusView{}, err
+	}
+	return viewOf(res), nil
+}
+
+func (*statusCmd) Run(ctx context.Context, a *app) error {
+	v, err := a.status(ctx)
+	if err != nil {
+		return err
+	}
+	return a.print(v, func(w io.Writer) {
+		fmt.Fprintf(w, "cluster %s, revision %d, %d sessions (%d fenced), version %s\n\n", v.Cluster, v.Revision, v.LiveSessions, v.FencedSessions, v.Version)
+		fmt.Fprintln(w, "CONTROLLER\tURL\tROLE")
+		for _, c := range v.Controllers {
+			role := "standby"
+			if c.Leader {
+				role = "leader"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\n", c.Name, c.URL, role)
+		}
+		fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tFAILURE DOMAIN\tHOSTED\tCAPACITY\tENDPOINTS")
+		for _, n := range v.Nodes {
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, n.Domain, bytesText(n.Hosted), bytesText(n.Capacity), strings.Join(n.Endpoints, " "))
+		}
+		fmt.Fprintln(w)
+		printRegions(w, v.Regions)
+	})
+}
+
+func printRegions(w io.Writer, regions []regionView) {
+	fmt.Fprintln(w, "REGION\tSTATE\tSIZE\tEPOCH\tREPLICAS (primary first)")
+	for _, r := range regions {
+		var reps []string
+		for _, p := range r.Replicas {
+			name := p.Name
+			if name == "" {
+				name = fmt.Sprintf("node %d", p.Node)
+			}
+			if p.State != "in_sync" {
+				name += " (" + p.State + ")"
+			}
+			reps = append(reps, name)
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\n", r.ID, r.State, bytesText(r.Bytes), r.Epoch, strings.Join(reps, ", "))
+	}
+}
+
+type regionCmd struct {
+	Create regionCreateCmd `cmd:"" help:"Create regions. Clients also do so when they need room."`
+	List   regionListCmd   `cmd:"" help:"List regions."`
+}
+
+type regionCreateCmd struct {
+	Replicas uint32   `default:"1" short:"r" help:"Replicas, each in another failure domain: 1 to 3."`
+	Size     sizeFlag `help:"Bytes of a region: whole MiBs from 16MiB to 2GiB; default is the controllers'."`
+	Count    uint32   `default:"1" short:"n" help:"How many."`
+	Durable  bool     `help:"Only on nodes whose memory survives a loss of power."`
+}
+
+func (c *regionCreateCmd) Run(ctx context.Context, a *app) error {
+	if c.Size != 0 {
+		if _, err := proto.NewGeometry(uint64(c.Size)); err != nil {
+			return usageError{err}
+		}
+	}
+	q := &quarrypb.CreateRegionRequest{Replicas: c.Replicas, SizeBytes: uint64(c.Size), Count: c.Count, Durability: quarrypb.Durability_DURABILITY_MEM}
+	if c.Durable {
+		q.Durability = quarrypb.Durability_DURABILITY_PMEM
+	}
+	res, err := ask(ctx, a, q, quarrypbconnect.ControllerClient.CreateRegion)
+	if err != nil {
+		return err
+	}
+	s, err := a.status(ctx)
+	if err != nil {
+		return err
+	}
+	names := map[uint32]string{}
+	for _, n := range s.Nodes {
+		names[n.ID] = n.Name
+	}
+	made := []regionView{}
+	for _, r := range res.Regions {
+		made = append(made, regionViewOf(r, names))
+	}
+	return a.print(made, func(w io.Writer) { printRegions(w, made) })
+}
+
+// createRegion makes a region of the controllers' default size.
+func (a *app) createRegion(ctx context.Context, replicas uint32) (*quarrypb.CreateRegionResponse, error) {
+	return ask(ctx, a, &quarrypb.CreateRegionRequest{Replicas: replicas, Count: 1, Durability: quarrypb.Durability_DURABILITY_MEM}, quarrypbconnect.ControllerClient.CreateRegion)
+}
+
+type regionListCmd struct{}
+
+func (*regionListCmd) Run(ctx context.Context, a *app) error {
+	v, err := a.status(ctx)
+	if err != nil {
+		return err
+	}
+	return a.print(v.Regions, func(w io.Writer) { printRegions(w, v.Regions) })
+}
+
+type sessionCmd struct {
+	List   sessionListCmd   `cmd:"" help:"List sessions."`
+	Revoke sessionRevokeCmd `cmd:"" help:"Fence a session: when it returns, no verb of that session changes a byte."`
+}
+
+type sessionListCmd struct{}
+
+type sessionView struct {
+	Session   uint32 `json:"session"`
+	Name      string `json:"name"`
+	State     string `json:"state"`
+	Rights    string `json:"rights"`
+	LeaseLeft uint32 `json:"lease_left_ms"`
+}
+
+func (*sessionListCmd) Run(ctx context.Context, a *app) error {
+	res, err := ask(ctx, a, &quarrypb.ListSessionsRequest{}, quarrypbconnect.ControllerClient.ListSessions)
+	if err != nil {
+		return err
+	}
+	list := []sessionView{}
+	for _, s := range res.Sessions {
+		rights := "read-write"
+		if s.Rights == 1 {
+			rights = "read-only"
+		}
+		list = append(list, sessionView{s.Session, s.Name, s.State, rights, s.LeaseLeftMs})
+	}
+	return a.print(list, func(w io.Writer) {
+		fmt.Fprintln(w, "SESSION\tNAME\tSTATE\tRIGHTS\tLEASE LEFT")
+		for _, s := range list {
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%d ms\n", s.Session, s.Name, s.State, s.Rights, s.LeaseLeft)
+		}
+	})
+}
+
+type sessionRevokeCmd struct {
+	Session uint32 `arg:"" help:"Number of the session."`
+	Reason  string `default:"revoked by an operator" help:"For the log."`
+}
+
+func (c *sessionRevokeCmd) Run(ctx context.Context, a *app) error {
+	_, err := ask(ctx, a, &quarrypb.RevokeSessionRequest{Session: c.Session, Reason: c.Reason}, quarrypbconnect.ControllerClient.RevokeSession)
+	if err != nil {
+		return err
+	}
+	return a.print(map[string]any{"session": c.Session, "fenced": true}, func(w io.Writer) {
+		fmt.Fprintf(w, "session %d is fenced\n", c.Session)
+	})
+}
