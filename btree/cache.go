@@ -1,0 +1,119 @@
+package btree
+
+import (
+	"sync/atomic"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+const (
+	// DefaultCacheBytes holds the inner nodes of some ten million small entries.
+	DefaultCacheBytes = 32 << 20
+	// cacheWays is how many places a node may have: four keep 90 % of a full cache useful.
+	cacheWays = 4
+)
+
+// Cache keeps inner nodes, never told when they change: what is read through it
+// proves itself. Bounded in bytes, safe for many goroutines, no locks: a node is
+// in one of four places that its Ref names.
+type Cache struct {
+	slots []atomic.Pointer[page]
+	node  int
+	hits  atomic.Uint64
+	miss  atomic.Uint64
+}
+
+// newCache makes a cache for nodes of so many bytes of payload; 0 bytes keep nothing.
+func newCache(bytes, room int) *Cache {
+	n := bytes / (room + 256)
+	return &Cache{slots: make([]atomic.Pointer[page], n/cacheWays*cacheWays), node: room}
+}
+
+func (c *Cache) set(ref proto.Ref) []atomic.Pointer[page] {
+	if len(c.slots) == 0 {
+		return nil
+	}
+	h := uint64(ref.Addr)*0x9e3779b97f4a7c15 ^ uint64(ref.Life)
+	h ^= h >> 32
+	at := int(h%uint64(len(c.slots)/cacheWays)) * cacheWays
+	return c.slots[at : at+cacheWays]
+}
+
+func (c *Cache) load(ref proto.Ref) *page {
+	set := c.set(ref)
+	for i := range set {
+		if p := set[i].Load(); p != nil && p.ref == ref {
+			if !p.used.Load() {
+				p.used.Store(true)
+			}
+			return p
+		}
+	}
+	return nil
+}
+
+// store keeps a copy of an inner node just read. The place of a node that has not
+// been used since another was stored beside it goes first, the lowest level before others.
+func (c *Cache) store(from *page) {
+	set := c.set(from.ref)
+	if set == nil || from.level == 0 {
+		return
+	}
+	at := -1
+	for i := range set {
+		p := set[i].Load()
+		if p == nil || p.ref == from.ref {
+			at = i
+			break
+		}
+	}
+	if at < 0 {
+		for i := range set {
+			p := set[i].Load()
+			if p == nil {
+				at = i
+				break
+			}
+			if !p.used.Swap(false) && at < 0 {
+				at = i
+			}
+		}
+		if at < 0 {
+			at = int(from.stamp) % cacheWays
+		}
+	}
+	cp := &page{ref: from.ref, cached: true}
+	b := append(make([]byte, 0, len(from.raw)), from.raw...)
+	cp.view, _ = parse(b)
+	set[at].Store(cp)
+}
+
+func (c *Cache) drop(ref proto.Ref) {
+	set := c.set(ref)
+	for i := range set {
+		if p := set[i].Load(); p != nil && p.ref == ref {
+			set[i].CompareAndSwap(p, nil)
+		}
+	}
+}
+
+// CacheStats tell how well the cache does.
+type CacheStats struct {
+	Hits     uint64 `json:"hits"`
+	Misses   uint64 `json:"misses"`
+	Nodes    int    `json:"nodes"`
+	Bytes    int    `json:"bytes"`
+	MaxBytes int    `json:"max_bytes"`
+}
+
+// Stats of the cache. Not for the hot path.
+func (c *Cache) Stats() CacheStats {
+	s := CacheStats{Hits: c.hits.Load(), Misses: c.miss.Load(), MaxBytes: len(c.slots) * (c.node + 256)}
+	for i := range c.slots {
+		if p := c.slots[i].Load(); p != nil {
+			s.Nodes++
+			s.Bytes += cap(p.raw) + 256
+		}
+	}
+	return s
+}

@@ -1,0 +1,166 @@
+package btree
+
+import (
+	"bytes"
+	"fmt"
+)
+
+// Report is what Check found. Missing, Dangling and Frozen are left by clients that
+// died half-way: the tree is right with them, and who passes mends them.
+type Report struct {
+	Levels     int   `json:"levels"`
+	Inner      int   `json:"inner_nodes"`
+	Leaves     int   `json:"leaves"`
+	Keys       int   `json:"keys"`
+	External   int   `json:"external_values"`
+	UsedBytes  int64 `json:"used_bytes"`     // of node payloads
+	ValueBytes int64 `json:"external_bytes"` // of external values
+	NodeBytes  int   `json:"node_bytes"`     // slab size
+	Missing    int   `json:"missing_entries"`
+	Dangling   int   `json:"dangling_entries"`
+	Frozen     int   `json:"frozen_nodes"`
+}
+
+// Check walks a tree that nobody writes to and proves that it is whole: nodes are
+// valid and ordered, fences and right links chain from end to end at every level,
+// every entry of a parent leads to where it says or to what has died, external
+// values are there. reach, if not nil, is told every object of the tree.
+func Check(s Store, root Ref, reach func(ref Ref, tag uint32)) (Report, error) {
+	var rep Report
+	if reach == nil {
+		reach = func(Ref, uint32) {}
+	}
+	pg, err := readChecked(s, root)
+	if err != nil {
+		return rep, err
+	}
+	if len(pg.low) > 0 || pg.bounded() || pg.frozen() {
+		return rep, corrupt("root %v has fences %q %q, frozen %v", root, pg.low, pg.high, pg.frozen())
+	}
+	rep.Levels, rep.NodeBytes = pg.level+1, pg.class.Bytes()
+	reach(root, TagRoot)
+	level := []*page{pg}
+	for {
+		for _, pg := range level {
+			rep.UsedBytes += int64(len(pg.raw))
+			if pg.frozen() {
+				rep.Frozen++
+			}
+		}
+		if level[0].level == 0 {
+			rep.Leaves = len(level)
+			return rep, checkLeaves(s, level, &rep, reach)
+		}
+		rep.Inner += len(level)
+		first, _ := level[0].child(0)
+		below, err := chain(s, first, level[0].level-1, reach)
+		if err != nil {
+			return rep, err
+		}
+		if err := checkEntries(s, level, below, &rep); err != nil {
+			return rep, err
+		}
+		level = below
+	}
+}
+
+func readChecked(s Store, ref Ref) (*page, error) {
+	b, err := s.Read(ref, nil)
+	if err != nil {
+		return nil, err
+	}
+	v, err := open(b)
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", ref, err)
+	}
+	return &page{ref: ref, view: v}, nil
+}
+
+// chain reads a level by its right links.
+func chain(s Store, first Ref, level int, reach func(Ref, uint32)) ([]*page, error) {
+	var nodes []*page
+	seen := map[Ref]bool{}
+	var fence []byte
+	for ref := first; ; {
+		if seen[ref] {
+			return nil, corrupt("%v is its own right neighbour", ref)
+		}
+		seen[ref] = true
+		pg, err := readChecked(s, ref)
+		if err != nil {
+			return nil, fmt.Errorf("level %d behind %q: %w", level, fence, err)
+		}
+		if pg.level != level || !bytes.Equal(pg.low, fence) {
+			return nil, corrupt("%v: level %d from %q, want level %d from %q", ref, pg.level, pg.low, level, fence)
+		}
+		nodes = append(nodes, pg)
+		reach(ref, tagOf(level))
+		if !pg.bounded() {
+			return nodes, nil
+		}
+		fence, ref = pg.high, pg.right
+	}
+}
+
+// checkEntries compares the entries of a level with the nodes of the one below.
+func checkEntries(s Store, above, below []*page, rep *Report) error {
+	at := map[Ref]*page{}
+	for _, pg := range below {
+		at[pg.ref] = pg
+	}
+	named := map[Ref]bool{}
+	for _, pg := range above {
+		for i := range pg.count {
+			child, _ := pg.child(i)
+			sep := pg.appendKey(nil, i)
+			if c := at[child]; c != nil {
+				if bytes.Compare(c.low, sep) > 0 {
+					return corrupt("%v: entry %q leads to %v, which begins at %q", pg.ref, sep, child, c.low)
+				}
+				named[child] = true
+				continue
+			}
+			c, err := readChecked(s, child)
+			if err == nil && !c.frozen() {
+				return corrupt("%v: entry %q leads to %v, which is not part of the level", pg.ref, sep, child)
+			}
+			if err != nil && !freed(err) {
+				return err
+			}
+			rep.Dangling++
+		}
+	}
+	for _, pg := range below {
+		if !named[pg.ref] {
+			rep.Missing++
+		}
+	}
+	return nil
+}
+
+func checkLeaves(s Store, leaves []*page, rep *Report, reach func(Ref, uint32)) error {
+	for _, pg := range leaves {
+		rep.Keys += pg.count
+		for i := range pg.count {
+			e, _ := pg.leaf(i)
+			if e.version > pg.stamp {
+				return corrupt("leaf %v: entry %d has version %d, the leaf is at %d", pg.ref, i, e.version, pg.stamp)
+			}
+			if !e.external {
+				continue
+			}
+			ref, n := e.outside()
+			b, err := s.Read(ref, nil)
+			if err != nil {
+				return fmt.Errorf("leaf %v: value of entry %d: %w", pg.ref, i, err)
+			}
+			if len(b) != n {
+				return corrupt("leaf %v: value of entry %d has %d bytes, not %d", pg.ref, i, len(b), n)
+			}
+			rep.External++
+			rep.ValueBytes += int64(n)
+			reach(ref, TagValue)
+		}
+	}
+	return nil
+}

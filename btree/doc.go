@@ -1,0 +1,75 @@
+// Package btree is an ordered key-value store in slabs: a B-link tree whose nodes
+// are PAIR slabs, as a program over the slab operations Read, Update, Alloc, Free.
+// No coordinator, no lock: any number of clients work on a tree, and a client may
+// die at any verb.
+//
+//	t, err := btree.Create(ctx, c, "users", btree.Config{})
+//	err = t.Put(ctx, []byte("ada"), []byte("lovelace"))
+//	v, err := t.Get(ctx, []byte("ada"))
+//	err = t.Scan(ctx, btree.Range{From: []byte("a")}, func(key, value []byte) bool { return true })
+//
+// # A node
+//
+// The payload of one PAIR slab; all numbers little endian, the layout is part of
+// the format:
+//
+//	+0   format:8  level:8  class:8  flags:8  count:16  low bytes:16
+//	+8   stamp:64
+//	+16  right sibling, Ref; zero for none
+//	+32  high bytes:16  prefix bytes:16  spare:32
+//	+40  frozen by Ref, its stamp:64         only with flag 2
+//	...  low fence | high fence | count offsets of 16 bits | entries in key order
+//
+//	leaf entry   | suffix bytes | value bytes << 1, external | version | suffix | value |
+//	inner entry  | suffix bytes | suffix | child Ref |
+//
+// Numbers in entries are varints. A node holds low <= key < high; without flag 1
+// it has no upper end. All its keys start with the prefix that its fences share,
+// and entries leave it out. The first entry of an inner node stands for the low
+// fence and has no suffix. An external value is the Ref of a write-once object
+// and its length as a varint. Level 0 is a leaf.
+//
+// The stamp rises with every commit of the node; a new right node starts at the
+// stamp of the left one, an absorbed one hands over the larger. So an entry's
+// version, the stamp of its commit, is never given to the same key twice.
+//
+// # Invariants
+//
+//  1. The leaves that are not absorbed, in the order of their right links, share
+//     out all keys: each key is in the range of exactly one.
+//  2. The low fence of a node never changes. A node's entry in its parent may be
+//     missing, or name a node further left that has died or not: it is a hint.
+//     What it names either starts at or before the entry's key, or is freed.
+//  3. The root's Ref never changes: the tree grows by copying the root down.
+//  4. The leftmost node of a level is never absorbed by a sibling.
+//
+// # Split
+//
+//  1. Alloc the right node with the upper half.
+//  2. Update the left node: lower half, new high fence, right link. Linearizes here.
+//  3. Update the parent: an entry for the right node.
+//
+// Who dies after 1 leaves an orphan, after 2 a missing entry: lookups go right, and
+// who had to go right adds the entry.
+//
+// # Merge
+//
+// L absorbs its right sibling R, by commits of one slab each:
+//
+//  1. Update R: frozen by (L, stamp of L). R takes no writes any more.
+//  2. Update L, only if it still has that stamp: R's entries, high fence and right
+//     link. Linearizes here.
+//  3. Update the parent: R's entry goes. Free R.
+//
+// Any change of L between 1 and 2 undoes 1: the stamp that R names can never come
+// again, and then whoever wants to write to R thaws it. While L has the stamp,
+// nobody thaws R, so what step 2 takes over is what R holds: the two act as one
+// reservation of both. A reader at a frozen R asks whether R has been absorbed: not
+// if L still has the stamp, or if R is still the right link of its left neighbour.
+// The root takes over an only child in the same way.
+//
+// # Obligations of the caller
+//
+// A Program belongs to one goroutine at a time; a Tree is safe for many. Slices
+// given to callbacks die with the callback.
+package btree

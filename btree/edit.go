@@ -1,0 +1,257 @@
+package btree
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// entry is an entry taken out of its node: a whole key, and a value or a child.
+type entry struct {
+	key      []byte
+	value    []byte
+	external bool
+	version  uint64
+	child    proto.Ref
+}
+
+// node is a node taken apart, for splits and merges.
+type node struct {
+	level   int
+	class   proto.Class
+	stamp   uint64
+	right   proto.Ref
+	by      proto.Ref // zero: not frozen
+	at      uint64
+	low     []byte
+	high    []byte // nil: no upper end
+	entries []entry
+}
+
+// node takes v apart. The copy owns its keys; values alias v.
+// Preconditions: v is valid.
+func (v *view) node() *node {
+	n := &node{level: v.level, class: v.class, stamp: v.stamp, right: v.right, by: v.by, at: v.at,
+		low: bytes.Clone(v.low), entries: make([]entry, v.count)}
+	if v.bounded() {
+		n.high = bytes.Clone(v.high)
+	}
+	keys := make([]byte, 0, len(v.raw)+v.count*v.prefix)
+	for i := range n.entries {
+		from := len(keys)
+		keys = v.appendKey(keys, i)
+		e := entry{key: keys[from:len(keys):len(keys)]}
+		if v.level > 0 {
+			e.child, _ = v.child(i)
+		} else {
+			l, _ := v.leaf(i)
+			e.value, e.external, e.version = l.value, l.external, l.version
+		}
+		n.entries[i] = e
+	}
+	return n
+}
+
+func common(a, b []byte) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}
+
+func (n *node) prefix() int {
+	if n.high == nil {
+		return 0
+	}
+	return common(n.low, n.high)
+}
+
+func varintBytes(x uint64) int {
+	k := 1
+	for ; x >= 0x80; x >>= 7 {
+		k++
+	}
+	return k
+}
+
+// leafBytes is the room of a leaf entry, its offset included.
+func leafBytes(suffix, value int, version uint64) int {
+	return 2 + varintBytes(uint64(suffix)) + varintBytes(uint64(value)<<1) + varintBytes(version) + suffix + value
+}
+
+func (n *node) entrySize(i, prefix int) int {
+	e := &n.entries[i]
+	if n.level == 0 {
+		return leafBytes(len(e.key)-prefix, len(e.value), e.version)
+	}
+	s := len(e.key) - prefix
+	if i == 0 {
+		s = 0
+	}
+	return 2 + varintBytes(uint64(s)) + s + proto.RefBytes
+}
+
+// size is the length of the node's encoding, with room to freeze it: every node
+// must stay mergeable.
+func (n *node) size() int {
+	total, p := headBytes+frozenBytes+len(n.low)+len(n.high), n.prefix()
+	for i := range n.entries {
+		total += n.entrySize(i, p)
+	}
+	return total
+}
+
+// encode appends the node's payload to b.
+func (n *node) encode(b []byte) []byte {
+	p := n.prefix()
+	b = appendHead(b, n, p)
+	slots := len(b)
+	for range n.entries {
+		b = append(b, 0, 0)
+	}
+	base := slots - headBytes - len(n.low) - len(n.high)
+	if !n.by.IsZero() {
+		base -= frozenBytes
+	}
+	for i := range n.entries {
+		binary.LittleEndian.PutUint16(b[slots+2*i:], uint16(len(b)-base))
+		e := &n.entries[i]
+		if n.level == 0 {
+			b = appendLeaf(b, e.key[p:], e.value, e.external, e.version)
+			continue
+		}
+		var s []byte
+		if i > 0 {
+			s = e.key[p:]
+		}
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+		b, _ = e.child.AppendBinary(b)
+	}
+	return b
+}
+
+func appendHead(b []byte, n *node, prefix int) []byte {
+	var flags uint8
+	if n.high != nil {
+		flags |= flagBounded
+	}
+	if !n.by.IsZero() {
+		flags |= flagFrozen
+	}
+	b = append(b, nodeFormat, byte(n.level), byte(n.class), flags)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.entries)))
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.low)))
+	b = binary.LittleEndian.AppendUint64(b, n.stamp)
+	b, _ = n.right.AppendBinary(b)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.high)))
+	b = binary.LittleEndian.AppendUint16(b, uint16(prefix))
+	b = append(b, 0, 0, 0, 0)
+	if !n.by.IsZero() {
+		b, _ = n.by.AppendBinary(b)
+		b = binary.LittleEndian.AppendUint64(b, n.at)
+	}
+	return append(append(b, n.low...), n.high...)
+}
+
+func appendLeaf(b, suffix, value []byte, external bool, version uint64) []byte {
+	m := uint64(len(value)) << 1
+	if external {
+		m |= 1
+	}
+	b = binary.AppendUvarint(b, uint64(len(suffix)))
+	b = binary.AppendUvarint(b, m)
+	b = binary.AppendUvarint(b, version)
+	return append(append(b, suffix...), value...)
+}
+
+// splice writes to b a copy of a leaf in which the entries [i, j) are replaced by
+// enc, one encoded entry or none, with the next stamp.
+// Preconditions: v is a valid leaf; not frozen.
+func (v *view) splice(b []byte, i, j int, enc []byte) []byte {
+	count := v.count - (j - i)
+	if len(enc) > 0 {
+		count++
+	}
+	b = append(b[:0], v.raw[:v.slots]...)
+	binary.LittleEndian.PutUint16(b[4:], uint16(count))
+	proto.PutWord(b, 8, v.stamp+1)
+	body := v.slots + 2*v.count
+	off := func(k int) int {
+		if k == v.count {
+			return len(v.raw)
+		}
+		return int(binary.LittleEndian.Uint16(v.raw[v.slots+2*k:]))
+	}
+	if v.count == 0 {
+		off = func(int) int { return body }
+	}
+	shift := 2 * (count - v.count)
+	for k := range i {
+		b = binary.LittleEndian.AppendUint16(b, uint16(off(k)+shift))
+	}
+	if len(enc) > 0 {
+		b = binary.LittleEndian.AppendUint16(b, uint16(off(i)+shift))
+	}
+	tail := shift + len(enc) - (off(j) - off(i))
+	for k := j; k < v.count; k++ {
+		b = binary.LittleEndian.AppendUint16(b, uint16(off(k)+tail))
+	}
+	b = append(b, v.raw[body:off(i)]...)
+	b = append(b, enc...)
+	return append(b, v.raw[off(j):]...)
+}
+
+// between is the shortest key above a and not above b: separators of leaves need
+// not be whole keys. Preconditions: a < b.
+func between(a, b []byte) []byte { return b[:common(a, b)+1] }
+
+// cut splits n before entry i: n keeps the lower entries, the returned node has
+// the upper ones. The caller sets n.right.
+func (n *node) cut(i int) *node {
+	sep := n.entries[i].key
+	if n.level == 0 && i > 0 {
+		sep = between(n.entries[i-1].key, sep)
+	}
+	r := &node{level: n.level, class: n.class, stamp: n.stamp, right: n.right, low: bytes.Clone(sep), high: n.high, entries: n.entries[i:]}
+	n.entries, n.high, n.stamp = n.entries[:i:i], r.low, n.stamp+1
+	return r
+}
+
+// half is where to cut n so that both sides have about the same size; 1..len-1.
+// With rising keys (the new one goes to the very end) the left side stays full.
+func (n *node) half(atEnd bool) int {
+	if atEnd && n.high == nil {
+		return len(n.entries) - 1
+	}
+	p := n.prefix()
+	total := 0
+	for i := range n.entries {
+		total += n.entrySize(i, p)
+	}
+	sum := 0
+	for i := range n.entries {
+		s := n.entrySize(i, p)
+		if 2*sum+s >= total {
+			return max(1, min(i, len(n.entries)-1))
+		}
+		sum += s
+	}
+	return len(n.entries) - 1
+}
+
+// union is l with all that r holds, r being its right sibling.
+func union(l, r *node) *node {
+	return &node{level: l.level, class: l.class, stamp: max(l.stamp, r.stamp) + 1, right: r.right, low: l.low, high: r.high,
+		entries: slices.Concat(l.entries, r.entries)}
+}
+
+// find is the place of a key among the entries, and whether it is there.
+func (n *node) find(key []byte) (int, bool) {
+	return slices.BinarySearchFunc(n.entries, key, func(e entry, k []byte) int { return bytes.Compare(e.key, k) })
+}

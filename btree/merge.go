@@ -1,0 +1,269 @@
+package btree
+
+import (
+	"bytes"
+	"errors"
+)
+
+// A merged node must not be full at once: nodes merge when together they take at
+// most this share of a node.
+const mergeNum, mergeDen = 2, 3
+
+// mergeAround merges the node of a level that holds key with a neighbour, if both
+// have the same parent and fit one node; then the same one level up. Best effort:
+// an under-full node does no harm.
+func (p *Program) mergeAround(key []byte, level int) {
+	for ; level < maxLevel; level++ {
+		again, err := p.mergeOnce(key, level)
+		if err != nil || !again {
+			return
+		}
+	}
+}
+
+// mergeOnce returns whether the parent is to be looked at next.
+func (p *Program) mergeOnce(key []byte, level int) (bool, error) {
+	parent, err := p.find(probe{key: key}, level+1)
+	if err != nil || parent.frozen() {
+		return false, err // errNoLevel: the node is the root
+	}
+	if parent.count == 1 {
+		if parent.ref == p.root {
+			return false, p.shrink(parent)
+		}
+		return true, nil
+	}
+	i, ok := parent.childFor(probe{key: key})
+	if !ok {
+		return false, corrupt("%v: entry %d", parent.ref, i)
+	}
+	i = max(i, 1)
+	lref, _ := parent.child(i - 1)
+	rref, _ := parent.child(i)
+	l, err1 := p.read(lref)
+	r, err2 := p.read(rref)
+	if err := errors.Join(err1, err2, validBoth(l, r)); err != nil {
+		return false, err
+	}
+	if l.right != rref || l.frozen() || r.frozen() || l.level != level || r.level != level || !bytes.Equal(l.high, r.low) {
+		return false, nil
+	}
+	if err := p.merge(l, r); err != nil {
+		return false, err
+	}
+	parent, err = p.find(probe{key: key}, level+1)
+	if err != nil {
+		return false, err
+	}
+	if parent.ref == p.root {
+		if parent.count == 1 {
+			return false, p.shrink(parent)
+		}
+		return false, nil
+	}
+	return len(parent.raw) < p.limits.Room/4 || parent.count == 1, nil
+}
+
+func validBoth(l, r *page) error {
+	for _, pg := range []*page{l, r} {
+		if pg != nil {
+			if err := pg.valid(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// errTooFull: the two do not fit one node.
+var errTooFull = errors.New("too full to merge")
+
+// merge has l absorb r. Preconditions: both just read, neither frozen, r is the
+// right sibling of l.
+func (p *Program) merge(l, r *page) error {
+	if u := union(l.node(), r.node()); u.size()*mergeDen > p.limits.Room*mergeNum {
+		return errTooFull
+	}
+	frozen, err := p.freeze(l, r)
+	if err != nil {
+		return err
+	}
+	return p.absorb(l, frozen)
+}
+
+// freeze stops writes to r for as long as l has its stamp, and returns r as it is then.
+func (p *Program) freeze(l, r *page) (*page, error) {
+	n := r.node()
+	n.by, n.at, n.stamp = l.ref, l.stamp, r.stamp+1
+	if err := p.replace(r.ref, r.stamp, n); err != nil {
+		return nil, err
+	}
+	pg := p.page()
+	return pg, p.take(pg, r.ref, n.encode(pg.buf[:0]))
+}
+
+// absorb has l take over the frozen r, if l is as r's freezer saw it; r is thawed
+// if not.
+//
+// Linearizes at: the commit of l. The keys are the same before and after.
+func (p *Program) absorb(l, r *page) error {
+	var u *node
+	if l.ref == p.root && l.level > r.level {
+		u = r.node()
+		u.by, u.at, u.stamp = Ref{}, 0, max(l.stamp, r.stamp)+1
+	} else {
+		u = union(l.node(), r.node())
+	}
+	done, err := p.commit(l.ref, l.stamp, u)
+	switch {
+	case err != nil:
+		return err
+	case !done:
+		return p.settle(r.ref)
+	}
+	if l.ref == p.root && l.level > r.level {
+		p.stats.shrinks.Add(1)
+	} else {
+		p.stats.merges.Add(1)
+	}
+	p.cache.drop(l.ref)
+	p.cacheNode(l.ref, u)
+	return p.bury(r)
+}
+
+// bury takes an absorbed node out of its parent and frees it.
+func (p *Program) bury(r *page) error {
+	p.cache.drop(r.ref)
+	if len(r.low) > 0 {
+		if err := p.unlink(r.level+1, r.low, r.ref); err != nil {
+			return err
+		}
+	}
+	if err := p.store.Free(r.ref); err != nil && !freed(err) {
+		return err
+	}
+	return nil
+}
+
+// settle brings a frozen node out of that state: its absorption is completed, or
+// it is thawed because its freezer has moved on. Writers call it; nobody waits.
+func (p *Program) settle(ref Ref) error {
+	r, err := p.read(ref)
+	if freed(err) || err == nil && !r.frozen() {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := r.valid(); err != nil {
+		return err
+	}
+	l, err := p.read(r.by)
+	switch {
+	case err == nil && l.stamp == r.at:
+		if err := l.valid(); err != nil {
+			return err
+		}
+		return p.absorb(l, r)
+	case err != nil && !freed(err):
+		return err
+	}
+	gone, err := p.absorbed(r)
+	if err != nil {
+		return err
+	}
+	if gone {
+		return p.bury(r)
+	}
+	return p.thaw(r)
+}
+
+// thaw lets a node take writes again. Preconditions: its freezer has moved on
+// without absorbing it.
+func (p *Program) thaw(r *page) error {
+	n := r.node()
+	n.by, n.at = Ref{}, 0
+	n.stamp++
+	p.out = n.encode(p.out[:0])
+	err := p.store.Update(r.ref, func(old []byte) ([]byte, error) {
+		v, err := open(old)
+		switch {
+		case err != nil:
+			return nil, err
+		case !v.frozen() || v.by != r.by || v.at != r.at:
+			return nil, errChanged
+		}
+		return p.out, nil
+	})
+	if err == nil {
+		p.stats.thawed.Add(1)
+	}
+	if errors.Is(err, errChanged) || freed(err) {
+		return nil
+	}
+	return err
+}
+
+// unlink takes the entry of a dead node out of its parent. The first entry of a
+// parent stays, for its fence: it is aimed at the node that has the key now.
+func (p *Program) unlink(level int, sep []byte, dead Ref) error {
+	for range maxTries {
+		pg, err := p.find(probe{key: sep}, level)
+		if errors.Is(err, errNoLevel) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		n := pg.node()
+		i, there := n.find(sep)
+		if !there || n.entries[i].child != dead {
+			return nil
+		}
+		if pg.frozen() {
+			if err := p.settle(pg.ref); err != nil {
+				return err
+			}
+			continue
+		}
+		if i > 0 {
+			n.entries = append(n.entries[:i], n.entries[i+1:]...)
+		} else {
+			heir, err := p.find(probe{key: sep}, level-1)
+			if err != nil {
+				return err
+			}
+			n.entries[0].child = heir.ref
+		}
+		stamp := n.stamp
+		n.stamp++
+		done, err := p.commit(pg.ref, stamp, n)
+		if err != nil {
+			return err
+		}
+		if done {
+			p.stats.unlinked.Add(1)
+			p.cacheNode(pg.ref, n)
+			return nil
+		}
+	}
+	return ErrBusy
+}
+
+// shrink has the root take over its only child.
+func (p *Program) shrink(root *page) error {
+	child, _ := root.child(0)
+	c, err := p.read(child)
+	if err != nil {
+		return err
+	}
+	if err := c.valid(); err != nil {
+		return err
+	}
+	if c.frozen() || c.bounded() || len(c.low) > 0 || c.level != root.level-1 {
+		return nil // it has a right sibling without an entry: who meets that adds it
+	}
+	frozen, err := p.freeze(root, c)
+	if err != nil {
+		return err
+	}
+	return p.absorb(root, frozen)
+}

@@ -1,0 +1,269 @@
+package btree
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// checkWhole is the fsck of a test: whole, and nothing is left over but strays.
+func checkWhole(t require.TestingT, m *memory, s *memStore, sh *Shared, strays bool) Report {
+	reached := map[Ref]bool{}
+	rep, err := Check(s, sh.root, func(r Ref, tag uint32) {
+		if reached[r] {
+			require.Failf(t, "reached twice", "%v", r)
+		}
+		reached[r] = true
+	})
+	require.NoError(t, err)
+	if !strays {
+		for r, tag := range m.live() {
+			require.True(t, reached[r], "%v with tag %#x is not part of the tree", r, tag)
+		}
+		require.Zero(t, rep.Missing+rep.Dangling+rep.Frozen, "%+v", rep)
+	}
+	return rep
+}
+
+func genKey(t *rapid.T, sh *Shared) []byte {
+	switch rapid.IntRange(0, 9).Draw(t, "shape") {
+	case 0: // long, with a long common prefix
+		n := rapid.IntRange(1, sh.limits.MaxKeyBytes).Draw(t, "len")
+		b := bytes.Repeat([]byte("p"), n)
+		b[n-1] = byte(rapid.IntRange(0, 255).Draw(t, "last"))
+		return b
+	case 1:
+		return rapid.SliceOfN(rapid.Byte(), 1, 12).Draw(t, "bytes")
+	}
+	return fmt.Appendf(nil, "k%04d", rapid.IntRange(0, 300).Draw(t, "n"))
+}
+
+func genValue(t *rapid.T) []byte {
+	switch rapid.IntRange(0, 9).Draw(t, "size") {
+	case 0:
+		return rapid.SliceOfN(rapid.Byte(), 200, 400).Draw(t, "external")
+	case 1:
+		return nil
+	}
+	return rapid.SliceOfN(rapid.Byte(), 1, 120).Draw(t, "value")
+}
+
+type pair struct {
+	key, value []byte
+	version    uint64
+}
+
+// TestTreeIsASortedMap drives a tree and a sorted slice with the same calls, under
+// every node and cache size.
+func TestTreeIsASortedMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := newMemory()
+		st := m.store(tb(t))
+		cfg := Config{NodeBytes: rapid.SampledFrom([]int{1 << 10, 2 << 10, 4 << 10}).Draw(t, "node"),
+			CacheBytes: rapid.SampledFrom([]int{-1, 8 << 10, 0}).Draw(t, "cache")}
+		sh, err := Make(st, cfg)
+		require.NoError(t, err)
+		sh2, err := Attach(st, sh.root, cfg) // another process: its cache learns nothing
+		require.NoError(t, err)
+		progs := []*Program{NewProgram(sh, st), NewProgram(sh2, st)}
+		var model []pair
+		find := func(k []byte) (int, bool) {
+			return slices.BinarySearchFunc(model, k, func(e pair, k []byte) int { return bytes.Compare(e.key, k) })
+		}
+		prog := func(t *rapid.T) *Program { return progs[rapid.IntRange(0, 1).Draw(t, "client")] }
+		put := func(k, v []byte, version uint64) {
+			i, ok := find(k)
+			if !ok {
+				model = slices.Insert(model, i, pair{key: k})
+			}
+			if version <= model[i].version {
+				t.Fatalf("version %d of %q after %d", version, k, model[i].version)
+			}
+			model[i] = pair{k, v, version}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"put": func(t *rapid.T) {
+				k, v := genKey(t, sh), genValue(t)
+				version, err := prog(t).Put(k, v, Cond{})
+				require.NoError(t, err)
+				put(k, v, version)
+			},
+			"fill": func(t *rapid.T) {
+				from, p := rapid.IntRange(0, 300).Draw(t, "from"), prog(t)
+				v := genValue(t)
+				for i := from; i < from+25; i++ {
+					k := fmt.Appendf(nil, "k%04d", i)
+					version, err := p.Put(k, v, Cond{})
+					require.NoError(t, err)
+					put(k, v, version)
+				}
+			},
+			"empty": func(t *rapid.T) {
+				from, p := rapid.IntRange(0, 300).Draw(t, "from"), prog(t)
+				for i := from; i < from+40; i++ {
+					k := fmt.Appendf(nil, "k%04d", i)
+					at, ok := find(k)
+					err := p.Delete(k, Cond{})
+					if !ok {
+						require.ErrorIs(t, err, ErrNoKey)
+						continue
+					}
+					require.NoError(t, err)
+					model = slices.Delete(model, at, at+1)
+				}
+			},
+			"conditional": func(t *rapid.T) {
+				k, v, p := genKey(t, sh), genValue(t), prog(t)
+				i, ok := find(k)
+				var c Cond
+				holds, want := false, ErrNoKey
+				switch rapid.IntRange(0, 2).Draw(t, "cond") {
+				case 0:
+					c, holds, want = IfAbsent(), !ok, ErrKeyExists
+				case 1:
+					off := rapid.Uint64Range(0, 1).Draw(t, "off")
+					c = IfVersion(off)
+					if ok {
+						c, holds, want = IfVersion(model[i].version+off), off == 0, ErrConflict
+					}
+				case 2:
+					c = IfValue([]byte("?"))
+					if ok {
+						other := rapid.Bool().Draw(t, "other")
+						c, holds, want = IfValue(model[i].value), !other, ErrConflict
+						if other {
+							c = IfValue(append(bytes.Clone(model[i].value), '!'))
+						}
+					}
+				}
+				if rapid.Bool().Draw(t, "remove") && c.kind != condAbsent {
+					err := p.Delete(k, c)
+					if !holds {
+						require.ErrorIs(t, err, want)
+						return
+					}
+					require.NoError(t, err)
+					model = slices.Delete(model, i, i+1)
+					return
+				}
+				version, err := p.Put(k, v, c)
+				if !holds {
+					require.ErrorIs(t, err, want)
+					return
+				}
+				require.NoError(t, err)
+				put(k, v, version)
+			},
+			"get": func(t *rapid.T) {
+				k := genKey(t, sh)
+				if len(model) > 0 && rapid.Bool().Draw(t, "present") {
+					k = model[rapid.IntRange(0, len(model)-1).Draw(t, "i")].key
+				}
+				v, version, err := prog(t).Get(k, nil)
+				i, ok := find(k)
+				if !ok {
+					require.ErrorIs(t, err, ErrNoKey)
+					return
+				}
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(model[i].value, v))
+				require.Equal(t, model[i].version, version)
+			},
+			"scan": func(t *rapid.T) {
+				var r Range
+				if rapid.Bool().Draw(t, "from") {
+					r.From = genKey(t, sh)
+				}
+				if rapid.Bool().Draw(t, "to") {
+					r.To = genKey(t, sh)
+				}
+				r.Limit, r.Reverse = rapid.IntRange(0, 30).Draw(t, "limit"), rapid.Bool().Draw(t, "reverse")
+				var want []pair
+				for _, e := range model {
+					if bytes.Compare(e.key, r.From) >= 0 && (r.To == nil || bytes.Compare(e.key, r.To) < 0) {
+						want = append(want, e)
+					}
+				}
+				n, err := prog(t).Count(Range{From: r.From, To: r.To})
+				require.NoError(t, err)
+				require.Equal(t, len(want), n)
+				if r.Reverse {
+					slices.Reverse(want)
+				}
+				if r.Limit > 0 {
+					want = want[:min(r.Limit, len(want))]
+				}
+				i := 0
+				require.NoError(t, prog(t).Scan(r, func(k, v []byte, version uint64) bool {
+					require.Less(t, i, len(want))
+					require.Equal(t, string(want[i].key), string(k))
+					require.True(t, bytes.Equal(want[i].value, v))
+					i++
+					return true
+				}))
+				require.Equal(t, len(want), i, "%+v", r)
+			},
+			"": func(t *rapid.T) {
+				rep := checkWhole(t, m, st, sh, false)
+				require.Equal(t, len(model), rep.Keys)
+			},
+		})
+	})
+}
+
+// tb makes a rapid.T do for the store.
+func tb(t *rapid.T) testing.TB { return fatalOnly{t: t} }
+
+type fatalOnly struct {
+	testing.TB
+	t *rapid.T
+}
+
+func (f fatalOnly) Fatalf(s string, a ...any) { f.t.Fatalf(s, a...) }
+
+func TestBadKeysAndValuesAreRefused(t *testing.T) {
+	m := newMemory()
+	st := m.store(t)
+	sh, err := Make(st, Config{})
+	require.NoError(t, err)
+	p := NewProgram(sh, st)
+	for _, k := range []string{"", strings.Repeat("x", sh.limits.MaxKeyBytes+1)} {
+		_, err := p.Put([]byte(k), nil, Cond{})
+		require.ErrorIs(t, err, ErrBadKey)
+		_, _, err = p.Get([]byte(k), nil)
+		require.ErrorIs(t, err, ErrBadKey)
+		require.ErrorIs(t, p.Delete([]byte(k), Cond{}), ErrBadKey)
+	}
+	_, err = p.Put([]byte("k"), make([]byte, MaxValueBytes+1), Cond{})
+	require.ErrorIs(t, err, ErrTooLarge)
+	for _, n := range []int{-1, 1, 512, 3000, 128 << 10} {
+		_, err = Make(st, Config{NodeBytes: n})
+		require.Error(t, err, n)
+	}
+	checkWhole(t, m, st, sh, false)
+}
+
+// TestTheLargestEntriesAlwaysFit fills trees with what the limits just allow.
+func TestTheLargestEntriesAlwaysFit(t *testing.T) {
+	for _, size := range []int{1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10} {
+		m := newMemory()
+		st := m.store(t)
+		sh, err := Make(st, Config{NodeBytes: size})
+		require.NoError(t, err)
+		p := NewProgram(sh, st)
+		for i := range 200 {
+			k := bytes.Repeat([]byte{'a'}, sh.limits.MaxKeyBytes)
+			copy(k[len(k)-4:], fmt.Sprintf("%04d", i*7%200))
+			_, err := p.Put(k, make([]byte, min(MaxInlineBytes, i*3)), Cond{})
+			require.NoError(t, err)
+		}
+		rep := checkWhole(t, m, st, sh, false)
+		require.Equal(t, 200, rep.Keys)
+		t.Logf("%d B nodes: keys to %d B, entries to %d B, %d levels, %d leaves", size, sh.limits.MaxKeyBytes, sh.limits.entry, rep.Levels, rep.Leaves)
+	}
+}

@@ -1,0 +1,302 @@
+package btree
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+const (
+	nodeFormat  = 1
+	headBytes   = 40
+	frozenBytes = proto.RefBytes + 8
+
+	flagBounded = 1 // the node has a high fence
+	flagFrozen  = 2 // the node waits to be absorbed
+
+	// maxLevel: a tree of two-way nodes of that height does not fit the address space.
+	maxLevel = 60
+)
+
+// ErrCorrupt: a slab of the tree does not hold a node, or not the one that belongs there.
+var ErrCorrupt = errors.New("btree: damaged tree: run fsck")
+
+// view is a node as it lies in a slab. It aliases the payload.
+type view struct {
+	raw    []byte
+	level  int
+	class  proto.Class
+	flags  uint8
+	count  int
+	stamp  uint64
+	right  proto.Ref
+	by     proto.Ref // who is to absorb the node, while it has stamp at
+	at     uint64
+	low    []byte
+	high   []byte
+	prefix int
+	slots  int // where the offsets of the entries begin
+}
+
+func (v *view) bounded() bool { return v.flags&flagBounded != 0 }
+func (v *view) frozen() bool  { return v.flags&flagFrozen != 0 }
+
+func corrupt(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
+}
+
+// parse checks a node's head; entries are checked as they are used, or all by valid.
+func parse(b []byte) (v view, err error) {
+	if len(b) < headBytes || len(b) > 1<<16 {
+		return v, corrupt("node of %d bytes", len(b))
+	}
+	v = view{raw: b, level: int(b[1]), class: proto.Class(b[2]), flags: b[3],
+		count: int(binary.LittleEndian.Uint16(b[4:])), stamp: proto.Word(b, 8), right: proto.DecodeRef(b[16:]),
+		prefix: int(binary.LittleEndian.Uint16(b[34:]))}
+	if b[0] != nodeFormat || v.level > maxLevel || v.flags&^(flagBounded|flagFrozen) != 0 || binary.LittleEndian.Uint32(b[36:]) != 0 {
+		return v, corrupt("head %x", b[:headBytes])
+	}
+	at := headBytes
+	if v.frozen() {
+		at += frozenBytes
+	}
+	low := int(binary.LittleEndian.Uint16(b[6:]))
+	high := int(binary.LittleEndian.Uint16(b[32:]))
+	v.slots = at + low + high
+	if v.slots+2*v.count > len(b) {
+		return v, corrupt("%d entries and fences of %d and %d bytes in %d", v.count, low, high, len(b))
+	}
+	if v.frozen() {
+		v.by, v.at = proto.DecodeRef(b[headBytes:]), proto.Word(b, headBytes+proto.RefBytes)
+	}
+	v.low, v.high = b[at:at+low], b[at+low:v.slots]
+	switch {
+	case v.prefix > min(low, high), v.bounded() != (high > 0), v.bounded() != !v.right.IsZero(), v.level > 0 && v.count == 0:
+		return v, corrupt("fences %q %q, prefix %d, right %v, %d entries at level %d", v.low, v.high, v.prefix, v.right, v.count, v.level)
+	case v.bounded() && (bytes.Compare(v.low, v.high) >= 0 || !bytes.Equal(v.low[:v.prefix], v.high[:v.prefix])):
+		return v, corrupt("fences %q and %q with a prefix of %d bytes", v.low, v.high, v.prefix)
+	}
+	return v, nil
+}
+
+// entryBytes is the encoded entry i; nil if its offsets are no offsets.
+func (v *view) entryBytes(i int) []byte {
+	from, to := int(binary.LittleEndian.Uint16(v.raw[v.slots+2*i:])), len(v.raw)
+	if i+1 < v.count {
+		to = int(binary.LittleEndian.Uint16(v.raw[v.slots+2*i+2:]))
+	}
+	if from < v.slots+2*v.count || from >= to || to > len(v.raw) {
+		return nil
+	}
+	return v.raw[from:to]
+}
+
+// suffix is the key of entry i without the node's prefix; rest is what follows it
+// in an inner node. For a leaf use leaf.
+func (v *view) suffix(i int) (suffix []byte, ok bool) {
+	b := v.entryBytes(i)
+	n, at := uvarint(b)
+	if at <= 0 {
+		return nil, false
+	}
+	if v.level == 0 {
+		_, a2 := uvarint(b[at:])
+		if a2 <= 0 {
+			return nil, false
+		}
+		at += a2
+		_, a3 := uvarint(b[at:])
+		if a3 <= 0 {
+			return nil, false
+		}
+		at += a3
+	}
+	if n > uint64(len(b)-at) {
+		return nil, false
+	}
+	return b[at : at+int(n)], true
+}
+
+// uvarint is binary.Uvarint with the one-byte case inlined.
+func uvarint(b []byte) (uint64, int) {
+	if len(b) > 0 && b[0] < 0x80 {
+		return uint64(b[0]), 1
+	}
+	return binary.Uvarint(b)
+}
+
+// leafEntry is an entry of a leaf; its slices alias the node.
+type leafEntry struct {
+	suffix   []byte
+	value    []byte // or Ref and length of an external one
+	external bool
+	version  uint64
+}
+
+func (v *view) leaf(i int) (e leafEntry, ok bool) {
+	b := v.entryBytes(i)
+	n, a1 := uvarint(b)
+	if a1 <= 0 {
+		return e, false
+	}
+	m, a2 := uvarint(b[a1:])
+	if a2 <= 0 {
+		return e, false
+	}
+	var a3 int
+	if e.version, a3 = uvarint(b[a1+a2:]); a3 <= 0 {
+		return e, false
+	}
+	b = b[a1+a2+a3:]
+	e.external = m&1 != 0
+	m >>= 1
+	if n > uint64(len(b)) || m != uint64(len(b))-n {
+		return e, false
+	}
+	e.suffix, e.value = b[:n], b[n:]
+	return e, !e.external || len(e.value) > proto.RefBytes
+}
+
+// external is where an external value is, and how long it is.
+func (e *leafEntry) outside() (proto.Ref, int) {
+	n, _ := binary.Uvarint(e.value[proto.RefBytes:])
+	return proto.DecodeRef(e.value), int(n)
+}
+
+func (v *view) child(i int) (proto.Ref, bool) {
+	b := v.entryBytes(i)
+	n, at := uvarint(b)
+	if at <= 0 || n != uint64(len(b)-at-proto.RefBytes) {
+		return proto.Ref{}, false
+	}
+	return proto.DecodeRef(b[len(b)-proto.RefBytes:]), true
+}
+
+// search is the number of entries whose key is below key, or, with orEqual, not
+// above it. Preconditions: low <= key <= high. ok is false for a damaged node.
+func (v *view) search(key []byte, orEqual bool) (int, bool) {
+	key = key[v.prefix:]
+	lo, hi := 0, v.count
+	if v.level > 0 {
+		lo = 1 // the first entry stands for the low fence
+	}
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		s, ok := v.suffix(mid)
+		if !ok {
+			return 0, false
+		}
+		if c := bytes.Compare(s, key); c < 0 || c == 0 && orEqual {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo, true
+}
+
+// lookup finds a key in a leaf: its place, and whether it is there.
+func (v *view) lookup(key []byte) (i int, e leafEntry, found bool, err error) {
+	i, ok := v.search(key, false)
+	if ok && i < v.count {
+		if e, ok = v.leaf(i); ok {
+			return i, e, bytes.Equal(e.suffix, key[v.prefix:]), nil
+		}
+	}
+	if !ok {
+		err = corrupt("leaf %q: entry %d of %d", v.low, i, v.count)
+	}
+	return i, e, false, err
+}
+
+// probe says what a descent looks for: the node that holds key, or with before the
+// one that holds what comes directly before key, or with end the last of the level.
+type probe struct {
+	key    []byte
+	before bool
+	end    bool
+}
+
+// place tells where the probed node is as seen from v: -1 left, 0 here, 1 right.
+func (v *view) place(p probe) int {
+	if p.end {
+		if v.bounded() {
+			return 1
+		}
+		return 0
+	}
+	if c := bytes.Compare(p.key, v.low); c < 0 || c == 0 && p.before {
+		return -1
+	}
+	if v.bounded() {
+		if c := bytes.Compare(p.key, v.high); c > 0 || c == 0 && !p.before {
+			return 1
+		}
+	}
+	return 0
+}
+
+// childFor is the entry that a descent follows. Preconditions: place(p) == 0, level > 0.
+func (v *view) childFor(p probe) (i int, ok bool) {
+	if p.end {
+		return v.count - 1, true
+	}
+	i, ok = v.search(p.key, !p.before)
+	return i - 1, ok
+}
+
+// appendKey appends the whole key of entry i.
+func (v *view) appendKey(b []byte, i int) []byte {
+	if v.level > 0 && i == 0 {
+		return append(b, v.low...)
+	}
+	s, _ := v.suffix(i)
+	return append(append(b, v.low[:v.prefix]...), s...)
+}
+
+// valid checks all of a node: every gateway but the reading of one leaf calls it.
+func (v *view) valid() error {
+	var last []byte
+	next := v.slots + 2*v.count
+	for i := range v.count {
+		b := v.entryBytes(i)
+		s, ok := v.suffix(i)
+		if b == nil || !ok || cap(v.raw)-cap(b) != next {
+			return corrupt("node %q: entry %d of %d does not lie where it should", v.low, i, v.count)
+		}
+		next += len(b)
+		if v.level == 0 {
+			_, ok = v.leaf(i)
+		} else {
+			var r proto.Ref
+			r, ok = v.child(i)
+			ok = ok && r.Valid() && (i > 0 || len(s) == 0)
+		}
+		if !ok {
+			return corrupt("node %q: entry %d of %d", v.low, i, v.count)
+		}
+		if v.level > 0 && i == 0 {
+			s = v.low[v.prefix:]
+		}
+		if i > 0 && bytes.Compare(last, s) >= 0 || bytes.Compare(s, v.low[v.prefix:]) < 0 || v.bounded() && bytes.Compare(s, v.high[v.prefix:]) >= 0 {
+			return corrupt("node %q: entry %d of %d is out of order", v.low, i, v.count)
+		}
+		last = s
+	}
+	if next != len(v.raw) {
+		return corrupt("node %q: %d bytes behind the last entry", v.low, len(v.raw)-next)
+	}
+	return nil
+}
+
+// open is parse and valid.
+func open(b []byte) (view, error) {
+	v, err := parse(b)
+	if err == nil {
+		err = v.valid()
+	}
+	return v, err
+}

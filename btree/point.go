@@ -1,0 +1,319 @@
+package btree
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Answers of write.apply that send the writer elsewhere. Nothing was changed.
+var (
+	errMoved  = errors.New("not the leaf of this key")
+	errFrozen = errors.New("leaf is frozen")
+	errFull   = errors.New("leaf is full")
+	// errOutside: the condition is about a value that is not in the leaf.
+	errOutside = errors.New("value to compare is external")
+)
+
+// Cond is what must hold for a write. The zero Cond always holds.
+type Cond struct {
+	kind    uint8
+	version uint64
+	value   []byte
+}
+
+const (
+	condAbsent = iota + 1
+	condVersion
+	condValue
+)
+
+// IfAbsent: the tree does not have the key.
+func IfAbsent() Cond { return Cond{kind: condAbsent} }
+
+// IfVersion: the key has been there since the write that had this version.
+func IfVersion(v uint64) Cond { return Cond{kind: condVersion, version: v} }
+
+// IfValue: the key has this value.
+func IfValue(b []byte) Cond { return Cond{kind: condValue, value: b} }
+
+// write is the change of one key, as Store.Update runs it on a leaf.
+type write struct {
+	key    []byte
+	cond   Cond
+	remove bool
+	value  []byte // or Ref and length
+	ext    bool
+	room   int
+	limit  int
+	enc    []byte
+	out    []byte
+
+	// Of the last run.
+	version uint64
+	old     Ref // external value that the write replaces
+	left    int // bytes in the leaf afterwards
+	atEnd   bool
+}
+
+// apply is the callback of Update.
+//
+// Linearizes at: the commit of Update; where it answers ErrNoKey, ErrKeyExists or
+// ErrConflict, at the READ under the reservation.
+func (w *write) apply(old []byte) ([]byte, error) {
+	v, err := open(old)
+	switch {
+	case err != nil:
+		return nil, err
+	case v.level != 0 || v.place(probe{key: w.key}) != 0:
+		return nil, errMoved
+	case v.frozen():
+		return nil, errFrozen
+	}
+	i, e, found, err := v.lookup(w.key)
+	if err == nil {
+		err = w.check(&e, found)
+	}
+	if err != nil {
+		return nil, err
+	}
+	j := i
+	w.old = Ref{}
+	if found {
+		j++
+		if e.external {
+			w.old, _ = e.outside()
+		}
+	}
+	w.version = v.stamp + 1
+	w.enc = w.enc[:0]
+	if !w.remove {
+		w.enc = appendLeaf(w.enc, w.key[v.prefix:], w.value, w.ext, w.version)
+	}
+	w.out = v.splice(w.out, i, j, w.enc)
+	w.left = len(w.out)
+	if w.left > w.room-frozenBytes {
+		w.atEnd = i == v.count && !v.bounded()
+		return nil, errFull
+	}
+	return w.out, nil
+}
+
+func (w *write) check(e *leafEntry, found bool) error {
+	switch {
+	case w.cond.kind == condAbsent && found:
+		return fmt.Errorf("%w: %q", ErrKeyExists, w.key)
+	case w.remove && !found, w.cond.kind >= condVersion && !found:
+		return fmt.Errorf("%w: %q", ErrNoKey, w.key)
+	case w.cond.kind == condVersion && e.version != w.cond.version:
+		return fmt.Errorf("%w: %q is at version %d, not %d", ErrConflict, w.key, e.version, w.cond.version)
+	case w.cond.kind == condValue && e.external:
+		if _, n := e.outside(); n != len(w.cond.value) {
+			return fmt.Errorf("%w: %q has another value", ErrConflict, w.key)
+		}
+		return errOutside
+	case w.cond.kind == condValue && !bytes.Equal(e.value, w.cond.value):
+		return fmt.Errorf("%w: %q has another value", ErrConflict, w.key)
+	}
+	return nil
+}
+
+// Get appends the key's value to dst. One round when warm, two for an external
+// value. version is that of the write that put it.
+//
+// Linearizes at: the READ of the leaf.
+func (p *Program) Get(key, dst []byte) (value []byte, version uint64, err error) {
+	if err := p.checkKey(key); err != nil {
+		return dst, 0, err
+	}
+	p.begin()
+	defer p.end()
+	for range maxTries {
+		leaf, err := p.find(probe{key: key}, 0)
+		if err != nil {
+			return dst, 0, err
+		}
+		_, e, found, err := leaf.lookup(key)
+		if err != nil {
+			return dst, 0, err
+		}
+		if !found {
+			return dst, 0, ErrNoKey
+		}
+		if !e.external {
+			return append(dst, e.value...), e.version, nil
+		}
+		out, err := p.outside(&e, dst)
+		if err == nil || !freed(err) {
+			return out, e.version, err
+		}
+		// Replaced since: the leaf says by what.
+		p.giveBack()
+	}
+	return dst, 0, fmt.Errorf("%w: %q kept changing", ErrBusy, key)
+}
+
+// outside reads an external value.
+func (p *Program) outside(e *leafEntry, dst []byte) ([]byte, error) {
+	ref, n := e.outside()
+	out, err := p.store.Read(ref, dst)
+	if err == nil && len(out)-len(dst) != n {
+		return dst, corrupt("value %v has %d bytes, its leaf says %d", ref, len(out)-len(dst), n)
+	}
+	return out, err
+}
+
+// Put sets the key's value if the condition holds. Two rounds when warm, three with
+// backups, one more (two) for a value that does not fit the leaf. version is that
+// of this write.
+func (p *Program) Put(key, value []byte, cond Cond) (version uint64, err error) {
+	if err := p.checkKey(key); err != nil {
+		return 0, err
+	}
+	if len(value) > MaxValueBytes {
+		return 0, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(value), MaxValueBytes)
+	}
+	if !p.outOfLine(key, value) {
+		return p.change(write{key: key, value: value, cond: cond})
+	}
+	ref, err := p.store.Alloc(value, TagValue, 0, true)
+	if err != nil {
+		return 0, err
+	}
+	b, _ := ref.AppendBinary(make([]byte, 0, externalBytes+8))
+	b = binary.AppendUvarint(b, uint64(len(value)))
+	version, err = p.change(write{key: key, value: b, ext: true, cond: cond})
+	if err != nil && !unknown(err) {
+		_ = p.store.Free(ref) // what cannot be freed now is an orphan with a writer's name
+	}
+	return version, err
+}
+
+// outOfLine says whether a value has to be an object of its own.
+func (p *Program) outOfLine(key, value []byte) bool {
+	return len(value) > MaxInlineBytes || entryHead+len(key)+len(value) > p.limits.entry
+}
+
+// Delete removes the key if the condition holds; ErrNoKey if it is not there.
+func (p *Program) Delete(key []byte, cond Cond) error {
+	if err := p.checkKey(key); err != nil {
+		return err
+	}
+	_, err := p.change(write{key: key, remove: true, cond: cond})
+	return err
+}
+
+// change carries out a write.
+func (p *Program) change(w write) (version uint64, err error) {
+	p.begin()
+	defer p.end()
+	w.enc, w.out, w.room = p.w.enc, p.w.out, p.limits.Room
+	p.w = w
+	ref, err := p.leafOf(key(w))
+	if err != nil {
+		return 0, err
+	}
+	for range maxTries {
+		err := p.store.Update(ref, p.apply)
+		switch {
+		case err == nil:
+			if !p.w.old.IsZero() {
+				_ = p.store.Free(p.w.old)
+			}
+			if p.w.remove && p.w.left < p.limits.Room/4 {
+				p.mergeAround(w.key, 0)
+			}
+			return p.w.version, nil
+		case errors.Is(err, errFrozen):
+			err = p.settle(ref)
+		case errors.Is(err, errFull):
+			err = p.split(ref, p.w.atEnd)
+		case errors.Is(err, errMoved), freed(err):
+			err = nil
+		case errors.Is(err, errOutside):
+			if err = p.compareOutside(w.cond.value); err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return 0, err
+		}
+		leaf, err := p.find(probe{key: w.key}, 0)
+		if err != nil {
+			return 0, err
+		}
+		ref = leaf.ref
+	}
+	return 0, fmt.Errorf("%w: %q kept moving", ErrBusy, w.key)
+}
+
+func key(w write) []byte { return w.key }
+
+// compareOutside turns a condition on an external value into one on its version.
+func (p *Program) compareOutside(want []byte) error {
+	for range maxTries {
+		leaf, err := p.find(probe{key: p.w.key}, 0)
+		if err != nil {
+			return err
+		}
+		_, e, found, err := leaf.lookup(p.w.key)
+		if err != nil || !found || !e.external {
+			return err // apply tells
+		}
+		got, err := p.outside(&e, nil)
+		if freed(err) {
+			continue
+		}
+		if err == nil && !bytes.Equal(got, want) {
+			err = fmt.Errorf("%w: %q has another value", ErrConflict, p.w.key)
+		}
+		if err == nil {
+			p.w.cond = Cond{kind: condVersion, version: e.version}
+		}
+		return err
+	}
+	return fmt.Errorf("%w: %q kept changing", ErrBusy, p.w.key)
+}
+
+// leafOf is the leaf that should have a key, without reading it: the Update that
+// follows looks at it first. A root that is not cached is taken for a leaf.
+func (p *Program) leafOf(key []byte) (Ref, error) {
+	ref, pr := p.root, probe{key: key}
+	for steps := 0; steps < maxLevel; steps++ {
+		pg := p.cache.load(ref)
+		if pg == nil && ref == p.root {
+			return ref, nil
+		}
+		if pg == nil {
+			var err error
+			if pg, err = p.read(ref); freed(err) {
+				break
+			} else if err != nil {
+				return ref, err
+			}
+			p.cache.miss.Add(1)
+		} else {
+			p.cache.hits.Add(1)
+		}
+		if pg.level == 0 || pg.place(pr) != 0 {
+			break
+		}
+		i, ok := pg.childFor(pr)
+		if !ok {
+			return ref, corrupt("%v: entry %d", ref, i)
+		}
+		child, ok := pg.child(i)
+		if !ok {
+			return ref, corrupt("%v: entry %d", ref, i)
+		}
+		if ref = child; pg.level == 1 {
+			return ref, nil
+		}
+	}
+	leaf, err := p.find(pr, 0)
+	if err != nil {
+		return ref, err
+	}
+	return leaf.ref, nil
+}

@@ -1,0 +1,279 @@
+package btree
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Ref names an object; see proto.Ref.
+type Ref = proto.Ref
+
+// Store is what a tree sees of the slabs. Errors are those of package slab:
+// ErrFreed, ErrUnknown and so on; an error of a callback comes back as it is.
+type Store interface {
+	// Read appends the payload to dst.
+	Read(ref Ref, dst []byte) ([]byte, error)
+	// ReadMany calls fn once for each ref, in any order; payloads die with the call.
+	ReadMany(refs []Ref, fn func(i int, payload []byte, err error)) error
+	// Update replaces the payload by what f makes of it, atomically.
+	Update(ref Ref, f func(old []byte) ([]byte, error)) error
+	// Alloc makes an object: a node with room for capacity bytes, or a write-once value.
+	Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (Ref, error)
+	Free(ref Ref) error
+}
+
+// Tags of the slabs of a tree.
+const (
+	TagRoot  uint32 = 0x10001
+	TagInner uint32 = 0x10002
+	TagLeaf  uint32 = 0x10003
+	TagValue uint32 = 0x10004
+)
+
+const (
+	// MaxKeyBytes bounds keys; small nodes take less, see Limits.
+	MaxKeyBytes = 1 << 10
+	// MaxInlineBytes is the largest value kept in a leaf.
+	MaxInlineBytes = 256
+	// MaxValueBytes is the largest value.
+	MaxValueBytes = 64 << 20
+	// DefaultNodeBytes is the slab size of a node.
+	DefaultNodeBytes = 2 << 10
+	minNodeClass     = proto.Class(4)  // 1 KiB
+	maxNodeClass     = proto.Class(10) // 64 KiB
+
+	// maxTries bounds how often an operation starts again because others changed
+	// the tree under it; every try means that somebody else got something done.
+	maxTries = 256
+	// maxSteps bounds the nodes of one descent, right links included.
+	maxSteps = 4096
+	// maxDepth bounds questions that ask for the left neighbour of a left neighbour.
+	maxDepth = 64
+)
+
+var (
+	// ErrNoKey: the tree has no such key.
+	ErrNoKey = errors.New("no such key")
+	// ErrKeyExists: PutIfAbsent found the key.
+	ErrKeyExists = errors.New("key exists")
+	// ErrConflict: the key has another value or version.
+	ErrConflict = slab.ErrConflict
+	// ErrBadKey: a key is empty or too long for the tree's nodes.
+	ErrBadKey = errors.New("bad key")
+	// ErrTooLarge: the value is too large.
+	ErrTooLarge = slab.ErrTooLarge
+	// ErrNoTree: the tree has been dropped.
+	ErrNoTree = errors.New("tree has been dropped")
+	// ErrBusy: others kept changing the tree until the tries ran out.
+	ErrBusy = slab.ErrBusy
+)
+
+// Limits of a tree, from the size of its nodes: three of the largest entries and
+// two of the longest fences fit one node, so that a split always helps.
+type Limits struct {
+	NodeBytes   int `json:"node_bytes"`
+	Room        int `json:"room"`
+	MaxKeyBytes int `json:"max_key_bytes"`
+	entry       int
+}
+
+// entryHead is the most that an entry has beside key and value: offset, lengths, version.
+const entryHead = 2 + 2 + 2 + 10
+
+// externalBytes is the most that an external value takes in a leaf.
+const externalBytes = proto.RefBytes + 4
+
+func limits(class proto.Class) Limits {
+	room := class.PayloadBytes(proto.Pair)
+	free := room - headBytes - frozenBytes
+	// free - 2 key >= 3 (head + key + external)
+	key := min(MaxKeyBytes, (free-3*(entryHead+externalBytes))/5)
+	return Limits{NodeBytes: class.Bytes(), Room: room, MaxKeyBytes: key, entry: (free - 2*key) / 3}
+}
+
+// Shared is what the Programs of one tree in one process have in common.
+type Shared struct {
+	root   Ref
+	class  proto.Class
+	limits Limits
+	cache  *Cache
+	stats  counters
+	// readOnly: nothing is mended in passing.
+	readOnly bool
+}
+
+// counters of structural events; the rest is counted where it happens, in the client.
+type counters struct {
+	splits, grows, merges, shrinks, posted, unlinked, thawed, rightSteps, restarts atomic.Uint64
+}
+
+// Root is the tree's root, for the placement library.
+func (s *Shared) Root() Ref { return s.root }
+
+// Limits of the tree's keys.
+func (s *Shared) Limits() Limits { return s.limits }
+
+// CacheStats of the inner nodes.
+func (s *Shared) CacheStats() CacheStats { return s.cache.Stats() }
+
+// Config of a tree. The zero value is good.
+type Config struct {
+	// NodeBytes is the slab size of nodes: a power of two from 1 KiB to 64 KiB; 0
+	// means 2 KiB. Part of the tree: for Create only.
+	NodeBytes int
+	// CacheBytes bounds the inner nodes kept in this process; 0 means 32 MiB,
+	// negative none.
+	CacheBytes int
+	// ReadOnly: the session cannot write; nothing is mended in passing.
+	ReadOnly bool
+}
+
+func (c Config) class() (proto.Class, error) {
+	if c.NodeBytes == 0 {
+		c.NodeBytes = DefaultNodeBytes
+	}
+	for k := minNodeClass; k <= maxNodeClass; k++ {
+		if k.Bytes() == c.NodeBytes {
+			return k, nil
+		}
+	}
+	return 0, fmt.Errorf("btree: nodes of %d bytes: want a power of two from %d to %d", c.NodeBytes, minNodeClass.Bytes(), maxNodeClass.Bytes())
+}
+
+func newShared(root Ref, class proto.Class, cfg Config) *Shared {
+	n := cfg.CacheBytes
+	if n == 0 {
+		n = DefaultCacheBytes
+	}
+	l := limits(class)
+	return &Shared{root: root, class: class, limits: l, cache: newCache(max(0, n), l.Room), readOnly: cfg.ReadOnly}
+}
+
+// Make allocates an empty tree: one leaf, the root.
+func Make(s Store, cfg Config) (*Shared, error) {
+	class, err := cfg.class()
+	if err != nil {
+		return nil, err
+	}
+	n := node{class: class}
+	root, err := s.Alloc(n.encode(nil), TagRoot, class.PayloadBytes(proto.Pair), false)
+	if err != nil {
+		return nil, err
+	}
+	return newShared(root, class, cfg), nil
+}
+
+// Attach opens the tree with a root.
+func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
+	b, err := s.Read(root, nil)
+	if errors.Is(err, slab.ErrFreed) {
+		return nil, ErrNoTree
+	} else if err != nil {
+		return nil, err
+	}
+	v, err := open(b)
+	if err != nil {
+		return nil, err
+	}
+	if v.class < minNodeClass || v.class > maxNodeClass {
+		return nil, corrupt("root of class %d", v.class)
+	}
+	return newShared(root, v.class, cfg), nil
+}
+
+// page is a node as read, or as cached.
+type page struct {
+	view
+	ref    Ref
+	buf    []byte
+	cached bool
+	used   atomic.Bool
+}
+
+// Program runs operations on a tree, one at a time.
+type Program struct {
+	*Shared
+	store Store
+	pages []*page // not in use
+	lent  []*page // in use by the operation in hand
+	depth int
+	mend  []mending
+	w     write
+	apply func([]byte) ([]byte, error) // w.apply, bound once
+	out   []byte
+}
+
+// NewProgram makes a program on a store.
+func NewProgram(s *Shared, store Store) *Program {
+	p := &Program{Shared: s, store: store}
+	p.apply = p.w.apply
+	return p
+}
+
+// begin starts an operation, end finishes it: pages go back, and what was found
+// wanting on the way is mended.
+func (p *Program) begin() {
+	p.depth = 0
+	p.mend = p.mend[:0]
+}
+
+func (p *Program) end() {
+	if len(p.mend) > 0 && !p.readOnly {
+		p.mendAll()
+	}
+	p.giveBack()
+}
+
+func (p *Program) giveBack() {
+	p.pages = append(p.pages, p.lent...)
+	p.lent = p.lent[:0]
+}
+
+func (p *Program) page() *page {
+	if n := len(p.pages); n > 0 {
+		pg := p.pages[n-1]
+		p.pages = p.pages[:n-1]
+		p.lent = append(p.lent, pg)
+		return pg
+	}
+	pg := &page{buf: make([]byte, 0, p.limits.Room)}
+	p.lent = append(p.lent, pg)
+	return pg
+}
+
+// read reads a node. Inner nodes are checked whole and go into the cache.
+func (p *Program) read(ref Ref) (*page, error) {
+	pg := p.page()
+	b, err := p.store.Read(ref, pg.buf[:0])
+	if err != nil {
+		return nil, err
+	}
+	return pg, p.take(pg, ref, b)
+}
+
+// take fills a page with what has been read.
+func (p *Program) take(pg *page, ref Ref, b []byte) (err error) {
+	pg.ref, pg.buf, pg.cached = ref, b, false
+	if pg.view, err = parse(b); err == nil && pg.level > 0 {
+		if err = pg.valid(); err == nil {
+			p.cache.store(pg)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%v: %w", ref, err)
+	}
+	return nil
+}
+
+func (p *Program) checkKey(key []byte) error {
+	if len(key) == 0 || len(key) > p.limits.MaxKeyBytes {
+		return fmt.Errorf("%w: %d bytes, a tree with nodes of %d bytes takes 1 to %d", ErrBadKey, len(key), p.limits.NodeBytes, p.limits.MaxKeyBytes)
+	}
+	return nil
+}
+
+func freed(err error) bool { return errors.Is(err, slab.ErrFreed) }

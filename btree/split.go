@@ -1,0 +1,220 @@
+package btree
+
+import (
+	"errors"
+
+	"github.com/quarrystore/quarry/internal/slab"
+)
+
+// errChanged: the node is not as it was read; nothing was done.
+var errChanged = errors.New("node has changed")
+
+func unknown(err error) bool { return errors.Is(err, slab.ErrUnknown) }
+
+func tagOf(level int) uint32 {
+	if level == 0 {
+		return TagLeaf
+	}
+	return TagInner
+}
+
+// alloc makes a new node; nobody knows it yet.
+func (p *Program) alloc(n *node) (Ref, error) {
+	return p.store.Alloc(n.encode(nil), tagOf(n.level), p.limits.Room, false)
+}
+
+// replace commits n in the place of a node that still has a stamp and is not frozen.
+func (p *Program) replace(ref Ref, stamp uint64, n *node) error {
+	p.out = n.encode(p.out[:0])
+	return p.store.Update(ref, func(old []byte) ([]byte, error) {
+		v, err := open(old)
+		switch {
+		case err != nil:
+			return nil, err
+		case v.stamp != stamp || v.frozen():
+			return nil, errChanged
+		}
+		return p.out, nil
+	})
+}
+
+// commit is replace for a node whose new neighbours were made for it: they are
+// freed if nothing came of it.
+func (p *Program) commit(ref Ref, stamp uint64, n *node, made ...Ref) (done bool, err error) {
+	err = p.replace(ref, stamp, n)
+	if err == nil {
+		return true, nil
+	}
+	if !unknown(err) {
+		for _, r := range made {
+			_ = p.store.Free(r)
+		}
+	}
+	if errors.Is(err, errChanged) || freed(err) {
+		err = nil
+	}
+	return false, err
+}
+
+// split makes room in a node, once; atEnd says that the next key goes behind all
+// others of the level. nil also when others have changed the node: look again.
+//
+// Linearizes at: the commit of the left node. The keys are the same before and after.
+func (p *Program) split(ref Ref, atEnd bool) error {
+	pg, err := p.read(ref)
+	if freed(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := pg.valid(); err != nil {
+		return err
+	}
+	if pg.frozen() {
+		return p.settle(ref)
+	}
+	if pg.count < 2 {
+		return nil
+	}
+	n := pg.node()
+	if ref == p.root {
+		return p.grow(n, atEnd)
+	}
+	right := n.cut(n.half(atEnd))
+	if n.right, err = p.alloc(right); err != nil {
+		return err
+	}
+	done, err := p.commit(ref, pg.stamp, n, n.right)
+	if err != nil || !done {
+		return err
+	}
+	p.stats.splits.Add(1)
+	p.cacheNode(ref, n)
+	if err := p.post(right.level+1, right.low, n.right); err != nil {
+		p.later(mending{level: right.level, sep: right.low, child: n.right})
+	}
+	return nil
+}
+
+// cacheNode keeps what was just committed.
+func (p *Program) cacheNode(ref Ref, n *node) {
+	if n.level == 0 {
+		return
+	}
+	pg := page{ref: ref}
+	if v, err := parse(n.encode(nil)); err == nil {
+		pg.view = v
+		p.cache.store(&pg)
+	}
+}
+
+// grow copies the root's halves into two new nodes and makes the root their parent.
+//
+// Linearizes at: the commit of the root.
+func (p *Program) grow(n *node, atEnd bool) error {
+	stamp := n.stamp
+	right := n.cut(n.half(atEnd))
+	rref, err := p.alloc(right)
+	if err != nil {
+		return err
+	}
+	n.right = rref
+	lref, err := p.alloc(n)
+	if err != nil {
+		_ = p.store.Free(rref)
+		return err
+	}
+	root := &node{level: n.level + 1, class: n.class, stamp: n.stamp + 1,
+		entries: []entry{{child: lref}, {key: right.low, child: rref}}}
+	done, err := p.commit(p.root, stamp, root, rref, lref)
+	if done {
+		p.stats.grows.Add(1)
+		p.cacheNode(p.root, root)
+		p.cacheNode(lref, n)
+	}
+	return err
+}
+
+// post gives a node its entry in the parent. Whoever does it late does no harm: an
+// entry for a node that has died is found and taken out again.
+func (p *Program) post(level int, sep []byte, child Ref) error {
+	for range maxTries {
+		pg, err := p.find(probe{key: sep}, level)
+		if errors.Is(err, errNoLevel) {
+			return nil // the root has taken the level over, and the node with it
+		} else if err != nil {
+			return err
+		}
+		if pg.frozen() {
+			if err := p.settle(pg.ref); err != nil {
+				return err
+			}
+			continue
+		}
+		n := pg.node()
+		i, there := n.find(sep)
+		if there && n.entries[i].child == child {
+			return nil
+		}
+		if !there {
+			n.entries = append(n.entries, entry{})
+			copy(n.entries[i+1:], n.entries[i:])
+		}
+		n.entries[i] = entry{key: sep, child: child}
+		stamp := n.stamp
+		n.stamp++
+		if n.size() > p.limits.Room {
+			if err := p.split(pg.ref, i == len(n.entries)-1 && n.high == nil); err != nil {
+				return err
+			}
+			continue
+		}
+		done, err := p.commit(pg.ref, stamp, n)
+		if err != nil {
+			return err
+		}
+		if done {
+			p.stats.posted.Add(1)
+			p.cacheNode(pg.ref, n)
+			return nil
+		}
+	}
+	return ErrBusy
+}
+
+// mendAll puts right what was found wanting on the way. It is best effort: what
+// fails is met again by the next who passes.
+func (p *Program) mendAll() {
+	todo := p.mend
+	p.mend = nil
+	for i := range todo {
+		m := &todo[i]
+		switch _, err := p.read(m.child); {
+		case freed(err):
+			_ = p.unlink(m.level+1, m.sep, m.child)
+		case m.dead:
+			_ = p.settle(m.child)
+		default:
+			_ = p.link(m)
+		}
+	}
+	p.mend = todo[:0]
+}
+
+// link posts a node that its parent does not name, if it is still part of the tree.
+func (p *Program) link(m *mending) error {
+	pg, err := p.find(probe{key: m.sep}, m.level+1)
+	if errors.Is(err, errNoLevel) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	i, ok := pg.childFor(probe{key: m.sep})
+	if !ok {
+		return corrupt("%v: entry %d", pg.ref, i)
+	}
+	if child, _ := pg.child(i); child == m.child {
+		return nil // the way here was old
+	}
+	return p.post(m.level+1, m.sep, m.child)
+}
