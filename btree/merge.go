@@ -9,6 +9,9 @@ import (
 // most this share of a node.
 const mergeNum, mergeDen = 2, 3
 
+// underFull says whether a node of so many bytes looks for a neighbour to merge with.
+func (p *Program) underFull(bytes int) bool { return bytes < p.limits.Room*2/5 }
+
 // mergeAround merges the node of a level that holds key with a neighbour, if both
 // have the same parent and fit one node; then the same one level up. Best effort:
 // an under-full node does no harm.
@@ -61,7 +64,7 @@ func (p *Program) mergeOnce(key []byte, level int) (bool, error) {
 		}
 		return false, nil
 	}
-	return len(parent.raw) < p.limits.Room/4 || parent.count == 1, nil
+	return p.underFull(len(parent.raw)), nil
 }
 
 func validBoth(l, r *page) error {

@@ -221,7 +221,7 @@ func (p *Program) change(w write) (version uint64, err error) {
 			if !p.w.old.IsZero() {
 				_ = p.store.Free(p.w.old)
 			}
-			if p.w.remove && p.w.left < p.limits.Room/4 {
+			if p.w.remove && p.underFull(p.w.left) {
 				p.mergeAround(w.key, 0)
 			}
 			return p.w.version, nil

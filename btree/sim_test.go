@@ -1,0 +1,304 @@
+package btree
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/slab"
+)
+
+var seedsFlag = flag.Int("seeds", 300, "random runs of the tree")
+
+// Histories: one register with a condition per key.
+
+type opKind uint8
+
+const (
+	opGet opKind = iota
+	opPut
+	opDelete
+	opAbsent // PutIfAbsent
+)
+
+type opInput struct {
+	kind  opKind
+	key   string
+	value string
+}
+
+type opOutput struct {
+	value   string // of opGet; "" for none
+	ok      bool   // the key was there (opGet, opDelete); the put took place (opAbsent)
+	unknown bool
+}
+
+var register = porcupine.Model{
+	Partition: func(h []porcupine.Operation) [][]porcupine.Operation {
+		at := map[string]int{}
+		var out [][]porcupine.Operation
+		for _, o := range h {
+			k := o.Input.(opInput).key
+			i, ok := at[k]
+			if !ok {
+				i = len(out)
+				at[k], out = i, append(out, nil)
+			}
+			out[i] = append(out[i], o)
+		}
+		return out
+	},
+	Init: func() any { return "" },
+	Step: func(state, input, output any) (bool, any) {
+		s, in, out := state.(string), input.(opInput), output.(opOutput)
+		switch in.kind {
+		case opGet:
+			return out.unknown || out.ok == (s != "") && out.value == s, s
+		case opPut:
+			return true, in.value
+		case opDelete:
+			return out.unknown || out.ok == (s != ""), ""
+		default:
+			if s != "" {
+				return out.unknown || !out.ok, s
+			}
+			return out.unknown || out.ok, in.value
+		}
+	},
+	Equal: func(a, b any) bool { return a == b },
+}
+
+// scenario is one random run.
+type scenario struct {
+	seed     uint64
+	clients  int
+	ops      int
+	keys     int
+	killOne  int // one step in so many kills its client; 0 never
+	lossy    bool
+	nodeSize int
+}
+
+type outcome struct {
+	shared  []*Shared
+	history []porcupine.Operation
+	kills   int
+	world   *world
+}
+
+func (o *outcome) sum(f func(*counters) uint64) (n uint64) {
+	for _, s := range o.shared {
+		n += f(&s.stats)
+	}
+	return n
+}
+
+const fixedEvery = 12
+
+func key4(i int) []byte { return fmt.Appendf(nil, "key%04d", i) }
+
+// play runs a scenario: keys divisible by fixedEvery are put first and never changed, all
+// others are put, deleted and read by all clients; scans must find the fixed ones
+// in order, each once.
+func play(t testing.TB, sc scenario) *outcome {
+	w := &world{memory: newMemory(), rng: rand.New(rand.NewPCG(sc.seed, 1))}
+	setup := w.store(t)
+	cfg := Config{NodeBytes: sc.nodeSize}
+	sh, err := Make(setup, cfg)
+	require.NoError(t, err)
+	pad := make([]byte, 60)
+	for i := range pad {
+		pad[i] = '.'
+	}
+	first := NewProgram(sh, setup)
+	for i := 0; i < sc.keys; i += fixedEvery {
+		_, err := first.Put(key4(i), append([]byte("fixed"), pad...), Cond{})
+		require.NoError(t, err)
+	}
+	out := &outcome{shared: []*Shared{sh}, world: w}
+	for id := range sc.clients {
+		mine, err := Attach(setup, sh.root, cfg) // a cache of its own
+		require.NoError(t, err)
+		out.shared = append(out.shared, mine)
+		rng := rand.New(rand.NewPCG(sc.seed, uint64(id)+100))
+		c := w.start(t, mine, func(c *simClient) {
+			for n := range sc.ops {
+				w.operate(t, c, rng, id, n, sc, pad, out)
+			}
+		})
+		if sc.lossy {
+			c.lossy = rand.New(rand.NewPCG(sc.seed, uint64(id)+200))
+		}
+	}
+	w.run(func(c *simClient) {
+		if sc.killOne > 0 && w.rng.IntN(sc.killOne) == 0 {
+			c.kill()
+			out.kills++
+		}
+	})
+	return out
+}
+
+// operate does one random operation and records it. A client that dies in the
+// middle leaves an operation without an end.
+func (w *world) operate(t testing.TB, c *simClient, rng *rand.Rand, id, n int, sc scenario, pad []byte, out *outcome) {
+	// Clients move through the keys together, so that they fill and empty the same leaves.
+	phase := n * 6 / sc.ops
+	i := rng.IntN(sc.keys)
+	if i%fixedEvery == 0 {
+		i = min(i+1, sc.keys-1)
+	}
+	in := opInput{key: string(key4(i)), value: fmt.Sprintf("%d.%d", id, n)}
+	switch r := rng.IntN(20); {
+	case r == 0 && i%fixedEvery != 0:
+		w.scan(t, c, sc, rng.IntN(2) == 0)
+		return
+	case r < 4:
+		in.kind = opGet
+	case r < 6:
+		in.kind = opAbsent
+	case phase%2 == 0:
+		in.kind = opPut
+	default:
+		in.kind = opDelete
+	}
+	value := append([]byte(in.value), pad...)
+	if rng.IntN(20) == 0 {
+		value = append(value, make([]byte, 300)...)
+	}
+	at := len(out.history)
+	out.history = append(out.history, porcupine.Operation{ClientId: id, Input: in, Call: w.now, Output: opOutput{unknown: true}, Return: 1 << 60})
+	var res opOutput
+	var err error
+	switch in.kind {
+	case opGet:
+		var b []byte
+		if b, _, err = c.prog.Get([]byte(in.key), nil); err == nil {
+			for j := range b {
+				if b[j] == '.' && j+1 < len(b) && b[j+1] == '.' {
+					b = b[:j]
+					break
+				}
+			}
+			res.value, res.ok = string(b), true
+		}
+		if errors.Is(err, ErrNoKey) {
+			err = nil
+		}
+	case opPut:
+		_, err = c.prog.Put([]byte(in.key), value, Cond{})
+	case opAbsent:
+		_, err = c.prog.Put([]byte(in.key), value, IfAbsent())
+		res.ok = err == nil
+		if errors.Is(err, ErrKeyExists) {
+			err = nil
+		}
+	case opDelete:
+		err = c.prog.Delete([]byte(in.key), Cond{})
+		res.ok = err == nil
+		if errors.Is(err, ErrNoKey) {
+			err = nil
+		}
+	}
+	if err != nil {
+		if !errors.Is(err, slab.ErrUnknown) {
+			t.Fatalf("seed %d: client %d, %+v: %v", sc.seed, id, in, err)
+		}
+		return
+	}
+	w.now++
+	out.history[at].Output, out.history[at].Return = res, w.now
+}
+
+func (w *world) scan(t testing.TB, c *simClient, sc scenario, reverse bool) {
+	last, fixed := "", 0
+	err := c.prog.Scan(Range{Reverse: reverse}, func(k, v []byte, _ uint64) bool {
+		if s := string(k); last != "" && (s > last) == reverse || s == last {
+			t.Fatalf("seed %d: scan gives %q after %q", sc.seed, s, last)
+		}
+		last = string(k)
+		if string(v[:5]) == "fixed" {
+			fixed++
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatalf("seed %d: scan: %v", sc.seed, err)
+	}
+	if want := (sc.keys + fixedEvery - 1) / fixedEvery; fixed != want {
+		t.Fatalf("seed %d: a scan found %d of %d keys that nobody touches", sc.seed, fixed, want)
+	}
+}
+
+// settleAll has a new client touch everything once and proves the tree whole.
+func (o *outcome) settleAll(t testing.TB, sc scenario) Report {
+	st := o.world.store(t)
+	sh, err := Attach(st, o.shared[0].root, Config{})
+	require.NoError(t, err)
+	p := NewProgram(sh, st)
+	rep := checkWhole(t, o.world.memory, st, sh, true)
+	seen := map[string]string{}
+	require.NoError(t, p.Scan(Range{}, func(k, v []byte, _ uint64) bool {
+		seen[string(k)] = string(v)
+		return true
+	}))
+	require.Equal(t, rep.Keys, len(seen), "seed %d", sc.seed)
+	for i := range sc.keys {
+		k := key4(i)
+		v, _, err := p.Get(k, nil)
+		want, ok := seen[string(k)]
+		if !ok {
+			require.ErrorIs(t, err, ErrNoKey, "seed %d: %s", sc.seed, k)
+		} else {
+			require.NoError(t, err, "seed %d: %s", sc.seed, k)
+			require.Equal(t, want, string(v))
+		}
+		// A write mends what stands in its way.
+		if ok && i%fixedEvery != 0 {
+			require.NoError(t, p.Delete(k, Cond{}), "seed %d: %s", sc.seed, k)
+		} else if ok {
+			_, err = p.Put(k, v, Cond{})
+			require.NoError(t, err, "seed %d: %s", sc.seed, k)
+		}
+	}
+	after := checkWhole(t, o.world.memory, st, sh, true)
+	require.Equal(t, (sc.keys+fixedEvery-1)/fixedEvery, after.Keys, "seed %d", sc.seed)
+	return after
+}
+
+func TestManyClientsAreLinearizable(t *testing.T) {
+	seeds := *seedsFlag
+	var total struct{ splits, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
+	for seed := range seeds {
+		sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10}
+		switch seed % 3 {
+		case 1:
+			sc.killOne, sc.clients = 600, 5
+		case 2:
+			sc.lossy = true
+		}
+		o := play(t, sc)
+		// What nobody knows the outcome of may have happened at any later time.
+		res := porcupine.CheckOperationsTimeout(register, o.history, 20*time.Second)
+		require.Equal(t, porcupine.Ok, res, "seed %d", seed)
+		o.settleAll(t, sc)
+		total.splits += o.sum(func(c *counters) uint64 { return c.splits.Load() })
+		total.merges += o.sum(func(c *counters) uint64 { return c.merges.Load() })
+		total.grows += o.sum(func(c *counters) uint64 { return c.grows.Load() })
+		total.shrinks += o.sum(func(c *counters) uint64 { return c.shrinks.Load() })
+		total.thawed += o.sum(func(c *counters) uint64 { return c.thawed.Load() })
+		total.unlinked += o.sum(func(c *counters) uint64 { return c.unlinked.Load() })
+		total.posted += o.sum(func(c *counters) uint64 { return c.posted.Load() })
+		total.kills += uint64(o.kills)
+	}
+	t.Logf("%d runs: %+v", seeds, total)
+	require.NotZero(t, total.merges)
+	require.NotZero(t, total.thawed)
+	require.NotZero(t, total.shrinks)
+}
