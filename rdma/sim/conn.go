@@ -500,3 +500,15 @@ func (c *Conn) push(m *Memory, p *pending, read *rdma.Verb) {
 		}
 	}
 }
+
+// Touches says whether a verb that has not run yet covers the word at off.
+func (c *Conn) Touches(off uint64) bool {
+	for _, p := range c.queue {
+		for i := range p.verbs {
+			if v := &p.verbs[i]; !p.state[i].done && off >= v.Off && off < v.Off+v.Len() {
+				return true
+			}
+		}
+	}
+	return false
+}

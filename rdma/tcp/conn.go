@@ -399,5 +399,8 @@ func (c *conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
-	return c.nc.Close()
+	if err := c.nc.Close(); !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
 }

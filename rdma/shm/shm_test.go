@@ -1,0 +1,51 @@
+package shm_test
+
+import (
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
+	"github.com/quarrystore/quarry/rdma/shm"
+	"github.com/stretchr/testify/require"
+)
+
+var lives atomic.Uint64 // every node started is another life
+
+// serve starts a shm server in a directory of its own.
+func serve(t testing.TB, a *host.Access) (addr string, stop func()) {
+	addr = filepath.Join(t.TempDir(), "s")
+	l, err := shm.Listen(addr)
+	require.NoError(t, err)
+	s := shm.NewServer(a, nil)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	return addr, func() {
+		require.NoError(t, s.Close())
+		require.NoError(t, <-done)
+	}
+}
+
+func start(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
+	return rdmatest.StartHost(t, c, lives.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
+}
+
+func TestContract(t *testing.T) {
+	rdmatest.Run(t, rdmatest.Provider{Name: "shm", Dialer: shm.NewDialer(), Start: start})
+}
+
+func TestContractInproc(t *testing.T) {
+	d := shm.NewInproc()
+	rdmatest.Run(t, rdmatest.Provider{
+		Name: "inproc", Dialer: d,
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
+			life := lives.Add(1)
+			return rdmatest.StartHost(t, c, life, func(a *host.Access) (string, func()) {
+				addr := t.Name() + string(rune('a'+life))
+				d.Add(addr, a)
+				return addr, func() { d.Remove(addr) }
+			}, nil)
+		},
+	})
+}

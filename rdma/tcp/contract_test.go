@@ -1,0 +1,37 @@
+package tcp_test
+
+import (
+	"net"
+	"sync/atomic"
+	"testing"
+
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
+	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var lives atomic.Uint64 // every node started is another life
+
+func serve(t testing.TB, a *host.Access) (addr string, stop func()) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := tcp.NewServer(a, nil)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	return l.Addr().String(), func() {
+		s.Close()
+		require.NoError(t, <-done)
+	}
+}
+
+func start(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
+	return rdmatest.StartHost(t, c, lives.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
+}
+
+func TestContract(t *testing.T) {
+	rdmatest.Run(t, rdmatest.Provider{Name: "tcp", Dialer: tcp.Dialer{}, Start: start})
+}
