@@ -1,0 +1,332 @@
+package state
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	wire "github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// cluster is a rig with nodes a and b and a region on both.
+func cluster(t testing.TB) *rig {
+	r := newRig(t)
+	r.settle()
+	r.up(testNode("a", "/dc/r1/a", 1))
+	r.up(testNode("b", "/dc/r2/b", 1))
+	w := r.ask(&quarrypb.CreateRegionRequest{Replicas: 2})
+	r.run()
+	answerOf[*quarrypb.CreateRegionResponse](r, w)
+	return r
+}
+
+// Hazard 4: a node that cannot be reached is not fenced by waiting.
+func TestHazard04_TimeoutIsNeverAFence(t *testing.T) {
+	r := cluster(t)
+	dead, asker := r.open("dead"), r.open("asker")
+	r.advance(testLease + testLease/50)
+	w := r.ask(&quarrypb.CertifyFenceRequest{Serial: asker.Serial, Session: dead.Session})
+	r.settle()
+	// The asker's own lease is over too, but nobody has asked about it.
+	for range 40 {
+		for _, c := range slices.Clone(r.calls) {
+			if c.Node == 1 {
+				r.reply(c.ID, "", false)
+			} else {
+				r.reply(c.ID, "timed out", false)
+			}
+		}
+		r.settle()
+		r.ask(&quarrypb.HeartbeatRequest{Serial: asker.Serial})
+		r.advance(250 * time.Millisecond)
+	}
+	require.False(t, answerOf[*quarrypb.CertifyFenceResponse](r, w).Fenced)
+	w = r.ask(&quarrypb.CertifyFenceRequest{Serial: asker.Serial, Session: dead.Session})
+	r.run()
+	require.True(t, answerOf[*quarrypb.CertifyFenceResponse](r, w).Fenced)
+}
+
+// Hazard 31: an id is not handed out again while anything may name it.
+func TestHazard31_SessionIdsAreNotReused(t *testing.T) {
+	r := cluster(t)
+	// Four ids in all, so that every reuse there can be happens.
+	for id := uint32(5); id <= wire.MaxSession; id++ {
+		r.m.idUsed[id/64] |= 1 << (id % 64)
+	}
+	var tickets []*quarrypb.Ticket
+	for range 4 {
+		tickets = append(tickets, r.open("first"))
+	}
+	full := func() {
+		w := r.ask(&quarrypb.OpenSessionRequest{})
+		r.settle()
+		require.Equal(t, Exhausted, r.refusal(w).Code)
+	}
+	full()
+	victim := tickets[2]
+	w := r.ask(&quarrypb.RevokeSessionRequest{Session: victim.Session})
+	full() // fencing
+	r.settle()
+	r.reply(r.calls[0].ID, "", false)
+	full() // half fenced
+	require.False(t, r.answered(w))
+	r.run()
+	answerOf[*quarrypb.RevokeSessionResponse](r, w)
+	full() // fenced, not scrubbed
+
+	w = r.ask(Scrubbed{Serials: []uint64{victim.Serial}})
+	require.Equal(t, Precondition, r.refusal(w).Code, "its lease protects what it has read")
+	w = r.ask(Scrubbed{Serials: []uint64{tickets[0].Serial}})
+	require.Equal(t, Precondition, r.refusal(w).Code, "a live session")
+
+	// Nor does a new leader forget who had the id.
+	r.start()
+	for id := uint32(5); id <= wire.MaxSession; id++ {
+		r.m.idUsed[id/64] |= 1 << (id % 64)
+	}
+	full()
+	r.up(testNode("a", "/dc/r1/a", 1))
+	for range 20 {
+		for _, i := range []int{0, 1, 3} {
+			r.ask(&quarrypb.HeartbeatRequest{Serial: tickets[i].Serial})
+		}
+		r.advance(200 * time.Millisecond)
+	}
+	r.run()
+	w = r.ask(Scrubbed{Serials: []uint64{victim.Serial}})
+	r.settle()
+	answerOf[Done](r, w)
+	again := r.open("second")
+	require.Equal(t, victim.Session, again.Session)
+	require.Greater(t, again.Serial, tickets[3].Serial, "serials are never used twice")
+}
+
+// Hazard 33: we count a lease longer than its holder may believe in it.
+func TestHazard33_LeaseIsCountedLongerHere(t *testing.T) {
+	r := cluster(t)
+	dead, asker := r.open("dead"), r.open("asker")
+	r.advance(testLease)
+	r.ask(&quarrypb.HeartbeatRequest{Serial: asker.Serial})
+	w := r.ask(&quarrypb.CertifyFenceRequest{Serial: asker.Serial, Session: dead.Session})
+	require.Nil(t, r.commit, "a holder whose clock is 1 % slow still believes in its lease")
+	r.now += int64(testLease) / 100
+	r.step(Tick{})
+	require.NotNil(t, r.commit)
+	r.run()
+	require.True(t, answerOf[*quarrypb.CertifyFenceResponse](r, w).Fenced)
+}
+
+// Hazard 12: a region does not open under a new epoch while somebody may still read
+// by the table before it.
+func TestHazard12_NewEpochWaitsForReaders(t *testing.T) {
+	r := cluster(t)
+	quick, slow, revoked := r.open("quick"), r.open("slow"), r.open("revoked")
+	r.ask(&quarrypb.RevokeSessionRequest{Session: revoked.Session})
+	r.run()
+	w := r.join(testNode("a", "/dc/r1/a", 2))
+	r.reply(r.calls[0].ID, "gone", false) // the Ping
+	r.settle()
+	r.joined(w, testNode("a", "/dc/r1/a", 2))
+	r.run()
+	rev := r.table().Revision
+	state := func() quarrypb.RegionState { return r.table().Regions[0].State }
+	require.Equal(t, quarrypb.RegionState_REGION_STATE_RECOVERING, state())
+	beat := func(s *quarrypb.Ticket) {
+		r.ask(&quarrypb.HeartbeatRequest{Serial: s.Serial, TableRevision: rev})
+		r.run()
+	}
+	beat(quick)
+	beat(slow)
+	require.Equal(t, quarrypb.RegionState_REGION_STATE_RECOVERING, state(), "the revoked session may believe in its lease")
+	r.advance(testLease + testLease/50)
+	r.run()
+	require.Equal(t, quarrypb.RegionState_REGION_STATE_OPEN, state())
+	region := r.table().Regions[0]
+	require.EqualValues(t, 2, region.Epoch)
+	require.EqualValues(t, 2, region.Replicas[0].Node, "the survivor is the primary")
+	require.Equal(t, quarrypb.ReplicaState_REPLICA_STATE_OUT, region.Replicas[1].State)
+}
+
+// TestRandomSchedules plays random events and checks what must hold whatever happens.
+func TestRandomSchedules(t *testing.T) {
+	schedules := 400
+	if testing.Short() {
+		schedules = 60
+	}
+	for seed := range schedules {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomSchedule(t, uint64(seed)) })
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+func randomSchedule(t *testing.T, seed uint64) {
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	r := newRig(t)
+	incarnation := map[string]uint64{"a": 1, "b": 1, "c": 1}
+	names := []string{"a", "b", "c"}
+	acked := map[[3]uint64]bool{} // node, incarnation, serial: that life has acknowledged the fence
+	var live []*quarrypb.Ticket
+	certs := map[uint64]uint64{} // waiter -> serial asked about
+	idOf := map[uint32]uint64{}  // the last holder of an id
+	joins := map[uint64]uint64{} // waiter -> incarnation that registered
+	opens := map[uint64]bool{}
+	epochs := map[uint32]uint64{}
+	term := r.term
+
+	check := func() {
+		for w, inc := range joins {
+			a, ok := r.answers[w]
+			if !ok {
+				continue
+			}
+			delete(joins, w)
+			if m, ok := a.Msg.(*quarrypb.RegisterNodeResponse); ok {
+				for _, serial := range m.FencedSerials {
+					acked[[3]uint64{uint64(m.Id), inc, serial}] = true
+				}
+			}
+		}
+		for w := range opens {
+			a, ok := r.answers[w]
+			if !ok {
+				continue
+			}
+			delete(opens, w)
+			if m, ok := a.Msg.(*quarrypb.OpenSessionResponse); ok {
+				idOf[m.Ticket.Session] = m.Ticket.Serial
+				live = append(live, m.Ticket)
+			}
+		}
+		for w, serial := range certs {
+			a, ok := r.answers[w]
+			if !ok {
+				continue
+			}
+			delete(certs, w)
+			if m, ok := a.Msg.(*quarrypb.CertifyFenceResponse); !ok || !m.Fenced {
+				continue
+			}
+			// Every life that hosts a replica now has acknowledged, or learned of it when it registered.
+			for _, g := range r.m.regions {
+				for _, rep := range g.pub.GetReplicas() {
+					if rep.State == quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC && r.m.node(rep.Node).rec.Incarnation == rep.Incarnation {
+						require.True(t, acked[[3]uint64{uint64(rep.Node), rep.Incarnation, serial}],
+							"seed %d: certificate for serial %d, node %d.%d has not acknowledged", seed, serial, rep.Node, rep.Incarnation)
+					}
+				}
+			}
+		}
+	}
+	for range 300 {
+		r.beats = nil
+		switch k := rnd.IntN(20); k {
+		case 0, 1:
+			name := names[rnd.IntN(3)]
+			if rnd.IntN(3) == 0 {
+				incarnation[name]++
+			}
+			w := r.join(testNode(name, "/dc/r/"+name, incarnation[name]))
+			joins[w] = incarnation[name]
+		case 2, 3:
+			opens[r.ask(&quarrypb.OpenSessionRequest{})] = true
+		case 4:
+			r.ask(&quarrypb.CreateRegionRequest{Replicas: uint32(1 + rnd.IntN(3))})
+		case 5, 6, 7:
+			if len(live) > 1 {
+				s := live[rnd.IntN(len(live))]
+				r.ask(&quarrypb.HeartbeatRequest{Serial: s.Serial, TableRevision: r.rev, ReclaimEpoch: uint64(rnd.IntN(3))})
+			}
+		case 8:
+			if len(live) > 1 && rnd.IntN(2) == 0 {
+				r.ask(&quarrypb.RevokeSessionRequest{Session: live[rnd.IntN(len(live))].Session})
+			}
+		case 9, 10:
+			if len(live) > 1 {
+				asker, dead := live[rnd.IntN(len(live))], live[rnd.IntN(len(live))]
+				// An id may have gone to another session since: ask only about the last holder.
+				if idOf[dead.Session] == dead.Serial && r.m.session(dead.Serial) != nil {
+					certs[r.ask(&quarrypb.CertifyFenceRequest{Serial: asker.Serial, Session: dead.Session})] = dead.Serial
+				}
+			}
+		case 11:
+			if rnd.IntN(12) == 0 {
+				r.start() // another leader
+				require.Greater(t, r.term, term)
+				term = r.term
+				certs, joins, opens = map[uint64]uint64{}, map[uint64]uint64{}, map[uint64]bool{}
+			}
+		case 12:
+			for _, n := range r.m.nodes {
+				r.beats = append(r.beats, n.rec)
+			}
+			r.advance(time.Duration(rnd.IntN(1500)) * time.Millisecond)
+		case 13, 14, 15:
+			if r.commit != nil {
+				r.commitOne()
+			}
+		default:
+			if len(r.calls) == 0 {
+				break
+			}
+			c := r.calls[rnd.IntN(len(r.calls))]
+			err := ""
+			if rnd.IntN(4) == 0 {
+				err = "lost"
+			}
+			if f, ok := c.Msg.(*quarrypb.FenceRequest); ok && err == "" {
+				n := r.m.node(c.Node)
+				for _, serial := range f.Serials {
+					acked[[3]uint64{uint64(c.Node), n.rec.Incarnation, serial}] = true
+				}
+			}
+			r.reply(c.ID, err, false)
+		}
+		if r.down == nil {
+			check()
+		}
+		for _, g := range r.m.regions {
+			if g.pub != nil {
+				require.GreaterOrEqual(t, g.pub.Epoch, epochs[g.rec.Id], "seed %d: region %d goes back", seed, g.rec.Id)
+				epochs[g.rec.Id] = g.pub.Epoch
+			}
+		}
+		used := map[uint32]bool{}
+		for i, s := range r.m.sessions {
+			require.False(t, used[s.rec.Session], "seed %d: session id %d twice", seed, s.rec.Session)
+			used[s.rec.Session] = true
+			require.True(t, i == 0 || r.m.sessions[i-1].rec.Serial < s.rec.Serial)
+		}
+		for _, n := range r.m.nodes {
+			hosts := 0
+			for _, g := range r.m.regions {
+				if rep := g.on(n.rec.Id); rep != nil && rep.State != out {
+					hosts++
+				}
+			}
+			require.Equal(t, hosts, n.hosts, "seed %d: replicas on node %d", seed, n.rec.Id)
+		}
+	}
+	// In the end everything comes to rest, and stays so.
+	for _, name := range names {
+		r.join(testNode(name, "/dc/r/"+name, incarnation[name]))
+		for r.commit != nil || len(r.calls) > 0 {
+			r.run()
+		}
+	}
+	for range 5 {
+		r.advance(2 * time.Second)
+		for r.commit != nil || len(r.calls) > 0 {
+			r.run()
+		}
+	}
+	require.Empty(t, r.m.fencing, "seed %d", seed)
+	require.Empty(t, r.m.waits, "seed %d", seed)
+	require.Empty(t, r.m.certs, "seed %d", seed)
+}

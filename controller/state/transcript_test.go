@@ -1,0 +1,185 @@
+package state
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// TestTranscripts plays the files of testdata. Commands:
+//
+//	node NAME domain=/d/r/h inc=1 [found=1,2] [free]   register; waits for nothing
+//	run              commit and answer every call with success until all is quiet
+//	commit           the transaction that is out takes effect
+//	lost             its outcome is not known
+//	ok|error|refuse KIND   the oldest call of a kind is answered
+//	pong Ping inc=1  and so, with an incarnation
+//	open | beat serial=1 [rev=] [reclaim=] | close serial=1 | revoke session=1
+//	certify serial=1 session=2 [wait=ms] | sessions | table [since=]
+//	create replicas=2 [count=] [mib=] [unless=]
+//	reclaim | scrubbed serial=1
+//	mute NAME        its heartbeats stop
+//	advance 1s       time passes
+//	deposed          the leader cannot renew its lead
+//	restart          another controller leads
+func TestTranscripts(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		r := newRig(t)
+		r.settle()
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return r.play(t, d) })
+	})
+}
+
+func (r *rig) play(t *testing.T, d *datadriven.TestData) string {
+	num := func(key string) (n uint64) { d.MaybeScanArgs(t, key, &n); return n }
+	arg := func(i int) string { return d.CmdArgs[i].Key }
+	// call is the oldest call that is out and shows as the argument does: "Ping", "OpenRegion", ...
+	call := func() uint64 {
+		i := slices.IndexFunc(r.calls, func(c Call) bool { return strings.HasPrefix(showMsg(c.Msg), arg(0)) })
+		if i < 0 {
+			d.Fatalf(t, "no %s is out", arg(0))
+		}
+		return r.calls[i].ID
+	}
+	var log []string
+	shown := func(acts []Action) {
+		for _, a := range acts {
+			// The heartbeats of nodes are the rig's, not the test's.
+			if ans, ok := a.(Answer); ok && ans.Msg != nil {
+				if _, beat := ans.Msg.(*quarrypb.NodeHeartbeatResponse); beat {
+					continue
+				}
+			}
+			log = append(log, show(a))
+		}
+	}
+	ask := func(msg any) { r.ask(msg); shown(r.stepped) }
+	switch d.Cmd {
+	case "node":
+		var domain string
+		d.ScanArgs(t, "domain", &domain)
+		n := testNode(arg(0), domain, num("inc"))
+		n.Id = num32(num("id"))
+		req := &quarrypb.RegisterNodeRequest{Node: n}
+		if d.HasArg("foreign") {
+			req.Cluster = make([]byte, 16)
+		}
+		if d.HasArg("found") {
+			var ids []string
+			d.ScanArgs(t, "found", &ids)
+			for _, s := range ids {
+				var id uint32
+				fmt.Sscan(s, &id)
+				f := &quarrypb.HostedRegion{Region: id, SizeBytes: 16 << 20, Cluster: r.m.Cluster()}
+				if g := r.m.region(id); g != nil {
+					f.Uuid, f.SizeBytes = g.rec.Uuid, g.rec.SizeBytes
+				}
+				req.Found = append(req.Found, f)
+			}
+		}
+		ask(req)
+		r.beats = slices.DeleteFunc(r.beats, func(o *quarrypb.Node) bool { return o.Name == n.Name })
+		r.pendingBeats = append(r.pendingBeats, n)
+	case "run":
+		for r.commit != nil || len(r.calls) > 0 {
+			if r.commit != nil {
+				r.commitOne()
+			} else {
+				r.reply(r.calls[0].ID, "", false)
+			}
+			shown(r.stepped)
+		}
+	case "commit":
+		if r.commit == nil {
+			d.Fatalf(t, "no transaction is out")
+		}
+		r.commitOne()
+		shown(r.stepped)
+	case "lost":
+		r.commit = nil
+		shown(r.step(Failed{Err: fmt.Errorf("no quorum")}))
+	case "ok":
+		r.reply(call(), "", false)
+		shown(r.stepped)
+	case "error":
+		r.reply(call(), "no answer", false)
+		shown(r.stepped)
+	case "refuse":
+		r.reply(call(), "disk full", true)
+		shown(r.stepped)
+	case "pong":
+		id := call()
+		r.calls = slices.DeleteFunc(r.calls, func(c Call) bool { return c.ID == id })
+		shown(r.step(Reply{Call: id, Msg: &quarrypb.PingResponse{Incarnation: num("inc")}}))
+	case "open":
+		ask(&quarrypb.OpenSessionRequest{Name: "test"})
+	case "beat":
+		ask(&quarrypb.HeartbeatRequest{Serial: num("serial"), TableRevision: num("rev"), ReclaimEpoch: num("reclaim")})
+	case "close":
+		ask(&quarrypb.CloseSessionRequest{Serial: num("serial")})
+	case "revoke":
+		ask(&quarrypb.RevokeSessionRequest{Session: num32(num("session")), Reason: "test"})
+	case "certify":
+		ask(&quarrypb.CertifyFenceRequest{Serial: num("serial"), Session: num32(num("session")), WaitMs: num32(num("wait"))})
+	case "sessions":
+		ask(&quarrypb.ListSessionsRequest{})
+	case "table":
+		ask(&quarrypb.ReadTableRequest{SinceRevision: num("since")})
+	case "create":
+		req := &quarrypb.CreateRegionRequest{Replicas: num32(num("replicas")), Count: num32(num("count")), SizeBytes: num("mib") << 20}
+		if d.HasArg("unless") {
+			u := num32(num("unless"))
+			req.UnlessNewerThan = &u
+		}
+		ask(req)
+	case "reclaim":
+		ask(RaiseReclaim{})
+	case "scrubbed":
+		ask(Scrubbed{Serials: []uint64{num("serial")}})
+	case "mute":
+		r.beats = slices.DeleteFunc(r.beats, func(n *quarrypb.Node) bool { return n.Name == arg(0) })
+	case "advance":
+		by, err := time.ParseDuration(arg(0))
+		if err != nil {
+			d.Fatalf(t, "%v", err)
+		}
+		for end := r.now + int64(by); r.now < end; {
+			r.advance(min(100*time.Millisecond, time.Duration(end-r.now)))
+			shown(r.stepped) // of the tick
+		}
+	case "deposed":
+		r.deposed = true
+		r.m.lead = r.now
+	case "restart":
+		r.start()
+		if r.commit != nil {
+			log = append(log, show(*r.commit))
+		}
+		for _, c := range r.calls {
+			log = append(log, show(c))
+		}
+		r.pendingBeats = nil
+	default:
+		d.Fatalf(t, "unknown command %s", d.Cmd)
+	}
+	// Nodes send heartbeats once they have been let in.
+	r.pendingBeats = slices.DeleteFunc(r.pendingBeats, func(n *quarrypb.Node) bool {
+		if in := r.m.nodeByName[n.Name]; in != nil && in.seen && in.rec.Incarnation == n.Incarnation {
+			r.beats = append(r.beats, in.rec)
+			return true
+		}
+		return false
+	})
+	if len(log) == 0 {
+		return "quiet"
+	}
+	return strings.Join(log, "\n")
+}
+
+func num32(n uint64) uint32 { return uint32(n) }
