@@ -75,12 +75,13 @@ func (f *etcdFlags) store(ctx context.Context, a *app) (cli *clientv3.Client, fa
 	return cli, srv.Err(), func() { cli.Close(); srv.Close() }, nil
 }
 
-// etcdLog is for the embedded etcd, whose warnings say the same at every start.
+// etcdLog is for the embedded etcd, which warns of the same things at every start
+// and takes being stopped for an error. What matters comes back as errors.
 func (a *app) etcdLog() *slog.Logger {
 	if a.log.Enabled(context.Background(), slog.LevelInfo) {
 		return a.log
 	}
-	return slog.New(slog.NewTextHandler(a.errOut, &slog.HandlerOptions{Level: slog.LevelError}))
+	return slog.New(slog.DiscardHandler)
 }
 
 // certFlags are the certificate of a service.

@@ -63,15 +63,16 @@ func (t target) ref(ctx context.Context, c *client.Client) (client.Ref, error) {
 	return proto.ParseRef(string(t))
 }
 
-// Validate is called by the parser.
-func (t target) Validate() error {
-	if strings.HasPrefix(string(t), "@") {
-		if len(t) == 1 {
-			return errors.New("name is empty: want @NAME")
-		}
+// UnmarshalText is called by the parser.
+func (t *target) UnmarshalText(b []byte) error {
+	*t = target(b)
+	if string(b) == "@" {
+		return errors.New("name is empty: want @NAME")
+	}
+	if len(b) > 0 && b[0] == '@' {
 		return nil
 	}
-	_, err := proto.ParseRef(string(t))
+	_, err := proto.ParseRef(string(b))
 	return err
 }
 

@@ -26,6 +26,8 @@ type Config struct {
 	Dir string
 	// RegionBytes of a region, as text such as 64MiB; empty means 2 GiB.
 	RegionBytes string
+	// Capacity of each node, as text; empty means the default.
+	Capacity string
 	// Lease of sessions, as text such as 1s; empty means the controller's default.
 	Lease string
 }
@@ -87,6 +89,9 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 // AddNode starts another storage node, in a failure domain of its own.
 func (c *Cluster) AddNode(ctx context.Context, name string, more ...string) error {
 	args := append([]string{"storage", "--controller", c.URL, "--name", name, "--domain", "/local/" + name + "/" + name, "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0"}, more...)
+	if c.cfg.Capacity != "" {
+		args = append(args, "--capacity", c.cfg.Capacity)
+	}
 	p, err := Spawn(ctx, c.cfg.Binary, args...)
 	if err == nil {
 		c.Nodes = append(c.Nodes, p)

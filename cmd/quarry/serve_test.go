@@ -1,0 +1,127 @@
+package main
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/demo"
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+func TestDev(t *testing.T) {
+	p, err := local.Spawn(t.Context(), executable(t), "dev", "--listen", "127.0.0.1:0", "--nodes", "2", "--replicas", "2", "--region-bytes", "32MiB")
+	require.NoError(t, err)
+	env := []string{"QUARRY_CONTROLLER=" + p.Ready["url"]}
+	ref := strings.TrimSpace(quarry(t, env, "", "slab", "alloc", "-d", "x", "-r", "2").ok(t))
+	require.Equal(t, "x", quarry(t, env, "", "slab", "read", ref).ok(t))
+	quarry(t, env, "", "fsck").ok(t)
+	// Ctrl-C: clean, and quiet.
+	require.NoError(t, p.Signal(syscall.SIGINT))
+	require.Zero(t, p.Wait().ExitCode(), p.Log())
+	require.Empty(t, p.Log())
+}
+
+// State and regions in a folder are there again after a restart.
+func TestDevKeepsData(t *testing.T) {
+	dir := t.TempDir()
+	start := func() (*local.Process, []string) {
+		p, err := local.Spawn(t.Context(), executable(t), "dev", "--listen", "127.0.0.1:0", "--data", dir, "--region-bytes", "32MiB", "--lease", "1s")
+		require.NoError(t, err)
+		return p, []string{"QUARRY_CONTROLLER=" + p.Ready["url"]}
+	}
+	p, env := start()
+	quarry(t, env, "", "slab", "alloc", "-d", "kept", "--name", "kept").ok(t)
+	var s statusView
+	quarry(t, env, "", "status", "--json").decode(t, &s)
+	require.NoError(t, p.Stop())
+	p, env = start()
+	defer p.Stop()
+	require.Contains(t, quarry(t, env, "", "name", "get", "kept").ok(t), "kept")
+	var again statusView
+	quarry(t, env, "", "status", "--json").decode(t, &again)
+	require.Equal(t, s.Cluster, again.Cluster)
+	require.Len(t, again.Nodes, 3)
+	require.NotEmpty(t, again.Regions)
+}
+
+func TestPortsInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	at := l.Addr().String()
+	quarry(t, nil, "", "controller", "--listen", at).fails(t, exitFailed, at, "--listen")
+	quarry(t, nil, "", "dev", "--listen", at).fails(t, exitFailed, at, "--listen")
+	quarry(t, nil, "", "storage", "-C", cluster(t).URL, "--name", "x", "--listen", at, "--agent", "127.0.0.1:0").fails(t, exitFailed, at)
+}
+
+func TestTwoNodesWithOneName(t *testing.T) {
+	r := quarry(t, nil, "", "storage", "-C", cluster(t).URL, "--name", "n1", "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0", "--timeout", "5s")
+	require.NotZero(t, r.code)
+	r.fails(t, r.code, "n1")
+	on(t, "slab", "free", alloc(t, "the first n1 goes on")).ok(t)
+}
+
+func TestDamagedRegionFiles(t *testing.T) {
+	for name, content := range map[string][]byte{
+		"garbage":   []byte(strings.Repeat("garbage ", 4096)),
+		"truncated": []byte("QUARRY\r\n"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "region-1.quarry")
+			require.NoError(t, os.WriteFile(file, content, 0o600))
+			r := quarry(t, nil, "", "storage", "-C", cluster(t).URL, "--name", "x", "--data", dir, "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0")
+			r.fails(t, exitFailed, file)
+			after, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, content, after, "nothing has changed")
+		})
+	}
+}
+
+func TestFullCluster(t *testing.T) {
+	c, err := local.Start(t.Context(), local.Config{Binary: executable(t), Nodes: 1, RegionBytes: "16MiB"})
+	require.NoError(t, err)
+	defer c.Stop()
+	env := []string{"QUARRY_CONTROLLER=" + c.URL}
+	quarry(t, env, "", "slab", "alloc", "-d", "x", "-r", "2").fails(t, exitNoSpace, "2 replicas")
+	// One node of 64 GiB takes very many such regions: fill one whose node has no more room.
+	require.NoError(t, c.Nodes[0].Stop())
+	small, err := local.Start(t.Context(), local.Config{Binary: executable(t), Nodes: 1, RegionBytes: "16MiB", Capacity: "16MiB"})
+	require.NoError(t, err)
+	defer small.Stop()
+	env = []string{"QUARRY_CONTROLLER=" + small.URL}
+	blob := strings.Repeat("x", 1<<20-100)
+	for i := 0; ; i++ {
+		require.Less(t, i, 20, "a region of 16 MiB cannot hold so many")
+		r := quarry(t, env, blob, "slab", "alloc", "--write-once")
+		if r.code != 0 {
+			r.fails(t, exitNoSpace, "no space")
+			break
+		}
+	}
+	quarry(t, env, "", "fsck").ok(t)
+}
+
+func TestDemo(t *testing.T) {
+	dir := t.TempDir()
+	for i, n := range []int{0, 1, 100, 5000, 70_000, 300_000, 2 << 20} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, string(rune('a'+i))), []byte(strings.Repeat(string(rune('A'+i)), n)), 0o600))
+	}
+	var rep struct {
+		Parts []demo.Result
+		OK    bool
+	}
+	quarry(t, nil, "", "demo", dir, "--json").decode(t, &rep)
+	require.True(t, rep.OK)
+	require.Len(t, rep.Parts, 4)
+	require.Equal(t, 7, rep.Parts[1].Files)
+	require.Equal(t, "tcp", rep.Parts[1].Provider)
+	require.Equal(t, 4, rep.Parts[3].Files)
+}
