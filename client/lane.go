@@ -42,9 +42,10 @@ type lane struct {
 	last    *opened
 	conns   map[uint32]*nodeConn
 
-	rng   *rand.Rand
-	tally rdma.Tally // as of the end of the last call
-	stats [kinds]kindStats
+	sequence uint64
+	rng      *rand.Rand
+	tally    rdma.Tally // as of the end of the last call
+	stats    [kinds]kindStats
 }
 
 // opened is a region as this lane has it open.
@@ -74,6 +75,10 @@ func (l *lane) start(ctx context.Context) error {
 		if l.alloc, err = alloc.New(l.slab, l); err != nil {
 			return err
 		}
+	}
+	if l.sequence > 1<<(sequenceBits-1) {
+		l.session.end(errors.New("a lane has used up its reservation numbers"))
+		return l.session.err()
 	}
 	l.ctx, l.waited, l.asked = ctx, 0, 0
 	now := clock.Now()
@@ -387,10 +392,17 @@ func (l *lane) HolderFenced(holder uint32, attempt int) bool {
 
 func (l *lane) LeaseValid() bool { return l.session.leaseValid() }
 
-// Reservation is session and a number never used before in it.
+// Reservation is session, lane and a number never used before on it.
 func (l *lane) Reservation() proto.R {
-	return proto.MakeR(l.session.ticket.Session, l.session.sequence.Add(1)&proto.MaxSequence)
+	l.sequence++
+	return proto.MakeR(l.session.ticket.Session, uint64(l.number)<<sequenceBits|l.sequence)
 }
+
+// sequenceBits of a reservation count the lane's attempts, the others are the
+// lane's number. A session ends before a lane has used up half of them.
+const sequenceBits = proto.SequenceBits - 8
+
+var _ = [1]struct{}{}[maxLanes-1<<(proto.SequenceBits-sequenceBits)]
 
 func (l *lane) EndSession(reason error)       { l.session.end(reason) }
 func (l *lane) Buffer(n int) ([]byte, error)  { return l.session.arena.Alloc(n) }

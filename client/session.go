@@ -25,7 +25,6 @@ type session struct {
 	arena  *rdma.Arena
 
 	leaseUntil atomic.Int64 // clock.Now time; Invariant: only rises
-	sequence   atomic.Uint64
 	now        atomic.Pointer[view]
 	mu         sync.Mutex // guards changes of now
 
