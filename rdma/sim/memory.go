@@ -104,6 +104,9 @@ func (m *Memory) Set(off, w uint64) {
 	p.words[i] = w
 }
 
+// Used says whether the page at a byte offset has ever been written.
+func (m *Memory) Used(off uint64) bool { return m.pages[off/pageBytes] != nil }
+
 // Load copies bytes out.
 func (m *Memory) Load(off uint64, b []byte) {
 	for len(b) > 0 {
@@ -143,10 +146,13 @@ func (m *Memory) Store(off uint64, b []byte) {
 // Flush makes a range persistent.
 func (m *Memory) Flush(off, n uint64) {
 	for a := off &^ 7; a < off+n; a += 8 {
-		if p := m.pages[a/pageBytes]; p != nil {
-			i := a % pageBytes / 8
-			p.dirty[i/64] &^= 1 << (i % 64)
+		p := m.pages[a/pageBytes]
+		if p == nil {
+			a |= pageBytes - 8 // to the next page
+			continue
 		}
+		i := a % pageBytes / 8
+		p.dirty[i/64] &^= 1 << (i % 64)
 	}
 }
 

@@ -1,0 +1,663 @@
+package sim
+
+import (
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/rdma"
+	fabric "github.com/quarrystore/quarry/rdma/sim"
+)
+
+// table is the region's record, as clients see it.
+type table struct {
+	rev, epoch, reclaim uint64
+	open                bool
+	n                   int
+	node                [maxNodes]int
+	life                [maxNodes]uint64
+	rebuilding          [maxNodes]bool
+}
+
+// maxSessions bounds the ids of a schedule; smallIDs makes it four.
+const maxSessions = 256
+
+type sessionState uint8
+
+const (
+	sessionFree sessionState = iota
+	sessionLive
+	sessionFencing // over, nodes are being told
+	sessionFenced  // every node has acknowledged: the certificate
+)
+
+type session struct {
+	state   sessionState
+	serial  uint64
+	client  int
+	expires int64 // by the controller's clock
+	acked   uint64
+	reclaim uint64
+	fenced  [maxNodes]uint64 // life of the node that acknowledged
+}
+
+type phase uint8
+
+const (
+	phaseOpen phase = iota
+	phaseRotating
+	phaseLeases
+	phaseReconcile
+	phaseOpening
+)
+
+// control is the model of the controller and of the agents' answers to it.
+type control struct {
+	w     *world
+	table table
+	phase phase
+	rate  int64
+
+	sess    [maxSessions]session
+	serials uint64
+
+	rotated, opened [maxNodes]bool
+	suspect         [maxNodes]int
+	// intact: the node's memory is what it was when it was last in sync.
+	intact   [maxNodes]bool
+	msgs     []message
+	next     int64
+	copied   uint64 // epoch whose copier has finished
+	epochs   int    // changes so far
+	rejoin   int64
+	agentReg opened
+	dead     [maxSessions]bool // sessions of the scrub under way
+	scrubbed int
+}
+
+type messageKind uint8
+
+const (
+	msgFence messageKind = iota
+	msgFenced
+	msgRotate
+	msgRotated
+	msgOpen
+	msgOpened
+)
+
+type message struct {
+	due    int64
+	kind   messageKind
+	node   int
+	life   uint64
+	epoch  uint64
+	id     uint32
+	serial uint64
+}
+
+const (
+	tickSteps    = 20
+	suspectTicks = 3
+	// The last three procs are the agents' programs.
+	reconciler = maxClients
+	scrubber   = maxClients + 1
+	copier     = maxClients + 2
+)
+
+func (k *control) reset(w *world) {
+	msgs := k.msgs[:0]
+	*k = control{w: w, msgs: msgs}
+	k.rate = 1000
+	switch w.ch.choose(4) {
+	case 1:
+		k.rate = 991
+	case 2:
+		k.rate = 1009
+	}
+	k.table = table{rev: 1, epoch: 1, reclaim: 1, open: true, n: w.d.replicas}
+	for i := range w.d.replicas {
+		k.table.node[i], k.table.life[i] = i, 1
+		k.intact[i] = true
+		w.mem(i).Open(1)
+	}
+	k.epochs = 1
+}
+
+func (k *control) clock() int64 { return k.w.now * k.rate / 1000 }
+
+// in says whether node i is in the configuration, and in which place.
+func (k *control) in(node int) (place int, ok bool) {
+	for i := range k.table.n {
+		if k.table.node[i] == node {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+func (k *control) openSession(c *client) uint32 {
+	most := maxSessions - 1
+	if k.w.d.smallIDs {
+		most = k.w.d.clients + 4
+	}
+	for id := 1; id <= most; id++ {
+		s := &k.sess[id]
+		if s.state == sessionFree && (k.w.d.smallIDs || s.serial == 0) ||
+			s.state == sessionFencing && slab.Broken(slab.BugSessionReused) {
+			k.serials++
+			*s = session{state: sessionLive, serial: k.serials, client: c.id, acked: k.table.rev, reclaim: k.table.reclaim,
+				expires: k.clock() + k.w.d.lease + k.w.d.lease/100}
+			for _, n := range k.w.fab.Nodes() {
+				n.Forgive(uint32(id))
+			}
+			return uint32(id)
+		}
+	}
+	return 0
+}
+
+func (k *control) heartbeat(c *client) bool {
+	s := &k.sess[c.session]
+	if s.state != sessionLive || s.serial != c.serial {
+		return false
+	}
+	s.expires = k.clock() + k.w.d.lease + k.w.d.lease/100
+	s.acked, s.reclaim = max(s.acked, c.beatAcked.rev), max(s.reclaim, c.beatAcked.reclaim)
+	return true
+}
+
+func (k *control) endSession(id uint32, serial uint64) {
+	if s := &k.sess[id]; s.state == sessionLive && s.serial == serial {
+		s.state = sessionFencing
+		k.next = 0
+		k.w.at(k.w.now)
+	}
+}
+
+// certified answers for a holder: is its fence complete?
+func (k *control) certified(id uint32) bool {
+	if id >= maxSessions {
+		return true
+	}
+	s := &k.sess[id]
+	return s.state == sessionFenced || s.state == sessionFree && s.serial != 0
+}
+
+func (k *control) send(m message) {
+	m.due = k.w.now + int64(1+k.w.ch.choose(8))*step
+	k.msgs = append(k.msgs, m)
+	k.w.at(m.due)
+}
+
+// deliver hands out the messages whose time has come.
+func (k *control) deliver() {
+	w := k.w
+	for i := 0; i < len(k.msgs); {
+		m := k.msgs[i]
+		if w.now < m.due {
+			w.at(m.due)
+			i++
+			continue
+		}
+		k.msgs[i] = k.msgs[len(k.msgs)-1]
+		k.msgs = k.msgs[:len(k.msgs)-1]
+		n := w.fab.Nodes()[m.node]
+		if w.cuts[controllerRow][m.node] {
+			continue
+		}
+		if m.kind == msgFence || m.kind == msgRotate || m.kind == msgOpen {
+			if n.Up && n.Incarnation == m.life {
+				k.agent(n, m)
+			}
+			continue
+		}
+		k.acknowledged(m)
+	}
+}
+
+// agent is what a node does when it is told.
+func (k *control) agent(n *fabric.Node, m message) {
+	w := k.w
+	mem := n.Memory(regionID)
+	switch m.kind {
+	case msgFence:
+		if k.sess[m.id].serial != m.serial {
+			return // of an earlier owner of the id
+		}
+		w.logf("node %d: fences session %d", n.ID, m.id)
+		n.Revoke(m.id)
+		w.closeConns(m.id, n)
+		m.kind = msgFenced
+	case msgRotate:
+		if m.epoch < mem.Epoch || m.epoch == mem.Epoch && mem.IsOpen() {
+			return
+		}
+		if !slab.Broken(slab.BugKeysKept) {
+			w.logf("node %d: closes for epoch %d", n.ID, m.epoch)
+			mem.Close()
+			mem.Epoch = m.epoch
+		}
+		m.kind = msgRotated
+	case msgOpen:
+		if m.epoch < mem.Epoch || m.epoch != k.table.epoch {
+			return
+		}
+		for id := range k.sess {
+			if s := k.sess[id].state; s == sessionFencing || s == sessionFenced {
+				n.Revoke(uint32(id))
+				w.closeConns(uint32(id), n)
+			}
+		}
+		if !mem.IsOpen() {
+			mem.Open(m.epoch)
+			w.logf("node %d: opens epoch %d", n.ID, m.epoch)
+		} else if slab.Broken(slab.BugKeysKept) {
+			mem.Epoch = m.epoch
+		}
+		m.kind = msgOpened
+	}
+	k.send(m)
+}
+
+// closeConns ends what a session has at a node.
+func (w *world) closeConns(id uint32, n *fabric.Node) {
+	for i := range fabric.MaxConns {
+		if c := w.fab.Conn(i); c != nil && c.Session() == id && c.Node() == n {
+			if c.Owner < 0 {
+				c.Close()
+			} else {
+				c.Break()
+			}
+		}
+	}
+}
+
+func (k *control) acknowledged(m message) {
+	switch m.kind {
+	case msgFenced:
+		if s := &k.sess[m.id]; s.serial == m.serial && s.state == sessionFencing {
+			s.fenced[m.node] = m.life
+		}
+	case msgRotated:
+		if m.epoch == k.table.epoch {
+			k.rotated[m.node] = true
+		}
+	case msgOpened:
+		if m.epoch == k.table.epoch {
+			k.opened[m.node] = true
+		}
+	}
+	k.next = 0
+}
+
+// tick moves the controller on.
+func (k *control) tick() {
+	w := k.w
+	k.deliver()
+	if w.now < k.next {
+		w.at(k.next)
+		return
+	}
+	k.next = w.now + tickSteps*step
+	w.at(k.next)
+	k.expire()
+	k.fence()
+	k.watch()
+	switch k.phase {
+	case phaseOpen:
+		k.scrub()
+		k.rebuild()
+	case phaseRotating:
+		k.rotate()
+	case phaseLeases:
+		k.leases()
+	case phaseReconcile:
+		k.reconcile()
+	case phaseOpening:
+		k.opening()
+	}
+}
+
+func (k *control) expire() {
+	now := k.clock()
+	for id := range k.sess {
+		if s := &k.sess[id]; s.state == sessionLive && now >= s.expires {
+			k.w.logf("controller: lease of session %d is over", id)
+			s.state = sessionFencing
+		}
+	}
+}
+
+// fence tells nodes about sessions that are over, until all have acknowledged.
+func (k *control) fence() {
+	for id := range k.sess {
+		s := &k.sess[id]
+		if s.state != sessionFencing {
+			continue
+		}
+		complete := true
+		for i := range k.table.n {
+			n, life := k.table.node[i], k.table.life[i]
+			if i > 0 && slab.Broken(slab.BugFencePrimaryOnly) {
+				continue
+			}
+			if s.fenced[n] == life {
+				continue
+			}
+			if slab.Broken(slab.BugTimeoutIsFence) && k.w.cuts[controllerRow][n] {
+				continue
+			}
+			complete = false
+			k.send(message{kind: msgFence, node: n, life: life, id: uint32(id), serial: s.serial})
+		}
+		if complete || slab.Broken(slab.BugCertificateEarly) {
+			k.w.logf("controller: fence of session %d is complete", id)
+			s.state = sessionFenced
+			k.next = 0
+		}
+	}
+}
+
+// watch looks after the nodes: a node that does not answer, or has another life,
+// leaves the configuration.
+func (k *control) watch() {
+	w := k.w
+	bad := false
+	for i := range k.table.n {
+		n := k.table.node[i]
+		nd := w.fab.Nodes()[n]
+		if !nd.Up || w.cuts[controllerRow][n] || nd.Incarnation != k.table.life[i] {
+			if k.suspect[n]++; k.suspect[n] >= suspectTicks {
+				bad = true
+			}
+		} else {
+			k.suspect[n] = 0
+		}
+	}
+	if !bad {
+		return
+	}
+	var t table
+	add := func(i int, life uint64) {
+		t.node[t.n], t.life[t.n], t.rebuilding[t.n] = k.table.node[i], life, k.table.rebuilding[i]
+		t.n++
+	}
+	for i := range k.table.n {
+		if k.suspect[k.table.node[i]] < suspectTicks && !k.table.rebuilding[i] {
+			add(i, k.table.life[i])
+		}
+	}
+	if t.n == 0 {
+		// All in-sync replicas have failed. Those that come back with their memory are
+		// taken, all of them: the highest valid version of any wins.
+		for i := range k.table.n {
+			n := k.table.node[i]
+			nd := w.fab.Nodes()[n]
+			if k.table.rebuilding[i] {
+				continue
+			}
+			if !nd.Up || w.cuts[controllerRow][n] {
+				if k.intact[n] {
+					return // wait for it
+				}
+				continue
+			}
+			if k.intact[n] {
+				add(i, nd.Incarnation)
+			}
+		}
+		if t.n == 0 {
+			return
+		}
+	}
+	for i := range k.table.n {
+		if k.suspect[k.table.node[i]] < suspectTicks && k.table.rebuilding[i] {
+			add(i, k.table.life[i])
+		}
+	}
+	k.change(t)
+}
+
+// change begins a new epoch.
+func (k *control) change(t table) {
+	w := k.w
+	t.rev, t.epoch, t.reclaim = k.table.rev+1, k.table.epoch+1, k.table.reclaim
+	for i := range k.table.n {
+		if n := k.table.node[i]; !hasNode(&t, n) {
+			k.intact[n] = false
+		}
+	}
+	k.table = t
+	k.phase, k.epochs = phaseRotating, k.epochs+1
+	k.rotated, k.opened = [maxNodes]bool{}, [maxNodes]bool{}
+	k.suspect = [maxNodes]int{}
+	w.clients[reconciler].stopAgent()
+	if w.log != nil {
+		w.logf("controller: epoch %d, recovering, nodes %v", t.epoch, tableString(&t))
+	}
+	k.rotate()
+}
+
+func hasNode(t *table, n int) bool {
+	for i := range t.n {
+		if t.node[i] == n {
+			return true
+		}
+	}
+	return false
+}
+
+func (k *control) rotate() {
+	all := true
+	for i := range k.table.n {
+		if n := k.table.node[i]; !k.rotated[n] {
+			all = false
+			k.send(message{kind: msgRotate, node: n, life: k.table.life[i], epoch: k.table.epoch})
+		}
+	}
+	if all {
+		k.phase = phaseLeases
+		k.leases()
+	}
+}
+
+// leases waits until nobody can answer from a node that has left.
+func (k *control) leases() {
+	now := k.clock()
+	for id := range k.sess {
+		s := &k.sess[id]
+		switch {
+		case s.serial == 0 || s.acked >= k.table.rev || now >= s.expires:
+		case slab.Broken(slab.BugLeasesIgnored):
+		case s.state != sessionLive && slab.Broken(slab.BugFencedLeaseIgnored):
+		default:
+			return
+		}
+	}
+	k.phase = phaseReconcile
+	k.reconcile()
+}
+
+func (k *control) reconcile() {
+	w := k.w
+	c := &w.clients[reconciler]
+	if slab.Broken(slab.BugNoReconcile) {
+		k.phase = phaseOpening
+		k.opening()
+		return
+	}
+	if c.state != procIdle {
+		return
+	}
+	t := k.table
+	c.start(func() {
+		o := &k.agentReg
+		*o = opened{}
+		o.Region = slab.Region{ID: regionID, Epoch: t.epoch, Seed: w.uid, Geometry: w.geo, Durable: w.opt.Durable}
+		for i := range t.n {
+			conn, err := w.fab.Dial(fabric.Agent, w.fab.Nodes()[t.node[i]])
+			if err != nil {
+				c.stopAgentConns()
+				return
+			}
+			conn.Owner = c.id
+			c.conns[i] = conn
+			win, _ := conn.Open(nil, regionID, t.epoch)
+			o.targets[i] = rdma.Target{Conn: conn, Window: win}
+			o.To[i], o.Rebuilding[i] = &o.targets[i], t.rebuilding[i]
+			o.N++
+		}
+		c.deadline = never
+		st, err := c.lane.Reconcile(&o.Region)
+		c.stopAgentConns()
+		w.logf("reconcile of epoch %d: %+v %v", t.epoch, st, err)
+		if err == nil && k.table.epoch == t.epoch && k.phase == phaseReconcile {
+			k.phase = phaseOpening
+			k.next = 0
+			w.at(w.now)
+		}
+	})
+}
+
+func (c *client) stopAgentConns() {
+	for i, conn := range c.conns {
+		if conn != nil {
+			conn.Owner = -1
+			conn.Close()
+			c.conns[i] = nil
+		}
+	}
+}
+
+// stopAgent ends a reconcile that belongs to an epoch that is over.
+func (c *client) stopAgent() {
+	c.stopAgentConns()
+	c.kill()
+}
+
+func (k *control) opening() {
+	all := true
+	for i := range k.table.n {
+		if n := k.table.node[i]; !k.opened[n] {
+			all = false
+			k.send(message{kind: msgOpen, node: n, life: k.table.life[i], epoch: k.table.epoch})
+		}
+	}
+	if all {
+		k.phase = phaseOpen
+		k.table.open = true
+		k.table.rev++
+		k.rejoin = k.w.now + int64(k.w.ch.choose(10))*tickSteps*step
+		k.w.logf("controller: epoch %d is open", k.table.epoch)
+	}
+}
+
+// scrub settles what certified sessions have left.
+func (k *control) scrub() {
+	c := &k.w.clients[scrubber]
+	any := false
+	for id := range k.sess {
+		any = any || k.sess[id].state == sessionFenced
+	}
+	if !any || c.state != procIdle || c.frozen > 0 || k.w.ch.choose(3) == 1 {
+		return
+	}
+	c.start(func() {
+		c.enter()
+		c.deadline = never
+		defer c.leave()
+		if c.session == 0 || c.ended {
+			c.openSession()
+		}
+		var serials [maxSessions]uint64
+		for id := range k.sess {
+			if k.dead[id] = k.sess[id].state == sessionFenced; k.dead[id] {
+				serials[id] = k.sess[id].serial
+			}
+		}
+		reg, err := c.Region(regionID)
+		if err != nil {
+			return
+		}
+		c.began = c.view.rev
+		st, err := c.lane.Scrub(reg, func(id uint32) bool { return id < maxSessions && k.dead[id] })
+		k.w.logf("scrub: %+v %v", st, err)
+		if err != nil {
+			return
+		}
+		k.scrubbed++
+		for id := range k.sess {
+			if s := &k.sess[id]; k.dead[id] && s.serial == serials[id] && s.state == sessionFenced {
+				s.state = sessionFree
+			}
+		}
+	})
+}
+
+// rebuild brings the region back to the number of replicas it should have.
+func (k *control) rebuild() {
+	w := k.w
+	for i := range k.table.n {
+		if k.table.rebuilding[i] {
+			k.copy()
+			return
+		}
+	}
+	if k.table.n >= w.d.replicas || w.now < k.rejoin {
+		return
+	}
+	for n := range w.d.nodes {
+		nd := w.fab.Nodes()[n]
+		if hasNode(&k.table, n) || !nd.Up || w.cuts[controllerRow][n] {
+			continue
+		}
+		m := w.mem(n)
+		m.Close()
+		if !slab.Broken(slab.BugJoinerNotZeroed) {
+			m.Zero()
+		}
+		t := k.table
+		t.open = false
+		t.node[t.n], t.life[t.n], t.rebuilding[t.n] = n, nd.Incarnation, true
+		t.n++
+		k.change(t)
+		return
+	}
+}
+
+// copy runs the copier; when it has passed every slab in one epoch, the joiner is
+// in sync, without another epoch: who still takes it for a joiner does no harm.
+func (k *control) copy() {
+	w := k.w
+	c := &w.clients[copier]
+	if k.copied == k.table.epoch {
+		for i := range k.table.n {
+			if k.table.rebuilding[i] {
+				k.table.rebuilding[i] = false
+				k.intact[k.table.node[i]] = true
+			}
+		}
+		k.table.rev++
+		w.logf("controller: epoch %d, all in sync", k.table.epoch)
+		return
+	}
+	if c.state != procIdle || c.frozen > 0 {
+		return
+	}
+	c.start(func() {
+		c.enter()
+		c.deadline = never
+		defer c.leave()
+		if c.session == 0 || c.ended {
+			c.openSession()
+		}
+		reg, err := c.Region(regionID)
+		if err != nil {
+			return
+		}
+		c.began = c.view.rev
+		st, err := c.lane.Copy(reg)
+		w.logf("copy in epoch %d: %+v %v", reg.Epoch, st, err)
+		if err == nil && reg.Epoch == k.table.epoch {
+			k.copied = reg.Epoch
+		}
+	})
+}

@@ -1,0 +1,191 @@
+package sim
+
+import "math/bits"
+
+// faultPlan is one fault of a schedule.
+type faultPlan struct {
+	kind   Fault
+	at     int64
+	lasts  int64
+	who    int // client
+	node   int
+	detail int
+	state  uint8 // 0 to come, 1 under way, 2 over
+}
+
+// horizon is how many steps of a schedule faults are spread over.
+const horizon = 500
+
+// planFaults draws the schedule's faults.
+func (w *world) planFaults() {
+	o := &w.opt
+	if o.Faults == 0 || o.Script != nil {
+		return
+	}
+	most := o.MaxFaults
+	if most == 0 {
+		most = 4
+	}
+	kinds := bits.OnesCount16(uint16(o.Faults))
+	for range w.ch.choose(most + 1) {
+		m := uint16(o.Faults)
+		for range w.ch.choose(kinds) {
+			m &= m - 1
+		}
+		f := faultPlan{kind: Fault(m & -m), at: int64(w.ch.choose(horizon)) * step, who: w.ch.choose(w.d.clients + 2), node: w.ch.choose(w.d.nodes), detail: w.ch.choose(8)}
+		if f.who >= w.d.clients {
+			f.who = scrubber + f.who - w.d.clients
+		}
+		// 0.1 to 10 leases, most of them around one.
+		f.lasts = w.d.lease / 10 * [...]int64{1, 3, 8, 11, 13, 20, 40, 100}[w.ch.choose(8)]
+		w.faults = append(w.faults, f)
+		w.at(f.at)
+	}
+}
+
+func (w *world) fireFaults() {
+	for i := range w.faults {
+		f := &w.faults[i]
+		switch {
+		case f.state == 2:
+			continue
+		case f.state == 0 && w.now >= f.at:
+			f.state = 2
+			if !w.healed && w.begin(f) {
+				f.state = 1
+			}
+		case f.state == 1 && w.now >= f.at+f.lasts:
+			f.state = 2
+			w.over(f)
+		}
+		switch f.state {
+		case 0:
+			w.at(f.at)
+		case 1:
+			w.at(f.at + f.lasts)
+		}
+	}
+}
+
+// begin lets a fault happen; true if it has an end. The budget: at least one
+// in-sync replica with its memory stays.
+func (w *world) begin(f *faultPlan) bool {
+	c := &w.clients[f.who]
+	w.stats.Faults[bits.TrailingZeros16(uint16(f.kind))]++
+	w.logf("fault %v: client %d node %d for %d steps", f.kind, f.who, f.node+1, f.lasts/step)
+	switch f.kind {
+	case Kill:
+		if c.state == procIdle {
+			return false
+		}
+		w.forget(c)
+		c.die()
+		if f.who < w.d.clients {
+			c.start(c.work)
+		}
+	case Pause:
+		c.freeze(w.now + f.lasts)
+	case Break:
+		if conn := c.conns[f.node]; conn != nil {
+			conn.Break()
+		}
+	case CutClient:
+		w.cuts[f.who][f.node] = true
+		return true
+	case CutControl:
+		if w.healthy() < 2 && w.d.replicas > 1 && f.detail > 1 {
+			return false
+		}
+		w.cuts[controllerRow][f.node] = true
+		return true
+	case CutSession:
+		w.away[f.who] = true
+		return true
+	case NodeDown:
+		return w.crash(f)
+	case Power:
+		if !w.opt.Durable {
+			return false
+		}
+		w.check.power()
+		for n, nd := range w.fab.Nodes() {
+			if nd.Up {
+				nd.Crash()
+				w.mem(n).PowerLoss(w.ch.choose)
+			}
+		}
+		return true
+	}
+	return false
+}
+
+// healthy counts in-sync replicas that answer in the life that the table names.
+func (w *world) healthy() int {
+	n := 0
+	for i := range w.ctl.table.n {
+		nd := w.fab.Nodes()[w.ctl.table.node[i]]
+		if !w.ctl.table.rebuilding[i] && nd.Up && nd.Incarnation == w.ctl.table.life[i] && w.ctl.intact[w.ctl.table.node[i]] {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) crash(f *faultPlan) bool {
+	nd := w.fab.Nodes()[f.node]
+	if !nd.Up {
+		return false
+	}
+	reformat := f.detail < 4
+	place, in := w.ctl.in(f.node)
+	if in && !w.ctl.table.rebuilding[place] && w.healthy() < 2 {
+		reformat = false // the last one must keep its memory
+	}
+	nd.Crash()
+	if reformat {
+		w.mem(f.node).Zero()
+		w.ctl.intact[f.node] = false
+	}
+	return true
+}
+
+func (w *world) over(f *faultPlan) {
+	w.logf("fault %v is over: client %d node %d", f.kind, f.who, f.node+1)
+	switch f.kind {
+	case CutClient:
+		w.cuts[f.who][f.node] = false
+	case CutControl:
+		w.cuts[controllerRow][f.node] = false
+	case CutSession:
+		w.away[f.who] = false
+	case NodeDown:
+		if nd := w.fab.Nodes()[f.node]; !nd.Up {
+			nd.Start()
+		}
+	case Power:
+		for _, nd := range w.fab.Nodes() {
+			if !nd.Up {
+				nd.Start()
+			}
+		}
+	}
+}
+
+// heal ends every fault: from here on everything must finish.
+func (w *world) heal() {
+	w.logf("all faults are over")
+	w.healed = true
+	for i := range w.faults {
+		if f := &w.faults[i]; f.state == 1 {
+			w.over(f)
+		}
+		w.faults[i].state = 2
+	}
+	w.cuts, w.away = [maxProcs + 1][maxNodes]bool{}, [maxProcs]bool{}
+	for i := range w.clients {
+		if c := &w.clients[i]; c.frozen > w.now {
+			c.frozen = w.now
+		}
+	}
+	w.at(w.now)
+}

@@ -1,0 +1,153 @@
+package sim
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Scheduler picks who moves next.
+type Scheduler uint8
+
+const (
+	// Walk picks anybody who can move.
+	Walk Scheduler = iota
+	// PCT gives everybody a priority and changes a few at random moments.
+	PCT
+	// Hot prefers connections that are about to touch the word touched last.
+	Hot
+	schedulers
+)
+
+func (s Scheduler) String() string { return [...]string{"walk", "pct", "hot"}[s] }
+
+// Fault is a kind of fault.
+type Fault uint16
+
+const (
+	Kill       Fault = 1 << iota // a client stops for ever; another takes its place
+	Pause                        // a client stands still for 0.1 to 10 leases
+	Break                        // a connection breaks; what was posted may run later, or not
+	NodeDown                     // a node stops, and comes back in another life
+	CutClient                    // client and node cannot hear each other
+	CutControl                   // controller and node cannot hear each other
+	CutSession                   // client and controller cannot hear each other
+	Power                        // all nodes lose power
+	faults     = 8
+)
+
+// AllFaults is every kind.
+const AllFaults Fault = 1<<faults - 1
+
+var faultNames = [faults]string{"kill", "pause", "break", "node", "cut", "control", "session", "power"}
+
+func (f Fault) String() string {
+	var s []string
+	for i, n := range faultNames {
+		if f>>i&1 != 0 {
+			s = append(s, n)
+		}
+	}
+	if s == nil {
+		return "none"
+	}
+	return strings.Join(s, ",")
+}
+
+// ParseFaults reads what String writes, "all" and "none".
+func ParseFaults(s string) (Fault, error) {
+	switch s {
+	case "all", "":
+		return AllFaults, nil
+	case "none":
+		return 0, nil
+	}
+	var f Fault
+next:
+	for _, p := range strings.Split(s, ",") {
+		for i, n := range faultNames {
+			if n == p {
+				f |= 1 << i
+				continue next
+			}
+		}
+		return 0, fmt.Errorf("fault %q: want all, none or a list of %s", p, strings.Join(faultNames[:], ","))
+	}
+	return f, nil
+}
+
+// Options of a run. What is 0 is drawn for each schedule, but for Seed.
+type Options struct {
+	Seed      uint64
+	Schedules int       // 0: one
+	Clients   int       // 1..6
+	Ops       int       // of all clients together
+	Replicas  int       // 1..3
+	Slabs     int       // 1..8 objects to begin with
+	Scheduler Scheduler // with AnyScheduler false
+	// AnyScheduler draws a scheduler for each schedule.
+	AnyScheduler bool
+	Faults       Fault
+	MaxFaults    int  // in one schedule; 0: up to 4
+	Durable      bool // with flushes, and memory that can lose what is not flushed
+	Grow         bool // objects are allocated by package alloc
+	// Choices, if set, are played instead of drawing: one schedule.
+	Choices []uint16
+	// Porcupine checks every n-th schedule's histories a second time; 0: never.
+	Porcupine int
+	// Script, if set, replaces the random work of clients and the faults.
+	Script *Script
+}
+
+// drawn is what a schedule is made of.
+type drawn struct {
+	clients, ops, replicas, slabs, nodes int
+	class                                proto.Class
+	sched                                Scheduler
+	lease                                int64
+	patience                             int64 // deadline of an operation
+	smallIDs                             bool
+	shareHot                             bool
+}
+
+const (
+	maxClients = 6
+	maxProcs   = maxClients + 3 // and reconciler, scrubber, copier
+	maxNodes   = 4
+	maxSlabs   = 8
+	regionID   = 1
+	// step is how long one move takes, in the units of virtual time.
+	step = 100
+)
+
+func (w *world) draw() {
+	c, o, d := &w.ch, &w.opt, &w.d
+	pick := func(fixed, lo, hi int) int {
+		if fixed > 0 {
+			return fixed
+		}
+		return lo + c.choose(hi-lo+1)
+	}
+	d.clients = pick(o.Clients, 2, 4)
+	d.ops = pick(o.Ops, 8, 24)
+	d.replicas = pick(o.Replicas, 1, 3)
+	d.slabs = pick(o.Slabs, 1, 3)
+	d.class = proto.Class(1 + c.choose(3))
+	d.sched = o.Scheduler
+	if o.AnyScheduler {
+		d.sched = Scheduler(c.choose(int(schedulers)))
+	}
+	d.nodes = min(d.replicas+1, maxNodes)
+	d.lease = int64(200+200*c.choose(3)) * step
+	d.patience = d.lease * [...]int64{20, 20, 6, 2}[c.choose(4)]
+	if c.choose(8) == 7 {
+		d.patience = d.lease / 4
+	}
+	d.smallIDs = c.choose(4) == 3
+	d.shareHot = c.choose(2) == 0
+	w.fab.Grain = 64
+	if c.choose(4) == 3 {
+		w.fab.Grain = 8
+	}
+}

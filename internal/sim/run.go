@@ -1,0 +1,188 @@
+package sim
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Failure is a broken promise.
+type Failure struct {
+	What    string // which check
+	Detail  string
+	Step    int
+	Options Options  // with the schedule's own seed, or its choices
+	Events  []string // the last ones, one a line
+}
+
+func (f *Failure) Error() string { return f.What + ": " + f.Detail }
+
+// String is everything needed to see the failure again.
+func (f *Failure) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s\nat step %d of seed %d: %s\n", f.What, f.Detail, f.Step, f.Options.Seed, f.Options.flags())
+	for _, e := range f.Events {
+		fmt.Fprintln(&b, e)
+	}
+	fmt.Fprintf(&b, "again: %s\n", f.Options.Command())
+	return b.String()
+}
+
+// flags are the options that differ from zero.
+func (o *Options) flags() string {
+	s := fmt.Sprintf("--faults %v --scheduler %v", o.Faults, o.scheduler())
+	for _, f := range []struct {
+		name string
+		n    int
+	}{{"clients", o.Clients}, {"ops", o.Ops}, {"replicas", o.Replicas}, {"slabs", o.Slabs}, {"max-faults", o.MaxFaults}} {
+		if f.n != 0 {
+			s += fmt.Sprintf(" --%s %d", f.name, f.n)
+		}
+	}
+	if o.Durable {
+		s += " --durable"
+	}
+	if o.Grow {
+		s += " --grow"
+	}
+	if o.Script != nil {
+		s += " --script " + o.Script.Name
+	}
+	return s
+}
+
+func (o *Options) scheduler() string {
+	if o.AnyScheduler {
+		return "any"
+	}
+	return o.Scheduler.String()
+}
+
+// Command runs the schedule again.
+func (o *Options) Command() string {
+	s := fmt.Sprintf("quarry sim --seed %d --schedules 1 %s", o.Seed, o.flags())
+	if o.Choices != nil {
+		s += " --replay " + EncodeChoices(o.Choices)
+	}
+	return s
+}
+
+// Coverage counts what schedules reached.
+type Coverage struct {
+	Ops    [opKinds][4]uint64 // by kind: done, freed, not done, unknown
+	Faults [faults]uint64
+	Epochs uint64
+	Scrubs uint64
+}
+
+func (c *Coverage) add(o *Coverage) {
+	for i := range c.Ops {
+		for j := range c.Ops[i] {
+			c.Ops[i][j] += o.Ops[i][j]
+		}
+	}
+	for i := range c.Faults {
+		c.Faults[i] += o.Faults[i]
+	}
+	c.Epochs += o.Epochs
+	c.Scrubs += o.Scrubs
+}
+
+// String is a small table.
+func (c *Coverage) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-8s %12s %12s %12s %12s\n", "", "done", "freed", "not done", "unknown")
+	for k := range c.Ops {
+		o := c.Ops[k]
+		fmt.Fprintf(&b, "%-8v %12d %12d %12d %12d\n", opKind(k), o[0], o[1], o[2], o[3])
+	}
+	for i, n := range c.Faults {
+		fmt.Fprintf(&b, "%s %d  ", faultNames[i], n)
+	}
+	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d\n", c.Epochs, c.Scrubs)
+	return b.String()
+}
+
+// Report is what a run found.
+type Report struct {
+	Schedules int
+	Steps     uint64
+	Digest    uint64 // of all schedules: the same for the same options
+	Took      time.Duration
+	Failure   *Failure // of the first schedule that failed
+	Coverage  Coverage
+}
+
+// Rate is schedules a second.
+func (r *Report) Rate() float64 { return float64(r.Schedules) / r.Took.Seconds() }
+
+// Runner runs schedules, one at a time. It keeps its worlds: use one again and
+// again. Not safe for several goroutines; each may have its own.
+type Runner struct{ w *world }
+
+// NewRunner makes a runner. Close ends its coroutines.
+func NewRunner() *Runner { return &Runner{newWorld()} }
+
+// Close ends the runner's coroutines.
+func (r *Runner) Close() { r.w.close() }
+
+// Run runs Options.Schedules schedules, from Seed on, until one fails, or stop
+// (which may be nil) says so.
+func (r *Runner) Run(o Options, stop func() bool) *Report {
+	rep := &Report{}
+	began := time.Now()
+	*r.w.stats = Coverage{}
+	for i := range uint64(max(1, o.Schedules)) {
+		if stop != nil && i&63 == 0 && stop() {
+			break
+		}
+		w := r.w
+		w.log, w.ch.record = nil, false
+		w.reset(o, o.Seed+i)
+		w.run()
+		if w.failed == nil && o.Porcupine > 0 && i%uint64(o.Porcupine) == 0 {
+			w.porcupine()
+		}
+		rep.Schedules++
+		rep.Steps += uint64(w.steps)
+		rep.Digest = (rep.Digest ^ w.digest) * 0x9fb21c651e98df25
+		w.stats.Epochs += uint64(w.ctl.epochs - 1)
+		w.stats.Scrubs += uint64(w.ctl.scrubbed)
+		if w.failed != nil {
+			rep.Failure = r.explain(o, o.Seed+i)
+			break
+		}
+	}
+	rep.Took = time.Since(began)
+	rep.Coverage = *r.w.stats
+	return rep
+}
+
+// Run runs schedules in a runner of its own.
+func Run(o Options, stop func() bool) *Report {
+	r := NewRunner()
+	defer r.Close()
+	return r.Run(o, stop)
+}
+
+// explain plays a failed schedule again, with its events.
+func (r *Runner) explain(o Options, seed uint64) *Failure {
+	w := r.w
+	what := *w.failed
+	w.log, w.ch.record = &eventLog{}, true
+	w.reset(o, seed)
+	w.run()
+	if w.failed == nil && o.Porcupine > 0 {
+		w.porcupine()
+	}
+	f := w.failed
+	if f == nil || f.What != what.What {
+		f = &what
+		f.Detail += " (and not when played again: the simulator is not deterministic)"
+	}
+	f.Options = o
+	f.Options.Seed, f.Options.Schedules = seed, 1
+	f.Events = w.log.last()
+	w.log, w.ch.record = nil, false
+	return f
+}

@@ -1,0 +1,306 @@
+package sim
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/quarrystore/quarry/proto"
+	fabric "github.com/quarrystore/quarry/rdma/sim"
+)
+
+// world is one simulated cluster, used for schedule after schedule.
+type world struct {
+	opt Options
+	d   drawn
+	ch  choices
+	fab *fabric.Fabric
+	geo proto.Geometry
+	uid uint64 // seed of the region
+
+	now   int64 // virtual time
+	steps int
+	due   int64 // when timers are to be looked at
+	ready uint32
+
+	clients [maxProcs]client
+	ctl     control
+	faults  []faultPlan
+	cuts    [maxProcs + 1][maxNodes]bool // client x node; the last row is the controller
+	away    [maxProcs]bool               // client cannot hear the controller
+	healed  bool
+
+	objs   []object
+	hist   []event
+	check  checker
+	prio   [maxProcs + fabric.MaxConns]uint32
+	change []int // steps at which PCT lowers somebody
+	lastOn int   // connection that moved last
+
+	digest uint64
+	failed *Failure
+	log    *eventLog
+	stats  *Coverage
+}
+
+// controllerRow is the controller's row in cuts.
+const controllerRow = maxProcs
+
+func newWorld() *world {
+	w := &world{stats: &Coverage{}}
+	w.fab = fabric.New(w.ch.choose)
+	w.geo, _ = proto.NewGeometry(proto.MinRegionBytes)
+	w.uid = proto.RegionSeed([16]byte{1})
+	for range maxNodes {
+		w.fab.AddNode().AddMemory(regionID, w.geo.RegionBytes, fabric.DRAM)
+	}
+	w.fab.Cut = func(session uint32, n *fabric.Node) bool {
+		if session == fabric.Agent {
+			return false
+		}
+		return w.cuts[w.ctl.sess[session].client][n.ID-1]
+	}
+	w.fab.Answered = func(c *fabric.Conn) {
+		if c.Owner >= 0 {
+			w.clients[c.Owner].answered()
+		}
+	}
+	w.fab.Watch = &w.check
+	w.check.w = w
+	for i := range w.clients {
+		w.clients[i].init(w, i)
+	}
+	return w
+}
+
+// close ends the coroutines.
+func (w *world) close() {
+	for i := range w.clients {
+		w.clients[i].kill()
+		w.clients[i].stop()
+	}
+}
+
+func (w *world) setReady(p *proc, on bool) {
+	if on && p.frozen == 0 {
+		w.ready |= 1 << p.id
+	} else {
+		w.ready &^= 1 << p.id
+	}
+}
+
+// at asks for timers to be looked at no later than t.
+func (w *world) at(t int64) { w.due = min(w.due, t) }
+
+const never = int64(1) << 62
+
+// reset makes the world new for a schedule.
+func (w *world) reset(opt Options, seed uint64) {
+	w.opt = opt
+	w.failed = nil
+	for i := range w.clients {
+		w.clients[i].kill()
+	}
+	w.ch.reset(seed)
+	w.ch.replay = opt.Choices
+	w.now, w.steps, w.due, w.ready, w.healed = 0, 0, 0, 0, false
+	w.cuts, w.away = [maxProcs + 1][maxNodes]bool{}, [maxProcs]bool{}
+	w.faults, w.objs, w.hist = w.faults[:0], w.objs[:0], w.hist[:0]
+	w.digest, w.lastOn = seed, 0
+	w.fab.Reset()
+	w.draw()
+	profile := fabric.DRAM
+	if opt.Durable {
+		profile = [...]fabric.Profile{fabric.ADRDDIOOn, fabric.ADRDDIOOff, fabric.EADR}[w.ch.choose(3)]
+	}
+	for _, n := range w.fab.Nodes() {
+		n.Memory(regionID).Profile = profile
+	}
+	w.check.reset()
+	w.ctl.reset(w)
+	for i := range w.clients {
+		w.clients[i].reset()
+	}
+	w.seedObjects()
+	w.planFaults()
+	w.planPriorities()
+	w.script()
+}
+
+func (w *world) mem(node int) *fabric.Memory { return w.fab.Nodes()[node].Memory(regionID) }
+
+func (w *world) fail(what, detail string) {
+	if w.failed == nil {
+		w.failed = &Failure{What: what, Detail: detail, Step: w.steps}
+		w.logf("FAILURE %s: %s", what, detail)
+	}
+}
+
+func (w *world) mix(x uint64) {
+	w.digest = (w.digest ^ x) * 0x9fb21c651e98df25
+	w.digest ^= w.digest >> 28
+}
+
+func (w *world) logf(format string, a ...any) {
+	if w.log != nil {
+		w.log.add(fmt.Sprintf("%7d  ", w.steps) + fmt.Sprintf(format, a...))
+	}
+}
+
+// maxSteps bounds a schedule's moves: some hundred times what one needs.
+const maxSteps = 400_000
+
+// run plays the schedule to its end.
+func (w *world) run() {
+	w.until(func() bool { return w.clientsDone() })
+	if w.failed == nil {
+		w.heal()
+		w.until(func() bool { return w.settled() })
+	}
+	if w.failed == nil {
+		w.finalChecks()
+	}
+}
+
+func (w *world) until(done func() bool) {
+	for w.failed == nil && !done() {
+		if !w.move() {
+			w.fail("liveness", "nobody can move: "+w.whoWaits())
+		}
+		if w.steps > maxSteps {
+			w.fail("liveness", "the schedule does not end: "+w.whoWaits())
+		}
+		if w.steps > maxSteps/2 && !w.healed {
+			w.heal() // faults stop: from here on everything must finish
+		}
+	}
+}
+
+// move makes one step; false if nobody can.
+func (w *world) move() bool {
+	if w.now >= w.due {
+		w.timers()
+	}
+	conns := w.fab.Ready()
+	for w.ready == 0 && conns == 0 {
+		if w.due == never {
+			return false
+		}
+		w.now = max(w.now, w.due)
+		w.timers()
+		conns = w.fab.Ready()
+		if w.failed != nil {
+			return true
+		}
+	}
+	w.steps++
+	w.now += step
+	i := w.pick(w.ready, conns)
+	w.mix(uint64(i))
+	if i < maxProcs {
+		w.lastOn = i
+		w.clients[i].resume()
+		return true
+	}
+	w.lastOn = i
+	w.fab.Conn(i - maxProcs).Step()
+	return true
+}
+
+// timers lets everything happen whose time has come.
+func (w *world) timers() {
+	w.due = never
+	w.fireFaults()
+	for i := range w.clients {
+		c := &w.clients[i]
+		c.tick()
+		c.beat()
+	}
+	w.ctl.tick()
+}
+
+// pick chooses who moves: choice 0 is whoever moved last, if he can.
+func (w *world) pick(procs uint32, conns uint64) int {
+	np := bits.OnesCount32(procs)
+	n := np + bits.OnesCount64(conns)
+	if n == 1 {
+		return pickBit(procs, conns, np, 0)
+	}
+	switch w.d.sched {
+	case PCT:
+		return w.pickPCT(procs, conns)
+	case Hot:
+		if conns != 0 && w.ch.choose(2) == 1 {
+			if i := w.pickHot(conns); i >= 0 {
+				return i
+			}
+		}
+	}
+	k := w.ch.choose(n)
+	if k == 0 {
+		if l := w.lastOn; l < maxProcs && procs>>l&1 != 0 || l >= maxProcs && conns>>(l-maxProcs)&1 != 0 {
+			return l
+		}
+	}
+	return pickBit(procs, conns, np, k)
+}
+
+func pickBit(procs uint32, conns uint64, np, k int) int {
+	if k < np {
+		for range k {
+			procs &= procs - 1
+		}
+		return bits.TrailingZeros32(procs)
+	}
+	for range k - np {
+		conns &= conns - 1
+	}
+	return maxProcs + bits.TrailingZeros64(conns)
+}
+
+func (w *world) planPriorities() {
+	w.change = w.change[:0]
+	if w.d.sched != PCT {
+		return
+	}
+	for i := range w.prio {
+		w.prio[i] = 1 + uint32(w.ch.choose(1<<15))
+	}
+	for range 3 {
+		w.change = append(w.change, 1+w.ch.choose(1500))
+	}
+}
+
+func (w *world) pickPCT(procs uint32, conns uint64) int {
+	best, at := uint32(0), -1
+	for m := procs; m != 0; m &= m - 1 {
+		if i := bits.TrailingZeros32(m); at < 0 || w.prio[i] > best {
+			best, at = w.prio[i], i
+		}
+	}
+	for m := conns; m != 0; m &= m - 1 {
+		if i := maxProcs + bits.TrailingZeros64(m); at < 0 || w.prio[i] > best {
+			best, at = w.prio[i], i
+		}
+	}
+	for i, s := range w.change {
+		if s == w.steps {
+			w.prio[at] = uint32(i) // the lowest
+		}
+	}
+	// Whoever spins must not keep out those he waits for.
+	if w.ch.choose(64) == 1 {
+		w.prio[at] = 1 + uint32(w.ch.choose(1<<10))
+	}
+	return at
+}
+
+// pickHot looks for a connection whose next verb touches the word changed last.
+func (w *world) pickHot(conns uint64) int {
+	for m := conns; m != 0; m &= m - 1 {
+		i := bits.TrailingZeros64(m)
+		if i+maxProcs != w.lastOn && w.fab.Conn(i).Touches(w.check.hot) {
+			return maxProcs + i
+		}
+	}
+	return -1
+}
