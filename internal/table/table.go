@@ -126,7 +126,7 @@ func (t *Table) Merge(in *quarrypb.Table) (*Table, error) {
 		return t, fmt.Errorf("%w: %d nodes, %d regions", ErrBadTable, len(out.nodes), len(out.regions))
 	}
 	// Invariant: a region's epoch never falls, whatever the revisions say.
-	for _, r := range out.regions {
+	for _, r := range in.Regions {
 		if old := t.Region(r.Id); old != nil && old.Epoch > r.Epoch {
 			return t, fmt.Errorf("%w: region %d goes from epoch %d back to %d", ErrBadTable, r.Id, old.Epoch, r.Epoch)
 		}
@@ -159,24 +159,23 @@ func merge[R row](old, in []R, gone []uint32) ([]R, error) {
 			return nil, fmt.Errorf("%w: row %d is there twice or has no number", ErrBadTable, r.GetId())
 		}
 	}
-	gone = slices.Sorted(slices.Values(gone))
 	out := make([]R, 0, len(old)+len(in))
-	keep := func(r R) {
-		if _, dropped := slices.BinarySearch(gone, r.GetId()); !dropped {
-			out = append(out, r)
+	for _, r := range in {
+		// All old rows before r stay; one with its id goes.
+		i, same := slices.BinarySearchFunc(old, r.GetId(), func(o R, id uint32) int { return cmp.Compare(o.GetId(), id) })
+		out = append(append(out, old[:i]...), r)
+		if same {
+			i++
 		}
+		old = old[i:]
 	}
-	for len(old) > 0 || len(in) > 0 {
-		switch {
-		case len(in) == 0 || len(old) > 0 && old[0].GetId() < in[0].GetId():
-			keep(old[0])
-			old = old[1:]
-		case len(old) > 0 && old[0].GetId() == in[0].GetId():
-			old = old[1:]
-		default:
-			keep(in[0])
-			in = in[1:]
-		}
+	out = append(out, old...)
+	if len(gone) > 0 {
+		gone = slices.Sorted(slices.Values(gone))
+		out = slices.DeleteFunc(out, func(r R) bool {
+			_, dropped := slices.BinarySearch(gone, r.GetId())
+			return dropped
+		})
 	}
 	return out, nil
 }
