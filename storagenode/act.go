@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -13,15 +12,29 @@ import (
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
+var errStopping = errors.New("the node is stopping")
+
 // do takes one step and carries its actions out, in order. Commands for different
 // regions go on side by side: only the step itself is taken under the lock.
+//
+// ctx bounds the waiting for verbs to end, in Cut, Settle and End. Those that a
+// timeout ends have done nothing certain; the caller is told so and asks again.
 func (n *Node) do(ctx context.Context, ev state.Event) error {
+	ctx, cancel := context.WithTimeout(ctx, actTimeout)
+	defer cancel()
+	defer context.AfterFunc(n.ctx, cancel)()
 	n.mu.Lock()
+	if n.memories == nil {
+		n.mu.Unlock()
+		return errStopping
+	}
 	actions, err := n.state.Step(ev)
 	if err != nil {
 		n.mu.Unlock()
 		return err
 	}
+	n.acting.Add(1)
+	defer n.acting.Done()
 	region := uint32(0)
 	for _, a := range actions {
 		if a.Do == state.Save && err == nil {
@@ -48,7 +61,7 @@ func (n *Node) do(ctx context.Context, ev state.Event) error {
 
 func (n *Node) act(ctx context.Context, a state.Action) error {
 	n.mu.Lock()
-	access, m := n.access, n.memories[a.Region]
+	access, m := n.access, n.memories[a.Region] // a nil map has none
 	var r state.Region
 	if p := n.state.Region(a.Region); p != nil {
 		r = *p
@@ -60,22 +73,15 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 	case state.Make:
 		return n.make(r)
 	case state.Zero:
-		// Fresh memory is zero, and what still maps the old one keeps the old one.
-		if err := n.free(a.Region); err != nil {
-			return err
-		}
-		return n.make(r)
+		return n.zero(m, r)
 	case state.Free:
 		return n.free(a.Region)
 	case state.Mark:
 		r.Epoch = a.Epoch
-		return n.mark(m, r)
+		return n.mark(m, &r)
 	case state.Serve:
 		return access.OpenRegion(ctx, a.Region, a.Epoch, m)
 	case state.Cut:
-		if access == nil {
-			return nil
-		}
 		return access.CloseRegion(ctx, a.Region, a.Epoch)
 	case state.Settle:
 		return access.Settle(ctx, a.Next, a.Serials)
@@ -94,52 +100,88 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 	return fmt.Errorf("unknown action %v", a)
 }
 
-// make makes the memory of a replica and writes its header.
-func (n *Node) make(r state.Region) (err error) {
+// make makes the memory of a replica, with its header.
+func (n *Node) make(r state.Region) error {
 	var m *host.Memory
+	var err error
 	if n.folder == nil {
-		m, err = host.NewMemory(fmt.Sprintf("region-%d", r.Number), r.Bytes)
-	} else {
-		m, err = host.OpenMemory(n.folder.path(r.Number), r.Bytes, true)
+		if m, err = host.NewMemory(fmt.Sprintf("region-%d", r.Number), r.Bytes); err == nil {
+			err = n.mark(m, &r)
+		}
+	} else if err = n.folder.create(n.header(&r)); err == nil {
+		m, err = host.OpenMemory(n.folder.path(r.Number), r.Bytes, false)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = n.keep(r.Number, m)
 	}
-	if err := n.mark(m, r); err != nil {
+	if err != nil && m != nil {
 		m.Close()
-		return err
 	}
+	return err
+}
+
+// keep makes m the memory of a region.
+func (n *Node) keep(region uint32, m *host.Memory) error {
 	n.mu.Lock()
-	n.memories[r.Number] = m
-	n.mu.Unlock()
+	defer n.mu.Unlock()
+	if n.memories == nil {
+		return errStopping
+	}
+	n.memories[region] = m
 	return nil
 }
 
-// mark writes the region's header. No key is open: plain stores are allowed.
-func (n *Node) mark(m *host.Memory, r state.Region) error {
-	h := proto.RegionHeader{Domain: proto.DomainCPU, UUID: r.UUID, Cluster: r.Cluster, RegionBytes: r.Bytes, Region: r.Number, Incarnation: n.incarnation, Epoch: r.Epoch}
-	copy(m.Bytes(), h.Encode())
+// zero zeroes a replica's memory and leaves its header. Access has been cut.
+func (n *Node) zero(m *host.Memory, r state.Region) error {
+	if n.folder == nil {
+		// Fresh memory is zero, and costs nothing. What may still map the old keeps the old.
+		if err := n.make(r); err != nil {
+			return err
+		}
+		n.giveBack(m)
+		return nil
+	}
+	body := m.Bytes()[proto.RegionHeaderBytes:]
+	if err := unix.Madvise(body, unix.MADV_REMOVE); err != nil {
+		clear(body) // a file system that cannot punch holes
+	}
+	return n.mark(m, &r)
+}
+
+func (n *Node) header(r *state.Region) *proto.RegionHeader {
+	return &proto.RegionHeader{Domain: proto.DomainCPU, UUID: r.UUID, Cluster: r.Cluster, RegionBytes: r.Bytes, Region: r.Number, Incarnation: n.incarnation, Epoch: r.Epoch}
+}
+
+// mark writes the region's header.
+// Preconditions: no key is open, so that plain stores are allowed.
+func (n *Node) mark(m *host.Memory, r *state.Region) error {
+	copy(m.Bytes(), n.header(r).Encode())
 	if !m.Persistent() {
 		return nil
 	}
 	return m.Persist(0, proto.RegionHeaderBytes)
 }
 
+// free gives a replica's memory back.
 func (n *Node) free(region uint32) error {
+	if n.folder != nil {
+		if err := n.folder.remove(region); err != nil {
+			return err
+		}
+	}
 	n.mu.Lock()
 	m := n.memories[region]
 	delete(n.memories, region)
 	n.mu.Unlock()
-	var err error
-	if m != nil {
-		err = m.Close()
+	n.giveBack(m)
+	return nil
+}
+
+// giveBack unmaps memory that is no region's any more.
+func (n *Node) giveBack(m *host.Memory) {
+	if err := m.Close(); err != nil {
+		n.cfg.Logger.Error("storage node: memory not unmapped", "memory", m.Name(), "error", err)
 	}
-	if n.folder != nil {
-		if rerr := os.Remove(n.folder.path(region)); !errors.Is(rerr, os.ErrNotExist) {
-			err = errors.Join(err, rerr)
-		}
-	}
-	return err
 }
 
 // persistent says whether files in a folder survive a loss of power.

@@ -28,6 +28,8 @@ func command[A any](ctx context.Context, n *Node, ev state.Event) (*connect.Resp
 	switch {
 	case errors.As(err, &se):
 		return nil, connect.NewError(codes[se.Code], fmt.Errorf("node %s: %s", n.cfg.Name, se.Text))
+	case errors.Is(err, errStopping):
+		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s: %w", n.cfg.Name, err))
 	case err != nil:
 		n.cfg.Logger.Error("storage node: command failed", "command", fmt.Sprintf("%T", ev), "error", err)
 		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("node %s: %w", n.cfg.Name, err))

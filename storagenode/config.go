@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -30,6 +32,9 @@ type Config struct {
 	Listen string
 	// AgentListen is the address that controllers call; default 127.0.0.1:0.
 	AgentListen string
+	// Advertise is the host name or address that others reach both ports at; default
+	// that of Listen and of AgentListen. Needed where they listen on all addresses.
+	Advertise string
 	// Socket is the path of the shm fabric's socket; default in the system's folder
 	// for temporary files. "none" serves no shm.
 	Socket string
@@ -68,6 +73,12 @@ func (c Config) withDefaults() Config {
 	if c.Socket == "" {
 		c.Socket = filepath.Join(os.TempDir(), fmt.Sprintf("quarry-%d-%s.sock", os.Getpid(), c.Name))
 	}
+	if c.Socket != noSocket {
+		// Clients have another working directory.
+		if p, err := filepath.Abs(c.Socket); err == nil {
+			c.Socket = p
+		}
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
@@ -82,13 +93,40 @@ func (c Config) validate() error {
 		return fmt.Errorf("storage node: name %q: want 1 to %d bytes without slashes or spaces", c.Name, maxNameBytes)
 	case !domain.MatchString(c.FailureDomain):
 		return fmt.Errorf("storage node: failure domain %q: want /dc/rack/host, up to 8 parts of letters, digits, . _ -", c.FailureDomain)
+	case strings.ContainsAny(c.Advertise, ":/ []") && net.ParseIP(c.Advertise) == nil:
+		return fmt.Errorf("storage node: advertised host %q: want a name or an address, without port", c.Advertise)
+	}
+	for _, u := range c.Controllers {
+		if p, err := url.Parse(u); err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {
+			return fmt.Errorf("storage node: controller %q: want a URL such as http://127.0.0.1:7420", u)
+		}
 	}
 	return nil
 }
 
-// fetchTimeout bounds one call of a controller; retryEvery is the pause between tries.
+// advertised is the address of a listener as others are told.
+func (c Config) advertised(what string, l net.Addr) (string, error) {
+	name, port, err := net.SplitHostPort(l.String())
+	if err != nil {
+		return "", fmt.Errorf("storage node %s: %s port: %w", c.Name, what, err)
+	}
+	if c.Advertise != "" {
+		return net.JoinHostPort(c.Advertise, port), nil
+	}
+	if ip := net.ParseIP(name); ip != nil && ip.IsUnspecified() {
+		return "", fmt.Errorf("storage node %s: the %s port listens on all addresses: say with --advertise which one others use", c.Name, what)
+	}
+	return l.String(), nil
+}
+
 const (
-	fetchTimeout = 3 * time.Second
-	retryEvery   = 200 * time.Millisecond
-	stopTimeout  = 5 * time.Second
+	fetchTimeout = 3 * time.Second        // of one call of a controller
+	retryEvery   = 200 * time.Millisecond // between registrations
+	stopTimeout  = 5 * time.Second        // until Close gives up waiting for verbs
+	// actTimeout of one command; the controller has given it up by then and asks again.
+	actTimeout = 30 * time.Second
+	// maxAnswerBytes of a controller: two lists of state.MaxSerials serials, and room.
+	maxAnswerBytes = 8 << 20
+	// maxCommandBytes of a controller's call: a Fence of as many.
+	maxCommandBytes = 4 << 20
 )

@@ -1,10 +1,13 @@
 package storagenode
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +27,14 @@ const (
 	keptName   = "node.state"
 	lockName   = "lock"
 	regionGlob = "region-*.quarry"
+	newSuffix  = ".new" // of a file in the making, worth nothing after a crash
+)
+
+// lockPatience: clients of a node that died keep its region files locked until
+// they notice, which takes them as long as the kernel takes to close a socket.
+const (
+	lockPatience = 10 * time.Second
+	lockEvery    = 50 * time.Millisecond
 )
 
 // openFolder makes or takes a folder. Nothing in it is changed.
@@ -58,117 +69,188 @@ type found struct {
 	memory *host.Memory
 }
 
-// scan opens every region file. A file that is no region, or not this cluster's,
-// stops the node: it says which, and changes nothing.
-func (d *folder) scan(kept state.Kept) (out []found, err error) {
+// scan checks every region file, then maps all. A file that is no region, or not
+// this cluster's, stops the node: the error says which, and nothing is changed.
+func (d *folder) scan(ctx context.Context, kept state.Kept) (out []found, err error) {
 	defer func() {
 		if err != nil {
 			for _, f := range out {
 				f.memory.Close()
 			}
+			out = nil
 		}
 	}()
 	paths, err := filepath.Glob(filepath.Join(d.dir, regionGlob))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("data folder %s: %w", d.dir, err)
 	}
-	by := map[uint32]string{}
-	for _, p := range paths {
-		st, err := os.Stat(p)
-		if err != nil {
-			return out, fmt.Errorf("region file: %w", err)
-		}
+	if len(paths) > state.MaxRegions {
+		return nil, fmt.Errorf("data folder %s holds %d region files, a node hosts at most %d: move some to another node", d.dir, len(paths), state.MaxRegions)
+	}
+	cluster, whence := kept.Cluster, d.keptPath()
+	headers := make([]proto.RegionHeader, len(paths))
+	byUUID := map[[16]byte]string{}
+	for i, p := range paths {
 		h, err := readHeader(p)
 		if err != nil {
-			return out, err
+			return nil, err
 		}
-		if h.Region == 0 {
-			// Made and never formatted: nothing was ever in it.
-			if err := os.Remove(p); err != nil {
-				return out, fmt.Errorf("region file: %w", err)
-			}
-			continue
+		if cluster == [16]byte{} {
+			cluster, whence = h.Cluster, p
 		}
 		switch {
-		case kept.Cluster != [16]byte{} && h.Cluster != kept.Cluster:
-			return out, fmt.Errorf("region file %s belongs to cluster %x, this node to %x: move it elsewhere", p, h.Cluster, kept.Cluster)
-		case by[h.Region] != "":
-			return out, fmt.Errorf("region %d is in two files, %s and %s: move one elsewhere", h.Region, by[h.Region], p)
-		case d.path(h.Region) != p:
-			return out, fmt.Errorf("region file %s holds region %d: rename it %s", p, h.Region, filepath.Base(d.path(h.Region)))
-		case uint64(st.Size()) != h.RegionBytes:
-			return out, fmt.Errorf("region file %s has %d bytes, its header says %d: it is truncated; restore it or remove it", p, st.Size(), h.RegionBytes)
+		case h.Cluster != cluster:
+			return nil, fmt.Errorf("region file %s belongs to cluster %x, but %s to %x: move one of them elsewhere", p, h.Cluster, whence, cluster)
+		case byUUID[h.UUID] != "":
+			return nil, fmt.Errorf("region %d is in two files, %s and %s: move one of them elsewhere", h.Region, byUUID[h.UUID], p)
 		}
-		by[h.Region] = p
-		m, err := host.OpenMemory(p, h.RegionBytes, false)
+		byUUID[h.UUID], headers[i] = p, h
+	}
+	for i, p := range paths {
+		// Only now: a copy is told from a file that has been renamed.
+		if h := headers[i]; d.path(h.Region) != p {
+			return nil, fmt.Errorf("region file %s holds region %d: rename it %s", p, h.Region, filepath.Base(d.path(h.Region)))
+		}
+	}
+	for i, p := range paths {
+		h := headers[i]
+		m, err := openPatiently(ctx, p, h.RegionBytes)
 		if err != nil {
 			return out, err
 		}
 		out = append(out, found{memory: m, region: state.Region{Number: h.Region, UUID: h.UUID, Cluster: h.Cluster, Bytes: h.RegionBytes, Persistent: m.Persistent(), Epoch: h.Epoch}})
 	}
+	leftovers, _ := filepath.Glob(filepath.Join(d.dir, regionGlob+newSuffix))
+	for _, p := range leftovers {
+		if err := os.Remove(p); err != nil {
+			return out, fmt.Errorf("unfinished region file: %w", err)
+		}
+	}
 	return out, nil
 }
 
-// readHeader reads the header of a region file; Region is 0 for one of zeros.
-func readHeader(path string) (proto.RegionHeader, error) {
+func openPatiently(ctx context.Context, path string, bytes uint64) (*host.Memory, error) {
+	ctx, cancel := context.WithTimeout(ctx, lockPatience)
+	defer cancel()
+	for {
+		m, err := host.OpenMemory(path, bytes, false)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return m, err
+		}
+		select {
+		case <-time.After(lockEvery):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// readHeader reads and checks the header of a region file.
+func readHeader(path string) (h proto.RegionHeader, err error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return h, fmt.Errorf("region file: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return h, fmt.Errorf("region file %s is not a regular file: move it elsewhere", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
-		return proto.RegionHeader{}, fmt.Errorf("region file: %w", err)
+		return h, fmt.Errorf("region file: %w", err)
 	}
 	defer f.Close()
 	head := make([]byte, proto.RegionHeaderBytes)
-	if n, err := f.ReadAt(head, 0); err != nil {
-		return proto.RegionHeader{}, fmt.Errorf("region file %s: %d bytes of a header of %d: it is truncated; restore it or remove it", path, n, len(head))
+	if n, err := f.ReadAt(head, 0); errors.Is(err, io.EOF) {
+		return h, fmt.Errorf("region file %s has %d bytes, a header alone has %d: it is truncated; restore it or remove it", path, n, len(head))
+	} else if err != nil {
+		return h, fmt.Errorf("region file: %w", err)
 	}
-	zero := true
-	for _, b := range head {
-		zero = zero && b == 0
-	}
-	if zero {
-		return proto.RegionHeader{}, nil
-	}
-	h, err := proto.DecodeRegionHeader(head)
-	if err != nil {
+	if h, err = proto.DecodeRegionHeader(head); err != nil {
 		return h, fmt.Errorf("region file %s: %w; restore it or remove it", path, err)
+	}
+	if uint64(st.Size()) != h.RegionBytes {
+		return h, fmt.Errorf("region file %s has %d bytes, its header says %d: it is truncated or overlong; restore it or remove it", path, st.Size(), h.RegionBytes)
+	}
+	if h.Region == 0 || h.Domain != proto.DomainCPU {
+		return h, fmt.Errorf("region file %s holds region %d of the domain %v, this node serves the domain %v: move it to a node that does", path, h.Region, h.Domain, proto.DomainCPU)
 	}
 	return h, nil
 }
 
+// create makes a region's file, all zero but for its header. It has its name only
+// once it is whole: after a crash there is a region or none.
+func (d *folder) create(h *proto.RegionHeader) (err error) {
+	p := d.path(h.Region)
+	if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("region file %s is in the way of a new region: move it elsewhere", p)
+	}
+	return d.replace(p, h.Encode(), int64(h.RegionBytes))
+}
+
+// remove deletes a region's file.
+func (d *folder) remove(region uint32) error {
+	if err := os.Remove(d.path(region)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("region file: %w", err)
+	}
+	return d.sync()
+}
+
+func (d *folder) keptPath() string { return filepath.Join(d.dir, keptName) }
+
 // load reads what the node has kept of itself.
 func (d *folder) load() (state.Kept, error) {
-	p := filepath.Join(d.dir, keptName)
-	b, err := os.ReadFile(p)
+	p := d.keptPath()
+	f, err := os.Open(p)
 	if errors.Is(err, os.ErrNotExist) {
 		return state.Kept{}, nil
 	}
 	if err != nil {
 		return state.Kept{}, fmt.Errorf("state of the node: %w", err)
 	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, state.MaxKeptBytes+1))
+	if err != nil {
+		return state.Kept{}, fmt.Errorf("state of the node: %w", err)
+	}
 	k, err := state.DecodeKept(b)
 	if err != nil {
-		return k, fmt.Errorf("%s: %w; restore it, or remove the whole folder to join as a new node", p, err)
+		return k, fmt.Errorf("%s: %w; restore it, or move the whole folder elsewhere and let the node join as a new one", p, err)
 	}
 	return k, nil
 }
 
-// save replaces what the node has kept: written aside, flushed, renamed, flushed.
+// save replaces what the node has kept; a node without a folder keeps nothing.
 func (d *folder) save(k *state.Kept) error {
 	if d == nil {
 		return nil
 	}
-	p := filepath.Join(d.dir, keptName)
-	f, err := os.OpenFile(p+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	b := k.Encode()
+	return d.replace(d.keptPath(), b, int64(len(b)))
+}
+
+// replace puts a file of some size in its place: written aside, flushed, renamed, flushed.
+func (d *folder) replace(path string, b []byte, size int64) error {
+	aside := path + newSuffix
+	f, err := os.OpenFile(aside, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(k.Encode())
+	_, err = f.Write(b)
+	if err == nil && size > int64(len(b)) {
+		err = f.Truncate(size)
+	}
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		err = os.Rename(p+".new", p)
+		err = os.Rename(aside, path)
 	}
 	if err != nil {
-		return err
+		return errors.Join(err, os.Remove(aside))
 	}
+	return d.sync()
+}
+
+// sync makes the names in the folder durable.
+func (d *folder) sync() error {
 	dir, err := os.Open(d.dir)
 	if err != nil {
 		return err

@@ -32,9 +32,9 @@ type Node struct {
 	folder      *folder
 	incarnation uint64
 	hostID      string
-	found       []*quarrypb.HostedRegion
 
 	tcpListener net.Listener
+	tcpAddress  string // as others are told
 	shmListener *net.UnixListener
 	agent       *http.Server
 	agentURL    string
@@ -44,15 +44,19 @@ type Node struct {
 	wg          sync.WaitGroup
 	failed      chan error
 	renew       chan struct{}
+	lost        bool // no controller answers; the heartbeat's own
+	closing     sync.Once
+	closed      error
 
 	mu       sync.Mutex // one step of the machine, and what it reads, at a time
 	state    *state.State
-	memories map[uint32]*host.Memory
-	access   *host.Access // nil until registered
-	key      []byte       // the cluster's ticket key
+	memories map[uint32]*host.Memory // of every region of state that is made; nil once the node stops
+	access   *host.Access            // nil until a controller has answered
+	key      []byte                  // the cluster's ticket key; nil until registered: nobody is obeyed
 	beatMs   uint32
 	tcp      *tcp.Server
 	shm      *shm.Server
+	acting   sync.WaitGroup // steps whose actions are under way; added to only while memories is not nil
 }
 
 // Start hosts what a node has, registers it and returns when a controller knows it.
@@ -71,10 +75,12 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	var b [8]byte
 	rand.Read(b[:])
 	n.incarnation = binary.LittleEndian.Uint64(b[:]) | 1
-	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
-		n.hostID = strings.TrimSpace(string(id))
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("storage node %s: the id of this host: %w", cfg.Name, err)
 	}
-	if err := n.recall(); err != nil {
+	n.hostID = strings.TrimSpace(string(id))
+	if err := n.recall(ctx); err != nil {
 		return nil, err
 	}
 	if err := n.listen(ctx); err != nil {
@@ -89,7 +95,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 }
 
 // recall reads the node's folder.
-func (n *Node) recall() error {
+func (n *Node) recall(ctx context.Context) error {
 	limits := state.Limits{CapacityBytes: n.cfg.CapacityBytes}
 	var kept state.Kept
 	var regions []state.Region
@@ -102,14 +108,13 @@ func (n *Node) recall() error {
 		if kept, err = d.load(); err != nil {
 			return err
 		}
-		list, err := d.scan(kept)
+		list, err := d.scan(ctx, kept)
 		if err != nil {
 			return err
 		}
 		for _, f := range list {
 			n.memories[f.region.Number] = f.memory
 			regions = append(regions, f.region)
-			n.found = append(n.found, &quarrypb.HostedRegion{Region: f.region.Number, Uuid: f.region.UUID[:], Cluster: f.region.Cluster[:], SizeBytes: f.region.Bytes, Epoch: f.region.Epoch})
 			kept.Cluster = f.region.Cluster
 		}
 		limits.Persistent = persistent(n.cfg.Dir)
@@ -125,6 +130,9 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	if n.tcpListener, err = lc.Listen(ctx, "tcp", n.cfg.Listen); err != nil {
 		return fmt.Errorf("storage node %s: fabric: %w", n.cfg.Name, err)
 	}
+	if n.tcpAddress, err = n.cfg.advertised("fabric", n.tcpListener.Addr()); err != nil {
+		return err
+	}
 	if n.cfg.Socket != noSocket {
 		if n.shmListener, err = shm.Listen(n.cfg.Socket); err != nil {
 			return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
@@ -134,13 +142,20 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("storage node %s: agent: %w", n.cfg.Name, err)
 	}
-	n.agentURL = "http://" + l.Addr().String()
+	address, err := n.cfg.advertised("agent", l.Addr())
+	if err != nil {
+		l.Close()
+		return err
+	}
+	n.agentURL = "http://" + address
 	if n.cfg.TLS != nil {
-		n.agentURL = "https://" + l.Addr().String()
+		n.agentURL = "https://" + address
 		l = tls.NewListener(l, n.cfg.TLS)
+	} else if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
+		n.cfg.Logger.Warn("storage node: the agent port has no TLS: whoever reads its traffic can command the node", "agent", n.agentURL)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(8<<20), connect.WithInterceptors(agentauth.Server(n.ticketKey))))
+	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(agentauth.Server(n.ticketKey))))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	n.agent = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
 	n.wg.Go(func() {
@@ -157,16 +172,18 @@ func (n *Node) ticketKey() []byte {
 	return n.key
 }
 
-// serve starts the fabric once the cluster is known. Called with mu held.
-func (n *Node) serve(cluster [16]byte, key [32]byte, id uint32) {
-	if n.access != nil {
+// serve starts the fabric, once the machine knows which sessions have ended, and
+// obeys the cluster's controllers from then on.
+func (n *Node) serve(key []byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.key != nil || n.memories == nil {
 		return
 	}
-	n.access = host.New(cluster, key, id, n.incarnation, host.Limits{})
-	n.key = key[:]
+	n.key = key
 	n.tcp = tcp.NewServer(n.access, n.cfg.Logger)
 	n.wg.Go(func() {
-		if err := n.tcp.Serve(n.tcpListener); err != nil {
+		if err := n.tcp.Serve(n.tcpListener); err != nil && n.ctx.Err() == nil {
 			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 		}
 	})
@@ -200,7 +217,7 @@ type Stats struct {
 
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
-	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpListener.Addr().String(), Agent: n.agentURL, ResidentBytes: n.resident()}
+	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Agent: n.agentURL, ResidentBytes: n.resident()}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket
 	}
@@ -220,7 +237,7 @@ func (n *Node) self() *quarrypb.Node {
 	p := &quarrypb.Node{
 		Name: n.cfg.Name, FailureDomain: n.cfg.FailureDomain, Incarnation: n.incarnation, AgentUrl: n.agentURL,
 		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(proto.DomainCPU), Id: n.state.Node,
-		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpListener.Addr().String()}},
+		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress}},
 	}
 	if n.shmListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_SHM, Address: n.cfg.Socket, HostId: n.hostID})
@@ -228,41 +245,58 @@ func (n *Node) self() *quarrypb.Node {
 	return p
 }
 
-// Close stops serving and returns when no verb runs any more.
+// hosted is every replica whose memory is here.
+func (n *Node) hosted() (out []*quarrypb.HostedRegion) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := range n.state.Regions {
+		if r := &n.state.Regions[i]; r.Phase != state.Making {
+			out = append(out, &quarrypb.HostedRegion{Region: r.Number, Uuid: r.UUID[:], Cluster: r.Cluster[:], SizeBytes: r.Bytes, Epoch: r.Epoch})
+		}
+	}
+	return out
+}
+
+// Close stops serving and returns when no verb runs any more. It waits at most
+// stopTimeout for commands and verbs under way. Another call does nothing.
 func (n *Node) Close() error {
+	n.closing.Do(func() { n.closed = n.close() })
+	return n.closed
+}
+
+func (n *Node) close() error {
 	n.cancel()
 	var errs []error
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	if n.agent != nil {
 		if err := n.agent.Shutdown(ctx); err != nil {
-			errs = append(errs, n.agent.Close())
+			errs = append(errs, err, n.agent.Close())
 		}
 	}
 	n.mu.Lock()
-	access, tcpServer, shmServer := n.access, n.tcp, n.shm
+	memories := n.memories
+	n.memories = nil // from here on nothing is begun
 	n.mu.Unlock()
-	if n.tcpListener != nil {
+	n.acting.Wait() // what they wait for ends with n.ctx
+	if n.access != nil {
+		// First: it ends the lanes that the servers wait for.
+		errs = append(errs, n.access.Close(ctx))
+	}
+	if n.tcp != nil {
+		n.tcp.Close()
+	} else if n.tcpListener != nil {
 		n.tcpListener.Close()
 	}
-	if tcpServer != nil {
-		tcpServer.Close()
-	}
-	if shmServer != nil {
-		errs = append(errs, shmServer.Close())
+	if n.shm != nil {
+		errs = append(errs, n.shm.Close())
 	} else if n.shmListener != nil {
 		n.shmListener.Close()
 	}
-	if access != nil {
-		errs = append(errs, access.Close(ctx))
-	}
 	n.wg.Wait()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, m := range n.memories {
+	for _, m := range memories {
 		errs = append(errs, m.Close())
 	}
-	n.memories = nil
 	n.folder.close()
 	if n.controllers != nil {
 		n.controllers.close()

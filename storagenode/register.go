@@ -1,35 +1,37 @@
 package storagenode
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
 // controllers calls whichever controller leads.
 type controllers struct {
-	urls    []string
-	clients []quarrypbconnect.ControllerClient
-	at      atomic.Int32
-	http    *http.Client
+	urls []string // as configured
+	http *http.Client
+
+	mu   sync.Mutex
+	next int    // of urls
+	hint string // the leader as a standby named it; not always one of urls
 }
 
 func newControllers(cfg Config) *controllers {
 	c := &controllers{http: &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.ControllerTLS, IdleConnTimeout: time.Minute}}}
 	for _, u := range cfg.Controllers {
-		u = strings.TrimRight(u, "/")
-		c.urls = append(c.urls, u)
-		c.clients = append(c.clients, quarrypbconnect.NewControllerClient(c.http, u))
+		c.urls = append(c.urls, strings.TrimRight(u, "/"))
 	}
 	return c
 }
@@ -39,26 +41,34 @@ func (c *controllers) close() { c.http.CloseIdleConnections() }
 // call asks one controller; after a failure the next call asks the leader that was
 // named, or the next in turn.
 func (c *controllers) call(ctx context.Context, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
-	i := int(c.at.Load())
+	c.mu.Lock()
+	url := c.hint
+	if url == "" {
+		url = c.urls[c.next]
+	}
+	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	err := f(ctx, c.clients[i])
+	err := f(ctx, quarrypbconnect.NewControllerClient(c.http, url, connect.WithReadMaxBytes(maxAnswerBytes)))
 	if err == nil {
 		return nil
 	}
-	to := (i + 1) % len(c.clients)
+	var leader string
 	var ce *connect.Error
 	if errors.As(err, &ce) {
-		if leader := strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/"); leader != "" {
-			for j, u := range c.urls {
-				if u == leader {
-					to = j
-				}
-			}
-		}
+		leader = strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/")
 	}
-	c.at.CompareAndSwap(int32(i), int32(to))
-	return fmt.Errorf("controller %s: %w", c.urls[i], err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case leader != "" && leader != url:
+		c.hint = leader
+	case url == c.hint:
+		c.hint = "" // it does not lead any more
+	default:
+		c.next = (c.next + 1) % len(c.urls)
+	}
+	return fmt.Errorf("controller %s: %w", url, err)
 }
 
 // final says whether asking again is of no use.
@@ -102,7 +112,7 @@ func (n *Node) register(ctx context.Context) error {
 }
 
 func (n *Node) registerOnce(ctx context.Context) error {
-	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.found, Token: n.cfg.Token}
+	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.hosted(), Token: n.cfg.Token}
 	n.mu.Lock()
 	if c := n.state.Cluster; c != [16]byte{} {
 		req.Cluster = c[:]
@@ -120,14 +130,24 @@ func (n *Node) registerOnce(ctx context.Context) error {
 		return err
 	}
 	if len(res.Cluster) != 16 || len(res.TicketKey) != 32 || res.Id == 0 {
-		return fmt.Errorf("the controller's answer names no cluster, key or number")
+		return errors.New("the controller's answer names no cluster, key or number")
 	}
 	n.mu.Lock()
 	n.beatMs = res.HeartbeatMs
-	n.serve([16]byte(res.Cluster), [32]byte(res.TicketKey), res.Id)
+	if n.key == nil { // not serving yet: an earlier answer may have been another cluster's
+		n.access = host.New([16]byte(res.Cluster), [32]byte(res.TicketKey), res.Id, n.incarnation, host.Limits{})
+	}
+	other := n.key != nil && !bytes.Equal(n.key, res.TicketKey)
 	n.mu.Unlock()
-	return n.do(ctx, state.Registered{Term: res.ControllerTerm, Cluster: [16]byte(res.Cluster), Node: res.Id,
+	if other {
+		return &state.Error{Code: state.Stranger, Text: "the controller has another ticket key than the one this node serves under: restart the node"}
+	}
+	err = n.do(ctx, state.Registered{Term: res.ControllerTerm, Cluster: [16]byte(res.Cluster), Node: res.Id,
 		Next: res.NextSerial, Live: res.LiveSerials, Fenced: res.FencedSerials})
+	if err == nil {
+		n.serve(res.TicketKey)
+	}
+	return err
 }
 
 // beat shows signs of life, and registers again when a controller asks for it.
@@ -157,6 +177,8 @@ func (n *Node) beat() {
 	}
 }
 
+// heartbeat says whether the controller wants the node to register again. One that
+// cannot be reached changes nothing: the data path goes on without it.
 func (n *Node) heartbeat() (unknown bool) {
 	n.mu.Lock()
 	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize}
@@ -169,5 +191,16 @@ func (n *Node) heartbeat() (unknown bool) {
 		}
 		return err
 	})
+	if n.ctx.Err() != nil {
+		return false
+	}
+	if lost := err != nil; lost != n.lost {
+		n.lost = lost
+		if lost {
+			n.cfg.Logger.Warn("storage node: no controller answers; serving goes on", "node", n.cfg.Name, "error", err)
+		} else {
+			n.cfg.Logger.Info("storage node: a controller answers again", "node", n.cfg.Name)
+		}
+	}
 	return err == nil && unknown
 }
