@@ -35,6 +35,9 @@ const (
 	// copyBytes is the length from which a WRITE is sent from where it stands.
 	copyBytes = 16 << 10
 	inBytes   = 16 << 10
+	// welcomeTimeout bounds the wait for a node that says nothing. It may have to
+	// end the process of a stuck lane first.
+	welcomeTimeout = 15 * time.Second
 	// batch is how many windows Reset asks for at a time: less than a socket holds.
 	batch = 64
 )
@@ -108,6 +111,8 @@ func (c *conn) connect(ctx context.Context) error {
 
 // greet says who we are; the welcome says that an older connection is dead.
 func (c *conn) greet(nc net.Conn) (w host.Welcome, err error) {
+	nc.SetDeadline(time.Now().Add(welcomeTimeout))
+	defer nc.SetDeadline(time.Time{})
 	if _, err := nc.Write(c.hello.Append(nil)); err != nil {
 		return w, fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
