@@ -51,11 +51,14 @@ func Listen(path string) (*net.UnixListener, error) {
 	addr := &net.UnixAddr{Name: path, Net: "unixpacket"}
 	l, err := net.ListenUnix("unixpacket", addr)
 	if errors.Is(err, unix.EADDRINUSE) {
+		if st, err := os.Lstat(path); err != nil || st.Mode().Type() != os.ModeSocket {
+			return nil, fmt.Errorf("shm socket %s: a file that is not a socket is in the way: choose another path", path)
+		}
 		if c, err := net.DialUnix("unixpacket", nil, addr); err == nil {
 			c.Close()
 			return nil, fmt.Errorf("shm socket %s: another storage node listens there", path)
 		} else if !errors.Is(err, unix.ECONNREFUSED) {
-			return nil, fmt.Errorf("shm socket %s exists and is not a socket of ours: remove it", path)
+			return nil, fmt.Errorf("shm socket %s exists, but not for us: remove it (%w)", path, err)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("shm socket: %w", err)

@@ -1,0 +1,151 @@
+//go:build cgo && verbs
+
+// Posting chains and waiting for them: one crossing from Go each.
+
+#define _GNU_SOURCE
+#include "verbs.h"
+#include <errno.h>
+#include <poll.h>
+#include <time.h>
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+// Posts verbs[0..n) with one doorbell, the last signaled. On error *posted says
+// how many the device has taken.
+int q_post(q_lane *l, int n, uint64_t sequence, int *posted)
+{
+	for (int i = 0; i < n; i++) {
+		const q_verb *v = &l->verbs[i];
+		struct ibv_send_wr *w = &l->wr[i];
+		l->sge[i] = (struct ibv_sge){.addr = v->local, .length = v->len, .lkey = v->lkey};
+		*w = (struct ibv_send_wr){
+			.wr_id = sequence << 16 | (uint64_t)i, .next = i + 1 < n ? w + 1 : NULL,
+			.sg_list = &l->sge[i], .num_sge = 1,
+			.send_flags = (v->fence ? IBV_SEND_FENCE : 0) | (v->inlined ? IBV_SEND_INLINE : 0) |
+				(i + 1 == n ? IBV_SEND_SIGNALED : 0),
+		};
+		switch (v->op) {
+		case Q_READ:
+		case Q_WRITE:
+			w->opcode = v->op == Q_READ ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+			w->wr.rdma.remote_addr = v->remote;
+			w->wr.rdma.rkey = v->rkey;
+			break;
+		default:
+			w->opcode = v->op == Q_CAS ? IBV_WR_ATOMIC_CMP_AND_SWP : IBV_WR_ATOMIC_FETCH_AND_ADD;
+			w->wr.atomic.remote_addr = v->remote;
+			w->wr.atomic.rkey = v->rkey;
+			w->wr.atomic.compare_add = v->op == Q_CAS ? v->expect : v->value;
+			w->wr.atomic.swap = v->value;
+		}
+	}
+	struct ibv_send_wr *bad = NULL;
+	int e = ibv_post_send(l->qp, l->wr, &bad);
+	*posted = e == 0 ? n : bad ? (int)(bad - l->wr) : 0;
+	return e;
+}
+
+// Completions come in the order of posting: that of a sequence stands for all before.
+static int look(q_lane *l, uint64_t sequence)
+{
+	struct ibv_wc wc;
+	for (;;) {
+		if (l->done >= sequence)
+			return Q_DONE;
+		if (l->failed)
+			return Q_FAILED;
+		int n = ibv_poll_cq(l->cq, 1, &wc);
+		if (n == 0)
+			return Q_PENDING;
+		if (n < 0)
+			return Q_SYSTEM;
+		if (wc.status == IBV_WC_SUCCESS) {
+			l->done = wc.wr_id >> 16;
+		} else {
+			l->failed = wc.wr_id;
+			l->status = wc.status;
+			l->vendor = wc.vendor_err;
+			if ((wc.wr_id >> 16) - 1 > l->done)
+				l->done = (wc.wr_id >> 16) - 1;
+		}
+	}
+}
+
+// Spins for spin_ns, then sleeps until the device, the node's socket or the limit wakes it.
+int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns)
+{
+	int r = look(l, sequence);
+	if (r)
+		return r;
+	int64_t start = now_ns();
+	for (unsigned i = 1;; i++) {
+		if ((r = look(l, sequence)))
+			return r;
+		if (i % 16 == 0) {
+			int64_t t = now_ns() - start;
+			if (t >= limit_ns)
+				return Q_TIMEOUT;
+			if (t >= spin_ns)
+				break;
+		}
+	}
+	for (;;) {
+		if (ibv_req_notify_cq(l->cq, 0))
+			return Q_SYSTEM;
+		if ((r = look(l, sequence)))
+			return r;
+		int64_t left = limit_ns - (now_ns() - start);
+		if (left <= 0)
+			return Q_TIMEOUT;
+		if (left > 1000000000LL)
+			left = 1000000000LL;
+		struct timespec ts = {left / 1000000000LL, left % 1000000000LL};
+		struct pollfd p[2] = {{.fd = l->channel->fd, .events = POLLIN}, {.fd = l->socket, .events = POLLIN | POLLRDHUP}};
+		int n = ppoll(p, 2, &ts, NULL);
+		if (n < 0 && errno != EINTR)
+			return Q_SYSTEM;
+		if (n > 0 && p[0].revents) {
+			struct ibv_cq *cq;
+			void *context;
+			if (!ibv_get_cq_event(l->channel, &cq, &context))
+				ibv_ack_cq_events(cq, 1);
+		}
+		if ((r = look(l, sequence)))
+			return r;
+		if (n > 0 && p[1].revents)
+			return Q_SOCKET;
+	}
+}
+
+int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, uint64_t *ids, int max)
+{
+	struct ibv_wc wc[16];
+	for (;;) {
+		if (ibv_req_notify_cq(cq, 0))
+			return -EIO;
+		int n = ibv_poll_cq(cq, max < 16 ? max : 16, wc);
+		if (n < 0)
+			return -EIO;
+		if (n > 0) {
+			for (int i = 0; i < n; i++)
+				ids[i] = wc[i].wr_id;
+			return n;
+		}
+		struct pollfd p[2] = {{.fd = ch->fd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};
+		if (poll(p, 2, -1) < 0 && errno != EINTR)
+			return -errno;
+		if (p[1].revents)
+			return 0;
+		if (p[0].revents) {
+			struct ibv_cq *got;
+			void *context;
+			if (!ibv_get_cq_event(ch, &got, &context))
+				ibv_ack_cq_events(got, 1);
+		}
+	}
+}

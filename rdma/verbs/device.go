@@ -1,0 +1,262 @@
+//go:build cgo && verbs
+
+package verbs
+
+// #cgo LDFLAGS: -libverbs
+// #cgo noescape q_post
+// #cgo nocallback q_post
+// #cgo noescape q_wait
+// #cgo nocallback q_wait
+// #include "verbs.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Built says whether this program can use RDMA devices.
+const Built = true
+
+// maxReads bounds the READs and atomics under way on one queue pair: adapters
+// keep 16, more would have to be negotiated down.
+const maxReads = 16
+
+// Capability bits that the headers of rdma-core 44 do not name.
+const (
+	capFlushGlobal     = 1 << 38
+	capFlushPersistent = 1 << 39
+	capAtomicWrite     = 1 << 40
+)
+
+// device is an open adapter with the port and address chosen.
+type device struct {
+	ctx  *C.struct_ibv_context
+	caps Caps
+	lid  uint16
+	mtu  C.int
+}
+
+// candidate is one address of one port of one device.
+type candidate struct {
+	caps  Caps
+	lid   uint16
+	mtu   C.int
+	score int
+}
+
+// openDevice opens the best match. near is an address of this host that the
+// peer is reached from, if known: the port that has it is preferred.
+func openDevice(c Config, near netip.Addr) (*device, error) {
+	var count C.int
+	list := C.ibv_get_device_list(&count)
+	if list == nil {
+		return nil, fmt.Errorf("%w: this kernel has no RDMA (load ib_uverbs, or give the container /dev/infiniband)", ErrDevice)
+	}
+	defer C.ibv_free_device_list(list)
+	best, chosen := candidate{score: -1}, -1
+	var refused []string
+	devices := deviceList(list, int(count))
+	for i, d := range devices {
+		name := C.GoString(C.ibv_get_device_name(d))
+		if c.Device != "" && name != c.Device {
+			continue
+		}
+		found, err := probe(d, name, c, near)
+		if err != nil {
+			refused = append(refused, err.Error())
+		}
+		for _, f := range found {
+			if f.score > best.score {
+				best, chosen = f, i
+			}
+		}
+	}
+	if chosen < 0 {
+		switch {
+		case len(refused) > 0:
+			return nil, fmt.Errorf("%w: %s", ErrDevice, strings.Join(refused, "; "))
+		case c.Device != "":
+			return nil, fmt.Errorf("%w: there is no device %q (see ibv_devices)", ErrDevice, c.Device)
+		}
+		return nil, fmt.Errorf("%w: this host has none (see ibv_devices; in a container, pass /dev/infiniband)", ErrDevice)
+	}
+	ctx := C.q_open(devices[chosen])
+	if ctx == nil {
+		return nil, fmt.Errorf("%w: %s cannot be opened: give this user access to /dev/infiniband", ErrDevice, best.caps.Device)
+	}
+	return &device{ctx: ctx, caps: best.caps, lid: best.lid, mtu: best.mtu}, nil
+}
+
+func (d *device) close() error { return problem("closing "+d.caps.Device, C.q_close(d.ctx)) }
+
+// probe lists the addresses of a device that can be used, or says why there are none.
+func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (found []candidate, err error) {
+	ctx := C.q_open(d)
+	if ctx == nil {
+		return nil, fmt.Errorf("%s cannot be opened: give this user access to /dev/infiniband", name)
+	}
+	defer C.q_close(ctx)
+	var a C.struct_ibv_device_attr_ex
+	if e := C.ibv_query_device_ex(ctx, nil, &a); e != 0 {
+		return nil, problem("asking "+name, e)
+	}
+	caps := Caps{
+		Device: name, MaxQueuePair: int(a.orig_attr.max_qp),
+		MaxReads:    int(min(a.orig_attr.max_qp_rd_atom, a.orig_attr.max_qp_init_rd_atom, maxReads)),
+		Windows2B:   a.orig_attr.device_cap_flags&C.IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0,
+		Flush:       a.device_cap_flags_ex&capFlushGlobal != 0,
+		AtomicWrite: a.device_cap_flags_ex&capAtomicWrite != 0,
+	}
+	switch a.orig_attr.atomic_cap {
+	case C.IBV_ATOMIC_HCA:
+		caps.Atomics = "hca"
+	case C.IBV_ATOMIC_GLOB:
+		caps.Atomics = "global"
+	default:
+		return nil, fmt.Errorf("%s has no atomics of 8 bytes: use another adapter, or the tcp provider", name)
+	}
+	if caps.MaxReads < 1 {
+		return nil, fmt.Errorf("%s takes no READs or atomics", name)
+	}
+	var down []string
+	for port := 1; port <= int(a.orig_attr.phys_port_cnt); port++ {
+		if c.Port != 0 && c.Port != port {
+			continue
+		}
+		var p C.struct_ibv_port_attr
+		if e := C.q_query_port(ctx, C.uint8_t(port), &p); e != 0 {
+			return nil, problem(fmt.Sprintf("asking %s port %d", name, port), e)
+		}
+		if p.state != C.IBV_PORT_ACTIVE {
+			down = append(down, fmt.Sprintf("%s port %d is not active (state %d): check the link", name, port, p.state))
+			continue
+		}
+		caps.Port, caps.RoCE, caps.MTU = port, p.link_layer == C.IBV_LINK_LAYER_ETHERNET, 128<<p.active_mtu
+		found = append(found, addresses(ctx, caps, &p, c, near)...)
+	}
+	if len(found) == 0 {
+		if len(down) > 0 {
+			return nil, errors.New(strings.Join(down, "; "))
+		}
+		return nil, fmt.Errorf("%s has no port and address as configured (port %d, address %v): see ibv_devinfo -v", name, c.Port, c.GID)
+	}
+	return found, nil
+}
+
+// addresses scores the GIDs of a port: the one the peer is reached from, then RoCE
+// version 2 with IPv4, global IPv6, link-local.
+func addresses(ctx *C.struct_ibv_context, caps Caps, p *C.struct_ibv_port_attr, c Config, near netip.Addr) (found []candidate) {
+	var entries [256]C.struct_ibv_gid_entry
+	n := int(C.ibv_query_gid_table(ctx, &entries[0], C.size_t(len(entries)), 0))
+	for i := range max(n, 0) {
+		e := &entries[i]
+		if int(e.port_num) != caps.Port || e.gid_index > 255 {
+			continue
+		}
+		gid := netip.AddrFrom16(gidBytes(e))
+		plain := gid.Unmap()
+		f := candidate{caps: caps, lid: uint16(p.lid), mtu: C.int(p.active_mtu)}
+		f.caps.GID, f.caps.GIDIndex = plain, int(e.gid_index)
+		switch {
+		case plain.Is4():
+			f.score = 20
+		case plain.IsLinkLocalUnicast():
+			f.score = 5
+		default:
+			f.score = 10
+		}
+		if caps.RoCE && e.gid_type == C.IBV_GID_TYPE_ROCE_V1 {
+			f.score = 1
+		}
+		if near.IsValid() && plain == near.Unmap() {
+			f.score += 100
+		}
+		if c.GID.IsValid() && plain != c.GID.Unmap() {
+			continue
+		}
+		found = append(found, f)
+	}
+	return found
+}
+
+// endpoint describes a queue pair of this device to the other end.
+func (d *device) endpoint(qpn, psn uint32) endpoint {
+	return endpoint{lid: d.lid, qpn: qpn, psn: psn, gid: d.caps.GID.As16(), mtu: uint8(d.mtu), reads: uint8(d.caps.MaxReads)}
+}
+
+// connect takes a queue pair that talks to peer to the state RTR, and on to RTS.
+func (d *device) connect(qp *C.struct_ibv_qp, own, peer endpoint) error {
+	mtu := min(own.mtu, peer.mtu)
+	reads := C.uint8_t(min(own.reads, peer.reads))
+	global := C.int(0)
+	if d.caps.RoCE || d.lid == 0 {
+		global = 1
+	}
+	gid := peer.gid
+	e := C.q_rtr(qp, C.uint8_t(d.caps.Port), C.uint8_t(d.caps.GIDIndex), C.int(mtu), (*C.uint8_t)(&gid[0]), global,
+		C.uint16_t(peer.lid), C.uint32_t(peer.qpn), C.uint32_t(peer.psn), reads)
+	if e != 0 {
+		return fmt.Errorf("%s cannot reach %v: %w: check that both ends have addresses of one kind", d.caps.Device, netip.AddrFrom16(gid).Unmap(), unix.Errno(e))
+	}
+	return problem("starting a queue pair on "+d.caps.Device, C.q_rts(qp, C.uint32_t(own.psn), reads))
+}
+
+// Devices lists every address of every usable device, and why others are not.
+func Devices() ([]Caps, error) {
+	var count C.int
+	list := C.ibv_get_device_list(&count)
+	if list == nil {
+		return nil, nil
+	}
+	defer C.ibv_free_device_list(list)
+	var all []Caps
+	var errs []error
+	for _, d := range deviceList(list, int(count)) {
+		found, err := probe(d, C.GoString(C.ibv_get_device_name(d)), Config{}, netip.Addr{})
+		errs = append(errs, err)
+		for _, f := range found {
+			all = append(all, f.caps)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Caps) int { return strings.Compare(a.Device, b.Device) })
+	return all, errors.Join(errs...)
+}
+
+// Live counts the verbs objects of this process.
+func Live() Objects {
+	var o C.q_objects
+	C.q_count(&o)
+	return Objects{
+		Contexts: int64(o.contexts), ProtectionDomains: int64(o.pds), MemoryRegions: int64(o.mrs),
+		CompletionQueues: int64(o.cqs), Channels: int64(o.channels), QueuePairs: int64(o.qps),
+	}
+}
+
+// problem turns the answer of the shim into an error that names the thing.
+func problem(what string, e C.int) error {
+	if e == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, unix.Errno(e))
+}
+
+// register registers memory; errors say what to do about them.
+func register(pd *C.struct_ibv_pd, mem []byte, base uint64, access C.int) (*C.struct_ibv_mr, error) {
+	mr, err := C.q_register(pd, address(mem), C.uint64_t(len(mem)), C.uint64_t(base), access)
+	if mr != nil {
+		return mr, nil
+	}
+	switch {
+	case errors.Is(err, unix.ENOMEM):
+		return nil, fmt.Errorf("registering %d bytes: %w: raise the limit of locked memory (ulimit -l, LimitMEMLOCK=infinity, or CAP_IPC_LOCK)", len(mem), err)
+	case errors.Is(err, unix.EFAULT):
+		return nil, fmt.Errorf("registering %d bytes: %w: the device cannot pin this memory; use tmpfs, hugepages or a DAX file, not a file of an ordinary file system", len(mem), err)
+	}
+	return nil, fmt.Errorf("registering %d bytes: %w", len(mem), err)
+}

@@ -1,0 +1,101 @@
+//go:build cgo && verbs
+
+package verbs
+
+// #include "verbs.h"
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// Dialer connects lanes over one RDMA device. Close it after its connections.
+type Dialer struct {
+	config  Config
+	device  *device
+	buffers buffers
+	copied  atomic.Uint64
+	mended  atomic.Uint64
+
+	mu    sync.Mutex
+	conns map[*conn]struct{}
+}
+
+var _ rdma.Dialer = (*Dialer)(nil)
+
+// NewDialer opens the device.
+func NewDialer(c Config) (*Dialer, error) {
+	dev, err := openDevice(c, netip.Addr{})
+	if err != nil {
+		return nil, err
+	}
+	d := &Dialer{config: c.withDefaults(), device: dev, conns: make(map[*conn]struct{})}
+	if d.buffers.pd = C.q_pd(dev.ctx); d.buffers.pd == nil {
+		dev.close()
+		return nil, fmt.Errorf("protection domain on %s: the device has no more", dev.caps.Device)
+	}
+	return d, nil
+}
+
+// Provider is "verbs".
+func (*Dialer) Provider() string { return "verbs" }
+
+// Caps describes the device in use.
+func (d *Dialer) Caps() Caps { return d.device.caps }
+
+// Stats is a snapshot.
+func (d *Dialer) Stats() Stats {
+	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Mended: d.mended.Load()}
+}
+
+// Register makes mapped memory, such as an Arena's, known as a source of
+// buffers: verbs then use it without a copy. It must stay mapped until Close.
+func (d *Dialer) Register(mem []byte) error { return d.buffers.add(mem) }
+
+// Dial connects a lane to the node whose verbs server listens at host:port.
+func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
+	c := &conn{dialer: d, addr: addr, hello: host.Hello{Ticket: *t, Lane: lane}}
+	c.life, c.end = context.WithCancel(context.Background())
+	if err := c.prepare(); err != nil {
+		c.end()
+		return nil, err
+	}
+	d.mu.Lock()
+	d.conns[c] = struct{}{}
+	d.mu.Unlock()
+	c.mu.Lock()
+	err := c.connect(ctx)
+	c.mu.Unlock()
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close ends the dialer's connections and closes the device.
+func (d *Dialer) Close() error {
+	d.mu.Lock()
+	var open []*conn
+	for c := range d.conns {
+		open = append(open, c)
+	}
+	d.mu.Unlock()
+	for _, c := range open {
+		c.Close()
+	}
+	if err := d.buffers.close(); err != nil {
+		return err
+	}
+	if err := problem("freeing the protection domain", C.q_free_pd(d.buffers.pd)); err != nil {
+		return err
+	}
+	return d.device.close()
+}

@@ -1,0 +1,35 @@
+// Package verbs is the fabric over RDMA adapters: reliable connected queue pairs
+// of libibverbs, driven through a small C shim. It is built with cgo and the tag
+// "verbs"; otherwise Dial and NewServer answer with ErrNotBuilt.
+//
+//	client                                    node
+//	  Dialer  device, protection domain         Server  device, drains queue
+//	   └ conn  one lane                          ├ domain  one for each tenant
+//	      ├ socket: hello, open, flush, end      ├ region  one memory region for each tenant
+//	      └ queue pair ── READ WRITE CAS FAA ──  └ lane    socket, queue pair
+//
+// The socket (tcp) carries the ticket and the numbers of both queue pairs, which
+// rdma_cm's 56 bytes of private data could not hold, afterwards opens windows, and by closing
+// tells either end that the other is gone. The data path is the queue pair alone:
+// no thread of the node takes part.
+//
+// # Taking access away
+//
+// A lane ends in four steps: its queue pair goes to the error state; the flush
+// completion of a receive that was posted before is awaited, because the change of
+// state alone is not a fence; the queue pair is destroyed; only then is the client told.
+// The keys of a region end with its memory regions: deregistration returns when
+// the adapter has let go of the memory.
+//
+// # Keys
+//
+// Window.Key is a number of the session and the epoch, as on the other providers, and is
+// checked by the client's end. What the adapter checks are the protection
+// domain, which is the tenant's, and a 32-bit key that the client's end holds beside it.
+//
+// # Buffers
+//
+// Memory given to Dialer.Register, such as an Arena, is registered with the device
+// in pieces when first used. Other buffers are copied through memory of the
+// lane, which costs the copy; Stats counts them.
+package verbs

@@ -1,0 +1,236 @@
+//go:build cgo && verbs
+
+// Making and dropping of verbs objects; each is counted.
+
+#include "verbs.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+static q_objects live;
+#define BORN(x) __atomic_add_fetch(&live.x, 1, __ATOMIC_RELAXED)
+#define GONE(x) __atomic_sub_fetch(&live.x, 1, __ATOMIC_RELAXED)
+
+void q_count(q_objects *out)
+{
+	out->contexts = __atomic_load_n(&live.contexts, __ATOMIC_RELAXED);
+	out->pds = __atomic_load_n(&live.pds, __ATOMIC_RELAXED);
+	out->mrs = __atomic_load_n(&live.mrs, __ATOMIC_RELAXED);
+	out->cqs = __atomic_load_n(&live.cqs, __ATOMIC_RELAXED);
+	out->channels = __atomic_load_n(&live.channels, __ATOMIC_RELAXED);
+	out->qps = __atomic_load_n(&live.qps, __ATOMIC_RELAXED);
+}
+
+struct ibv_context *q_open(struct ibv_device *d)
+{
+	struct ibv_context *ctx = ibv_open_device(d);
+	if (ctx)
+		BORN(contexts);
+	return ctx;
+}
+
+int q_close(struct ibv_context *ctx)
+{
+	int e = ibv_close_device(ctx);
+	if (!e)
+		GONE(contexts);
+	return e;
+}
+
+int q_query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *out)
+{
+	return ibv_query_port(ctx, port, out);
+}
+
+struct ibv_pd *q_pd(struct ibv_context *ctx)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	if (pd)
+		BORN(pds);
+	return pd;
+}
+
+int q_free_pd(struct ibv_pd *pd)
+{
+	int e = ibv_dealloc_pd(pd);
+	if (!e)
+		GONE(pds);
+	return e;
+}
+
+struct ibv_mr *q_register(struct ibv_pd *pd, void *addr, uint64_t bytes, uint64_t base, int access)
+{
+	struct ibv_mr *mr = ibv_reg_mr_iova(pd, addr, bytes, base, access);
+	if (mr)
+		BORN(mrs);
+	return mr;
+}
+
+int q_deregister(struct ibv_mr *mr)
+{
+	int e = ibv_dereg_mr(mr);
+	if (!e)
+		GONE(mrs);
+	return e;
+}
+
+// Completion queue with a channel whose descriptor never blocks.
+static int queue(struct ibv_context *ctx, int entries, struct ibv_comp_channel **ch, struct ibv_cq **cq)
+{
+	if (!(*ch = ibv_create_comp_channel(ctx)))
+		return errno;
+	BORN(channels);
+	fcntl((*ch)->fd, F_SETFL, fcntl((*ch)->fd, F_GETFL) | O_NONBLOCK);
+	if (!(*cq = ibv_create_cq(ctx, entries, NULL, *ch, 0))) {
+		int e = errno;
+		if (!ibv_destroy_comp_channel(*ch))
+			GONE(channels);
+		*ch = NULL;
+		return e;
+	}
+	BORN(cqs);
+	return 0;
+}
+
+static int unqueue(struct ibv_comp_channel *ch, struct ibv_cq *cq)
+{
+	int e = ibv_destroy_cq(cq);
+	if (e)
+		return e;
+	GONE(cqs);
+	if ((e = ibv_destroy_comp_channel(ch)))
+		return e;
+	GONE(channels);
+	return 0;
+}
+
+int q_drains_open(struct ibv_context *ctx, int entries, struct ibv_comp_channel **ch, struct ibv_cq **cq)
+{
+	return queue(ctx, entries, ch, cq);
+}
+
+int q_drains_close(struct ibv_comp_channel *ch, struct ibv_cq *cq) { return unqueue(ch, cq); }
+
+int q_destroy_qp(struct ibv_qp *qp)
+{
+	int e = ibv_destroy_qp(qp);
+	if (!e)
+		GONE(qps);
+	return e;
+}
+
+static struct ibv_qp *queue_pair(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t send, uint32_t recv, uint32_t *inline_max)
+{
+	struct ibv_qp_init_attr a = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = {.max_send_wr = send, .max_recv_wr = recv, .max_send_sge = 1, .max_recv_sge = 1,
+			.max_inline_data = *inline_max},
+	};
+	struct ibv_qp *qp = ibv_create_qp(pd, &a);
+	if (!qp && a.cap.max_inline_data) { // a device without inline data says so by failing
+		a.cap.max_inline_data = 0;
+		qp = ibv_create_qp(pd, &a);
+	}
+	if (qp) {
+		BORN(qps);
+		*inline_max = a.cap.max_inline_data;
+	}
+	return qp;
+}
+
+struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	uint32_t none = 0;
+	return queue_pair(pd, cq, 1, 1, &none);
+}
+
+int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want, q_lane **out)
+{
+	q_lane *l = calloc(1, sizeof *l);
+	if (!l)
+		return ENOMEM;
+	// Every work request may complete with an error.
+	int e = queue(ctx, Q_SEND_WRS + 1, &l->channel, &l->cq);
+	if (e) {
+		free(l);
+		return e;
+	}
+	l->socket = -1;
+	l->inline_max = inline_want;
+	if (!(l->qp = queue_pair(pd, l->cq, Q_SEND_WRS, 1, &l->inline_max))) {
+		e = errno;
+		unqueue(l->channel, l->cq);
+		free(l);
+		return e;
+	}
+	if (l->inline_max > inline_want)
+		l->inline_max = inline_want;
+	*out = l;
+	return 0;
+}
+
+int q_lane_close(q_lane *l)
+{
+	int e = 0;
+	if (l->qp && (e = q_destroy_qp(l->qp)))
+		return e;
+	l->qp = NULL;
+	if ((e = unqueue(l->channel, l->cq)))
+		return e;
+	free(l);
+	return 0;
+}
+
+int q_receive(struct ibv_qp *qp, uint64_t id)
+{
+	struct ibv_recv_wr wr = {.wr_id = id}, *bad;
+	return ibv_post_recv(qp, &wr, &bad);
+}
+
+int q_init(struct ibv_qp *qp, uint8_t port, int access)
+{
+	struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = port, .qp_access_flags = access};
+	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+int q_rtr(struct ibv_qp *qp, uint8_t port, uint8_t sgid_index, int mtu, const uint8_t *dgid, int global,
+	  uint16_t dlid, uint32_t dqpn, uint32_t psn, uint8_t rd_atomic)
+{
+	struct ibv_qp_attr a = {
+		.qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = dqpn, .rq_psn = psn,
+		.max_dest_rd_atomic = rd_atomic, .min_rnr_timer = 12,
+		.ah_attr = {.dlid = dlid, .port_num = port, .is_global = global},
+	};
+	if (global) {
+		memcpy(a.ah_attr.grh.dgid.raw, dgid, 16);
+		a.ah_attr.grh.sgid_index = sgid_index;
+		a.ah_attr.grh.hop_limit = 64;
+	}
+	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+}
+
+int q_rts(struct ibv_qp *qp, uint32_t psn, uint8_t rd_atomic)
+{
+	// 4.096 us << 16 = 268 ms, up to 7 times. 7 as a retry count would mean for ever.
+	struct ibv_qp_attr a = {
+		.qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 6, .rnr_retry = 6, .sq_psn = psn,
+		.max_rd_atomic = rd_atomic,
+	};
+	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+		IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+int q_error(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
+	return ibv_modify_qp(qp, &a, IBV_QP_STATE);
+}
+
+int q_state(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr a;
+	struct ibv_qp_init_attr i;
+	return ibv_query_qp(qp, &a, IBV_QP_STATE, &i) ? -1 : (int)a.qp_state;
+}

@@ -1,0 +1,54 @@
+//go:build !cgo || !verbs
+
+package verbs
+
+import (
+	"context"
+	"log/slog"
+	"net"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// Built says whether this program can use RDMA devices.
+const Built = false
+
+// Dialer is not in this build.
+type Dialer struct{}
+
+// NewDialer answers with ErrNotBuilt.
+func NewDialer(Config) (*Dialer, error) { return nil, ErrNotBuilt }
+
+// Dial answers with ErrNotBuilt.
+func (*Dialer) Dial(context.Context, string, *rdma.Ticket, uint32) (rdma.Conn, error) {
+	return nil, ErrNotBuilt
+}
+
+func (*Dialer) Provider() string      { return "verbs" }
+func (*Dialer) Register([]byte) error { return ErrNotBuilt }
+func (*Dialer) Caps() Caps            { return Caps{} }
+func (*Dialer) Stats() Stats          { return Stats{} }
+func (*Dialer) Close() error          { return nil }
+
+// Server is not in this build.
+type Server struct{}
+
+// NewServer answers with ErrNotBuilt.
+func NewServer([16]byte, [32]byte, uint32, uint64, host.Limits, Config, *slog.Logger) (*Server, error) {
+	return nil, ErrNotBuilt
+}
+
+func (*Server) Serve(net.Listener) error                                       { return ErrNotBuilt }
+func (*Server) OpenRegion(context.Context, uint32, uint64, *host.Memory) error { return ErrNotBuilt }
+func (*Server) CloseRegion(context.Context, uint32, uint64) error              { return ErrNotBuilt }
+func (*Server) Fence(context.Context, ...uint64) error                         { return ErrNotBuilt }
+func (*Server) FenceBelow(context.Context, uint64) error                       { return ErrNotBuilt }
+func (*Server) Caps() Caps                                                     { return Caps{} }
+func (*Server) Close(context.Context) error                                    { return nil }
+
+// Devices lists nothing.
+func Devices() ([]Caps, error) { return nil, ErrNotBuilt }
+
+// Live counts nothing.
+func Live() Objects { return Objects{} }
