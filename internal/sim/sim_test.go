@@ -40,3 +40,15 @@ func TestQuiet(t *testing.T) {
 func TestClientsDieAndPause(t *testing.T) {
 	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 5000), AnyScheduler: true, Faults: Kill | Pause | Break, Porcupine: 8})
 }
+
+func TestFailover(t *testing.T) {
+	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 2000), AnyScheduler: true, Faults: AllFaults &^ Power, Porcupine: 8})
+}
+
+func TestDurable(t *testing.T) {
+	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 2000), AnyScheduler: true, Faults: AllFaults, Durable: true, Porcupine: 8})
+}
+
+func TestAllocator(t *testing.T) {
+	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 1000), AnyScheduler: true, Faults: AllFaults, Grow: true, Porcupine: 8})
+}
