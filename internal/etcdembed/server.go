@@ -56,6 +56,7 @@ type Server struct {
 	client  string
 	sockets string // folder of the unix sockets
 	temp    string // folder to remove, if the data is temporary
+	closed  bool
 }
 
 // Start starts a member and waits until it can serve.
@@ -149,9 +150,11 @@ func (s *Server) Client() (*clientv3.Client, error) {
 	})
 }
 
-// Close stops the server and removes what was temporary.
+// Close stops the server and removes what was temporary. Close clients first: the
+// server waits some seconds for those that are still connected.
 func (s *Server) Close() {
-	if s.etcd != nil {
+	if s.etcd != nil && !s.closed {
+		s.closed = true
 		s.etcd.Close()
 	}
 	for _, dir := range []string{s.sockets, s.temp} {
