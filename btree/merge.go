@@ -6,8 +6,11 @@ import (
 )
 
 // A merged node must not be full at once: nodes merge when together they take at
-// most this share of a node.
+// most this share of a node, or when one of them is of no use any more.
 const mergeNum, mergeDen = 2, 3
+
+// idle says whether a node has no entries to speak of.
+func (v *view) idle() bool { return v.count == min(v.level, 1) }
 
 // underFull says whether a node of so many bytes looks for a neighbour to merge with.
 func (p *Program) underFull(bytes int) bool { return bytes < p.limits.Room*2/5 }
@@ -40,18 +43,14 @@ func (p *Program) mergeOnce(key []byte, level int) (bool, error) {
 	if !ok {
 		return false, corrupt("%v: entry %d", parent.ref, i)
 	}
-	i = max(i, 1)
-	lref, _ := parent.child(i - 1)
-	rref, _ := parent.child(i)
-	l, err1 := p.read(lref)
-	r, err2 := p.read(rref)
-	if err := errors.Join(err1, err2, validBoth(l, r)); err != nil {
-		return false, err
+	err = errTooFull
+	if i > 0 {
+		err = p.mergeChildren(parent, i)
 	}
-	if l.right != rref || l.frozen() || r.frozen() || l.level != level || r.level != level || !bytes.Equal(l.high, r.low) {
-		return false, nil
+	if errors.Is(err, errTooFull) && i+1 < parent.count {
+		err = p.mergeChildren(parent, i+1)
 	}
-	if err := p.merge(l, r); err != nil {
+	if err != nil {
 		return false, err
 	}
 	parent, err = p.find(probe{key: key}, level+1)
@@ -65,6 +64,21 @@ func (p *Program) mergeOnce(key []byte, level int) (bool, error) {
 		return false, nil
 	}
 	return p.underFull(len(parent.raw)), nil
+}
+
+// mergeChildren merges child i of a parent into the one before it.
+func (p *Program) mergeChildren(parent *page, i int) error {
+	lref, _ := parent.child(i - 1)
+	rref, _ := parent.child(i)
+	l, err1 := p.read(lref)
+	r, err2 := p.read(rref)
+	if err := errors.Join(err1, err2, validBoth(l, r)); err != nil {
+		return err
+	}
+	if l.right != rref || l.frozen() || r.frozen() || l.level != parent.level-1 || r.level != l.level || !bytes.Equal(l.high, r.low) {
+		return errChanged
+	}
+	return p.merge(l, r)
 }
 
 func validBoth(l, r *page) error {
@@ -84,7 +98,11 @@ var errTooFull = errors.New("too full to merge")
 // merge has l absorb r. Preconditions: both just read, neither frozen, r is the
 // right sibling of l.
 func (p *Program) merge(l, r *page) error {
-	if u := union(l.node(), r.node()); u.size()*mergeDen > p.limits.Room*mergeNum {
+	size, room := union(l.node(), r.node()).size(), p.limits.Room
+	if l.idle() || r.idle() {
+		room = room * mergeDen / mergeNum
+	}
+	if size*mergeDen > room*mergeNum {
 		return errTooFull
 	}
 	frozen, err := p.freeze(l, r)
@@ -98,6 +116,9 @@ func (p *Program) merge(l, r *page) error {
 func (p *Program) freeze(l, r *page) (*page, error) {
 	n := r.node()
 	n.by, n.at, n.stamp = l.ref, l.stamp, r.stamp+1
+	if bug(bugNoFreeze) {
+		return r, nil
+	}
 	if err := p.replace(r.ref, r.stamp, n); err != nil {
 		return nil, err
 	}
@@ -117,7 +138,13 @@ func (p *Program) absorb(l, r *page) error {
 	} else {
 		u = union(l.node(), r.node())
 	}
-	done, err := p.commit(l.ref, l.stamp, u)
+	stamp := l.stamp
+	if bug(bugAbsorbUnchecked) {
+		if now, err := p.read(l.ref); err == nil {
+			stamp = now.stamp
+		}
+	}
+	done, err := p.commit(l.ref, stamp, u)
 	switch {
 	case err != nil:
 		return err
@@ -174,7 +201,7 @@ func (p *Program) settle(ref Ref) error {
 	if err != nil {
 		return err
 	}
-	if gone {
+	if gone && !bug(bugThawUnchecked) {
 		return p.bury(r)
 	}
 	return p.thaw(r)

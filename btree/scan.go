@@ -156,7 +156,7 @@ func (s *scan) readAhead(parent *page) error {
 	}
 	pr := s.probe
 	for _, pg := range s.slots {
-		if pg == nil || pg.level != 0 || pg.frozen() || pg.place(pr) != 0 {
+		if pg == nil || pg.level != 0 || pg.frozen() || pg.place(pr) != 0 && !bug(bugScanFollowsLinks) {
 			break
 		}
 		s.leaves = append(s.leaves, pg)

@@ -31,7 +31,7 @@ func (p *Program) replace(ref Ref, stamp uint64, n *node) error {
 		switch {
 		case err != nil:
 			return nil, err
-		case v.stamp != stamp || v.frozen():
+		case (v.stamp != stamp || v.frozen()) && !(bug(bugSplitUnchecked) && v.level == n.level):
 			return nil, errChanged
 		}
 		return p.out, nil
@@ -81,8 +81,16 @@ func (p *Program) split(ref Ref, atEnd bool) error {
 		return p.grow(n, atEnd)
 	}
 	right := n.cut(n.half(atEnd))
+	if bug(bugLeftFirst) {
+		return p.splitLeftFirst(ref, pg.stamp, n, right)
+	}
 	if n.right, err = p.alloc(right); err != nil {
 		return err
+	}
+	if bug(bugParentFirst) {
+		if err := p.post(right.level+1, right.low, n.right); err != nil {
+			return err
+		}
 	}
 	done, err := p.commit(ref, pg.stamp, n, n.right)
 	if err != nil || !done {
@@ -94,6 +102,26 @@ func (p *Program) split(ref Ref, atEnd bool) error {
 		p.later(mending{level: right.level, sep: right.low, child: n.right})
 	}
 	return nil
+}
+
+// splitLeftFirst is what must not be done: until the second commit the upper half
+// is nowhere. See bugLeftFirst.
+func (p *Program) splitLeftFirst(ref Ref, stamp uint64, n, right *node) error {
+	upper := right.entries
+	right.entries = upper[:min(1, right.level)]
+	rref, err := p.alloc(right)
+	if err != nil {
+		return err
+	}
+	n.right = rref
+	if done, err := p.commit(ref, stamp, n, rref); err != nil || !done {
+		return err
+	}
+	right.entries = upper
+	was := right.stamp
+	right.stamp++
+	_, err = p.commit(rref, was, right)
+	return err
 }
 
 // cacheNode keeps what was just committed.

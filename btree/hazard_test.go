@@ -1,0 +1,310 @@
+package btree
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Tests of the rows of HAZARDS that are the tree's.
+
+// stage is a tree with some keys and what a killed client may have left in it.
+type stage struct {
+	t    testing.TB
+	w    *world
+	st   *memStore
+	root Ref
+	want map[string]string
+	sh   *Shared
+}
+
+func newStage(t testing.TB, build func(s *stage, p *Program)) *stage {
+	s := &stage{t: t, w: &world{memory: newMemory(), rng: rand.New(rand.NewPCG(1, 1))}, want: map[string]string{}}
+	s.st = s.w.store(t)
+	sh, err := Make(s.st, Config{NodeBytes: 1 << 10})
+	require.NoError(t, err)
+	s.root, s.sh = sh.root, sh
+	build(s, NewProgram(sh, s.st))
+	checkWhole(t, s.w.memory, s.st, sh, false)
+	return s
+}
+
+func (s *stage) put(p *Program, i int, v string) {
+	k := string(key4(i))
+	v = fmt.Sprintf("%-60s", v)
+	_, err := p.Put([]byte(k), []byte(v), Cond{})
+	require.NoError(s.t, err)
+	s.want[k] = v
+}
+
+func (s *stage) remove(p *Program, i int) {
+	require.NoError(s.t, p.Delete(key4(i), Cond{}))
+	delete(s.want, string(key4(i)))
+}
+
+// client is a process with a cache of its own, warmed by reading every key.
+func (s *stage) client(warm bool) *Program {
+	sh, err := Attach(s.st, s.root, Config{})
+	require.NoError(s.t, err)
+	p := NewProgram(sh, s.st)
+	if warm {
+		s.see(p)
+	}
+	return p
+}
+
+// see proves that a client sees what the tree should hold, by points and by scans.
+// Keys that unsure names may be there or not.
+func (s *stage) see(p *Program, unsure ...string) {
+	skip := map[string]bool{}
+	for _, k := range unsure {
+		skip[k] = true
+	}
+	for _, k := range slices.Sorted(maps.Keys(s.want)) {
+		want := s.want[k]
+		v, _, err := p.Get([]byte(k), nil)
+		if !skip[k] {
+			require.NoError(s.t, err, k)
+			require.Equal(s.t, want, string(v), k)
+		}
+	}
+	for _, reverse := range []bool{false, true} {
+		n, last := 0, ""
+		require.NoError(s.t, p.Scan(Range{Reverse: reverse}, func(k, v []byte, _ uint64) bool {
+			if last != "" {
+				require.Equal(s.t, reverse, string(k) < last)
+			}
+			if last = string(k); !skip[last] {
+				require.Equal(s.t, s.want[last], string(v), last)
+				n++
+			}
+			return true
+		}))
+		want := len(s.want)
+		for _, k := range unsure {
+			if _, ok := s.want[k]; ok {
+				want--
+			}
+		}
+		require.Equal(s.t, want, n)
+	}
+}
+
+// crashMatrix kills a client at each of its steps during act, with a client beside
+// it whose cache is from before and is never told.
+func crashMatrix(t testing.TB, build func(*stage, *Program), act func(s *stage, p *Program), unsure ...string) (steps int) {
+	for kill := 0; ; kill++ {
+		s := newStage(t, build)
+		stale, staler := s.client(true), s.client(true)
+		victim := s.client(true)
+		before := map[string]string{}
+		for k, v := range s.want {
+			before[k] = v
+		}
+		c := s.w.start(t, victim.Shared, func(c *simClient) { act(s, c.prog) })
+		n := 0
+		for ; n < kill; n++ {
+			if _, ok := c.next(); !ok {
+				c.ended = true
+				break
+			}
+		}
+		survived := c.ended
+		if !survived {
+			c.kill()
+			s.want = before
+		}
+		checkWhole(t, s.w.memory, s.st, s.sh, true)
+		s.see(stale, unsure...)
+		// Another process writes everything; who has an old cache sees the new values.
+		writer := s.client(false)
+		for _, k := range slices.Sorted(maps.Keys(before)) {
+			v := fmt.Sprintf("new %d %-50s", kill, k)
+			_, err := writer.Put([]byte(k), []byte(v), Cond{})
+			require.NoError(t, err)
+			s.want[k] = v
+		}
+		s.see(staler, unsure...)
+		s.see(stale, unsure...)
+		s.see(writer, unsure...)
+		rep := checkWhole(t, s.w.memory, s.st, s.sh, true)
+		require.Zero(t, rep.Missing, "kill at %d", kill)
+		require.Zero(t, rep.Dangling, "kill at %d", kill)
+		if survived {
+			return n
+		}
+	}
+}
+
+// fill makes a tree of keys 0, 2, 4 ... so that odd ones can be put between.
+func fill(n int) func(*stage, *Program) {
+	return func(s *stage, p *Program) {
+		for i := range n {
+			s.put(p, 2*i, "old")
+		}
+	}
+}
+
+// TestHazard26_SplitDiesAnywhere: no subtree is lost, whatever step is the last.
+// Fails with the commits in another order: bugParentFirst, bugLeftFirst.
+func TestHazard26_SplitDiesAnywhere(t *testing.T) {
+	for _, keys := range []int{4, 5, 6, 30, 60, 90} {
+		var odd []string
+		for i := range 8 {
+			odd = append(odd, string(key4(2*i+1)))
+		}
+		steps := crashMatrix(t, fill(keys), func(s *stage, p *Program) {
+			for i := range 8 {
+				s.put(p, 2*i+1, "odd")
+			}
+		}, odd...)
+		t.Logf("%d keys: killed at each of %d steps", keys, steps)
+	}
+}
+
+// TestHazard27_TheRootStays: readers that know only an old root find everything,
+// while the tree grows and shrinks over several levels.
+func TestHazard27_TheRootStays(t *testing.T) {
+	s := newStage(t, fill(3))
+	old := s.client(true)
+	p := s.client(false)
+	for round := range 3 {
+		for i := range 200 {
+			s.put(p, i, fmt.Sprint("round ", round))
+			if i%20 == 0 {
+				s.see(old)
+			}
+		}
+		rep := checkWhole(t, s.w.memory, s.st, s.sh, false)
+		require.GreaterOrEqual(t, rep.Levels, 3)
+		high := s.client(true)
+		for i := range 197 {
+			s.remove(p, i)
+			if i%20 == 0 {
+				s.see(old)
+			}
+		}
+		s.see(old)
+		s.see(high)
+		rep = checkWhole(t, s.w.memory, s.st, s.sh, false)
+		require.Equal(t, 1, rep.Levels)
+	}
+	require.Equal(t, s.root, p.root)
+	// And killed at each step of growing and of shrinking.
+	crashMatrix(t, fill(5), func(s *stage, p *Program) { s.put(p, 1, "odd") }, string(key4(1)))
+	var gone []string
+	for i := range 5 {
+		gone = append(gone, string(key4(2*i)))
+	}
+	steps := crashMatrix(t, fill(6), func(s *stage, p *Program) {
+		for i := range 5 {
+			s.remove(p, 2*i)
+		}
+		require.NotZero(t, p.stats.shrinks.Load())
+	}, gone...)
+	t.Logf("shrink: killed at each of %d steps", steps)
+}
+
+// TestHazard28_StaleCaches: caches of every age, never invalidated, give right
+// answers; each answer mends the cache it came from.
+func TestHazard28_StaleCaches(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 28))
+		s := newStage(t, fill(40))
+		old := []*Program{s.client(true)}
+		p := s.client(false)
+		for i := range 300 {
+			switch k := rng.IntN(150); {
+			case i/75%2 == 0:
+				s.put(p, k, fmt.Sprint("v", i))
+			default:
+				if _, ok := s.want[string(key4(k))]; ok {
+					s.remove(p, k)
+				}
+			}
+			if i%60 == 0 {
+				old = append(old, s.client(true))
+			}
+		}
+		require.NotZero(t, p.stats.merges.Load())
+		for i, o := range old {
+			if i%2 == 0 {
+				s.put(o, rng.IntN(150), "by an old one")
+			}
+			s.see(o)
+		}
+		checkWhole(t, s.w.memory, s.st, s.sh, false)
+	}
+}
+
+// TestHazard29_MergeUnderAScan: a scan stops between any two of its calls while
+// another client merges, splits and frees what it is about to read.
+func TestHazard29_MergeUnderAScan(t *testing.T) {
+	for _, reverse := range []bool{false, true} {
+		for pause := 0; ; pause++ {
+			s := newStage(t, fill(60))
+			scanner := s.client(true)
+			var got []string
+			c := s.w.start(t, scanner.Shared, func(c *simClient) {
+				require.NoError(t, c.prog.Scan(Range{Reverse: reverse}, func(k, _ []byte, _ uint64) bool {
+					got = append(got, string(k))
+					return true
+				}))
+			})
+			for range pause {
+				if _, ok := c.next(); !ok {
+					c.ended = true
+					break
+				}
+			}
+			p := s.client(false)
+			for i := range 60 {
+				if i%10 != 0 {
+					s.remove(p, 2*i)
+				}
+			}
+			for i := range 40 {
+				s.put(p, 61+i, "new")
+			}
+			for !c.ended {
+				_, ok := c.next()
+				c.ended = !ok
+			}
+			at := map[string]int{}
+			for i, k := range got {
+				at[k]++
+				require.Equal(t, 1, at[k], "pause %d: %s twice", pause, k)
+				if i > 0 {
+					require.Equal(t, reverse, k < got[i-1], "pause %d: %s after %s", pause, k, got[i-1])
+				}
+			}
+			for i := range 60 {
+				if i%10 == 0 {
+					require.Equal(t, 1, at[string(key4(2*i))], "pause %d, reverse %v: %s", pause, reverse, key4(2*i))
+				}
+			}
+			if len(got) == 60 && pause > 40 {
+				break
+			}
+		}
+	}
+	t.Logf("merge: killed at each of %d steps", mergeMatrix(t))
+}
+
+// mergeMatrix kills a client at each step of removing keys until leaves merge.
+func mergeMatrix(t testing.TB) int {
+	var gone []string
+	for i := 1; i < 14; i++ {
+		gone = append(gone, string(key4(2*i)))
+	}
+	return crashMatrix(t, fill(40), func(s *stage, p *Program) {
+		for i := 1; i < 14; i++ {
+			s.remove(p, 2*i)
+		}
+		require.NotZero(t, p.stats.merges.Load())
+	}, gone...)
+}
