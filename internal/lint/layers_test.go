@@ -32,6 +32,7 @@ var layers = map[string]int{
 	"internal/demo":     70,
 	"cmd":               100,
 	"examples":          100,
+	"internal/sim":      60,
 	"internal/local":    60,
 	"internal/slabtest": 60,
 	"internal/lint":     100,
@@ -41,7 +42,7 @@ var layers = map[string]int{
 	"internal/agentauth": 2,
 	"internal/etcdembed": 90,
 	// Harnesses start whole clusters for tests; nothing but tests imports them.
-	"internal/testcluster": 90,
+	"internal/testcluster": 95,
 }
 
 func layerOf(pkg string) (prefix string, layer int, ok bool) {
