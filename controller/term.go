@@ -73,6 +73,12 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 		return nil, err
 	}
 	t.ticketKey = bytes.Clone(t.machine.TicketKey())
+	// Nobody may ask before the machine knows that it leads: it would refuse.
+	lead, ok := t.extend(ctx)
+	if !ok {
+		return nil, errors.New("etcd does not extend the lease of the election")
+	}
+	t.first = append(t.first, t.machine.Step(now(), lead)...)
 	return t, nil
 }
 
@@ -137,19 +143,27 @@ func (t *term) run(ctx context.Context, lost <-chan struct{}) error {
 // keep extends the leadership and tells the machine how far it reaches.
 func (t *term) keep(ctx context.Context) {
 	for {
-		sent := now()
-		kctx, cancel := context.WithTimeout(ctx, t.etcdTTL)
-		res, err := t.c.cfg.Etcd.KeepAliveOnce(kctx, t.lease)
-		cancel()
-		if err == nil && res.TTL > 0 {
-			t.send(ctx, state.Lead{Until: sent + int64(time.Duration(res.TTL)*time.Second-leadMargin)})
-		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(keepEvery):
 		}
+		if lead, ok := t.extend(ctx); ok {
+			t.send(ctx, lead)
+		}
 	}
+}
+
+// extend extends the leadership once: counted from before it was asked for.
+func (t *term) extend(ctx context.Context) (state.Lead, bool) {
+	ctx, cancel := context.WithTimeout(ctx, t.etcdTTL)
+	defer cancel()
+	sent := now()
+	res, err := t.c.cfg.Etcd.KeepAliveOnce(ctx, t.lease)
+	if err != nil || res.TTL <= 0 {
+		return state.Lead{}, false
+	}
+	return state.Lead{Until: sent + int64(time.Duration(res.TTL)*time.Second-leadMargin)}, true
 }
 
 // send hands an event to the machine; false if the term ended first.
