@@ -1,0 +1,343 @@
+//go:build cgo && verbs
+
+package verbs
+
+// #include "verbs.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/rdma"
+	"golang.org/x/sys/unix"
+)
+
+// sending is what a lane has under way.
+type sending struct {
+	queue []posted // not yet awaited, oldest first
+	seq   uint64   // of the last part of a chain posted on this queue pair
+	wrs   int      // work requests under way
+	slots uint     // bits of the slots in use
+}
+
+// posted is a chain that has not been awaited. It is sent in parts: one, but for
+// persistent FLUSHes, behind each of which the next part waits.
+type posted struct {
+	chain    *rdma.Chain
+	from, to int    // verbs of the present part
+	wrs      int    // its work requests
+	seq      uint64 // valid if sent
+	slot     int
+	sent     bool
+	flush    bool  // verb to-1 is a persistent FLUSH that the node has yet to do
+	refused  error // why verb to and all behind it never run
+}
+
+// forget is for when the queue pair is gone: nothing is under way.
+func (c *conn) forget() {
+	c.seq, c.wrs, c.slots, c.staged = 0, 0, 0, 0
+	for i := range c.queue {
+		c.queue[i].sent = false
+	}
+}
+
+// Post hands the chain to the device, unless chains before it have to be awaited first.
+func (c *conn) Post(ch *rdma.Chain) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := posted{chain: ch, refused: rdma.WithinLimits(ch.Verbs)}
+	if p.refused == nil && c.dead != nil && !c.mends {
+		p.refused = c.dead
+	}
+	if p.refused == nil && c.dead == nil && c.allSent() {
+		c.send(&p)
+	}
+	c.queue = append(c.queue, p)
+}
+
+// allSent: a chain never overtakes another.
+func (c *conn) allSent() bool {
+	for i := range c.queue {
+		p := &c.queue[i]
+		if p.refused == nil && !(p.sent && p.to == len(p.chain.Verbs)) {
+			return false
+		}
+	}
+	return true
+}
+
+// window is the grant behind a caller's window.
+func (c *conn) window(w *rdma.Window) *window {
+	if uint(w.Slot) >= uint(len(c.windows)) {
+		return nil
+	}
+	own := &c.windows[w.Slot]
+	if own.Key == 0 || own.Key != w.Key {
+		return nil
+	}
+	return own
+}
+
+// check refuses here what would cost both ends their queue pair there.
+func (c *conn) check(w *window, v *rdma.Verb) error {
+	n := v.Len()
+	if n == 0 || v.Off >= w.Bytes || n > w.Bytes-v.Off { // never v.Off+n, which can overflow
+		return rdma.ErrBounds
+	}
+	switch v.Op {
+	case rdma.CompareSwap, rdma.FetchAdd:
+		if v.Off&7 != 0 {
+			return rdma.ErrAlign
+		}
+		fallthrough
+	case rdma.Write:
+		if c.hello.Ticket.Rights != rdma.ReadWrite {
+			return rdma.ErrReadOnly
+		}
+	case rdma.Flush:
+		if v.Kind == rdma.Persistent && !w.persistent {
+			return rdma.ErrNotPersistent
+		}
+	}
+	return nil
+}
+
+// send posts the next part of a chain. It does nothing while there is no room.
+func (c *conn) send(p *posted) {
+	ch := p.chain
+	if c.slots == 1<<slots-1 || c.wrs+len(ch.Verbs)-p.from > C.Q_SEND_WRS {
+		return
+	}
+	p.slot, p.flush, p.to = bits.TrailingZeros(^c.slots), false, p.from
+	w := c.window(&ch.To.Window)
+	if w == nil {
+		p.refused, p.sent = rdma.ErrKey, true
+		return
+	}
+	staged := c.staged
+	n := 0
+	for p.to < len(ch.Verbs) && !p.flush {
+		v := &ch.Verbs[p.to]
+		if p.refused = c.check(w, v); p.refused != nil {
+			break
+		}
+		full, err := c.describe(p, n, w, v)
+		if full {
+			c.staged = staged
+			return
+		}
+		if err != nil {
+			p.refused = err
+			break
+		}
+		p.flush = v.Op == rdma.Flush && v.Kind == rdma.Persistent
+		n++
+		p.to++
+	}
+	p.sent, p.wrs = true, n
+	if n == 0 {
+		return
+	}
+	c.seq++
+	p.seq = c.seq
+	c.wrs += n
+	c.slots |= 1 << p.slot
+	var taken C.int
+	if e := C.q_post(c.lane, C.int(n), C.uint64_t(p.seq), &taken); e != 0 {
+		c.fail(fmt.Errorf("posting %d verbs, %d of them done: %w", n, int(taken), unix.Errno(e)))
+	}
+}
+
+// describe writes a verb down for the shim.
+func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, err error) {
+	word := p.slot*rdma.MaxChainVerbs + n
+	d := &c.verbs[n]
+	*d = C.q_verb{
+		op: C.Q_READ, len: 8, remote: C.uint64_t(v.Off), rkey: C.uint32_t(w.rkey),
+		local: C.uint64_t(addressOf(c.answers) + 8*uint64(word)), lkey: C.uint32_t(c.answersMR.lkey),
+	}
+	if v.Fence {
+		d.fence = 1
+	}
+	c.stageAt[p.slot][n] = 0
+	switch v.Op {
+	case rdma.Flush:
+		// A READ is ordered after earlier WRITEs of the queue pair, and so pushes them out.
+		d.len = C.uint32_t(min(8, v.Bytes))
+		return false, nil
+	case rdma.CompareSwap:
+		d.op, d.expect, d.value = C.Q_CAS, C.uint64_t(v.Expect), C.uint64_t(v.New)
+		return false, nil
+	case rdma.FetchAdd:
+		d.op, d.value = C.Q_FAA, C.uint64_t(v.New)
+		return false, nil
+	}
+	d.len = C.uint32_t(len(v.Buf))
+	if c.dialer.buffers.find(v.Buf, &c.cached) {
+		d.local, d.lkey = C.uint64_t(addressOf(v.Buf)), C.uint32_t(c.cached.lkey)
+	} else {
+		var at int
+		if at, full, err = c.room(len(v.Buf)); full || err != nil {
+			return full, err
+		}
+		c.dialer.copied.Add(1)
+		c.stageAt[p.slot][n] = int32(at) + 1
+		d.local, d.lkey = C.uint64_t(addressOf(c.stage)+uint64(at)), C.uint32_t(c.stageMR.lkey)
+		if v.Op == rdma.Write {
+			copy(c.stage[at:], v.Buf)
+		}
+	}
+	if v.Op == rdma.Write {
+		d.op = C.Q_WRITE
+		if d.len <= C.uint32_t(c.lane.inline_max) {
+			d.inlined = 1
+		}
+	}
+	return false, nil
+}
+
+// collect takes the answers of the first n verbs of a part that has come to its end.
+func (c *conn) collect(p *posted, n int) {
+	for i := range n {
+		v := &p.chain.Verbs[p.from+i]
+		switch v.Op {
+		case rdma.CompareSwap, rdma.FetchAdd:
+			v.Old = c.words[p.slot*rdma.MaxChainVerbs+i]
+		case rdma.Read:
+			if at := c.stageAt[p.slot][i]; at != 0 {
+				copy(v.Buf, c.stage[at-1:])
+			}
+		}
+	}
+	p.chain.Done = p.from + n
+	c.wrs -= p.wrs
+	c.slots &^= 1 << p.slot
+	if c.slots == 0 {
+		c.staged = 0
+	}
+}
+
+// Wait returns when the oldest chain posted, which is ch, has an outcome.
+func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch.Done = 0
+	if len(c.queue) == 0 || c.queue[0].chain != ch {
+		ch.Err = fmt.Errorf("%w: chain not posted, or awaited out of turn", rdma.ErrBroken)
+		return
+	}
+	p := c.queue[0]
+	c.queue = c.queue[:copy(c.queue, c.queue[1:])]
+	for {
+		if !p.sent && p.refused == nil {
+			if c.dead != nil && c.mends {
+				c.mendBy(deadline)
+			}
+			if c.dead == nil {
+				c.send(&p)
+			}
+		}
+		switch {
+		case p.sent && p.wrs > 0:
+			if !c.await(&p, deadline) {
+				return
+			}
+		case p.refused == nil && c.dead != nil:
+			p.refused = c.dead
+		case p.refused == nil && len(ch.Verbs) > 0:
+			p.refused = fmt.Errorf("%w: no room for the chain", rdma.ErrLimit) // cannot be: it is the only one
+		}
+		if p.refused != nil || p.to == len(ch.Verbs) {
+			ch.Err = p.refused
+			return
+		}
+		p.from, p.sent = p.to, false
+	}
+}
+
+// await waits for the part that has been sent; false if the chain ends with it.
+func (c *conn) await(p *posted, deadline int64) bool {
+	ch := p.chain
+	if c.lane == nil { // it failed between Post and here
+		ch.Err = c.dead
+		return false
+	}
+	limit := int64(math.MaxInt64)
+	if deadline != 0 {
+		limit = max(0, deadline-clock.Now())
+	}
+	switch C.q_wait(c.lane, C.uint64_t(p.seq), C.int64_t(c.dialer.config.Spin), C.int64_t(limit)) {
+	case C.Q_DONE:
+		done := p.wrs
+		if p.flush {
+			done--
+		}
+		c.collect(p, done)
+		if p.flush {
+			return c.persist(p, deadline)
+		}
+		return true
+	case C.Q_FAILED:
+		c.refusedBy(p)
+	case C.Q_TIMEOUT:
+		c.fail(errors.New("no answer by the deadline"))
+		ch.Err = c.dead
+	case C.Q_SOCKET:
+		c.hear()
+		ch.Err = c.dead
+		if errors.Is(c.dead, rdma.ErrRefused) {
+			// Definite for what comes, not for what was under way.
+			ch.Err = fmt.Errorf("%w: node %s ended the session", rdma.ErrBroken, c.addr)
+		}
+	default:
+		c.fail(errors.New("completion queue failed"))
+		ch.Err = c.dead
+	}
+	return false
+}
+
+// refusedBy ends a chain one of whose work requests has failed. An adapter that refuses a
+// verb answers so and executes nothing behind it: both queue pairs go to the error state.
+func (c *conn) refusedBy(p *posted) {
+	ch, l := p.chain, c.lane
+	status, vendor := l.status, l.vendor
+	if uint64(l.failed)>>16 == p.seq {
+		c.collect(p, min(int(l.failed&0xffff), p.wrs))
+	}
+	switch status {
+	case C.IBV_WC_REM_ACCESS_ERR, C.IBV_WC_REM_INV_REQ_ERR:
+		c.drop()
+		c.dead, c.mends = fmt.Errorf("%w: node %s refused a verb", rdma.ErrBroken, c.addr), true
+		ch.Err = rdma.ErrKey
+		return
+	}
+	c.fail(fmt.Errorf("%s (vendor %#x)", C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(status))), uint32(vendor)))
+	ch.Err = c.dead
+}
+
+// persist asks the node to flush what the part has written.
+func (c *conn) persist(p *posted, deadline int64) bool {
+	v := &p.chain.Verbs[p.to-1]
+	ctx := context.Background()
+	if deadline != 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = withDeadline(ctx, deadline)
+		defer cancel()
+	}
+	w := &p.chain.To.Window
+	a, err := c.ask(ctx, request{kind: kindFlush, region: w.Region, epoch: w.Epoch, off: v.Off, bytes: v.Bytes})
+	if err == nil {
+		err = a.err
+	}
+	if err != nil {
+		p.chain.Err = err
+		return false
+	}
+	p.chain.Done = p.to
+	return true
+}

@@ -1,0 +1,343 @@
+//go:build cgo && verbs
+
+package verbs
+
+// #include "verbs.h"
+import "C"
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"golang.org/x/sys/unix"
+)
+
+// conn is one lane. See rdma.Conn for who may call what.
+type conn struct {
+	dialer *Dialer
+	addr   string
+	hello  host.Hello
+	life   context.Context // ends with Close
+	end    context.CancelFunc
+
+	ncMu sync.Mutex // of nc, so that Close can wake who waits on it
+	nc   *net.TCPConn
+
+	// mu is free but for Close, which waits until the lane's goroutine has left.
+	mu      sync.Mutex
+	welcome host.Welcome
+	windows []window // by slot
+	dead    error    // why nothing can be posted
+	mends   bool     // dead by a refusal: nothing runs, connecting again is safe
+	closed  bool
+	tag     uint32
+
+	lane  *C.q_lane // nil without a connection
+	verbs []C.q_verb
+	scratch
+	sending
+}
+
+// window is what the node granted. Key is the one callers know, rkey the adapter's.
+type window struct {
+	rdma.Window
+	rkey       uint32
+	persistent bool
+}
+
+var errClosed = fmt.Errorf("%w: closed", rdma.ErrBroken)
+
+func (c *conn) Provider() string { return "verbs" }
+
+// Peer is the node that answered.
+func (c *conn) Peer() (node uint32, incarnation uint64) {
+	return c.welcome.Node, c.welcome.Incarnation
+}
+
+// connect makes a queue pair and exchanges numbers with the node, whose welcome
+// says that an older connection of this lane is dead.
+// Preconditions: mu is held.
+func (c *conn) connect(ctx context.Context) error {
+	c.drop()
+	c.dead, c.mends = fmt.Errorf("%w: node %s: not connected", rdma.ErrBroken, c.addr), false
+	if c.closed || c.life.Err() != nil {
+		return errClosed
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.life, cancel)()
+	var d net.Dialer
+	generic, err := d.DialContext(ctx, "tcp", c.addr)
+	if err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	c.ncMu.Lock()
+	c.nc = generic.(*net.TCPConn)
+	c.ncMu.Unlock()
+	stop := context.AfterFunc(ctx, func() { generic.SetDeadline(time.Unix(1, 0)) })
+	err = c.greet()
+	if !stop() && err == nil {
+		err = fmt.Errorf("%w: %w", rdma.ErrBroken, context.Cause(ctx))
+	}
+	if err != nil {
+		c.drop()
+		err = fmt.Errorf("node %s: %w", c.addr, err)
+		if errors.Is(err, rdma.ErrRefused) {
+			c.dead = err
+		}
+		return err
+	}
+	c.dead = nil
+	return c.reopen(ctx)
+}
+
+// greet says who we are and connects the queue pairs.
+func (c *conn) greet() error {
+	dev := c.dialer.device
+	var lane *C.q_lane
+	if e := C.q_lane_open(dev.ctx, c.dialer.buffers.pd, inlineBytes, &lane); e != 0 {
+		return fmt.Errorf("%w: queue pair on %s: %w: it has no more, or locked memory is limited (ulimit -l)", rdma.ErrBroken, dev.caps.Device, unix.Errno(e))
+	}
+	c.lane, c.verbs = lane, lane.verbs[:]
+	if err := problem("queue pair on "+dev.caps.Device, C.q_init(lane.qp, C.uint8_t(dev.caps.Port), 0)); err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	own := dev.endpoint(uint32(lane.qp.qp_num), randomPSN())
+	if _, err := c.nc.Write(own.append(c.hello.Append(nil))); err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	var b [host.WelcomeBytes + endpointBytes]byte
+	if _, err := io.ReadFull(c.nc, b[:]); err != nil {
+		return fmt.Errorf("%w: no welcome: %w", rdma.ErrBroken, err)
+	}
+	w, err := host.DecodeWelcome(b[:host.WelcomeBytes])
+	if err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	if w.Err != nil {
+		return w.Err
+	}
+	peer, err := decodeEndpoint(b[host.WelcomeBytes:])
+	if err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	if err := dev.connect(lane.qp, own, peer); err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	raw, err := c.nc.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { lane.socket = C.int(fd) })
+	}
+	c.welcome = w
+	return err
+}
+
+func randomPSN() uint32 {
+	var b [4]byte
+	rand.Read(b[:])
+	return binary.LittleEndian.Uint32(b[:]) & 0xffffff
+}
+
+// drop destroys the queue pair, after which the device touches no buffer of this
+// lane any more, and closes the socket, which tells the node.
+// Preconditions: mu is held.
+func (c *conn) drop() {
+	if c.lane != nil {
+		C.q_lane_close(c.lane)
+		c.lane, c.verbs = nil, nil
+	}
+	c.forget()
+	c.ncMu.Lock()
+	if c.nc != nil {
+		c.nc.Close()
+		c.nc = nil
+	}
+	c.ncMu.Unlock()
+}
+
+// fail gives the connection up: what is under way has no known outcome.
+func (c *conn) fail(err error) {
+	c.drop()
+	c.dead, c.mends = fmt.Errorf("%w: node %s: %w", rdma.ErrBroken, c.addr, err), false
+}
+
+// hear reads why the node ended the connection. A definite reason counts for
+// all that is posted later; what was under way is unknown all the same.
+func (c *conn) hear() {
+	var b [answerBytes]byte
+	c.nc.SetReadDeadline(time.Now().Add(time.Second))
+	_, err := io.ReadFull(c.nc, b[:])
+	if err == nil {
+		a := decodeAnswer(b[:])
+		if a.kind == kindFarewell && errors.Is(a.err, rdma.ErrRefused) {
+			c.drop()
+			c.dead, c.mends = a.err, false
+			return
+		}
+		err = errPeer
+	}
+	c.fail(err)
+}
+
+// ask sends a request on the socket and waits for its answer.
+func (c *conn) ask(ctx context.Context, r request) (answer, error) {
+	c.tag++
+	r.tag = c.tag
+	nc := c.nc
+	nc.SetDeadline(time.Time{})
+	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var b [answerBytes]byte
+	_, err := nc.Write(r.append(b[:0]))
+	if err == nil {
+		_, err = io.ReadFull(nc, b[:])
+	}
+	if err != nil {
+		c.fail(err)
+		return answer{}, c.dead
+	}
+	a := decodeAnswer(b[:])
+	switch {
+	case a.kind == kindFarewell:
+		c.fail(a.err)
+		if errors.Is(a.err, rdma.ErrRefused) {
+			c.dead = a.err
+		}
+		return a, c.dead
+	case a.kind != r.kind || a.tag != r.tag:
+		c.fail(errPeer)
+		return a, c.dead
+	}
+	return a, nil
+}
+
+// Open asks for a window. A region that was opened before keeps its slot.
+func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dead != nil && c.mends {
+		if err := c.mend(ctx); err != nil {
+			return rdma.Window{}, err
+		}
+	}
+	if c.dead != nil {
+		return rdma.Window{}, c.dead
+	}
+	slot := 0
+	for slot < len(c.windows) && c.windows[slot].Region != region {
+		slot++
+	}
+	if slot == host.MaxWindows {
+		return rdma.Window{}, rdma.ErrLimit
+	}
+	w, err := c.open(ctx, region, epoch, int32(slot))
+	if err != nil {
+		return rdma.Window{}, err
+	}
+	if slot == len(c.windows) {
+		c.windows = append(c.windows, w)
+	} else {
+		c.windows[slot] = w
+	}
+	return w.Window, nil
+}
+
+func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32) (window, error) {
+	a, err := c.ask(ctx, request{kind: kindOpen, region: region, slot: slot, epoch: epoch})
+	if err == nil {
+		err = a.err
+	}
+	if err != nil {
+		return window{}, err
+	}
+	return window{
+		Window: rdma.Window{Region: region, Epoch: epoch, Key: a.key, Bytes: a.bytes, Slot: slot},
+		rkey:   a.rkey, persistent: a.persistent,
+	}, nil
+}
+
+// reopen gives windows that the node still serves their slots back, under the
+// same keys; the others answer ErrKey from now on.
+func (c *conn) reopen(ctx context.Context) error {
+	for i := range c.windows {
+		old := &c.windows[i]
+		if old.Key == 0 {
+			continue
+		}
+		w, err := c.open(ctx, old.Region, old.Epoch, old.Slot)
+		switch {
+		case err == nil && w.Key == old.Key:
+			*old = w
+		case err == nil || errors.Is(err, rdma.ErrKey):
+			old.Key = 0
+		default:
+			return err
+		}
+	}
+	return nil
+}
+
+// mend connects again after a refusal, which both queue pairs die of.
+func (c *conn) mend(ctx context.Context) error {
+	c.dialer.mended.Add(1)
+	return c.connect(ctx)
+}
+
+// mendBy is mend for a chain with a deadline.
+func (c *conn) mendBy(deadline int64) {
+	limit := 10 * time.Second
+	if deadline != 0 {
+		limit = min(limit, time.Duration(deadline-clock.Now()))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	c.mend(ctx)
+}
+
+// Reset dials again: the welcome says that the node's old queue pair is gone, and
+// ours was destroyed before we asked.
+func (c *conn) Reset(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queue = c.queue[:0]
+	return c.connect(ctx)
+}
+
+// Close may be called from any goroutine. It waits for the lane's own to leave.
+func (c *conn) Close() error {
+	c.end()
+	c.ncMu.Lock()
+	if c.nc != nil { // wakes who polls it
+		c.nc.CloseRead()
+		c.nc.CloseWrite()
+	}
+	c.ncMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	c.drop()
+	c.dead, c.mends = errClosed, false
+	err := c.release()
+	d := c.dialer
+	d.mu.Lock()
+	delete(d.conns, c)
+	d.mu.Unlock()
+	return err
+}
+
+func withDeadline(ctx context.Context, deadline int64) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, time.Duration(deadline-clock.Now()))
+}

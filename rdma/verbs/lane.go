@@ -1,0 +1,177 @@
+//go:build cgo && verbs
+
+package verbs
+
+// #include "verbs.h"
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// lane is the node's end of one connection.
+type lane struct {
+	server  *Server
+	id      uint64 // names its receive in the queue of flushes
+	nc      net.Conn
+	number  uint32
+	ticket  rdma.Ticket
+	domain  *domain
+	flushed chan struct{} // closed by the flush of the receive
+
+	mu      sync.Mutex
+	qp      *C.struct_ibv_qp // nil once destroyed
+	stopped error            // why access was taken away
+	drained bool             // flushed is closed
+
+	sendMu sync.Mutex // of writes to nc
+}
+
+// create makes the queue pair with a receive posted, which nothing but the error
+// state completes: clients do not SEND.
+// Preconditions: server.mu is held.
+func (l *lane) create(d *domain) error {
+	s := l.server
+	l.domain = d
+	if l.qp = C.q_responder(d.pd, s.drains); l.qp == nil {
+		return fmt.Errorf("%w: queue pair on %s: it has no more", rdma.ErrLimit, s.device.caps.Device)
+	}
+	access := C.int(C.IBV_ACCESS_REMOTE_READ)
+	if l.ticket.Rights == rdma.ReadWrite {
+		access |= C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
+	}
+	err := problem("queue pair", C.q_init(l.qp, C.uint8_t(s.device.caps.Port), access))
+	if err == nil {
+		err = problem("receive for the drain", C.q_receive(l.qp, C.uint64_t(l.id)))
+	}
+	if err != nil {
+		C.q_destroy_qp(l.qp)
+		l.qp = nil
+	}
+	return err
+}
+
+// connect lets the client in.
+func (l *lane) connect(peer endpoint) (endpoint, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped != nil {
+		return endpoint{}, l.stopped
+	}
+	d := l.server.device
+	own := d.endpoint(uint32(l.qp.qp_num), randomPSN())
+	return own, d.connect(l.qp, own, peer)
+}
+
+// serve answers requests until the client or the node has had enough.
+func (l *lane) serve() {
+	var b [requestBytes]byte
+	for {
+		if _, err := io.ReadFull(l.nc, b[:]); err != nil {
+			return
+		}
+		r := decodeRequest(b[:])
+		a := answer{kind: r.kind, tag: r.tag}
+		switch r.kind {
+		case kindOpen:
+			a.key, a.rkey, a.bytes, a.persistent, a.err = l.server.grant(l, r.region, r.epoch)
+		case kindFlush:
+			a.err = l.server.persist(r.region, r.epoch, r.off, r.bytes)
+		default:
+			l.server.log.Warn("verbs fabric: unknown request", "peer", l.nc.RemoteAddr(), "session", l.ticket.Session)
+			return
+		}
+		if l.send(&a) != nil {
+			return
+		}
+	}
+}
+
+func (l *lane) send(a *answer) error {
+	l.sendMu.Lock()
+	defer l.sendMu.Unlock()
+	l.nc.SetWriteDeadline(time.Now().Add(answerTimeout))
+	_, err := l.nc.Write(a.append(make([]byte, 0, answerBytes)))
+	return err
+}
+
+// flush notes that nothing of the queue pair executes any more. It says whether the
+// client brought that about, by a verb that the adapter refused.
+func (l *lane) flush() (unasked bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.drained {
+		l.drained = true
+		close(l.flushed)
+	}
+	return l.stopped == nil
+}
+
+// stop is the first step of taking access away: the queue pair goes to the error state.
+func (l *lane) stop(why error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped == nil {
+		l.stopped = why
+	}
+	if l.qp == nil {
+		return nil
+	}
+	return problem("stopping a queue pair", C.q_error(l.qp))
+}
+
+// finish takes all access away and returns nil when nothing of the lane can run.
+// Any number of goroutines may call it, and again after an error.
+func (l *lane) finish(ctx context.Context, why error) error {
+	if err := l.stop(why); err != nil {
+		return err
+	}
+	select {
+	case <-l.flushed:
+	default:
+		select {
+		case <-l.flushed:
+		case <-ctx.Done():
+			return fmt.Errorf("lane %d of session %d has not drained: %w", l.number, l.ticket.Session, ctx.Err())
+		}
+	}
+	l.mu.Lock()
+	first := l.qp != nil
+	if first {
+		if err := problem("destroying a queue pair", C.q_destroy_qp(l.qp)); err != nil {
+			l.mu.Unlock()
+			return err
+		}
+		l.qp = nil
+	}
+	told := l.stopped
+	l.mu.Unlock()
+	if !first {
+		return nil
+	}
+	s := l.server
+	s.mu.Lock()
+	delete(s.lanes, l.id)
+	if ses := s.sessions[l.ticket.Serial]; ses != nil && ses.lanes[l.number] == l {
+		delete(ses.lanes, l.number)
+		if len(ses.lanes) == 0 {
+			delete(s.sessions, l.ticket.Serial)
+		}
+	}
+	s.mu.Unlock()
+	// Only now may the client be told.
+	l.sendMu.Lock()
+	l.nc.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	farewell := answer{kind: kindFarewell, err: told}
+	l.nc.Write(farewell.append(make([]byte, 0, answerBytes)))
+	l.sendMu.Unlock()
+	l.nc.Close()
+	return nil
+}

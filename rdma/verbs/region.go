@@ -1,0 +1,206 @@
+//go:build cgo && verbs
+
+package verbs
+
+// #include "verbs.h"
+import "C"
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// rememberedKeys is how many old keys of a region are never given out again: they
+// have 32 bits, of which adapters choose few at random.
+const rememberedKeys = 4096
+
+// region is what a server knows of one region, also while it is not served.
+type region struct {
+	number uint32
+
+	// mu is held while memory is registered or let go, which takes long.
+	mu sync.Mutex
+	// Invariant: epoch and closed never fall.
+	epoch  uint64 // served last
+	closed uint64 // newest epoch that has been closed
+	secret [32]byte
+	memory *host.Memory // nil while not served
+	mrs    map[*domain]*C.struct_ibv_mr
+	past   []uint32 // keys of former epochs
+}
+
+func (s *Server) region(number uint32) *region {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.regions[number]
+	if r == nil {
+		r = &region{number: number, mrs: make(map[*domain]*C.struct_ibv_mr)}
+		s.regions[number] = r
+	}
+	return r
+}
+
+// OpenRegion serves memory under an epoch, with keys not used before. When it returns
+// nil, no verb under an older key runs any more. Opening the epoch that is being
+// served changes nothing. The memory stays mapped until the region is closed or
+// opened with other memory.
+func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m *host.Memory) error {
+	r := s.region(number)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.memory == m && r.epoch == epoch {
+		return nil
+	}
+	if epoch <= r.closed || r.memory != nil && epoch <= r.epoch {
+		return fmt.Errorf("region %d: opening epoch %d: %w (served %d, closed %d)", number, epoch, host.ErrEpoch, r.epoch, r.closed)
+	}
+	if err := r.letGo(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("region %d: opening epoch %d: %w", number, epoch, err)
+	}
+	s.mu.Lock()
+	ended := s.closed
+	s.mu.Unlock()
+	if ended {
+		return fmt.Errorf("region %d: the node stops", number)
+	}
+	rand.Read(r.secret[:])
+	r.memory, r.epoch = m, epoch
+	r.closed = max(r.closed, epoch-1)
+	return nil
+}
+
+// CloseRegion stops serving a region up to an epoch: when it returns nil, no verb
+// under such a key runs any more, and OpenRegion refuses these epochs.
+func (s *Server) CloseRegion(ctx context.Context, number uint32, epoch uint64) error {
+	r := s.region(number)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = max(r.closed, epoch)
+	if r.memory != nil && r.epoch > epoch {
+		return nil
+	}
+	return r.letGo()
+}
+
+func (r *region) cut() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.letGo()
+}
+
+// letGo takes the memory from the adapter: deregistration returns when no verb
+// touches it any more.
+// Preconditions: mu is held.
+func (r *region) letGo() error {
+	r.memory = nil
+	for d, mr := range r.mrs {
+		key := uint32(mr.rkey)
+		if err := problem(fmt.Sprintf("region %d: deregistering", r.number), C.q_deregister(mr)); err != nil {
+			return err
+		}
+		delete(r.mrs, d)
+		if len(r.past) == rememberedKeys {
+			r.past = slices.Delete(r.past, 0, 1)
+		}
+		r.past = append(r.past, key)
+	}
+	return nil
+}
+
+// grant gives a lane access to a region under an epoch. ErrKey while the region is
+// not served under that epoch.
+func (s *Server) grant(l *lane, number uint32, epoch uint64) (key uint64, rkey uint32, bytes uint64, persistent bool, err error) {
+	s.mu.Lock()
+	r := s.regions[number]
+	s.mu.Unlock()
+	if r == nil {
+		return 0, 0, 0, false, rdma.ErrKey
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.memory == nil || r.epoch != epoch {
+		return 0, 0, 0, false, rdma.ErrKey
+	}
+	mr := r.mrs[l.domain]
+	if mr == nil {
+		started := time.Now()
+		if mr, err = r.register(l.domain); err != nil {
+			s.log.Error("verbs fabric: region cannot be registered", "region", number, "error", err)
+			return 0, 0, 0, false, err
+		}
+		r.mrs[l.domain] = mr
+		s.log.Info("verbs fabric: region registered", "region", number, "bytes", len(r.memory.Bytes()), "tenant", l.ticket.Tenant, "took", time.Since(started))
+	}
+	return r.windowKey(l.ticket.Serial), uint32(mr.rkey), uint64(len(r.memory.Bytes())), r.memory.Persistent(), nil
+}
+
+// register hands the region to the adapter, addressed from 0, under a new key.
+func (r *region) register(d *domain) (*C.struct_ibv_mr, error) {
+	const access = C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
+	var used []*C.struct_ibv_mr
+	defer func() {
+		for _, mr := range used {
+			C.q_deregister(mr)
+		}
+	}()
+	for {
+		mr, err := register(d.pd, r.memory.Bytes(), 0, access)
+		if err != nil {
+			return nil, fmt.Errorf("region %d: %w", r.number, err)
+		}
+		if !slices.Contains(r.past, uint32(mr.rkey)) {
+			return mr, nil
+		}
+		if used = append(used, mr); len(used) > 16 {
+			return nil, fmt.Errorf("region %d: the device gives out nothing but keys that were used before", r.number)
+		}
+	}
+}
+
+// persist flushes a range to stable storage, for lanes without a FLUSH of their own.
+func (s *Server) persist(number uint32, epoch, off, bytes uint64) error {
+	s.mu.Lock()
+	r := s.regions[number]
+	s.mu.Unlock()
+	if r == nil {
+		return rdma.ErrKey
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.memory == nil || r.epoch != epoch {
+		return rdma.ErrKey
+	}
+	if !r.memory.Persistent() {
+		return rdma.ErrNotPersistent
+	}
+	if size := uint64(len(r.memory.Bytes())); off > size || bytes > size-off {
+		return rdma.ErrBounds
+	}
+	return r.memory.Persist(off, bytes)
+}
+
+// windowKey is a session's key of the region under its present epoch.
+func (r *region) windowKey(serial uint64) uint64 {
+	h := hmac.New(sha256.New, r.secret[:])
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], serial)
+	for {
+		h.Write(b[:])
+		if key := binary.LittleEndian.Uint64(h.Sum(nil)); key != 0 {
+			return key
+		}
+	}
+}

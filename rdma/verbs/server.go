@@ -1,0 +1,407 @@
+//go:build cgo && verbs
+
+package verbs
+
+// #include "verbs.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// helloTimeout bounds how long a connection may take to say who it is.
+	helloTimeout = 5 * time.Second
+	// maxStrangers bounds the connections that have not said it yet.
+	maxStrangers = 256
+	// drainEntries is the size of the queue of flushes, one for each lane.
+	drainEntries = 8192
+	// answerTimeout bounds how long a client may take to accept an answer.
+	answerTimeout = 5 * time.Second
+)
+
+// Server lets the adapter execute verbs on a node's regions, and takes that back.
+// It is what host.Access is to the other providers.
+type Server struct {
+	cluster     [16]byte
+	key         [32]byte
+	node        uint32
+	incarnation uint64
+	limits      host.Limits
+	log         *slog.Logger
+	device      *device
+	ctx         context.Context
+	cancel      context.CancelFunc
+
+	channel *C.struct_ibv_comp_channel
+	drains  *C.struct_ibv_cq
+	wake    int // eventfd that ends the drainer
+
+	served  sync.WaitGroup // sockets
+	drained sync.WaitGroup // the drainer
+	access  atomic.Uint64  // queue pairs that died of what their client sent
+
+	mu        sync.Mutex
+	regions   map[uint32]*region
+	domains   map[uint32]*domain // by tenant
+	sessions  map[uint64]*session
+	lanes     map[uint64]*lane // by id
+	nextID    uint64
+	fenced    map[uint64]struct{}
+	floor     uint64
+	strangers []net.Conn // oldest first
+	closed    bool
+}
+
+type session struct {
+	ticket rdma.Ticket
+	lanes  map[uint32]*lane
+}
+
+// domain keeps a tenant apart from the others.
+type domain struct {
+	pd *C.struct_ibv_pd
+}
+
+// NewServer opens the device. Tickets are those marked with the cluster's key.
+func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, limits host.Limits, c Config, log *slog.Logger) (*Server, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	if limits.Sessions == 0 {
+		limits.Sessions = 4096
+	}
+	if limits.LanesPerSession == 0 {
+		limits.LanesPerSession = 256
+	}
+	dev, err := openDevice(c, netip.Addr{})
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		cluster: cluster, key: key, node: node, incarnation: incarnation, limits: limits, log: log, device: dev,
+		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
+		sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), fenced: make(map[uint64]struct{}),
+	}
+	if e := C.q_drains_open(dev.ctx, drainEntries, &s.channel, &s.drains); e != 0 {
+		dev.close()
+		return nil, problem("completion queue on "+dev.caps.Device, e)
+	}
+	if s.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		C.q_drains_close(s.channel, s.drains)
+		dev.close()
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.drained.Go(s.drain)
+	return s, nil
+}
+
+// Caps describes the device in use.
+func (s *Server) Caps() Caps { return s.device.caps }
+
+// AccessErrors counts queue pairs that died of what their client sent, such as a wrong key.
+func (s *Server) AccessErrors() uint64 { return s.access.Load() }
+
+// Serve accepts the sockets of lanes until the listener fails or Close is called,
+// which makes it return nil.
+func (s *Server) Serve(l net.Listener) error {
+	stop := context.AfterFunc(s.ctx, func() { l.Close() })
+	defer stop()
+	for {
+		nc, err := l.Accept()
+		switch {
+		case err == nil:
+			s.take(nc)
+		case s.ctx.Err() != nil:
+			return nil
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.ENOBUFS):
+			s.log.Warn("verbs fabric: accept", "error", err)
+			time.Sleep(10 * time.Millisecond)
+		default:
+			return fmt.Errorf("verbs fabric on %v: %w", l.Addr(), err)
+		}
+	}
+}
+
+func (s *Server) take(nc net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		nc.Close()
+		return
+	}
+	if len(s.strangers) == maxStrangers {
+		s.strangers[0].Close()
+		s.strangers = slices.Delete(s.strangers, 0, 1)
+	}
+	s.strangers = append(s.strangers, nc)
+	s.served.Go(func() {
+		defer nc.Close()
+		l, err := s.greet(nc)
+		s.known(nc)
+		if err != nil {
+			s.log.Debug("verbs fabric: hello", "peer", nc.RemoteAddr(), "error", err)
+			return
+		}
+		l.serve()
+		s.leave(l)
+	})
+}
+
+// leave ends a lane whose client is gone. It does not give up before the drain.
+func (s *Server) leave(l *lane) {
+	if err := l.finish(context.Background(), rdma.ErrBroken); err != nil {
+		s.log.Error("verbs fabric: a queue pair cannot be ended", "session", l.ticket.Session, "error", err)
+	}
+}
+
+func (s *Server) known(nc net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.Index(s.strangers, nc); i >= 0 {
+		s.strangers = slices.Delete(s.strangers, i, i+1)
+	}
+}
+
+// greet reads the hello, admits the lane and answers. An older lane of that number is
+// ended first: a welcome proves that it is dead.
+func (s *Server) greet(nc net.Conn) (*lane, error) {
+	nc.SetDeadline(time.Now().Add(helloTimeout))
+	var b [host.HelloBytes + endpointBytes]byte
+	if _, err := io.ReadFull(nc, b[:]); err != nil {
+		return nil, err
+	}
+	hello, err := host.DecodeHello(b[:host.HelloBytes])
+	if err != nil {
+		return nil, err
+	}
+	peer, err := decodeEndpoint(b[host.HelloBytes:])
+	if err != nil {
+		return nil, err
+	}
+	var own endpoint
+	l, err := s.admit(&hello, nc)
+	if err == nil {
+		if own, err = l.connect(peer); err != nil {
+			s.log.Warn("verbs fabric: queue pair", "peer", nc.RemoteAddr(), "error", err)
+		}
+	}
+	w := host.Welcome{Err: err, Node: s.node, Incarnation: s.incarnation}
+	nc.SetDeadline(time.Now().Add(helloTimeout))
+	_, sendErr := nc.Write(own.append(w.Append(b[:0])))
+	if l != nil && (err != nil || sendErr != nil) {
+		s.leave(l)
+	}
+	nc.SetDeadline(time.Time{})
+	return l, errors.Join(err, sendErr)
+}
+
+// admit takes in a lane of the ticket's session.
+func (s *Server) admit(h *host.Hello, nc net.Conn) (*lane, error) {
+	t := &h.Ticket
+	if t.Cluster != s.cluster || !t.Verify(s.key) {
+		return nil, rdma.ErrTicket
+	}
+	l := &lane{server: s, nc: nc, number: h.Lane, ticket: *t, flushed: make(chan struct{})}
+	for {
+		old, err := s.enter(l)
+		if old == nil {
+			return l, err
+		}
+		if err := old.finish(s.ctx, rdma.ErrBroken); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// enter adds a lane, or returns the one that is in its place. A lane with an error
+// has been removed again.
+func (s *Server) enter(l *lane) (old *lane, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := &l.ticket
+	if s.closed {
+		return nil, rdma.ErrBroken
+	}
+	if _, ok := s.fenced[t.Serial]; ok || t.Serial < s.floor {
+		return nil, rdma.ErrRevoked
+	}
+	ses := s.sessions[t.Serial]
+	if ses != nil && ses.lanes[l.number] != nil {
+		return ses.lanes[l.number], nil
+	}
+	if ses == nil && len(s.sessions) >= s.limits.Sessions || ses != nil && len(ses.lanes) >= s.limits.LanesPerSession || len(s.lanes) >= drainEntries {
+		return nil, rdma.ErrLimit
+	}
+	d, err := s.domain(t.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	s.nextID++
+	l.id = s.nextID
+	if err := l.create(d); err != nil {
+		s.log.Warn("verbs fabric: queue pair", "error", err)
+		return nil, err
+	}
+	if ses == nil {
+		ses = &session{ticket: *t, lanes: make(map[uint32]*lane)}
+		s.sessions[t.Serial] = ses
+	}
+	ses.lanes[l.number] = l
+	s.lanes[l.id] = l
+	return nil, nil
+}
+
+// domain is the protection domain of a tenant.
+// Preconditions: mu is held.
+func (s *Server) domain(tenant uint32) (*domain, error) {
+	if d := s.domains[tenant]; d != nil {
+		return d, nil
+	}
+	pd := C.q_pd(s.device.ctx)
+	if pd == nil {
+		return nil, fmt.Errorf("%w: protection domain of tenant %d: the device has no more", rdma.ErrLimit, tenant)
+	}
+	d := &domain{pd: pd}
+	s.domains[tenant] = d
+	return d, nil
+}
+
+// drain passes on the flushes of queue pairs in the error state.
+func (s *Server) drain() {
+	var ids [16]C.uint64_t
+	for {
+		n := C.q_drains_wait(s.channel, s.drains, C.int(s.wake), &ids[0], C.int(len(ids)))
+		if n == 0 {
+			return
+		}
+		if n < 0 {
+			s.log.Error("verbs fabric: completion queue failed: no session can be fenced, stop this node", "error", unix.Errno(-n))
+			return
+		}
+		for _, id := range ids[:n] {
+			s.mu.Lock()
+			l := s.lanes[uint64(id)]
+			s.mu.Unlock()
+			if l != nil && l.flush() {
+				s.access.Add(1)
+			}
+		}
+	}
+}
+
+// Fence ends sessions. When it returns nil, no verb of theirs changes a byte on
+// this node, and none will be admitted again.
+func (s *Server) Fence(ctx context.Context, serials ...uint64) error {
+	s.mu.Lock()
+	for _, serial := range serials {
+		if serial >= s.floor {
+			s.fenced[serial] = struct{}{}
+		}
+	}
+	s.mu.Unlock()
+	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
+}
+
+// FenceBelow ends every session with a lower serial, as Fence does.
+func (s *Server) FenceBelow(ctx context.Context, serial uint64) error {
+	s.mu.Lock()
+	s.floor = max(s.floor, serial)
+	for f := range s.fenced {
+		if f < s.floor {
+			delete(s.fenced, f)
+		}
+	}
+	s.mu.Unlock()
+	return s.endSessions(ctx, func(x uint64) bool { return x < serial })
+}
+
+func (s *Server) endSessions(ctx context.Context, chosen func(serial uint64) bool) error {
+	s.mu.Lock()
+	var lanes []*lane
+	for serial, ses := range s.sessions {
+		if chosen(serial) {
+			for _, l := range ses.lanes {
+				lanes = append(lanes, l)
+			}
+		}
+	}
+	s.mu.Unlock()
+	return finishAll(ctx, lanes, rdma.ErrRevoked)
+}
+
+// finishAll ends lanes: all queue pairs are stopped before the first drain is awaited.
+func finishAll(ctx context.Context, lanes []*lane, why error) error {
+	for _, l := range lanes {
+		l.stop(why)
+	}
+	for _, l := range lanes {
+		if err := l.finish(ctx, why); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close ends all lanes, closes all regions and gives the device back.
+func (s *Server) Close(ctx context.Context) error {
+	s.mu.Lock()
+	s.closed = true
+	lanes := make([]*lane, 0, len(s.lanes))
+	for _, l := range s.lanes {
+		lanes = append(lanes, l)
+	}
+	for _, nc := range s.strangers {
+		nc.Close()
+	}
+	regions := make([]*region, 0, len(s.regions))
+	for _, r := range s.regions {
+		regions = append(regions, r)
+	}
+	s.mu.Unlock()
+	s.cancel()
+	if err := finishAll(ctx, lanes, rdma.ErrBroken); err != nil {
+		return err
+	}
+	s.served.Wait()
+	for _, r := range regions {
+		if err := r.cut(); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.device == nil {
+		return nil
+	}
+	for tenant, d := range s.domains {
+		if err := problem("freeing a protection domain", C.q_free_pd(d.pd)); err != nil {
+			return err
+		}
+		delete(s.domains, tenant)
+	}
+	unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	s.drained.Wait()
+	unix.Close(s.wake)
+	if err := problem("destroying the completion queue", C.q_drains_close(s.channel, s.drains)); err != nil {
+		return err
+	}
+	err := s.device.close()
+	s.device = nil
+	return err
+}
