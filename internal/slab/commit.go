@@ -177,16 +177,35 @@ func (l *Lane) primarySettled(o *op, ch change) (done bool, err error) {
 		return true, nil // released, so V had been committed before
 	case r != o.r:
 		return false, l.alarm(o, fmt.Errorf("reservation of %v is held by %v", o.ref.Addr, r))
-	case v == ch.v && ch.keep:
-		return true, nil
-	case v == ch.v:
-		// Committed. The release can be repeated, or be left to fence and scrub.
-		if err := l.release(o); err != nil {
-			return true, nil
-		}
-		return true, nil
+	case v != ch.v:
+		return false, nil // not yet: repeat
 	}
-	return false, nil // not yet: repeat
+	// Committed, but the chain may have been cut short between the CAS of V and its
+	// FLUSH: what is answered must not be lost with the power.
+	if o.reg.Durable {
+		if err := l.flushPrimary(o, ch); err != nil {
+			return err == errDone, ignoreDone(err)
+		}
+	}
+	if !ch.keep {
+		_ = l.release(o) // can be left to fence and scrub
+	}
+	return true, nil
+}
+
+// flushPrimary makes V of the primary persistent.
+func (l *Lane) flushPrimary(o *op, ch change) error {
+	for {
+		l.round.Reset()
+		l.flush(l.round.Chain(o.reg.P()), o.slab.VOff(), 8)
+		l.do()
+		if l.round.Err() == nil {
+			return nil
+		}
+		if err := l.afterFailure(o, ch); err != nil {
+			return err
+		}
+	}
 }
 
 // errDone: a read-back under a new epoch found the change in place. Internal.
