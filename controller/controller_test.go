@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
 )
 
@@ -262,6 +264,18 @@ func TestWatch(t *testing.T) {
 		seen += len(m.Regions)
 	}
 	require.Equal(t, 5, seen)
+}
+
+func TestTLS(t *testing.T) {
+	_, etcd := store(t)
+	identity := httptest.NewTLSServer(nil) // brings a certificate and a client that trusts it
+	t.Cleanup(identity.Close)
+	c, plain := start(t, controller.Config{Etcd: etcd, TLS: identity.TLS})
+	lead(t, c)
+	require.True(t, strings.HasPrefix(c.URL(), "https://"))
+	do(t, quarrypbconnect.NewControllerClient(identity.Client(), c.URL()).Status, &quarrypb.StatusRequest{})
+	_, err := try(t, plain.Status, &quarrypb.StatusRequest{})
+	require.ErrorContains(t, err, "certificate")
 }
 
 func TestConfigErrors(t *testing.T) {
