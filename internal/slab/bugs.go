@@ -43,6 +43,7 @@ const (
 	BugJoinerNotZeroed                 // a joiner keeps the words of a former life
 	BugCopierUnreserved                // the copier does not take the reservation
 	BugCopierKeepsR                    // the copier keeps the reservation
+	BugReconcileUnflushed              // reconcile flushes only what it changes
 	BugNoReconcile                     // a failover opens without reconciling
 	BugKeysKept                        // a failover does not rotate keys
 	BugLeasesIgnored                   // a failover does not wait for leases

@@ -76,8 +76,8 @@ func (l *Lane) reconcileBlock(reg *Region, block uint32, st *Reconciled) error {
 	// The header goes last: until then a repeat finds the same choice.
 	l.round.Reset()
 	for i := range reg.N {
-		if was[i] != h {
-			l.plain(reg, l.round.Chain(reg.To[i]), off, uint64(h), l.words[i])
+		if c := l.round.Chain(reg.To[i]); was[i] != h || reg.Durable {
+			l.plain(reg, c, off, uint64(h), l.words[i])
 		}
 	}
 	return l.doPlain()
@@ -186,6 +186,13 @@ func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Rec
 			}
 			if err := l.fixFull(reg); err != nil {
 				return err
+			}
+		}
+		if reg.Durable && !bug(BugReconcileUnflushed) {
+			// Words that are alike may still not be durable everywhere: their writer died
+			// before its FLUSH.
+			for i := range reg.N {
+				l.round.At(i).Flush(flushKind, reg.Geometry.BlockOff(block)+uint64(at), uint64(piece))
 			}
 		}
 		if err := l.sendFixes(); err != nil {

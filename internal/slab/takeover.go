@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // takeover makes a dead session's reservation the lane's own and rolls the
@@ -24,22 +25,37 @@ func (l *Lane) takeover(dead proto.R) (taken bool, err error) {
 		return false, err
 	}
 	l.round.Reset()
-	c := l.round.Chain(o.reg.P())
-	c.CAS(o.slab.ROff(), uint64(dead), uint64(o.r))
-	c.Read(o.slab.Off, buf)
-	for i := 1; i < o.reg.N; i++ {
-		l.round.Chain(o.reg.To[i]).Read(o.slab.VOff(), l.words[i])
-	}
+	l.round.Chain(o.reg.P()).CAS(o.slab.ROff(), uint64(dead), uint64(o.r))
+	l.readAll(o, buf)
 	l.do()
 	if l.round.Err() != nil {
 		return l.takeoverUnknown(o, dead)
 	}
-	c = l.round.At(0)
+	c := l.round.At(0)
 	if c.Verbs[0].Old != uint64(dead) {
 		return false, nil
 	}
 	_, o.v = o.slab.Words(buf)
 	return true, l.rollBack(o)
+}
+
+// readAll appends the READs of a takeover: the slab at the primary, V at the
+// backups. What the dead have changed and not flushed is made durable as it is,
+// or a loss of power could undo what the taker has seen and decided.
+func (l *Lane) readAll(o *op, buf []byte) {
+	for i := range o.reg.N {
+		var c *rdma.Chain
+		if i == 0 {
+			c = l.round.At(0)
+			c.Read(o.slab.Off, buf)
+		} else {
+			c = l.round.Chain(o.reg.To[i])
+			c.Read(o.slab.VOff(), l.words[i])
+		}
+		if o.reg.Durable {
+			l.flush(c, o.slab.VOff(), 8)
+		}
+	}
 }
 
 // takeoverUnknown decides a takeover CAS without a completion, and starts again
@@ -64,10 +80,8 @@ func (l *Lane) takeoverUnknown(o *op, dead proto.R) (bool, error) {
 	o.v = v
 	for {
 		l.round.Reset()
-		l.round.Chain(o.reg.P()).Read(o.slab.Off, l.slab[:o.slab.Class.Bytes()])
-		for i := 1; i < o.reg.N; i++ {
-			l.round.Chain(o.reg.To[i]).Read(o.slab.VOff(), l.words[i])
-		}
+		l.round.Chain(o.reg.P())
+		l.readAll(o, l.slab[:o.slab.Class.Bytes()])
 		l.do()
 		if l.round.Err() == nil {
 			return true, l.rollBack(o)
