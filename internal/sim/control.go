@@ -137,6 +137,9 @@ func (k *control) openSession(c *client) uint32 {
 	most := maxSessions - 1
 	if k.w.d.smallIDs {
 		most = k.w.d.clients + 4
+		if c.id >= maxClients {
+			most += 4 // a scrub must not wait for the ids that it is to set free
+		}
 	}
 	for id := 1; id <= most; id++ {
 		s := &k.sess[id]

@@ -146,6 +146,10 @@ func (w *world) draw() {
 	}
 	d.smallIDs = c.choose(4) == 3
 	d.shareHot = c.choose(2) == 0
+	w.fab.Flaky = 0
+	if o.Faults&Break != 0 && c.choose(4) == 3 {
+		w.fab.Flaky = 40
+	}
 	w.fab.Grain = 64
 	if c.choose(4) == 3 {
 		w.fab.Grain = 8

@@ -147,6 +147,10 @@ func (c *Conn) Unanswered() int {
 // Step moves the connection a little: a piece of a verb, a verb, or an answer.
 func (c *Conn) Step() {
 	f := c.fabric
+	if f.Flaky > 0 && c.session != Agent && f.Choose(f.Flaky) == 1 {
+		c.Break()
+		return
+	}
 	if n := len(c.late); n > 0 {
 		i := f.Choose(n + 1)
 		if i < n || len(c.queue) == 0 {

@@ -34,6 +34,8 @@ type Fabric struct {
 	Choose func(n int) int
 	// Grain is the number of bytes that a READ or WRITE moves at once: 64, or 8 to be cruel.
 	Grain int
+	// Flaky breaks a connection at one step in so many; 0: never.
+	Flaky int
 	// Watch, if set, is told of changes.
 	Watch Watcher
 	// Answered, if set, is called when a chain has got its outcome.
