@@ -1,0 +1,272 @@
+package storagenode_test
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma/shm"
+	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/storagenode"
+	"github.com/quarrystore/quarry/storagenode/state"
+)
+
+func regionFile(dir string, n int) string {
+	return filepath.Join(dir, fmt.Sprintf("region-%08d.quarry", n))
+}
+
+// snapshot is what a folder holds: names, sizes, how contents begin, times of change.
+func snapshot(t *testing.T, dir string) string {
+	var b strings.Builder
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		st, err := e.Info()
+		require.NoError(t, err)
+		sum := []byte(nil)
+		if st.Mode().IsRegular() {
+			f, err := os.Open(filepath.Join(dir, e.Name()))
+			require.NoError(t, err)
+			content, err := io.ReadAll(io.LimitReader(f, 64<<10))
+			require.NoError(t, errors.Join(err, f.Close()))
+			h := sha256.Sum256(content)
+			sum = h[:4]
+		}
+		fmt.Fprintf(&b, "%s %v %d %x %v\n", e.Name(), st.Mode(), st.Size(), sum, st.ModTime())
+	}
+	return b.String()
+}
+
+// rewriteHeader changes a region file's header and seals it again.
+func rewriteHeader(t *testing.T, path string, change func(*proto.RegionHeader)) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	head := make([]byte, proto.RegionHeaderBytes)
+	_, err = f.ReadAt(head, 0)
+	require.NoError(t, err)
+	h, err := proto.DecodeRegionHeader(head)
+	require.NoError(t, err)
+	change(&h)
+	_, err = f.WriteAt(h.Encode(), 0)
+	require.NoError(t, err)
+}
+
+func poke(t *testing.T, path string, off int64, b ...byte) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteAt(b, off)
+	require.NoError(t, err)
+}
+
+func copyFile(t *testing.T, from, to string) {
+	b, err := os.ReadFile(from)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(to, b, 0o600))
+}
+
+// TestBadFoldersAreRefusedUntouched: whatever is wrong with a folder is said in one
+// line that names the file, and nothing in it is changed.
+func TestBadFoldersAreRefusedUntouched(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		want   []string
+		damage func(t *testing.T, dir string)
+	}{
+		{"garbage", []string{"region-00000001.quarry", "wrong magic", "restore it or remove it"}, func(t *testing.T, dir string) {
+			poke(t, regionFile(dir, 1), 0, []byte("garbage!")...)
+		}},
+		{"zeroed header", []string{"region-00000001.quarry", "wrong magic"}, func(t *testing.T, dir string) {
+			poke(t, regionFile(dir, 1), 0, make([]byte, proto.RegionHeaderBytes)...)
+		}},
+		{"flipped bit", []string{"region-00000001.quarry", "seal is wrong"}, func(t *testing.T, dir string) {
+			poke(t, regionFile(dir, 1), 60, 1)
+		}},
+		{"other layout", []string{"region-00000001.quarry", "layout version 9, this build reads 1"}, func(t *testing.T, dir string) {
+			poke(t, regionFile(dir, 1), 8, 9)
+		}},
+		{"empty", []string{"region-00000001.quarry", "0 bytes", "truncated"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Truncate(regionFile(dir, 1), 0))
+		}},
+		{"truncated header", []string{"region-00000001.quarry", "100 bytes", "truncated"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Truncate(regionFile(dir, 1), 100))
+		}},
+		{"truncated", []string{"region-00000001.quarry", "16777215 bytes, its header says 16777216"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Truncate(regionFile(dir, 1), proto.MinRegionBytes-1))
+		}},
+		{"grown", []string{"region-00000001.quarry", "overlong"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Truncate(regionFile(dir, 1), proto.MinRegionBytes+4096))
+		}},
+		{"another cluster's", []string{"region-00000002.quarry", "belongs to cluster 0102", "move one of them elsewhere"}, func(t *testing.T, dir string) {
+			rewriteHeader(t, regionFile(dir, 2), func(h *proto.RegionHeader) { h.Cluster = [16]byte{1, 2} })
+		}},
+		{"two clusters, no state", []string{"region-00000001.quarry", "region-00000002.quarry", "belongs to cluster"}, func(t *testing.T, dir string) {
+			rewriteHeader(t, regionFile(dir, 2), func(h *proto.RegionHeader) { h.Cluster = [16]byte{1, 2} })
+			require.NoError(t, os.Remove(filepath.Join(dir, "node.state")))
+		}},
+		{"two files for one region", []string{"region 1 is in two files", "region-00000001.quarry", "region-7.quarry"}, func(t *testing.T, dir string) {
+			copyFile(t, regionFile(dir, 1), filepath.Join(dir, "region-7.quarry"))
+		}},
+		{"wrong name", []string{"region-00000009.quarry holds region 1", "rename it region-00000001.quarry"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Rename(regionFile(dir, 1), regionFile(dir, 9)))
+		}},
+		{"folder in its place", []string{"region-00000003.quarry is not a regular file"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Mkdir(regionFile(dir, 3), 0o700))
+		}},
+		{"another domain", []string{"region-00000001.quarry", "domain adapter"}, func(t *testing.T, dir string) {
+			rewriteHeader(t, regionFile(dir, 1), func(h *proto.RegionHeader) { h.Domain = proto.DomainAdapter })
+		}},
+		{"garbage state", []string{"node.state", "not the state of a quarry node"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "node.state"), []byte("what is this"), 0o600))
+		}},
+		{"flipped state", []string{"node.state", "seal is wrong"}, func(t *testing.T, dir string) {
+			poke(t, filepath.Join(dir, "node.state"), 32, 77)
+		}},
+		{"huge state", []string{"node.state", "not the state"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Truncate(filepath.Join(dir, "node.state"), 1<<30))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBoss(t)
+			dir := t.TempDir()
+			n := b.start(b.config(dir))
+			b.hostAndOpen(n, 1, 1)
+			b.hostAndOpen(n, 2, 1)
+			require.NoError(t, n.Close())
+			c.damage(t, dir)
+			huge := c.name == "huge state" // 1 GiB of nothing: its size says enough
+			var before string
+			if !huge {
+				before = snapshot(t, dir)
+			}
+			_, err := storagenode.Start(t.Context(), b.config(dir))
+			require.Error(t, err)
+			for _, w := range c.want {
+				require.ErrorContains(t, err, w)
+			}
+			require.NotContains(t, err.Error(), "\n")
+			if !huge {
+				require.Equal(t, before, snapshot(t, dir))
+			}
+			require.Len(t, b.joined, 1, "no controller was told")
+		})
+	}
+}
+
+func TestFilesOfAnotherClusterAreNotTakenOver(t *testing.T) {
+	b := newBoss(t)
+	dir := t.TempDir()
+	n := b.start(b.config(dir))
+	b.hostAndOpen(n, 1, 1)
+	require.NoError(t, n.Close())
+	other := newBoss(t)
+	before := snapshot(t, dir)
+	_, err := storagenode.Start(t.Context(), other.config(dir))
+	require.ErrorContains(t, err, "the node belongs to cluster")
+	require.Equal(t, before, snapshot(t, dir))
+}
+
+func TestRestartReportsFilesAndServesNone(t *testing.T) {
+	b := newBoss(t)
+	dir := t.TempDir()
+	n := b.start(b.config(dir))
+	b.hostAndOpen(n, 1, 1)
+	b.hostAndOpen(n, 2, 7)
+	c, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 2, 7)
+	require.NoError(t, err)
+	require.NoError(t, c.write(dataOff, 0x5a))
+	require.NoError(t, n.Close())
+	// What a crash in the middle of making a region leaves is cleared away.
+	require.NoError(t, os.WriteFile(regionFile(dir, 3)+".new", []byte("half"), 0o600))
+
+	n = b.start(b.config(dir))
+	require.NoFileExists(t, regionFile(dir, 3)+".new")
+	require.Len(t, b.joined, 2)
+	found := b.joined[1].Found
+	require.Len(t, found, 2)
+	require.Equal(t, b.cluster[:], b.joined[1].Cluster)
+	require.Equal(t, uint32(2), found[1].Region)
+	require.Equal(t, uint64(7), found[1].Epoch)
+	require.Equal(t, uint64(proto.MinRegionBytes), found[1].SizeBytes)
+	require.NotEqual(t, b.joined[0].Node.Incarnation, b.joined[1].Node.Incarnation)
+	for epoch := range uint64(10) {
+		_, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 2, epoch)
+		require.Error(t, err)
+	}
+	must := b.hostReq(1, 2)
+	must.MustExist = true
+	require.Zero(t, call(t, b.agent(n).HostRegion, must))
+	require.Zero(t, call(t, b.agent(n).OpenRegion, &quarrypb.OpenRegionRequest{Region: 2, Epoch: 8, ControllerTerm: 1}))
+	c, err = b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 2, 8)
+	require.NoError(t, err)
+	got, err := c.read(dataOff, 8)
+	require.NoError(t, err)
+	require.Equal(t, byte(0x5a), got[0])
+	// Closed under 9, and known to be so in the next life.
+	require.Zero(t, call(t, b.agent(n).CloseRegion, &quarrypb.CloseRegionRequest{Region: 2, Epoch: 9, ControllerTerm: 1}))
+	require.Zero(t, call(t, b.agent(n).DropRegion, &quarrypb.DropRegionRequest{Region: 1, Epoch: 1, ControllerTerm: 1}))
+	require.NoFileExists(t, regionFile(dir, 1))
+	require.NoError(t, n.Close())
+	b.start(b.config(dir))
+	require.Len(t, b.joined[2].Found, 1)
+	require.Equal(t, uint64(9), b.joined[2].Found[0].Epoch)
+	kept, err := os.ReadFile(filepath.Join(dir, "node.state"))
+	require.NoError(t, err)
+	k, err := state.DecodeKept(kept)
+	require.NoError(t, err)
+	require.Equal(t, uint64(1), k.Term)
+}
+
+func TestAFolderBelongsToOneNode(t *testing.T) {
+	b := newBoss(t)
+	dir := t.TempDir()
+	n := b.start(b.config(dir))
+	second := b.config(dir)
+	second.Name = "n2"
+	_, err := storagenode.Start(t.Context(), second)
+	require.ErrorContains(t, err, dir)
+	require.ErrorContains(t, err, "in use by another storage node")
+	// So it is for another process.
+	cmd := exec.Command(os.Args[0], dir)
+	cmd.Env = append(os.Environ(), asNode+"="+b.url)
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "in use by another storage node")
+	require.NoError(t, n.Close())
+	b.start(second)
+}
+
+// TestFilesStayLockedWhileAClientOfADeadNodeHasThem: a client on shm outlives its
+// node by a moment, in which it can still write. The next life waits for its end.
+func TestFilesStayLockedWhileAClientOfADeadNodeHasThem(t *testing.T) {
+	b := newBoss(t)
+	dir := t.TempDir()
+	p := b.spawn(t, dir)
+	a := b.agentAt(p.stats.Agent)
+	require.Zero(t, call(t, a.HostRegion, b.hostReq(1, 1)))
+	require.Zero(t, call(t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 1, ControllerTerm: 1}))
+	c, err := b.dial(shm.NewDialer(), p.stats.Socket, 1, 0, 1, 1)
+	require.NoError(t, err)
+	require.NoError(t, c.write(dataOff, 0x77))
+	require.Error(t, p.end(syscall.SIGKILL))
+	n := b.start(b.config(dir))
+	require.Error(t, c.write(dataOff, 0x78), "it has let go")
+	require.Zero(t, call(t, b.agent(n).OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 2, ControllerTerm: 1}))
+	c, err = b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 1, 2)
+	require.NoError(t, err)
+	got, err := c.read(dataOff, 8)
+	require.NoError(t, err)
+	require.Equal(t, byte(0x77), got[0])
+}
