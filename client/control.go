@@ -54,10 +54,12 @@ func (c *control) close() { c.http.CloseIdleConnections() }
 // call runs f against one controller after the other until one has an answer of
 // its own. It gives every controller two tries within the context's deadline.
 func (c *control) call(ctx context.Context, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
-	return c.callFor(ctx, callTimeout, f)
+	return c.callFor(ctx, callTimeout, false, f)
 }
 
-func (c *control) callFor(ctx context.Context, each time.Duration, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
+// callFor is call with a bound on each try. A request that must not be carried out
+// twice is sent once: ErrUnknown when it may have arrived and no answer came.
+func (c *control) callFor(ctx context.Context, each time.Duration, once bool, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
 	var last error
 	for range 2 * len(c.clients) {
 		i := int(c.current.Load())
@@ -69,7 +71,13 @@ func (c *control) callFor(ctx context.Context, each time.Duration, f func(contex
 		}
 		var ce *connect.Error
 		if errors.As(err, &ce) && ce.Code() != connect.CodeUnavailable && ce.Code() != connect.CodeDeadlineExceeded && ce.Code() != connect.CodeCanceled {
+			if ce.Code() == connect.CodeUnknown {
+				return fmt.Errorf("%w: %w", ErrUnknown, ce)
+			}
 			return ce
+		}
+		if once && !undelivered(err) {
+			return fmt.Errorf("%w: controller %s: %w", ErrUnknown, c.urls[i], err)
 		}
 		last = err
 		if ctx.Err() != nil {
@@ -78,6 +86,13 @@ func (c *control) callFor(ctx context.Context, each time.Duration, f func(contex
 		c.next(i, ce)
 	}
 	return fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(c.urls, ", "), last)
+}
+
+// undelivered says whether a failed request has certainly not been carried out:
+// nobody was reached, or a controller said that it does not lead.
+func undelivered(err error) bool {
+	var op *net.OpError
+	return connect.IsWireError(err) || errors.As(err, &op) && op.Op == "dial"
 }
 
 // next chooses whom to ask after controller i did not answer.
@@ -95,10 +110,23 @@ func (c *control) next(i int, err *connect.Error) {
 	c.current.CompareAndSwap(int32(i), int32(to))
 }
 
-// unary adapts a generated method to one answer message.
+// unary adapts a generated method to one answer message; it may be carried out twice.
 func unary[Q, A any](c *control, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
 	var out *A
 	err := c.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		res, err := method(cl, ctx, connect.NewRequest(q))
+		if err == nil {
+			out = res.Msg
+		}
+		return err
+	})
+	return out, err
+}
+
+// change is unary for what must not be carried out twice.
+func change[Q, A any](c *control, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
+	var out *A
+	err := c.callFor(ctx, callTimeout, true, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		res, err := method(cl, ctx, connect.NewRequest(q))
 		if err == nil {
 			out = res.Msg

@@ -386,7 +386,7 @@ func (l *lane) HolderFenced(holder uint32, attempt int) bool {
 	sent := clock.Now()
 	defer func() { l.waited += time.Duration(clock.Now() - sent) }()
 	fenced := false
-	err := l.session.client.control.callFor(l.ctx, certifyBound, certify(l.session.ticket.Serial, holder, &fenced))
+	err := l.session.client.control.callFor(l.ctx, certifyBound, false, certify(l.session.ticket.Serial, holder, &fenced))
 	return err == nil && fenced
 }
 

@@ -75,7 +75,7 @@ func (n *Names) one(name string, m *quarrypb.Name, err error) (Name, error) {
 // Create makes a name; ErrNameExists if it is taken.
 func (n *Names) Create(ctx context.Context, name, kind string, ref Ref) (Name, error) {
 	e := Name{Name: name, Kind: kind, Ref: ref, Owner: n.c.cfg.Name}
-	m, err := unary(n.c.control, ctx, &quarrypb.CreateNameRequest{Name: e.message()}, quarrypbconnect.ControllerClient.CreateName)
+	m, err := change(n.c.control, ctx, &quarrypb.CreateNameRequest{Name: e.message()}, quarrypbconnect.ControllerClient.CreateName)
 	return n.one(name, m, err)
 }
 
@@ -92,13 +92,13 @@ func (n *Names) Swap(ctx context.Context, name string, revision uint64, ref Ref)
 		return Name{}, err
 	}
 	now.Ref = ref
-	m, err := unary(n.c.control, ctx, &quarrypb.SwapNameRequest{Name: now.message(), Revision: revision}, quarrypbconnect.ControllerClient.SwapName)
+	m, err := change(n.c.control, ctx, &quarrypb.SwapNameRequest{Name: now.message(), Revision: revision}, quarrypbconnect.ControllerClient.SwapName)
 	return n.one(name, m, err)
 }
 
 // Delete removes a name if it is still at a revision; 0 means whatever it is at.
 func (n *Names) Delete(ctx context.Context, name string, revision uint64) error {
-	_, err := unary(n.c.control, ctx, &quarrypb.DeleteNameRequest{Name: name, Revision: revision}, quarrypbconnect.ControllerClient.DeleteName)
+	_, err := change(n.c.control, ctx, &quarrypb.DeleteNameRequest{Name: name, Revision: revision}, quarrypbconnect.ControllerClient.DeleteName)
 	return nameError(name, err)
 }
 
