@@ -1,0 +1,284 @@
+package btree
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+const (
+	// loadNodes is how many nodes of a level Load keeps before it writes them, from
+	// right to left: its memory.
+	loadNodes = 128
+	// Nodes are filled to this share, so that the first puts do not split them all.
+	fillNum, fillDen = 9, 10
+)
+
+var (
+	// ErrOrder: the input of Load is not in rising order of keys.
+	ErrOrder = errors.New("keys are not in rising order")
+	// ErrNotEmpty: Load builds trees from nothing.
+	ErrNotEmpty = errors.New("tree is not empty")
+)
+
+// Load fills an empty tree with entries in rising order of keys, which next gives
+// until ok is false. Nobody sees any of it before all of it.
+//
+// Linearizes at: the commit of the root.
+func (p *Program) Load(next func() (key, value []byte, ok bool)) (n int, err error) {
+	p.begin()
+	defer p.end()
+	root, err := p.read(p.root)
+	if err != nil {
+		return 0, err
+	}
+	if root.level != 0 || root.count != 0 {
+		return 0, ErrNotEmpty
+	}
+	b := &builder{p: p, stamp: root.stamp + 1}
+	var last []byte
+	for err == nil {
+		key, value, ok := next()
+		if !ok {
+			break
+		}
+		if err = p.checkKey(key); err == nil && n > 0 && bytes.Compare(last, key) >= 0 {
+			err = fmt.Errorf("%w: %q after %q", ErrOrder, key, last)
+		}
+		if err == nil && len(value) > MaxValueBytes {
+			err = fmt.Errorf("%w: %q has %d bytes, at most %d", ErrTooLarge, key, len(value), MaxValueBytes)
+		}
+		if err != nil {
+			break
+		}
+		last = append(last[:0], key...)
+		e := entry{key: bytes.Clone(key), version: b.stamp}
+		if e.external = p.outOfLine(key, value); e.external {
+			ref, aerr := p.store.Alloc(value, TagValue, 0, true)
+			if err = aerr; err != nil {
+				break
+			}
+			b.made = append(b.made, ref)
+			e.value, _ = ref.AppendBinary(nil)
+			e.value = binary.AppendUvarint(e.value, uint64(len(value)))
+		} else {
+			e.value = bytes.Clone(value)
+		}
+		n++
+		err = b.add(0, e)
+	}
+	var top *node
+	if err == nil {
+		top, err = b.finish()
+	}
+	if err == nil {
+		top.stamp = b.stamp
+		if err = p.replace(p.root, root.stamp, top); errors.Is(err, errChanged) {
+			err = ErrNotEmpty
+		}
+	}
+	if err != nil {
+		if !unknown(err) {
+			for _, r := range b.made {
+				_ = p.store.Free(r)
+			}
+		}
+		return 0, err
+	}
+	p.cache.drop(p.root)
+	p.cacheNode(p.root, top)
+	return n, nil
+}
+
+// builder makes the nodes of all levels as entries come in.
+type builder struct {
+	p      *Program
+	stamp  uint64
+	levels []*building
+	made   []Ref
+}
+
+// building is one level: nodes complete but for their right link, and the one that
+// grows. The first of the nodes has its slab already, for its left neighbour to link to.
+type building struct {
+	nodes []*node
+	first Ref
+	now   *node
+	size  int
+}
+
+func (b *builder) add(level int, e entry) error {
+	if level == len(b.levels) {
+		if level > maxLevel {
+			return corrupt("%d levels", level)
+		}
+		b.levels = append(b.levels, &building{now: b.node(level, nil)})
+	}
+	l := b.levels[level]
+	size := leafBytes(len(e.key), len(e.value), e.version)
+	if level > 0 {
+		size = 4 + len(e.key) + len(e.value) + 16
+	}
+	// The next low fence may be as long as the next key.
+	if n := len(l.now.entries); n > 1 && (l.size+size+len(e.key))*fillDen > b.p.limits.Room*fillNum {
+		sep := e.key
+		if level == 0 {
+			sep = bytes.Clone(between(l.now.entries[n-1].key, e.key))
+		}
+		l.now.high = sep
+		l.nodes = append(l.nodes, l.now)
+		l.now, l.size = b.node(level, sep), 0
+		if len(l.nodes) == loadNodes {
+			// The node that grows gets its slab now, so that this one can link to it.
+			ref, err := b.alloc(b.node(level, sep))
+			if err != nil {
+				return err
+			}
+			if err := b.flush(level, ref); err != nil {
+				return err
+			}
+			l.first = ref
+		}
+	}
+	if len(l.now.entries) == 0 {
+		l.size = headBytes + frozenBytes + len(l.now.low)
+	}
+	l.now.entries = append(l.now.entries, e)
+	l.size += size
+	return nil
+}
+
+func (b *builder) node(level int, low []byte) *node {
+	return &node{level: level, class: b.p.class, stamp: b.stamp, low: low}
+}
+
+// alloc allocates a node; an inner one that has no entries yet gets them by flush.
+func (b *builder) alloc(n *node) (Ref, error) {
+	if n.level > 0 && len(n.entries) == 0 {
+		n.entries = []entry{{key: n.low, child: b.p.root}}
+	}
+	ref, err := b.p.alloc(n)
+	if err == nil {
+		b.made = append(b.made, ref)
+	}
+	return ref, err
+}
+
+// flush writes the complete nodes of a level, the last first, and tells their
+// parents, the first first. right is what follows them.
+func (b *builder) flush(level int, right Ref) error {
+	l := b.levels[level]
+	refs := make([]Ref, len(l.nodes))
+	for i, n := range slices.Backward(l.nodes) {
+		n.right = right
+		var err error
+		if i > 0 || l.first.IsZero() {
+			refs[i], err = b.alloc(n)
+		} else {
+			refs[i] = l.first
+			n.stamp++
+			err = b.p.replace(l.first, b.stamp, n)
+		}
+		if err != nil {
+			return err
+		}
+		right = refs[i]
+	}
+	nodes := l.nodes
+	l.nodes = nil
+	for i, n := range nodes {
+		if err := b.add(level+1, entry{key: n.low, child: refs[i]}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish completes all levels and returns what the root is to hold.
+func (b *builder) finish() (*node, error) {
+	if len(b.levels) == 0 {
+		return b.node(0, nil), nil
+	}
+	for level := 0; ; level++ {
+		l := b.levels[level]
+		if len(l.nodes) == 0 && l.first.IsZero() && level == len(b.levels)-1 {
+			return l.now, nil
+		}
+		l.nodes = append(l.nodes, l.now)
+		if err := b.flush(level, Ref{}); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Drop frees everything. Whoever uses the tree meanwhile gets ErrNoTree sooner or
+// later; what they add meanwhile are orphans.
+func (p *Program) Drop() error {
+	p.begin()
+	defer p.giveBack()
+	var firsts []Ref
+	pg, err := p.read(p.root)
+	for err == nil && pg.level > 0 {
+		first, _ := pg.child(0)
+		firsts = append(firsts, first)
+		pg, err = p.read(first)
+	}
+	if freed(err) {
+		return ErrNoTree
+	} else if err != nil {
+		return err
+	}
+	root, err := p.read(p.root)
+	if err == nil && root.level == 0 {
+		err = p.freeValues(root)
+	}
+	if err == nil {
+		err = p.store.Free(p.root)
+	}
+	p.cache.drop(p.root)
+	if err != nil {
+		return err
+	}
+	for _, ref := range firsts {
+		for !ref.IsZero() {
+			p.giveBack()
+			pg, err := p.read(ref)
+			if freed(err) {
+				break
+			}
+			if err == nil {
+				err = p.freeValues(pg)
+			}
+			if err == nil {
+				err = p.store.Free(ref)
+			}
+			if err != nil && !freed(err) {
+				return err
+			}
+			p.cache.drop(ref)
+			ref = pg.right
+		}
+	}
+	return nil
+}
+
+// freeValues frees the external values of a leaf.
+func (p *Program) freeValues(pg *page) error {
+	if pg.level > 0 {
+		return nil
+	}
+	if err := pg.valid(); err != nil {
+		return err
+	}
+	for i := range pg.count {
+		if e, _ := pg.leaf(i); e.external {
+			ref, _ := e.outside()
+			if err := p.store.Free(ref); err != nil && !freed(err) {
+				return err
+			}
+		}
+	}
+	return nil
+}
