@@ -9,6 +9,7 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // Exit codes, the same for every command.
@@ -54,7 +55,7 @@ func exitCode(err error) int {
 		return exitNotFound
 	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable):
 		return exitConflict
-	case is(client.ErrUnreachable, fsck.ErrUnreachable, errNoController):
+	case is(client.ErrUnreachable, fsck.ErrUnreachable, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace

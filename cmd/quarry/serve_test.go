@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bufio"
+	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -124,4 +127,33 @@ func TestDemo(t *testing.T) {
 	require.Equal(t, 7, rep.Parts[1].Files)
 	require.Equal(t, "tcp", rep.Parts[1].Provider)
 	require.Equal(t, 4, rep.Parts[3].Files)
+}
+
+// A client killed in the middle of its work leaves nothing that is wrong.
+func TestKilledClient(t *testing.T) {
+	c, err := local.Start(t.Context(), local.Config{Binary: executable(t), Nodes: 2, RegionBytes: "64MiB", Lease: "500ms"})
+	require.NoError(t, err)
+	defer c.Stop()
+	env := []string{"QUARRY_CONTROLLER=" + c.URL}
+	for _, transport := range []string{"shm", "tcp"} {
+		cmd := exec.Command(executable(t), "bench", "--role", "worker", "-C", c.URL, "--transport", transport)
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		_, err = io.WriteString(in, `{"op":"alloc","bytes":100,"clients":2,"duration_ns":60000000000,"replicas":2,"batch":1,"objects":100}`+"\n")
+		require.NoError(t, err)
+		line, err := bufio.NewReader(out).ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "ready\n", line)
+		_, err = io.WriteString(in, "go\n")
+		require.NoError(t, err)
+		// It works now. Everybody else goes on while it is killed, and after.
+		quarry(t, env, "", "slab", "free", strings.TrimSpace(quarry(t, env, "", "slab", "alloc", "-d", "x", "-r", "2").ok(t))).ok(t)
+		require.NoError(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+		quarry(t, env, "", "slab", "free", strings.TrimSpace(quarry(t, env, "", "slab", "alloc", "-d", "x", "-r", "2").ok(t))).ok(t)
+		quarry(t, env, "", "fsck").ok(t)
+	}
 }

@@ -212,11 +212,10 @@ func (c *check) headers(w *work) error {
 			odd = append(odd, b)
 		}
 	}
-	for _, b := range odd {
-		var why string
-		var node int
-		for attempt := 1; attempt <= looks; attempt++ {
-			c.o.Pause(attempt)
+	for attempt := 1; len(odd) > 0; attempt++ {
+		c.o.Pause(attempt)
+		still := odd[:0]
+		for _, b := range odd {
 			c.round.Reset()
 			for i, t := range w.Replicas {
 				c.round.Chain(t).Read(w.g.HeaderOff(b), c.small[i][:8])
@@ -224,13 +223,16 @@ func (c *check) headers(w *work) error {
 			if err := c.do(w); err != nil {
 				return err
 			}
-			if why, node = c.judgeHeader(w, 0); why == "" {
-				break
+			why, node := c.judgeHeader(w, 0)
+			switch {
+			case why == "":
+			case attempt == looks:
+				c.find(w, node, KindHeader, fmt.Sprintf("block %d", b), "%s", why)
+			default:
+				still = append(still, b)
 			}
 		}
-		if why != "" {
-			c.find(w, node, KindHeader, fmt.Sprintf("block %d", b), "%s", why)
-		}
+		odd = still
 	}
 	return nil
 }
@@ -252,20 +254,49 @@ func (c *check) judgeHeader(w *work, at int) (why string, node int) {
 	return "", -1
 }
 
-// region checks the blocks of a region that are in use.
+// region checks the blocks of a region that are in use. What seems wrong is looked
+// at again afterwards, all of it between two pauses.
 func (c *check) region(w *work) error {
+	var odd []oddSlab
 	for _, b := range w.used {
-		if err := c.block(w, b); err != nil {
+		var err error
+		if odd, err = c.block(w, b, odd); err != nil {
 			return err
 		}
 		c.done++
 		c.o.Progress(c.done, c.total)
 	}
+	for attempt := 1; len(odd) > 0; attempt++ {
+		c.o.Pause(attempt)
+		still := odd[:0]
+		for _, x := range odd {
+			settled, err := c.again(w, &x, attempt)
+			if err != nil {
+				return err
+			}
+			if !settled {
+				still = append(still, x)
+			}
+		}
+		odd = still
+	}
 	return nil
 }
 
+// maxOdd bounds the slabs that are looked at again; where more are wrong than
+// that, no client is to blame.
+const maxOdd = 1 << 16
+
+// oddSlab is a slab that seemed wrong.
+type oddSlab struct {
+	block uint32
+	index int
+	h     proto.Header
+	v     proto.V // of the primary, when looked at first
+}
+
 // block checks one block: one round for its header, map and all replicas of its bytes.
-func (c *check) block(w *work, b uint32) error {
+func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 	c.round.Reset()
 	for i, t := range w.Replicas {
 		ch := c.round.Chain(t)
@@ -276,25 +307,28 @@ func (c *check) block(w *work, b uint32) error {
 		ch.Read(w.g.BlockOff(b), c.blocks[i])
 	}
 	if err := c.do(w); err != nil {
-		return err
+		return odd, err
 	}
 	h := proto.Header(proto.Word(c.words, 0))
 	if !h.Valid() || !h.State().Open() {
-		return nil // not open (any more): nobody may look at its slabs
+		return odd, nil // not open (any more): nobody may look at its slabs
 	}
 	size := h.Class().Bytes()
-	var odd []int
 	for i := range h.Class().Slabs() {
 		w.stat.Slabs++
 		s := look{h: h, slab: w.g.Slab(b, i, h), taken: taken(c.maps, i)}
 		for r := range w.Replicas {
 			s.bytes[r] = c.blocks[r][i*size : (i+1)*size]
 		}
-		if c.judge(w, &s).what != "" {
-			odd = append(odd, i)
-			continue
+		switch v := c.judge(w, &s); {
+		case v.what == "":
+			c.count(w, &s)
+		case len(odd) < maxOdd:
+			_, pv := s.slab.Words(s.bytes[0])
+			odd = append(odd, oddSlab{b, i, h, pv})
+		default:
+			c.settle(w, &s, v)
 		}
-		c.count(w, &s)
 	}
 	for i := h.Class().MapWords(); i < proto.MapBytes/8; i++ {
 		if proto.Word(c.maps, 8*i) != 0 {
@@ -302,56 +336,52 @@ func (c *check) block(w *work, b uint32) error {
 			break
 		}
 	}
-	for _, i := range odd {
-		if err := c.again(w, b, i, h); err != nil {
-			return err
-		}
-	}
-	return nil
+	return odd, nil
 }
 
-// again looks at a slab that seemed wrong until it does not, or the looks run out.
-func (c *check) again(w *work, b uint32, i int, h proto.Header) error {
-	s := look{h: h, slab: w.g.Slab(b, i, h)}
-	size := h.Class().Bytes()
-	var v verdict
-	var first proto.V
-	for attempt := 1; attempt <= looks; attempt++ {
-		c.o.Pause(attempt)
-		c.round.Reset()
-		for r, t := range w.Replicas {
-			s.bytes[r] = c.blocks[r][:size]
-			ch := c.round.Chain(t)
-			if r == 0 {
-				ch.Read(w.g.HeaderOff(b), c.words[:8])
-				ch.Read(w.g.MapOff(b)+uint64(i/64*8), c.words[8:16])
-			}
-			ch.Read(s.slab.Off, s.bytes[r])
+// again looks at a slab that seemed wrong; settled once nothing more is to be seen.
+func (c *check) again(w *work, x *oddSlab, attempt int) (settled bool, err error) {
+	s := look{h: x.h, slab: w.g.Slab(x.block, x.index, x.h)}
+	c.round.Reset()
+	for r, t := range w.Replicas {
+		s.bytes[r] = c.blocks[r][:x.h.Class().Bytes()]
+		ch := c.round.Chain(t)
+		if r == 0 {
+			ch.Read(w.g.HeaderOff(x.block), c.words[:8])
+			ch.Read(w.g.MapOff(x.block)+uint64(x.index/64*8), c.words[8:16])
 		}
-		if err := c.do(w); err != nil {
-			return err
-		}
-		if proto.Header(proto.Word(c.words, 0)) != h {
-			return nil // the block has moved on
-		}
-		s.taken = proto.Word(c.words, 8)>>(i%64)&1 == 1
-		if v = c.judge(w, &s); v.what == "" {
-			c.count(w, &s)
-			return nil
-		}
-		if _, now := s.slab.Words(s.bytes[0]); attempt == 1 {
-			first = now
-		} else if now != first && attempt == looks {
-			w.stat.Busy++
-			return nil
-		}
+		ch.Read(s.slab.Off, s.bytes[r])
 	}
+	if err := c.do(w); err != nil {
+		return false, err
+	}
+	if proto.Header(proto.Word(c.words, 0)) != x.h {
+		return true, nil // the block has moved on
+	}
+	s.taken = proto.Word(c.words, 8)>>(x.index%64)&1 == 1
+	v := c.judge(w, &s)
+	if v.what == "" {
+		c.count(w, &s)
+		return true, nil
+	}
+	if attempt < looks {
+		return false, nil
+	}
+	if _, now := s.slab.Words(s.bytes[0]); now != x.v {
+		w.stat.Busy++
+		return true, nil
+	}
+	c.settle(w, &s, v)
+	return true, nil
+}
+
+// settle counts or reports a slab that stays wrong.
+func (c *check) settle(w *work, s *look, v verdict) {
 	if v.pending {
 		w.stat.Pending++
-		return nil
+		return
 	}
 	c.find(w, v.node, v.kind, proto.MakeAddr(w.ID, uint32(s.slab.Off)).String(), "%s", v.what)
-	return nil
 }
 
 // look is one slab as READ on all replicas.
