@@ -1,0 +1,231 @@
+package btree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/quarrystore/quarry/client"
+)
+
+// NameKind is the kind that trees have in the placement library.
+const NameKind = "tree"
+
+// ErrNotTree: the name belongs to something else.
+var ErrNotTree = errors.New("not a tree")
+
+// Tree is a tree under a name, used through a client. Safe for many goroutines.
+type Tree struct {
+	*Shared
+	name     client.Name
+	c        *client.Client
+	programs sync.Pool
+}
+
+// objects is the Store of one call.
+type objects struct {
+	c   *client.Client
+	ctx context.Context
+}
+
+func (o *objects) Read(ref Ref, dst []byte) ([]byte, error) { return o.c.Read(o.ctx, ref, dst) }
+
+func (o *objects) ReadMany(refs []Ref, fn func(i int, payload []byte, err error)) error {
+	return o.c.ReadMany(o.ctx, refs, fn)
+}
+
+func (o *objects) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
+	return o.c.Update(o.ctx, ref, f)
+}
+
+func (o *objects) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (Ref, error) {
+	return o.c.Alloc(o.ctx, payload, client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce})
+}
+
+func (o *objects) Free(ref Ref) error { return o.c.Free(o.ctx, ref) }
+
+// Create makes an empty tree under a name; client.ErrNameExists if the name is taken.
+func Create(ctx context.Context, c *client.Client, name string, cfg Config) (*Tree, error) {
+	st := &objects{c, ctx}
+	sh, err := Make(st, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("create tree %q: %w", name, err)
+	}
+	n, err := c.Names().Create(ctx, name, NameKind, sh.root)
+	if err != nil {
+		if !unknown(err) && !errors.Is(err, client.ErrUnreachable) {
+			_ = st.Free(sh.root)
+		}
+		return nil, fmt.Errorf("create tree: %w", err)
+	}
+	return newTreeOf(c, n, sh), nil
+}
+
+// Open finds the tree with a name.
+func Open(ctx context.Context, c *client.Client, name string, cfg Config) (*Tree, error) {
+	n, err := c.Names().Lookup(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("open tree: %w", err)
+	}
+	if n.Kind != NameKind {
+		return nil, fmt.Errorf("open tree: %q is of kind %q: %w", name, n.Kind, ErrNotTree)
+	}
+	sh, err := Attach(&objects{c, ctx}, n.Ref, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open tree %q: %w", name, err)
+	}
+	return newTreeOf(c, n, sh), nil
+}
+
+func newTreeOf(c *client.Client, n client.Name, sh *Shared) *Tree {
+	t := &Tree{Shared: sh, name: n, c: c}
+	t.programs.New = func() any { return NewProgram(sh, &objects{c: c}) }
+	return t
+}
+
+// Name of the tree.
+func (t *Tree) Name() string { return t.name.Name }
+
+// program takes a program for one call; done gives it back.
+func (t *Tree) program(ctx context.Context) *Program {
+	p := t.programs.Get().(*Program)
+	p.store.(*objects).ctx = ctx
+	return p
+}
+
+func (t *Tree) done(p *Program) {
+	p.store.(*objects).ctx = nil
+	p.w.key, p.w.value, p.w.cond.value = nil, nil, nil
+	t.programs.Put(p)
+}
+
+// Get appends the key's value to dst; ErrNoKey if there is none.
+func (t *Tree) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
+	v, _, err := t.GetVersion(ctx, key, dst)
+	return v, err
+}
+
+// GetVersion is Get that also tells the version, to be named in IfVersion.
+func (t *Tree) GetVersion(ctx context.Context, key, dst []byte) ([]byte, uint64, error) {
+	p := t.program(ctx)
+	v, version, err := p.Get(key, dst)
+	t.done(p)
+	return v, version, err
+}
+
+// Put sets the key's value.
+func (t *Tree) Put(ctx context.Context, key, value []byte) error {
+	_, err := t.PutIf(ctx, key, value, Cond{})
+	return err
+}
+
+// PutIfAbsent sets the key's value if it has none; ErrKeyExists otherwise.
+func (t *Tree) PutIfAbsent(ctx context.Context, key, value []byte) error {
+	_, err := t.PutIf(ctx, key, value, IfAbsent())
+	return err
+}
+
+// CompareAndSwap sets the key's value if it is old; ErrConflict or ErrNoKey otherwise.
+func (t *Tree) CompareAndSwap(ctx context.Context, key, old, value []byte) error {
+	_, err := t.PutIf(ctx, key, value, IfValue(old))
+	return err
+}
+
+// PutIf sets the key's value if a condition holds, and returns the new version.
+func (t *Tree) PutIf(ctx context.Context, key, value []byte, cond Cond) (version uint64, err error) {
+	p := t.program(ctx)
+	version, err = p.Put(key, value, cond)
+	t.done(p)
+	return version, err
+}
+
+// Delete removes a key; ErrNoKey if it is not there.
+func (t *Tree) Delete(ctx context.Context, key []byte) error { return t.DeleteIf(ctx, key, Cond{}) }
+
+// DeleteIf removes a key if a condition holds.
+func (t *Tree) DeleteIf(ctx context.Context, key []byte, cond Cond) error {
+	p := t.program(ctx)
+	err := p.Delete(key, cond)
+	t.done(p)
+	return err
+}
+
+// GetMany calls fn once for each key, in any order. Slices die with the call.
+func (t *Tree) GetMany(ctx context.Context, keys [][]byte, fn func(i int, value []byte, version uint64, err error)) error {
+	p := t.program(ctx)
+	err := p.GetMany(keys, fn)
+	t.done(p)
+	return err
+}
+
+// PutMany sets keys, each by itself: errs[i] is the answer for keys[i].
+func (t *Tree) PutMany(ctx context.Context, keys, values [][]byte) []error {
+	p := t.program(ctx)
+	errs := p.PutMany(keys, values)
+	t.done(p)
+	return errs
+}
+
+// Scan calls fn with the entries of a range in order, each key once, until it
+// returns false. fn may use the tree, but not keep its slices.
+func (t *Tree) Scan(ctx context.Context, r Range, fn func(key, value []byte, version uint64) bool) error {
+	p := t.program(ctx)
+	err := p.Scan(r, fn)
+	t.done(p)
+	return err
+}
+
+// Count counts the keys of a range by reading its leaves.
+func (t *Tree) Count(ctx context.Context, r Range) (int, error) {
+	p := t.program(ctx)
+	n, err := p.Count(r)
+	t.done(p)
+	return n, err
+}
+
+// Load fills the empty tree with entries in rising order of keys; nobody sees any
+// of it before all of it.
+func (t *Tree) Load(ctx context.Context, next func() (key, value []byte, ok bool)) (int, error) {
+	p := t.program(ctx)
+	n, err := p.Load(next)
+	t.done(p)
+	return n, err
+}
+
+// Check proves the tree whole; see the function. Nobody should write meanwhile.
+func (t *Tree) Check(ctx context.Context, reach func(ref Ref, tag uint32)) (Report, error) {
+	return Check(&objects{t.c, ctx}, t.root, reach)
+}
+
+// Drop takes the name away and frees the tree.
+func (t *Tree) Drop(ctx context.Context) error {
+	if err := t.c.Names().Delete(ctx, t.name.Name, t.name.Revision); err != nil {
+		return fmt.Errorf("drop tree: %w", err)
+	}
+	p := t.program(ctx)
+	err := p.Drop()
+	t.done(p)
+	return err
+}
+
+// Stats of the tree in this process.
+type Stats struct {
+	Name    string            `json:"name"`
+	Root    Ref               `json:"root"`
+	Limits  Limits            `json:"limits"`
+	Cache   CacheStats        `json:"cache"`
+	Changes map[string]uint64 `json:"changes"` // of the tree's structure, by this process
+}
+
+// Stats says what this process has done to the tree. Not for the hot path.
+func (t *Tree) Stats() Stats {
+	c := &t.stats
+	return Stats{Name: t.name.Name, Root: t.root, Limits: t.limits, Cache: t.cache.Stats(), Changes: map[string]uint64{
+		"splits": c.splits.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shrinks": c.shrinks.Load(), "posted": c.posted.Load(),
+		"unlinked": c.unlinked.Load(), "thawed": c.thawed.Load(), "right_steps": c.rightSteps.Load(), "restarts": c.restarts.Load()}}
+}
+
+// String names the tree.
+func (t *Tree) String() string { return "tree " + strconv.Quote(t.name.Name) }

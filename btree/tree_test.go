@@ -1,0 +1,134 @@
+package btree_test
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/testcluster"
+)
+
+// TestTreeOnACluster: real nodes, a real controller, several clients at once.
+func TestTreeOnACluster(t *testing.T) {
+	ctx := t.Context()
+	cluster := testcluster.New(t, testcluster.Options{})
+	c := cluster.Connect(client.Config{})
+	tree, err := btree.Create(ctx, c, "users", btree.Config{})
+	require.NoError(t, err)
+	_, err = btree.Create(ctx, c, "users", btree.Config{})
+	require.ErrorIs(t, err, client.ErrNameExists)
+	_, err = btree.Open(ctx, c, "nobody", btree.Config{})
+	require.ErrorIs(t, err, client.ErrNoName)
+	_, err = c.Names().Create(ctx, "other", "object", tree.Root())
+	require.NoError(t, err)
+	_, err = btree.Open(ctx, c, "other", btree.Config{})
+	require.ErrorIs(t, err, btree.ErrNotTree)
+
+	const clients, each = 4, 300
+	var wg sync.WaitGroup
+	for id := range clients {
+		wg.Go(func() {
+			mine := cluster.Connect(client.Config{})
+			tr, err := btree.Open(ctx, mine, "users", btree.Config{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for i := range each {
+				k := fmt.Appendf(nil, "user/%05d", i*clients+id)
+				if err := tr.Put(ctx, k, fmt.Appendf(nil, "%d by %d", i, id)); err != nil {
+					t.Error(err)
+				}
+				if i%3 == 0 {
+					if err := tr.Delete(ctx, k); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	n, err := tree.Count(ctx, btree.Range{})
+	require.NoError(t, err)
+	require.Equal(t, clients*(each-each/3), n)
+	last := []byte(nil)
+	require.NoError(t, tree.Scan(ctx, btree.Range{}, func(k, v []byte, _ uint64) bool {
+		require.Negative(t, bytes.Compare(last, k))
+		last = append(last[:0], k...)
+		return true
+	}))
+	for _, size := range []int{0, 256, 5000, 3 << 20} {
+		big := bytes.Repeat([]byte{7}, size)
+		require.NoError(t, tree.Put(ctx, []byte("big"), big))
+		got, err := tree.Get(ctx, []byte("big"), nil)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(big, got), size)
+		require.NoError(t, tree.CompareAndSwap(ctx, []byte("big"), big, []byte("small")))
+	}
+	rep, err := tree.Check(ctx, nil)
+	require.NoError(t, err)
+	require.Equal(t, n+1, rep.Keys)
+	require.NoError(t, tree.Drop(ctx))
+	_, err = tree.Get(ctx, []byte("big"), nil)
+	require.ErrorIs(t, err, btree.ErrNoTree)
+	_, err = btree.Open(ctx, c, "users", btree.Config{})
+	require.ErrorIs(t, err, client.ErrNoName)
+}
+
+func BenchmarkTree(b *testing.B) {
+	cluster := testcluster.New(b, testcluster.Options{})
+	c := cluster.Connect(client.Config{})
+	ctx := b.Context()
+	tree, err := btree.Create(ctx, c, "bench", btree.Config{})
+	require.NoError(b, err)
+	const keys = 100_000
+	key := func(i int) []byte { return fmt.Appendf(nil, "key%09d", i) }
+	b.Run("Load", func(b *testing.B) {
+		for b.Loop() {
+			t, err := btree.Create(ctx, c, fmt.Sprint("load", b.N), btree.Config{})
+			require.NoError(b, err)
+			i := 0
+			_, err = t.Load(ctx, func() ([]byte, []byte, bool) { i++; return key(i), make([]byte, 128), i <= keys })
+			require.NoError(b, err)
+			require.NoError(b, t.Drop(ctx))
+		}
+		b.ReportMetric(float64(keys*b.N)/b.Elapsed().Seconds(), "keys/s")
+	})
+	i := 0
+	_, err = tree.Load(ctx, func() ([]byte, []byte, bool) { i++; return key(i), make([]byte, 128), i <= keys })
+	require.NoError(b, err)
+	all := make([][]byte, keys)
+	for i := range all {
+		all[i] = key(1 + i*7919%keys)
+	}
+	b.Run("Get", func(b *testing.B) {
+		b.ReportAllocs()
+		var dst []byte
+		for i := 0; b.Loop(); i++ {
+			if dst, err = tree.Get(ctx, all[i%keys], dst[:0]); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("Put", func(b *testing.B) {
+		b.ReportAllocs()
+		v := make([]byte, 128)
+		for i := 0; b.Loop(); i++ {
+			if err := tree.Put(ctx, all[i%keys], v); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("Scan", func(b *testing.B) {
+		n := 0
+		for b.Loop() {
+			require.NoError(b, tree.Scan(ctx, btree.Range{}, func(_, _ []byte, _ uint64) bool { n++; return true }))
+		}
+		b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "keys/s")
+	})
+}
