@@ -220,7 +220,7 @@ func (w *world) settled() bool {
 		case sessionFencing, sessionFenced:
 			return false
 		case sessionLive:
-			if s.client < maxClients || w.clients[s.client].state != procIdle {
+			if c := &w.clients[s.client]; s.client < maxClients || c.state != procIdle || c.session != uint32(id) || c.ended {
 				return false
 			}
 		}

@@ -378,6 +378,11 @@ func (k *control) watch() {
 	if !bad {
 		return
 	}
+	for i := range k.table.n {
+		if s := k.suspect[k.table.node[i]]; s > 0 && s < suspectTicks {
+			return // nobody is called a survivor who has just failed to answer
+		}
+	}
 	var t table
 	add := func(i int, life uint64) {
 		t.node[t.n], t.life[t.n], t.rebuilding[t.n] = k.table.node[i], life, k.table.rebuilding[i]
@@ -496,8 +501,12 @@ func (k *control) reconcile() {
 		*o = opened{}
 		o.Region = slab.Region{ID: regionID, Epoch: t.epoch, Seed: w.uid, Geometry: w.geo, Durable: w.opt.Durable}
 		for i := range t.n {
-			conn, err := w.fab.Dial(fabric.Agent, w.fab.Nodes()[t.node[i]])
-			if err != nil {
+			nd := w.fab.Nodes()[t.node[i]]
+			conn, err := w.fab.Dial(fabric.Agent, nd)
+			if err != nil || nd.Incarnation != t.life[i] { // another life has other memory
+				if err == nil {
+					conn.Close()
+				}
 				c.stopAgentConns()
 				return
 			}

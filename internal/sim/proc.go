@@ -40,7 +40,7 @@ func (p *proc) init(w *world, id int) {
 	p.next, p.stop = iter.Pull(func(yield func(struct{}) bool) {
 		p.yield = yield
 		for {
-			if p.body != nil {
+			if p.body != nil && !p.killed { // it may be killed before it has begun
 				p.runBody()
 			}
 			p.body, p.state = nil, procIdle

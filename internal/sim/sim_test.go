@@ -27,6 +27,7 @@ func mustPass(t *testing.T, o Options) *Report {
 	defer r.Close()
 	rep := r.Run(o, nil)
 	if rep.Failure != nil {
+		t.Log(rep.Failure.String())
 		t.Fatal(r.Shrink(rep.Failure, 3000).String())
 	}
 	t.Logf("%d schedules, %.0f/s, %d steps each\n%v", rep.Schedules, rep.Rate(), rep.Steps/uint64(rep.Schedules), &rep.Coverage)

@@ -34,7 +34,8 @@ type world struct {
 	check  checker
 	prio   [maxProcs + fabric.MaxConns]uint32
 	change []int // steps at which PCT lowers somebody
-	lastOn int   // connection that moved last
+	lastOn int   // who moved last
+	again  int   // how often in a row by choice 0
 
 	digest uint64
 	failed *Failure
@@ -105,7 +106,7 @@ func (w *world) reset(opt Options, seed uint64) {
 	w.now, w.steps, w.due, w.ready, w.healed = 0, 0, 0, 0, false
 	w.cuts, w.away = [maxProcs + 1][maxNodes]bool{}, [maxProcs]bool{}
 	w.faults, w.objs, w.hist = w.faults[:0], w.objs[:0], w.hist[:0]
-	w.digest, w.lastOn = seed, 0
+	w.digest, w.lastOn, w.again = seed, 0, 0
 	w.fab.Reset()
 	w.draw()
 	profile := fabric.DRAM
@@ -233,11 +234,16 @@ func (w *world) pick(procs uint32, conns uint64) int {
 		}
 	}
 	k := w.ch.choose(n)
-	if k == 0 {
+	if k == 0 && w.again < 40 {
 		if l := w.lastOn; l < maxProcs && procs>>l&1 != 0 || l >= maxProcs && conns>>(l-maxProcs)&1 != 0 {
+			w.again++
 			return l
 		}
 	}
+	if k == 0 {
+		k = w.steps % n // the tamest choice is still a fair one
+	}
+	w.again = 0
 	return pickBit(procs, conns, np, k)
 }
 
