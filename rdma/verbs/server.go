@@ -220,8 +220,11 @@ func (s *Server) admit(h *host.Hello, nc net.Conn) (*lane, error) {
 	l := &lane{server: s, nc: nc, number: h.Lane, ticket: *t, flushed: make(chan struct{})}
 	for {
 		old, err := s.enter(l)
+		if err != nil {
+			return nil, err
+		}
 		if old == nil {
-			return l, err
+			return l, nil
 		}
 		if err := old.finish(s.ctx, rdma.ErrBroken); err != nil {
 			return nil, err

@@ -1,0 +1,107 @@
+//go:build cgo && verbs
+
+package verbs
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
+)
+
+// needDevice skips where there is no adapter: the tests run in the virtual machine of
+// internal/rxevm, see test-rdma.sh there.
+func needDevice(t testing.TB) {
+	if os.Getenv("RXE_DEVICE") == "" {
+		t.Skip("no RDMA device: run internal/rxevm/test-rdma.sh")
+	}
+}
+
+var lives atomic.Uint64
+
+// node is a server and its regions.
+type node struct {
+	*Server
+	t        testing.TB
+	addr     string
+	served   chan error
+	mu       sync.Mutex
+	memories map[uint32]*host.Memory
+	stopped  bool
+}
+
+func startNode(t testing.TB, c rdmatest.Cluster) *node {
+	needDevice(t)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	s, err := NewServer(c.UUID, c.Key, 1, lives.Add(1), host.Limits{LanesPerSession: 32}, Config{}, log)
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	n := &node{Server: s, t: t, addr: l.Addr().String(), served: make(chan error, 1), memories: make(map[uint32]*host.Memory)}
+	go func() { n.served <- s.Serve(l) }()
+	t.Cleanup(n.Stop)
+	return n
+}
+
+func (n *node) Addr() string { return n.addr }
+
+func (n *node) OpenRegion(ctx context.Context, region uint32, epoch uint64) error {
+	n.mu.Lock()
+	m := n.memories[region]
+	if m == nil {
+		var err error
+		if m, err = host.NewMemory("test", rdmatest.RegionBytes); err != nil {
+			n.mu.Unlock()
+			return err
+		}
+		n.memories[region] = m
+	}
+	n.mu.Unlock()
+	return n.Server.OpenRegion(ctx, region, epoch, m)
+}
+
+func (n *node) Bytes(region uint32) []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.memories[region].Bytes()
+}
+
+func (n *node) Stop() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.stopped {
+		return
+	}
+	n.stopped = true
+	require.NoError(n.t, n.Server.Close(context.Background()))
+	require.NoError(n.t, <-n.served)
+	for m := range maps.Values(n.memories) {
+		require.NoError(n.t, m.Close())
+	}
+}
+
+func newDialer(t testing.TB) *Dialer {
+	needDevice(t)
+	d, err := NewDialer(Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	return d
+}
+
+func TestContract(t *testing.T) {
+	d := newDialer(t)
+	rdmatest.Run(t, rdmatest.Provider{
+		Name: "verbs", Dialer: d,
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startNode(t, c) },
+	})
+	require.Equal(t, int64(0), Live().QueuePairs, "queue pairs are left")
+}
