@@ -121,16 +121,15 @@ func (b *builder) add(level int, e entry) error {
 	if level > 0 {
 		size = 4 + len(e.key) + len(e.value) + 16
 	}
-	// The next low fence may be as long as the next key.
-	if n := len(l.now.entries); n > 1 && (l.size+size+len(e.key))*fillDen > b.p.limits.Room*fillNum {
+	if n := len(l.now.entries); n > 1 && l.size+size+len(e.key) > b.room() && b.filled(l.now, e) {
 		sep := e.key
 		if level == 0 {
 			sep = bytes.Clone(between(l.now.entries[n-1].key, e.key))
 		}
 		l.now.high = sep
-		l.nodes = append(l.nodes, l.now)
+		b.complete(l, l.now)
 		l.now, l.size = b.node(level, sep), 0
-		if len(l.nodes) == loadNodes {
+		if len(l.nodes) >= loadNodes {
 			// The node that grows gets its slab now, so that this one can link to it.
 			ref, err := b.alloc(b.node(level, sep))
 			if err != nil {
@@ -148,6 +147,30 @@ func (b *builder) add(level int, e entry) error {
 	l.now.entries = append(l.now.entries, e)
 	l.size += size
 	return nil
+}
+
+// room is how much of a node Load fills.
+func (b *builder) room() int { return b.p.limits.Room * fillNum / fillDen }
+
+// filled says whether n would have more than that with e, given the prefix that its
+// keys would share with the key of e.
+func (b *builder) filled(n *node, e entry) bool {
+	c := *n
+	c.entries, c.high = append(n.entries, e), e.key
+	return c.size() > b.room()
+}
+
+// complete takes a node that gets no more entries. Where its upper fence turns out
+// to share less with the keys than was thought, it is cut until the parts fit.
+func (b *builder) complete(l *building, n *node) {
+	if n.size() <= b.p.limits.Room {
+		l.nodes = append(l.nodes, n)
+		return
+	}
+	right := n.cut(n.half(false))
+	n.stamp, right.stamp = b.stamp, b.stamp
+	b.complete(l, n)
+	b.complete(l, right)
 }
 
 func (b *builder) node(level int, low []byte) *node {
@@ -203,10 +226,10 @@ func (b *builder) finish() (*node, error) {
 	}
 	for level := 0; ; level++ {
 		l := b.levels[level]
-		if len(l.nodes) == 0 && l.first.IsZero() && level == len(b.levels)-1 {
+		if len(l.nodes) == 0 && l.first.IsZero() && level == len(b.levels)-1 && l.now.size() <= b.p.limits.Room {
 			return l.now, nil
 		}
-		l.nodes = append(l.nodes, l.now)
+		b.complete(l, l.now)
 		if err := b.flush(level, Ref{}); err != nil {
 			return nil, err
 		}

@@ -146,6 +146,20 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// TestLoadCutsWhereKeysShareNothing: node after node the keys share long prefixes,
+// and then suddenly nothing.
+func TestLoadCutsWhereKeysShareNothing(t *testing.T) {
+	m, st, p := newTree(t, Config{})
+	i := 0
+	n, err := p.Load(func() ([]byte, []byte, bool) {
+		i++
+		return fmt.Appendf(nil, "%c%0120d", 'a'+i/70, i), []byte("v"), i <= 1500
+	})
+	require.NoError(t, err)
+	require.Equal(t, 1500, n)
+	require.Equal(t, 1500, checkWhole(t, m, st, p.Shared, false).Keys)
+}
+
 func TestSortedInputLeavesFullNodes(t *testing.T) {
 	m, st, p := newTree(t, Config{})
 	for i := range 3000 {
