@@ -125,41 +125,49 @@ func (a *Access) lock(ctx context.Context, number uint32) (*region, error) {
 // returns nil, no verb under an older key runs any more. Opening the epoch that
 // is being served changes nothing.
 func (a *Access) OpenRegion(ctx context.Context, number uint32, epoch uint64, m *Memory) error {
-	if err := checkDomain(number, m); err != nil {
+	if err := m.retain(); err != nil {
 		return err
+	}
+	kept, err := a.open(ctx, number, epoch, m)
+	if !kept {
+		err = errors.Join(err, m.release())
+	}
+	return err
+}
+
+// open is OpenRegion. kept says that the hold on m now belongs to the region.
+func (a *Access) open(ctx context.Context, number uint32, epoch uint64, m *Memory) (kept bool, err error) {
+	if err := checkDomain(number, m); err != nil {
+		return false, err
 	}
 	r, err := a.lock(ctx, number)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { <-r.change }()
 	a.mu.Lock()
 	if r.memory == m && r.epoch == epoch {
 		a.mu.Unlock()
-		return nil
+		return false, nil
 	}
 	if epoch <= r.closed || r.memory != nil && epoch <= r.epoch {
 		defer a.mu.Unlock()
-		return fmt.Errorf("region %d: opening epoch %d: %w (served %d, closed %d)", number, epoch, ErrEpoch, r.epoch, r.closed)
+		return false, fmt.Errorf("region %d: opening epoch %d: %w (served %d, closed %d)", number, epoch, ErrEpoch, r.epoch, r.closed)
 	}
 	r.closed = max(r.closed, epoch-1)
 	a.mu.Unlock()
 	if err := a.cut(ctx, r); err != nil {
-		return err
-	}
-	if err := m.retain(); err != nil {
-		return err
+		return false, err
 	}
 	var secret [32]byte
 	rand.Read(secret[:])
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
-		m.release()
-		return fmt.Errorf("region %d: the node stops", number)
+		return false, fmt.Errorf("region %d: the node stops", number)
 	}
 	r.memory, r.held, r.epoch, r.secret = m, m, epoch, secret
-	return nil
+	return true, nil
 }
 
 // CloseRegion stops serving a region up to an epoch: when it returns nil, no verb

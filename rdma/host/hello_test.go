@@ -1,0 +1,56 @@
+package host
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/stretchr/testify/require"
+)
+
+func TestHelloForms(t *testing.T) {
+	h := Hello{Lane: 7, Ticket: *ticket(3)}
+	require.Len(t, h.Append(nil), HelloBytes)
+	got, err := DecodeHello(h.Append(nil))
+	require.NoError(t, err)
+	require.Equal(t, h, got)
+	for i := range h.Append(nil)[:12] {
+		b := h.Append(nil)
+		b[i] ^= 1
+		_, err := DecodeHello(b)
+		require.ErrorIs(t, err, ErrHello)
+	}
+	for _, err := range append([]error{nil, rdma.ErrBroken}, rdma.Refusals...) {
+		w := Welcome{Err: err, Node: 4, Incarnation: 5}
+		require.Len(t, w.Append(nil), WelcomeBytes)
+		got, decodeErr := DecodeWelcome(w.Append(nil))
+		require.NoError(t, decodeErr)
+		require.Equal(t, w, got)
+		a := OpenAnswer{Tag: 1, Err: err, Persistent: err == nil, Key: 6, Bytes: 7}
+		require.Len(t, a.Append(nil), OpenAnswerBytes)
+		gotAnswer, decodeErr := DecodeOpenAnswer(a.Append(nil))
+		require.NoError(t, decodeErr)
+		require.Equal(t, a, gotAnswer)
+	}
+	require.Equal(t, rdma.ErrBroken, CodeError(Code(errors.New("anything else"))))
+	o := OpenRequest{Tag: 1, Region: 2, Slot: -3, Epoch: 4}
+	require.Len(t, o.Append(nil), OpenRequestBytes)
+	gotRequest, err := DecodeOpenRequest(o.Append(nil))
+	require.NoError(t, err)
+	require.Equal(t, o, gotRequest)
+}
+
+func FuzzHello(f *testing.F) {
+	h := Hello{Lane: 7, Ticket: *ticket(3)}
+	f.Add(h.Append(nil))
+	w := Welcome{}
+	f.Add(w.Append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if h, err := DecodeHello(b); err == nil && string(h.Append(nil)) != string(b) {
+			t.Fatal("a hello has two forms")
+		}
+		DecodeWelcome(b)
+		DecodeOpenRequest(b)
+		DecodeOpenAnswer(b)
+	})
+}

@@ -1,0 +1,363 @@
+//go:build cgo && verbs
+
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
+)
+
+var testCluster = rdmatest.Cluster{UUID: [16]byte{7}, Key: [32]byte{8}}
+
+func ticket(serial uint64, tenant uint32, rights rdma.Rights) *rdma.Ticket {
+	t := testCluster.Ticket(serial, rights)
+	t.Tenant = tenant
+	t.Sign(testCluster.Key)
+	return t
+}
+
+// open dials a lane and opens region 1 under epoch 1.
+func open(t testing.TB, d *Dialer, addr string, tk *rdma.Ticket, number uint32) (*conn, *rdma.Target) {
+	c, err := d.Dial(t.Context(), addr, tk, number)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	w, err := c.Open(t.Context(), 1, 1)
+	require.NoError(t, err)
+	return c.(*conn), &rdma.Target{Conn: c, Window: w}
+}
+
+func chain(to *rdma.Target, deadline time.Duration, f func(c *rdma.Chain)) *rdma.Chain {
+	r := rdma.Round{Deadline: clock.In(deadline)}
+	f(r.Chain(to))
+	rdma.Do(&r)
+	return r.At(0)
+}
+
+func arena(t testing.TB, d *Dialer, bytes int) *rdma.Arena {
+	a, err := rdma.NewArena(bytes)
+	require.NoError(t, err)
+	t.Cleanup(func() { a.Close() })
+	require.NoError(t, d.Register(a.Bytes()))
+	return a
+}
+
+// What the adapter itself enforces, with the checks of the client's end cut out:
+// forge changes what the lane believes to have been granted.
+func TestAdapterRefuses(t *testing.T) {
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	d := newDialer(t)
+	_, victim := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
+	require.NoError(t, chain(victim, 5*time.Second, func(c *rdma.Chain) { c.Write(0, bytes.Repeat([]byte{9}, 64)) }).Err)
+	foreign, _ := open(t, d, n.addr, ticket(2, 2, rdma.ReadWrite), 0)
+	for name, test := range map[string]struct {
+		rights rdma.Rights
+		forge  func(c *conn)
+		verb   func(c *rdma.Chain)
+	}{
+		"wrong key":      {rdma.ReadWrite, func(c *conn) { c.windows[0].rkey ^= 0x5500 }, func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }},
+		"another tenant": {rdma.ReadWrite, func(c *conn) { c.windows[0].rkey = foreign.windows[0].rkey }, func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }},
+		"out of bounds":  {rdma.ReadWrite, func(c *conn) { c.windows[0].Bytes *= 2 }, func(c *rdma.Chain) { c.Write(rdmatest.RegionBytes-4, make([]byte, 8)) }},
+		"read only":      {rdma.ReadOnly, func(c *conn) { c.hello.Ticket.Rights = rdma.ReadWrite }, func(c *rdma.Chain) { c.CAS(0, 0x0909090909090909, 1) }},
+		"read only WRITE": {rdma.ReadOnly, func(c *conn) { c.hello.Ticket.Rights = rdma.ReadWrite },
+			func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, to := open(t, d, n.addr, ticket(3, 1, test.rights), 0)
+			before := n.AccessErrors()
+			test.forge(c)
+			got := chain(to, 5*time.Second, func(ch *rdma.Chain) { ch.Read(0, make([]byte, 8)); test.verb(ch); ch.Fenced() })
+			require.ErrorIs(t, got.Err, rdma.ErrKey)
+			require.Equal(t, 1, got.Done, "the READ before it has run")
+			require.Equal(t, bytes.Repeat([]byte{9}, 64), n.Bytes(1)[:64])
+			require.Eventually(t, func() bool { return n.AccessErrors() > before }, 5*time.Second, time.Millisecond,
+				"the node's queue pair dies too")
+			require.NoError(t, chain(victim, 5*time.Second, func(c *rdma.Chain) { c.Read(0, make([]byte, 8)) }).Err, "others go on")
+		})
+	}
+}
+
+// DESIGN 7: after a fence no byte changes, with as many WRITEs under way as fit.
+func TestFenceWith256WritesUnderWay(t *testing.T) {
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	d := newDialer(t)
+	mem := n.Bytes(1)
+	changed := 0
+	const rounds = 20
+	var took time.Duration
+	for i := range rounds {
+		c, to := open(t, d, n.addr, ticket(uint64(i+1), 1, rdma.ReadWrite), 0)
+		buf := bytes.Repeat([]byte{byte(i + 1)}, 4096)
+		var r rdma.Round
+		ch := r.Chain(to)
+		for j := range rdma.MaxChainVerbs {
+			ch.Write(uint64(j)*4096, buf)
+		}
+		c.Post(ch)
+		for mem[0] != byte(i+1) { // the first has landed, the others are on their way
+		}
+		start := time.Now()
+		require.NoError(t, n.Fence(t.Context(), uint64(i+1)))
+		took += time.Since(start)
+		after := bytes.Clone(mem[:1<<20])
+		for range 3 {
+			time.Sleep(2 * time.Millisecond) // gives what must not come a chance to come
+			if !bytes.Equal(after, mem[:1<<20]) {
+				changed++
+				break
+			}
+		}
+		r.Deadline = clock.In(5 * time.Second)
+		c.Wait(ch, r.Deadline)
+		c.Close()
+	}
+	t.Logf("fences: %d, mean %v, bytes changed afterwards in %d", rounds, took/rounds, changed)
+	require.Zero(t, changed)
+}
+
+// TestPeerProcess is no test: it is the node that other tests kill and stop.
+func TestPeerProcess(t *testing.T) {
+	if os.Getenv("VERBS_PEER") == "" {
+		t.Skip("started by other tests")
+	}
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	os.Stdout.WriteString("peer " + n.addr + "\n")
+	io.Copy(io.Discard, os.Stdin)
+}
+
+func startPeer(t *testing.T) (*exec.Cmd, string) {
+	needDevice(t)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestPeerProcess$")
+	cmd.Env = append(os.Environ(), "VERBS_PEER=1")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { in.Close(); cmd.Process.Kill(); cmd.Wait() })
+	var b [64]byte
+	k, err := out.Read(b[:])
+	require.NoError(t, err)
+	line, _, _ := strings.Cut(string(b[:k]), "\n")
+	require.True(t, strings.HasPrefix(line, "peer "), line)
+	return cmd, line[len("peer "):]
+}
+
+// A node that is killed is noticed within the bound of the retries.
+func TestPeerKilled(t *testing.T) {
+	cmd, addr := startPeer(t)
+	d := newDialer(t)
+	_, to := open(t, d, addr, ticket(1, 1, rdma.ReadWrite), 0)
+	require.NoError(t, chain(to, 5*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+	require.NoError(t, cmd.Process.Kill())
+	start := time.Now()
+	for {
+		c := chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) })
+		if c.Err != nil {
+			require.ErrorIs(t, c.Err, rdma.ErrBroken)
+			break
+		}
+	}
+	t.Logf("noticed after %v", time.Since(start))
+	require.Less(t, time.Since(start), 15*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	require.ErrorIs(t, to.Conn.Reset(ctx), rdma.ErrBroken)
+}
+
+// A node whose process stands still serves one-sided verbs as before: none of its
+// processor time is needed. What needs it (Reset) is bounded by its context.
+func TestPeerStopped(t *testing.T) {
+	cmd, addr := startPeer(t)
+	d := newDialer(t)
+	_, to := open(t, d, addr, ticket(1, 1, rdma.ReadWrite), 0)
+	require.NoError(t, cmd.Process.Signal(unix.SIGSTOP))
+	for i := range uint64(100) {
+		c := chain(to, 5*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) })
+		require.NoError(t, c.Err)
+		require.Equal(t, i, c.Verbs[0].Old)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, to.Conn.Reset(ctx), rdma.ErrBroken)
+	require.NoError(t, cmd.Process.Signal(unix.SIGCONT))
+	require.NoError(t, to.Conn.Reset(t.Context()))
+	require.NoError(t, chain(to, 5*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+}
+
+// Garbage instead of a hello, and peers that die in each phase of it.
+func TestGarbageHello(t *testing.T) {
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	hello := host.Hello{Ticket: *ticket(1, 1, rdma.ReadWrite)}
+	good := (&endpoint{qpn: 17, psn: 5, mtu: 3, reads: 16, gid: n.Caps().GID.As16()}).append(hello.Append(nil))
+	spoil := func(at int, b byte) []byte { c := bytes.Clone(good); c[at] = b; return c }
+	for name, b := range map[string][]byte{
+		"nothing": nil, "half": good[:50], "without endpoint": good[:host.HelloBytes], "magic": spoil(0, 'X'), "version": spoil(8, 99),
+		"endpoint magic": spoil(host.HelloBytes, 0), "endpoint version": spoil(host.HelloBytes+4, 9),
+		"mtu": spoil(host.HelloBytes+32, 77), "reads": spoil(host.HelloBytes+33, 0), "queue pair": spoil(host.HelloBytes+11, 255),
+		"unreachable": spoil(host.HelloBytes+16, 0x20), "good, then gone": good, "zeros": make([]byte, 4096),
+	} {
+		nc, err := net.Dial("tcp", n.addr)
+		require.NoError(t, err)
+		_, err = nc.Write(b)
+		require.NoError(t, err, name)
+		require.NoError(t, nc.(*net.TCPConn).CloseWrite())
+		nc.SetReadDeadline(time.Now().Add(5 * time.Second))
+		io.Copy(io.Discard, nc)
+		nc.Close()
+	}
+	require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, 10*time.Second, time.Millisecond, "queue pairs are left")
+	d := newDialer(t)
+	_, to := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
+	require.NoError(t, chain(to, 5*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+}
+
+// A node that answers with garbage, or not at all.
+func TestGarbageWelcome(t *testing.T) {
+	d := newDialer(t)
+	for name, b := range map[string][]byte{"nothing": nil, "zeros": make([]byte, 72), "http": []byte(strings.Repeat("HTTP/1.1 400\r\n", 8))} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		go func() {
+			if nc, err := l.Accept(); err == nil {
+				nc.Write(b)
+				nc.(*net.TCPConn).CloseWrite()
+				io.Copy(io.Discard, nc)
+				nc.Close()
+			}
+		}()
+		_, err = d.Dial(t.Context(), l.Addr().String(), ticket(1, 1, rdma.ReadWrite), 0)
+		require.ErrorIs(t, err, rdma.ErrBroken, name)
+		l.Close()
+	}
+	require.Zero(t, Live().QueuePairs)
+}
+
+// Every verbs object is gone when its owner has been closed.
+func TestNothingLeaks(t *testing.T) {
+	needDevice(t)
+	require.Equal(t, Objects{}, Live())
+	for range 5 {
+		n := startNode(t, testCluster)
+		require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+		d, err := NewDialer(Config{})
+		require.NoError(t, err)
+		for lane := range uint32(4) {
+			c, err := d.Dial(t.Context(), n.addr, ticket(uint64(lane+1), lane%2, rdma.ReadWrite), lane)
+			require.NoError(t, err)
+			w, err := c.Open(t.Context(), 1, 1)
+			require.NoError(t, err)
+			to := &rdma.Target{Conn: c, Window: w}
+			require.NoError(t, chain(to, 5*time.Second, func(c *rdma.Chain) { c.Write(0, make([]byte, 5000)) }).Err)
+			require.NoError(t, c.Reset(t.Context()))
+		}
+		require.Equal(t, int64(8), Live().QueuePairs)
+		require.NoError(t, d.Close())
+		n.Stop()
+		require.Equal(t, Objects{}, Live())
+	}
+	t.Logf("verbs objects after tear-down: %+v", Live())
+}
+
+// Buffers of registered memory are used where they are, others are copied.
+func TestBuffers(t *testing.T) {
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	d := newDialer(t)
+	a := arena(t, d, 64<<20)
+	_, to := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
+	_, err := a.Alloc(pieceBytes - 4096)
+	require.NoError(t, err)
+	across, err := a.Alloc(1 << 20) // lies in two pieces
+	require.NoError(t, err)
+	across[0], across[1<<20-1] = 1, 2
+	back, err := a.Alloc(1 << 20)
+	require.NoError(t, err)
+	require.NoError(t, chain(to, 5*time.Second, func(c *rdma.Chain) { c.Write(0, across); c.Read(0, back) }).Err)
+	require.True(t, bytes.Equal(across, back))
+	require.Zero(t, d.Stats().Copied)
+	require.LessOrEqual(t, d.Stats().Registered, uint64(4*pieceBytes), "only what is used is pinned")
+	require.NoError(t, chain(to, 5*time.Second, func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }).Err)
+	require.Equal(t, uint64(1), d.Stats().Copied)
+	require.Error(t, d.Register(a.Bytes()), "twice")
+}
+
+// Without a right to lock memory the error says what to do.
+func TestMemlock(t *testing.T) {
+	d := newDialer(t)
+	if os.Geteuid() == 0 {
+		if os.Getenv("VERBS_MEMLOCK") != "" {
+			t.Fatal("still root")
+		}
+		cmd := exec.Command("setpriv", "--reuid", "65534", "--clear-groups", os.Args[0], "-test.run=^TestMemlock$", "-test.v")
+		cmd.Env = append(os.Environ(), "VERBS_MEMLOCK=1")
+		for _, f := range []string{"/dev/infiniband/uverbs0"} {
+			require.NoError(t, os.Chmod(f, 0o666))
+		}
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return
+	}
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 1 << 20, Max: 1 << 20}))
+	a, err := rdma.NewArena(8 << 20)
+	require.NoError(t, err)
+	_, err = register(d.buffers.pd, a.Bytes(), 0, 1)
+	require.ErrorIs(t, err, unix.ENOMEM)
+	require.ErrorContains(t, err, "ulimit -l")
+}
+
+func TestNoDevice(t *testing.T) {
+	needDevice(t)
+	_, err := NewDialer(Config{Device: "mlx5_99"})
+	require.ErrorIs(t, err, ErrDevice)
+	require.ErrorContains(t, err, "mlx5_99")
+	_, err = NewDialer(Config{Port: 7})
+	require.ErrorIs(t, err, ErrDevice)
+	all, err := Devices()
+	require.NoError(t, err)
+	require.NotEmpty(t, all)
+	require.Equal(t, Objects{}, Live())
+	t.Logf("%+v", all[0])
+}
+
+// Adapter atomics are exact among lanes, and see 8 bytes as little-endian words.
+func TestLanesCount(t *testing.T) {
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	d := newDialer(t)
+	var done atomic.Int64
+	const lanes, each = 4, 300
+	for i := range uint32(lanes) {
+		_, to := open(t, d, n.addr, ticket(uint64(i+1), 1, rdma.ReadWrite), i)
+		go func() {
+			for range each {
+				if chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err != nil {
+					return
+				}
+			}
+			done.Add(1)
+		}()
+	}
+	require.Eventually(t, func() bool { return done.Load() == lanes }, 30*time.Second, time.Millisecond)
+	require.Equal(t, uint64(lanes*each), binary.LittleEndian.Uint64(n.Bytes(1)))
+}
