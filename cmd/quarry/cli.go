@@ -49,14 +49,13 @@ type cli struct {
 
 // app is what commands run with.
 type app struct {
-	cli     *cli
-	in      io.Reader
-	out     io.Writer
-	errOut  io.Writer
-	parser  *kong.Kong
-	log     *slog.Logger
-	tls     *tls.Config
-	flushed *tabwriter.Writer
+	cli    *cli
+	in     io.Reader
+	out    io.Writer
+	errOut io.Writer
+	parser *kong.Kong
+	log    *slog.Logger
+	tls    *tls.Config
 }
 
 func (a *app) prepare() error {

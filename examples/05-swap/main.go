@@ -33,7 +33,9 @@ func main() {
 	// ErrUnknown is the third answer: it may have been done, at most once. Whoever
 	// must know reads the object again.
 	if errors.Is(err, client.ErrUnknown) {
-		_, err = c.Read(ctx, ref, nil)
+		if b, err := c.Read(ctx, ref, nil); err == nil {
+			fmt.Printf("it is now: %s\n", b)
+		}
 	}
 	if err := c.Free(ctx, ref); err != nil {
 		log.Fatal(err)
