@@ -146,9 +146,14 @@ func TestDamageIsFound(t *testing.T) {
 		}, fsck.KindMap, "free in the map"},
 		{"a leak", func(t *testing.T, w *world) {
 			_, b, h := w.slab(t, w.refs[52])
-			i := h.Class().Slabs() - 1
-			at := w.Geometry.MapOff(b) + uint64(i/64*8)
-			w.write(t, 0, at, word(proto.Word(w.read(t, 0, at, 8), 0)|1<<(i%64)))
+			for i := range h.Class().Slabs() {
+				at := w.Geometry.MapOff(b) + uint64(i/64*8)
+				if m := proto.Word(w.read(t, 0, at, 8), 0); m>>(i%64)&1 == 0 {
+					w.write(t, 0, at, word(m|1<<(i%64)))
+					return
+				}
+			}
+			t.Fatal("no slab of the block is free")
 		}, fsck.KindLeak, "taken"},
 		{"headers that differ", func(t *testing.T, w *world) {
 			_, b, h := w.slab(t, w.refs[53])
