@@ -62,7 +62,8 @@ type Server struct {
 	lanes     map[uint64]*lane // by id
 	nextID    uint64
 	fenced    map[uint64]struct{}
-	floor     uint64
+	floor     uint64 // below it only live is admitted
+	live      map[uint64]struct{}
 	strangers []net.Conn // oldest first
 	closed    bool
 }
@@ -241,7 +242,7 @@ func (s *Server) enter(l *lane) (old *lane, err error) {
 	if s.closed {
 		return nil, rdma.ErrBroken
 	}
-	if _, ok := s.fenced[t.Serial]; ok || t.Serial < s.floor {
+	if !s.admits(t.Serial) {
 		return nil, rdma.ErrRevoked
 	}
 	ses := s.sessions[t.Serial]
@@ -316,22 +317,48 @@ func (s *Server) Fence(ctx context.Context, serials ...uint64) error {
 		if serial >= s.floor {
 			s.fenced[serial] = struct{}{}
 		}
+		delete(s.live, serial)
 	}
 	s.mu.Unlock()
 	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
 }
 
-// FenceBelow ends every session with a lower serial, as Fence does.
-func (s *Server) FenceBelow(ctx context.Context, serial uint64) error {
+// Settle ends every session with a serial below next that is not in live, as
+// Fence does; later it admits only those of live below next.
+func (s *Server) Settle(ctx context.Context, next uint64, live []uint64) error {
 	s.mu.Lock()
-	s.floor = max(s.floor, serial)
-	for f := range s.fenced {
-		if f < s.floor {
-			delete(s.fenced, f)
+	if next >= s.floor {
+		keep := make(map[uint64]struct{}, len(live))
+		for _, serial := range live {
+			if s.admits(serial) {
+				keep[serial] = struct{}{}
+			}
+		}
+		s.floor, s.live = next, keep
+		for serial := range s.fenced {
+			if serial < s.floor {
+				delete(s.fenced, serial)
+			}
+		}
+	}
+	var gone []uint64
+	for serial := range s.sessions {
+		if !s.admits(serial) {
+			gone = append(gone, serial)
 		}
 	}
 	s.mu.Unlock()
-	return s.endSessions(ctx, func(x uint64) bool { return x < serial })
+	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
+}
+
+// admits says whether a session has not ended. Preconditions: mu is held.
+func (s *Server) admits(serial uint64) bool {
+	if serial < s.floor {
+		_, ok := s.live[serial]
+		return ok
+	}
+	_, ended := s.fenced[serial]
+	return !ended
 }
 
 func (s *Server) endSessions(ctx context.Context, chosen func(serial uint64) bool) error {

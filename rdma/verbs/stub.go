@@ -43,7 +43,7 @@ func (*Server) Serve(net.Listener) error                                       {
 func (*Server) OpenRegion(context.Context, uint32, uint64, *host.Memory) error { return ErrNotBuilt }
 func (*Server) CloseRegion(context.Context, uint32, uint64) error              { return ErrNotBuilt }
 func (*Server) Fence(context.Context, ...uint64) error                         { return ErrNotBuilt }
-func (*Server) FenceBelow(context.Context, uint64) error                       { return ErrNotBuilt }
+func (*Server) Settle(context.Context, uint64, []uint64) error                 { return ErrNotBuilt }
 func (*Server) Caps() Caps                                                     { return Caps{} }
 func (*Server) Close(context.Context) error                                    { return nil }
 

@@ -134,6 +134,27 @@ func TestFenceWith256WritesUnderWay(t *testing.T) {
 	require.Zero(t, changed)
 }
 
+// Settle ends whom the controller does not name, and admits nobody below but them.
+func TestSettle(t *testing.T) {
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	d := newDialer(t)
+	_, stays := open(t, d, n.addr, ticket(3, 1, rdma.ReadWrite), 0)
+	_, goes := open(t, d, n.addr, ticket(4, 1, rdma.ReadWrite), 0)
+	_, later := open(t, d, n.addr, ticket(9, 1, rdma.ReadWrite), 0)
+	require.NoError(t, n.Settle(t.Context(), 8, []uint64{3}))
+	add := func(c *rdma.Chain) { c.FetchAdd(0, 1) }
+	require.NoError(t, chain(stays, 5*time.Second, add).Err)
+	require.NoError(t, chain(later, 5*time.Second, add).Err)
+	require.Error(t, chain(goes, 5*time.Second, add).Err)
+	require.ErrorIs(t, goes.Conn.Reset(t.Context()), rdma.ErrRevoked)
+	_, err := d.Dial(t.Context(), n.addr, ticket(5, 1, rdma.ReadWrite), 0)
+	require.ErrorIs(t, err, rdma.ErrRevoked)
+	require.NoError(t, n.Fence(t.Context(), 3))
+	_, err = d.Dial(t.Context(), n.addr, ticket(3, 1, rdma.ReadWrite), 0)
+	require.ErrorIs(t, err, rdma.ErrRevoked)
+}
+
 // TestPeerProcess is no test: it is the node that other tests kill and stop.
 func TestPeerProcess(t *testing.T) {
 	if os.Getenv("VERBS_PEER") == "" {
