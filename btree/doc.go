@@ -3,10 +3,12 @@
 // No coordinator, no lock: any number of clients work on a tree, and a client may
 // die at any verb.
 //
-//	t, err := btree.Create(ctx, c, "users", btree.Config{})
-//	err = t.Put(ctx, []byte("ada"), []byte("lovelace"))
-//	v, err := t.Get(ctx, []byte("ada"))
-//	err = t.Scan(ctx, btree.Range{From: []byte("a")}, func(key, value []byte) bool { return true })
+//	shared, err := btree.Make(store, btree.Config{})
+//	tree := btree.NewProgram(shared, store)
+//	version, err := tree.Put([]byte("ada"), []byte("lovelace"), btree.Cond{})
+//	value, version, err := tree.Get([]byte("ada"), nil)
+//
+// Package btree/kv opens trees by name, through a client.
 //
 // # A node
 //
@@ -70,6 +72,6 @@
 //
 // # Obligations of the caller
 //
-// A Program belongs to one goroutine at a time; a Tree is safe for many. Slices
+// A Program belongs to one goroutine at a time; what they share is safe for many. Slices
 // given to callbacks die with the callback.
 package btree

@@ -120,6 +120,13 @@ func (s *Shared) Limits() Limits { return s.limits }
 // CacheStats of the inner nodes.
 func (s *Shared) CacheStats() CacheStats { return s.cache.Stats() }
 
+// Changes counts what this process has done to the tree's structure.
+func (s *Shared) Changes() map[string]uint64 {
+	c := &s.stats
+	return map[string]uint64{"splits": c.splits.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shrinks": c.shrinks.Load(),
+		"posted": c.posted.Load(), "unlinked": c.unlinked.Load(), "thawed": c.thawed.Load(), "right_steps": c.rightSteps.Load(), "restarts": c.restarts.Load()}
+}
+
 // Config of a tree. The zero value is good.
 type Config struct {
 	// NodeBytes is the slab size of nodes: a power of two from 1 KiB to 64 KiB; 0
@@ -226,6 +233,7 @@ func (p *Program) end() {
 		p.mendAll()
 	}
 	p.giveBack()
+	p.w.key, p.w.value, p.w.cond.value = nil, nil, nil // the caller's
 }
 
 func (p *Program) giveBack() {

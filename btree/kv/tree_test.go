@@ -1,4 +1,4 @@
-package btree_test
+package kv_test
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/testcluster"
 )
@@ -18,23 +19,23 @@ func TestTreeOnACluster(t *testing.T) {
 	ctx := t.Context()
 	cluster := testcluster.New(t, testcluster.Options{})
 	c := cluster.Connect(client.Config{})
-	tree, err := btree.Create(ctx, c, "users", btree.Config{})
+	tree, err := kv.Create(ctx, c, "users", btree.Config{})
 	require.NoError(t, err)
-	_, err = btree.Create(ctx, c, "users", btree.Config{})
+	_, err = kv.Create(ctx, c, "users", btree.Config{})
 	require.ErrorIs(t, err, client.ErrNameExists)
-	_, err = btree.Open(ctx, c, "nobody", btree.Config{})
+	_, err = kv.Open(ctx, c, "nobody", btree.Config{})
 	require.ErrorIs(t, err, client.ErrNoName)
 	_, err = c.Names().Create(ctx, "other", "object", tree.Root())
 	require.NoError(t, err)
-	_, err = btree.Open(ctx, c, "other", btree.Config{})
-	require.ErrorIs(t, err, btree.ErrNotTree)
+	_, err = kv.Open(ctx, c, "other", btree.Config{})
+	require.ErrorIs(t, err, kv.ErrNotTree)
 
 	const clients, each = 4, 300
 	var wg sync.WaitGroup
 	for id := range clients {
 		wg.Go(func() {
 			mine := cluster.Connect(client.Config{})
-			tr, err := btree.Open(ctx, mine, "users", btree.Config{})
+			tr, err := kv.Open(ctx, mine, "users", btree.Config{})
 			if err != nil {
 				t.Error(err)
 				return
@@ -76,7 +77,7 @@ func TestTreeOnACluster(t *testing.T) {
 	require.NoError(t, tree.Drop(ctx))
 	_, err = tree.Get(ctx, []byte("big"), nil)
 	require.ErrorIs(t, err, btree.ErrNoTree)
-	_, err = btree.Open(ctx, c, "users", btree.Config{})
+	_, err = kv.Open(ctx, c, "users", btree.Config{})
 	require.ErrorIs(t, err, client.ErrNoName)
 }
 
@@ -84,13 +85,13 @@ func BenchmarkTree(b *testing.B) {
 	cluster := testcluster.New(b, testcluster.Options{})
 	c := cluster.Connect(client.Config{})
 	ctx := b.Context()
-	tree, err := btree.Create(ctx, c, "bench", btree.Config{})
+	tree, err := kv.Create(ctx, c, "bench", btree.Config{})
 	require.NoError(b, err)
 	const keys = 100_000
 	key := func(i int) []byte { return fmt.Appendf(nil, "key%09d", i) }
 	b.Run("Load", func(b *testing.B) {
 		for b.Loop() {
-			t, err := btree.Create(ctx, c, fmt.Sprint("load", b.N), btree.Config{})
+			t, err := kv.Create(ctx, c, fmt.Sprint("load", b.N), btree.Config{})
 			require.NoError(b, err)
 			i := 0
 			_, err = t.Load(ctx, func() ([]byte, []byte, bool) { i++; return key(i), make([]byte, 128), i <= keys })

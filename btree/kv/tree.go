@@ -1,4 +1,4 @@
-package btree
+package kv
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
 )
 
@@ -18,7 +19,7 @@ var ErrNotTree = errors.New("not a tree")
 
 // Tree is a tree under a name, used through a client. Safe for many goroutines.
 type Tree struct {
-	*Shared
+	*btree.Shared
 	name     client.Name
 	c        *client.Client
 	programs sync.Pool
@@ -30,33 +31,33 @@ type objects struct {
 	ctx context.Context
 }
 
-func (o *objects) Read(ref Ref, dst []byte) ([]byte, error) { return o.c.Read(o.ctx, ref, dst) }
+func (o *objects) Read(ref btree.Ref, dst []byte) ([]byte, error) { return o.c.Read(o.ctx, ref, dst) }
 
-func (o *objects) ReadMany(refs []Ref, fn func(i int, payload []byte, err error)) error {
+func (o *objects) ReadMany(refs []btree.Ref, fn func(i int, payload []byte, err error)) error {
 	return o.c.ReadMany(o.ctx, refs, fn)
 }
 
-func (o *objects) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
+func (o *objects) Update(ref btree.Ref, f func(old []byte) ([]byte, error)) error {
 	return o.c.Update(o.ctx, ref, f)
 }
 
-func (o *objects) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (Ref, error) {
+func (o *objects) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (btree.Ref, error) {
 	return o.c.Alloc(o.ctx, payload, client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce})
 }
 
-func (o *objects) Free(ref Ref) error { return o.c.Free(o.ctx, ref) }
+func (o *objects) Free(ref btree.Ref) error { return o.c.Free(o.ctx, ref) }
 
 // Create makes an empty tree under a name; client.ErrNameExists if the name is taken.
-func Create(ctx context.Context, c *client.Client, name string, cfg Config) (*Tree, error) {
+func Create(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
 	st := &objects{c, ctx}
-	sh, err := Make(st, cfg)
+	sh, err := btree.Make(st, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("create tree %q: %w", name, err)
 	}
-	n, err := c.Names().Create(ctx, name, NameKind, sh.root)
+	n, err := c.Names().Create(ctx, name, NameKind, sh.Root())
 	if err != nil {
-		if !unknown(err) && !errors.Is(err, client.ErrUnreachable) {
-			_ = st.Free(sh.root)
+		if !errors.Is(err, client.ErrUnknown) && !errors.Is(err, client.ErrUnreachable) {
+			_ = st.Free(sh.Root())
 		}
 		return nil, fmt.Errorf("create tree: %w", err)
 	}
@@ -64,7 +65,7 @@ func Create(ctx context.Context, c *client.Client, name string, cfg Config) (*Tr
 }
 
 // Open finds the tree with a name.
-func Open(ctx context.Context, c *client.Client, name string, cfg Config) (*Tree, error) {
+func Open(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
 	n, err := c.Names().Lookup(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("open tree: %w", err)
@@ -72,32 +73,41 @@ func Open(ctx context.Context, c *client.Client, name string, cfg Config) (*Tree
 	if n.Kind != NameKind {
 		return nil, fmt.Errorf("open tree: %q is of kind %q: %w", name, n.Kind, ErrNotTree)
 	}
-	sh, err := Attach(&objects{c, ctx}, n.Ref, cfg)
+	sh, err := btree.Attach(&objects{c, ctx}, n.Ref, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open tree %q: %w", name, err)
 	}
 	return newTreeOf(c, n, sh), nil
 }
 
-func newTreeOf(c *client.Client, n client.Name, sh *Shared) *Tree {
+func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared) *Tree {
 	t := &Tree{Shared: sh, name: n, c: c}
-	t.programs.New = func() any { return NewProgram(sh, &objects{c: c}) }
+	t.programs.New = func() any {
+		p := &program{objects: objects{c: c}}
+		p.Program = btree.NewProgram(sh, &p.objects)
+		return p
+	}
 	return t
 }
 
 // Name of the tree.
 func (t *Tree) Name() string { return t.name.Name }
 
+// program is a tree program and the way of its present call to the objects.
+type program struct {
+	*btree.Program
+	objects objects
+}
+
 // program takes a program for one call; done gives it back.
-func (t *Tree) program(ctx context.Context) *Program {
-	p := t.programs.Get().(*Program)
-	p.store.(*objects).ctx = ctx
+func (t *Tree) program(ctx context.Context) *program {
+	p := t.programs.Get().(*program)
+	p.objects.ctx = ctx
 	return p
 }
 
-func (t *Tree) done(p *Program) {
-	p.store.(*objects).ctx = nil
-	p.w.key, p.w.value, p.w.cond.value = nil, nil, nil
+func (t *Tree) done(p *program) {
+	p.objects.ctx = nil
 	t.programs.Put(p)
 }
 
@@ -117,24 +127,24 @@ func (t *Tree) GetVersion(ctx context.Context, key, dst []byte) ([]byte, uint64,
 
 // Put sets the key's value.
 func (t *Tree) Put(ctx context.Context, key, value []byte) error {
-	_, err := t.PutIf(ctx, key, value, Cond{})
+	_, err := t.PutIf(ctx, key, value, btree.Cond{})
 	return err
 }
 
 // PutIfAbsent sets the key's value if it has none; ErrKeyExists otherwise.
 func (t *Tree) PutIfAbsent(ctx context.Context, key, value []byte) error {
-	_, err := t.PutIf(ctx, key, value, IfAbsent())
+	_, err := t.PutIf(ctx, key, value, btree.IfAbsent())
 	return err
 }
 
 // CompareAndSwap sets the key's value if it is old; ErrConflict or ErrNoKey otherwise.
 func (t *Tree) CompareAndSwap(ctx context.Context, key, old, value []byte) error {
-	_, err := t.PutIf(ctx, key, value, IfValue(old))
+	_, err := t.PutIf(ctx, key, value, btree.IfValue(old))
 	return err
 }
 
 // PutIf sets the key's value if a condition holds, and returns the new version.
-func (t *Tree) PutIf(ctx context.Context, key, value []byte, cond Cond) (version uint64, err error) {
+func (t *Tree) PutIf(ctx context.Context, key, value []byte, cond btree.Cond) (version uint64, err error) {
 	p := t.program(ctx)
 	version, err = p.Put(key, value, cond)
 	t.done(p)
@@ -142,10 +152,12 @@ func (t *Tree) PutIf(ctx context.Context, key, value []byte, cond Cond) (version
 }
 
 // Delete removes a key; ErrNoKey if it is not there.
-func (t *Tree) Delete(ctx context.Context, key []byte) error { return t.DeleteIf(ctx, key, Cond{}) }
+func (t *Tree) Delete(ctx context.Context, key []byte) error {
+	return t.DeleteIf(ctx, key, btree.Cond{})
+}
 
 // DeleteIf removes a key if a condition holds.
-func (t *Tree) DeleteIf(ctx context.Context, key []byte, cond Cond) error {
+func (t *Tree) DeleteIf(ctx context.Context, key []byte, cond btree.Cond) error {
 	p := t.program(ctx)
 	err := p.Delete(key, cond)
 	t.done(p)
@@ -170,7 +182,7 @@ func (t *Tree) PutMany(ctx context.Context, keys, values [][]byte) []error {
 
 // Scan calls fn with the entries of a range in order, each key once, until it
 // returns false. fn may use the tree, but not keep its slices.
-func (t *Tree) Scan(ctx context.Context, r Range, fn func(key, value []byte, version uint64) bool) error {
+func (t *Tree) Scan(ctx context.Context, r btree.Range, fn func(key, value []byte, version uint64) bool) error {
 	p := t.program(ctx)
 	err := p.Scan(r, fn)
 	t.done(p)
@@ -178,7 +190,7 @@ func (t *Tree) Scan(ctx context.Context, r Range, fn func(key, value []byte, ver
 }
 
 // Count counts the keys of a range by reading its leaves.
-func (t *Tree) Count(ctx context.Context, r Range) (int, error) {
+func (t *Tree) Count(ctx context.Context, r btree.Range) (int, error) {
 	p := t.program(ctx)
 	n, err := p.Count(r)
 	t.done(p)
@@ -195,8 +207,8 @@ func (t *Tree) Load(ctx context.Context, next func() (key, value []byte, ok bool
 }
 
 // Check proves the tree whole; see the function. Nobody should write meanwhile.
-func (t *Tree) Check(ctx context.Context, reach func(ref Ref, tag uint32)) (Report, error) {
-	return Check(&objects{t.c, ctx}, t.root, reach)
+func (t *Tree) Check(ctx context.Context, reach func(ref btree.Ref, tag uint32)) (btree.Report, error) {
+	return btree.Check(&objects{t.c, ctx}, t.Root(), reach)
 }
 
 // Drop takes the name away and frees the tree.
@@ -213,18 +225,15 @@ func (t *Tree) Drop(ctx context.Context) error {
 // Stats of the tree in this process.
 type Stats struct {
 	Name    string            `json:"name"`
-	Root    Ref               `json:"root"`
-	Limits  Limits            `json:"limits"`
-	Cache   CacheStats        `json:"cache"`
+	Root    btree.Ref         `json:"root"`
+	Limits  btree.Limits      `json:"limits"`
+	Cache   btree.CacheStats  `json:"cache"`
 	Changes map[string]uint64 `json:"changes"` // of the tree's structure, by this process
 }
 
 // Stats says what this process has done to the tree. Not for the hot path.
 func (t *Tree) Stats() Stats {
-	c := &t.stats
-	return Stats{Name: t.name.Name, Root: t.root, Limits: t.limits, Cache: t.cache.Stats(), Changes: map[string]uint64{
-		"splits": c.splits.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shrinks": c.shrinks.Load(), "posted": c.posted.Load(),
-		"unlinked": c.unlinked.Load(), "thawed": c.thawed.Load(), "right_steps": c.rightSteps.Load(), "restarts": c.restarts.Load()}}
+	return Stats{Name: t.name.Name, Root: t.Root(), Limits: t.Limits(), Cache: t.CacheStats(), Changes: t.Changes()}
 }
 
 // String names the tree.
