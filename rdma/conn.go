@@ -53,8 +53,8 @@ type Conn interface {
 	// by Wait. Several chains of one round may be posted, one for each window; they
 	// are executed, and awaited, in the order in which they were posted.
 	Post(c *Chain)
-	// Wait returns when the chain posted last has an outcome in c.Err and c.Done,
-	// or has none by the deadline (then ErrBroken).
+	// Wait returns when c, the oldest chain posted and not awaited, has an outcome in
+	// c.Err and c.Done, or has none by the deadline (then ErrBroken).
 	Wait(c *Chain, deadline int64)
 	// Open asks the node for access to its replica of a region under an epoch.
 	// Cold path. ErrKey while the node does not serve that epoch.

@@ -7,6 +7,9 @@
 //	inproc   client and node in one process    rdma/shm
 //	sim      seeded, hostile, for proofs       rdma/sim
 //
+// tcp, shm and inproc have their responder in common: rdma/host. What every
+// provider must do is written as tests: rdma/rdmatest.
+//
 // # Chains and rounds
 //
 // A Chain is a list of verbs for one memory window over one connection. It is

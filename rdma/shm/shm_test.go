@@ -2,6 +2,7 @@ package shm_test
 
 import (
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"testing"
 
@@ -46,6 +47,24 @@ func TestContractInproc(t *testing.T) {
 				d.Add(addr, a)
 				return addr, func() { d.Remove(addr) }
 			}, nil)
+		},
+	})
+}
+
+// The same on regions that are ordinary files, where a persistent FLUSH is msync.
+func TestContractFile(t *testing.T) {
+	dir := t.TempDir()
+	var n atomic.Uint64
+	path := func() string { return filepath.Join(dir, strconv.FormatUint(n.Add(1), 10)) }
+	probe, err := host.OpenMemory(path(), rdmatest.RegionBytes, true)
+	require.NoError(t, err)
+	persistent := probe.Persistent() // not where temporary files live in memory
+	require.NoError(t, probe.Close())
+	rdmatest.Run(t, rdmatest.Provider{
+		Name: "shm", Dialer: shm.NewDialer(), Persistent: persistent,
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
+			return rdmatest.StartHost(t, c, lives.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) },
+				func(uint32) (*host.Memory, error) { return host.OpenMemory(path(), rdmatest.RegionBytes, true) })
 		},
 	})
 }

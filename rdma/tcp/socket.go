@@ -15,6 +15,9 @@ import (
 // socket is the client's side of the stream. It never waits for the node to read
 // before it has looked for something to read itself: both sides sending at once
 // cannot block each other.
+//
+// It parks in the runtime's poller at once. Looking a few times more before that
+// was measured: no faster on two idle cores, and half as fast when they are busy.
 type socket struct {
 	nc  *net.TCPConn
 	raw syscall.RawConn
