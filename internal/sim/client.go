@@ -328,6 +328,10 @@ func (c *client) connect(k int, life uint64) (*fabric.Conn, error) {
 	if n.Incarnation != life || !n.Up || c.w.cuts[c.id][k] {
 		return nil, errNotYet
 	}
+	if c.w.ctl.sess[c.session].serial != c.serial {
+		c.end("refused: the id is another's")
+		return nil, errEnded
+	}
 	// A second Dial of a lane ends the first.
 	if conn != nil {
 		conn.Close()

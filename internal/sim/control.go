@@ -145,6 +145,11 @@ func (k *control) openSession(c *client) uint32 {
 		s := &k.sess[id]
 		if s.state == sessionFree && (k.w.d.smallIDs || s.serial == 0) ||
 			s.state == sessionFencing && slab.Broken(slab.BugSessionReused) {
+			for i := range fabric.MaxConns {
+				if conn := k.w.fab.Conn(i); conn != nil && conn.Session() == uint32(id) && !slab.Broken(slab.BugSessionReused) {
+					conn.End() // nodes know sessions by their serials
+				}
+			}
 			k.serials++
 			*s = session{state: sessionLive, serial: k.serials, client: c.id, acked: k.table.rev, reclaim: k.table.reclaim,
 				expires: k.clock() + k.w.d.lease + k.w.d.lease/100}

@@ -108,6 +108,7 @@ func (w *world) reset(opt Options, seed uint64) {
 	w.faults, w.objs, w.hist = w.faults[:0], w.objs[:0], w.hist[:0]
 	w.digest, w.lastOn, w.again = seed, 0, 0
 	w.fab.Reset()
+	w.fab.Halt = false
 	w.draw()
 	profile := fabric.DRAM
 	if opt.Durable {
@@ -178,6 +179,9 @@ func (w *world) until(done func() bool) {
 
 // move makes one step; false if nobody can.
 func (w *world) move() bool {
+	if w.fab.Halt {
+		w.opt.Script.strike(w)
+	}
 	if w.now >= w.due {
 		w.timers()
 	}

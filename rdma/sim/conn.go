@@ -20,6 +20,7 @@ type Conn struct {
 	domain  proto.Domain
 	broken  bool
 	closed  bool
+	ended   bool // its ticket's serial is over, whoever has the session id now
 	// Owner is for the caller of Fabric.Dial: who waits for answers.
 	Owner int
 
@@ -171,6 +172,10 @@ func (c *Conn) Step() {
 			// Choice 0 runs the chain to its end and answers.
 			if f.Choose(4) == 0 {
 				for c.run(p) {
+					if f.Halt {
+						c.mark()
+						return
+					}
 				}
 				c.complete(p)
 			} else if !c.run(p) && f.Choose(2) == 0 {
@@ -262,6 +267,8 @@ func (c *Conn) drop() {
 func (c *Conn) Reset(context.Context) error {
 	f := c.fabric
 	switch {
+	case c.ended:
+		return rdma.ErrRevoked
 	case c.closed || !c.node.Up || f.cut(c.session, c.node):
 		return fmt.Errorf("%w: node %d does not answer", rdma.ErrBroken, c.node.ID)
 	case c.life != c.node.Incarnation:
@@ -273,6 +280,13 @@ func (c *Conn) Reset(context.Context) error {
 	c.drop()
 	c.broken = false
 	return nil
+}
+
+// End closes the connection from the node's side, for good: its session is over
+// and the id may be another's.
+func (c *Conn) End() {
+	c.ended = true
+	c.Close()
 }
 
 // Forget is Reset without asking the responder: what was posted may run for ever

@@ -36,6 +36,8 @@ type Fabric struct {
 	Grain int
 	// Flaky breaks a connection at one step in so many; 0: never.
 	Flaky int
+	// Halt, set by the watcher while a verb is about to run, ends the move behind it.
+	Halt bool
 	// Watch, if set, is told of changes.
 	Watch Watcher
 	// Answered, if set, is called when a chain has got its outcome.

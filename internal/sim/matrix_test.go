@@ -1,0 +1,47 @@
+package sim
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestCrashMatrix: every operation, at every verb, struck by every fault, with two
+// other clients on the same object: hazards 1, 2, 11, 21, 22, 45.
+func TestCrashMatrix(t *testing.T) {
+	r := NewRunner()
+	defer r.Close()
+	cells, runs := 0, 0
+	for replicas := 1; replicas <= 3; replicas++ {
+		for _, durable := range []bool{false, true} {
+			for what := range whats {
+				for _, f := range []struct {
+					kind Fault
+					node int
+				}{{Kill, 0}, {Pause, 0}, {Break, 0}, {Break, 1}, {NodeDown, 0}, {NodeDown, 1}, {CutClient, 0}, {CutClient, 1}, {CutSession, 0}, {Power, 0}} {
+					if f.node >= replicas || f.kind == Power && !durable {
+						continue
+					}
+					for at := 1; ; at++ {
+						sprung := false
+						for seed := range uint64(3) {
+							s := CrashAt(what, at, f.kind, f.node)
+							rep := r.Run(Options{Seed: seed + 1, Clients: 3, Slabs: 2, Replicas: replicas, Durable: durable, Scheduler: Walk, Script: s, Porcupine: 1}, nil)
+							if rep.Failure != nil {
+								t.Fatalf("operation %d, verb %d, %v at replica %d of %d, durable %v: %v", what, at, f.kind, f.node, replicas, durable, rep.Failure)
+							}
+							sprung = sprung || s.Sprung()
+							runs++
+						}
+						if !sprung {
+							break
+						}
+						require.Less(t, at, 200)
+						cells++
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d cells, %d schedules", cells, runs)
+}
