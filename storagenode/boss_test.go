@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -33,16 +34,16 @@ type boss struct {
 	key     [32]byte
 
 	mu       sync.Mutex
-	answer   quarrypb.RegisterNodeResponse // Cluster, TicketKey and Id are filled in
-	leader   string                        // if set, this is a standby
-	forget   bool                          // answer the next heartbeat with unknown
+	answer   *quarrypb.RegisterNodeResponse // Cluster, TicketKey and Id are filled in
+	leader   string                         // if set, this is a standby
+	forget   bool                           // answer the next heartbeat with unknown
 	joined   []*quarrypb.RegisterNodeRequest
 	beats    int
 	resident uint64
 }
 
 func newBoss(t testing.TB) *boss {
-	b := &boss{t: t}
+	b := &boss{t: t, answer: &quarrypb.RegisterNodeResponse{Id: 1, HeartbeatMs: 40, NextSerial: 1, ControllerTerm: 1}}
 	rand.Read(b.cluster[:])
 	rand.Read(b.key[:])
 	mux := http.NewServeMux()
@@ -50,7 +51,6 @@ func newBoss(t testing.TB) *boss {
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
 	b.url = srv.URL
-	b.answer = quarrypb.RegisterNodeResponse{Id: 1, HeartbeatMs: 40, NextSerial: 1, ControllerTerm: 1}
 	return b
 }
 
@@ -90,6 +90,13 @@ func (b *boss) NodeHeartbeat(_ context.Context, r *connect.Request[quarrypb.Node
 	return connect.NewResponse(&quarrypb.NodeHeartbeatResponse{Unknown: unknown}), nil
 }
 
+// registrations are those heard so far.
+func (b *boss) registrations() []*quarrypb.RegisterNodeRequest {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.joined)
+}
+
 // with changes how the boss answers.
 func (b *boss) with(f func()) {
 	b.mu.Lock()
@@ -112,7 +119,9 @@ func (b *boss) startAs(term uint64, dir string) *storagenode.Node {
 }
 
 func (b *boss) start(cfg storagenode.Config) *storagenode.Node {
-	n, err := storagenode.Start(b.t.Context(), cfg)
+	ctx, cancel := context.WithTimeout(b.t.Context(), 15*time.Second)
+	defer cancel()
+	n, err := storagenode.Start(ctx, cfg)
 	require.NoError(b.t, err)
 	b.t.Cleanup(func() { n.Close() })
 	return n

@@ -1,6 +1,7 @@
 package storagenode_test
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -11,8 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -160,7 +163,7 @@ func TestBadFoldersAreRefusedUntouched(t *testing.T) {
 			if !huge {
 				require.Equal(t, before, snapshot(t, dir))
 			}
-			require.Len(t, b.joined, 1, "no controller was told")
+			require.Len(t, b.registrations(), 1, "no controller was told")
 		})
 	}
 }
@@ -193,14 +196,14 @@ func TestRestartReportsFilesAndServesNone(t *testing.T) {
 
 	n = b.start(b.config(dir))
 	require.NoFileExists(t, regionFile(dir, 3)+".new")
-	require.Len(t, b.joined, 2)
-	found := b.joined[1].Found
+	require.Len(t, b.registrations(), 2)
+	found := b.registrations()[1].Found
 	require.Len(t, found, 2)
-	require.Equal(t, b.cluster[:], b.joined[1].Cluster)
+	require.Equal(t, b.cluster[:], b.registrations()[1].Cluster)
 	require.Equal(t, uint32(2), found[1].Region)
 	require.Equal(t, uint64(7), found[1].Epoch)
 	require.Equal(t, uint64(proto.MinRegionBytes), found[1].SizeBytes)
-	require.NotEqual(t, b.joined[0].Node.Incarnation, b.joined[1].Node.Incarnation)
+	require.NotEqual(t, b.registrations()[0].Node.Incarnation, b.registrations()[1].Node.Incarnation)
 	for epoch := range uint64(10) {
 		_, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 2, epoch)
 		require.Error(t, err)
@@ -220,8 +223,8 @@ func TestRestartReportsFilesAndServesNone(t *testing.T) {
 	require.NoFileExists(t, regionFile(dir, 1))
 	require.NoError(t, n.Close())
 	b.start(b.config(dir))
-	require.Len(t, b.joined[2].Found, 1)
-	require.Equal(t, uint64(9), b.joined[2].Found[0].Epoch)
+	require.Len(t, b.registrations()[2].Found, 1)
+	require.Equal(t, uint64(9), b.registrations()[2].Found[0].Epoch)
 	kept, err := os.ReadFile(filepath.Join(dir, "node.state"))
 	require.NoError(t, err)
 	k, err := state.DecodeKept(kept)
@@ -269,4 +272,21 @@ func TestFilesStayLockedWhileAClientOfADeadNodeHasThem(t *testing.T) {
 	got, err := c.read(dataOff, 8)
 	require.NoError(t, err)
 	require.Equal(t, byte(0x77), got[0])
+}
+
+func TestALockedFileIsWaitedForButNotForEver(t *testing.T) {
+	b := newBoss(t)
+	dir := t.TempDir()
+	n := b.start(b.config(dir))
+	b.hostAndOpen(n, 1, 1)
+	require.NoError(t, n.Close())
+	f, err := os.Open(regionFile(dir, 1))
+	require.NoError(t, err)
+	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = storagenode.Start(ctx, b.config(dir))
+	require.ErrorContains(t, err, "region-00000001.quarry is mapped by another storage node, or by a client of one that died")
+	time.AfterFunc(100*time.Millisecond, func() { f.Close() })
+	b.start(b.config(dir))
 }

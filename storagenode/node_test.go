@@ -237,7 +237,13 @@ func TestFenceUnderLoad(t *testing.T) {
 		took := time.Since(start)
 		before, err := watch.read(dataOff, 64*lanes)
 		require.NoError(t, err)
-		wg.Wait()
+		all := make(chan struct{})
+		go func() { wg.Wait(); close(all) }()
+		select {
+		case <-all:
+		case <-time.After(5 * time.Second):
+			t.Fatal("fenced clients still write")
+		}
 		after, err := watch.read(dataOff, 64*lanes)
 		require.NoError(t, err)
 		require.Equal(t, before, after, "bytes changed after the fence")
@@ -315,19 +321,17 @@ func TestFollowsTheLeaderAndRegistersAgainWhenUnknown(t *testing.T) {
 	cfg.Controllers = []string{standby.url} // which names a leader that is not configured
 	n := b.start(cfg)
 	b.hostAndOpen(n, 1, 4)
-	b.with(func() { require.Empty(t, b.joined[0].Found); b.forget = true })
-	eventually(t, "a second registration", func() (ok bool) {
-		b.with(func() { ok = len(b.joined) == 2 })
-		return ok
+	require.Empty(t, b.registrations()[0].Found)
+	b.with(func() { b.forget = true })
+	eventually(t, "a second registration", func() bool {
+		return len(b.registrations()) == 2
 	})
-	b.with(func() {
-		again := b.joined[1]
-		require.Equal(t, uint32(1), again.Node.Id)
-		require.Equal(t, n.Stats().Incarnation, again.Node.Incarnation)
-		require.Equal(t, b.cluster[:], again.Cluster)
-		require.Len(t, again.Found, 1)
-		require.Equal(t, uint64(4), again.Found[0].Epoch)
-	})
+	again := b.registrations()[1]
+	require.Equal(t, uint32(1), again.Node.Id)
+	require.Equal(t, n.Stats().Incarnation, again.Node.Incarnation)
+	require.Equal(t, b.cluster[:], again.Cluster)
+	require.Len(t, again.Found, 1)
+	require.Equal(t, uint64(4), again.Found[0].Epoch)
 	// It goes on serving while nobody leads, and comes back.
 	b.with(func() { b.leader = standby.url })
 	c, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 1, 4)
@@ -350,9 +354,8 @@ func TestLongFenceListAsksForRegistration(t *testing.T) {
 	}
 	b.with(func() { b.answer.NextSerial = 1201 })
 	require.Zero(t, call(t, b.agent(n).Fence, &quarrypb.FenceRequest{Serials: serials, ControllerTerm: 1}))
-	eventually(t, "a second registration", func() (ok bool) {
-		b.with(func() { ok = len(b.joined) == 2 })
-		return ok
+	eventually(t, "a second registration", func() bool {
+		return len(b.registrations()) == 2
 	})
 	_, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1200, 0, 1, 1)
 	require.ErrorIs(t, err, rdma.ErrRevoked)
@@ -384,7 +387,7 @@ func TestConfigIsChecked(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.NotContains(t, err.Error(), "\n", "one line")
 	}
-	require.Empty(t, b.joined, "refused before anybody was told")
+	require.Empty(t, b.registrations(), "refused before anybody was told")
 
 	// Nobody answers: the error names the node and the controller.
 	cfg := b.config("")
@@ -407,10 +410,10 @@ func TestAdvertisedAddressIsTold(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "localhost", name)
 	require.NotEqual(t, "0", port)
-	require.Equal(t, n.Stats().TCP, b.joined[0].Node.Endpoints[0].Address)
+	require.Equal(t, n.Stats().TCP, b.registrations()[0].Node.Endpoints[0].Address)
 	b.hostAndOpen(n, 1, 1)
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	require.NoError(t, err)
-	require.Contains(t, string(boot), b.joined[0].Node.Endpoints[1].HostId)
-	require.True(t, filepath.IsAbs(b.joined[0].Node.Endpoints[1].Address))
+	require.Contains(t, string(boot), b.registrations()[0].Node.Endpoints[1].HostId)
+	require.True(t, filepath.IsAbs(b.registrations()[0].Node.Endpoints[1].Address))
 }
