@@ -227,6 +227,7 @@ func (l *lane) open(id uint32) (*opened, error) {
 	if o.N == 0 || o.Rebuilding[0] {
 		return nil, errNotYet
 	}
+	o.Local = o.targets[0].Conn.Provider() == TransportSHM
 	l.regions[id] = o
 	return o, nil
 }

@@ -12,6 +12,9 @@ import (
 const (
 	batchVerbs = rdma.MaxChainVerbs / 2
 	batchBytes = 1 << 20
+	// localBytes is batchBytes where rounds are free: what is read stays in the
+	// second-level cache until it has been sealed and copied.
+	localBytes = 256 << 10
 )
 
 // item is one object of a batch.
@@ -63,8 +66,11 @@ func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, info In
 				}
 				continue
 			}
-			size := l.op.slab.Class.Bytes()
-			if len(b.items) > 0 && bytes+size > batchBytes {
+			size, most := l.op.slab.Class.Bytes(), batchBytes
+			if l.op.reg.Local {
+				most = localBytes
+			}
+			if len(b.items) > 0 && bytes+size > most {
 				break
 			}
 			bytes += size

@@ -52,7 +52,10 @@ type Region struct {
 	N          int
 	To         [MaxReplicas]*rdma.Target
 	Rebuilding [MaxReplicas]bool
-	Headers    *Headers
+	// Local: the primary's verbs run in this process, so that a round costs nothing
+	// and batches may be small enough to stay in the cache.
+	Local   bool
+	Headers *Headers
 }
 
 // P is the primary.

@@ -177,7 +177,12 @@ func (l *Lane) release(o *op) error {
 	for {
 		l.round.Reset()
 		c := l.round.Chain(o.reg.P())
-		c.CAS(o.slab.ROff(), uint64(o.r), 0)
+		if bug(BugReleaseByWrite) {
+			proto.PutWord(l.word, 0, 0)
+			c.Write(o.slab.ROff(), l.word[:8])
+		} else {
+			c.CAS(o.slab.ROff(), uint64(o.r), 0)
+		}
 		l.do()
 		if c.Err == nil {
 			return nil // mine and gone, or gone before: the value is nobody else's
