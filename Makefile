@@ -10,7 +10,7 @@ RACE_PKGS := ./alloc/... ./client/... ./controller/... ./internal/... ./proto/..
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race bench generate lint tools clean
+.PHONY: help build demo test test-rdma race bench generate lint tools clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: tools ## everything: build without cgo, gofmt, vet, tests, race detector o
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $${CC:-gcc} >/dev/null; then \
 	  echo '$(GO) test -race -short (data path and control plane)'; $(GO) test -race -short -timeout 20m $(RACE_PKGS); \
 	else echo "race detector skipped: it needs cgo and a C compiler (apt-get install gcc)"; fi
+
+test-rdma: ## the fabric's contract on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine
+	sh internal/rxevm/test-rdma.sh
 
 race: ## every test under the race detector
 	$(GO) test -race -timeout 30m ./...

@@ -17,7 +17,7 @@ import (
 // cannot block each other.
 //
 // It parks in the runtime's poller at once. Looking a few times more before that
-// was measured: no faster on two idle cores, and half as fast when they are busy.
+// was measured on two busy cores only: mostly slower there, up to twice.
 type socket struct {
 	nc  *net.TCPConn
 	raw syscall.RawConn
