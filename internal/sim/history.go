@@ -78,6 +78,9 @@ func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 		h.result, h.ret = unknownResult, never
 	case notDone(err):
 		h.result = notDoneResult
+		if w.opt.Faults == 0 && w.opt.Script == nil && w.d.patience >= 6*w.d.lease {
+			w.fail("waited in vain", fmt.Sprintf("nothing fails, and client %d cannot %v %v: %v", c.id, h.kind, w.check.regs[h.reg].ref, err))
+		}
 	default:
 		w.fail("unexpected error", fmt.Sprintf("client %d %v %v: %v", c.id, h.kind, w.check.regs[h.reg].ref, err))
 	}

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"fmt"
+
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
@@ -129,6 +131,30 @@ func (c *client) operate(what, obj int) {
 		c.free(reg, w.ch.choose(4) != 1)
 	}
 	c.leave()
+	if !w.opt.Grow {
+		c.leftNothing(w.check.regs[reg].ref)
+	}
+}
+
+// leftNothing: a session that lives on holds nothing but its claims.
+func (c *client) leftNothing(ref proto.Ref) {
+	w := c.w
+	if c.ended || !w.ctl.table.open || c.view.epoch != w.ctl.table.epoch {
+		return
+	}
+	s, _, ok := w.check.place(w.mem(w.ctl.table.node[0]), uint64(ref.Addr.Off()))
+	if !ok || !w.mem(w.ctl.table.node[0]).IsOpen() {
+		return // a node that is down may have lost the release with its power
+	}
+	r := proto.R(w.mem(w.ctl.table.node[0]).Word(s.ROff()))
+	for i := range c.claims {
+		if c.claims[i].R == r {
+			return
+		}
+	}
+	if r.Session() == c.session {
+		w.fail("an orphan of the living", fmt.Sprintf("%v is held by %v, which has finished its operation", ref, r))
+	}
 }
 
 func (c *client) read(reg int) {

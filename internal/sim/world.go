@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	fabric "github.com/quarrystore/quarry/rdma/sim"
 )
@@ -108,7 +109,7 @@ func (w *world) reset(opt Options, seed uint64) {
 	w.faults, w.objs, w.hist = w.faults[:0], w.objs[:0], w.hist[:0]
 	w.digest, w.lastOn, w.again = seed, 0, 0
 	w.fab.Reset()
-	w.fab.Halt = false
+	w.fab.Halt, w.fab.CrossDomain = false, slab.Broken(slab.BugCrossDomain)
 	w.draw()
 	profile := fabric.DRAM
 	if opt.Durable {

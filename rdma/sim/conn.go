@@ -289,6 +289,9 @@ func (c *Conn) End() {
 	c.Close()
 }
 
+// Foreign puts the connection in another atomicity domain than CPUs are in.
+func (c *Conn) Foreign() { c.domain = proto.DomainAdapter }
+
 // Forget is Reset without asking the responder: what was posted may run for ever
 // after. A deliberate bug.
 func (c *Conn) Forget() {
