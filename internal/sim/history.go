@@ -78,7 +78,7 @@ func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 		h.result, h.ret = unknownResult, never
 	case notDone(err):
 		h.result = notDoneResult
-		if w.opt.Faults == 0 && w.opt.Script == nil && w.d.patience >= 6*w.d.lease {
+		if errors.Is(err, errDeadline) && w.opt.Faults == 0 && w.opt.Script == nil && w.d.sched == Walk && w.d.patience >= 6*w.d.lease {
 			w.fail("waited in vain", fmt.Sprintf("nothing fails, and client %d cannot %v %v: %v", c.id, h.kind, w.check.regs[h.reg].ref, err))
 		}
 	default:
