@@ -51,7 +51,9 @@ func TestRestartUnderARealController(t *testing.T) {
 		require.True(t, !r.Open || r.Epoch > before.Epoch, "%+v", r)
 	}
 	eventually(t, "the other replica serves what was written", func() bool {
-		got, err := cl.Read(ctx, ref, nil)
+		rctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		defer cancel()
+		got, err := cl.Read(rctx, ref, nil)
 		return err == nil && string(got) == "kept"
 	})
 	// A twin of the same name is refused while this one lives.

@@ -35,8 +35,8 @@ type Config struct {
 	// Advertise is the host name or address that others reach both ports at; default
 	// that of Listen and of AgentListen. Needed where they listen on all addresses.
 	Advertise string
-	// Socket is the path of the shm fabric's socket; default in the system's folder
-	// for temporary files. "none" serves no shm.
+	// Socket is the path of the shm fabric's socket; default in Dir or, without one,
+	// in the system's folder for temporary files. "none" serves no shm.
 	Socket string
 	// Token is the cluster's token, where it asks for one.
 	Token string
@@ -50,6 +50,7 @@ const (
 	defaultCapacity = 64 << 30
 	noSocket        = "none"
 	maxNameBytes    = 64
+	maxSocketBytes  = 107 // of a path, says the kernel
 )
 
 var domain = regexp.MustCompile(`^(/[A-Za-z0-9._-]{1,64}){1,8}$`)
@@ -71,7 +72,7 @@ func (c Config) withDefaults() Config {
 		c.AgentListen = "127.0.0.1:0"
 	}
 	if c.Socket == "" {
-		c.Socket = filepath.Join(os.TempDir(), fmt.Sprintf("quarry-%d-%s.sock", os.Getpid(), c.Name))
+		c.Socket = c.ownSocket()
 	}
 	if c.Socket != noSocket {
 		// Clients have another working directory.
@@ -83,6 +84,17 @@ func (c Config) withDefaults() Config {
 		c.Logger = slog.Default()
 	}
 	return c
+}
+
+// ownSocket is where nobody else's socket is. One in the folder is found again by
+// the next life of a node that was killed, one named by the process stays behind.
+func (c Config) ownSocket() string {
+	if c.Dir != "" {
+		if p, err := filepath.Abs(filepath.Join(c.Dir, "shm.sock")); err == nil && len(p) <= maxSocketBytes {
+			return p
+		}
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("quarry-%d-%s.sock", os.Getpid(), c.Name))
 }
 
 func (c Config) validate() error {

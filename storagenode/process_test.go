@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -43,8 +42,7 @@ func TestMain(m *testing.M) {
 func beNode(url, dir string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	socket := filepath.Join(os.TempDir(), fmt.Sprintf("quarry-test-%d", os.Getpid()))
-	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: []string{url}, Name: "n1", Dir: dir, Socket: socket, Logger: quiet()})
+	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: []string{url}, Name: "n1", Dir: dir, Logger: quiet()})
 	if err != nil {
 		return err
 	}
@@ -64,7 +62,7 @@ type process struct {
 
 func (b *boss) spawn(t *testing.T, dir string) *process {
 	cmd := exec.Command(os.Args[0], dir)
-	cmd.Env = append(os.Environ(), asNode+"="+b.url)
+	cmd.Env = append(os.Environ(), asNode+"="+b.url, "TMPDIR="+t.TempDir())
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
