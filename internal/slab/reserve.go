@@ -32,8 +32,9 @@ func (l *Lane) reserveAgain(ref proto.Ref, err error) (h proto.ImageHeader, payl
 		case err == nil:
 			return h, payload, nil
 		case errors.Is(err, errAgain):
-			if again++; again > maxRestarts {
-				return h, nil, fmt.Errorf("%w: %v: the table kept changing", ErrBusy, ref)
+			// A broken connection or another table; on a hot slab one of very many attempts.
+			if again++; again > maxHeld {
+				return h, nil, fmt.Errorf("%w: %v: %d attempts lost their answer", ErrBusy, ref, again)
 			}
 			err = l.port.Pause(again)
 		case errors.As(err, &wait):
