@@ -44,7 +44,10 @@ func (l *Lane) reserveAgain(ref proto.Ref, err error) (h proto.ImageHeader, payl
 			if bug(BugTakeoverUnfenced) || l.port.HolderFenced(wait.by.Session(), held) {
 				var taken bool
 				if taken, err = l.takeover(wait.by); taken && err == nil {
-					return l.judge(&l.op)
+					if h, payload, err = l.judge(&l.op); !errors.Is(err, errDamaged) {
+						return h, payload, err
+					}
+					err = nil // released: the next attempt meets the damage and repairs it
 				}
 				if errors.Is(err, errAgain) {
 					err = l.port.Pause(held)
