@@ -16,7 +16,7 @@
  *                  the header cache, so that one works while the other is acknowledged
  *   -DNOBJ=n       objects born in all (default 2)
  *   -DNREC=n       reclaims tried (default 2)
- *   -DFENCE        one of the sessions may be fenced at any moment
+ *   -DFENCE        one of the two clients may be fenced at any moment (run pan with -E)
  *   -DHINTS        a claim may start from a header copy of any age, not only from the cache
  *   -DONLY_DAMAGE  leave out the rule about where a verb may land, so that a bug shows
  *                  only when an object is lost or two share memory or a name
@@ -59,6 +59,7 @@ byte hintclass[2], hintgen[2];
 byte wanted, learned[2], acked[2];
 bit busy[2], old[2];			/* in an operation; in one begun before `learned` */
 bit fenced[2];
+bit started;				/* the workers are alike: 0 goes first */
 
 /* Ghosts. */
 #define COMMITTED	1
@@ -110,6 +111,10 @@ inline take_copy() {
 	have = cvalid[S]; lstate = cstate[S]; lclass = cclass[S]; lgen = cgen[S]
 }
 
+/* Forgotten values are set to 0, or the search tells equal states apart. */
+inline drop_cache(s0) { cvalid[s0] = 0; cstate[s0] = 0; cclass[s0] = 0; cgen[s0] = 0 }
+inline drop_copy() { have = 0; lstate = 0; lclass = 0; lgen = 0 }
+
 #define OP_ALLOC	1
 #define OP_BIRTH	2
 #define OP_FREE		3
@@ -120,7 +125,8 @@ proctype Worker(byte w) {
 
 idle:
 	atomic {
-		RUNS;
+		RUNS && (w == 0 || started);
+		started = 1;
 		if
 		:: mag[w] == 0 -> op = OP_ALLOC
 		:: mag[w] != 0 && births < NOBJ -> op = OP_BIRTH; births++;
@@ -151,14 +157,14 @@ check:
 		:: !have -> skip
 		:: have && op == OP_ALLOC && (lstate == H_ACTIVE || lstate == H_FREE) -> goto alloc
 		:: have && op == OP_ALLOC && lstate != H_ACTIVE && lstate != H_FREE ->
-			cvalid[S] = 0; goto done	/* nothing to claim now */
+			drop_cache(S); goto done	/* nothing to claim now */
 #ifdef BUG_NO_HEADER_FIRST
-		:: have && op != OP_ALLOC -> goto slab
+		:: have && op != OP_ALLOC -> drop_copy(); goto slab
 #else
 		:: have && op != OP_ALLOC && lgen > g -> goto stale
 		:: have && op != OP_ALLOC && (lgen < g || (lstate != H_ACTIVE && lstate != H_DRAINING)) ->
-			cvalid[S] = 0			/* the copy is old: READ again */
-		:: have && op != OP_ALLOC && lgen == g && (lstate == H_ACTIVE || lstate == H_DRAINING) -> goto slab
+			drop_copy(); drop_cache(S)	/* the copy is old: READ again */
+		:: have && op != OP_ALLOC && lgen == g && (lstate == H_ACTIVE || lstate == H_DRAINING) -> drop_copy(); goto slab
 #endif
 		fi
 	}
@@ -196,21 +202,21 @@ alloc:
 	fi;
 	/* Refill, round 1: CAS one map bit 0 -> 1, then READ the header in the same chain. */
 	atomic { RUNS ->
-		c = lclass; g = lgen;
+		c = lclass; g = lgen; drop_copy();
 #ifdef HINTS
-		hintclass[w] = lclass; hintgen[w] = lgen;
+		hintclass[w] = c; hintgen[w] = g;
 #endif
 		if
 		:: map[0] == 0 -> map[0] = 1; cell = 0
 		:: map[1] == 0 && c == 1 -> map[1] = 1; cell = 1
-		:: map[0] == 1 && (map[1] == 1 || c == 2) -> cvalid[S] = 0; goto done
+		:: map[0] == 1 && (map[1] == 1 || c == 2) -> drop_cache(S); goto done
 		fi
 	}
 #ifndef BUG_NO_CLAIM_CHECK
 	atomic { RUNS ->
 		if
 		:: hstate == H_ACTIVE && hclass == c && hgen == g -> goto stamp
-		:: else -> cvalid[S] = 0
+		:: else -> drop_cache(S)
 		fi };
 	atomic { RUNS -> map[cell] = 0; goto done };	/* give back */
 #endif
@@ -238,7 +244,7 @@ format:
 		if
 		:: hstate == H_FREE && hgen == lgen ->
 			hstate = H_FORMATTING; hsession = w + 1
-		:: else -> cvalid[S] = 0; goto done
+		:: else -> drop_cache(S); goto done
 		fi };
 	atomic { RUNS ->
 		assert(hstate == H_FORMATTING && hsession == w + 1);
@@ -248,7 +254,7 @@ format:
 		:: hclass = 1
 		:: hclass = 2
 		fi;
-		cvalid[S] = 0;
+		drop_cache(S);
 		goto done };
 
 slab:
@@ -315,7 +321,7 @@ birth:	/* WRITE image, CAS V, CAS R in one chain. */
 done:
 	atomic {
 		busy[w] = 0; old[w] = 0;
-		op = 0; i = 0; cell = 0; c = 0; g = 0; lstate = 0; lclass = 0; lgen = 0; have = 0; won = 0;
+		op = 0; i = 0; cell = 0; c = 0; g = 0; won = 0; drop_copy();
 		goto idle
 	}
 }
@@ -328,7 +334,7 @@ end_beat:
 	:: atomic { learned[s] != wanted && !fenced[s] ->
 		learned[s] = wanted;
 #if !defined(BUG_CACHE_SURVIVES) && !defined(BUG_DROP_AT_ACK)
-		cvalid[s] = 0;
+		drop_cache(s);
 #endif
 #if SESSIONS == 1
 		old[0] = busy[0]; old[1] = busy[1]
@@ -343,7 +349,7 @@ end_beat:
 		!old[s] ->
 #endif
 #ifdef BUG_DROP_AT_ACK
-		cvalid[s] = 0;
+		drop_cache(s);
 #endif
 		acked[s] = learned[s] }
 	od
@@ -425,8 +431,8 @@ end_next:
 #ifdef FENCE
 proctype Fence() {
 	if
-	:: fenced[0] = 1
-	:: fenced[SESSIONS - 1] = 1
+	:: atomic { started -> fenced[0] = 1 }
+	:: atomic { started -> fenced[1] = 1 }
 	fi
 }
 #endif
