@@ -21,6 +21,9 @@ type Conn struct {
 	broken  bool
 	closed  bool
 	ended   bool // its ticket's serial is over, whoever has the session id now
+	// ReadOnly refuses whatever changes memory.
+	ReadOnly bool
+	windows  []opened // by slot
 	// Owner is for the caller of Fabric.Dial: who waits for answers.
 	Owner int
 
@@ -32,6 +35,12 @@ type Conn struct {
 
 var _ rdma.Conn = (*Conn)(nil)
 var _ rdma.Peer = (*Conn)(nil)
+
+// opened is a window that this connection has been given.
+type opened struct {
+	region uint32
+	key    uint64
+}
 
 // pending is a chain at the responder. It has a copy of everything, because the
 // requester may be gone by the time it runs.
@@ -70,8 +79,8 @@ func (c *Conn) Session() uint32 { return c.session }
 func (c *Conn) Post(ch *rdma.Chain) {
 	ch.Err, ch.Done = nil, 0
 	f := c.fabric
-	if len(ch.Verbs) > rdma.MaxChainVerbs {
-		c.answer(ch, rdma.ErrLimit)
+	if err := rdma.WithinLimits(ch.Verbs); err != nil {
+		c.answer(ch, err)
 		return
 	}
 	if c.broken || c.closed || !c.node.Up || c.life != c.node.Incarnation {
@@ -331,7 +340,19 @@ func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window
 	case m.key == 0 || m.Epoch != epoch:
 		return rdma.Window{}, rdma.ErrKey
 	}
-	return rdma.Window{Region: region, Epoch: epoch, Key: m.key, Bytes: m.bytes}, nil
+	w := opened{region, m.keyOf(c.session)}
+	slot := slices.IndexFunc(c.windows, func(o opened) bool { return o.region == region })
+	if slot < 0 {
+		slot = len(c.windows)
+		c.windows = append(c.windows, w)
+	}
+	c.windows[slot] = w
+	return rdma.Window{Region: region, Epoch: epoch, Key: w.key, Bytes: m.bytes, Slot: int32(slot)}, nil
+}
+
+// hasKey says whether the window was opened on this connection and is good still.
+func (c *Conn) hasKey(m *Memory, w *rdma.Window) bool {
+	return m.key != 0 && uint32(w.Slot) < uint32(len(c.windows)) && c.windows[w.Slot] == opened{w.Region, w.Key} && w.Key == m.keyOf(c.session)
 }
 
 // Wait returns when the chain has its outcome.
@@ -384,7 +405,7 @@ func (c *Conn) pick(p *pending) int {
 	for p.state[first].done {
 		first++
 	}
-	if p.verbs[first].Op == rdma.Write || first+1 == len(p.verbs) {
+	if c.fabric.InOrder || p.verbs[first].Op == rdma.Write || first+1 == len(p.verbs) {
 		return first
 	}
 	// Everything behind a WRITE, and every READ, waits for all before it.
@@ -413,14 +434,19 @@ func (c *Conn) pick(p *pending) int {
 func (c *Conn) allowed(m *Memory, p *pending, v *rdma.Verb) error {
 	n := v.Len()
 	switch {
-	case m == nil || c.session != Agent && (m.key == 0 || m.key != p.window.Key):
+	case m == nil:
 		return rdma.ErrKey
-	case c.session != Agent && c.node.Revoked(c.session):
+	case c.session == Agent:
+	case c.node.Revoked(c.session):
 		return rdma.ErrRevoked
+	case !c.hasKey(m, &p.window):
+		return rdma.ErrKey
+	case c.ReadOnly && v.Op != rdma.Read && v.Op != rdma.Flush:
+		return rdma.ErrReadOnly
+	}
+	switch {
 	case n == 0 || v.Off > m.bytes || n > m.bytes-v.Off:
 		return rdma.ErrBounds
-	case n > rdma.MaxVerbBytes && v.Op != rdma.Flush:
-		return rdma.ErrLimit
 	case (v.Op == rdma.CompareSwap || v.Op == rdma.FetchAdd) && v.Off%8 != 0:
 		return rdma.ErrAlign
 	case v.Op == rdma.Flush && v.Kind == rdma.Persistent && m.Profile == DRAM:

@@ -14,6 +14,7 @@
 //
 // The fabric has no goroutine and no clock. Somebody calls Step for connections
 // that are Ready; package internal/sim does, one seeded choice at a time. Where
-// nobody does, Conn.Wait steps the fabric by itself, so that the provider also
-// passes the tests which every provider passes. One goroutine uses a fabric.
+// nobody does, Conn.Wait steps the fabric by itself. One goroutine uses a fabric;
+// a Service lets several use one, each stepping it while it waits, so that the
+// provider also passes the tests which every provider passes.
 package sim

@@ -34,6 +34,8 @@ type Fabric struct {
 	Choose func(n int) int
 	// Grain is the number of bytes that a READ or WRITE moves at once: 64, or 8 to be cruel.
 	Grain int
+	// InOrder sets the fence flag where a chain lacks it, as the verbs provider does.
+	InOrder bool
 	// Flaky breaks a connection at one step in so many; 0: never.
 	Flaky int
 	// Halt, set by the watcher while a verb is about to run, ends the move behind it.
@@ -117,7 +119,16 @@ func (n *Node) Memory(region uint32) *Memory {
 // Open gives access under an epoch, with a new key.
 func (m *Memory) Open(epoch uint64) {
 	m.Node.fabric.keys += 0x9e3779b97f4a7c15
-	m.Epoch, m.key = epoch, m.Node.fabric.keys|1
+	m.Epoch, m.key = epoch, mix(m.Node.fabric.keys^m.Node.Incarnation<<32^uint64(m.Node.ID))|1
+}
+
+// keyOf is the key of a session's windows.
+func (m *Memory) keyOf(session uint32) uint64 { return mix(m.key^uint64(session)<<1) | 1 }
+
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 // Close ends access: verbs under the old key never run again.

@@ -107,7 +107,9 @@ func TestTornByLines(t *testing.T) {
 		f, m, _, to := fabricOf(seed, DRAM)
 		other, err := f.Dial(6, m.Node)
 		require.NoError(t, err)
-		to2 := &rdma.Target{Conn: other, Window: to.Window}
+		w, err := other.Open(nil, 1, 1)
+		require.NoError(t, err)
+		to2 := &rdma.Target{Conn: other, Window: w}
 		var r rdma.Round
 		ones := make([]byte, 192)
 		for i := range ones {
@@ -217,10 +219,13 @@ func TestHazard34_AcrossDomains(t *testing.T) {
 	other.Foreign()
 	_, err = other.Open(nil, 1, 1)
 	require.ErrorIs(t, err, rdma.ErrRefused)
+	f.CrossDomain = true // what if it were not
+	w, err := other.Open(nil, 1, 1)
+	require.NoError(t, err)
 	both := 0
 	for range 200 {
 		m.Set(0, 0)
-		to2 := &rdma.Target{Conn: other, Window: to.Window}
+		to2 := &rdma.Target{Conn: other, Window: w}
 		var r rdma.Round
 		r.Chain(to).CAS(0, 0, 1)
 		r.Chain(to2).CAS(0, 0, 2)

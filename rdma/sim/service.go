@@ -1,0 +1,216 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// Service is a node of a fabric as goroutines see it: it checks tickets, keeps one
+// connection for each session and lane, and has a lock, under which whoever waits
+// steps the whole fabric.
+type Service struct {
+	Cluster [16]byte
+	Key     [32]byte
+	// LanesPerSession bounds the lanes; 0: 32.
+	LanesPerSession uint32
+
+	mu    sync.Mutex
+	node  *Node
+	ids   map[uint64]uint32 // the fabric's session number of a ticket's serial
+	lanes map[laneID]*lane
+}
+
+type laneID struct {
+	serial uint64
+	number uint32
+}
+
+// NewService serves a node.
+func NewService(n *Node) *Service {
+	return &Service{node: n, ids: map[uint64]uint32{}, lanes: map[laneID]*lane{}, LanesPerSession: 32}
+}
+
+// id numbers the sessions; all the fabric can tell apart are MaxSession of them.
+func (s *Service) id(serial uint64) (uint32, error) {
+	id := s.ids[serial]
+	if id == 0 {
+		if id = uint32(len(s.ids) + 1); id >= MaxSession {
+			return 0, fmt.Errorf("%w: the simulated fabric has %d sessions", rdma.ErrLimit, MaxSession)
+		}
+		s.ids[serial] = id
+	}
+	return id, nil
+}
+
+// Fence ends sessions: when it returns, no verb of them runs any more.
+func (s *Service) Fence(serials ...uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, serial := range serials {
+		id, err := s.id(serial)
+		if err != nil {
+			return err
+		}
+		s.node.Revoke(id)
+	}
+	return nil
+}
+
+// OpenRegion serves a region of so many bytes under an epoch; epochs only rise.
+func (s *Service) OpenRegion(region uint32, epoch, bytes uint64, p Profile) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.node.Memory(region)
+	if m == nil {
+		m = s.node.AddMemory(region, bytes, p)
+	}
+	switch {
+	case epoch == m.Epoch && m.IsOpen():
+	case epoch <= m.Epoch:
+		return fmt.Errorf("region %d is at epoch %d, not to be opened under %d", region, m.Epoch, epoch)
+	default:
+		m.Open(epoch)
+	}
+	return nil
+}
+
+// CloseRegion ends access up to an epoch.
+func (s *Service) CloseRegion(region uint32, epoch uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.node.Memory(region); m != nil && epoch >= m.Epoch {
+		m.Close()
+		m.Epoch = epoch
+	}
+}
+
+// Stop crashes the node.
+func (s *Service) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.node.Up {
+		s.node.Crash()
+	}
+}
+
+// Dial connects a lane; a second Dial of the same lane ends the first connection.
+func (s *Service) Dial(_ context.Context, t *rdma.Ticket, number uint32) (rdma.Conn, error) {
+	if t.Cluster != s.Cluster || !t.Verify(s.Key) {
+		return nil, rdma.ErrTicket
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, err := s.id(t.Serial)
+	switch {
+	case err != nil:
+		return nil, err
+	case s.node.Revoked(id):
+		return nil, rdma.ErrRevoked
+	case number >= s.LanesPerSession:
+		return nil, fmt.Errorf("%w: lane %d, a session has %d", rdma.ErrLimit, number, s.LanesPerSession)
+	}
+	c, err := s.node.fabric.Dial(id, s.node)
+	if err != nil {
+		return nil, err
+	}
+	c.ReadOnly = t.Rights == rdma.ReadOnly
+	l := &lane{Conn: c, service: s, id: laneID{t.Serial, number}}
+	s.take(l)
+	return l, nil
+}
+
+// take gives the lane's number to l; the connection that had it ends.
+func (s *Service) take(l *lane) {
+	if o := s.lanes[l.id]; o != nil && o != l {
+		o.Break()
+		o.drop()
+	}
+	s.lanes[l.id] = l
+}
+
+// lane is a connection under the service's lock.
+type lane struct {
+	*Conn
+	service *Service
+	id      laneID
+}
+
+func (l *lane) Post(ch *rdma.Chain) {
+	l.service.mu.Lock()
+	defer l.service.mu.Unlock()
+	l.Conn.Post(ch)
+}
+
+func (l *lane) Wait(ch *rdma.Chain, _ int64) {
+	for {
+		l.service.mu.Lock()
+		waits := l.waits(ch)
+		if waits && !l.fabric.StepAny() {
+			l.Break() // nothing moves any more: the answer was lost
+		}
+		l.service.mu.Unlock()
+		if !waits {
+			return
+		}
+	}
+}
+
+func (l *lane) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
+	l.service.mu.Lock()
+	defer l.service.mu.Unlock()
+	return l.Conn.Open(ctx, region, epoch)
+}
+
+func (l *lane) Reset(ctx context.Context) error {
+	l.service.mu.Lock()
+	defer l.service.mu.Unlock()
+	if err := l.Conn.Reset(ctx); err != nil {
+		return err
+	}
+	l.service.take(l)
+	return nil
+}
+
+func (l *lane) Close() error {
+	l.service.mu.Lock()
+	defer l.service.mu.Unlock()
+	if l.service.lanes[l.id] == l {
+		delete(l.service.lanes, l.id)
+	}
+	return l.Conn.Close()
+}
+
+// Dialer reaches services by name.
+type Dialer struct {
+	mu       sync.Mutex
+	services map[string]*Service
+}
+
+// Serve makes a service reachable and returns its address.
+func (d *Dialer) Serve(s *Service) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.services == nil {
+		d.services = map[string]*Service{}
+	}
+	addr := fmt.Sprintf("sim:%d", len(d.services)+1)
+	d.services[addr] = s
+	return addr
+}
+
+// Provider is "sim".
+func (d *Dialer) Provider() string { return "sim" }
+
+// Dial connects a lane of the ticket's session to the service at addr.
+func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
+	d.mu.Lock()
+	s := d.services[addr]
+	d.mu.Unlock()
+	if s == nil {
+		return nil, fmt.Errorf("%w: nobody serves %q", rdma.ErrBroken, addr)
+	}
+	return s.Dial(ctx, t, lane)
+}
