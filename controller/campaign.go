@@ -64,6 +64,7 @@ func (c *Controller) leadOnce() error {
 		return fmt.Errorf("take up the leadership: %w", err)
 	}
 	c.cfg.Logger.Info("controller leads", "url", c.url, "term", e.Rev())
+	c.counted.terms.Add(1)
 	c.term.Store(t)
 	c.signal()
 	err = t.run(ctx, session.Done())

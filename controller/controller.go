@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
@@ -32,6 +34,7 @@ type Controller struct {
 	leader  atomic.Pointer[string]
 	changed atomic.Pointer[chan struct{}] // closed when term changes
 	failed  chan error
+	counted counted
 }
 
 // Start serves a controller. It returns once the port is open; leading comes later.
@@ -60,7 +63,7 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 
 	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, limits()...))
+	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, append(limits(), connect.WithInterceptors(&c.counted.requests))...))
 	mux.HandleFunc("GET /healthz", c.health)
 	c.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, BaseContext: func(net.Listener) context.Context { return c.ctx }}
 	var p http.Protocols

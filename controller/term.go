@@ -182,9 +182,9 @@ func (t *term) act(ctx context.Context, actions []state.Action) error {
 	for _, a := range actions {
 		switch a := a.(type) {
 		case state.Commit:
-			t.wg.Go(func() { t.send(ctx, t.commit(ctx, a)) })
+			t.wg.Go(func() { t.send(ctx, t.c.counted.commit(func() state.Event { return t.commit(ctx, a) })) })
 		case state.Call:
-			t.wg.Go(func() { t.send(ctx, t.call(ctx, a)) })
+			t.wg.Go(func() { t.send(ctx, t.c.counted.call(a.Msg, func() state.Event { return t.call(ctx, a) })) })
 		case state.Answer:
 			t.mu.Lock()
 			w := t.waiters[a.Waiter]
@@ -196,6 +196,7 @@ func (t *term) act(ctx context.Context, actions []state.Action) error {
 		case state.TableChanged:
 			ch := make(chan struct{})
 			close(*t.table.Swap(&ch))
+			t.c.counted.tables.Add(1)
 		case state.Note:
 			t.c.cfg.Logger.Info("controller: " + a.Text)
 		case state.StepDown:

@@ -17,6 +17,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/rpcstats"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -45,6 +46,8 @@ type Node struct {
 	failed      chan error
 	renew       chan struct{}
 	lost        bool // no controller answers; the heartbeat's own
+	calls       rpcstats.Calls
+	life        life
 	closing     sync.Once
 	closed      error
 
@@ -155,7 +158,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 		n.cfg.Logger.Warn("storage node: the agent port has no TLS: whoever reads its traffic can command the node", "agent", n.agentURL)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(agentauth.Server(n.ticketKey))))
+	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(&n.calls, agentauth.Server(n.ticketKey))))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	n.agent = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
 	n.wg.Go(func() {
@@ -199,36 +202,6 @@ func (n *Node) serve(key []byte) {
 
 // Err yields what has stopped a port from serving.
 func (n *Node) Err() <-chan error { return n.failed }
-
-// Stats describes a node.
-type Stats struct {
-	Name          string               `json:"name"`
-	ID            uint32               `json:"id"`
-	Incarnation   uint64               `json:"incarnation"`
-	TCP           string               `json:"tcp"`
-	Socket        string               `json:"socket,omitempty"`
-	Agent         string               `json:"agent"`
-	HostedBytes   uint64               `json:"hosted_bytes"`
-	ResidentBytes uint64               `json:"resident_bytes"`
-	Regions       []host.RegionStatus  `json:"regions"`
-	Sessions      []host.SessionStatus `json:"sessions"`
-	Counters      host.Counters        `json:"counters"`
-}
-
-// Stats is a snapshot.
-func (n *Node) Stats() Stats {
-	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Agent: n.agentURL, ResidentBytes: n.resident()}
-	if n.shmListener != nil {
-		s.Socket = n.cfg.Socket
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	s.ID, s.HostedBytes = n.state.Node, n.state.HostedSize
-	if n.access != nil {
-		s.Regions, s.Sessions, s.Counters = n.access.Regions(), n.access.Sessions(), n.access.Counters()
-	}
-	return s
-}
 
 // self is the node as the table shows it.
 func (n *Node) self() *quarrypb.Node {

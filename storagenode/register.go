@@ -145,6 +145,7 @@ func (n *Node) registerOnce(ctx context.Context) error {
 	err = n.do(ctx, state.Registered{Term: res.ControllerTerm, Cluster: [16]byte(res.Cluster), Node: res.Id,
 		Next: res.NextSerial, Live: res.LiveSerials, Fenced: res.FencedSerials})
 	if err == nil {
+		n.life.registrations.Add(1)
 		n.serve(res.TicketKey)
 	}
 	return err
@@ -196,6 +197,7 @@ func (n *Node) heartbeat() (unknown bool) {
 	}
 	if lost := err != nil; lost != n.lost {
 		n.lost = lost
+		n.life.cut.Store(lost)
 		if lost {
 			n.cfg.Logger.Warn("storage node: no controller answers; serving goes on", "node", n.cfg.Name, "error", err)
 		} else {

@@ -12,6 +12,8 @@ var layers = map[string]int{
 	"proto":             0,
 	"proto/quarrypb":    1,
 	"internal/clock":    0,
+	"internal/latency":  0,
+	"internal/rpcstats": 1,
 	"internal/table":    2,
 	"rdma":              10,
 	"rdma/host":         11,

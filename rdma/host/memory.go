@@ -147,6 +147,11 @@ func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error
 // under the rules of the region's domain.
 func (m *Memory) Bytes() []byte { return m.mem }
 
+// Peek copies len(dst) bytes at off, whole words untorn, while clients change them:
+// for pictures of what the memory holds.
+// Preconditions: off+len(dst) is within the memory, a multiple of 8.
+func (m *Memory) Peek(dst []byte, off uint64) { copyOut(dst, m.mem, off) }
+
 // Name is the file's path, or the name given to NewMemory.
 func (m *Memory) Name() string { return m.name }
 

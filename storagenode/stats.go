@@ -1,0 +1,82 @@
+package storagenode
+
+import (
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/internal/rpcstats"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// life counts what happens to a node.
+type life struct {
+	registrations atomic.Uint64
+	cut           atomic.Bool // no controller answers
+}
+
+// Stats describes a node.
+type Stats struct {
+	Name          string               `json:"name"`
+	ID            uint32               `json:"id"`
+	Incarnation   uint64               `json:"incarnation"`
+	TCP           string               `json:"tcp"`
+	Socket        string               `json:"socket,omitempty"`
+	Agent         string               `json:"agent"`
+	CapacityBytes uint64               `json:"capacity_bytes"`
+	HostedBytes   uint64               `json:"hosted_bytes"`
+	ResidentBytes uint64               `json:"resident_bytes"`
+	Regions       []host.RegionStatus  `json:"regions"`
+	Sessions      []host.SessionStatus `json:"sessions"`
+	Counters      host.Counters        `json:"counters"`
+	// Registrations so far, and whether no controller answers just now.
+	Registrations uint64          `json:"registrations"`
+	Cut           bool            `json:"no_controller"`
+	Calls         []rpcstats.Call `json:"-"` // of controllers
+	// FileSystem holds the regions.
+	FileSystem FileSystem `json:"file_system"`
+}
+
+// Stats is a snapshot.
+func (n *Node) Stats() Stats {
+	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
+		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.life.registrations.Load(), Cut: n.life.cut.Load(), Calls: n.calls.Snapshot(), FileSystem: n.fileSystem()}
+	if n.shmListener != nil {
+		s.Socket = n.cfg.Socket
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s.ID, s.HostedBytes = n.state.Node, n.state.HostedSize
+	if n.access != nil {
+		s.Regions, s.Sessions, s.Counters = n.access.Regions(), n.access.Sessions(), n.access.Counters()
+	}
+	return s
+}
+
+// FileSystem is what the regions' memory is taken from. One that is full kills the
+// node with SIGBUS when a client touches a page there is no room for.
+type FileSystem struct {
+	Kind           string `json:"kind"` // "memory", "tmpfs" or "file"
+	Bytes          uint64 `json:"size_bytes"`
+	AvailableBytes uint64 `json:"available_bytes"`
+}
+
+func (n *Node) fileSystem() FileSystem {
+	if n.cfg.Dir == "" {
+		var si unix.Sysinfo_t
+		if unix.Sysinfo(&si) != nil {
+			return FileSystem{Kind: "memory"}
+		}
+		unit := uint64(si.Unit)
+		return FileSystem{"memory", uint64(si.Totalram) * unit, (uint64(si.Freeram) + uint64(si.Bufferram)) * unit}
+	}
+	var fs unix.Statfs_t
+	if unix.Statfs(n.cfg.Dir, &fs) != nil {
+		return FileSystem{Kind: "file"}
+	}
+	f := FileSystem{"file", fs.Blocks * uint64(fs.Bsize), fs.Bavail * uint64(fs.Bsize)}
+	if fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC || fs.Type == unix.HUGETLBFS_MAGIC {
+		f.Kind = "tmpfs"
+	}
+	return f
+}
