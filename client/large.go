@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/internal/slab"
@@ -144,37 +145,20 @@ func (l *lane) readLarge(ref Ref, dst, idx []byte) ([]byte, error) {
 // readChunks appends the chunks of an index to dst. errMoved when one is gone:
 // the index that was read is not the present one any more.
 func (l *lane) readChunks(x index, dst []byte) ([]byte, error) {
-	at := len(dst)
-	out := grow(dst, int(x.bytes))
-	var failed error
-	err := l.slab.ReadMany(x.chunks, func(i int, payload []byte, _ slab.Info, err error) {
-		want := min(int64(chunkBytes()), x.bytes-int64(i)*int64(chunkBytes()))
-		switch {
-		case errors.Is(err, ErrFreed):
-			failed = errMoved
-		case err != nil:
-			failed = err
-		case int64(len(payload)) != want:
-			failed = fmt.Errorf("%w: chunk %d has %d bytes, not %d", ErrCorrupt, i, len(payload), want)
-		default:
-			copy(out[at+i*chunkBytes():], payload)
-		}
-	})
-	if err == nil {
-		err = failed
+	out, at := dst, len(dst)
+	if at == 0 && cap(dst) < int(x.bytes) {
+		// New memory may as well have the room in front that reading in place needs.
+		out, at = make([]byte, proto.SingleLead+int(x.bytes)), proto.SingleLead
+	} else {
+		out = slices.Grow(dst, int(x.bytes))[:at+int(x.bytes)]
 	}
-	if err != nil {
+	switch err := l.slab.ReadChunks(x.chunks, out, at, chunkBytes()); {
+	case errors.Is(err, ErrFreed):
+		return dst, errMoved
+	case err != nil:
 		return dst, err
 	}
-	return out, nil
-}
-
-// grow extends b by n bytes without clearing what it has room for.
-func grow(b []byte, n int) []byte {
-	if cap(b)-len(b) >= n {
-		return b[:len(b)+n]
-	}
-	return append(b, make([]byte, n)...)
+	return out[at-len(dst):], nil
 }
 
 // writeLarge replaces the payload of an object whose old or new payload needs

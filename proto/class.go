@@ -14,6 +14,8 @@ const (
 	ImageHeaderBytes = 32
 	// wordsBytes is the room of R and V in a slab.
 	wordsBytes = 16
+	// SingleLead is what precedes the payload in a SINGLE slab: R, V and the header.
+	SingleLead = wordsBytes + ImageHeaderBytes
 )
 
 // Bytes is the slab size of the class.
@@ -83,8 +85,9 @@ func (s Slab) ImageOff(version uint64) uint64 {
 	return s.Off + uint64(s.Class.Bytes()/2) + 8
 }
 
-// Parts of a slab that has been READ whole into buf.
-// Preconditions: len(buf) == s.Class.Bytes().
+// Parts of a slab that has been READ into buf.
+// Preconditions: len(buf) == s.Class.Bytes(), or less for a SINGLE slab of which
+// only the first SingleLead bytes and a payload of known length were READ.
 
 // Words returns R and V as they are in buf. They are two words: nothing may be
 // concluded from finding them together.
@@ -96,5 +99,5 @@ func (s Slab) Words(buf []byte) (R, V) {
 // Image returns the image that belongs to a version.
 func (s Slab) Image(buf []byte, version uint64) []byte {
 	at := s.ImageOff(version) - s.Off
-	return buf[at : at+uint64(s.Class.ImageBytes(s.Kind))]
+	return buf[at:min(uint64(len(buf)), at+uint64(s.Class.ImageBytes(s.Kind)))]
 }

@@ -36,6 +36,8 @@ type batch struct {
 	items []item
 	slabs []byte
 	imgs  []byte
+	rest  []proto.Ref // chunks that ReadChunks could not read in place
+	ats   []int       // and where their payloads go
 }
 
 // chainFor finds or opens the round's chain for a target that has room.

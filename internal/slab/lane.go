@@ -125,7 +125,7 @@ const (
 	viewDamaged             // V says BAD, or is no V at all
 )
 
-// look judges a whole slab that has been READ into buf.
+// look judges a slab that has been READ into buf, whole or as ReadChunks does.
 func (l *Lane) look(o *op, buf []byte) (vw view, v proto.V, h proto.ImageHeader, payload []byte) {
 	_, v = o.slab.Words(buf)
 	switch {

@@ -1,0 +1,59 @@
+package client_test
+
+import (
+	"bytes"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/testcluster"
+)
+
+// A reader of a large object sees one version of it, whole, behind what its buffer
+// held before, while a writer replaces all chunks again and again.
+func TestLargeObjectsAreReadWholeBesideAWriter(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 1})
+	ctx := t.Context()
+	const size = 1<<20 + 77
+	for _, transport := range []string{client.TransportSHM, client.TransportTCP} {
+		t.Run(transport, func(t *testing.T) {
+			writer := cluster.Connect(client.Config{Transport: transport, Replicas: 1})
+			reader := cluster.Connect(client.Config{Transport: transport, Replicas: 1})
+			ref, err := writer.Alloc(ctx, bytes.Repeat([]byte{1}, size), client.AllocOptions{})
+			require.NoError(t, err)
+
+			var stop atomic.Bool
+			wrote := make(chan error, 1)
+			go func() {
+				for i := 2; !stop.Load(); i++ {
+					if err := writer.Write(ctx, ref, bytes.Repeat([]byte{byte(i)}, size)); err != nil {
+						wrote <- err
+						return
+					}
+				}
+				wrote <- nil
+			}()
+			prefix := []byte("what the buffer held before, more than the sixty-four bytes of a line")
+			seen := map[byte]bool{}
+			buf := bytes.Clone(prefix)
+			for len(seen) < 10 {
+				for _, dst := range [][]byte{nil, buf[:len(prefix)], buf[:0:0]} {
+					got, err := reader.Read(ctx, ref, dst)
+					require.NoError(t, err)
+					require.Len(t, got, len(dst)+size)
+					require.True(t, bytes.Equal(got[:len(dst)], prefix[:len(dst)]))
+					object := got[len(dst):]
+					require.Equal(t, size, bytes.Count(object, object[:1]), "two versions in one read")
+					seen[object[0]] = true
+					if len(dst) > 0 {
+						buf = got // the next read finds room
+					}
+				}
+			}
+			stop.Store(true)
+			require.NoError(t, <-wrote)
+		})
+	}
+}
