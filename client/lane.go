@@ -46,6 +46,9 @@ type lane struct {
 	rng      *rand.Rand
 	tally    rdma.Tally // as of the end of the last call
 	stats    [kinds]kindStats
+	calls    uint64 // begun
+	clocked  int64  // when the call in hand began, 0 unless it is one whose time is taken
+	events   laneEvents
 }
 
 // opened is a region as this lane has it open.
@@ -86,6 +89,10 @@ func (l *lane) start(ctx context.Context) error {
 	if d, ok := ctx.Deadline(); ok {
 		l.deadline = now + int64(time.Until(d))
 	}
+	l.clocked = 0
+	if l.calls++; l.calls%clockEvery == 0 {
+		l.clocked = now
+	}
 	l.enter()
 	return nil
 }
@@ -107,6 +114,9 @@ func (l *lane) enter() {
 func (l *lane) finish(k Kind, err error) {
 	l.began.Store(nil)
 	l.stats[k].add(&l.tally, l.slab.Tally(), err)
+	if l.clocked != 0 {
+		l.stats[k].took.Observe(time.Duration(clock.Now() - l.clocked))
+	}
 	l.tally = *l.slab.Tally()
 	l.ctx = nil
 }
@@ -314,12 +324,14 @@ func (l *lane) settleOnce(r *rdma.Round) (wait bool, err error) {
 			l.session.end(c.Err)
 			return false, l.session.err()
 		case errors.Is(c.Err, rdma.ErrKey):
+			l.events.staleKeys.Add(1)
 			// The epoch is over, or the node has another life: learn the table, ask for new keys.
 			l.session.refresh(l.ctx)
 			l.forget(c.To.Window.Region)
 		case errors.Is(c.Err, rdma.ErrRefused):
 			return false, fmt.Errorf("region %d: %w", c.To.Window.Region, c.Err)
 		default:
+			l.events.resets.Add(1)
 			if err := c.To.Conn.Reset(l.bounded()); err != nil {
 				if errors.Is(err, rdma.ErrRevoked) {
 					l.session.end(err)
@@ -375,6 +387,8 @@ func (l *lane) Pause(attempt int) error {
 		return l.ctx.Err()
 	}
 	l.waited += d
+	l.events.waits.Add(1)
+	l.events.waitedNS.Add(uint64(d))
 	return nil
 }
 
@@ -388,6 +402,9 @@ func (l *lane) HolderFenced(holder uint32, attempt int) bool {
 	defer func() { l.waited += time.Duration(clock.Now() - sent) }()
 	fenced := false
 	err := l.session.client.control.callFor(l.ctx, certifyBound, false, certify(l.session.ticket.Serial, holder, &fenced))
+	if err == nil && fenced {
+		l.events.certificates.Add(1)
+	}
 	return err == nil && fenced
 }
 

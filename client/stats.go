@@ -1,9 +1,12 @@
 package client
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/latency"
 	"github.com/quarrystore/quarry/rdma"
 )
 
@@ -28,8 +31,9 @@ func (k Kind) String() string {
 // kindStats counts what a lane did for one kind of call. One writer; atomics let
 // Stats read while it goes on.
 type kindStats struct {
-	calls, errors, rounds, bytes atomic.Uint64
-	verbs                        [rdma.Ops]atomic.Uint64
+	calls, errors, unknown, rounds, bytes atomic.Uint64
+	verbs                                 [rdma.Ops]atomic.Uint64
+	took                                  latency.Histogram // of one call in clockEvery
 }
 
 // add counts a call that took the tally from was to now.
@@ -37,6 +41,9 @@ func (k *kindStats) add(was, now *rdma.Tally, err error) {
 	bump(&k.calls, 1)
 	if err != nil {
 		bump(&k.errors, 1)
+		if errors.Is(err, ErrUnknown) {
+			bump(&k.unknown, 1)
+		}
 	}
 	bump(&k.rounds, now.Rounds-was.Rounds)
 	bump(&k.bytes, now.Bytes-was.Bytes)
@@ -56,11 +63,16 @@ func bump(a *atomic.Uint64, n uint64) {
 
 // KindStats is what calls of one kind have cost.
 type KindStats struct {
-	Calls  uint64            `json:"calls"`
-	Errors uint64            `json:"errors"`
-	Rounds uint64            `json:"rounds"`
-	Bytes  uint64            `json:"bytes"` // of READs and WRITEs
-	Verbs  map[string]uint64 `json:"verbs"` // by READ, WRITE, CAS, ...
+	Calls  uint64 `json:"calls"`
+	Errors uint64 `json:"errors"`
+	// Unknown are the errors of which nobody knows yet whether the call was done.
+	Unknown uint64            `json:"unknown"`
+	Rounds  uint64            `json:"rounds"`
+	Bytes   uint64            `json:"bytes"` // of READs and WRITEs
+	Verbs   map[string]uint64 `json:"verbs"` // by READ, WRITE, CAS, ...
+	// Took is how long calls took: one in sixteen of each lane, to keep the clock
+	// off the hot path.
+	Took latency.Snapshot `json:"-"`
 }
 
 // AllVerbs is the sum over all verbs.
@@ -77,18 +89,59 @@ type Stats struct {
 	Kinds     map[string]KindStats `json:"kinds"`     // by Kind
 	Providers map[uint32]string    `json:"providers"` // by node id
 	Session   uint32               `json:"session"`
+	// Sessions opened so far: more than one when an earlier one could not settle something.
+	Sessions      uint64 `json:"sessions"`
+	LeaseLeftNS   int64  `json:"lease_left_ns"`
+	TableRevision uint64 `json:"table_revision"`
+	ReclaimEpoch  uint64 `json:"reclaim_epoch"`
+	Lanes         int    `json:"lanes"`
+	BusyLanes     int    `json:"busy_lanes"`
+	// Claims are the slabs in magazines, as far as lanes were idle when looked at.
+	Claims int    `json:"claims"`
+	Events Events `json:"events"`
 }
+
+// Events are what slows calls down.
+type Events struct {
+	Waits        uint64 `json:"waits"` // pauses for somebody else's reservation, or for a region
+	WaitedNS     uint64 `json:"waited_ns"`
+	Certificates uint64 `json:"certificates"` // fences of dead holders told: slabs may be taken over
+	Resets       uint64 `json:"resets"`       // of connections that broke
+	StaleKeys    uint64 `json:"stale_keys"`   // chains refused because the epoch was over
+}
+
+// laneEvents are one lane's.
+type laneEvents struct {
+	waits, waitedNS, certificates, resets, staleKeys atomic.Uint64
+	claims                                           atomic.Int64 // in magazines, when last looked at
+}
+
+func (e *laneEvents) sum(into *Events) {
+	into.Waits += e.waits.Load()
+	into.WaitedNS += e.waitedNS.Load()
+	into.Certificates += e.certificates.Load()
+	into.Resets += e.resets.Load()
+	into.StaleKeys += e.staleKeys.Load()
+}
+
+// clockEvery calls of a lane, one has its time taken: reading the clock twice would
+// cost a call over shm a tenth of its own time.
+const clockEvery = 16
 
 // pastStats keeps the sums of sessions that have ended.
 type pastStats struct {
-	mu  sync.Mutex
-	sum [kinds]KindStats
+	mu       sync.Mutex
+	sum      [kinds]KindStats
+	events   Events
+	sessions uint64
 }
 
 func (p *pastStats) add(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.sum(&p.sum)
+	s.sumEvents(&p.events)
+	p.sessions++
 }
 
 func (s *session) sum(into *[kinds]KindStats) {
@@ -97,6 +150,9 @@ func (s *session) sum(into *[kinds]KindStats) {
 			from, to := &l.stats[k], &into[k]
 			to.Calls += from.calls.Load()
 			to.Errors += from.errors.Load()
+			to.Unknown += from.unknown.Load()
+			took := from.took.Snapshot()
+			to.Took.Add(&took)
 			to.Rounds += from.rounds.Load()
 			to.Bytes += from.bytes.Load()
 			for op := range from.verbs {
@@ -111,6 +167,28 @@ func (s *session) sum(into *[kinds]KindStats) {
 	}
 }
 
+func (s *session) sumEvents(into *Events) {
+	for _, l := range s.lanes {
+		l.events.sum(into)
+	}
+}
+
+// claims counts what idle lanes have in their magazines, and the lanes that are busy.
+func (s *session) claims() (claims, busy int) {
+	for _, l := range s.lanes {
+		if l.busy.CompareAndSwap(false, true) {
+			if l.alloc != nil {
+				l.events.claims.Store(int64(l.alloc.Held()))
+			}
+			s.release(l)
+		} else {
+			busy++
+		}
+		claims += int(l.events.claims.Load())
+	}
+	return claims, busy
+}
+
 // Stats sums over all lanes. Not for the hot path.
 func (c *Client) Stats() Stats {
 	c.past.mu.Lock()
@@ -122,10 +200,17 @@ func (c *Client) Stats() Stats {
 		}
 		sum[k].Verbs = verbs
 	}
+	events, sessions := c.past.events, c.past.sessions
 	c.past.mu.Unlock()
 	s := c.current.Load()
 	s.sum(&sum)
-	out := Stats{Kinds: map[string]KindStats{}, Providers: map[uint32]string{}, Session: s.ticket.Session}
+	s.sumEvents(&events)
+	out := Stats{Kinds: map[string]KindStats{}, Providers: map[uint32]string{}, Session: s.ticket.Session,
+		Sessions: sessions + 1, LeaseLeftNS: max(0, s.leaseUntil.Load()-clock.Now()), Lanes: len(s.lanes), Events: events}
+	out.Claims, out.BusyLanes = s.claims()
+	if v := s.now.Load(); v != nil {
+		out.TableRevision, out.ReclaimEpoch = v.table.Revision(), v.table.ReclaimEpoch()
+	}
 	for k := range sum {
 		out.Kinds[Kind(k).String()] = sum[k]
 	}

@@ -1,0 +1,38 @@
+package client_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/testcluster"
+)
+
+func TestStatsTellWhatCallsTook(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{})
+	c := cluster.Connect(client.Config{Lanes: 1})
+	ref, err := c.Alloc(t.Context(), []byte("x"), client.AllocOptions{})
+	require.NoError(t, err)
+	for range 160 {
+		_, err := c.Read(t.Context(), ref, nil)
+		require.NoError(t, err)
+	}
+	require.NoError(t, c.Free(t.Context(), ref))
+	_, err = c.Read(t.Context(), ref, nil)
+	require.True(t, errors.Is(err, client.ErrFreed))
+	s := c.Stats()
+	k := s.Kinds["read"]
+	require.EqualValues(t, 161, k.Calls)
+	require.EqualValues(t, 1, k.Errors)
+	require.Zero(t, k.Unknown)
+	require.EqualValues(t, 10, k.Took.Count(), "one call in sixteen")
+	require.Positive(t, k.Took.Quantile(0.5))
+	require.Positive(t, s.LeaseLeftNS)
+	require.Positive(t, s.TableRevision)
+	require.EqualValues(t, 1, s.Sessions)
+	require.Equal(t, 1, s.Lanes)
+	require.Zero(t, s.BusyLanes)
+	require.Positive(t, s.Claims, "the magazine that the slab came from")
+}
