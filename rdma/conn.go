@@ -34,11 +34,14 @@ var (
 	ErrRevoked = refusal("session is revoked")
 	// ErrTicket: the ticket is not one of this node's cluster.
 	ErrTicket = refusal("ticket not valid for this cluster")
+	// ErrDomain: the way taken reaches the memory by another unit than the one that
+	// makes its atomics atomic.
+	ErrDomain = refusal("the region's atomics belong to another domain: a region of an RDMA adapter is reached by verbs or tcp, not by shm")
 )
 
 // Refusals lists the causes in the order of their codes on the wire, from 1.
 // Part of the tcp format: append only.
-var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket}
+var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain}
 
 type refusalError struct{ cause string }
 

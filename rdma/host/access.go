@@ -57,6 +57,8 @@ type Access struct {
 	limits      Limits
 	counters    counters
 
+	relay Relay // nil: CPUs execute; set before anything is served
+
 	mu       sync.Mutex
 	regions  map[uint32]*region
 	sessions map[uint64]*session // by serial
@@ -137,7 +139,7 @@ func (a *Access) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 
 // open is OpenRegion. kept says that the hold on m now belongs to the region.
 func (a *Access) open(ctx context.Context, number uint32, epoch uint64, m *Memory) (kept bool, err error) {
-	if err := checkDomain(number, m); err != nil {
+	if err := a.checkDomain(number, m); err != nil {
 		return false, err
 	}
 	r, err := a.lock(ctx, number)
@@ -360,13 +362,21 @@ func (r *region) windowKey(serial uint64) uint64 {
 	}
 }
 
-// checkDomain refuses memory whose atomics belong to an adapter: what CPUs do to
-// a word is not atomic against what an adapter does to it.
-func checkDomain(number uint32, m *Memory) error {
+// Domain is the one that this node's regions belong to.
+func (a *Access) Domain() proto.Domain {
+	if a.relay != nil {
+		return proto.DomainAdapter
+	}
+	return proto.DomainCPU
+}
+
+// checkDomain refuses memory of the other domain: what CPUs do to a word is not
+// atomic against what an adapter does to it.
+func (a *Access) checkDomain(number uint32, m *Memory) error {
 	h, err := proto.DecodeRegionHeader(m.mem[:min(len(m.mem), proto.RegionHeaderBytes)])
-	if err == nil && h.Domain != proto.DomainCPU {
-		return fmt.Errorf("region %d: its atomics belong to the domain %q, tcp and shm serve %q: use the verbs provider",
-			number, h.Domain, proto.DomainCPU)
+	if err == nil && h.Domain != a.Domain() {
+		return fmt.Errorf("region %d: its atomics belong to the domain %q, this node serves %q: %w",
+			number, h.Domain, a.Domain(), rdma.ErrDomain)
 	}
 	return nil
 }

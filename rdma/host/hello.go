@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
+	"time"
 
 	"github.com/quarrystore/quarry/rdma"
 )
@@ -11,7 +13,7 @@ import (
 // What a connection says before its first chain, the same on tcp and shm. All
 // fields are little endian; sizes are fixed, so nothing can lie about its length.
 //
-//	hello         0 magic  8 version  12 lane    16 ticket (72 bytes)
+//	hello         0 magic  8 version  12 lane    16 attempt  24 ticket (72 bytes)
 //	welcome       0 magic  8 version  12 code    16 node  20 zero  24 incarnation
 //	open request  0 tag    4 region    8 slot    12 zero  16 epoch
 //	open answer   0 tag    4 code      8 flags   12 zero  16 key   24 bytes
@@ -19,9 +21,9 @@ import (
 // A code is 0 or the place of the cause in rdma.Refusals, counted from 1; 255 is
 // any other failure.
 const (
-	ProtocolVersion = 1
+	ProtocolVersion = 2
 
-	HelloBytes       = 16 + rdma.TicketBytes
+	HelloBytes       = 24 + rdma.TicketBytes
 	WelcomeBytes     = 32
 	OpenRequestBytes = 24
 	OpenAnswerBytes  = 32
@@ -39,6 +41,23 @@ var ErrHello = errors.New("not a quarry fabric connection of this version")
 type Hello struct {
 	Lane   uint32
 	Ticket rdma.Ticket
+	// Attempt rises with every connection of a lane. A hello whose sender has given
+	// up waiting may be read after that of a later one: it must not take the lane.
+	Attempt uint64
+}
+
+var attempts atomic.Uint64
+
+// NextAttempt is above all earlier ones of this process, and nearly always above
+// those of earlier processes.
+func NextAttempt() uint64 {
+	for {
+		old := attempts.Load()
+		next := max(old+1, uint64(time.Now().UnixNano()))
+		if attempts.CompareAndSwap(old, next) {
+			return next
+		}
+	}
 }
 
 // Append appends the encoded form.
@@ -46,6 +65,7 @@ func (h *Hello) Append(b []byte) []byte {
 	b = append(b, helloMagic[:]...)
 	b = binary.LittleEndian.AppendUint32(b, ProtocolVersion)
 	b = binary.LittleEndian.AppendUint32(b, h.Lane)
+	b = binary.LittleEndian.AppendUint64(b, h.Attempt)
 	b, _ = h.Ticket.AppendBinary(b)
 	return b
 }
@@ -65,8 +85,8 @@ func DecodeHello(b []byte) (h Hello, err error) {
 	if err := checkMagic(b, HelloBytes); err != nil {
 		return h, err
 	}
-	h.Lane = binary.LittleEndian.Uint32(b[12:])
-	if h.Ticket, err = rdma.DecodeTicket(b[16:]); err != nil {
+	h.Lane, h.Attempt = binary.LittleEndian.Uint32(b[12:]), binary.LittleEndian.Uint64(b[16:])
+	if h.Ticket, err = rdma.DecodeTicket(b[24:]); err != nil {
 		return h, fmt.Errorf("%w: %w", ErrHello, err)
 	}
 	return h, nil

@@ -9,7 +9,7 @@ import (
 )
 
 func TestHelloForms(t *testing.T) {
-	h := Hello{Lane: 7, Ticket: *ticket(3)}
+	h := Hello{Lane: 7, Attempt: 9, Ticket: *ticket(3)}
 	require.Len(t, h.Append(nil), HelloBytes)
 	got, err := DecodeHello(h.Append(nil))
 	require.NoError(t, err)

@@ -18,6 +18,7 @@ type Lane struct {
 	access   *Access
 	session  *session
 	number   uint32
+	attempt  uint64
 	provider string
 	process  *Process // of a shm client
 	stopOnce sync.Once
@@ -25,11 +26,14 @@ type Lane struct {
 	killOnce sync.Once
 	removed  atomic.Bool
 	slots    map[uint32]int32 // by region; guarded by Access.mu
+	way      way
 }
 
 // Entry is how a lane comes in.
 type Entry struct {
 	Provider string
+	// Attempt of the hello: one below that of the lane that is there is refused.
+	Attempt uint64
 	// Stop wakes the goroutine that serves the lane when its access has been taken
 	// away. It does not wait for it. May be nil.
 	Stop func()
@@ -46,11 +50,14 @@ func (a *Access) Admit(ctx context.Context, t *rdma.Ticket, number uint32, e Ent
 		a.counters.badTickets.Add(1)
 		return nil, rdma.ErrTicket
 	}
+	if a.relay != nil && e.Shared != nil {
+		return nil, rdma.ErrDomain
+	}
 	mem, err := mapPage(e.Shared)
 	if err != nil {
 		return nil, err
 	}
-	l := &Lane{access: a, number: number, provider: e.Provider, process: e.Process, stopping: e.Stop, slots: make(map[uint32]int32)}
+	l := &Lane{access: a, number: number, attempt: e.Attempt, provider: e.Provider, process: e.Process, stopping: e.Stop, slots: make(map[uint32]int32)}
 	if err := l.init(mem, t.Rights); err != nil {
 		return nil, err
 	}
@@ -67,6 +74,9 @@ func (a *Access) Admit(ctx context.Context, t *rdma.Ticket, number uint32, e Ent
 		}
 	}
 }
+
+// errLate: the client has connected again since.
+var errLate = fmt.Errorf("%w: a later connection has this lane", rdma.ErrBroken)
 
 // enter adds a lane, or returns the one that is in its place, its gate shut.
 func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
@@ -87,6 +97,9 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 		a.sessions[t.Serial] = s
 	}
 	if old := s.lanes[l.number]; old != nil {
+		if old.attempt > l.attempt {
+			return nil, errLate
+		}
 		old.page.shutGate(superseded)
 		return old, nil
 	}
@@ -108,6 +121,10 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 		return rdma.Window{}, nil, l.offend(rdma.ErrLimit)
 	}
 	a := l.access
+	target, err := l.through(number, epoch)
+	if err != nil {
+		return rdma.Window{}, nil, err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := l.why(nil); err != nil {
@@ -125,6 +142,7 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 	key := r.windowKey(l.session.ticket.Serial)
 	l.slots[number] = slot
 	l.Map(slot, key, r.memory.mem, r.memory.persistent)
+	l.windows[slot].target = target
 	atomic.StoreUint64(&l.page.keys[slot], key)
 	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot}
 	return w, r.memory, nil
@@ -221,6 +239,7 @@ func (a *Access) remove(l *Lane) {
 	if l.process != nil {
 		l.process.Close()
 	}
+	l.way.close()
 }
 
 // mapPage maps the gate page of a lane: of its own, or shared with a client.

@@ -16,8 +16,10 @@ type Runner struct {
 	busy     uint64 // own copy of page.busy
 	windows  []window
 	writable bool
-	dirty    bool   // plain stores since the last barrier
-	order    uint64 // target of barriers
+	dirty    bool       // plain stores since the last barrier
+	order    uint64     // target of barriers
+	chain    rdma.Chain // through an adapter
+	relay    RelayLane
 }
 
 // window is memory that chains may touch as long as the key is right.
@@ -26,6 +28,7 @@ type window struct {
 	key        *uint64 // in the gate page
 	last       uint64  // the key it was opened with: what still uses it is late, not hostile
 	persistent bool
+	target     *rdma.Target // not nil: only the adapter may touch mem
 }
 
 // NewRunner makes the runner of a lane whose gate page is mapped at mem. The page
@@ -51,7 +54,7 @@ func (r *Runner) Map(slot int32, key uint64, mem []byte, persistent bool) {
 		r.windows = append(r.windows, window{key: &r.page.keys[len(r.windows)]})
 	}
 	w := &r.windows[slot]
-	w.mem, w.last, w.persistent = mem, key, persistent
+	w.mem, w.last, w.persistent, w.target = mem, key, persistent, nil
 }
 
 // Valid says whether the key of a slot is valid now.
@@ -92,6 +95,15 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 		return 0, r.refuse(r.why(rdma.ErrKey), key == 0 || key != w.last)
 	}
 	var read, written uint64
+	if w.target != nil {
+		done, err = r.pass(w, verbs)
+		r.leave()
+		if err != nil {
+			return done, r.refuse(err, err != rdma.ErrNotPersistent && err != rdma.ErrKey)
+		}
+		runtime.KeepAlive(r)
+		return done, nil
+	}
 	for done = range verbs {
 		v := &verbs[done]
 		if err = r.check(w, v); err != nil {

@@ -100,7 +100,9 @@ func (d *Dialer) link(ctx context.Context, addr string, hello *host.Hello) (*lin
 }
 
 func shake(socket *net.UnixConn, hello *host.Hello) (*link, error) {
-	if err := send(socket, hello.Append(nil), nil); err != nil {
+	h := *hello
+	h.Attempt = host.NextAttempt()
+	if err := send(socket, h.Append(nil), nil); err != nil {
 		return nil, broken(err)
 	}
 	b, page, err := receive(socket, make([]byte, maxMessage))

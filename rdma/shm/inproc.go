@@ -66,7 +66,7 @@ func (c *inprocConn) connect(ctx context.Context) error {
 	if a == nil {
 		return fmt.Errorf("node %s: %w: not in this process", c.addr, rdma.ErrBroken)
 	}
-	lane, err := a.Admit(ctx, &c.ticket, c.number, host.Entry{Provider: "inproc"})
+	lane, err := a.Admit(ctx, &c.ticket, c.number, host.Entry{Provider: "inproc", Attempt: host.NextAttempt()})
 	if err != nil {
 		return fmt.Errorf("node %s: %w", c.addr, err)
 	}

@@ -215,7 +215,7 @@ func (s *Server) admit(c *net.UnixConn, hello *host.Hello) (*host.Lane, *os.File
 	// Waiting for a former lane may take as long as killing its process does.
 	c.SetDeadline(time.Time{})
 	lane, err := s.access.Admit(s.ctx, &hello.Ticket, hello.Lane,
-		host.Entry{Provider: "shm", Stop: func() { c.Close() }, Shared: page, Process: process})
+		host.Entry{Provider: "shm", Attempt: hello.Attempt, Stop: func() { c.Close() }, Shared: page, Process: process})
 	c.SetWriteDeadline(time.Now().Add(handshakeTimeout))
 	if err != nil {
 		page.Close()

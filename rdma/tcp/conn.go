@@ -113,6 +113,7 @@ func (c *conn) connect(ctx context.Context) error {
 func (c *conn) greet(nc net.Conn) (w host.Welcome, err error) {
 	nc.SetDeadline(time.Now().Add(welcomeTimeout))
 	defer nc.SetDeadline(time.Time{})
+	c.hello.Attempt = host.NextAttempt()
 	if _, err := nc.Write(c.hello.Append(nil)); err != nil {
 		return w, fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
@@ -205,7 +206,9 @@ func (c *conn) await(ch *rdma.Chain, seq uint32, deadline int64) error {
 			v := &ch.Verbs[ch.Done]
 			switch v.Op {
 			case rdma.Read:
-				err = c.take(v.Buf, deadline)
+				buf, more := adjacent(ch.Verbs[ch.Done:a.done])
+				err = c.take(buf, deadline)
+				ch.Done += more
 			case rdma.CompareSwap, rdma.FetchAdd:
 				v.Old, err = c.takeWord(deadline)
 			}
@@ -221,6 +224,21 @@ func (c *conn) await(ch *rdma.Chain, seq uint32, deadline int64) error {
 			return nil
 		}
 	}
+}
+
+// adjacent is the memory of the first READ and of those behind it whose buffers
+// follow one another, as those of a batch do: one long read instead of many copies.
+func adjacent(verbs []rdma.Verb) (buf []byte, more int) {
+	buf = verbs[0].Buf
+	for _, v := range verbs[1:] {
+		n := len(buf)
+		if v.Op != rdma.Read || len(v.Buf) == 0 || n == cap(buf) || &buf[:n+1][n] != &v.Buf[0] || cap(buf)-n < len(v.Buf) {
+			break
+		}
+		buf = buf[:n+len(v.Buf)]
+		more++
+	}
+	return buf, more
 }
 
 // answer reads the header of the next answer.

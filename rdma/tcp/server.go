@@ -145,7 +145,7 @@ func (s *Server) greet(nc net.Conn) (*host.Lane, error) {
 	if half, ok := nc.(interface{ CloseRead() error }); ok {
 		stop = func() { half.CloseRead() } // the handler wakes up and takes its leave
 	}
-	lane, err := s.access.Admit(s.ctx, &hello.Ticket, hello.Lane, host.Entry{Provider: "tcp", Stop: stop})
+	lane, err := s.access.Admit(s.ctx, &hello.Ticket, hello.Lane, host.Entry{Provider: "tcp", Attempt: hello.Attempt, Stop: stop})
 	w := host.Welcome{Err: err}
 	w.Node, w.Incarnation = s.access.Node()
 	nc.SetDeadline(time.Now().Add(helloTimeout))

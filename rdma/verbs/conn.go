@@ -113,6 +113,7 @@ func (c *conn) greet() error {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
 	own := dev.endpoint(uint32(lane.qp.qp_num), randomPSN())
+	c.hello.Attempt = host.NextAttempt()
 	if _, err := c.nc.Write(own.append(c.hello.Append(nil))); err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}

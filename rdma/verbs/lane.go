@@ -22,6 +22,7 @@ type lane struct {
 	id      uint64 // names its receive in the queue of flushes
 	nc      net.Conn
 	number  uint32
+	attempt uint64
 	ticket  rdma.Ticket
 	domain  *domain
 	flushed chan struct{} // closed by the flush of the receive

@@ -68,8 +68,12 @@ type Server struct {
 	closed    bool
 }
 
+// errLate: the client has connected again since.
+var errLate = fmt.Errorf("%w: a later connection has this lane", rdma.ErrBroken)
+
 type session struct {
 	ticket rdma.Ticket
+	since  time.Time
 	lanes  map[uint32]*lane
 }
 
@@ -218,7 +222,7 @@ func (s *Server) admit(h *host.Hello, nc net.Conn) (*lane, error) {
 	if t.Cluster != s.cluster || !t.Verify(s.key) {
 		return nil, rdma.ErrTicket
 	}
-	l := &lane{server: s, nc: nc, number: h.Lane, ticket: *t, flushed: make(chan struct{})}
+	l := &lane{server: s, nc: nc, number: h.Lane, attempt: h.Attempt, ticket: *t, flushed: make(chan struct{})}
 	for {
 		old, err := s.enter(l)
 		if err != nil {
@@ -247,9 +251,13 @@ func (s *Server) enter(l *lane) (old *lane, err error) {
 	}
 	ses := s.sessions[t.Serial]
 	if ses != nil && ses.lanes[l.number] != nil {
-		return ses.lanes[l.number], nil
+		old := ses.lanes[l.number]
+		if old.attempt > l.attempt {
+			return nil, errLate
+		}
+		return old, nil
 	}
-	if ses == nil && len(s.sessions) >= s.limits.Sessions || ses != nil && len(ses.lanes) >= s.limits.LanesPerSession || len(s.lanes) >= drainEntries {
+	if ses == nil && len(s.sessions) >= s.limits.Sessions || ses != nil && len(ses.lanes) >= s.limits.LanesPerSession && t.Serial != host.LoopSerial || len(s.lanes) >= drainEntries {
 		return nil, rdma.ErrLimit
 	}
 	d, err := s.domain(t.Tenant)
@@ -263,7 +271,7 @@ func (s *Server) enter(l *lane) (old *lane, err error) {
 		return nil, err
 	}
 	if ses == nil {
-		ses = &session{ticket: *t, lanes: make(map[uint32]*lane)}
+		ses = &session{ticket: *t, since: time.Now(), lanes: make(map[uint32]*lane)}
 		s.sessions[t.Serial] = ses
 	}
 	ses.lanes[l.number] = l

@@ -1,0 +1,100 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// LoopSerial is the session of the node itself, in which what comes over tcp is
+// passed on to its adapter. Controllers never give it out; it is never fenced: the
+// clients behind it are, at their own lanes.
+const LoopSerial = math.MaxUint64
+
+// Loop is the Relay through a provider of the node's own, by which the node dials itself.
+type Loop struct {
+	// Dialer and Addr reach the provider. The caller closes the dialer after the Access.
+	Dialer rdma.Dialer
+	Addr   string
+	// Cluster and Key are the node's own, to make tickets.
+	Cluster [16]byte
+	Key     [32]byte
+	// Ended returns when nothing of a loop lane runs at the provider any more.
+	Ended func(lane uint32)
+
+	lanes atomic.Uint32
+}
+
+// chainPatience bounds the wait for one chain to the own adapter.
+const chainPatience = 10 * time.Second
+
+// Lane connects the way of one lane.
+func (l *Loop) Lane(ctx context.Context, t *rdma.Ticket) (RelayLane, error) {
+	own := rdma.Ticket{Cluster: l.Cluster, Serial: LoopSerial, Rights: t.Rights, Tenant: t.Tenant}
+	own.Sign(l.Key)
+	number := l.lanes.Add(1)
+	c, err := l.Dialer.Dial(ctx, l.Addr, &own, number)
+	if err != nil {
+		return nil, err
+	}
+	return &loopLane{loop: l, number: number, conn: c, targets: make(map[uint32]*rdma.Target)}, nil
+}
+
+type loopLane struct {
+	loop    *Loop
+	number  uint32
+	conn    rdma.Conn
+	broken  bool
+	targets map[uint32]*rdma.Target // by region
+}
+
+func (l *loopLane) Open(ctx context.Context, region uint32, epoch uint64) (*rdma.Target, error) {
+	if err := l.mend(ctx); err != nil {
+		return nil, err
+	}
+	w, err := l.conn.Open(ctx, region, epoch)
+	if err != nil {
+		l.broken = errors.Is(err, rdma.ErrBroken)
+		return nil, err
+	}
+	to := &rdma.Target{Conn: l.conn, Window: w}
+	l.targets[region] = to
+	return to, nil
+}
+
+// mend connects again after a failure; nothing of the old connection runs.
+func (l *loopLane) mend(ctx context.Context) error {
+	if !l.broken {
+		return nil
+	}
+	if err := l.conn.Reset(ctx); err != nil {
+		return fmt.Errorf("%w: way through the adapter: %w", rdma.ErrBroken, err)
+	}
+	l.broken = false
+	return nil
+}
+
+func (l *loopLane) Do(c *rdma.Chain) {
+	if l.broken {
+		ctx, cancel := context.WithTimeout(context.Background(), chainPatience)
+		c.Err = l.mend(ctx)
+		cancel()
+		if c.Done = 0; c.Err != nil {
+			return
+		}
+	}
+	l.conn.Post(c)
+	l.conn.Wait(c, clock.In(chainPatience))
+	if errors.Is(c.Err, rdma.ErrBroken) {
+		l.broken = true
+		l.loop.Ended(l.number)
+	}
+}
+
+func (l *loopLane) Close() error { return l.conn.Close() }

@@ -1,0 +1,79 @@
+//go:build cgo && verbs
+
+package verbs
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// Loop is a node's way to its own regions through its adapter, for clients that
+// come over tcp. Its connections go over the loopback address.
+type Loop struct {
+	host.Loop
+	dialer *Dialer
+	served chan error
+}
+
+// NewLoop makes the server reachable for the node itself. Close the loop when no
+// lane of its relay is left, and before the server.
+func (s *Server) NewLoop() (*Loop, error) {
+	caps := s.device.caps
+	d, err := NewDialer(Config{Device: caps.Device, Port: caps.Port, GID: caps.GID})
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	l := &Loop{
+		Loop:   host.Loop{Dialer: d, Addr: listener.Addr().String(), Cluster: s.cluster, Key: s.key, Ended: s.endLoop},
+		dialer: d, served: make(chan error, 1),
+	}
+	go func() { l.served <- s.Serve(listener) }()
+	context.AfterFunc(s.ctx, func() { listener.Close() })
+	return l, nil
+}
+
+// Close gives the dialer's device back.
+func (l *Loop) Close() error { return l.dialer.Close() }
+
+// endLoop returns when nothing of a loop lane runs any more: its requester's end is
+// destroyed by then, and the responder's is drained here.
+func (s *Server) endLoop(number uint32) {
+	s.mu.Lock()
+	var l *lane
+	if ses := s.sessions[host.LoopSerial]; ses != nil {
+		l = ses.lanes[number]
+	}
+	s.mu.Unlock()
+	if l != nil {
+		s.leave(l)
+	}
+}
+
+// Sessions is a snapshot of who has lanes here, by serial, but for the node itself.
+func (s *Server) Sessions() []host.SessionStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]host.SessionStatus, 0, len(s.sessions))
+	for serial, ses := range s.sessions {
+		if serial != host.LoopSerial {
+			t := &ses.ticket
+			out = append(out, host.SessionStatus{Session: t.Session, Serial: serial, Tenant: t.Tenant, Rights: t.Rights,
+				Providers: map[string]int{"verbs": len(ses.lanes)}, Since: ses.since})
+		}
+	}
+	slices.SortFunc(out, func(a, b host.SessionStatus) int {
+		if a.Serial < b.Serial {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
