@@ -18,12 +18,16 @@ type checker struct {
 	img    []byte
 	img2   []byte
 	lost   bool // power has been lost in this schedule
+	lostAt int64
 }
 
-func (k *checker) reset() { k.hot, k.values, k.lost = 0, 0, false }
+func (k *checker) reset() { k.hot, k.values, k.lost, k.lostAt = 0, 0, false, 0 }
 
 // power: what was not flushed may be gone.
-func (k *checker) power() { k.lost = true }
+func (k *checker) power() {
+	k.lost, k.lostAt = true, int64(k.w.steps)
+	k.w.ctl.powered()
+}
 
 // value is a new value, never used before in the schedule.
 func (k *checker) value(client int) uint64 {

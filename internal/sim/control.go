@@ -70,6 +70,10 @@ type control struct {
 	agentReg opened
 	dead     [maxSessions]bool // sessions of the scrub under way
 	scrubbed int
+	// served: in sync when the region was last open. had: in sync when the power
+	// went. dark: it went, and no epoch has opened since.
+	served, had [maxNodes]bool
+	dark        bool
 }
 
 type messageKind uint8
@@ -119,6 +123,7 @@ func (k *control) reset(w *world) {
 		w.mem(i).Open(1)
 	}
 	k.epochs = 1
+	k.served, _ = k.inSync()
 }
 
 func (k *control) clock() int64 { return k.w.now * k.rate / 1000 }
@@ -562,6 +567,7 @@ func (k *control) opening() {
 		k.phase = phaseOpen
 		k.table.open = true
 		k.table.rev++
+		k.lit()
 		k.rejoin = k.w.now + int64(k.w.ch.choose(10))*tickSteps*step
 		k.w.logf("controller: epoch %d is open", k.table.epoch)
 	}
@@ -652,6 +658,7 @@ func (k *control) copy() {
 				k.intact[k.table.node[i]] = true
 			}
 		}
+		k.served, _ = k.inSync()
 		k.table.rev++
 		w.logf("controller: epoch %d, all in sync", k.table.epoch)
 		return

@@ -46,6 +46,11 @@ type event struct {
 	out       uint64 // value seen
 	seen      uint64 // version seen
 	made      uint64 // version made
+	// soft: what was seen at the primary may not have been durable there yet.
+	soft bool
+	// gone: the power has taken what was seen, with a backup of it or where there
+	// was none: the weaker promise of a durable read.
+	gone bool
 }
 
 // begin notes the call of an operation.
@@ -60,6 +65,7 @@ func (c *client) begin(k opKind, reg int) int {
 func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 	h := &w.hist[e]
 	h.ret = int64(w.steps)
+	h.soft = w.softAnswer(h)
 	switch {
 	case err == nil:
 		h.result, h.seen, h.made = okResult, seen, made
@@ -120,13 +126,11 @@ func (w *world) count(k opKind, err error) {
 // version, nobody goes back.
 func (w *world) linear() {
 	c := &w.check
-	if c.lost && w.d.replicas == 1 {
-		// With one replica a reader may see what is not yet durable, and then is not
-		// (DESIGN 9): only what was acknowledged to writers has to be there.
-		for i := range w.hist {
-			if e := &w.hist[i]; e.client != controllerRow && (e.result == freedResult || e.kind == opRead) {
-				e.result = notDoneResult
-			}
+	for i := range w.hist {
+		// What writers were told has to be there, whatever happens; see softAnswer.
+		if e := &w.hist[i]; e.gone && (e.result == freedResult || e.kind == opRead) && !w.opt.StrictReads {
+			e.result = notDoneResult
+			w.stats.Gone++
 		}
 	}
 	c.pos = c.pos[:0]

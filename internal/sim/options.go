@@ -92,6 +92,9 @@ type Options struct {
 	MaxFaults    int  // in one schedule; 0: up to 4
 	Durable      bool // with flushes, and memory that can lose what is not flushed
 	Grow         bool // objects are allocated by package alloc
+	// StrictReads takes every answer to a reader of durable memory for durable, which
+	// is more than is promised; see softAnswer.
+	StrictReads bool
 	// Choices, if set, are played instead of drawing: one schedule.
 	Choices []uint16
 	// Porcupine checks every n-th schedule's histories a second time; 0: never.

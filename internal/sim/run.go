@@ -73,6 +73,7 @@ type Coverage struct {
 	Faults [faults]uint64
 	Epochs uint64
 	Scrubs uint64
+	Gone   uint64 // durable reads that the power took, as it may
 }
 
 func (c *Coverage) add(o *Coverage) {
@@ -86,6 +87,7 @@ func (c *Coverage) add(o *Coverage) {
 	}
 	c.Epochs += o.Epochs
 	c.Scrubs += o.Scrubs
+	c.Gone += o.Gone
 }
 
 // String is a small table.
@@ -99,7 +101,7 @@ func (c *Coverage) String() string {
 	for i, n := range c.Faults {
 		fmt.Fprintf(&b, "%s %d  ", faultNames[i], n)
 	}
-	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d\n", c.Epochs, c.Scrubs)
+	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d, reads gone with the power %d\n", c.Epochs, c.Scrubs, c.Gone)
 	return b.String()
 }
 
