@@ -12,10 +12,14 @@ import (
 
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
 // service answers the RPCs of quarrypb.Controller.
-type service struct{ c *Controller }
+type service struct {
+	quarrypbconnect.UnimplementedControllerHandler
+	c *Controller
+}
 
 // maxMessageBytes bounds a request: a node that reports every region it has found.
 const maxMessageBytes = 16 << 20

@@ -90,6 +90,9 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 			return nil
 		}
 		return access.Fence(ctx, a.Serials...)
+	case state.Stop:
+		n.stopWorks(a.Region)
+		return nil
 	case state.Renew:
 		select {
 		case n.renew <- struct{}{}:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"connectrpc.com/connect"
 
@@ -35,6 +36,19 @@ func command[A any](ctx context.Context, n *Node, ev state.Event) (*connect.Resp
 		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("node %s: %w", n.cfg.Name, err))
 	}
 	return connect.NewResponse(new(A)), nil
+}
+
+// thisLife refuses calls that mean another life of the node: a controller that has
+// not heard of a restart must not open what this life has found.
+func (n *Node) thisLife() connect.Interceptor {
+	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+			if life := r.Header().Get(quarrypb.IncarnationHeader); life != "" && life != strconv.FormatUint(n.incarnation, 10) {
+				return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s: a call for life %s of the node, this is %d", n.cfg.Name, life, n.incarnation))
+			}
+			return next(ctx, r)
+		}
+	})
 }
 
 func uuid(b []byte) (u [16]byte, err error) {

@@ -53,6 +53,7 @@ type Node struct {
 
 	mu       sync.Mutex // one step of the machine, and what it reads, at a time
 	state    *state.State
+	works    map[workKey]*work
 	memories map[uint32]*host.Memory // of every region of state that is made; nil once the node stops
 	access   *host.Access            // nil until a controller has answered
 	key      []byte                  // the cluster's ticket key; nil until registered: nobody is obeyed
@@ -68,7 +69,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, memories: map[uint32]*host.Memory{}, failed: make(chan error, 4), renew: make(chan struct{}, 1)}
+	n := &Node{cfg: cfg, memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4), renew: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

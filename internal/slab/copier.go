@@ -12,6 +12,7 @@ type Copied struct {
 	Slabs  int // looked at
 	Images int // LIVE slabs copied
 	Words  int // V of FREE slabs copied
+	Bytes  int // of images
 }
 
 // Copy brings the rebuilding replicas of a region up to date while clients work:
@@ -27,11 +28,19 @@ type Copied struct {
 func (l *Lane) Copy(reg *Region) (Copied, error) {
 	var st Copied
 	for b := range reg.Geometry.Blocks {
-		if err := l.copyBlock(reg, b, &st); err != nil {
-			return st, fmt.Errorf("copy block %d of region %d: %w", b, reg.ID, err)
+		if err := l.CopyBlock(reg, b, &st); err != nil {
+			return st, err
 		}
 	}
 	return st, nil
+}
+
+// CopyBlock is Copy of one block. Lanes may work on different blocks side by side.
+func (l *Lane) CopyBlock(reg *Region, block uint32, st *Copied) error {
+	if err := l.copyBlock(reg, block, st); err != nil {
+		return fmt.Errorf("copy block %d of region %d: %w", block, reg.ID, err)
+	}
+	return nil
 }
 
 func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
@@ -206,6 +215,7 @@ func (l *Lane) copyImage(o *op, st *Copied) error {
 		}
 		if !missed {
 			st.Images++
+			st.Bytes += len(img)
 			return nil
 		}
 	}

@@ -25,11 +25,19 @@ import (
 func (l *Lane) Reconcile(reg *Region) (Reconciled, error) {
 	var st Reconciled
 	for b := range reg.Geometry.Blocks {
-		if err := l.reconcileBlock(reg, b, &st); err != nil {
-			return st, fmt.Errorf("reconcile block %d of region %d: %w", b, reg.ID, err)
+		if err := l.ReconcileBlock(reg, b, &st); err != nil {
+			return st, err
 		}
 	}
 	return st, nil
+}
+
+// ReconcileBlock is Reconcile of one block. Lanes may work on different blocks side by side.
+func (l *Lane) ReconcileBlock(reg *Region, block uint32, st *Reconciled) error {
+	if err := l.reconcileBlock(reg, block, st); err != nil {
+		return fmt.Errorf("reconcile block %d of region %d: %w", block, reg.ID, err)
+	}
+	return nil
 }
 
 // Reconciled counts what a reconcile has done.

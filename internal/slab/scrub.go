@@ -25,11 +25,19 @@ type Scrubbed struct {
 func (l *Lane) Scrub(reg *Region, dead func(session uint32) bool) (Scrubbed, error) {
 	var st Scrubbed
 	for b := range reg.Geometry.Blocks {
-		if err := l.scrubBlock(reg, b, dead, &st); err != nil {
-			return st, fmt.Errorf("scrub block %d of region %d: %w", b, reg.ID, err)
+		if err := l.ScrubBlock(reg, b, dead, &st); err != nil {
+			return st, err
 		}
 	}
 	return st, nil
+}
+
+// ScrubBlock is Scrub of one block. Lanes may work on different blocks side by side.
+func (l *Lane) ScrubBlock(reg *Region, block uint32, dead func(session uint32) bool, st *Scrubbed) error {
+	if err := l.scrubBlock(reg, block, dead, st); err != nil {
+		return fmt.Errorf("scrub block %d of region %d: %w", block, reg.ID, err)
+	}
+	return nil
 }
 
 // ErrEpochOver: the region's epoch has changed; start again under the present one.

@@ -3,3 +3,10 @@ package quarrypb
 // LeaderHeader is the header of a standby controller's answers that holds the
 // leader's URL, where the standby knows it.
 const LeaderHeader = "Quarry-Leader"
+
+// IncarnationHeader names, in a controller's call of an agent, the life of the node
+// that is meant: another life refuses it.
+const IncarnationHeader = "Quarry-Incarnation"
+
+// TokenHeader carries the cluster's token in calls of a controller whose messages have no field for it.
+const TokenHeader = "Quarry-Token"

@@ -291,6 +291,58 @@ func (Durability) EnumDescriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{4}
 }
 
+type WorkKind int32
+
+const (
+	WorkKind_WORK_KIND_UNSPECIFIED WorkKind = 0
+	WorkKind_WORK_KIND_RECONCILE   WorkKind = 1 // makes the replicas of a region alike that no client can reach
+	WorkKind_WORK_KIND_COPY        WorkKind = 2 // brings rebuilding replicas up to date beside clients
+	WorkKind_WORK_KIND_SCRUB       WorkKind = 3 // settles what dead sessions have left
+)
+
+// Enum value maps for WorkKind.
+var (
+	WorkKind_name = map[int32]string{
+		0: "WORK_KIND_UNSPECIFIED",
+		1: "WORK_KIND_RECONCILE",
+		2: "WORK_KIND_COPY",
+		3: "WORK_KIND_SCRUB",
+	}
+	WorkKind_value = map[string]int32{
+		"WORK_KIND_UNSPECIFIED": 0,
+		"WORK_KIND_RECONCILE":   1,
+		"WORK_KIND_COPY":        2,
+		"WORK_KIND_SCRUB":       3,
+	}
+)
+
+func (x WorkKind) Enum() *WorkKind {
+	p := new(WorkKind)
+	*p = x
+	return p
+}
+
+func (x WorkKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WorkKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_quarry_proto_enumTypes[5].Descriptor()
+}
+
+func (WorkKind) Type() protoreflect.EnumType {
+	return &file_quarry_proto_enumTypes[5]
+}
+
+func (x WorkKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WorkKind.Descriptor instead.
+func (WorkKind) EnumDescriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{5}
+}
+
 // Endpoint is one way to reach a node's memory.
 type Endpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -481,6 +533,7 @@ type Replica struct {
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	State         ReplicaState           `protobuf:"varint,3,opt,name=state,proto3,enum=quarry.v1.ReplicaState" json:"state,omitempty"`
+	Leaving       bool                   `protobuf:"varint,4,opt,name=leaving,proto3" json:"leaving,omitempty"` // in sync, to be given up as soon as enough others are
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -534,6 +587,13 @@ func (x *Replica) GetState() ReplicaState {
 		return x.State
 	}
 	return ReplicaState_REPLICA_STATE_UNSPECIFIED
+}
+
+func (x *Replica) GetLeaving() bool {
+	if x != nil {
+		return x.Leaving
+	}
+	return false
 }
 
 type Region struct {
@@ -948,10 +1008,13 @@ func (x *CreateRegionResponse) GetRegions() []*Region {
 }
 
 type OpenSessionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`      // for people: program, host, pid
-	Rights        uint32                 `protobuf:"varint,2,opt,name=rights,proto3" json:"rights,omitempty"` // rdma.Rights; 0 means read-write
-	Token         string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`    // bearer token, where the cluster asks for one
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`      // for people: program, host, pid
+	Rights uint32                 `protobuf:"varint,2,opt,name=rights,proto3" json:"rights,omitempty"` // rdma.Rights; 0 means read-write
+	Token  string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`    // bearer token, where the cluster asks for one
+	// Of a storage node's own programs. They give nobody answers drawn from what
+	// they read, so that nobody waits for them before a new epoch opens.
+	Agent         bool `protobuf:"varint,4,opt,name=agent,proto3" json:"agent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1005,6 +1068,13 @@ func (x *OpenSessionRequest) GetToken() string {
 		return x.Token
 	}
 	return ""
+}
+
+func (x *OpenSessionRequest) GetAgent() bool {
+	if x != nil {
+		return x.Agent
+	}
+	return false
 }
 
 type Ticket struct {
@@ -1631,6 +1701,7 @@ type Session struct {
 	LeaseLeftMs   uint32                 `protobuf:"varint,7,opt,name=lease_left_ms,json=leaseLeftMs,proto3" json:"lease_left_ms,omitempty"`
 	TableRevision uint64                 `protobuf:"varint,8,opt,name=table_revision,json=tableRevision,proto3" json:"table_revision,omitempty"`
 	ReclaimEpoch  uint64                 `protobuf:"varint,9,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
+	Agent         bool                   `protobuf:"varint,10,opt,name=agent,proto3" json:"agent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1726,6 +1797,13 @@ func (x *Session) GetReclaimEpoch() uint64 {
 		return x.ReclaimEpoch
 	}
 	return 0
+}
+
+func (x *Session) GetAgent() bool {
+	if x != nil {
+		return x.Agent
+	}
+	return false
 }
 
 type ListSessionsRequest struct {
@@ -3131,6 +3209,267 @@ func (*FenceResponse) Descriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{46}
 }
 
+// WorkPeer is a replica that the program works on.
+type WorkPeer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // of the tcp fabric
+	Rebuilding    bool                   `protobuf:"varint,4,opt,name=rebuilding,proto3" json:"rebuilding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkPeer) Reset() {
+	*x = WorkPeer{}
+	mi := &file_quarry_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkPeer) ProtoMessage() {}
+
+func (x *WorkPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
+func (*WorkPeer) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *WorkPeer) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *WorkPeer) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *WorkPeer) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *WorkPeer) GetRebuilding() bool {
+	if x != nil {
+		return x.Rebuilding
+	}
+	return false
+}
+
+type WorkRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Region         uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
+	Epoch          uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	ControllerTerm uint64                 `protobuf:"varint,3,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"`
+	Kind           WorkKind               `protobuf:"varint,4,opt,name=kind,proto3,enum=quarry.v1.WorkKind" json:"kind,omitempty"`
+	Id             uint64                 `protobuf:"varint,5,opt,name=id,proto3" json:"id,omitempty"`      // the same id joins, another begins again
+	Peers          []*WorkPeer            `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"` // the first is the primary
+	WaitMs         uint32                 `protobuf:"varint,7,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	DeadSessions   []uint32               `protobuf:"varint,8,rep,packed,name=dead_sessions,json=deadSessions,proto3" json:"dead_sessions,omitempty"`  // of a scrub: certified fenced everywhere
+	BytesPerSecond uint64                 `protobuf:"varint,9,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of a copy; 0: as fast as it goes
+	Uuid           []byte                 `protobuf:"bytes,10,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Durable        bool                   `protobuf:"varint,11,opt,name=durable,proto3" json:"durable,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *WorkRequest) Reset() {
+	*x = WorkRequest{}
+	mi := &file_quarry_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkRequest) ProtoMessage() {}
+
+func (x *WorkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
+func (*WorkRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *WorkRequest) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *WorkRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *WorkRequest) GetControllerTerm() uint64 {
+	if x != nil {
+		return x.ControllerTerm
+	}
+	return 0
+}
+
+func (x *WorkRequest) GetKind() WorkKind {
+	if x != nil {
+		return x.Kind
+	}
+	return WorkKind_WORK_KIND_UNSPECIFIED
+}
+
+func (x *WorkRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *WorkRequest) GetPeers() []*WorkPeer {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *WorkRequest) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *WorkRequest) GetDeadSessions() []uint32 {
+	if x != nil {
+		return x.DeadSessions
+	}
+	return nil
+}
+
+func (x *WorkRequest) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *WorkRequest) GetUuid() []byte {
+	if x != nil {
+		return x.Uuid
+	}
+	return nil
+}
+
+func (x *WorkRequest) GetDurable() bool {
+	if x != nil {
+		return x.Durable
+	}
+	return false
+}
+
+type WorkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Done          bool                   `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`
+	BlocksDone    uint32                 `protobuf:"varint,2,opt,name=blocks_done,json=blocksDone,proto3" json:"blocks_done,omitempty"`
+	Blocks        uint32                 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // copied, or looked through
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkResponse) Reset() {
+	*x = WorkResponse{}
+	mi := &file_quarry_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkResponse) ProtoMessage() {}
+
+func (x *WorkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
+func (*WorkResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *WorkResponse) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *WorkResponse) GetBlocksDone() uint32 {
+	if x != nil {
+		return x.BlocksDone
+	}
+	return 0
+}
+
+func (x *WorkResponse) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *WorkResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type PingRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3139,7 +3478,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3490,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3503,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 type PingResponse struct {
@@ -3177,7 +3516,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3528,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3541,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -3217,6 +3556,409 @@ func (x *PingResponse) GetIncarnation() uint64 {
 		return x.Incarnation
 	}
 	return 0
+}
+
+// Nodes are named by their name.
+type AddNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddNodeRequest) Reset() {
+	*x = AddNodeRequest{}
+	mi := &file_quarry_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddNodeRequest) ProtoMessage() {}
+
+func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
+func (*AddNodeRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *AddNodeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DrainNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeRequest) Reset() {
+	*x = DrainNodeRequest{}
+	mi := &file_quarry_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeRequest) ProtoMessage() {}
+
+func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
+func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *DrainNodeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DrainNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Replicas      uint32                 `protobuf:"varint,2,opt,name=replicas,proto3" json:"replicas,omitempty"` // still there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeResponse) Reset() {
+	*x = DrainNodeResponse{}
+	mi := &file_quarry_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeResponse) ProtoMessage() {}
+
+func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
+func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *DrainNodeResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *DrainNodeResponse) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+// RemoveNode strikes a node out. It must be empty, or, with force, be gone: its
+// replicas are given up, but never the last one of a region.
+type RemoveNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNodeRequest) Reset() {
+	*x = RemoveNodeRequest{}
+	mi := &file_quarry_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNodeRequest) ProtoMessage() {}
+
+func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
+func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *RemoveNodeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RemoveNodeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type MoveRegionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
+	From          string                 `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"` // "" where the region has one replica
+	To            string                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`     // "": the controller chooses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveRegionRequest) Reset() {
+	*x = MoveRegionRequest{}
+	mi := &file_quarry_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveRegionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveRegionRequest) ProtoMessage() {}
+
+func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
+func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *MoveRegionRequest) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *MoveRegionRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *MoveRegionRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type RebalanceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalanceRequest) Reset() {
+	*x = RebalanceRequest{}
+	mi := &file_quarry_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalanceRequest) ProtoMessage() {}
+
+func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
+func (*RebalanceRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *RebalanceRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type Move struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
+	From          uint32                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint32                 `protobuf:"varint,3,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Move) Reset() {
+	*x = Move{}
+	mi := &file_quarry_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Move) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Move) ProtoMessage() {}
+
+func (x *Move) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Move.ProtoReflect.Descriptor instead.
+func (*Move) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *Move) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *Move) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *Move) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+type RebalanceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Moves         []*Move                `protobuf:"bytes,1,rep,name=moves,proto3" json:"moves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalanceResponse) Reset() {
+	*x = RebalanceResponse{}
+	mi := &file_quarry_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalanceResponse) ProtoMessage() {}
+
+func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
+func (*RebalanceResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *RebalanceResponse) GetMoves() []*Move {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
 }
 
 // Cluster is what a cluster remembers beside its nodes, regions, sessions and names.
@@ -3235,7 +3977,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3247,7 +3989,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3260,7 +4002,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -3320,7 +4062,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +4074,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +4087,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 type ControllerInfo struct {
@@ -3359,7 +4101,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3371,7 +4113,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3384,7 +4126,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -3415,13 +4157,14 @@ type StatusResponse struct {
 	LiveSessions   uint32                 `protobuf:"varint,3,opt,name=live_sessions,json=liveSessions,proto3" json:"live_sessions,omitempty"`
 	FencedSessions uint32                 `protobuf:"varint,4,opt,name=fenced_sessions,json=fencedSessions,proto3" json:"fenced_sessions,omitempty"`
 	Version        string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
+	Progress       []*Progress            `protobuf:"bytes,6,rep,name=progress,proto3" json:"progress,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +4176,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +4189,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -3484,6 +4227,98 @@ func (x *StatusResponse) GetVersion() string {
 	return ""
 }
 
+func (x *StatusResponse) GetProgress() []*Progress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+// Progress is of a program that runs over a region at this moment.
+type Progress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
+	Kind          WorkKind               `protobuf:"varint,2,opt,name=kind,proto3,enum=quarry.v1.WorkKind" json:"kind,omitempty"`
+	Node          uint32                 `protobuf:"varint,3,opt,name=node,proto3" json:"node,omitempty"` // where it runs
+	BlocksDone    uint32                 `protobuf:"varint,4,opt,name=blocks_done,json=blocksDone,proto3" json:"blocks_done,omitempty"`
+	Blocks        uint32                 `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Progress) Reset() {
+	*x = Progress{}
+	mi := &file_quarry_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Progress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Progress) ProtoMessage() {}
+
+func (x *Progress) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Progress.ProtoReflect.Descriptor instead.
+func (*Progress) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *Progress) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *Progress) GetKind() WorkKind {
+	if x != nil {
+		return x.Kind
+	}
+	return WorkKind_WORK_KIND_UNSPECIFIED
+}
+
+func (x *Progress) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *Progress) GetBlocksDone() uint32 {
+	if x != nil {
+		return x.BlocksDone
+	}
+	return 0
+}
+
+func (x *Progress) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *Progress) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 var File_quarry_proto protoreflect.FileDescriptor
 
 const file_quarry_proto_rawDesc = "" +
@@ -3507,11 +4342,12 @@ const file_quarry_proto_rawDesc = "" +
 	"persistent\x18\n" +
 	" \x01(\bR\n" +
 	"persistent\x12\x16\n" +
-	"\x06domain\x18\v \x01(\rR\x06domain\"n\n" +
+	"\x06domain\x18\v \x01(\rR\x06domain\"\x88\x01\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12-\n" +
-	"\x05state\x18\x03 \x01(\x0e2\x17.quarry.v1.ReplicaStateR\x05state\"\x9b\x02\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x17.quarry.v1.ReplicaStateR\x05state\x12\x18\n" +
+	"\aleaving\x18\x04 \x01(\bR\aleaving\"\x9b\x02\n" +
 	"\x06Region\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x1d\n" +
@@ -3548,11 +4384,12 @@ const file_quarry_proto_rawDesc = "" +
 	"\x11unless_newer_than\x18\x05 \x01(\rH\x00R\x0funlessNewerThan\x88\x01\x01B\x14\n" +
 	"\x12_unless_newer_than\"C\n" +
 	"\x14CreateRegionResponse\x12+\n" +
-	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"V\n" +
+	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"l\n" +
 	"\x12OpenSessionRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06rights\x18\x02 \x01(\rR\x06rights\x12\x14\n" +
-	"\x05token\x18\x03 \x01(\tR\x05token\"\x98\x01\n" +
+	"\x05token\x18\x03 \x01(\tR\x05token\x12\x14\n" +
+	"\x05agent\x18\x04 \x01(\bR\x05agent\"\x98\x01\n" +
 	"\x06Ticket\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x16\n" +
@@ -3590,7 +4427,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\await_ms\x18\x03 \x01(\rR\x06waitMs\"I\n" +
 	"\x14CertifyFenceResponse\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12\x19\n" +
-	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\"\x85\x02\n" +
+	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\"\x9b\x02\n" +
 	"\aSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -3600,7 +4437,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\"\n" +
 	"\rlease_left_ms\x18\a \x01(\rR\vleaseLeftMs\x12%\n" +
 	"\x0etable_revision\x18\b \x01(\x04R\rtableRevision\x12#\n" +
-	"\rreclaim_epoch\x18\t \x01(\x04R\freclaimEpoch\"\x15\n" +
+	"\rreclaim_epoch\x18\t \x01(\x04R\freclaimEpoch\x12\x14\n" +
+	"\x05agent\x18\n" +
+	" \x01(\bR\x05agent\"\x15\n" +
 	"\x13ListSessionsRequest\"F\n" +
 	"\x14ListSessionsResponse\x12.\n" +
 	"\bsessions\x18\x01 \x03(\v2\x12.quarry.v1.SessionR\bsessions\"\x84\x02\n" +
@@ -3698,11 +4537,59 @@ const file_quarry_proto_rawDesc = "" +
 	"\fFenceRequest\x12\x18\n" +
 	"\aserials\x18\x01 \x03(\x04R\aserials\x12'\n" +
 	"\x0fcontroller_term\x18\x02 \x01(\x04R\x0econtrollerTerm\"\x0f\n" +
-	"\rFenceResponse\"\r\n" +
+	"\rFenceResponse\"z\n" +
+	"\bWorkPeer\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x1e\n" +
+	"\n" +
+	"rebuilding\x18\x04 \x01(\bR\n" +
+	"rebuilding\"\xde\x02\n" +
+	"\vWorkRequest\x12\x16\n" +
+	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
+	"\x0fcontroller_term\x18\x03 \x01(\x04R\x0econtrollerTerm\x12'\n" +
+	"\x04kind\x18\x04 \x01(\x0e2\x13.quarry.v1.WorkKindR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x05 \x01(\x04R\x02id\x12)\n" +
+	"\x05peers\x18\x06 \x03(\v2\x13.quarry.v1.WorkPeerR\x05peers\x12\x17\n" +
+	"\await_ms\x18\a \x01(\rR\x06waitMs\x12#\n" +
+	"\rdead_sessions\x18\b \x03(\rR\fdeadSessions\x12(\n" +
+	"\x10bytes_per_second\x18\t \x01(\x04R\x0ebytesPerSecond\x12\x12\n" +
+	"\x04uuid\x18\n" +
+	" \x01(\fR\x04uuid\x12\x18\n" +
+	"\adurable\x18\v \x01(\bR\adurable\"q\n" +
+	"\fWorkResponse\x12\x12\n" +
+	"\x04done\x18\x01 \x01(\bR\x04done\x12\x1f\n" +
+	"\vblocks_done\x18\x02 \x01(\rR\n" +
+	"blocksDone\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\rR\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\"\r\n" +
 	"\vPingRequest\"@\n" +
 	"\fPingResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xe3\x01\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"$\n" +
+	"\x0eAddNodeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"&\n" +
+	"\x10DrainNodeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"T\n" +
+	"\x11DrainNodeResponse\x12#\n" +
+	"\x04node\x18\x01 \x01(\v2\x0f.quarry.v1.NodeR\x04node\x12\x1a\n" +
+	"\breplicas\x18\x02 \x01(\rR\breplicas\"=\n" +
+	"\x11RemoveNodeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"O\n" +
+	"\x11MoveRegionRequest\x12\x16\n" +
+	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\"+\n" +
+	"\x10RebalanceRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"B\n" +
+	"\x04Move\x12\x16\n" +
+	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\rR\x02to\":\n" +
+	"\x11RebalanceResponse\x12%\n" +
+	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\xe3\x01\n" +
 	"\aCluster\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1d\n" +
 	"\n" +
@@ -3718,13 +4605,22 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0eControllerInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x16\n" +
-	"\x06leader\x18\x03 \x01(\bR\x06leader\"\xdd\x01\n" +
+	"\x06leader\x18\x03 \x01(\bR\x06leader\"\x8e\x02\n" +
 	"\x0eStatusResponse\x12&\n" +
 	"\x05table\x18\x01 \x01(\v2\x10.quarry.v1.TableR\x05table\x12;\n" +
 	"\vcontrollers\x18\x02 \x03(\v2\x19.quarry.v1.ControllerInfoR\vcontrollers\x12#\n" +
 	"\rlive_sessions\x18\x03 \x01(\rR\fliveSessions\x12'\n" +
 	"\x0ffenced_sessions\x18\x04 \x01(\rR\x0efencedSessions\x12\x18\n" +
-	"\aversion\x18\x05 \x01(\tR\aversion*\\\n" +
+	"\aversion\x18\x05 \x01(\tR\aversion\x12/\n" +
+	"\bprogress\x18\x06 \x03(\v2\x13.quarry.v1.ProgressR\bprogress\"\xae\x01\n" +
+	"\bProgress\x12\x16\n" +
+	"\x06region\x18\x01 \x01(\rR\x06region\x12'\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x13.quarry.v1.WorkKindR\x04kind\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\rR\x04node\x12\x1f\n" +
+	"\vblocks_done\x18\x04 \x01(\rR\n" +
+	"blocksDone\x12\x16\n" +
+	"\x06blocks\x18\x05 \x01(\rR\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes*\\\n" +
 	"\bProvider\x12\x18\n" +
 	"\x14PROVIDER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROVIDER_TCP\x10\x01\x12\x10\n" +
@@ -3751,7 +4647,12 @@ const file_quarry_proto_rawDesc = "" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eDURABILITY_MEM\x10\x01\x12\x13\n" +
-	"\x0fDURABILITY_PMEM\x10\x022\xe0\t\n" +
+	"\x0fDURABILITY_PMEM\x10\x02*g\n" +
+	"\bWorkKind\x12\x19\n" +
+	"\x15WORK_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
+	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
+	"\x0fWORK_KIND_SCRUB\x10\x032\xa3\f\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -3773,8 +4674,15 @@ const file_quarry_proto_rawDesc = "" +
 	"DeleteName\x12\x1c.quarry.v1.DeleteNameRequest\x1a\x1d.quarry.v1.DeleteNameResponse\x12F\n" +
 	"\tListNames\x12\x1b.quarry.v1.ListNamesRequest\x1a\x1c.quarry.v1.ListNamesResponse\x12O\n" +
 	"\fRegisterNode\x12\x1e.quarry.v1.RegisterNodeRequest\x1a\x1f.quarry.v1.RegisterNodeResponse\x12R\n" +
-	"\rNodeHeartbeat\x12\x1f.quarry.v1.NodeHeartbeatRequest\x1a .quarry.v1.NodeHeartbeatResponse\x12=\n" +
-	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse2\xab\x03\n" +
+	"\rNodeHeartbeat\x12\x1f.quarry.v1.NodeHeartbeatRequest\x1a .quarry.v1.NodeHeartbeatResponse\x125\n" +
+	"\aAddNode\x12\x19.quarry.v1.AddNodeRequest\x1a\x0f.quarry.v1.Node\x12F\n" +
+	"\tDrainNode\x12\x1b.quarry.v1.DrainNodeRequest\x1a\x1c.quarry.v1.DrainNodeResponse\x12;\n" +
+	"\n" +
+	"RemoveNode\x12\x1c.quarry.v1.RemoveNodeRequest\x1a\x0f.quarry.v1.Node\x12=\n" +
+	"\n" +
+	"MoveRegion\x12\x1c.quarry.v1.MoveRegionRequest\x1a\x11.quarry.v1.Region\x12F\n" +
+	"\tRebalance\x12\x1b.quarry.v1.RebalanceRequest\x1a\x1c.quarry.v1.RebalanceResponse\x12=\n" +
+	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse2\xe4\x03\n" +
 	"\x05Agent\x12I\n" +
 	"\n" +
 	"HostRegion\x12\x1c.quarry.v1.HostRegionRequest\x1a\x1d.quarry.v1.HostRegionResponse\x12I\n" +
@@ -3784,6 +4692,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"DropRegion\x12\x1c.quarry.v1.DropRegionRequest\x1a\x1d.quarry.v1.DropRegionResponse\x12:\n" +
 	"\x05Fence\x12\x17.quarry.v1.FenceRequest\x1a\x18.quarry.v1.FenceResponse\x127\n" +
+	"\x04Work\x12\x16.quarry.v1.WorkRequest\x1a\x17.quarry.v1.WorkResponse\x127\n" +
 	"\x04Ping\x12\x16.quarry.v1.PingRequest\x1a\x17.quarry.v1.PingResponseB.Z,github.com/quarrystore/quarry/proto/quarrypbb\x06proto3"
 
 var (
@@ -3798,146 +4707,177 @@ func file_quarry_proto_rawDescGZIP() []byte {
 	return file_quarry_proto_rawDescData
 }
 
-var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                 // 0: quarry.v1.Provider
 	(NodeState)(0),                // 1: quarry.v1.NodeState
 	(ReplicaState)(0),             // 2: quarry.v1.ReplicaState
 	(RegionState)(0),              // 3: quarry.v1.RegionState
 	(Durability)(0),               // 4: quarry.v1.Durability
-	(*Endpoint)(nil),              // 5: quarry.v1.Endpoint
-	(*Node)(nil),                  // 6: quarry.v1.Node
-	(*Replica)(nil),               // 7: quarry.v1.Replica
-	(*Region)(nil),                // 8: quarry.v1.Region
-	(*Table)(nil),                 // 9: quarry.v1.Table
-	(*ReadTableRequest)(nil),      // 10: quarry.v1.ReadTableRequest
-	(*WatchTableRequest)(nil),     // 11: quarry.v1.WatchTableRequest
-	(*CreateRegionRequest)(nil),   // 12: quarry.v1.CreateRegionRequest
-	(*CreateRegionResponse)(nil),  // 13: quarry.v1.CreateRegionResponse
-	(*OpenSessionRequest)(nil),    // 14: quarry.v1.OpenSessionRequest
-	(*Ticket)(nil),                // 15: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),   // 16: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),      // 17: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),           // 18: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),     // 19: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),   // 20: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),  // 21: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),  // 22: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil), // 23: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),   // 24: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),  // 25: quarry.v1.CertifyFenceResponse
-	(*Session)(nil),               // 26: quarry.v1.Session
-	(*ListSessionsRequest)(nil),   // 27: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),  // 28: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                  // 29: quarry.v1.Name
-	(*CreateNameRequest)(nil),     // 30: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),     // 31: quarry.v1.LookupNameRequest
-	(*SwapNameRequest)(nil),       // 32: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),     // 33: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),    // 34: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),      // 35: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),     // 36: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),          // 37: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),   // 38: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),  // 39: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),  // 40: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil), // 41: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),     // 42: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),    // 43: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),     // 44: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),    // 45: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),    // 46: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),   // 47: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),     // 48: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),    // 49: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),          // 50: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),         // 51: quarry.v1.FenceResponse
-	(*PingRequest)(nil),           // 52: quarry.v1.PingRequest
-	(*PingResponse)(nil),          // 53: quarry.v1.PingResponse
-	(*Cluster)(nil),               // 54: quarry.v1.Cluster
-	(*StatusRequest)(nil),         // 55: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),        // 56: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),        // 57: quarry.v1.StatusResponse
-	nil,                           // 58: quarry.v1.Name.NotesEntry
+	(WorkKind)(0),                 // 5: quarry.v1.WorkKind
+	(*Endpoint)(nil),              // 6: quarry.v1.Endpoint
+	(*Node)(nil),                  // 7: quarry.v1.Node
+	(*Replica)(nil),               // 8: quarry.v1.Replica
+	(*Region)(nil),                // 9: quarry.v1.Region
+	(*Table)(nil),                 // 10: quarry.v1.Table
+	(*ReadTableRequest)(nil),      // 11: quarry.v1.ReadTableRequest
+	(*WatchTableRequest)(nil),     // 12: quarry.v1.WatchTableRequest
+	(*CreateRegionRequest)(nil),   // 13: quarry.v1.CreateRegionRequest
+	(*CreateRegionResponse)(nil),  // 14: quarry.v1.CreateRegionResponse
+	(*OpenSessionRequest)(nil),    // 15: quarry.v1.OpenSessionRequest
+	(*Ticket)(nil),                // 16: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),   // 17: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),      // 18: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),           // 19: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),     // 20: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),   // 21: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),  // 22: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),  // 23: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil), // 24: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),   // 25: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),  // 26: quarry.v1.CertifyFenceResponse
+	(*Session)(nil),               // 27: quarry.v1.Session
+	(*ListSessionsRequest)(nil),   // 28: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),  // 29: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                  // 30: quarry.v1.Name
+	(*CreateNameRequest)(nil),     // 31: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),     // 32: quarry.v1.LookupNameRequest
+	(*SwapNameRequest)(nil),       // 33: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),     // 34: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),    // 35: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),      // 36: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),     // 37: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),          // 38: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),   // 39: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),  // 40: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),  // 41: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil), // 42: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),     // 43: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),    // 44: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),     // 45: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),    // 46: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),    // 47: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),   // 48: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),     // 49: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),    // 50: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),          // 51: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),         // 52: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),              // 53: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),           // 54: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),          // 55: quarry.v1.WorkResponse
+	(*PingRequest)(nil),           // 56: quarry.v1.PingRequest
+	(*PingResponse)(nil),          // 57: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),        // 58: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),      // 59: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),     // 60: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),     // 61: quarry.v1.RemoveNodeRequest
+	(*MoveRegionRequest)(nil),     // 62: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),      // 63: quarry.v1.RebalanceRequest
+	(*Move)(nil),                  // 64: quarry.v1.Move
+	(*RebalanceResponse)(nil),     // 65: quarry.v1.RebalanceResponse
+	(*Cluster)(nil),               // 66: quarry.v1.Cluster
+	(*StatusRequest)(nil),         // 67: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),        // 68: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),        // 69: quarry.v1.StatusResponse
+	(*Progress)(nil),              // 70: quarry.v1.Progress
+	nil,                           // 71: quarry.v1.Name.NotesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
-	5,  // 1: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
+	6,  // 1: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
 	1,  // 2: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
 	2,  // 3: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
-	7,  // 4: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
+	8,  // 4: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
 	3,  // 5: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
 	4,  // 6: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
-	6,  // 7: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	8,  // 8: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	7,  // 7: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	9,  // 8: quarry.v1.Table.regions:type_name -> quarry.v1.Region
 	4,  // 9: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	8,  // 10: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	15, // 11: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	9,  // 12: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	18, // 13: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	9,  // 14: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	26, // 15: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	58, // 16: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	29, // 17: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	29, // 18: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	29, // 19: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	6,  // 20: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	37, // 21: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	9,  // 10: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	16, // 11: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	10, // 12: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	19, // 13: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	10, // 14: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	27, // 15: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	71, // 16: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	30, // 17: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	30, // 18: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	30, // 19: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	7,  // 20: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	38, // 21: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
 	4,  // 22: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	9,  // 23: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	56, // 24: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	14, // 25: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	17, // 26: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	20, // 27: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	22, // 28: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	24, // 29: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	27, // 30: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	10, // 31: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	11, // 32: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	12, // 33: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	30, // 34: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	31, // 35: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	32, // 36: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	33, // 37: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	35, // 38: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	38, // 39: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	40, // 40: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	55, // 41: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	42, // 42: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	44, // 43: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	46, // 44: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	48, // 45: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	50, // 46: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	52, // 47: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	16, // 48: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	19, // 49: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	21, // 50: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	23, // 51: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	25, // 52: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	28, // 53: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	9,  // 54: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	9,  // 55: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	13, // 56: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	29, // 57: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	29, // 58: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	29, // 59: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	34, // 60: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	36, // 61: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	39, // 62: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	41, // 63: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	57, // 64: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	43, // 65: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	45, // 66: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	47, // 67: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	49, // 68: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	51, // 69: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	53, // 70: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	48, // [48:71] is the sub-list for method output_type
-	25, // [25:48] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	5,  // 23: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	53, // 24: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	7,  // 25: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	64, // 26: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	10, // 27: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	68, // 28: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	70, // 29: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	5,  // 30: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	15, // 31: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	18, // 32: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	21, // 33: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	23, // 34: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	25, // 35: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	28, // 36: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	11, // 37: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	12, // 38: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	13, // 39: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	31, // 40: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	32, // 41: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	33, // 42: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	34, // 43: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	36, // 44: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	39, // 45: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	41, // 46: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	58, // 47: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	59, // 48: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	61, // 49: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	62, // 50: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	63, // 51: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	67, // 52: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	43, // 53: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	45, // 54: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	47, // 55: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	49, // 56: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	51, // 57: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	54, // 58: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	56, // 59: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	17, // 60: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	20, // 61: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	22, // 62: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	24, // 63: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	26, // 64: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	29, // 65: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	10, // 66: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	10, // 67: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	14, // 68: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	30, // 69: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	30, // 70: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	30, // 71: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	35, // 72: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	37, // 73: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	40, // 74: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	42, // 75: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,  // 76: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	60, // 77: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,  // 78: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	9,  // 79: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	65, // 80: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	69, // 81: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	44, // 82: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	46, // 83: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	48, // 84: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	50, // 85: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	52, // 86: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	55, // 87: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	57, // 88: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	60, // [60:89] is the sub-list for method output_type
+	31, // [31:60] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -3951,8 +4891,8 @@ func file_quarry_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   54,
+			NumEnums:      6,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

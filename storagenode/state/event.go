@@ -2,7 +2,8 @@ package state
 
 import "fmt"
 
-// Event is something that has happened: Registered, Host, Open, Close, Drop, Fence or Ended.
+// Event is something that has happened: Registered, Host, Open, Close, Drop, Fence,
+// Ended, Work or WorkEnded.
 type Event interface{ event() }
 
 // Registered is a controller's answer to the node's registration.
@@ -62,6 +63,38 @@ type Ended struct {
 	Failed bool
 }
 
+// Kind of a program that the agent runs over a region.
+type Kind uint8
+
+const (
+	Reconcile Kind = iota + 1 // while no client has a key
+	Copy                      // of the region's primary to its joiners
+	Scrub                     // of what dead sessions have left
+	kinds
+)
+
+func (k Kind) String() string { return [...]string{"none", "reconcile", "copy", "scrub"}[k] }
+
+// Work asks to run a program over a region that is open under Epoch. The program
+// of the same ID and epoch that runs, or has been done, is joined; another of its
+// kind is stopped.
+type Work struct {
+	Term   uint64
+	Region uint32
+	Epoch  uint64
+	Kind   Kind
+	ID     uint64
+}
+
+// WorkEnded says that a program that was begun has ended.
+type WorkEnded struct {
+	Region uint32
+	Epoch  uint64
+	Kind   Kind
+	ID     uint64
+	Failed bool
+}
+
 func (Registered) event() {}
 func (Host) event()       {}
 func (Open) event()       {}
@@ -69,6 +102,8 @@ func (Close) event()      {}
 func (Drop) event()       {}
 func (Fence) event()      {}
 func (Ended) event()      {}
+func (Work) event()       {}
+func (WorkEnded) event()  {}
 
 // Do is what an Action does.
 type Do uint8
@@ -94,10 +129,15 @@ const (
 	End
 	// Renew registers again when there is time: the list of ended sessions is long.
 	Renew
+	// Begin begins the program of Kind and ID over the region.
+	Begin
+	// Stop tells the programs over a region to end. It does not wait for them: their
+	// keys die with the Cut behind it.
+	Stop
 )
 
 func (d Do) String() string {
-	return [...]string{"nothing", "save", "make", "zero", "mark", "serve", "cut", "free", "settle", "end", "renew"}[d]
+	return [...]string{"nothing", "save", "make", "zero", "mark", "serve", "cut", "free", "settle", "end", "renew", "begin", "stop"}[d]
 }
 
 // Action is something to be done. Region is 0 where it concerns none.
@@ -107,13 +147,17 @@ type Action struct {
 	Epoch   uint64
 	Next    uint64
 	Serials []uint64
+	Kind    Kind
+	ID      uint64
 }
 
 func (a Action) String() string {
 	switch a.Do {
 	case Mark, Serve, Cut:
 		return fmt.Sprintf("%v region %d epoch %d", a.Do, a.Region, a.Epoch)
-	case Make, Zero, Free:
+	case Begin:
+		return fmt.Sprintf("%v %v %d region %d epoch %d", a.Do, a.Kind, a.ID, a.Region, a.Epoch)
+	case Make, Zero, Free, Stop:
 		return fmt.Sprintf("%v region %d", a.Do, a.Region)
 	case Settle:
 		return fmt.Sprintf("%v below %d except %v", a.Do, a.Next, a.Serials)

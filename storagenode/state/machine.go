@@ -49,6 +49,9 @@ type Region struct {
 
 	leaving bool // the actions under way give it up
 	opening bool // or serve it
+
+	served uint64      // newest epoch that was to be served in this life
+	works  [kinds]work // by kind
 }
 
 // Kept is what a node with files keeps across restarts, beside its regions.
@@ -109,6 +112,11 @@ func (s *State) Step(e Event) ([]Action, error) {
 		return s.command(e.Term, func() ([]Action, error) { return s.drop(e) })
 	case Fence:
 		return s.command(e.Term, func() ([]Action, error) { return s.fence(e) })
+	case Work:
+		return s.command(e.Term, func() ([]Action, error) { return s.work(e) })
+	case WorkEnded:
+		s.workEnded(e)
+		return nil, nil
 	case Ended:
 		s.ended(e)
 		return nil, nil
@@ -183,12 +191,16 @@ func (s *State) host(e Host) ([]Action, error) {
 		return nil, nil
 	case r.Phase == Opened:
 		return nil, errorf(Served, "region %d is open under epoch %d: close it before zeroing it", r.Number, r.Epoch)
-	case e.Epoch < r.Epoch:
-		return nil, errorf(Stale, "region %d: zeroing what was epoch %d, the node has heard of %d", r.Number, e.Epoch, r.Epoch)
+	case e.Epoch < r.Epoch || e.Epoch <= r.served:
+		return nil, errorf(Stale, "region %d: zeroing what was epoch %d, the node has heard of %d and served %d", r.Number, e.Epoch, r.Epoch, r.served)
 	}
+	actions := r.stop()
 	r.Busy = true
 	// Cut: what a failed Serve or Cut has left half done is not certain to be over.
-	return []Action{{Do: Cut, Region: r.Number, Epoch: r.Epoch}, {Do: Zero, Region: r.Number}}, nil
+	actions = append(actions, Action{Do: Cut, Region: r.Number, Epoch: e.Epoch - 1})
+	// From here on what is said in the name of an epoch before is late: also a Drop.
+	r.Epoch, r.Closed = e.Epoch, max(r.Closed, e.Epoch-1)
+	return append(actions, Action{Do: Zero, Region: r.Number}), nil
 }
 
 func (s *State) make(e Host) ([]Action, error) {
@@ -218,6 +230,9 @@ func (s *State) make(e Host) ([]Action, error) {
 		Number: e.Region, UUID: e.UUID, Cluster: e.Cluster, Bytes: e.Bytes,
 		Persistent: s.Limits.Persistent, Phase: Making, Busy: true,
 	})
+	if e.Zero {
+		s.Regions[i].Epoch = e.Epoch
+	}
 	s.HostedSize += e.Bytes
 	return []Action{{Do: Make, Region: e.Region}}, nil
 }
@@ -236,13 +251,14 @@ func (s *State) open(e Open) ([]Action, error) {
 		return nil, nil
 	}
 	// Invariant: Closed < Epoch. Earlier epochs end here.
-	r.Epoch, r.Closed = e.Epoch, e.Epoch-1
+	actions := r.stop()
+	r.Epoch, r.Closed, r.served = e.Epoch, e.Epoch-1, e.Epoch
 	r.Busy, r.opening, r.Phase = true, true, Closed
-	return []Action{
-		{Do: Cut, Region: r.Number, Epoch: r.Closed},
-		{Do: Mark, Region: r.Number, Epoch: r.Epoch},
-		{Do: Serve, Region: r.Number, Epoch: r.Epoch},
-	}, nil
+	return append(actions,
+		Action{Do: Cut, Region: r.Number, Epoch: r.Closed},
+		Action{Do: Mark, Region: r.Number, Epoch: r.Epoch},
+		Action{Do: Serve, Region: r.Number, Epoch: r.Epoch},
+	), nil
 }
 
 func (s *State) close(e Close) ([]Action, error) {
@@ -255,7 +271,7 @@ func (s *State) close(e Close) ([]Action, error) {
 	case r.Phase == Opened && r.Epoch > e.Epoch:
 		return nil, nil // late: it goes on under a later epoch
 	}
-	actions := []Action{{Do: Cut, Region: r.Number, Epoch: max(e.Epoch, r.Closed)}}
+	actions := append(r.stop(), Action{Do: Cut, Region: r.Number, Epoch: max(e.Epoch, r.Closed)})
 	r.Closed = max(r.Closed, e.Epoch)
 	if r.Epoch < r.Closed {
 		r.Epoch = r.Closed
@@ -275,8 +291,9 @@ func (s *State) drop(e Drop) ([]Action, error) {
 	case e.Epoch < r.Epoch:
 		return nil, errorf(Stale, "region %d: dropping what was epoch %d, the node has heard of %d", r.Number, e.Epoch, r.Epoch)
 	}
+	actions := r.stop()
 	r.Busy, r.leaving, r.Phase = true, true, Closed
-	return []Action{{Do: Cut, Region: r.Number, Epoch: r.Epoch}, {Do: Free, Region: r.Number}}, nil
+	return append(actions, Action{Do: Cut, Region: r.Number, Epoch: r.Epoch}, Action{Do: Free, Region: r.Number}), nil
 }
 
 func (s *State) fence(e Fence) ([]Action, error) {

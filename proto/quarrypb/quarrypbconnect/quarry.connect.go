@@ -76,6 +76,16 @@ const (
 	// ControllerNodeHeartbeatProcedure is the fully-qualified name of the Controller's NodeHeartbeat
 	// RPC.
 	ControllerNodeHeartbeatProcedure = "/quarry.v1.Controller/NodeHeartbeat"
+	// ControllerAddNodeProcedure is the fully-qualified name of the Controller's AddNode RPC.
+	ControllerAddNodeProcedure = "/quarry.v1.Controller/AddNode"
+	// ControllerDrainNodeProcedure is the fully-qualified name of the Controller's DrainNode RPC.
+	ControllerDrainNodeProcedure = "/quarry.v1.Controller/DrainNode"
+	// ControllerRemoveNodeProcedure is the fully-qualified name of the Controller's RemoveNode RPC.
+	ControllerRemoveNodeProcedure = "/quarry.v1.Controller/RemoveNode"
+	// ControllerMoveRegionProcedure is the fully-qualified name of the Controller's MoveRegion RPC.
+	ControllerMoveRegionProcedure = "/quarry.v1.Controller/MoveRegion"
+	// ControllerRebalanceProcedure is the fully-qualified name of the Controller's Rebalance RPC.
+	ControllerRebalanceProcedure = "/quarry.v1.Controller/Rebalance"
 	// ControllerStatusProcedure is the fully-qualified name of the Controller's Status RPC.
 	ControllerStatusProcedure = "/quarry.v1.Controller/Status"
 	// AgentHostRegionProcedure is the fully-qualified name of the Agent's HostRegion RPC.
@@ -88,6 +98,8 @@ const (
 	AgentDropRegionProcedure = "/quarry.v1.Agent/DropRegion"
 	// AgentFenceProcedure is the fully-qualified name of the Agent's Fence RPC.
 	AgentFenceProcedure = "/quarry.v1.Agent/Fence"
+	// AgentWorkProcedure is the fully-qualified name of the Agent's Work RPC.
+	AgentWorkProcedure = "/quarry.v1.Agent/Work"
 	// AgentPingProcedure is the fully-qualified name of the Agent's Ping RPC.
 	AgentPingProcedure = "/quarry.v1.Agent/Ping"
 )
@@ -120,6 +132,13 @@ type ControllerClient interface {
 	// Storage nodes.
 	RegisterNode(context.Context, *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error)
 	NodeHeartbeat(context.Context, *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error)
+	// Node and region administration. What a call decides is in the table when it returns;
+	// the moving of data goes on behind it, and shows in Status.
+	AddNode(context.Context, *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error)
+	DrainNode(context.Context, *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error)
+	RemoveNode(context.Context, *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error)
+	MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error)
+	Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
 }
 
@@ -230,6 +249,36 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("NodeHeartbeat")),
 			connect.WithClientOptions(opts...),
 		),
+		addNode: connect.NewClient[quarrypb.AddNodeRequest, quarrypb.Node](
+			httpClient,
+			baseURL+ControllerAddNodeProcedure,
+			connect.WithSchema(controllerMethods.ByName("AddNode")),
+			connect.WithClientOptions(opts...),
+		),
+		drainNode: connect.NewClient[quarrypb.DrainNodeRequest, quarrypb.DrainNodeResponse](
+			httpClient,
+			baseURL+ControllerDrainNodeProcedure,
+			connect.WithSchema(controllerMethods.ByName("DrainNode")),
+			connect.WithClientOptions(opts...),
+		),
+		removeNode: connect.NewClient[quarrypb.RemoveNodeRequest, quarrypb.Node](
+			httpClient,
+			baseURL+ControllerRemoveNodeProcedure,
+			connect.WithSchema(controllerMethods.ByName("RemoveNode")),
+			connect.WithClientOptions(opts...),
+		),
+		moveRegion: connect.NewClient[quarrypb.MoveRegionRequest, quarrypb.Region](
+			httpClient,
+			baseURL+ControllerMoveRegionProcedure,
+			connect.WithSchema(controllerMethods.ByName("MoveRegion")),
+			connect.WithClientOptions(opts...),
+		),
+		rebalance: connect.NewClient[quarrypb.RebalanceRequest, quarrypb.RebalanceResponse](
+			httpClient,
+			baseURL+ControllerRebalanceProcedure,
+			connect.WithSchema(controllerMethods.ByName("Rebalance")),
+			connect.WithClientOptions(opts...),
+		),
 		status: connect.NewClient[quarrypb.StatusRequest, quarrypb.StatusResponse](
 			httpClient,
 			baseURL+ControllerStatusProcedure,
@@ -257,6 +306,11 @@ type controllerClient struct {
 	listNames     *connect.Client[quarrypb.ListNamesRequest, quarrypb.ListNamesResponse]
 	registerNode  *connect.Client[quarrypb.RegisterNodeRequest, quarrypb.RegisterNodeResponse]
 	nodeHeartbeat *connect.Client[quarrypb.NodeHeartbeatRequest, quarrypb.NodeHeartbeatResponse]
+	addNode       *connect.Client[quarrypb.AddNodeRequest, quarrypb.Node]
+	drainNode     *connect.Client[quarrypb.DrainNodeRequest, quarrypb.DrainNodeResponse]
+	removeNode    *connect.Client[quarrypb.RemoveNodeRequest, quarrypb.Node]
+	moveRegion    *connect.Client[quarrypb.MoveRegionRequest, quarrypb.Region]
+	rebalance     *connect.Client[quarrypb.RebalanceRequest, quarrypb.RebalanceResponse]
 	status        *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
 }
 
@@ -340,6 +394,31 @@ func (c *controllerClient) NodeHeartbeat(ctx context.Context, req *connect.Reque
 	return c.nodeHeartbeat.CallUnary(ctx, req)
 }
 
+// AddNode calls quarry.v1.Controller.AddNode.
+func (c *controllerClient) AddNode(ctx context.Context, req *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error) {
+	return c.addNode.CallUnary(ctx, req)
+}
+
+// DrainNode calls quarry.v1.Controller.DrainNode.
+func (c *controllerClient) DrainNode(ctx context.Context, req *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error) {
+	return c.drainNode.CallUnary(ctx, req)
+}
+
+// RemoveNode calls quarry.v1.Controller.RemoveNode.
+func (c *controllerClient) RemoveNode(ctx context.Context, req *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error) {
+	return c.removeNode.CallUnary(ctx, req)
+}
+
+// MoveRegion calls quarry.v1.Controller.MoveRegion.
+func (c *controllerClient) MoveRegion(ctx context.Context, req *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error) {
+	return c.moveRegion.CallUnary(ctx, req)
+}
+
+// Rebalance calls quarry.v1.Controller.Rebalance.
+func (c *controllerClient) Rebalance(ctx context.Context, req *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error) {
+	return c.rebalance.CallUnary(ctx, req)
+}
+
 // Status calls quarry.v1.Controller.Status.
 func (c *controllerClient) Status(ctx context.Context, req *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
 	return c.status.CallUnary(ctx, req)
@@ -373,6 +452,13 @@ type ControllerHandler interface {
 	// Storage nodes.
 	RegisterNode(context.Context, *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error)
 	NodeHeartbeat(context.Context, *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error)
+	// Node and region administration. What a call decides is in the table when it returns;
+	// the moving of data goes on behind it, and shows in Status.
+	AddNode(context.Context, *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error)
+	DrainNode(context.Context, *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error)
+	RemoveNode(context.Context, *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error)
+	MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error)
+	Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
 }
 
@@ -479,6 +565,36 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("NodeHeartbeat")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerAddNodeHandler := connect.NewUnaryHandler(
+		ControllerAddNodeProcedure,
+		svc.AddNode,
+		connect.WithSchema(controllerMethods.ByName("AddNode")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerDrainNodeHandler := connect.NewUnaryHandler(
+		ControllerDrainNodeProcedure,
+		svc.DrainNode,
+		connect.WithSchema(controllerMethods.ByName("DrainNode")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerRemoveNodeHandler := connect.NewUnaryHandler(
+		ControllerRemoveNodeProcedure,
+		svc.RemoveNode,
+		connect.WithSchema(controllerMethods.ByName("RemoveNode")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerMoveRegionHandler := connect.NewUnaryHandler(
+		ControllerMoveRegionProcedure,
+		svc.MoveRegion,
+		connect.WithSchema(controllerMethods.ByName("MoveRegion")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerRebalanceHandler := connect.NewUnaryHandler(
+		ControllerRebalanceProcedure,
+		svc.Rebalance,
+		connect.WithSchema(controllerMethods.ByName("Rebalance")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerStatusHandler := connect.NewUnaryHandler(
 		ControllerStatusProcedure,
 		svc.Status,
@@ -519,6 +635,16 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerRegisterNodeHandler.ServeHTTP(w, r)
 		case ControllerNodeHeartbeatProcedure:
 			controllerNodeHeartbeatHandler.ServeHTTP(w, r)
+		case ControllerAddNodeProcedure:
+			controllerAddNodeHandler.ServeHTTP(w, r)
+		case ControllerDrainNodeProcedure:
+			controllerDrainNodeHandler.ServeHTTP(w, r)
+		case ControllerRemoveNodeProcedure:
+			controllerRemoveNodeHandler.ServeHTTP(w, r)
+		case ControllerMoveRegionProcedure:
+			controllerMoveRegionHandler.ServeHTTP(w, r)
+		case ControllerRebalanceProcedure:
+			controllerRebalanceHandler.ServeHTTP(w, r)
 		case ControllerStatusProcedure:
 			controllerStatusHandler.ServeHTTP(w, r)
 		default:
@@ -594,6 +720,26 @@ func (UnimplementedControllerHandler) NodeHeartbeat(context.Context, *connect.Re
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.NodeHeartbeat is not implemented"))
 }
 
+func (UnimplementedControllerHandler) AddNode(context.Context, *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.AddNode is not implemented"))
+}
+
+func (UnimplementedControllerHandler) DrainNode(context.Context, *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.DrainNode is not implemented"))
+}
+
+func (UnimplementedControllerHandler) RemoveNode(context.Context, *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RemoveNode is not implemented"))
+}
+
+func (UnimplementedControllerHandler) MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.MoveRegion is not implemented"))
+}
+
+func (UnimplementedControllerHandler) Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.Rebalance is not implemented"))
+}
+
 func (UnimplementedControllerHandler) Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.Status is not implemented"))
 }
@@ -612,6 +758,9 @@ type AgentClient interface {
 	// Fence ends sessions: when it returns, no verb of theirs changes a byte here,
 	// and none will be admitted again.
 	Fence(context.Context, *connect.Request[quarrypb.FenceRequest]) (*connect.Response[quarrypb.FenceResponse], error)
+	// Work runs a program over a region that is open under an epoch: it begins it, or
+	// joins the one that runs, and answers when it is done or the wait is over.
+	Work(context.Context, *connect.Request[quarrypb.WorkRequest]) (*connect.Response[quarrypb.WorkResponse], error)
 	Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error)
 }
 
@@ -656,6 +805,12 @@ func NewAgentClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(agentMethods.ByName("Fence")),
 			connect.WithClientOptions(opts...),
 		),
+		work: connect.NewClient[quarrypb.WorkRequest, quarrypb.WorkResponse](
+			httpClient,
+			baseURL+AgentWorkProcedure,
+			connect.WithSchema(agentMethods.ByName("Work")),
+			connect.WithClientOptions(opts...),
+		),
 		ping: connect.NewClient[quarrypb.PingRequest, quarrypb.PingResponse](
 			httpClient,
 			baseURL+AgentPingProcedure,
@@ -672,6 +827,7 @@ type agentClient struct {
 	closeRegion *connect.Client[quarrypb.CloseRegionRequest, quarrypb.CloseRegionResponse]
 	dropRegion  *connect.Client[quarrypb.DropRegionRequest, quarrypb.DropRegionResponse]
 	fence       *connect.Client[quarrypb.FenceRequest, quarrypb.FenceResponse]
+	work        *connect.Client[quarrypb.WorkRequest, quarrypb.WorkResponse]
 	ping        *connect.Client[quarrypb.PingRequest, quarrypb.PingResponse]
 }
 
@@ -700,6 +856,11 @@ func (c *agentClient) Fence(ctx context.Context, req *connect.Request[quarrypb.F
 	return c.fence.CallUnary(ctx, req)
 }
 
+// Work calls quarry.v1.Agent.Work.
+func (c *agentClient) Work(ctx context.Context, req *connect.Request[quarrypb.WorkRequest]) (*connect.Response[quarrypb.WorkResponse], error) {
+	return c.work.CallUnary(ctx, req)
+}
+
 // Ping calls quarry.v1.Agent.Ping.
 func (c *agentClient) Ping(ctx context.Context, req *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {
 	return c.ping.CallUnary(ctx, req)
@@ -719,6 +880,9 @@ type AgentHandler interface {
 	// Fence ends sessions: when it returns, no verb of theirs changes a byte here,
 	// and none will be admitted again.
 	Fence(context.Context, *connect.Request[quarrypb.FenceRequest]) (*connect.Response[quarrypb.FenceResponse], error)
+	// Work runs a program over a region that is open under an epoch: it begins it, or
+	// joins the one that runs, and answers when it is done or the wait is over.
+	Work(context.Context, *connect.Request[quarrypb.WorkRequest]) (*connect.Response[quarrypb.WorkResponse], error)
 	Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error)
 }
 
@@ -759,6 +923,12 @@ func NewAgentHandler(svc AgentHandler, opts ...connect.HandlerOption) (string, h
 		connect.WithSchema(agentMethods.ByName("Fence")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentWorkHandler := connect.NewUnaryHandler(
+		AgentWorkProcedure,
+		svc.Work,
+		connect.WithSchema(agentMethods.ByName("Work")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentPingHandler := connect.NewUnaryHandler(
 		AgentPingProcedure,
 		svc.Ping,
@@ -777,6 +947,8 @@ func NewAgentHandler(svc AgentHandler, opts ...connect.HandlerOption) (string, h
 			agentDropRegionHandler.ServeHTTP(w, r)
 		case AgentFenceProcedure:
 			agentFenceHandler.ServeHTTP(w, r)
+		case AgentWorkProcedure:
+			agentWorkHandler.ServeHTTP(w, r)
 		case AgentPingProcedure:
 			agentPingHandler.ServeHTTP(w, r)
 		default:
@@ -806,6 +978,10 @@ func (UnimplementedAgentHandler) DropRegion(context.Context, *connect.Request[qu
 
 func (UnimplementedAgentHandler) Fence(context.Context, *connect.Request[quarrypb.FenceRequest]) (*connect.Response[quarrypb.FenceResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Agent.Fence is not implemented"))
+}
+
+func (UnimplementedAgentHandler) Work(context.Context, *connect.Request[quarrypb.WorkRequest]) (*connect.Response[quarrypb.WorkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Agent.Work is not implemented"))
 }
 
 func (UnimplementedAgentHandler) Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {

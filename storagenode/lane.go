@@ -1,0 +1,270 @@
+package storagenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/shm"
+	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/storagenode/state"
+)
+
+// workLane is the slab.Port of one lane of a program: a connection to each replica,
+// in one epoch. Whatever ends the epoch ends the lane.
+type workLane struct {
+	w       *work
+	number  uint32
+	slab    *slab.Lane
+	region  slab.Region
+	targets [slab.MaxReplicas]rdma.Target
+	conns   []rdma.Conn
+
+	sequence uint64
+	waited   time.Duration // for the slab in hand
+	asked    time.Duration
+	fault    error // the session was given up
+	// began is the reclaim epoch by whose block headers the lane works.
+	began atomic.Uint64
+}
+
+// run takes one block after the other until there is none.
+func (l *workLane) run() error {
+	w := l.w
+	if err := l.open(); err != nil {
+		return err
+	}
+	l.region.Headers = slab.NewHeaders(w.geo.Blocks)
+	for {
+		b := w.next.Add(1) - 1
+		if b >= w.geo.Blocks {
+			return nil
+		}
+		if err := context.Cause(w.ctx); err != nil {
+			return err
+		}
+		if w.session != nil {
+			l.began.Store(w.session.reclaim.Load())
+		}
+		if err := l.block(b); err != nil {
+			return errors.Join(err, l.fault)
+		}
+		w.done.Add(1)
+		w.pace()
+	}
+}
+
+func (l *workLane) block(b uint32) (err error) {
+	w := l.w
+	switch w.kind {
+	case state.Reconcile:
+		var st slab.Reconciled
+		err = l.slab.ReconcileBlock(&l.region, b, &st)
+		w.bytes.Add(uint64(st.Blocks) * proto.BlockBytes)
+	case state.Copy:
+		var st slab.Copied
+		err = l.slab.CopyBlock(&l.region, b, &st)
+		w.bytes.Add(uint64(st.Bytes))
+	case state.Scrub:
+		var st slab.Scrubbed
+		err = l.slab.ScrubBlock(&l.region, b, func(id uint32) bool { return w.dead[id] }, &st)
+		if st.Slabs > 0 {
+			w.bytes.Add(proto.BlockBytes)
+		}
+	default:
+		err = fmt.Errorf("no program for %v", w.kind)
+	}
+	return err
+}
+
+// open connects to every replica: to that life of its node which the controller means.
+func (l *workLane) open() error {
+	w := l.w
+	r := &l.region
+	r.ID, r.Epoch, r.Seed, r.Geometry, r.Durable = w.req.Region, w.req.Epoch, proto.RegionSeed([16]byte(w.req.Uuid)), w.geo, w.req.Durable
+	for i, p := range w.req.Peers {
+		ctx, cancel := context.WithTimeout(w.ctx, roundTimeout)
+		conn, win, err := l.dial(ctx, i)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("replica on node %d: %w", p.Node, err)
+		}
+		l.conns = append(l.conns, conn)
+		l.targets[i] = rdma.Target{Conn: conn, Window: win}
+		r.To[i], r.Rebuilding[i] = &l.targets[i], p.Rebuilding
+		r.N++
+	}
+	return nil
+}
+
+// dial connects to a replica: in this process where it is its own node's.
+func (l *workLane) dial(ctx context.Context, i int) (rdma.Conn, rdma.Window, error) {
+	w, p := l.w, l.w.req.Peers[i]
+	ways := []func() (rdma.Conn, error){
+		func() (rdma.Conn, error) { return tcp.Dialer{}.Dial(ctx, p.Address, &w.ticket, l.number) },
+	}
+	if w.n.is(p.Node, p.Incarnation) {
+		ways = append([]func() (rdma.Conn, error){func() (rdma.Conn, error) {
+			own := shm.NewInproc()
+			own.Add("self", w.n.access)
+			return own.Dial(ctx, "self", &w.ticket, l.number)
+		}}, ways...)
+	}
+	var errs []error
+	for _, way := range ways {
+		conn, err := way()
+		if err == nil {
+			if err = sameLife(conn, p.Node, p.Incarnation); err == nil {
+				var win rdma.Window
+				if win, err = conn.Open(ctx, l.region.ID, l.region.Epoch); err == nil {
+					if win.Bytes == w.geo.RegionBytes {
+						return conn, win, nil
+					}
+					err = fmt.Errorf("%d bytes, want %d", win.Bytes, w.geo.RegionBytes)
+				}
+			}
+			conn.Close()
+		}
+		errs = append(errs, err)
+	}
+	return nil, rdma.Window{}, errors.Join(errs...)
+}
+
+func (n *Node) is(node uint32, incarnation uint64) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.state.Node == node && n.incarnation == incarnation
+}
+
+// errOtherLife: the node has restarted, its memory is not what the controller knows.
+var errOtherLife = errors.New("another life of the node answers")
+
+func sameLife(c rdma.Conn, node uint32, incarnation uint64) error {
+	p, ok := c.(rdma.Peer)
+	if !ok {
+		return fmt.Errorf("provider %s does not tell who answers", c.Provider())
+	}
+	if n, life := p.Peer(); n != node || life != incarnation {
+		return fmt.Errorf("%w: node %d in life %d, want node %d in life %d", errOtherLife, n, life, node, incarnation)
+	}
+	return nil
+}
+
+func (l *workLane) close() {
+	for _, c := range l.conns {
+		c.Close()
+	}
+}
+
+// Do performs a round.
+func (l *workLane) Do(r *rdma.Round) {
+	r.Deadline = clock.In(roundTimeout)
+	rdma.Do(r)
+}
+
+// Region is the region of the program, in its one epoch.
+func (l *workLane) Region(id uint32) (*slab.Region, error) {
+	if err := context.Cause(l.w.ctx); err != nil {
+		return nil, err
+	}
+	if id != l.region.ID {
+		return nil, fmt.Errorf("%w: %d", slab.ErrNoRegion, id)
+	}
+	return &l.region, nil
+}
+
+// Settle ends the program where it was refused, for then its epoch is over; a peer
+// that does not answer is asked until it does, or leaves with the epoch.
+func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
+	for i := range r.Len() {
+		c := r.At(i)
+		if c.Err == nil {
+			continue
+		}
+		if errors.Is(c.Err, rdma.ErrRefused) {
+			return fmt.Errorf("region %d epoch %d: %w", l.region.ID, l.region.Epoch, c.Err)
+		}
+		k := 0
+		for k < len(l.conns) && l.conns[k] != c.To.Conn {
+			k++
+		}
+		if k == len(l.conns) {
+			return fmt.Errorf("a chain without a replica: %w", c.Err)
+		}
+		for {
+			ctx, cancel := context.WithTimeout(l.w.ctx, roundTimeout)
+			err := c.To.Conn.Reset(ctx)
+			cancel()
+			if err == nil {
+				if err = sameLife(c.To.Conn, l.w.req.Peers[k].Node, l.w.req.Peers[k].Incarnation); err != nil {
+					return err
+				}
+				break
+			}
+			if errors.Is(err, rdma.ErrRefused) {
+				return err
+			}
+			select {
+			case <-time.After(resetEvery):
+			case <-l.w.ctx.Done():
+				return context.Cause(l.w.ctx)
+			}
+		}
+		c.Err = nil
+	}
+	return nil
+}
+
+// Pause backs off. A program has no deadline but the end of its epoch.
+func (l *workLane) Pause(attempt int) error {
+	if attempt <= 1 {
+		l.waited, l.asked = 0, 0
+	}
+	most := min(pauseLongest, 20*time.Microsecond<<min(attempt, 16))
+	d := time.Duration(rand.Int64N(int64(most)))
+	l.waited += d
+	select {
+	case <-time.After(d):
+		return nil
+	case <-l.w.ctx.Done():
+		return context.Cause(l.w.ctx)
+	}
+}
+
+// HolderFenced knows the dead of a scrub, and asks about others when waiting has taken long.
+func (l *workLane) HolderFenced(holder uint32, _ int) bool {
+	if l.w.dead[holder] {
+		return true
+	}
+	if l.w.session == nil || l.waited-l.asked < askHolder {
+		return false
+	}
+	l.asked = l.waited
+	return l.w.session.certified(l.w.ctx, holder)
+}
+
+func (l *workLane) LeaseValid() bool { return l.w.ctx.Err() == nil }
+
+// Reservation is session, lane and a number never used before on it.
+func (l *workLane) Reservation() proto.R {
+	l.sequence++
+	return proto.MakeR(l.w.ticket.Session, uint64(l.number)<<(proto.SequenceBits-8)|l.sequence)
+}
+
+// EndSession gives the program up: fence and scrub settle what it has left.
+func (l *workLane) EndSession(reason error) {
+	l.fault = reason
+	if l.w.session != nil {
+		l.w.session.unsettled.Store(true)
+	}
+	l.w.cancel(reason)
+}
+
+func (l *workLane) Buffer(n int) ([]byte, error) { return l.w.arena.Alloc(n) }

@@ -1,0 +1,145 @@
+package storagenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// session is the leased identity of one program that reserves slabs: if this node
+// dies with it, the fence and the scrub of the session settle what it held.
+//
+// It acknowledges no table: it works in one epoch of one region, gives nobody
+// answers drawn from what it reads, and dies with the epoch's keys. It does
+// acknowledge reclaim epochs, once every lane has begun another block.
+type session struct {
+	n         *Node
+	ticket    rdma.Ticket
+	lease     time.Duration
+	reclaim   atomic.Uint64
+	unsettled atomic.Bool
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup
+
+	mu    sync.Mutex
+	lanes []*workLane
+}
+
+// openSession opens one; lost is called when the controllers do not know it any more.
+func (n *Node) openSession(ctx context.Context, name string, lost context.CancelCauseFunc) (*session, error) {
+	var res *quarrypb.OpenSessionResponse
+	for {
+		err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+			r, err := cl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{Name: name, Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, Agent: true}))
+			if err == nil {
+				res = r.Msg
+			}
+			return err
+		})
+		if err == nil {
+			break
+		}
+		if final(err) || ctx.Err() != nil {
+			return nil, fmt.Errorf("open a session: %w", err)
+		}
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	t := res.Ticket
+	if t == nil || len(t.Cluster) != 16 || len(t.Mark) != 32 || t.Session == 0 || t.Session > proto.MaxSession || res.LeaseMs == 0 {
+		return nil, errors.New("open a session: the controller's answer has no valid ticket")
+	}
+	s := &session{n: n, lease: time.Duration(res.LeaseMs) * time.Millisecond}
+	s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
+	s.reclaim.Store(res.Table.GetReclaimEpoch())
+	// Its own context: the lease is kept until the lanes have stopped.
+	bctx, cancel := context.WithCancel(n.ctx)
+	s.cancel = cancel
+	s.wg.Go(func() { s.beat(bctx, res.Table.GetRevision(), lost) })
+	return s, nil
+}
+
+// watch tells the session whose work its acknowledgements speak of.
+func (s *session) watch(lanes []*workLane) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range lanes {
+		l.began.Store(s.reclaim.Load())
+	}
+	s.lanes = lanes
+}
+
+func (s *session) beat(ctx context.Context, revision uint64, lost context.CancelCauseFunc) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.lease / 4):
+		}
+		s.mu.Lock()
+		reclaim := s.reclaim.Load()
+		for _, l := range s.lanes {
+			reclaim = min(reclaim, l.began.Load())
+		}
+		s.mu.Unlock()
+		var res *quarrypb.HeartbeatResponse
+		err := s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+			r, err := cl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim}))
+			if err == nil {
+				res = r.Msg
+			}
+			return err
+		})
+		switch {
+		case err == nil:
+			revision = max(revision, res.Table.GetRevision())
+			s.reclaim.Store(max(s.reclaim.Load(), res.ReclaimEpoch))
+		case final(err) || connect.CodeOf(err) == connect.CodeNotFound:
+			s.unsettled.Store(true)
+			lost(fmt.Errorf("the program's session is over: %w", err))
+			return
+		}
+	}
+}
+
+// certified says whether a session is fenced everywhere.
+func (s *session) certified(ctx context.Context, holder uint32) (fenced bool) {
+	_ = s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		r, err := cl.CertifyFence(ctx, connect.NewRequest(&quarrypb.CertifyFenceRequest{Serial: s.ticket.Serial, Session: holder, WaitMs: 200}))
+		fenced = err == nil && r.Msg.Fenced
+		return err
+	})
+	return fenced
+}
+
+// close ends the session: in good order where nothing of it is left, else by a fence.
+func (s *session) close(why error) {
+	s.cancel()
+	s.wg.Wait()
+	ctx, cancel := context.WithTimeout(s.n.ctx, time.Second)
+	defer cancel()
+	_ = s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		var err error
+		if s.unsettled.Load() {
+			r := connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: s.ticket.Session, Reason: fmt.Sprint(why)})
+			r.Header().Set(quarrypb.TokenHeader, s.n.cfg.Token)
+			_, err = cl.RevokeSession(ctx, r)
+		} else {
+			_, err = cl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}))
+		}
+		return err
+	})
+}

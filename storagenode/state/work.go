@@ -1,0 +1,67 @@
+package state
+
+// outcome of a program.
+type outcome uint8
+
+const (
+	idle outcome = iota
+	running
+	done
+	failed
+)
+
+// work is the last program of its kind over a region.
+type work struct {
+	id, epoch uint64
+	state     outcome
+}
+
+// work begins a program, or joins the one that is asked for again: calls come twice,
+// and a controller that has just begun to lead repeats those of the one before.
+func (s *State) work(e Work) ([]Action, error) {
+	r := s.Region(e.Region)
+	switch {
+	case e.Kind == 0 || e.Kind >= kinds:
+		return nil, errorf(Invalid, "region %d: unknown work %d", e.Region, e.Kind)
+	case r == nil:
+		return nil, errorf(NotHosted, "region %d is not on this node", e.Region)
+	case r.Busy:
+		return nil, busy(r)
+	case r.Phase != Opened || r.Epoch != e.Epoch:
+		return nil, errorf(Stale, "region %d: %v of epoch %d, the node has it %v at epoch %d", r.Number, e.Kind, e.Epoch, r.Phase, r.Epoch)
+	}
+	w := &r.works[e.Kind]
+	if w.id == e.ID && w.epoch == e.Epoch && (w.state == running || w.state == done) {
+		return nil, nil
+	}
+	*w = work{id: e.ID, epoch: e.Epoch, state: running}
+	return []Action{{Do: Begin, Region: r.Number, Epoch: e.Epoch, Kind: e.Kind, ID: e.ID}}, nil
+}
+
+func (s *State) workEnded(e WorkEnded) {
+	r := s.Region(e.Region)
+	if r == nil || e.Kind == 0 || e.Kind >= kinds {
+		return
+	}
+	w := &r.works[e.Kind]
+	if w.id != e.ID || w.epoch != e.Epoch || w.state != running {
+		return // another has taken its place
+	}
+	w.state = done
+	if e.Failed {
+		w.state = failed
+	}
+}
+
+// stop ends the programs over a region whose access changes.
+func (r *Region) stop() []Action {
+	stops := false
+	for k := range r.works {
+		stops = stops || r.works[k].state == running
+		r.works[k] = work{}
+	}
+	if !stops {
+		return nil
+	}
+	return []Action{{Do: Stop, Region: r.Number}}
+}

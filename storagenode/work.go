@@ -1,0 +1,250 @@
+package storagenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/storagenode/state"
+)
+
+// Lanes of a program: how many blocks are in hand at once, and so how many slabs.
+var workLanes = [...]int{state.Reconcile: 4, state.Copy: 8, state.Scrub: 2}
+
+const (
+	maxWorkWait  = 30 * time.Second
+	maxDead      = 1 << 12                // sessions of one scrub
+	laneArena    = 16 << 20               // address space; pages are taken when touched
+	resetEvery   = 20 * time.Millisecond  // while a peer does not answer
+	roundTimeout = time.Second            // of a program's round
+	agentSerial  = uint64(1) << 63        // controllers never number so many sessions
+	pauseLongest = 10 * time.Millisecond  // between two looks at a slab that somebody holds
+	askHolder    = 100 * time.Millisecond // of waiting, between two questions whether the holder is fenced
+)
+
+// workKey: one program of each kind over each region.
+type workKey struct {
+	region uint32
+	kind   state.Kind
+}
+
+// work is a program over a region, its lanes, and how far it has come.
+type work struct {
+	n      *Node
+	kind   state.Kind
+	req    *quarrypb.WorkRequest
+	geo    proto.Geometry
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	arena  *rdma.Arena
+	dead   map[uint32]bool
+	ticket rdma.Ticket
+	// session is the program's own at the controllers; a reconcile has none, for it
+	// reserves nothing and nobody else has a key.
+	session *session
+
+	began time.Time
+	next  atomic.Uint32 // block
+	done  atomic.Uint32
+	bytes atomic.Uint64
+	ended chan struct{}
+	err   error // good once ended is closed
+}
+
+// Work begins or joins a program and waits for it.
+func (a *agent) Work(ctx context.Context, r *connect.Request[quarrypb.WorkRequest]) (*connect.Response[quarrypb.WorkResponse], error) {
+	if err := checkWork(r.Msg); err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("node %s: %w", a.n.cfg.Name, err))
+	}
+	w, err := a.n.work(r.Msg)
+	var se *state.Error
+	switch {
+	case errors.As(err, &se):
+		return nil, connect.NewError(codes[se.Code], fmt.Errorf("node %s: %s", a.n.cfg.Name, se.Text))
+	case err != nil:
+		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s: %w", a.n.cfg.Name, err))
+	}
+	t := time.NewTimer(min(time.Duration(r.Msg.WaitMs)*time.Millisecond, maxWorkWait))
+	defer t.Stop()
+	res := &quarrypb.WorkResponse{Blocks: w.geo.Blocks}
+	select {
+	case <-w.ended:
+		if w.err != nil {
+			return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("node %s: %v of region %d: %w", a.n.cfg.Name, w.kind, r.Msg.Region, w.err))
+		}
+		res.Done = true
+	case <-t.C:
+	case <-ctx.Done():
+		return nil, connect.NewError(connect.CodeDeadlineExceeded, ctx.Err())
+	}
+	res.BlocksDone, res.Bytes = w.done.Load(), w.bytes.Load()
+	return connect.NewResponse(res), nil
+}
+
+func checkWork(m *quarrypb.WorkRequest) error {
+	switch {
+	case len(m.Peers) == 0 || len(m.Peers) > slab.MaxReplicas:
+		return fmt.Errorf("work over %d replicas: want 1 to %d", len(m.Peers), slab.MaxReplicas)
+	case m.Peers[0].GetRebuilding():
+		return errors.New("work with a primary that is being rebuilt")
+	case len(m.DeadSessions) > maxDead:
+		return fmt.Errorf("a scrub for %d sessions: want at most %d", len(m.DeadSessions), maxDead)
+	case len(m.Uuid) != 16:
+		return fmt.Errorf("uuid of %d bytes, want 16", len(m.Uuid))
+	}
+	return nil
+}
+
+// work steps the machine and begins the program where it says so.
+func (n *Node) work(m *quarrypb.WorkRequest) (*work, error) {
+	kind := state.Kind(m.Kind) // the same numbers
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.memories == nil {
+		return nil, errStopping
+	}
+	actions, err := n.state.Step(state.Work{Term: m.ControllerTerm, Region: m.Region, Epoch: m.Epoch, Kind: kind, ID: m.Id})
+	if err != nil {
+		return nil, err
+	}
+	key := workKey{m.Region, kind}
+	for _, a := range actions {
+		switch a.Do {
+		case state.Save:
+			err = n.folder.save(&n.state.Kept)
+		case state.Begin:
+			if err == nil {
+				err = n.begin(key, m)
+			}
+			if err != nil {
+				n.state.Step(state.WorkEnded{Region: m.Region, Epoch: m.Epoch, Kind: kind, ID: m.Id, Failed: true})
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if w := n.works[key]; w != nil {
+		return w, nil
+	}
+	return nil, errStopping
+}
+
+// begin starts a program. Preconditions: n.mu is held.
+func (n *Node) begin(key workKey, m *quarrypb.WorkRequest) error {
+	geo, err := proto.NewGeometry(n.state.Region(m.Region).Bytes)
+	if err != nil {
+		return err
+	}
+	w := &work{n: n, kind: key.kind, req: m, geo: geo, dead: map[uint32]bool{}, ended: make(chan struct{}), began: time.Now()}
+	for _, id := range m.DeadSessions {
+		w.dead[id] = true
+	}
+	if w.arena, err = rdma.NewArena(workLanes[key.kind] * laneArena); err != nil {
+		return err
+	}
+	w.ctx, w.cancel = context.WithCancelCause(n.ctx)
+	if old := n.works[key]; old != nil {
+		old.cancel(errReplaced)
+	}
+	n.works[key] = w
+	n.wg.Go(func() {
+		w.err = w.run()
+		w.cancel(nil)
+		w.arena.Close()
+		if w.err != nil {
+			n.cfg.Logger.Warn("storage node: work failed", "node", n.cfg.Name, "work", w.kind.String(), "region", m.Region, "epoch", m.Epoch, "error", w.err)
+		} else {
+			n.cfg.Logger.Debug("storage node: work done", "node", n.cfg.Name, "work", w.kind.String(), "region", m.Region, "epoch", m.Epoch, "bytes", w.bytes.Load(), "took", time.Since(w.began))
+		}
+		n.mu.Lock()
+		n.state.Step(state.WorkEnded{Region: m.Region, Epoch: m.Epoch, Kind: w.kind, ID: m.Id, Failed: w.err != nil})
+		n.mu.Unlock()
+		close(w.ended)
+	})
+	return nil
+}
+
+var errReplaced = errors.New("stopped: the region's access changes")
+
+// stopWorks tells the programs over a region to end.
+func (n *Node) stopWorks(region uint32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for key, w := range n.works {
+		if key.region == region {
+			w.cancel(errReplaced)
+			delete(n.works, key)
+		}
+	}
+}
+
+// run is the program: its lanes share the blocks.
+func (w *work) run() (err error) {
+	w.ticket = rdma.Ticket{Cluster: w.n.cluster(), Serial: agentSerial | uint64(w.req.Region), Rights: rdma.ReadWrite}
+	w.ticket.Sign([32]byte(w.n.ticketKey()))
+	if w.kind != state.Reconcile {
+		if w.session, err = w.n.openSession(w.ctx, fmt.Sprintf("%v of region %d by %s", w.kind, w.req.Region, w.n.cfg.Name), w.cancel); err != nil {
+			return err
+		}
+		w.ticket = w.session.ticket
+		defer func() { w.session.close(err) }()
+	}
+	lanes := make([]*workLane, workLanes[w.kind])
+	for i := range lanes {
+		l := &workLane{w: w, number: uint32(i)}
+		if l.slab, err = slab.NewLane(l); err != nil {
+			return err
+		}
+		lanes[i] = l
+	}
+	if w.session != nil {
+		w.session.watch(lanes)
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, len(lanes))
+	for i, l := range lanes {
+		wg.Go(func() {
+			defer l.close()
+			if errs[i] = l.run(); errs[i] != nil {
+				w.cancel(errs[i]) // one is enough
+			}
+		})
+	}
+	wg.Wait()
+	if cause := context.Cause(w.ctx); cause != nil {
+		return cause
+	}
+	return errors.Join(errs...)
+}
+
+// pace keeps a copy from taking all there is.
+func (w *work) pace() {
+	rate := w.req.BytesPerSecond
+	if rate == 0 {
+		return
+	}
+	ahead := time.Duration(float64(w.bytes.Load())/float64(rate)*float64(time.Second)) - time.Since(w.began)
+	if ahead <= 0 {
+		return
+	}
+	select {
+	case <-time.After(min(ahead, time.Second)):
+	case <-w.ctx.Done():
+	}
+}
+
+func (n *Node) cluster() [16]byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.state.Cluster
+}
