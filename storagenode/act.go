@@ -152,7 +152,7 @@ func (n *Node) zero(m *host.Memory, r state.Region) error {
 }
 
 func (n *Node) header(r *state.Region) *proto.RegionHeader {
-	return &proto.RegionHeader{Domain: proto.DomainCPU, UUID: r.UUID, Cluster: r.Cluster, RegionBytes: r.Bytes, Region: r.Number, Incarnation: n.incarnation, Epoch: r.Epoch}
+	return &proto.RegionHeader{Domain: n.domain, UUID: r.UUID, Cluster: r.Cluster, RegionBytes: r.Bytes, Region: r.Number, Incarnation: n.incarnation, Epoch: r.Epoch}
 }
 
 // mark writes the region's header.

@@ -38,6 +38,8 @@ type Config struct {
 	// Socket is the path of the shm fabric's socket; default in Dir or, without one,
 	// in the system's folder for temporary files. "none" serves no shm.
 	Socket string
+	// RDMA says whether and how the verbs fabric is served.
+	RDMA RDMA
 	// Token is the cluster's token, where it asks for one.
 	Token string
 	// TLS serves the agent port; ControllerTLS is for https controllers.

@@ -21,6 +21,8 @@ import (
 type folder struct {
 	dir  string
 	lock *os.File
+	// domain of the node: regions of another are not taken in.
+	domain proto.Domain
 }
 
 const (
@@ -91,7 +93,7 @@ func (d *folder) scan(ctx context.Context, kept state.Kept) (out []found, err er
 	headers := make([]proto.RegionHeader, len(paths))
 	byUUID := map[[16]byte]string{}
 	for i, p := range paths {
-		h, err := readHeader(p)
+		h, err := readHeader(p, d.domain)
 		if err != nil {
 			return nil, err
 		}
@@ -146,7 +148,7 @@ func openPatiently(ctx context.Context, path string, bytes uint64) (*host.Memory
 }
 
 // readHeader reads and checks the header of a region file.
-func readHeader(path string) (h proto.RegionHeader, err error) {
+func readHeader(path string, domain proto.Domain) (h proto.RegionHeader, err error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return h, fmt.Errorf("region file: %w", err)
@@ -171,8 +173,8 @@ func readHeader(path string) (h proto.RegionHeader, err error) {
 	if uint64(st.Size()) != h.RegionBytes {
 		return h, fmt.Errorf("region file %s has %d bytes, its header says %d: it is truncated or overlong; restore it or remove it", path, st.Size(), h.RegionBytes)
 	}
-	if h.Region == 0 || h.Domain != proto.DomainCPU {
-		return h, fmt.Errorf("region file %s holds region %d of the domain %v, this node serves the domain %v: move it to a node that does", path, h.Region, h.Domain, proto.DomainCPU)
+	if h.Region == 0 || h.Domain != domain {
+		return h, fmt.Errorf("region file %s holds region %d of the domain %v, this node serves the domain %v: move it to a node that does", path, h.Region, h.Domain, domain)
 	}
 	return h, nil
 }

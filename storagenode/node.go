@@ -24,6 +24,7 @@ import (
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/rdma/verbs"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
@@ -33,29 +34,34 @@ type Node struct {
 	folder      *folder
 	incarnation uint64
 	hostID      string
+	domain      proto.Domain // of all regions
+	device      verbs.Config
 
 	tcpListener net.Listener
 	tcpAddress  string // as others are told
 	shmListener *net.UnixListener
-	agent       *http.Server
-	agentURL    string
-	controllers *controllers
-	ctx         context.Context
-	cancel      context.CancelFunc
-	wg          sync.WaitGroup
-	failed      chan error
-	renew       chan struct{}
-	lost        bool // no controller answers; the heartbeat's own
-	calls       rpcstats.Calls
-	life        life
-	closing     sync.Once
-	closed      error
+	// Of a node with an adapter.
+	verbsListener net.Listener
+	verbsAddress  string
+	agent         *http.Server
+	agentURL      string
+	controllers   *controllers
+	ctx           context.Context
+	cancel        context.CancelFunc
+	wg            sync.WaitGroup
+	failed        chan error
+	renew         chan struct{}
+	lost          bool // no controller answers; the heartbeat's own
+	calls         rpcstats.Calls
+	life          life
+	closing       sync.Once
+	closed        error
 
 	mu       sync.Mutex // one step of the machine, and what it reads, at a time
 	state    *state.State
 	works    map[workKey]*work
 	memories map[uint32]*host.Memory // of every region of state that is made; nil once the node stops
-	access   *host.Access            // nil until a controller has answered
+	access   *access                 // nil until a controller has answered
 	key      []byte                  // the cluster's ticket key; nil until registered: nobody is obeyed
 	beatMs   uint32
 	tcp      *tcp.Server
@@ -84,6 +90,9 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 		return nil, fmt.Errorf("storage node %s: the id of this host: %w", cfg.Name, err)
 	}
 	n.hostID = strings.TrimSpace(string(id))
+	if err := n.chooseDomain(); err != nil {
+		return nil, err
+	}
 	if err := n.recall(ctx); err != nil {
 		return nil, err
 	}
@@ -108,6 +117,7 @@ func (n *Node) recall(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		d.domain = n.domain
 		n.folder = d
 		if kept, err = d.load(); err != nil {
 			return err
@@ -137,7 +147,10 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	if n.tcpAddress, err = n.cfg.advertised("fabric", n.tcpListener.Addr()); err != nil {
 		return err
 	}
-	if n.cfg.Socket != noSocket {
+	if err := n.listenVerbs(ctx); err != nil {
+		return err
+	}
+	if n.cfg.Socket != noSocket && n.domain == proto.DomainCPU {
 		if n.shmListener, err = shm.Listen(n.cfg.Socket); err != nil {
 			return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 		}
@@ -185,14 +198,15 @@ func (n *Node) serve(key []byte) {
 		return
 	}
 	n.key = key
-	n.tcp = tcp.NewServer(n.access, n.cfg.Logger)
+	n.serveVerbs()
+	n.tcp = tcp.NewServer(n.access.Access, n.cfg.Logger)
 	n.wg.Go(func() {
 		if err := n.tcp.Serve(n.tcpListener); err != nil && n.ctx.Err() == nil {
 			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 		}
 	})
 	if n.shmListener != nil {
-		n.shm = shm.NewServer(n.access, n.cfg.Logger)
+		n.shm = shm.NewServer(n.access.Access, n.cfg.Logger)
 		n.wg.Go(func() {
 			if err := n.shm.Serve(n.shmListener); err != nil && n.ctx.Err() == nil {
 				n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
@@ -210,8 +224,11 @@ func (n *Node) self() *quarrypb.Node {
 	defer n.mu.Unlock()
 	p := &quarrypb.Node{
 		Name: n.cfg.Name, FailureDomain: n.cfg.FailureDomain, Incarnation: n.incarnation, AgentUrl: n.agentURL,
-		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(proto.DomainCPU), Id: n.state.Node,
+		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(n.domain), Id: n.state.Node,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress}},
+	}
+	if n.verbsListener != nil {
+		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_VERBS, Address: n.verbsAddress})
 	}
 	if n.shmListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_SHM, Address: n.cfg.Socket, HostId: n.hostID})
@@ -256,6 +273,9 @@ func (n *Node) close() error {
 	if n.access != nil {
 		// First: it ends the lanes that the servers wait for.
 		errs = append(errs, n.access.Close(ctx))
+	}
+	if n.verbsListener != nil {
+		n.verbsListener.Close()
 	}
 	if n.tcp != nil {
 		n.tcp.Close()

@@ -14,7 +14,6 @@ import (
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
-	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
@@ -135,10 +134,18 @@ func (n *Node) registerOnce(ctx context.Context) error {
 	n.mu.Lock()
 	n.beatMs = res.HeartbeatMs
 	if n.key == nil { // not serving yet: an earlier answer may have been another cluster's
-		n.access = host.New([16]byte(res.Cluster), [32]byte(res.TicketKey), res.Id, n.incarnation, host.Limits{})
+		if n.access != nil {
+			err = n.access.Close(ctx)
+		}
+		if err == nil {
+			n.access, err = n.admit([16]byte(res.Cluster), [32]byte(res.TicketKey), res.Id)
+		}
 	}
 	other := n.key != nil && !bytes.Equal(n.key, res.TicketKey)
 	n.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	if other {
 		return &state.Error{Code: state.Stranger, Text: "the controller has another ticket key than the one this node serves under: restart the node"}
 	}

@@ -22,6 +22,7 @@ type Stats struct {
 	Incarnation   uint64               `json:"incarnation"`
 	TCP           string               `json:"tcp"`
 	Socket        string               `json:"socket,omitempty"`
+	Verbs         string               `json:"verbs,omitempty"`
 	Agent         string               `json:"agent"`
 	CapacityBytes uint64               `json:"capacity_bytes"`
 	HostedBytes   uint64               `json:"hosted_bytes"`
@@ -29,6 +30,7 @@ type Stats struct {
 	Regions       []host.RegionStatus  `json:"regions"`
 	Sessions      []host.SessionStatus `json:"sessions"`
 	Counters      host.Counters        `json:"counters"`
+	Lanes         map[string]int       `json:"lanes"` // by provider
 	// Registrations so far, and whether no controller answers just now.
 	Registrations uint64          `json:"registrations"`
 	Cut           bool            `json:"no_controller"`
@@ -39,7 +41,7 @@ type Stats struct {
 
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
-	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
+	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
 		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.life.registrations.Load(), Cut: n.life.cut.Load(), Calls: n.calls.Snapshot(), FileSystem: n.fileSystem()}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket
@@ -49,6 +51,7 @@ func (n *Node) Stats() Stats {
 	s.ID, s.HostedBytes = n.state.Node, n.state.HostedSize
 	if n.access != nil {
 		s.Regions, s.Sessions, s.Counters = n.access.Regions(), n.access.Sessions(), n.access.Counters()
+		s.Lanes = n.access.lanes()
 	}
 	return s
 }

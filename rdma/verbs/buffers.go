@@ -6,6 +6,7 @@ package verbs
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -96,6 +97,32 @@ func (b *buffers) pin(start, end uint64, cached *span) bool {
 		return true
 	}
 	return false
+}
+
+// forget deregisters the pieces of memory given to add. Lanes that hold one of them
+// cached must not be given buffers in it any more.
+func (b *buffers) forget(mem []byte) error {
+	start := addressOf(mem)
+	end := start + uint64(len(mem))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ranges = slices.DeleteFunc(b.ranges, func(s span) bool { return s.start >= start && s.end <= end })
+	old := b.pieces.Load()
+	if old == nil {
+		return nil
+	}
+	var errs []error
+	var keep []span
+	for _, p := range *old {
+		if p.start < start || p.end > end {
+			keep = append(keep, p)
+			continue
+		}
+		errs = append(errs, problem("deregistering buffers", C.q_deregister(p.mr)))
+		b.registered.Add(-uint64(len(p.mem)))
+	}
+	b.pieces.Store(&keep)
+	return errors.Join(errs...)
 }
 
 func (b *buffers) close() error {

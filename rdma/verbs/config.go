@@ -2,7 +2,10 @@ package verbs
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -12,12 +15,37 @@ var ErrNotBuilt = errors.New("built without RDMA: build with CGO_ENABLED=1 and -
 // ErrDevice: no RDMA device can be used; the error says which and why.
 var ErrDevice = errors.New("no usable RDMA device")
 
+// ErrNone: this host has no RDMA device at all. It wraps ErrDevice.
+var ErrNone = fmt.Errorf("%w: this host has none", ErrDevice)
+
 // Config chooses a device. The zero Config takes the best one there is.
 type Config struct {
 	Device string        // name, "" any
 	Port   int           // 0 any
 	GID    netip.Addr    // the port's address, zero: by score
 	Spin   time.Duration // how long a wait polls before it sleeps; 100 us
+}
+
+// ParseConfig reads the form DEVICE[/PORT][@ADDRESS], such as mlx5_0, mlx5_0/2,
+// mlx5_0/1@10.0.0.7 or @fd00::7. Empty is the best device there is.
+func ParseConfig(s string) (c Config, err error) {
+	rest, address, given := strings.Cut(s, "@")
+	if given {
+		if c.GID, err = netip.ParseAddr(address); err != nil {
+			return c, fmt.Errorf("RDMA device %q: address %q: want an IPv4 or IPv6 address of one of its ports", s, address)
+		}
+	}
+	var port string
+	c.Device, port, given = strings.Cut(rest, "/")
+	if given {
+		if c.Port, err = strconv.Atoi(port); err != nil || c.Port < 1 || c.Port > 255 {
+			return c, fmt.Errorf("RDMA device %q: port %q: want a number from 1", s, port)
+		}
+	}
+	if strings.ContainsAny(c.Device, " \t\n") {
+		return c, fmt.Errorf("RDMA device %q: want DEVICE[/PORT][@ADDRESS], such as mlx5_0/1@10.0.0.7", s)
+	}
+	return c, nil
 }
 
 const defaultSpin = 100 * time.Microsecond

@@ -56,7 +56,7 @@ func openDevice(c Config, near netip.Addr) (*device, error) {
 	var count C.int
 	list := C.ibv_get_device_list(&count)
 	if list == nil {
-		return nil, fmt.Errorf("%w: this kernel has no RDMA (load ib_uverbs, or give the container /dev/infiniband)", ErrDevice)
+		return nil, fmt.Errorf("%w, and its kernel has no RDMA (load ib_uverbs, or give the container /dev/infiniband)", ErrNone)
 	}
 	defer C.ibv_free_device_list(list)
 	best, chosen := candidate{score: -1}, -1
@@ -84,7 +84,7 @@ func openDevice(c Config, near netip.Addr) (*device, error) {
 		case c.Device != "":
 			return nil, fmt.Errorf("%w: there is no device %q (see ibv_devices)", ErrDevice, c.Device)
 		}
-		return nil, fmt.Errorf("%w: this host has none (see ibv_devices; in a container, pass /dev/infiniband)", ErrDevice)
+		return nil, fmt.Errorf("%w (see ibv_devices; in a container, pass /dev/infiniband)", ErrNone)
 	}
 	ctx := C.q_open(devices[chosen])
 	if ctx == nil {
@@ -205,6 +205,25 @@ func (d *device) connect(qp *C.struct_ibv_qp, own, peer endpoint) error {
 		return fmt.Errorf("%s cannot reach %v: %w: check that both ends have addresses of one kind", d.caps.Device, netip.AddrFrom16(gid).Unmap(), unix.Errno(e))
 	}
 	return problem("starting a queue pair on "+d.caps.Device, C.q_rts(qp, C.uint32_t(own.psn), reads))
+}
+
+// Probe says whether a device can be used, and can serve memory of this kind.
+func Probe(c Config, mem []byte) (Caps, error) {
+	d, err := openDevice(c, netip.Addr{})
+	if err != nil {
+		return Caps{}, err
+	}
+	pd := C.q_pd(d.ctx)
+	if pd == nil {
+		return d.caps, errors.Join(fmt.Errorf("%w: %s has no protection domain left", ErrDevice, d.caps.Device), d.close())
+	}
+	if len(mem) > 0 {
+		var mr *C.struct_ibv_mr
+		if mr, err = register(pd, mem, 0, regionAccess); err == nil {
+			err = problem("deregistering the probe", C.q_deregister(mr))
+		}
+	}
+	return d.caps, errors.Join(err, problem("freeing a protection domain", C.q_free_pd(pd)), d.close())
 }
 
 // Devices lists every address of every usable device, and why others are not.

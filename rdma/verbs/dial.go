@@ -59,6 +59,10 @@ func (d *Dialer) Stats() Stats {
 // buffers: verbs then use it without a copy. It must stay mapped until Close.
 func (d *Dialer) Register(mem []byte) error { return d.buffers.add(mem) }
 
+// Forget takes back what Register has made known.
+// Preconditions: no verb uses the memory.
+func (d *Dialer) Forget(mem []byte) error { return d.buffers.forget(mem) }
+
 // Dial connects a lane to the node whose verbs server listens at host:port.
 func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
 	c := &conn{dialer: d, addr: addr, hello: host.Hello{Ticket: *t, Lane: lane}}

@@ -147,9 +147,11 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64) (key uint64, rkey u
 	return r.windowKey(l.ticket.Serial), uint32(mr.rkey), uint64(len(r.memory.Bytes())), r.memory.Persistent(), nil
 }
 
+// regionAccess is what queue pairs may be allowed; those of read-only sessions are not.
+const regionAccess = C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
+
 // register hands the region to the adapter, addressed from 0, under a new key.
 func (r *region) register(d *domain) (*C.struct_ibv_mr, error) {
-	const access = C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
 	var used []*C.struct_ibv_mr
 	defer func() {
 		for _, mr := range used {
@@ -157,7 +159,7 @@ func (r *region) register(d *domain) (*C.struct_ibv_mr, error) {
 		}
 	}()
 	for {
-		mr, err := register(d.pd, r.memory.Bytes(), 0, access)
+		mr, err := register(d.pd, r.memory.Bytes(), 0, regionAccess)
 		if err != nil {
 			return nil, fmt.Errorf("region %d: %w", r.number, err)
 		}

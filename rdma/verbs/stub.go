@@ -27,6 +27,7 @@ func (*Dialer) Dial(context.Context, string, *rdma.Ticket, uint32) (rdma.Conn, e
 
 func (*Dialer) Provider() string      { return "verbs" }
 func (*Dialer) Register([]byte) error { return ErrNotBuilt }
+func (*Dialer) Forget([]byte) error   { return nil }
 func (*Dialer) Caps() Caps            { return Caps{} }
 func (*Dialer) Stats() Stats          { return Stats{} }
 func (*Dialer) Close() error          { return nil }
@@ -44,8 +45,18 @@ func (*Server) OpenRegion(context.Context, uint32, uint64, *host.Memory) error {
 func (*Server) CloseRegion(context.Context, uint32, uint64) error              { return ErrNotBuilt }
 func (*Server) Fence(context.Context, ...uint64) error                         { return ErrNotBuilt }
 func (*Server) Settle(context.Context, uint64, []uint64) error                 { return ErrNotBuilt }
+func (*Server) Sessions() []host.SessionStatus                                 { return nil }
+func (*Server) NewLoop() (*Loop, error)                                        { return nil, ErrNotBuilt }
 func (*Server) Caps() Caps                                                     { return Caps{} }
 func (*Server) Close(context.Context) error                                    { return nil }
+
+// Loop is not in this build.
+type Loop struct{ host.Loop }
+
+func (*Loop) Close() error { return nil }
+
+// Probe answers with ErrNotBuilt.
+func Probe(Config, []byte) (Caps, error) { return Caps{}, ErrNotBuilt }
 
 // Devices lists nothing.
 func Devices() ([]Caps, error) { return nil, ErrNotBuilt }

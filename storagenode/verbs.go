@@ -1,0 +1,240 @@
+package storagenode
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/verbs"
+)
+
+// Ways in which a node serves its memory.
+const (
+	FabricAuto  = "auto"  // verbs if there is a device that can, else tcp and shm
+	FabricVerbs = "verbs" // verbs, or the node does not start; tcp goes through the adapter
+	FabricTCP   = "tcp"   // tcp and shm
+)
+
+// RDMA says how a node serves the verbs fabric. The zero RDMA is FabricAuto.
+type RDMA struct {
+	Fabric string
+	// Listen is the address that verbs clients exchange queue pairs at; default any
+	// port of the host part of Config.Listen.
+	Listen string
+	// Device is as verbs.ParseConfig takes it, "" the best there is.
+	Device string
+}
+
+// access is what every provider of the node serves: given and taken away together.
+type access struct {
+	*host.Access               // tcp and shm; on a node with an adapter, tcp through it
+	verbs        *verbs.Server // nil without an adapter
+	loop         *verbs.Loop
+}
+
+// chooseDomain decides by what the node's words are made atomic, before anything
+// is hosted: by its adapter, if it serves verbs, else by its processors.
+func (n *Node) chooseDomain() error {
+	n.domain = proto.DomainCPU
+	switch n.cfg.RDMA.Fabric {
+	case "", FabricAuto, FabricVerbs:
+	case FabricTCP:
+		return nil
+	default:
+		return fmt.Errorf("storage node %s: fabric %q: want auto, verbs or tcp", n.cfg.Name, n.cfg.RDMA.Fabric)
+	}
+	c, err := verbs.ParseConfig(n.cfg.RDMA.Device)
+	if err != nil {
+		return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+	}
+	caps, err := n.probe(c)
+	switch {
+	case err == nil:
+		n.domain, n.device = proto.DomainAdapter, c
+		n.cfg.Logger.Info("storage node: serving RDMA", "node", n.cfg.Name, "device", caps.Device, "port", caps.Port, "address", caps.GID, "mtu", caps.MTU, "atomics", caps.Atomics)
+		n.warnMemlock()
+		return nil
+	case n.cfg.RDMA.Fabric == FabricVerbs:
+		return fmt.Errorf("storage node %s: RDMA is required: %w", n.cfg.Name, err)
+	}
+	// Hosts without adapters are the ordinary case, those with one that cannot be used are not.
+	level := slog.LevelWarn
+	if errors.Is(err, verbs.ErrNotBuilt) || errors.Is(err, verbs.ErrNone) {
+		level = slog.LevelDebug
+	}
+	n.cfg.Logger.Log(context.Background(), level, "storage node: serving tcp and shm, not RDMA", "node", n.cfg.Name, "reason", err)
+	return nil
+}
+
+// probe asks the device whether it can serve memory of the kind that regions have.
+func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
+	if !verbs.Built {
+		return verbs.Caps{}, verbs.ErrNotBuilt
+	}
+	var m *host.Memory
+	var err error
+	if n.cfg.Dir == "" {
+		m, err = host.NewMemory("probe", probeBytes)
+	} else {
+		if err := os.MkdirAll(n.cfg.Dir, 0o700); err != nil {
+			return verbs.Caps{}, err
+		}
+		path := filepath.Join(n.cfg.Dir, fmt.Sprintf("probe-%d", os.Getpid()))
+		m, err = host.OpenMemory(path, probeBytes, true)
+		defer os.Remove(path)
+	}
+	if err != nil {
+		return verbs.Caps{}, err
+	}
+	defer m.Close()
+	return verbs.Probe(c, m.Bytes())
+}
+
+// probeBytes is enough to meet a limit of locked memory that is too low for anything.
+const probeBytes = proto.MinRegionBytes
+
+// warnMemlock says how much of the capacity cannot be used.
+func (n *Node) warnMemlock() {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil || l.Cur >= n.cfg.CapacityBytes || os.Geteuid() == 0 {
+		return
+	}
+	n.cfg.Logger.Warn("storage node: locked memory is limited to less than the capacity: regions beyond it will not open (ulimit -l, LimitMEMLOCK=infinity, or CAP_IPC_LOCK)",
+		"node", n.cfg.Name, "limit", l.Cur, "capacity", n.cfg.CapacityBytes)
+}
+
+// listenVerbs opens the port at which queue pairs are exchanged.
+func (n *Node) listenVerbs(ctx context.Context) (err error) {
+	if n.domain != proto.DomainAdapter {
+		return nil
+	}
+	at := n.cfg.RDMA.Listen
+	if at == "" {
+		name, _, err := net.SplitHostPort(n.cfg.Listen)
+		if err != nil {
+			return fmt.Errorf("storage node %s: fabric: %w", n.cfg.Name, err)
+		}
+		at = net.JoinHostPort(name, "0")
+	}
+	var lc net.ListenConfig
+	if n.verbsListener, err = lc.Listen(ctx, "tcp", at); err != nil {
+		return fmt.Errorf("storage node %s: verbs: %w", n.cfg.Name, err)
+	}
+	n.verbsAddress, err = n.cfg.advertised("verbs", n.verbsListener.Addr())
+	return err
+}
+
+// admit makes the access control of the node as a controller has named it.
+func (n *Node) admit(cluster [16]byte, key [32]byte, id uint32) (*access, error) {
+	a := &access{Access: host.New(cluster, key, id, n.incarnation, host.Limits{})}
+	if n.domain != proto.DomainAdapter {
+		return a, nil
+	}
+	var err error
+	if a.verbs, err = verbs.NewServer(cluster, key, id, n.incarnation, host.Limits{}, n.device, n.cfg.Logger); err != nil {
+		return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+	}
+	if a.loop, err = a.verbs.NewLoop(); err != nil {
+		return nil, errors.Join(fmt.Errorf("storage node %s: own way through the adapter: %w", n.cfg.Name, err), a.verbs.Close(n.ctx))
+	}
+	a.Through(a.loop)
+	return a, nil
+}
+
+// serveVerbs accepts verbs clients.
+func (n *Node) serveVerbs() {
+	if n.verbsListener == nil {
+		return
+	}
+	server := n.access.verbs
+	n.wg.Go(func() {
+		if err := server.Serve(n.verbsListener); err != nil && n.ctx.Err() == nil {
+			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+		}
+	})
+}
+
+// OpenRegion serves memory under an epoch on every provider.
+func (a *access) OpenRegion(ctx context.Context, region uint32, epoch uint64, m *host.Memory) error {
+	if a.verbs != nil {
+		// First: the others go through it.
+		if err := a.verbs.OpenRegion(ctx, region, epoch, m); err != nil {
+			return err
+		}
+	}
+	return a.Access.OpenRegion(ctx, region, epoch, m)
+}
+
+// CloseRegion ends access up to an epoch on every provider.
+func (a *access) CloseRegion(ctx context.Context, region uint32, epoch uint64) error {
+	err := a.Access.CloseRegion(ctx, region, epoch)
+	if a.verbs != nil {
+		err = errors.Join(err, a.verbs.CloseRegion(ctx, region, epoch))
+	}
+	return err
+}
+
+// Fence ends sessions on every provider.
+func (a *access) Fence(ctx context.Context, serials ...uint64) error {
+	err := a.Access.Fence(ctx, serials...)
+	if a.verbs != nil {
+		err = errors.Join(err, a.verbs.Fence(ctx, serials...))
+	}
+	return err
+}
+
+// Settle ends the sessions that are not named on every provider.
+func (a *access) Settle(ctx context.Context, next uint64, live []uint64) error {
+	err := a.Access.Settle(ctx, next, live)
+	if a.verbs != nil {
+		err = errors.Join(err, a.verbs.Settle(ctx, next, live))
+	}
+	return err
+}
+
+// Close ends all access. Lanes that go through the adapter end first.
+func (a *access) Close(ctx context.Context) error {
+	err := a.Access.Close(ctx)
+	if a.verbs != nil {
+		err = errors.Join(err, a.loop.Close(), a.verbs.Close(ctx))
+	}
+	return err
+}
+
+// Sessions is who has lanes here, on whichever provider, by serial.
+func (a *access) Sessions() []host.SessionStatus {
+	all := a.Access.Sessions()
+	if a.verbs == nil {
+		return all
+	}
+	for _, v := range a.verbs.Sessions() {
+		i, known := slices.BinarySearchFunc(all, v.Serial, func(s host.SessionStatus, serial uint64) int { return cmp.Compare(s.Serial, serial) })
+		if known {
+			all[i].Providers["verbs"] += v.Providers["verbs"]
+		} else {
+			all = slices.Insert(all, i, v)
+		}
+	}
+	return all
+}
+
+// lanes counts the lanes by provider.
+func (a *access) lanes() map[string]int {
+	sum := map[string]int{}
+	for _, s := range a.Sessions() {
+		for p, k := range s.Providers {
+			sum[p] += k
+		}
+	}
+	return sum
+}
