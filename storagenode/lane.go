@@ -113,7 +113,7 @@ func (l *workLane) dial(ctx context.Context, i int) (rdma.Conn, rdma.Window, err
 	if w.n.is(p.Node, p.Incarnation) {
 		ways = append([]func() (rdma.Conn, error){func() (rdma.Conn, error) {
 			own := shm.NewInproc()
-			own.Add("self", w.n.access)
+			own.Add("self", w.n.access.Access)
 			return own.Dial(ctx, "self", &w.ticket, l.number)
 		}}, ways...)
 	}
