@@ -14,5 +14,8 @@ const (
 	bugFencesUnchecked                   // leaves are taken as they come
 	bugSplitUnchecked                    // a split commits over what others have changed
 	bugScanFollowsLinks                  // a scan goes on at the right link of what it read, whatever is there
+	bugLayerUnmarked                     // the entry of an empty layer goes without the layer being marked dead
+	bugDeadWritten                       // writers do not look whether their layer is dead
+	bugVersionsAgain                     // versions in a new layer do not go on where the last one ended
 	bugCount
 )

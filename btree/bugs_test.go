@@ -13,7 +13,8 @@ import (
 )
 
 var bugNames = map[bugID]string{bugParentFirst: "parent first", bugLeftFirst: "left first", bugAbsorbUnchecked: "absorb unchecked", bugNoFreeze: "no freeze",
-	bugFrozenRead: "frozen read", bugThawUnchecked: "thaw unchecked", bugFencesUnchecked: "fences unchecked", bugSplitUnchecked: "split unchecked", bugScanFollowsLinks: "scan follows links"}
+	bugFrozenRead: "frozen read", bugThawUnchecked: "thaw unchecked", bugFencesUnchecked: "fences unchecked", bugSplitUnchecked: "split unchecked", bugScanFollowsLinks: "scan follows links",
+	bugLayerUnmarked: "layer unmarked", bugDeadWritten: "dead written", bugVersionsAgain: "versions again"}
 
 // failed collects a test's failure in place of reporting it.
 type failed struct {
@@ -52,7 +53,7 @@ func TestEveryDeliberateBugIsFound(t *testing.T) {
 						}
 						done <- msg
 					}()
-					sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10}
+					sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10, layers: b >= bugLayerUnmarked}
 					if seed%2 == 1 {
 						sc.killOne, sc.clients = 600, 5
 					}
@@ -60,6 +61,9 @@ func TestEveryDeliberateBugIsFound(t *testing.T) {
 					if b == bugFrozenRead && seed == 0 {
 						// Rare by chance: between the commit of L and the freeing of R.
 						mergeMatrix(f)
+					}
+					if b == bugVersionsAgain {
+						versionsRise(f)
 					}
 					o := play(f, sc)
 					require.Equal(f, porcupine.Ok, porcupine.CheckOperationsTimeout(register, o.history, 20*time.Second))

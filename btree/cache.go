@@ -1,6 +1,8 @@
 package btree
 
 import (
+	"bytes"
+	"encoding/binary"
 	"sync/atomic"
 
 	"github.com/quarrystore/quarry/proto"
@@ -25,8 +27,60 @@ type Cache struct {
 
 // newCache makes a cache for nodes of so many bytes of payload; 0 bytes keep nothing.
 func newCache(bytes, room int) *Cache {
-	n := bytes / (room + 256)
-	return &Cache{slots: make([]atomic.Pointer[page], n/cacheWays*cacheWays), node: room}
+	// Beside the payload: its heads, and what Go needs.
+	each := room + room/minInner*8 + 256
+	return &Cache{slots: make([]atomic.Pointer[page], bytes/each/cacheWays*cacheWays), node: each}
+}
+
+// minInner is the least that an entry of an inner node takes: offset, length, Ref.
+const minInner = 2 + 1 + proto.RefBytes
+
+// head is the beginning of a key as a number of the same order.
+func head(key []byte) uint64 {
+	if len(key) >= 8 {
+		return binary.BigEndian.Uint64(key)
+	}
+	var h uint64
+	for i, c := range key {
+		h |= uint64(c) << (56 - 8*i)
+	}
+	return h
+}
+
+// childOf is the entry that a descent follows, and its child. In a cached node it
+// compares numbers, keys only where these are equal.
+// Preconditions: place(pr) == 0, level > 0.
+func (pg *page) childOf(pr probe) (i int, child proto.Ref, ok bool) {
+	switch {
+	case pg.heads == nil || pr.end:
+		if i, ok = pg.childFor(pr); !ok {
+			return i, child, false
+		}
+	default:
+		key := pr.key[pg.prefix:]
+		want := head(key)
+		lo, hi := 1, len(pg.heads)
+		for lo < hi {
+			mid := int(uint(lo+hi) >> 1)
+			below := pg.heads[mid] < want
+			if pg.heads[mid] == want {
+				s, _ := pg.suffix(mid)
+				c := bytes.Compare(s, key)
+				below = c < 0 || c == 0 && !pr.before
+			}
+			if below {
+				lo = mid + 1
+			} else {
+				hi = mid
+			}
+		}
+		i = lo - 1
+	}
+	if i < 0 {
+		return i, child, false
+	}
+	child, ok = pg.child(i)
+	return i, child, ok
 }
 
 func (c *Cache) set(ref proto.Ref) []atomic.Pointer[page] {
@@ -85,6 +139,11 @@ func (c *Cache) store(from *page) {
 	cp := &page{ref: from.ref, cached: true}
 	b := append(make([]byte, 0, len(from.raw)), from.raw...)
 	cp.view, _ = parse(b)
+	cp.heads = make([]uint64, cp.count)
+	for i := range cp.heads {
+		s, _ := cp.suffix(i)
+		cp.heads[i] = head(s)
+	}
 	set[at].Store(cp)
 }
 
@@ -108,11 +167,11 @@ type CacheStats struct {
 
 // Stats of the cache. Not for the hot path.
 func (c *Cache) Stats() CacheStats {
-	s := CacheStats{Hits: c.hits.Load(), Misses: c.miss.Load(), MaxBytes: len(c.slots) * (c.node + 256)}
+	s := CacheStats{Hits: c.hits.Load(), Misses: c.miss.Load(), MaxBytes: len(c.slots) * c.node}
 	for i := range c.slots {
 		if p := c.slots[i].Load(); p != nil {
 			s.Nodes++
-			s.Bytes += cap(p.raw) + 256
+			s.Bytes += cap(p.raw) + 8*cap(p.heads) + 256
 		}
 	}
 	return s

@@ -5,13 +5,14 @@ import (
 	"fmt"
 )
 
-// Report is what Check found. Missing, Dangling and Frozen are left by clients that
+// Report is what Check found. Missing, Dangling, Frozen and Dead are left by clients that
 // died half-way: the tree is right with them, and who passes mends them.
 type Report struct {
 	Levels     int   `json:"levels"`
 	Inner      int   `json:"inner_nodes"`
 	Leaves     int   `json:"leaves"`
 	Keys       int   `json:"keys"`
+	Layers     int   `json:"layers"` // of keys too long for a node; they count in all but Levels
 	External   int   `json:"external_values"`
 	UsedBytes  int64 `json:"used_bytes"`     // of node payloads
 	ValueBytes int64 `json:"external_bytes"` // of external values
@@ -19,6 +20,7 @@ type Report struct {
 	Missing    int   `json:"missing_entries"`
 	Dangling   int   `json:"dangling_entries"`
 	Frozen     int   `json:"frozen_nodes"`
+	Dead       int   `json:"dead_layers"`
 }
 
 // Check walks a tree that nobody writes to and proves that it is whole: nodes are
@@ -30,15 +32,26 @@ func Check(s Store, root Ref, reach func(ref Ref, tag uint32)) (Report, error) {
 	if reach == nil {
 		reach = func(Ref, uint32) {}
 	}
+	err := checkTree(s, root, TagRoot, &rep, reach)
+	return rep, err
+}
+
+// checkTree checks one layer and those below it.
+func checkTree(s Store, root Ref, tag uint32, rep *Report, reach func(Ref, uint32)) error {
 	pg, err := readChecked(s, root)
 	if err != nil {
-		return rep, err
+		return err
 	}
-	if len(pg.low) > 0 || pg.bounded() || pg.frozen() {
-		return rep, corrupt("root %v has fences %q %q, frozen %v", root, pg.low, pg.high, pg.frozen())
+	if len(pg.low) > 0 || pg.bounded() || pg.frozen() || pg.dead() && tag == TagRoot {
+		return corrupt("root %v has fences %q %q, frozen %v, dead %v", root, pg.low, pg.high, pg.frozen(), pg.dead())
 	}
-	rep.Levels, rep.NodeBytes = pg.level+1, pg.class.Bytes()
-	reach(root, TagRoot)
+	if pg.dead() {
+		rep.Dead++
+	}
+	if tag == TagRoot {
+		rep.Levels, rep.NodeBytes = pg.level+1, pg.class.Bytes()
+	}
+	reach(root, tag)
 	level := []*page{pg}
 	for {
 		for _, pg := range level {
@@ -48,17 +61,17 @@ func Check(s Store, root Ref, reach func(ref Ref, tag uint32)) (Report, error) {
 			}
 		}
 		if level[0].level == 0 {
-			rep.Leaves = len(level)
-			return rep, checkLeaves(s, level, &rep, reach)
+			rep.Leaves += len(level)
+			return checkLeaves(s, level, rep, reach)
 		}
 		rep.Inner += len(level)
 		first, _ := level[0].child(0)
 		below, err := chain(s, first, level[0].level-1, reach)
 		if err != nil {
-			return rep, err
+			return err
 		}
-		if err := checkEntries(s, level, below, &rep); err != nil {
-			return rep, err
+		if err := checkEntries(s, level, below, rep); err != nil {
+			return err
 		}
 		level = below
 	}
@@ -141,15 +154,27 @@ func checkEntries(s Store, above, below []*page, rep *Report) error {
 func checkLeaves(s Store, leaves []*page, rep *Report, reach func(Ref, uint32)) error {
 	for _, pg := range leaves {
 		rep.Keys += pg.count
+		most := limits(pg.class).InlineKeyBytes
 		for i := range pg.count {
 			e, _ := pg.leaf(i)
 			if e.version > pg.stamp {
 				return corrupt("leaf %v: entry %d has version %d, the leaf is at %d", pg.ref, i, e.version, pg.stamp)
 			}
+			if n := len(e.suffix) + pg.prefix; e.layer() != (n == most+1) || n > most+1 || e.layer() && !pg.layers() {
+				return corrupt("leaf %v: entry %d has a key of %d bytes, leads to a layer: %v", pg.ref, i, n, e.layer())
+			}
 			if !e.external {
 				continue
 			}
 			ref, n := e.outside()
+			if e.layer() {
+				rep.Keys--
+				rep.Layers++
+				if err := checkTree(s, ref, TagLayer, rep, reach); err != nil {
+					return fmt.Errorf("layer of leaf %v, entry %d: %w", pg.ref, i, err)
+				}
+				continue
+			}
 			b, err := s.Read(ref, nil)
 			if err != nil {
 				return fmt.Errorf("leaf %v: value of entry %d: %w", pg.ref, i, err)

@@ -22,18 +22,25 @@
 //	+40  frozen by Ref, its stamp:64         only with flag 2
 //	...  low fence | high fence | count offsets of 16 bits | entries in key order
 //
-//	leaf entry   | suffix bytes | value bytes << 1, external | version | suffix | value |
+//	leaf entry   | suffix bytes | suffix | value bytes << 1, external | version | value |
 //	inner entry  | suffix bytes | suffix | child Ref |
 //
-// Numbers in entries are varints. A node holds low <= key < high; without flag 1
-// it has no upper end. All its keys start with the prefix that its fences share,
-// and entries leave it out. The first entry of an inner node stands for the low
-// fence and has no suffix. An external value is the Ref of a write-once object
-// and its length as a varint. Level 0 is a leaf.
+// Flags: 1 bounded, 2 frozen, 4 the dead root of a layer, 8 a leaf that may have
+// entries of layers. Numbers in entries are varints. A node holds low <= key < high;
+// without flag 1 it has no upper end. All its keys start with the prefix that its
+// fences share, and entries leave it out. The first entry of an inner node stands for
+// the low fence and has no suffix. An external value is the Ref of a write-once object
+// and its length as a varint; of length 0 it is the Ref of a layer. Level 0 is a leaf.
 //
 // The stamp rises with every commit of the node; a new right node starts at the
 // stamp of the left one, an absorbed one hands over the larger. So an entry's
 // version, the stamp of its commit, is never given to the same key twice.
+//
+// # Long keys
+//
+// A node has room for four entries with keys of Limits.InlineKeyBytes (299 bytes in
+// nodes of 4 KiB). A longer key is cut: its first bytes lead to a layer, a tree for
+// the rests of all keys that begin so. See layer.go.
 //
 // # Invariants
 //

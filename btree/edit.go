@@ -25,6 +25,7 @@ type node struct {
 	right   proto.Ref
 	by      proto.Ref // zero: not frozen
 	at      uint64
+	dead    bool
 	low     []byte
 	high    []byte // nil: no upper end
 	entries []entry
@@ -33,7 +34,7 @@ type node struct {
 // node takes v apart. The copy owns its keys; values alias v.
 // Preconditions: v is valid.
 func (v *view) node() *node {
-	n := &node{level: v.level, class: v.class, stamp: v.stamp, right: v.right, by: v.by, at: v.at,
+	n := &node{level: v.level, class: v.class, stamp: v.stamp, right: v.right, by: v.by, at: v.at, dead: v.dead(),
 		low: bytes.Clone(v.low), entries: make([]entry, v.count)}
 	if v.bounded() {
 		n.high = bytes.Clone(v.high)
@@ -144,6 +145,14 @@ func appendHead(b []byte, n *node, prefix int) []byte {
 	if !n.by.IsZero() {
 		flags |= flagFrozen
 	}
+	if n.dead {
+		flags |= flagDead
+	}
+	for i := range n.entries {
+		if e := &n.entries[i]; e.external && e.value[len(e.value)-1] == 0 {
+			flags |= flagLayers
+		}
+	}
 	b = append(b, nodeFormat, byte(n.level), byte(n.class), flags)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.entries)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.low)))
@@ -165,22 +174,24 @@ func appendLeaf(b, suffix, value []byte, external bool, version uint64) []byte {
 		m |= 1
 	}
 	b = binary.AppendUvarint(b, uint64(len(suffix)))
+	b = append(b, suffix...)
 	b = binary.AppendUvarint(b, m)
 	b = binary.AppendUvarint(b, version)
-	return append(append(b, suffix...), value...)
+	return append(b, value...)
 }
 
 // splice writes to b a copy of a leaf in which the entries [i, j) are replaced by
-// enc, one encoded entry or none, with the next stamp.
+// enc, one encoded entry or none, with a new stamp and more flags.
 // Preconditions: v is a valid leaf; not frozen.
-func (v *view) splice(b []byte, i, j int, enc []byte) []byte {
+func (v *view) splice(b []byte, i, j int, enc []byte, stamp uint64, flags uint8) []byte {
 	count := v.count - (j - i)
 	if len(enc) > 0 {
 		count++
 	}
 	b = append(b[:0], v.raw[:v.slots]...)
 	binary.LittleEndian.PutUint16(b[4:], uint16(count))
-	proto.PutWord(b, 8, v.stamp+1)
+	b[3] |= flags
+	proto.PutWord(b, 8, stamp)
 	body := v.slots + 2*v.count
 	off := func(k int) int {
 		if k == v.count {

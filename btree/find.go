@@ -15,6 +15,7 @@ var (
 // mending is something found wanting on the way, to be put right afterwards: a
 // child that its parent does not name, or one that it names and that is freed.
 type mending struct {
+	root  Ref // of the layer
 	level int // of the child
 	sep   []byte
 	child Ref
@@ -118,9 +119,8 @@ func (p *Program) descend(pr probe, level int, fresh bool) (*page, error) {
 		if want == level {
 			return pg, nil
 		}
-		i, ok := pg.childFor(pr)
-		child, ok2 := pg.child(max(i, 0))
-		if !ok || !ok2 {
+		i, child, ok := pg.childOf(pr)
+		if !ok {
 			return nil, corrupt("%v: entry %d", pg.ref, i)
 		}
 		ref, parent, slot, want = child, pg, i, want-1
@@ -138,7 +138,7 @@ func (p *Program) later(m mending) {
 	if p.readOnly || len(p.mend) >= 8 {
 		return
 	}
-	m.sep = append([]byte(nil), m.sep...)
+	m.root, m.sep = p.root, append([]byte(nil), m.sep...)
 	p.mend = append(p.mend, m)
 }
 

@@ -20,10 +20,11 @@ type stage struct {
 	root Ref
 	want map[string]string
 	sh   *Shared
+	key  func(i int) []byte
 }
 
 func newStage(t testing.TB, build func(s *stage, p *Program)) *stage {
-	s := &stage{t: t, w: &world{memory: newMemory(), rng: rand.New(rand.NewPCG(1, 1))}, want: map[string]string{}}
+	s := &stage{t: t, w: &world{memory: newMemory(), rng: rand.New(rand.NewPCG(1, 1))}, want: map[string]string{}, key: key4}
 	s.st = s.w.store(t)
 	sh, err := Make(s.st, Config{NodeBytes: 1 << 10})
 	require.NoError(t, err)
@@ -34,7 +35,7 @@ func newStage(t testing.TB, build func(s *stage, p *Program)) *stage {
 }
 
 func (s *stage) put(p *Program, i int, v string) {
-	k := string(key4(i))
+	k := string(s.key(i))
 	v = fmt.Sprintf("%-60s", v)
 	_, err := p.Put([]byte(k), []byte(v), Cond{})
 	require.NoError(s.t, err)
@@ -42,8 +43,8 @@ func (s *stage) put(p *Program, i int, v string) {
 }
 
 func (s *stage) remove(p *Program, i int) {
-	require.NoError(s.t, p.Delete(key4(i), Cond{}))
-	delete(s.want, string(key4(i)))
+	require.NoError(s.t, p.Delete(s.key(i), Cond{}))
+	delete(s.want, string(s.key(i)))
 }
 
 // client is a process with a cache of its own, warmed by reading every key.
@@ -310,4 +311,37 @@ func mergeMatrix(t testing.TB) int {
 		}
 		require.NotZero(t, p.stats.merges.Load())
 	}, gone...)
+}
+
+// TestLayersDieAnywhere: a layer is made, filled, emptied and given up, and the client
+// dies at each step of it. What is left over is an empty layer at worst, or an object
+// that nobody names.
+func TestLayersDieAnywhere(t *testing.T) {
+	build := func(n int) func(s *stage, p *Program) {
+		return func(s *stage, p *Program) {
+			s.key = long
+			for i := range n {
+				s.put(p, i, "old")
+			}
+		}
+	}
+	made := []string{string(long(18)), string(long(19))}
+	steps := crashMatrix(t, build(18), func(s *stage, p *Program) {
+		s.put(p, 18, "first of a layer")
+		s.put(p, 19, "second")
+		require.NotZero(t, p.stats.layers.Load())
+	}, made...)
+	t.Logf("making a layer: killed at each of %d steps", steps)
+	var gone []string
+	for i := 6; i < 12; i++ {
+		gone = append(gone, string(long(i)))
+	}
+	steps = crashMatrix(t, build(24), func(s *stage, p *Program) {
+		for i := 6; i < 12; i++ {
+			s.remove(p, i)
+		}
+		rep := checkWhole(t, s.w.memory, s.st, s.sh, false)
+		require.Equal(t, 1, rep.Layers)
+	}, gone...)
+	t.Logf("giving one up: killed at each of %d steps", steps)
 }

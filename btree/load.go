@@ -30,44 +30,56 @@ var (
 func (p *Program) Load(next func() (key, value []byte, ok bool)) (n int, err error) {
 	p.begin()
 	defer p.end()
-	root, err := p.read(p.root)
-	if err != nil {
+	in := &input{p: p, next: next}
+	if err := in.advance(); err != nil {
 		return 0, err
 	}
-	if root.level != 0 || root.count != 0 {
-		return 0, ErrNotEmpty
+	if err := p.load(in, nil); err != nil {
+		return 0, err
 	}
-	b := &builder{p: p, stamp: root.stamp + 1}
-	var last []byte
-	for err == nil {
-		key, value, ok := next()
-		if !ok {
-			break
-		}
-		if err = p.checkKey(key); err == nil && n > 0 && bytes.Compare(last, key) >= 0 {
-			err = fmt.Errorf("%w: %q after %q", ErrOrder, key, last)
-		}
-		if err == nil && len(value) > MaxValueBytes {
-			err = fmt.Errorf("%w: %q has %d bytes, at most %d", ErrTooLarge, key, len(value), MaxValueBytes)
-		}
-		if err != nil {
-			break
-		}
-		last = append(last[:0], key...)
-		e := entry{key: bytes.Clone(key), version: b.stamp}
-		if e.external = p.outOfLine(key, value); e.external {
-			ref, aerr := p.store.Alloc(value, TagValue, 0, true)
-			if err = aerr; err != nil {
-				break
-			}
-			b.made = append(b.made, ref)
-			e.value, _ = ref.AppendBinary(nil)
-			e.value = binary.AppendUvarint(e.value, uint64(len(value)))
-		} else {
-			e.value = bytes.Clone(value)
-		}
-		n++
-		err = b.add(0, e)
+	return in.read - 1, nil
+}
+
+// input is what Load reads, one entry ahead.
+type input struct {
+	p          *Program
+	next       func() (key, value []byte, ok bool)
+	key, value []byte // good until advance
+	ok         bool
+	last       []byte
+	read       int
+}
+
+func (in *input) advance() error {
+	in.read++
+	if in.key, in.value, in.ok = in.next(); !in.ok {
+		return nil
+	}
+	if err := in.p.checkKey(in.key); err != nil {
+		return fmt.Errorf("entry %d: %w", in.read, err)
+	}
+	if in.read > 1 && bytes.Compare(in.last, in.key) >= 0 {
+		return fmt.Errorf("%w: entry %d: %q after %q", ErrOrder, in.read, in.key, in.last)
+	}
+	if len(in.value) > MaxValueBytes {
+		return fmt.Errorf("%w: entry %d: %q has %d bytes, at most %d", ErrTooLarge, in.read, in.key, len(in.value), MaxValueBytes)
+	}
+	in.last = append(in.last[:0], in.key...)
+	return nil
+}
+
+// load fills the layer in hand with the entries that have a prefix.
+func (p *Program) load(in *input, prefix []byte) error {
+	root, err := p.read(p.root)
+	if err != nil {
+		return err
+	}
+	if root.level != 0 || root.count != 0 || root.dead() {
+		return ErrNotEmpty
+	}
+	b := &builder{p: p, stamp: max(root.stamp, p.floor) + 1}
+	for err == nil && in.ok && bytes.HasPrefix(in.key, prefix) {
+		err = b.take(in, len(prefix))
 	}
 	var top *node
 	if err == nil {
@@ -81,15 +93,62 @@ func (p *Program) Load(next func() (key, value []byte, ok bool)) (n int, err err
 	}
 	if err != nil {
 		if !unknown(err) {
-			for _, r := range b.made {
-				_ = p.store.Free(r)
-			}
+			b.undo()
 		}
-		return 0, err
+		return err
 	}
 	p.cache.drop(p.root)
 	p.cacheNode(p.root, top)
-	return n, nil
+	return nil
+}
+
+// take adds the next entry, or the next layer.
+func (b *builder) take(in *input, skip int) error {
+	p := b.p
+	key := in.key[skip:]
+	e := entry{version: b.stamp}
+	if p.isLayerKey(key) {
+		n := node{class: p.class}
+		ref, err := p.store.Alloc(n.encode(nil), TagLayer, p.limits.Room, false)
+		if err != nil {
+			return err
+		}
+		b.layers = append(b.layers, ref)
+		e.key, e.value, e.external = bytes.Clone(p.layerKey(key)), layerValue(ref), true
+		sub := p.below(ref)
+		sub.floor = b.stamp
+		if err := sub.load(in, bytes.Clone(in.key[:skip+p.limits.InlineKeyBytes])); err != nil {
+			return err
+		}
+		sub.giveBack()
+		return b.add(0, e)
+	}
+	e.key = bytes.Clone(key)
+	if e.external = p.outOfLine(key, in.value); e.external {
+		ref, err := p.store.Alloc(in.value, TagValue, 0, true)
+		if err != nil {
+			return err
+		}
+		b.made = append(b.made, ref)
+		e.value, _ = ref.AppendBinary(nil)
+		e.value = binary.AppendUvarint(e.value, uint64(len(in.value)))
+	} else {
+		e.value = bytes.Clone(in.value)
+	}
+	if err := b.add(0, e); err != nil {
+		return err
+	}
+	return in.advance()
+}
+
+// undo frees what has been made.
+func (b *builder) undo() {
+	for _, r := range b.layers {
+		_ = b.p.below(r).dropHere()
+	}
+	for _, r := range b.made {
+		_ = b.p.store.Free(r)
+	}
 }
 
 // builder makes the nodes of all levels as entries come in.
@@ -98,6 +157,7 @@ type builder struct {
 	stamp  uint64
 	levels []*building
 	made   []Ref
+	layers []Ref // roots
 }
 
 // building is one level: nodes complete but for their right link, and the one that
@@ -240,6 +300,11 @@ func (b *builder) finish() (*node, error) {
 // later; what they add meanwhile are orphans.
 func (p *Program) Drop() error {
 	p.begin()
+	return p.dropHere()
+}
+
+// dropHere frees the layer in hand and those below.
+func (p *Program) dropHere() error {
 	defer p.giveBack()
 	var firsts []Ref
 	pg, err := p.read(p.root)
@@ -287,7 +352,7 @@ func (p *Program) Drop() error {
 	return nil
 }
 
-// freeValues frees the external values of a leaf.
+// freeValues frees the external values and the layers of a leaf.
 func (p *Program) freeValues(pg *page) error {
 	if pg.level > 0 {
 		return nil
@@ -298,6 +363,12 @@ func (p *Program) freeValues(pg *page) error {
 	for i := range pg.count {
 		if e, _ := pg.leaf(i); e.external {
 			ref, _ := e.outside()
+			if e.layer() {
+				if err := p.below(ref).dropHere(); err != nil && !errors.Is(err, ErrNoTree) {
+					return err
+				}
+				continue
+			}
 			if err := p.store.Free(ref); err != nil && !freed(err) {
 				return err
 			}

@@ -23,6 +23,10 @@ func (p *Program) GetMany(keys [][]byte, fn func(i int, value []byte, version ui
 			fn(i, nil, 0, err)
 			continue
 		}
+		if len(k) > p.limits.InlineKeyBytes {
+			alone = append(alone, i)
+			continue
+		}
 		ref, err := p.leafOf(k)
 		p.giveBack()
 		if err != nil {
@@ -116,7 +120,7 @@ func (p *Program) PutMany(keys, values [][]byte) (errs []error) {
 func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int {
 	i := order[0]
 	small := func(i int) bool {
-		return p.checkKey(keys[i]) == nil && !p.outOfLine(keys[i], values[i])
+		return p.checkKey(keys[i]) == nil && len(keys[i]) <= p.limits.InlineKeyBytes && !p.outOfLine(keys[i], values[i])
 	}
 	n := 0
 	for n < len(order) && small(order[n]) {
@@ -140,7 +144,7 @@ func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int 
 		done, old = 0, old[:0]
 		w := &p.w
 		for _, k := range order[:n] {
-			*w = write{key: keys[k], value: values[k], enc: w.enc, out: spare, room: p.limits.Room}
+			*w = write{key: keys[k], name: keys[k], value: values[k], enc: w.enc, out: spare, room: p.limits.Room}
 			out, err := w.apply(b)
 			spare, w.out = w.out, b
 			if err != nil {

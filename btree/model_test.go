@@ -3,6 +3,7 @@ package btree
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +40,11 @@ func genKey(t *rapid.T, sh *Shared) []byte {
 		return b
 	case 1:
 		return rapid.SliceOfN(rapid.Byte(), 1, 12).Draw(t, "bytes")
+	case 2: // in layers, and just not: some share layers, some do not
+		b := bytes.Repeat([]byte("l"), sh.limits.InlineKeyBytes*rapid.IntRange(1, 3).Draw(t, "layers")+rapid.IntRange(0, 2).Draw(t, "more"))
+		b[0] = byte(rapid.IntRange('k', 'm').Draw(t, "first"))
+		b[len(b)-1] = byte(rapid.IntRange(0, 40).Draw(t, "last"))
+		return b[:min(len(b), MaxKeyBytes)]
 	}
 	return fmt.Appendf(nil, "k%04d", rapid.IntRange(0, 300).Draw(t, "n"))
 }
@@ -257,13 +263,126 @@ func TestTheLargestEntriesAlwaysFit(t *testing.T) {
 		require.NoError(t, err)
 		p := NewProgram(sh, st)
 		for i := range 200 {
-			k := bytes.Repeat([]byte{'a'}, sh.limits.MaxKeyBytes)
+			k := bytes.Repeat([]byte{'a'}, sh.limits.InlineKeyBytes)
 			copy(k[len(k)-4:], fmt.Sprintf("%04d", i*7%200))
 			_, err := p.Put(k, make([]byte, min(MaxInlineBytes, i*3)), Cond{})
 			require.NoError(t, err)
 		}
 		rep := checkWhole(t, m, st, sh, false)
 		require.Equal(t, 200, rep.Keys)
-		t.Logf("%d B nodes: keys to %d B, entries to %d B, %d levels, %d leaves", size, sh.limits.MaxKeyBytes, sh.limits.entry, rep.Levels, rep.Leaves)
+		require.Zero(t, rep.Layers)
+		// Four of the largest entries in a node: what is external is as small as it gets.
+		require.GreaterOrEqual(t, (sh.limits.Room-headBytes-frozenBytes-2*(sh.limits.InlineKeyBytes+1))/(entryHead+externalBytes+sh.limits.InlineKeyBytes+1), 4)
+		t.Logf("%d B nodes: keys in one node to %d B, entries to %d B, %d levels, %d leaves", size, sh.limits.InlineKeyBytes, sh.limits.entry, rep.Levels, rep.Leaves)
+	}
+}
+
+// TestKeysOfOneKiB: trees of every node size take the longest keys, whatever they
+// share, give them back in order, and leave nothing behind.
+func TestKeysOfOneKiB(t *testing.T) { keysOfOneKiB(t) }
+
+func keysOfOneKiB(t testing.TB) {
+	for _, size := range []int{1 << 10, 4 << 10, 64 << 10} {
+		m := newMemory()
+		st := m.store(t)
+		sh, err := Make(st, Config{NodeBytes: size})
+		require.NoError(t, err)
+		p := NewProgram(sh, st)
+		var keys [][]byte
+		for i := range 300 {
+			k := bytes.Repeat([]byte{'x'}, MaxKeyBytes-i%3)
+			// The keys differ at the beginning, in the middle, or at the end.
+			copy(k[[]int{0, 500, len(k) - 4}[i/100]:], fmt.Sprintf("%04d", i))
+			keys = append(keys, k)
+		}
+		versions := map[string]uint64{}
+		for _, i := range rand.New(rand.NewPCG(1, uint64(size))).Perm(len(keys)) {
+			v, err := p.Put(keys[i], keys[i][:i], Cond{})
+			require.NoError(t, err)
+			versions[string(keys[i])] = v
+		}
+		rep := checkWhole(t, m, st, sh, false)
+		require.Equal(t, len(keys), rep.Keys)
+		t.Logf("%d B nodes: %d layers, %d leaves", size, rep.Layers, rep.Leaves)
+		for i, k := range keys {
+			v, _, err := p.Get(k, nil)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(k[:i], v))
+		}
+		require.NoError(t, p.GetMany(keys, func(i int, v []byte, _ uint64, err error) {
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(keys[i][:i], v))
+		}))
+		// A copy by Load holds the same.
+		sh2, err := Make(st, Config{NodeBytes: size})
+		require.NoError(t, err)
+		p2 := NewProgram(sh2, st)
+		sorted := slices.Clone(keys)
+		slices.SortFunc(sorted, bytes.Compare)
+		at := 0
+		n, err := p2.Load(func() (k, v []byte, ok bool) {
+			if at == len(sorted) {
+				return nil, nil, false
+			}
+			at++
+			return sorted[at-1], []byte("loaded"), true
+		})
+		require.NoError(t, err)
+		require.Equal(t, len(keys), n)
+		for _, reverse := range []bool{false, true} {
+			i := 0
+			require.NoError(t, p2.Scan(Range{Reverse: reverse}, func(k, v []byte, _ uint64) bool {
+				want := sorted[i]
+				if reverse {
+					want = sorted[len(sorted)-1-i]
+				}
+				require.True(t, bytes.Equal(want, k), "%d", i)
+				i++
+				return true
+			}))
+			require.Equal(t, len(keys), i)
+		}
+		require.NoError(t, p2.Drop())
+		// Versions rise even when the layers went and came again.
+		for _, k := range keys {
+			require.NoError(t, p.Delete(k, Cond{}))
+		}
+		rep = checkWhole(t, m, st, sh, false)
+		require.Zero(t, rep.Layers)
+		require.Len(t, m.live(), 1)
+		for _, k := range keys {
+			v, err := p.Put(k, nil, Cond{})
+			require.NoError(t, err)
+			require.Greater(t, v, versions[string(k)])
+		}
+		checkWhole(t, m, st, sh, false)
+		require.NoError(t, p.Drop())
+		require.Empty(t, m.live())
+	}
+}
+
+// TestVersionsRiseFromLayerToLayer: a key that goes with its layer and comes again in a
+// new one has no version twice.
+func TestVersionsRiseFromLayerToLayer(t *testing.T) { versionsRise(t) }
+
+func versionsRise(t testing.TB) {
+	m := newMemory()
+	st := m.store(t)
+	sh, err := Make(st, Config{})
+	require.NoError(t, err)
+	p := NewProgram(sh, st)
+	k := bytes.Repeat([]byte("k"), 2*sh.limits.InlineKeyBytes+1)
+	last := uint64(0)
+	for range 5 {
+		for range 10 {
+			v, err := p.Put(k, nil, Cond{})
+			require.NoError(t, err)
+			require.Greater(t, v, last)
+			last = v
+		}
+		require.ErrorIs(t, p.Delete(k, IfVersion(last-1)), ErrConflict)
+		require.NoError(t, p.Delete(k, IfVersion(last)))
+		require.ErrorIs(t, p.Delete(k, Cond{}), ErrNoKey)
+		require.Len(t, m.live(), 1, "only the root is left")
 	}
 }

@@ -16,6 +16,8 @@ const (
 
 	flagBounded = 1 // the node has a high fence
 	flagFrozen  = 2 // the node waits to be absorbed
+	flagDead    = 4 // the root of a layer that nobody uses any more; see layer.go
+	flagLayers  = 8 // a leaf that may have entries which lead to layers
 
 	// maxLevel: a tree of two-way nodes of that height does not fit the address space.
 	maxLevel = 60
@@ -43,6 +45,8 @@ type view struct {
 
 func (v *view) bounded() bool { return v.flags&flagBounded != 0 }
 func (v *view) frozen() bool  { return v.flags&flagFrozen != 0 }
+func (v *view) dead() bool    { return v.flags&flagDead != 0 }
+func (v *view) layers() bool  { return v.flags&flagLayers != 0 }
 
 func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
@@ -56,7 +60,7 @@ func parse(b []byte) (v view, err error) {
 	v = view{raw: b, level: int(b[1]), class: proto.Class(b[2]), flags: b[3],
 		count: int(binary.LittleEndian.Uint16(b[4:])), stamp: proto.Word(b, 8), right: proto.DecodeRef(b[16:]),
 		prefix: int(binary.LittleEndian.Uint16(b[34:]))}
-	if b[0] != nodeFormat || v.level > maxLevel || v.flags&^(flagBounded|flagFrozen) != 0 || binary.LittleEndian.Uint32(b[36:]) != 0 {
+	if b[0] != nodeFormat || v.level > maxLevel || v.flags&^(flagBounded|flagFrozen|flagDead|flagLayers) != 0 || binary.LittleEndian.Uint32(b[36:]) != 0 {
 		return v, corrupt("head %x", b[:headBytes])
 	}
 	at := headBytes
@@ -78,6 +82,8 @@ func parse(b []byte) (v view, err error) {
 		return v, corrupt("fences %q %q, prefix %d, right %v, %d entries at level %d", v.low, v.high, v.prefix, v.right, v.count, v.level)
 	case v.bounded() && (bytes.Compare(v.low, v.high) >= 0 || !bytes.Equal(v.low[:v.prefix], v.high[:v.prefix])):
 		return v, corrupt("fences %q and %q with a prefix of %d bytes", v.low, v.high, v.prefix)
+	case v.layers() && v.level > 0, v.dead() && (v.level > 0 || v.count > 0 || v.bounded() || v.frozen()):
+		return v, corrupt("flags %#x at level %d with %d entries", v.flags, v.level, v.count)
 	}
 	return v, nil
 }
@@ -94,27 +100,11 @@ func (v *view) entryBytes(i int) []byte {
 	return v.raw[from:to]
 }
 
-// suffix is the key of entry i without the node's prefix; rest is what follows it
-// in an inner node. For a leaf use leaf.
+// suffix is the key of entry i without the node's prefix.
 func (v *view) suffix(i int) (suffix []byte, ok bool) {
 	b := v.entryBytes(i)
 	n, at := uvarint(b)
-	if at <= 0 {
-		return nil, false
-	}
-	if v.level == 0 {
-		_, a2 := uvarint(b[at:])
-		if a2 <= 0 {
-			return nil, false
-		}
-		at += a2
-		_, a3 := uvarint(b[at:])
-		if a3 <= 0 {
-			return nil, false
-		}
-		at += a3
-	}
-	if n > uint64(len(b)-at) {
+	if at <= 0 || n > uint64(len(b)-at) {
 		return nil, false
 	}
 	return b[at : at+int(n)], true
@@ -138,26 +128,21 @@ type leafEntry struct {
 
 func (v *view) leaf(i int) (e leafEntry, ok bool) {
 	b := v.entryBytes(i)
-	n, a1 := uvarint(b)
-	if a1 <= 0 {
+	n, at := uvarint(b)
+	if at <= 0 || n > uint64(len(b)-at) {
 		return e, false
 	}
-	m, a2 := uvarint(b[a1:])
-	if a2 <= 0 {
+	e.suffix, b = b[at:at+int(n)], b[at+int(n):]
+	m, at := uvarint(b)
+	if at <= 0 {
 		return e, false
 	}
-	var a3 int
-	if e.version, a3 = uvarint(b[a1+a2:]); a3 <= 0 {
+	b = b[at:]
+	if e.version, at = uvarint(b); at <= 0 {
 		return e, false
 	}
-	b = b[a1+a2+a3:]
-	e.external = m&1 != 0
-	m >>= 1
-	if n > uint64(len(b)) || m != uint64(len(b))-n {
-		return e, false
-	}
-	e.suffix, e.value = b[:n], b[n:]
-	return e, !e.external || len(e.value) > proto.RefBytes
+	e.value, e.external = b[at:], m&1 != 0
+	return e, m>>1 == uint64(len(e.value)) && (!e.external || len(e.value) > proto.RefBytes)
 }
 
 // external is where an external value is, and how long it is.
@@ -165,6 +150,10 @@ func (e *leafEntry) outside() (proto.Ref, int) {
 	n, _ := binary.Uvarint(e.value[proto.RefBytes:])
 	return proto.DecodeRef(e.value), int(n)
 }
+
+// layer says whether the entry leads to a layer: see layer.go. External values are
+// never empty.
+func (e *leafEntry) layer() bool { return e.external && e.value[len(e.value)-1] == 0 }
 
 func (v *view) child(i int) (proto.Ref, bool) {
 	b := v.entryBytes(i)

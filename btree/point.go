@@ -12,6 +12,7 @@ var (
 	errMoved  = errors.New("not the leaf of this key")
 	errFrozen = errors.New("leaf is frozen")
 	errFull   = errors.New("leaf is full")
+	errDead   = errors.New("layer has been given up")
 	// errOutside: the condition is about a value that is not in the leaf.
 	errOutside = errors.New("value to compare is external")
 )
@@ -21,12 +22,14 @@ type Cond struct {
 	kind    uint8
 	version uint64
 	value   []byte
+	layer   Ref
 }
 
 const (
 	condAbsent = iota + 1
 	condVersion
 	condValue
+	condLayer // the entry leads to a layer
 )
 
 // IfAbsent: the tree does not have the key.
@@ -40,7 +43,9 @@ func IfValue(b []byte) Cond { return Cond{kind: condValue, value: b} }
 
 // write is the change of one key, as Store.Update runs it on a leaf.
 type write struct {
-	key    []byte
+	key    []byte // within the layer
+	name   []byte // the whole key, for errors
+	floor  uint64
 	cond   Cond
 	remove bool
 	value  []byte // or Ref and length
@@ -54,6 +59,7 @@ type write struct {
 	version uint64
 	old     Ref // external value that the write replaces
 	left    int // bytes in the leaf afterwards
+	count   int // entries
 	atEnd   bool
 }
 
@@ -70,6 +76,8 @@ func (w *write) apply(old []byte) ([]byte, error) {
 		return nil, errMoved
 	case v.frozen():
 		return nil, errFrozen
+	case v.dead() && !bug(bugDeadWritten):
+		return nil, errDead
 	}
 	i, e, found, err := v.lookup(w.key)
 	if err == nil {
@@ -86,12 +94,18 @@ func (w *write) apply(old []byte) ([]byte, error) {
 			w.old, _ = e.outside()
 		}
 	}
-	w.version = v.stamp + 1
+	w.version = max(v.stamp, w.floor) + 1
 	w.enc = w.enc[:0]
+	var flags uint8
+	w.count = v.count - (j - i)
 	if !w.remove {
 		w.enc = appendLeaf(w.enc, w.key[v.prefix:], w.value, w.ext, w.version)
+		w.count++
+		if w.ext && w.value[len(w.value)-1] == 0 {
+			flags = flagLayers
+		}
 	}
-	w.out = v.splice(w.out, i, j, w.enc)
+	w.out = v.splice(w.out, i, j, w.enc, w.version, flags)
 	w.left = len(w.out)
 	if w.left > w.room-frozenBytes {
 		w.atEnd = i == v.count && !v.bounded()
@@ -103,24 +117,28 @@ func (w *write) apply(old []byte) ([]byte, error) {
 func (w *write) check(e *leafEntry, found bool) error {
 	switch {
 	case w.cond.kind == condAbsent && found:
-		return fmt.Errorf("%w: %q", ErrKeyExists, w.key)
+		return fmt.Errorf("%w: %q", ErrKeyExists, w.name)
 	case w.remove && !found, w.cond.kind >= condVersion && !found:
-		return fmt.Errorf("%w: %q", ErrNoKey, w.key)
+		return fmt.Errorf("%w: %q", ErrNoKey, w.name)
 	case w.cond.kind == condVersion && e.version != w.cond.version:
-		return fmt.Errorf("%w: %q is at version %d, not %d", ErrConflict, w.key, e.version, w.cond.version)
+		return fmt.Errorf("%w: %q is at version %d, not %d", ErrConflict, w.name, e.version, w.cond.version)
+	case w.cond.kind == condLayer:
+		if ref, _ := e.outside(); ref != w.cond.layer {
+			return errDead
+		}
 	case w.cond.kind == condValue && e.external:
 		if _, n := e.outside(); n != len(w.cond.value) {
-			return fmt.Errorf("%w: %q has another value", ErrConflict, w.key)
+			return fmt.Errorf("%w: %q has another value", ErrConflict, w.name)
 		}
 		return errOutside
 	case w.cond.kind == condValue && !bytes.Equal(e.value, w.cond.value):
-		return fmt.Errorf("%w: %q has another value", ErrConflict, w.key)
+		return fmt.Errorf("%w: %q has another value", ErrConflict, w.name)
 	}
 	return nil
 }
 
 // Get appends the key's value to dst. One round when warm, two for an external
-// value. version is that of the write that put it.
+// value, one more for each layer. version is that of the write that put it.
 //
 // Linearizes at: the READ of the leaf.
 func (p *Program) Get(key, dst []byte) (value []byte, version uint64, err error) {
@@ -130,18 +148,13 @@ func (p *Program) Get(key, dst []byte) (value []byte, version uint64, err error)
 	p.begin()
 	defer p.end()
 	for range maxTries {
-		leaf, err := p.find(probe{key: key}, 0)
-		if err != nil {
+		e, found, err := p.entry(key)
+		switch {
+		case err != nil:
 			return dst, 0, err
-		}
-		_, e, found, err := leaf.lookup(key)
-		if err != nil {
-			return dst, 0, err
-		}
-		if !found {
+		case !found:
 			return dst, 0, ErrNoKey
-		}
-		if !e.external {
+		case !e.external:
 			return append(dst, e.value...), e.version, nil
 		}
 		out, err := p.outside(&e, dst)
@@ -192,6 +205,9 @@ func (p *Program) Put(key, value []byte, cond Cond) (version uint64, err error) 
 
 // outOfLine says whether a value has to be an object of its own.
 func (p *Program) outOfLine(key, value []byte) bool {
+	for len(key) > p.limits.InlineKeyBytes {
+		key = key[p.limits.InlineKeyBytes:]
+	}
 	return len(value) > MaxInlineBytes || entryHead+len(key)+len(value) > p.limits.entry
 }
 
@@ -208,9 +224,17 @@ func (p *Program) Delete(key []byte, cond Cond) error {
 func (p *Program) change(w write) (version uint64, err error) {
 	p.begin()
 	defer p.end()
-	w.enc, w.out, w.room = p.w.enc, p.w.out, p.limits.Room
+	if w.name = w.key; len(w.key) > p.limits.InlineKeyBytes {
+		return p.changeBelow(w)
+	}
+	return p.changeHere(w)
+}
+
+// changeHere carries out a write in the layer in hand.
+func (p *Program) changeHere(w write) (version uint64, err error) {
+	w.enc, w.out, w.room, w.floor = p.w.enc, p.w.out, p.limits.Room, p.floor
 	p.w = w
-	ref, err := p.leafOf(key(w))
+	ref, err := p.leafOf(w.key)
 	if err != nil {
 		return 0, err
 	}
@@ -245,10 +269,8 @@ func (p *Program) change(w write) (version uint64, err error) {
 		}
 		ref = leaf.ref
 	}
-	return 0, fmt.Errorf("%w: %q kept moving", ErrBusy, w.key)
+	return 0, fmt.Errorf("%w: %q kept moving", ErrBusy, w.name)
 }
-
-func key(w write) []byte { return w.key }
 
 // compareOutside turns a condition on an external value into one on its version.
 func (p *Program) compareOutside(want []byte) error {
@@ -266,14 +288,14 @@ func (p *Program) compareOutside(want []byte) error {
 			continue
 		}
 		if err == nil && !bytes.Equal(got, want) {
-			err = fmt.Errorf("%w: %q has another value", ErrConflict, p.w.key)
+			err = fmt.Errorf("%w: %q has another value", ErrConflict, p.w.name)
 		}
 		if err == nil {
 			p.w.cond = Cond{kind: condVersion, version: e.version}
 		}
 		return err
 	}
-	return fmt.Errorf("%w: %q kept changing", ErrBusy, p.w.key)
+	return fmt.Errorf("%w: %q kept changing", ErrBusy, p.w.name)
 }
 
 // leafOf is the leaf that should have a key, without reading it: the Update that
@@ -299,11 +321,7 @@ func (p *Program) leafOf(key []byte) (Ref, error) {
 		if pg.level == 0 || pg.place(pr) != 0 {
 			break
 		}
-		i, ok := pg.childFor(pr)
-		if !ok {
-			return ref, corrupt("%v: entry %d", ref, i)
-		}
-		child, ok := pg.child(i)
+		i, child, ok := pg.childOf(pr)
 		if !ok {
 			return ref, corrupt("%v: entry %d", ref, i)
 		}

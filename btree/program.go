@@ -32,17 +32,18 @@ const (
 	TagInner uint32 = 0x10002
 	TagLeaf  uint32 = 0x10003
 	TagValue uint32 = 0x10004
+	TagLayer uint32 = 0x10005
 )
 
 const (
-	// MaxKeyBytes bounds keys; small nodes take less, see Limits.
+	// MaxKeyBytes bounds keys, in trees of every node size.
 	MaxKeyBytes = 1 << 10
 	// MaxInlineBytes is the largest value kept in a leaf.
 	MaxInlineBytes = 256
 	// MaxValueBytes is the largest value.
 	MaxValueBytes = 64 << 20
 	// DefaultNodeBytes is the slab size of a node.
-	DefaultNodeBytes = 2 << 10
+	DefaultNodeBytes = 4 << 10
 	minNodeClass     = proto.Class(4)  // 1 KiB
 	maxNodeClass     = proto.Class(10) // 64 KiB
 
@@ -62,7 +63,7 @@ var (
 	ErrKeyExists = errors.New("key exists")
 	// ErrConflict: the key has another value or version.
 	ErrConflict = slab.ErrConflict
-	// ErrBadKey: a key is empty or too long for the tree's nodes.
+	// ErrBadKey: a key is empty or too long.
 	ErrBadKey = errors.New("bad key")
 	// ErrTooLarge: the value is too large.
 	ErrTooLarge = slab.ErrTooLarge
@@ -72,13 +73,17 @@ var (
 	ErrBusy = slab.ErrBusy
 )
 
-// Limits of a tree, from the size of its nodes: three of the largest entries and
-// two of the longest fences fit one node, so that a split always helps.
+// Limits of a tree, from the size of its nodes. Four entries with the longest keys
+// that stand in a node, and two such fences, fit one node; three of the largest
+// entries do, so that a split always helps. Longer keys go to layers.
 type Limits struct {
-	NodeBytes   int `json:"node_bytes"`
-	Room        int `json:"room"`
-	MaxKeyBytes int `json:"max_key_bytes"`
-	entry       int
+	NodeBytes int `json:"node_bytes"`
+	Room      int `json:"room"`
+	// InlineKeyBytes: a key takes one node, and a round, more for each so many bytes
+	// that it is longer.
+	InlineKeyBytes int `json:"inline_key_bytes"`
+	MaxKeyBytes    int `json:"max_key_bytes"`
+	entry          int
 }
 
 // entryHead is the most that an entry has beside key and value: offset, lengths, version.
@@ -90,9 +95,9 @@ const externalBytes = proto.RefBytes + 4
 func limits(class proto.Class) Limits {
 	room := class.PayloadBytes(proto.Pair)
 	free := room - headBytes - frozenBytes
-	// free - 2 key >= 3 (head + key + external)
-	key := min(MaxKeyBytes, (free-3*(entryHead+externalBytes))/5)
-	return Limits{NodeBytes: class.Bytes(), Room: room, MaxKeyBytes: key, entry: (free - 2*key) / 3}
+	// free - 2 key >= 4 (head + key + external); one byte is the mark of a layer
+	key := min(MaxKeyBytes, (free-4*(entryHead+externalBytes))/6)
+	return Limits{NodeBytes: class.Bytes(), Room: room, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - 2*key) / 3}
 }
 
 // Shared is what the Programs of one tree in one process have in common.
@@ -108,7 +113,7 @@ type Shared struct {
 
 // counters of structural events; the rest is counted where it happens, in the client.
 type counters struct {
-	splits, grows, merges, shrinks, posted, unlinked, thawed, rightSteps, restarts atomic.Uint64
+	layers, splits, grows, merges, shrinks, posted, unlinked, thawed, rightSteps, restarts atomic.Uint64
 }
 
 // Root is the tree's root, for the placement library.
@@ -123,14 +128,14 @@ func (s *Shared) CacheStats() CacheStats { return s.cache.Stats() }
 // Changes counts what this process has done to the tree's structure.
 func (s *Shared) Changes() map[string]uint64 {
 	c := &s.stats
-	return map[string]uint64{"splits": c.splits.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shrinks": c.shrinks.Load(),
+	return map[string]uint64{"layers": c.layers.Load(), "splits": c.splits.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shrinks": c.shrinks.Load(),
 		"posted": c.posted.Load(), "unlinked": c.unlinked.Load(), "thawed": c.thawed.Load(), "right_steps": c.rightSteps.Load(), "restarts": c.restarts.Load()}
 }
 
 // Config of a tree. The zero value is good.
 type Config struct {
 	// NodeBytes is the slab size of nodes: a power of two from 1 KiB to 64 KiB; 0
-	// means 2 KiB. Part of the tree: for Create only.
+	// means 4 KiB. Part of the tree: for Create only.
 	NodeBytes int
 	// CacheBytes bounds the inner nodes kept in this process; 0 means 32 MiB,
 	// negative none.
@@ -197,6 +202,7 @@ type page struct {
 	view
 	ref    Ref
 	buf    []byte
+	heads  []uint64 // of a cached node: the beginnings of its suffixes
 	cached bool
 	used   atomic.Bool
 }
@@ -204,6 +210,10 @@ type page struct {
 // Program runs operations on a tree, one at a time.
 type Program struct {
 	*Shared
+	root  Ref    // of the layer in hand
+	floor uint64 // all versions in the layer in hand are above
+	lower *Program
+	mark  []byte
 	store Store
 	pages []*page // not in use
 	lent  []*page // in use by the operation in hand
@@ -216,7 +226,7 @@ type Program struct {
 
 // NewProgram makes a program on a store.
 func NewProgram(s *Shared, store Store) *Program {
-	p := &Program{Shared: s, store: store}
+	p := &Program{Shared: s, root: s.root, store: store}
 	p.apply = p.w.apply
 	return p
 }
@@ -224,7 +234,7 @@ func NewProgram(s *Shared, store Store) *Program {
 // begin starts an operation, end finishes it: pages go back, and what was found
 // wanting on the way is mended.
 func (p *Program) begin() {
-	p.depth = 0
+	p.root, p.floor, p.depth = p.Shared.root, 0, 0
 	p.mend = p.mend[:0]
 }
 
@@ -278,8 +288,8 @@ func (p *Program) take(pg *page, ref Ref, b []byte) (err error) {
 }
 
 func (p *Program) checkKey(key []byte) error {
-	if len(key) == 0 || len(key) > p.limits.MaxKeyBytes {
-		return fmt.Errorf("%w: %d bytes, a tree with nodes of %d bytes takes 1 to %d", ErrBadKey, len(key), p.limits.NodeBytes, p.limits.MaxKeyBytes)
+	if len(key) == 0 || len(key) > MaxKeyBytes {
+		return fmt.Errorf("%w: %d bytes, want 1 to %d", ErrBadKey, len(key), MaxKeyBytes)
 	}
 	return nil
 }

@@ -28,33 +28,53 @@ const prefetchLeaves = 16
 func (p *Program) Scan(r Range, fn func(key, value []byte, version uint64) bool) error {
 	p.begin()
 	defer p.end()
-	s := scan{p: p, Range: r, ahead: 1}
-	if r.Reverse {
-		s.cursor, s.probe = bytes.Clone(r.To), probe{before: true, end: r.To == nil}
-	} else {
-		s.cursor = bytes.Clone(r.From)
+	s := scan{p: p, Range: r, fn: fn}
+	_, err := s.run()
+	return err
+}
+
+// run scans the layer in hand; more says that the layer above is to go on.
+func (s *scan) run() (more bool, err error) {
+	if s.To != nil && bytes.Compare(s.From, s.To) >= 0 {
+		return true, nil
 	}
-	if r.To != nil && bytes.Compare(r.From, r.To) >= 0 {
-		return nil
+	s.from, s.to = s.p.bounds(s.Range)
+	if s.ahead = 1; s.Reverse {
+		s.cursor, s.probe = bytes.Clone(s.to), probe{before: true, end: s.to == nil}
+	} else {
+		s.cursor = bytes.Clone(s.from)
 	}
 	for {
-		p.giveBack()
+		s.p.giveBack()
 		s.probe.key = s.cursor
 		if err := s.fetch(); err != nil {
-			return err
+			return false, err
 		}
 		for _, leaf := range s.leaves {
-			more, err := s.emit(leaf, fn)
-			if err != nil || !more {
-				return err
+			next, err := s.emit(leaf)
+			if err != nil || next != goOn {
+				return next == atEnd, err
 			}
 		}
 	}
 }
 
+// What comes after a leaf.
+type after uint8
+
+const (
+	goOn  after = iota // the next leaf
+	atEnd              // nothing more in this layer
+	enough
+)
+
 type scan struct {
 	Range
 	p      *Program
+	fn     func(key, value []byte, version uint64) bool
+	prefix []byte // of all keys of the layer
+	from   []byte // bounds in the layer in hand
+	to     []byte
 	probe  probe
 	cursor []byte // the fence that the scan has come to
 	ahead  int    // leaves to read in the next round
@@ -103,8 +123,8 @@ func (s *scan) parent() (*page, error) {
 		if pg.level == 1 {
 			return pg, nil
 		}
-		i, ok := pg.childFor(s.probe)
-		if ref, _ = pg.child(max(i, 0)); !ok {
+		var ok bool
+		if _, ref, ok = pg.childOf(s.probe); !ok {
 			break
 		}
 	}
@@ -117,7 +137,7 @@ func (s *scan) parent() (*page, error) {
 
 // readAhead reads leaves that a parent names and keeps those that prove to be next.
 func (s *scan) readAhead(parent *page) error {
-	i, ok := parent.childFor(s.probe)
+	i, _, ok := parent.childOf(s.probe)
 	if !ok {
 		return corrupt("%v: entry %d", parent.ref, i)
 	}
@@ -171,16 +191,16 @@ func (s *scan) readAhead(parent *page) error {
 }
 
 // emit gives out the entries of a leaf from the cursor on, and moves the cursor.
-func (s *scan) emit(leaf *page, fn func(key, value []byte, version uint64) bool) (more bool, err error) {
+func (s *scan) emit(leaf *page) (after, error) {
 	if err := leaf.valid(); err != nil {
-		return false, err
+		return enough, err
 	}
 	from, to := 0, leaf.count
-	if leaf.place(probe{key: s.From}) == 0 {
-		from, _ = leaf.search(s.From, false)
+	if leaf.place(probe{key: s.from}) == 0 {
+		from, _ = leaf.search(s.from, false)
 	}
-	if s.To != nil && leaf.place(probe{key: s.To}) == 0 {
-		to, _ = leaf.search(s.To, false)
+	if s.to != nil && leaf.place(probe{key: s.to}) == 0 {
+		to, _ = leaf.search(s.to, false)
 	}
 	if !s.Reverse && leaf.place(probe{key: s.cursor}) == 0 {
 		at, _ := leaf.search(s.cursor, false)
@@ -190,34 +210,69 @@ func (s *scan) emit(leaf *page, fn func(key, value []byte, version uint64) bool)
 		at, _ := leaf.search(s.cursor, false)
 		to = min(to, at)
 	}
+	s.key = append(append(s.key[:0], s.prefix...), leaf.low[:leaf.prefix]...)
+	shared := len(s.key)
 	for n := range to - from {
 		i := from + n
 		if s.Reverse {
 			i = to - 1 - n
 		}
 		if s.Limit > 0 && s.given == s.Limit {
-			return false, nil
+			return enough, nil
 		}
-		s.key = leaf.appendKey(s.key[:0], i)
 		e, _ := leaf.leaf(i)
-		value, version, there := e.value, e.version, true
+		s.key = append(s.key[:shared], e.suffix...)
+		value, version := e.value, e.version
 		if e.external {
+			if e.layer() {
+				if more, err := s.below(&e); err != nil || !more {
+					return enough, err
+				}
+				continue
+			}
+			var there bool
+			var err error
 			if value, version, there, err = s.outside(&e); err != nil {
-				return false, err
+				return enough, err
+			}
+			if !there {
+				continue
 			}
 		}
-		if there {
-			if s.given++; !fn(s.key, value, version) {
-				return false, nil
-			}
+		if s.given++; !s.fn(s.key, value, version) {
+			return enough, nil
 		}
 	}
 	if s.Reverse {
 		s.cursor, s.probe.end = append(s.cursor[:0], leaf.low...), false
-		return len(s.cursor) > 0 && bytes.Compare(s.cursor, s.From) > 0, nil
+		if len(s.cursor) > 0 && bytes.Compare(s.cursor, s.from) > 0 {
+			return goOn, nil
+		}
+		return atEnd, nil
 	}
 	s.cursor = append(s.cursor[:0], leaf.high...)
-	return leaf.bounded() && (s.To == nil || bytes.Compare(s.cursor, s.To) < 0), nil
+	if leaf.bounded() && (s.to == nil || bytes.Compare(s.cursor, s.to) < 0) {
+		return goOn, nil
+	}
+	return atEnd, nil
+}
+
+// below scans the layer of an entry. One that has gone meanwhile had been empty.
+func (s *scan) below(e *leafEntry) (more bool, err error) {
+	ref, _ := e.outside()
+	prefix := s.key[len(s.prefix) : len(s.key)-1]
+	t := scan{p: s.p.below(ref), fn: s.fn, prefix: bytes.Clone(s.key[:len(s.key)-1]),
+		Range: Range{From: within(s.From, prefix), To: within(s.To, prefix), Reverse: s.Reverse}}
+	if s.Limit > 0 {
+		t.Limit = s.Limit - s.given
+	}
+	more, err = t.run()
+	t.p.end()
+	s.given += t.given
+	if errors.Is(err, ErrNoTree) {
+		return true, nil
+	}
+	return more, err
 }
 
 // outside reads an external value; one that has been replaced since its leaf was
@@ -230,11 +285,12 @@ func (s *scan) outside(e *leafEntry) (value []byte, version uint64, there bool, 
 		if !freed(err) {
 			return value, version, err == nil, err
 		}
-		leaf, err := s.p.find(probe{key: s.key}, 0)
+		key := s.key[len(s.prefix):]
+		leaf, err := s.p.find(probe{key: key}, 0)
 		if err != nil {
 			return nil, 0, false, err
 		}
-		_, found, there, err := leaf.lookup(s.key)
+		_, found, there, err := leaf.lookup(key)
 		if err != nil || !there {
 			return nil, 0, false, err
 		}
@@ -249,16 +305,47 @@ func (s *scan) outside(e *leafEntry) (value []byte, version uint64, there bool, 
 func (p *Program) Count(r Range) (n int, err error) {
 	p.begin()
 	defer p.end()
-	err = p.walkLeaves(r, func(from, to int) { n += to - from })
+	return p.count(Range{From: r.From, To: r.To})
+}
+
+// count counts the keys of a range in the layer in hand and those below.
+func (p *Program) count(r Range) (n int, err error) {
+	err = p.walkLeaves(r, func(leaf *page, from, to int) error {
+		n += to - from
+		if !leaf.layers() {
+			return nil
+		}
+		for i := from; i < to; i++ {
+			e, ok := leaf.leaf(i)
+			if !ok {
+				return corrupt("leaf %v: entry %d", leaf.ref, i)
+			}
+			if !e.layer() {
+				continue
+			}
+			ref, _ := e.outside()
+			key := leaf.appendKey(nil, i)
+			prefix := key[:len(key)-1]
+			sub := p.below(ref)
+			m, err := sub.count(Range{From: within(r.From, prefix), To: within(r.To, prefix)})
+			sub.end()
+			if err != nil && !errors.Is(err, ErrNoTree) {
+				return err
+			}
+			n += m - 1
+		}
+		return nil
+	})
 	return n, err
 }
 
 // walkLeaves goes over the leaves of a range as Scan does, without the entries.
-func (p *Program) walkLeaves(r Range, fn func(from, to int)) error {
+func (p *Program) walkLeaves(r Range, fn func(leaf *page, from, to int) error) error {
 	if r.To != nil && bytes.Compare(r.From, r.To) >= 0 {
 		return nil
 	}
-	s := scan{p: p, Range: Range{From: r.From, To: r.To}, ahead: 1, cursor: bytes.Clone(r.From)}
+	first, end := p.bounds(r)
+	s := scan{p: p, ahead: 1, cursor: bytes.Clone(first)}
 	for {
 		p.giveBack()
 		s.probe.key = s.cursor
@@ -271,14 +358,16 @@ func (p *Program) walkLeaves(r Range, fn func(from, to int)) error {
 			if leaf.place(s.probe) == 0 {
 				from, ok1 = leaf.search(s.cursor, false)
 			}
-			if r.To != nil && leaf.place(probe{key: r.To}) == 0 {
-				to, ok2 = leaf.search(r.To, false)
+			if end != nil && leaf.place(probe{key: end}) == 0 {
+				to, ok2 = leaf.search(end, false)
 			}
 			if !ok1 || !ok2 {
 				return corrupt("leaf %v", leaf.ref)
 			}
-			fn(from, to)
-			if !leaf.bounded() || r.To != nil && bytes.Compare(leaf.high, r.To) >= 0 {
+			if err := fn(leaf, from, to); err != nil {
+				return err
+			}
+			if !leaf.bounded() || end != nil && bytes.Compare(leaf.high, end) >= 0 {
 				return nil
 			}
 			s.cursor = append(s.cursor[:0], leaf.high...)

@@ -83,6 +83,14 @@ type scenario struct {
 	killOne  int // one step in so many kills its client; 0 never
 	lossy    bool
 	nodeSize int
+	layers   bool
+}
+
+func (sc *scenario) key(i int) []byte {
+	if sc.layers {
+		return long(i)
+	}
+	return key4(i)
 }
 
 type outcome struct {
@@ -103,6 +111,14 @@ const fixedEvery = 12
 
 func key4(i int) []byte { return fmt.Appendf(nil, "key%04d", i) }
 
+// long is key i where half of the keys that come and go are in layers of a few keys each.
+func long(i int) []byte {
+	if i%fixedEvery < fixedEvery/2 {
+		return key4(i)
+	}
+	return fmt.Appendf(nil, "layer%0*d/%04d", limits(minNodeClass).InlineKeyBytes-5, i/fixedEvery, i)
+}
+
 // play runs a scenario: keys divisible by fixedEvery are put first and never changed, all
 // others are put, deleted and read by all clients; scans must find the fixed ones
 // in order, each once.
@@ -118,7 +134,7 @@ func play(t testing.TB, sc scenario) *outcome {
 	}
 	first := NewProgram(sh, setup)
 	for i := 0; i < sc.keys; i += fixedEvery {
-		_, err := first.Put(key4(i), append([]byte("fixed"), pad...), Cond{})
+		_, err := first.Put(sc.key(i), append([]byte("fixed"), pad...), Cond{})
 		require.NoError(t, err)
 	}
 	out := &outcome{shared: []*Shared{sh}, world: w}
@@ -154,7 +170,7 @@ func (w *world) operate(t testing.TB, c *simClient, rng *rand.Rand, id, n int, s
 	if i%fixedEvery == 0 {
 		i = min(i+1, sc.keys-1)
 	}
-	in := opInput{key: string(key4(i)), value: fmt.Sprintf("%d.%d", id, n)}
+	in := opInput{key: string(sc.key(i)), value: fmt.Sprintf("%d.%d", id, n)}
 	switch r := rng.IntN(20); {
 	case r == 0 && i%fixedEvery != 0:
 		w.scan(t, c, sc, rng.IntN(2) == 0)
@@ -250,7 +266,7 @@ func (o *outcome) settleAll(t testing.TB, sc scenario) Report {
 	}))
 	require.Equal(t, rep.Keys, len(seen), "seed %d", sc.seed)
 	for i := range sc.keys {
-		k := key4(i)
+		k := sc.key(i)
 		v, _, err := p.Get(k, nil)
 		want, ok := seen[string(k)]
 		if !ok {
@@ -274,9 +290,9 @@ func (o *outcome) settleAll(t testing.TB, sc scenario) Report {
 
 func TestManyClientsAreLinearizable(t *testing.T) {
 	seeds := *seedsFlag
-	var total struct{ splits, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
+	var total struct{ layers, splits, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
 	for seed := range seeds {
-		sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10}
+		sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10, layers: seed%2 == 0}
 		switch seed % 3 {
 		case 1:
 			sc.killOne, sc.clients = 600, 5
@@ -288,6 +304,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 		res := porcupine.CheckOperationsTimeout(register, o.history, 20*time.Second)
 		require.Equal(t, porcupine.Ok, res, "seed %d", seed)
 		o.settleAll(t, sc)
+		total.layers += o.sum(func(c *counters) uint64 { return c.layers.Load() })
 		total.splits += o.sum(func(c *counters) uint64 { return c.splits.Load() })
 		total.merges += o.sum(func(c *counters) uint64 { return c.merges.Load() })
 		total.grows += o.sum(func(c *counters) uint64 { return c.grows.Load() })
@@ -298,6 +315,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 		total.kills += uint64(o.kills)
 	}
 	t.Logf("%d runs: %+v", seeds, total)
+	require.NotZero(t, total.layers)
 	require.NotZero(t, total.merges)
 	require.NotZero(t, total.thawed)
 	require.NotZero(t, total.shrinks)

@@ -217,6 +217,7 @@ func (p *Program) mendAll() {
 	p.mend = nil
 	for i := range todo {
 		m := &todo[i]
+		p.root = m.root
 		switch _, err := p.read(m.child); {
 		case freed(err):
 			_ = p.unlink(m.level+1, m.sep, m.child)
@@ -237,11 +238,11 @@ func (p *Program) link(m *mending) error {
 	} else if err != nil {
 		return err
 	}
-	i, ok := pg.childFor(probe{key: m.sep})
+	i, child, ok := pg.childOf(probe{key: m.sep})
 	if !ok {
 		return corrupt("%v: entry %d", pg.ref, i)
 	}
-	if child, _ := pg.child(i); child == m.child {
+	if child == m.child {
 		return nil // the way here was old
 	}
 	return p.post(m.level+1, m.sep, m.child)
