@@ -85,19 +85,41 @@ func (s Slab) ImageOff(version uint64) uint64 {
 	return s.Off + uint64(s.Class.Bytes()/2) + 8
 }
 
-// Parts of a slab that has been READ into buf.
-// Preconditions: len(buf) == s.Class.Bytes(), or less for a SINGLE slab of which
-// only the first SingleLead bytes and a payload of known length were READ.
+// Half is the part of a PAIR slab to READ when its next reader expects a version:
+// R, V and the image that belongs to it.
+func (s Slab) Half(version uint64) (off uint64, bytes int) {
+	bytes = s.Class.Bytes()/2 + wordsBytes/2
+	if version&1 == 0 {
+		return s.Off, bytes
+	}
+	return s.ROff(), bytes
+}
+
+// Parts of a slab that has been READ whole into buf.
+// Preconditions: len(buf) == s.Class.Bytes().
 
 // Words returns R and V as they are in buf. They are two words: nothing may be
 // concluded from finding them together.
-func (s Slab) Words(buf []byte) (R, V) {
-	at := s.ROff() - s.Off
-	return R(Word(buf, int(at))), V(Word(buf, int(at+8)))
-}
+func (s Slab) Words(buf []byte) (R, V) { return s.WordsIn(s.Off, buf) }
 
 // Image returns the image that belongs to a version.
-func (s Slab) Image(buf []byte, version uint64) []byte {
-	at := s.ImageOff(version) - s.Off
+func (s Slab) Image(buf []byte, version uint64) []byte { return s.ImageIn(s.Off, buf, version) }
+
+// Parts of a slab of which buf was READ at off: the whole, a Half, or the first
+// SingleLead bytes and more of a SINGLE.
+
+// WordsIn is Words of a part.
+func (s Slab) WordsIn(off uint64, buf []byte) (R, V) {
+	at := int(s.ROff() - off)
+	return R(Word(buf, at)), V(Word(buf, at+8))
+}
+
+// ImageIn is Image of a part, as far as it is there; nil if its header is not.
+func (s Slab) ImageIn(off uint64, buf []byte, version uint64) []byte {
+	at := s.ImageOff(version)
+	if at < off || at+ImageHeaderBytes > off+uint64(len(buf)) {
+		return nil
+	}
+	at -= off
 	return buf[at:min(uint64(len(buf)), at+uint64(s.Class.ImageBytes(s.Kind)))]
 }

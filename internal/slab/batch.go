@@ -22,7 +22,9 @@ type item struct {
 	op
 	index  int // in the caller's list
 	chain  int
-	verb   int // of its first verb in the chain
+	verb   int    // of its first verb in the chain
+	off    uint64 // where so many bytes are READ
+	bytes  int
 	buf    []byte
 	img    []byte
 	ch     change
@@ -36,6 +38,7 @@ type batch struct {
 	items []item
 	slabs []byte
 	imgs  []byte
+	retry []int       // indices of what ReadMany reads by itself
 	rest  []proto.Ref // chunks that ReadChunks could not read in place
 	ats   []int       // and where their payloads go
 }
@@ -52,79 +55,104 @@ func (l *Lane) chainFor(to *rdma.Target, verbs int) (int, *rdma.Chain) {
 
 // ReadMany reads objects and calls fn for each, in any order, with its payload or
 // its error. Payloads alias scratch memory. One round for up to 128 objects and
-// 1 MiB of slabs; what a concurrent writer disturbs is read again by itself.
+// 1 MiB of slabs, one more if some of them were expected in the other half of
+// their slabs; what a concurrent writer disturbs is read again by itself.
 func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, info Info, err error)) error {
 	b := &l.batch
 	for next := 0; next < len(refs); {
-		b.items = b.items[:0]
-		var retry []int
-		bytes := 0
-		for ; next < len(refs) && len(b.items) < batchVerbs; next++ {
+		b.items, b.retry = b.items[:0], b.retry[:0]
+		for bytes := 0; next < len(refs) && len(b.items) < batchVerbs; next++ {
 			if err := l.begin(refs[next]); err != nil {
 				if errors.Is(err, errAgain) {
-					retry = append(retry, next)
+					b.retry = append(b.retry, next)
 				} else {
 					fn(next, nil, Info{}, err)
 				}
 				continue
 			}
-			size, most := l.op.slab.Class.Bytes(), batchBytes
-			if l.op.reg.Local {
+			it := item{op: l.op, index: next, off: l.op.slab.Off, bytes: l.op.slab.Class.Bytes()}
+			most := batchBytes
+			if it.reg.Local {
 				most = localBytes
 			}
-			if len(b.items) > 0 && bytes+size > most {
+			if it.bytes >= halfBytes || !it.reg.Local {
+				it.off, it.bytes = l.halves.part(&l.op)
+			}
+			if len(b.items) > 0 && bytes+it.bytes > most {
 				break
 			}
-			bytes += size
-			b.items = append(b.items, item{op: l.op, index: next})
+			bytes += it.bytes
+			b.items = append(b.items, it)
 		}
-		buf, err := l.buffer(&b.slabs, bytes)
-		if err != nil {
-			return err
-		}
-		l.round.Reset()
-		for i := range b.items {
-			it := &b.items[i]
-			it.buf, buf = buf[:it.slab.Class.Bytes()], buf[it.slab.Class.Bytes():]
-			var c *rdma.Chain
-			it.chain, c = l.chainFor(it.reg.P(), 1)
-			c.Read(it.slab.Off, it.buf)
-		}
-		if len(b.items) > 0 {
-			l.do()
-		}
-		lease := l.answer(nil)
-		broken := false
-		for i := range b.items {
-			it := &b.items[i]
-			if l.round.At(it.chain).Err != nil {
-				broken = true
-				retry = append(retry, it.index)
-				continue
-			}
-			switch vw, _, h, payload := l.look(&it.op, it.buf); vw {
-			case viewLive:
-				fn(it.index, payload, infoOf(h), lease)
-			case viewFreed:
-				fn(it.index, nil, Info{}, l.answer(ErrFreed))
-			default:
-				retry = append(retry, it.index)
-			}
-		}
-		if broken {
-			if err := l.settle(b.items[0].reg); err != nil {
-				for _, i := range retry {
-					fn(i, nil, Info{}, err)
-				}
+		for len(b.items) > 0 {
+			if err := l.readItems(fn); err != nil {
 				return err
 			}
 		}
-		for _, i := range retry {
+		for _, i := range b.retry {
 			payload, info, err := l.Read(refs[i], nil)
 			fn(i, payload, info, err)
 		}
 	}
 	return nil
+}
+
+// readItems READs the batch in one round and calls fn for what that answers. What
+// is left in the batch is to be READ again, whole; b.retry goes by itself.
+func (l *Lane) readItems(fn func(i int, payload []byte, info Info, err error)) error {
+	b := &l.batch
+	bytes := 0
+	for i := range b.items {
+		bytes += b.items[i].bytes
+	}
+	buf, err := l.buffer(&b.slabs, bytes)
+	if err != nil {
+		return err
+	}
+	l.round.Reset()
+	for i := range b.items {
+		it := &b.items[i]
+		it.buf, buf = buf[:it.bytes], buf[it.bytes:]
+		var c *rdma.Chain
+		it.chain, c = l.chainFor(it.reg.P(), 1)
+		c.Read(it.off, it.buf)
+	}
+	l.do()
+	lease, reg := l.answer(nil), b.items[0].reg
+	left := b.items[:0]
+	for i := range b.items {
+		it := &b.items[i]
+		if l.round.At(it.chain).Err != nil {
+			b.retry = append(b.retry, it.index)
+			continue
+		}
+		switch vw, _, h, payload := l.lookIn(&it.op, it.off, it.buf); vw {
+		case viewLive:
+			fn(it.index, payload, infoOf(h), lease)
+		case viewFreed:
+			fn(it.index, nil, Info{}, l.answer(ErrFreed))
+		case viewOther:
+			it.off, it.bytes = it.slab.Off, it.slab.Class.Bytes()
+			left = append(left, *it)
+		default:
+			b.retry = append(b.retry, it.index)
+		}
+	}
+	b.items = left
+	if l.round.Err() == nil {
+		return nil
+	}
+	// The table may have changed: everything that is left starts again.
+	for i := range left {
+		b.retry = append(b.retry, left[i].index)
+	}
+	b.items = left[:0]
+	if err = l.settle(reg); err != nil {
+		for _, i := range b.retry {
+			fn(i, nil, Info{}, err)
+		}
+	}
+	return err
 }
 
 // WriteMany replaces the payloads of objects; errs[i] is the answer for refs[i].
@@ -410,6 +438,8 @@ func (l *Lane) commitManyPrimaries(b *batch, errs []error) {
 			l.outcome(it, l.commitDecided(&it.op, it.ch), errs)
 		case it.found != it.v && it.found != it.ch.v:
 			errs[it.index] = l.alarm(&it.op, fmt.Errorf("primary of %v has V %v, neither %v nor %v", it.ref.Addr, it.found, it.v, it.ch.v))
+		default:
+			l.halves.expect(&it.op, it.ch.v)
 		}
 	}
 }

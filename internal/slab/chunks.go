@@ -77,7 +77,7 @@ func (l *Lane) readInPlace(ref proto.Ref, dst []byte, at, n int) (bool, error) {
 	l.round.Chain(o.reg.P()).Read(o.slab.Off, buf)
 	l.do()
 	failed := l.round.At(0).Err != nil
-	vw, _, h, _ := l.look(o, buf)
+	vw, _, h, _ := l.lookIn(o, o.slab.Off, buf)
 	copy(buf, lent[:])
 	switch {
 	case failed:

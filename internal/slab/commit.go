@@ -140,6 +140,7 @@ func (l *Lane) commitPrimary(o *op, ch change) error {
 		if f := &c.Verbs[flip]; !f.Swapped() {
 			return l.alarm(o, fmt.Errorf("primary of %v has V %v, neither %v nor %v", o.ref.Addr, proto.V(f.Old), o.v, ch.v))
 		}
+		l.halves.expect(o, ch.v)
 		return nil
 	}
 }

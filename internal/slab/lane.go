@@ -16,6 +16,7 @@ type Lane struct {
 	// freeing: the operation in hand is a Free, which write-once slabs allow.
 	freeing bool
 	batch   batch
+	halves  halves
 	info    Info // lent to the callback of Update
 
 	word  []byte              // 16 bytes: headers, R and V of the primary
@@ -123,20 +124,31 @@ const (
 	viewFreed               // FREE, or another object's
 	viewTorn                // seal or version do not fit: concurrent change, or damage
 	viewDamaged             // V says BAD, or is no V at all
+	viewOther               // the active image is not in the part that was READ
 )
 
-// look judges a slab that has been READ into buf, whole or as ReadChunks does.
+// look judges a whole slab that has been READ into buf.
 func (l *Lane) look(o *op, buf []byte) (vw view, v proto.V, h proto.ImageHeader, payload []byte) {
-	_, v = o.slab.Words(buf)
+	return l.lookIn(o, o.slab.Off, buf)
+}
+
+// lookIn judges a part of a slab that has been READ at off; see proto.Slab.ImageIn.
+func (l *Lane) lookIn(o *op, off uint64, buf []byte) (vw view, v proto.V, h proto.ImageHeader, payload []byte) {
+	_, v = o.slab.WordsIn(off, buf)
 	switch {
 	case !v.Valid() || v.State() == proto.StateBad:
 		return viewDamaged, v, h, nil
 	case v.State() == proto.StateFree:
 		return viewFreed, v, h, nil
 	}
-	h, payload, ok := proto.OpenImage(o.slab.Image(buf, v.Version()), o.seed)
+	img := o.slab.ImageIn(off, buf, v.Version())
+	l.halves.learn(o, v)
+	if img == nil {
+		return viewOther, v, h, nil
+	}
+	h, payload, ok := proto.OpenImage(img, o.seed)
 	if bug(BugNoSealCheck) {
-		ok, payload = true, o.slab.Image(buf, v.Version())[proto.ImageHeaderBytes:]
+		ok, payload = true, img[proto.ImageHeaderBytes:]
 		payload = payload[:min(h.Length, len(payload))]
 	}
 	if !ok || h.Version != v.Version() && !bug(BugVersionUncompared) {

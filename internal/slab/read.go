@@ -18,14 +18,15 @@ const (
 	maxRestarts = 64
 )
 
-// Read returns the object's payload, appended to dst. One round, one verb when warm.
+// Read returns the object's payload, appended to dst. One round, one verb when warm;
+// another when a large slab was expected at a version of the other parity.
 //
 // Linearizes at: the READ of V at the primary, if the active image then read is
 // whole. R plays no part: the active image of a reserved slab is intact.
 func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
 	restarts, last, still, damaged := 0, proto.V(0), 0, false
 	for i := 1; ; i++ {
-		payload, v, info, vw, err := l.readOnce(ref)
+		payload, v, info, vw, err := l.readOnce(ref, i == 1)
 		switch {
 		case errors.Is(err, errAgain):
 			if restarts++; restarts > maxRestarts {
@@ -46,6 +47,8 @@ func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
 			return append(dst, payload...), info, nil
 		case viewFreed:
 			return dst, Info{}, l.answer(ErrFreed)
+		case viewOther:
+			continue
 		}
 		if v == last {
 			still++
@@ -77,13 +80,18 @@ func (l *Lane) block() uint32 {
 	return b
 }
 
-// readOnce READs the slab and judges it. The payload aliases the lane's scratch.
-func (l *Lane) readOnce(ref proto.Ref) (payload []byte, v proto.V, info Info, vw view, err error) {
+// readOnce READs the slab, or half of it if that may do, and judges it. The
+// payload aliases the lane's scratch.
+func (l *Lane) readOnce(ref proto.Ref, half bool) (payload []byte, v proto.V, info Info, vw view, err error) {
 	if err = l.begin(ref); err != nil {
 		return
 	}
 	o := &l.op
-	buf, err := l.buffer(&l.slab, o.slab.Class.Bytes())
+	off, n := o.slab.Off, o.slab.Class.Bytes()
+	if half && n >= halfBytes {
+		off, n = l.halves.part(o)
+	}
+	buf, err := l.buffer(&l.slab, n)
 	if err != nil {
 		return
 	}
@@ -92,7 +100,7 @@ func (l *Lane) readOnce(ref proto.Ref) (payload []byte, v proto.V, info Info, vw
 		to = o.reg.To[o.reg.N-1]
 	}
 	l.round.Reset()
-	l.round.Chain(to).Read(o.slab.Off, buf)
+	l.round.Chain(to).Read(off, buf)
 	l.do()
 	if l.round.At(0).Err != nil {
 		if err = l.settle(o.reg); err == nil {
@@ -100,6 +108,6 @@ func (l *Lane) readOnce(ref proto.Ref) (payload []byte, v proto.V, info Info, vw
 		}
 		return
 	}
-	vw, v, h, payload := l.look(o, buf)
+	vw, v, h, payload := l.lookIn(o, off, buf)
 	return payload, v, infoOf(h), vw, nil
 }

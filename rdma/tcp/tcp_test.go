@@ -441,3 +441,31 @@ func FuzzStream(f *testing.F) {
 		}
 	})
 }
+
+// READs into neighbouring memory come in as one; what lies between, behind or out
+// of turn is left alone.
+func TestReadsIntoAdjacentMemory(t *testing.T) {
+	mem := make([]byte, 64)
+	read := func(from, to int) rdma.Verb { return rdma.Verb{Op: rdma.Read, Buf: mem[from:to]} }
+	for name, c := range map[string]struct {
+		verbs []rdma.Verb
+		bytes int
+		more  int
+	}{
+		"one":                {[]rdma.Verb{read(0, 8)}, 8, 0},
+		"three in a row":     {[]rdma.Verb{read(0, 8), read(8, 24), read(24, 25)}, 25, 2},
+		"a gap":              {[]rdma.Verb{read(0, 8), read(9, 16)}, 8, 0},
+		"backwards":          {[]rdma.Verb{read(8, 16), read(0, 8)}, 8, 0},
+		"a word between":     {[]rdma.Verb{read(0, 8), {Op: rdma.CompareSwap}, read(8, 16)}, 8, 0},
+		"no more capacity":   {[]rdma.Verb{{Op: rdma.Read, Buf: mem[0:8:8]}, read(8, 16)}, 8, 0},
+		"part of the room":   {[]rdma.Verb{{Op: rdma.Read, Buf: mem[0:8:12]}, read(8, 16)}, 8, 0},
+		"an empty one":       {[]rdma.Verb{read(0, 8), read(8, 8), read(8, 16)}, 8, 0},
+		"up to the last":     {[]rdma.Verb{read(48, 56), read(56, 64)}, 16, 1},
+		"the same once more": {[]rdma.Verb{read(0, 8), read(0, 8)}, 8, 0},
+	} {
+		buf, more := adjacent(c.verbs)
+		require.Len(t, buf, c.bytes, name)
+		require.Equal(t, c.more, more, name)
+		require.Same(t, &c.verbs[0].Buf[0], &buf[0], name)
+	}
+}
