@@ -46,7 +46,7 @@ type lane struct {
 	rng      *rand.Rand
 	tally    rdma.Tally // as of the end of the last call
 	stats    [kinds]kindStats
-	calls    uint64 // begun
+	dice     uint64 // thrown at each call
 	clocked  int64  // when the call in hand began, 0 unless it is one whose time is taken
 	events   laneEvents
 }
@@ -64,7 +64,7 @@ type nodeConn struct {
 }
 
 func newLane(s *session, number uint32) *lane {
-	return &lane{session: s, number: number, regions: map[uint32]*opened{}, conns: map[uint32]*nodeConn{},
+	return &lane{session: s, number: number, regions: map[uint32]*opened{}, conns: map[uint32]*nodeConn{}, dice: rand.Uint64(),
 		rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 }
 
@@ -90,7 +90,7 @@ func (l *lane) start(ctx context.Context) error {
 		l.deadline = now + int64(time.Until(d))
 	}
 	l.clocked = 0
-	if l.calls++; l.calls%clockEvery == 0 {
+	if l.dice = l.dice*lcgFactor + lcgStep; l.dice>>(64-clockBits) == 0 {
 		l.clocked = now
 	}
 	l.enter()

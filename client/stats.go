@@ -124,9 +124,15 @@ func (e *laneEvents) sum(into *Events) {
 	into.StaleKeys += e.staleKeys.Load()
 }
 
-// clockEvery calls of a lane, one has its time taken: reading the clock twice would
-// cost a call over shm a tenth of its own time.
-const clockEvery = 16
+// One call in 1 << clockBits has its time taken: reading the clock once more would
+// cost a call over shm a tenth of its own time. Which one is left to the high bits
+// of a linear congruential generator (Knuth's MMIX): counting would time the same
+// step of a program's loop again and again.
+const (
+	clockBits = 4
+	lcgFactor = 6364136223846793005
+	lcgStep   = 1442695040888963407
+)
 
 // pastStats keeps the sums of sessions that have ended.
 type pastStats struct {
