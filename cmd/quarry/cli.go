@@ -43,6 +43,7 @@ type cli struct {
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`
 	Bench         benchCmd      `cmd:"" help:"Measure a cluster beside this machine's memory, TCP and Redis."`
 	Demo          demoCmd       `cmd:"" help:"Keep a real directory in a cluster of separate processes and compare every byte."`
+	Metrics       metricsCmd    `cmd:"" help:"Tell what processes can be watched by."`
 	Version       versionCmd    `cmd:"" help:"Show the version."`
 	Completion    completionCmd `cmd:"" help:"Print a completion script for a shell."`
 }

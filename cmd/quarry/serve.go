@@ -19,6 +19,7 @@ import (
 
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/internal/etcdembed"
+	"github.com/quarrystore/quarry/internal/metrics/collect"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
@@ -104,6 +105,7 @@ func (f *certFlags) config() (*tls.Config, error) {
 type controllerCmd struct {
 	etcdFlags
 	certFlags
+	metricsFlags
 	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port for clients, nodes and operators; port 0 takes a free one."`
 	Advertise   string        `placeholder:"URL" help:"How others reach this controller; default from --listen."`
 	Name        string        `help:"Name among the controllers; default the host's name."`
@@ -116,6 +118,11 @@ func (c *controllerCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	port, err := c.metricsFlags.open(ctx, "controller")
+	if err != nil {
+		return err
+	}
+	defer port.close()
 	etcd, failed, stop, err := c.store(ctx, a)
 	if err != nil {
 		return err
@@ -128,18 +135,20 @@ func (c *controllerCmd) Run(ctx context.Context, a *app) error {
 		return inUse(err)
 	}
 	defer srv.Close()
+	port.watch(collect.NewController(srv))
 	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := srv.WaitLeader(wctx); err != nil {
 		return err
 	}
-	err = a.ready(map[string]string{"ready": "controller", "url": srv.URL()}, func(w io.Writer) {
+	err = a.ready(port.tell(map[string]string{"ready": "controller", "url": srv.URL()}), func(w io.Writer) {
 		fmt.Fprintf(w, "controller ready at %s\n", srv.URL())
+		port.text(w)
 	})
 	if err != nil {
 		return err
 	}
-	return waitFor(ctx, srv.Err(), failed)
+	return waitFor(ctx, srv.Err(), failed, port.failed())
 }
 
 // waitFor returns nil when the context ends, or the first error of a service.
@@ -166,6 +175,7 @@ func waitFor(ctx context.Context, failed ...<-chan error) error {
 
 type storageCmd struct {
 	certFlags
+	metricsFlags
 	Name     string   `help:"Name in the cluster, unique; default the host's name."`
 	Domain   string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
 	Data     string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
@@ -180,22 +190,30 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	port, err := s.metricsFlags.open(ctx, "storage")
+	if err != nil {
+		return err
+	}
+	defer port.close()
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
 		CapacityBytes: uint64(s.Capacity), Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
+	port.watch(collect.NewNodes(n))
 	st := n.Stats()
-	err = a.ready(map[string]string{"ready": "storage", "name": st.Name, "tcp": st.TCP, "shm": st.Socket, "agent": st.Agent}, func(w io.Writer) {
+	err = a.ready(port.tell(map[string]string{"ready": "storage", "name": st.Name, "tcp": st.TCP, "shm": st.Socket, "agent": st.Agent}), func(w io.Writer) {
 		fmt.Fprintf(w, "storage node %s ready: tcp %s, shm %s, agent %s\n", st.Name, st.TCP, cmp.Or(st.Socket, "none"), st.Agent)
+		port.text(w)
 	})
 	if err == nil {
-		err = waitFor(ctx, n.Err())
+		err = waitFor(ctx, n.Err(), port.failed())
 	}
 	return errors.Join(err, n.Close())
 }
 
 type devCmd struct {
+	metricsFlags
 	Nodes       int           `default:"3" help:"Storage nodes."`
 	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port of the controller; port 0 takes a free one."`
 	Data        string        `placeholder:"DIR" help:"Keep state and regions there; without, everything is gone afterwards."`
@@ -213,6 +231,11 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if int(d.Replicas) > d.Nodes {
 		return usagef("--replicas %d: there are only %d nodes, each a failure domain", d.Replicas, d.Nodes)
 	}
+	port, err := d.metricsFlags.open(ctx, "dev")
+	if err != nil {
+		return err
+	}
+	defer port.close()
 	f := etcdFlags{}
 	if d.Data != "" {
 		f.Data = filepath.Join(d.Data, "controller")
@@ -233,7 +256,8 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if err := ctl.WaitLeader(wctx); err != nil {
 		return err
 	}
-	watch := []<-chan error{failed, ctl.Err()}
+	watch := []<-chan error{failed, ctl.Err(), port.failed()}
+	var nodes []*storagenode.Node
 	for i := range d.Nodes {
 		name := fmt.Sprintf("n%d", i+1)
 		cfg := storagenode.Config{Controllers: []string{ctl.URL()}, Name: name, FailureDomain: "/dev/" + name + "/" + name, Token: a.cli.Token, Logger: a.log}
@@ -246,11 +270,16 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 		}
 		defer n.Close()
 		watch = append(watch, n.Err())
+		nodes = append(nodes, n)
 	}
+	port.watch(collect.NewController(ctl), collect.NewNodes(nodes...))
 	if err := d.firstRegion(ctx, a, ctl.URL()); err != nil {
 		return err
 	}
-	err = a.ready(map[string]string{"ready": "dev", "url": ctl.URL(), "nodes": fmt.Sprint(d.Nodes)}, func(w io.Writer) { d.welcome(w, ctl.URL()) })
+	err = a.ready(port.tell(map[string]string{"ready": "dev", "url": ctl.URL(), "nodes": fmt.Sprint(d.Nodes)}), func(w io.Writer) {
+		d.welcome(w, ctl.URL())
+		port.text(w)
+	})
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,88 @@
+package prom
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/metrics"
+)
+
+// Group lists the metrics of a client.
+var Group = metrics.NewGroup("Clients", "Served by `quarry bench`, by gateways and by programs that register the collector of package `client/prom`. One client in each process.")
+
+var (
+	calls        = Group.Counter("quarry_client_calls_total", "Calls by kind and outcome: ok, error (not done, and never will be), unknown (may have been done, at most once).", "kind", "outcome")
+	took         = Group.Histogram("quarry_client_call_duration_seconds", "How long calls took, retries included; one call in sixteen of each lane is timed.", "kind")
+	rounds       = Group.Counter("quarry_client_rounds_total", "Network round trips: rounds of verbs posted together and awaited together.", "kind")
+	verbs        = Group.Counter("quarry_client_verbs_total", "Verbs posted, by kind of the call and verb.", "kind", "verb")
+	bytesTotal   = Group.Counter("quarry_client_bytes_total", "Bytes of READs and WRITEs posted.", "kind")
+	waits        = Group.Counter("quarry_client_waits_total", "Pauses for somebody else's reservation or for a region that is being recovered.")
+	waited       = Group.Counter("quarry_client_waited_seconds_total", "Time spent in those pauses.")
+	certificates = Group.Counter("quarry_client_fence_certificates_total", "Reservations found held by a session that a controller said was fenced: their slabs were taken over.")
+	resets       = Group.Counter("quarry_client_connection_resets_total", "Connections that broke or timed out and were made anew.")
+	stale        = Group.Counter("quarry_client_stale_chains_total", "Chains that a node refused because the region's epoch was over.")
+	sessions     = Group.Counter("quarry_client_sessions_total", "Sessions opened: more than one when an earlier one could not settle something, or was revoked.")
+	lease        = Group.Gauge("quarry_client_lease_seconds", "What is left of the session's lease.")
+	revision     = Group.Gauge("quarry_client_table_revision", "Revision of the distribution table that the client works by.")
+	reclaim      = Group.Gauge("quarry_client_reclaim_epoch", "Reclaim epoch that the client works by.")
+	lanes        = Group.Gauge("quarry_client_lanes", "Calls that can run at the same time.")
+	busy         = Group.Gauge("quarry_client_busy_lanes", "Calls running just now.")
+	claims       = Group.Gauge("quarry_client_magazine_slabs", "Slabs claimed ahead, so that an allocation costs no round trip.")
+	provider     = Group.Gauge("quarry_client_provider_info", "Always 1: the way that is used to the memory of each node.", "node", "provider")
+)
+
+// Collector is a prometheus.Collector of one client.
+type Collector struct{ c *client.Client }
+
+// NewCollector makes a collector. The client's Stats are read at each scrape.
+func NewCollector(c *client.Client) *Collector { return &Collector{c} }
+
+// Describe implements prometheus.Collector.
+func (*Collector) Describe(ch chan<- *prometheus.Desc) { Group.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (x *Collector) Collect(ch chan<- prometheus.Metric) {
+	s := x.c.Stats()
+	for kind, k := range s.Kinds {
+		ch <- calls.Value(float64(k.Calls-min(k.Calls, k.Errors)), kind, "ok")
+		ch <- calls.Value(float64(k.Errors-min(k.Errors, k.Unknown)), kind, "error")
+		ch <- calls.Value(float64(k.Unknown), kind, "unknown")
+		ch <- took.Latency(k.Took, kind)
+		ch <- rounds.Value(float64(k.Rounds), kind)
+		ch <- bytesTotal.Value(float64(k.Bytes), kind)
+		for verb, n := range k.Verbs {
+			ch <- verbs.Value(float64(n), kind, verb)
+		}
+	}
+	ch <- waits.Value(float64(s.Events.Waits))
+	ch <- waited.Value(float64(s.Events.WaitedNS) / 1e9)
+	ch <- certificates.Value(float64(s.Events.Certificates))
+	ch <- resets.Value(float64(s.Events.Resets))
+	ch <- stale.Value(float64(s.Events.StaleKeys))
+	ch <- sessions.Value(float64(s.Sessions))
+	ch <- lease.Value(float64(s.LeaseLeftNS) / 1e9)
+	ch <- revision.Value(float64(s.TableRevision))
+	ch <- reclaim.Value(float64(s.ReclaimEpoch))
+	ch <- lanes.Value(float64(s.Lanes))
+	ch <- busy.Value(float64(s.BusyLanes))
+	ch <- claims.Value(float64(s.Claims))
+	type way struct {
+		node uint32
+		name string
+	}
+	var ways []way
+	for node, name := range s.Providers {
+		ways = append(ways, way{node, name})
+	}
+	slices.SortFunc(ways, func(a, b way) int { return cmp.Compare(a.node, b.node) })
+	for _, w := range ways[:min(len(ways), maxNodes)] {
+		ch <- provider.Value(1, strconv.FormatUint(uint64(w.node), 10), w.name)
+	}
+}
+
+// maxNodes bounds the series of one client.
+const maxNodes = 256

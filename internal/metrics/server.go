@@ -1,0 +1,93 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Process is what every process tells of itself.
+var Process = NewGroup("Every process", "Beside these, the usual `go_*` and `process_*` metrics of a Go program.")
+
+var buildInfo = Process.Gauge("quarry_build_info", "Always 1; the labels tell what runs.", "version", "go_version", "role")
+
+type process struct{ version, role string }
+
+func (process) Describe(ch chan<- *prometheus.Desc) { Process.Describe(ch) }
+func (p process) Collect(ch chan<- prometheus.Metric) {
+	ch <- buildInfo.Value(1, p.version, runtime.Version(), p.role)
+}
+
+// NewRegistry is a registry for one process in a role such as "storage".
+func NewRegistry(version, role string) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(process{version, role}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// Limits of the port: a scrape costs a look at every region.
+const (
+	maxScrapes    = 4
+	scrapeTimeout = 10 * time.Second
+)
+
+// Server serves a registry.
+type Server struct {
+	url    string
+	http   *http.Server
+	failed chan error
+	done   chan struct{}
+}
+
+// Serve opens the port. Port 0 takes a free one.
+func Serve(ctx context.Context, listen string, r *prometheus.Registry) (*Server, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", listen)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("metrics: %w: another program has this port; choose another with --metrics-listen", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w; want HOST:PORT of this host in --metrics-listen", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{
+		Registry: r, MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout, ErrorHandling: promhttp.ContinueOnError, EnableOpenMetrics: true,
+	}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "/metrics for Prometheus, /healthz") })
+	s := &Server{url: "http://" + l.Addr().String(), failed: make(chan error, 1), done: make(chan struct{}),
+		http: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}}
+	go func() {
+		defer close(s.done)
+		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.failed <- fmt.Errorf("metrics on %s: %w", s.url, err)
+		}
+	}()
+	return s, nil
+}
+
+// URL is where the port is; /metrics is below it.
+func (s *Server) URL() string { return s.url }
+
+// Err yields what has stopped the port from serving.
+func (s *Server) Err() <-chan error { return s.failed }
+
+// Close stops serving. Scrapes under way are waited for, for a second.
+func (s *Server) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := s.http.Shutdown(ctx); err != nil {
+		_ = s.http.Close()
+	}
+	<-s.done
+	return nil
+}
