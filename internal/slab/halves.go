@@ -38,7 +38,7 @@ func (h *halves) part(o *op) (off uint64, bytes int) {
 
 // learn compares the guess for o's slab with what was found.
 func (h *halves) learn(o *op, v proto.V) {
-	if o.slab.Kind != proto.Pair {
+	if o.slab.Kind != proto.Pair || o.reg.Local && o.slab.Class.Bytes() < halfBytes {
 		return
 	}
 	s := h.slot(o)
