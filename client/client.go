@@ -14,7 +14,6 @@ import (
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
-	"github.com/quarrystore/quarry/rdma"
 )
 
 // Client is a session with a cluster. Safe for many goroutines.
@@ -32,7 +31,7 @@ type Client struct {
 	closed  bool
 	opening chan struct{} // non-nil while a new session is being opened; closed when done
 
-	dialers   map[string]rdma.Dialer
+	fabrics   *fabrics
 	providers sync.Map // node id -> provider in use
 	past      pastStats
 }
@@ -43,7 +42,11 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, control: newControl(cfg), beatEvery: time.Second, dialers: dialers()}
+	c := &Client{cfg: cfg, control: newControl(cfg), beatEvery: time.Second}
+	var err error
+	if c.fabrics, err = openFabrics(&cfg); err != nil {
+		return nil, err
+	}
 	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		c.hostID = strings.TrimSpace(string(id))
 	}
@@ -52,7 +55,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	if err != nil {
 		c.cancel()
 		c.control.close()
-		return nil, err
+		return nil, errors.Join(err, c.fabrics.close())
 	}
 	c.adopt(s)
 	return c, nil
@@ -60,6 +63,9 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 
 // adopt makes a session the one that calls use.
 func (c *Client) adopt(s *session) {
+	if err := c.fabrics.register(s.arena); err != nil {
+		c.cfg.Logger.Warn("fabric: buffers will be copied", "reason", err)
+	}
 	c.current.Store(s)
 	c.wg.Add(2)
 	go func() { defer c.wg.Done(); s.beat(c.ctx) }()
@@ -119,10 +125,12 @@ func (c *Client) retire(s *session) {
 	ctx, cancel := context.WithTimeout(c.ctx, DefaultTimeout)
 	defer cancel()
 	for _, l := range s.lanes {
-		if s.waiter.take(ctx, l) == nil {
-			_ = l.close(ctx)
+		if s.waiter.take(ctx, l) != nil {
+			return // still in use
 		}
+		_ = l.close(ctx)
 	}
+	_ = c.fabrics.forget(s.arena)
 }
 
 // session is the session for a new call; it waits while one is being opened.
@@ -212,7 +220,7 @@ func (c *Client) Close() error {
 	c.cancel()
 	c.wg.Wait()
 	c.control.close()
-	return err
+	return errors.Join(err, c.fabrics.close())
 }
 
 // isSessionOver says whether a controller has given the session up.

@@ -15,6 +15,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/testcluster"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma/verbs"
 )
 
 func payload(n int) []byte {
@@ -263,22 +264,22 @@ func TestContextsAreHonoured(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	for want, cfg := range map[string]client.Config{
-		"no controller":  {},
-		"want a URL":     {Controllers: []string{"localhost"}},
-		"want auto, shm": {Controllers: []string{"http://127.0.0.1:1"}, Transport: "pigeon"},
-		"300 lanes":      {Controllers: []string{"http://127.0.0.1:1"}, Lanes: 300},
-		"127.0.0.1:1":    {Controllers: []string{"http://127.0.0.1:1"}},
-		"is not RDMA":    {Controllers: []string{"http://127.0.0.1:1"}, Transport: "tcp", RequireRDMA: true},
+		"no controller":    {},
+		"want a URL":       {Controllers: []string{"localhost"}},
+		"want auto, verbs": {Controllers: []string{"http://127.0.0.1:1"}, Transport: "pigeon"},
+		"300 lanes":        {Controllers: []string{"http://127.0.0.1:1"}, Lanes: 300},
+		"127.0.0.1:1":      {Controllers: []string{"http://127.0.0.1:1"}},
+		"is not RDMA":      {Controllers: []string{"http://127.0.0.1:1"}, Transport: "tcp", RequireRDMA: true},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		_, err := client.Connect(ctx, cfg)
 		cancel()
 		require.ErrorContains(t, err, want)
 	}
-	cluster := testcluster.New(t, testcluster.Options{})
-	c := cluster.Connect(client.Config{RequireRDMA: true})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	_, err := c.Alloc(ctx, nil, client.AllocOptions{})
-	require.ErrorContains(t, err, "RDMA")
+	if devices, _ := verbs.Devices(); len(devices) == 0 {
+		_, err := client.Connect(t.Context(), client.Config{Controllers: []string{"http://127.0.0.1:1"}, RequireRDMA: true})
+		require.ErrorContains(t, err, "RDMA is required")
+		_, err = client.Connect(t.Context(), client.Config{Controllers: []string{"http://127.0.0.1:1"}, Transport: client.TransportVerbs})
+		require.ErrorContains(t, err, "RDMA is required")
+	}
 }

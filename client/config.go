@@ -20,9 +20,10 @@ const DefaultTimeout = 10 * time.Second
 
 // Transports.
 const (
-	TransportAuto = "auto" // verbs where both sides have it, else shm on one host, else tcp
-	TransportSHM  = "shm"
-	TransportTCP  = "tcp"
+	TransportAuto  = "auto" // verbs where both sides have it, else shm on one host, else tcp
+	TransportVerbs = "verbs"
+	TransportSHM   = "shm"
+	TransportTCP   = "tcp"
 )
 
 // Config of a Client. Only Controllers is needed.
@@ -31,11 +32,13 @@ type Config struct {
 	Controllers []string
 	// Name shows up in lists of sessions; default program, host and process id.
 	Name string
-	// Transport is TransportAuto (default), TransportSHM or TransportTCP. What auto
+	// Transport is TransportAuto (default) or one of the others. What auto
 	// has chosen is logged once for each node and told by Stats.
 	Transport string
 	// RequireRDMA refuses nodes that cannot be reached through an RDMA adapter.
 	RequireRDMA bool
+	// RDMADevice is DEVICE[/PORT][@ADDRESS], such as mlx5_0/1; "" is the best there is.
+	RDMADevice string
 	// Token is the cluster's token, where it asks for one.
 	Token string
 	// TLS for https controllers; nil means the system's defaults.
@@ -84,9 +87,9 @@ func (c Config) validate() error {
 		}
 	}
 	switch {
-	case c.Transport != TransportAuto && c.Transport != TransportSHM && c.Transport != TransportTCP:
-		return fmt.Errorf("client: transport %q: want auto, shm or tcp", c.Transport)
-	case c.RequireRDMA && c.Transport != TransportAuto:
+	case c.Transport != TransportAuto && c.Transport != TransportVerbs && c.Transport != TransportSHM && c.Transport != TransportTCP:
+		return fmt.Errorf("client: transport %q: want auto, verbs, shm or tcp", c.Transport)
+	case c.RequireRDMA && c.Transport != TransportAuto && c.Transport != TransportVerbs:
 		return fmt.Errorf("client: transport %s is not RDMA, which is required: use auto", c.Transport)
 	case c.Lanes < 1 || c.Lanes > maxLanes:
 		return fmt.Errorf("client: %d lanes: want 1 to %d", c.Lanes, maxLanes)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
 )
@@ -18,7 +19,7 @@ var preferred = []quarrypb.Provider{quarrypb.Provider_PROVIDER_VERBS, quarrypb.P
 func providerName(p quarrypb.Provider) string {
 	switch p {
 	case quarrypb.Provider_PROVIDER_VERBS:
-		return "verbs"
+		return TransportVerbs
 	case quarrypb.Provider_PROVIDER_SHM:
 		return TransportSHM
 	case quarrypb.Provider_PROVIDER_TCP:
@@ -31,14 +32,29 @@ func providerName(p quarrypb.Provider) string {
 func (c *Client) allowed(e *quarrypb.Endpoint) bool {
 	name := providerName(e.Provider)
 	switch {
-	case c.dialers[name] == nil:
+	case c.fabrics.byName[name] == nil:
 		return false
 	case c.cfg.RequireRDMA:
-		return name == "verbs"
+		return name == TransportVerbs
 	case e.Provider == quarrypb.Provider_PROVIDER_SHM && (e.HostId == "" || e.HostId != c.hostID):
 		return false
 	}
 	return c.cfg.Transport == TransportAuto || c.cfg.Transport == name
+}
+
+// chose says once which provider is used to a node, and, where the node has RDMA
+// and it is another, why.
+func (c *Client) chose(n *quarrypb.Node, name, address string, failed []error) {
+	c.cfg.Logger.Info("fabric", "node", n.Name, "provider", name, "address", address)
+	if name == TransportVerbs || c.cfg.Transport != TransportAuto {
+		return
+	}
+	for _, e := range n.Endpoints {
+		if e.Provider == quarrypb.Provider_PROVIDER_VERBS {
+			c.cfg.Logger.Warn("fabric: the node has RDMA, it is not used", "node", n.Name, "provider", name, "reason", errors.Join(append(failed, c.fabrics.noRDMA)...))
+			return
+		}
+	}
 }
 
 // dial connects a lane to a node. The first provider that works for a node stays:
@@ -52,10 +68,10 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, t *rdma.Ticket, lan
 			if e.Provider != p || !c.allowed(e) || chosen != nil && chosen != name {
 				continue
 			}
-			conn, err := c.dialers[name].Dial(ctx, e.Address, t, lane)
+			conn, err := c.fabrics.byName[name].Dial(ctx, e.Address, t, lane)
 			if err == nil {
 				if _, known := c.providers.LoadOrStore(n.Id, name); !known {
-					c.cfg.Logger.Info("fabric", "node", n.Name, "provider", name, "address", e.Address)
+					c.chose(n, name, e.Address, errs)
 				}
 				return conn, nil
 			}
@@ -67,6 +83,9 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, t *rdma.Ticket, lan
 	}
 	if len(errs) > 0 {
 		return nil, fmt.Errorf("node %s: %w", n.Name, errors.Join(errs...))
+	}
+	if c.cfg.Transport == TransportSHM && proto.Domain(n.Domain) != proto.DomainCPU {
+		return nil, fmt.Errorf("%w: %w to node %s with shm: %w", ErrUnreachable, errTransport, n.Name, rdma.ErrDomain)
 	}
 	want := c.cfg.Transport
 	if c.cfg.RequireRDMA {

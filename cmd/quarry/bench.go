@@ -98,7 +98,7 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 }
 
 func (a *app) clientConfig() client.Config {
-	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, Token: a.cli.Token, TLS: a.tls, Logger: a.log}
+	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice, Token: a.cli.Token, TLS: a.tls, Logger: a.log}
 }
 
 // idle is a client that does one thing of each kind and then nothing; it prints

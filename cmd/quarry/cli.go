@@ -28,7 +28,9 @@ type cli struct {
 	JSON       bool          `short:"j" name:"json" help:"Print JSON."`
 	Token      string        `placeholder:"TOKEN" help:"Token that the cluster asks for."`
 	CA         string        `name:"ca" placeholder:"FILE" help:"Certificate authority of https controllers, PEM."`
-	Transport  string        `default:"auto" enum:"auto,shm,tcp" help:"Way to the memory: auto, shm or tcp."`
+	Transport  string        `name:"fabric" aliases:"transport" default:"auto" enum:"auto,verbs,shm,tcp" help:"Way to the memory: auto, verbs, shm or tcp."`
+	RDMA       bool          `name:"require-rdma" help:"Refuse what does not go through an RDMA adapter."`
+	RDMADevice string        `name:"rdma-device" placeholder:"DEVICE" help:"RDMA device as NAME[/PORT][@ADDRESS]; default the best there is."`
 	Timeout    time.Duration `default:"10s" help:"Longest wait for one operation."`
 	LogLevel   string        `default:"warn" enum:"debug,info,warn,error" help:"Least serious log lines: debug, info, warn or error."`
 
@@ -89,7 +91,7 @@ func (a *app) prepare() error {
 
 // connect opens a client; the caller closes it.
 func (a *app) connect(ctx context.Context, change func(*client.Config)) (*client.Client, error) {
-	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, Token: a.cli.Token, TLS: a.tls, Logger: a.log}
+	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice, Token: a.cli.Token, TLS: a.tls, Logger: a.log}
 	if change != nil {
 		change(&cfg)
 	}

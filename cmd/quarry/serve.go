@@ -182,6 +182,7 @@ type storageCmd struct {
 	Capacity sizeFlag `default:"64GiB" help:"Bytes of all regions together; memory is used when it is touched."`
 	Listen   string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
 	Agent    string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
+	Verbs    string   `name:"rdma-listen" placeholder:"HOST:PORT" help:"Port at which verbs clients exchange queue pairs; default a free one."`
 	Socket   string   `placeholder:"PATH" help:"Socket of the shm fabric; none serves no shm. Default in the folder for temporary files."`
 }
 
@@ -196,14 +197,14 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	defer port.close()
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
-		CapacityBytes: uint64(s.Capacity), Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
+		CapacityBytes: uint64(s.Capacity), Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
 	port.watch(collect.NewNodes(n))
 	st := n.Stats()
-	err = a.ready(port.tell(map[string]string{"ready": "storage", "name": st.Name, "tcp": st.TCP, "shm": st.Socket, "agent": st.Agent}), func(w io.Writer) {
-		fmt.Fprintf(w, "storage node %s ready: tcp %s, shm %s, agent %s\n", st.Name, st.TCP, cmp.Or(st.Socket, "none"), st.Agent)
+	err = a.ready(port.tell(map[string]string{"ready": "storage", "name": st.Name, "tcp": st.TCP, "shm": st.Socket, "verbs": st.Verbs, "agent": st.Agent}), func(w io.Writer) {
+		fmt.Fprintf(w, "storage node %s ready: tcp %s, shm %s, verbs %s, agent %s\n", st.Name, st.TCP, cmp.Or(st.Socket, "none"), cmp.Or(st.Verbs, "none"), st.Agent)
 		port.text(w)
 	})
 	if err == nil {
