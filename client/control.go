@@ -77,7 +77,7 @@ func (c *control) callFor(ctx context.Context, each time.Duration, once bool, f 
 			return ce
 		}
 		if once && !undelivered(err) {
-			return fmt.Errorf("%w: controller %s: %w", ErrUnknown, c.urls[i], err)
+			return fmt.Errorf("%w: controller %s: %w", ErrUnknown, c.urls[i], plain(err))
 		}
 		last = err
 		if ctx.Err() != nil {
@@ -85,8 +85,30 @@ func (c *control) callFor(ctx context.Context, each time.Duration, once bool, f 
 		}
 		c.next(i, ce)
 	}
-	return fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(c.urls, ", "), last)
+	return fmt.Errorf("%w: no controller answers at %s: %w", ErrUnreachable, strings.Join(c.urls, ", "), plain(last))
 }
+
+// plain is the root of a failed call: what the layers above it add is the address,
+// which is named anyway, and the method.
+func plain(err error) error {
+	var op *net.OpError
+	var ce *connect.Error
+	switch {
+	case errors.As(err, &op):
+		return op.Err
+	case errors.Is(err, context.DeadlineExceeded):
+		return context.DeadlineExceeded
+	case errors.As(err, &ce):
+		return &plainError{ce}
+	}
+	return err
+}
+
+// plainError says what a controller said, without the code in front of it.
+type plainError struct{ cause *connect.Error }
+
+func (e *plainError) Error() string { return e.cause.Message() }
+func (e *plainError) Unwrap() error { return e.cause }
 
 // undelivered says whether a failed request has certainly not been carried out:
 // nobody was reached, or a controller said that it does not lead.
@@ -113,26 +135,25 @@ func (c *control) next(i int, err *connect.Error) {
 // unary adapts a generated method to one answer message; it may be carried out twice.
 func unary[Q, A any](c *control, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
 	var out *A
-	err := c.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+	err := c.call(ctx, oneTry(&out, q, method))
+	return out, err
+}
+
+// oneTry is one request to one controller.
+func oneTry[Q, A any](out **A, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) func(context.Context, quarrypbconnect.ControllerClient) error {
+	return func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		res, err := method(cl, ctx, connect.NewRequest(q))
 		if err == nil {
-			out = res.Msg
+			*out = res.Msg
 		}
 		return err
-	})
-	return out, err
+	}
 }
 
 // change is unary for what must not be carried out twice.
 func change[Q, A any](c *control, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
 	var out *A
-	err := c.callFor(ctx, callTimeout, true, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-		res, err := method(cl, ctx, connect.NewRequest(q))
-		if err == nil {
-			out = res.Msg
-		}
-		return err
-	})
+	err := c.callFor(ctx, callTimeout, true, oneTry(&out, q, method))
 	return out, err
 }
 

@@ -24,9 +24,13 @@ type lane struct {
 	session *session
 	number  uint32
 	busy    atomic.Bool
-	// began is the view that the call in hand works by, nil between calls.
-	began atomic.Pointer[view]
-	_     [40]byte // the next lane's words are on other cache lines
+	// began is the view that the call in hand began with, nil between calls. While
+	// idle the call waits and works by no table; resumed is the view that it went on
+	// with, nil before the first wait.
+	began   atomic.Pointer[view]
+	resumed atomic.Pointer[view]
+	idle    atomic.Bool
+	_       [32]byte // the next lane's words are on other cache lines
 
 	slab  *slab.Lane
 	alloc *alloc.Allocator
@@ -36,8 +40,9 @@ type lane struct {
 	deadline int64
 	waited   time.Duration // by Pause
 	asked    time.Duration // waited, when the controller was asked last
+	waits    bool          // it has been idle
 
-	seen    *view
+	seen    *view // what regions are by
 	regions map[uint32]*opened
 	last    *opened
 	conns   map[uint32]*nodeConn
@@ -49,18 +54,6 @@ type lane struct {
 	dice     uint64 // thrown at each call
 	clocked  int64  // when the call in hand began, 0 unless it is one whose time is taken
 	events   laneEvents
-}
-
-// opened is a region as this lane has it open.
-type opened struct {
-	slab.Region
-	targets [slab.MaxReplicas]rdma.Target
-}
-
-// nodeConn is a connection to one life of a node.
-type nodeConn struct {
-	rdma.Conn
-	incarnation uint64
 }
 
 func newLane(s *session, number uint32) *lane {
@@ -110,9 +103,45 @@ func (l *lane) enter() {
 	}
 }
 
+// suspend begins a wait: until resume the call counts as idle where tables are
+// acknowledged, or a failover would wait for the call and the call for the
+// failover. The reclaim epoch stays with the beginning of the call. False if the
+// call is idle already.
+//
+// Preconditions: no verb is under way whose outcome will be used as of later than now.
+func (l *lane) suspend() bool {
+	if l.idle.Load() {
+		return false
+	}
+	l.waits = true
+	l.idle.Store(true)
+	return true
+}
+
+// resume ends a wait with the newest view. As in enter, whoever comes second of
+// this and of who acknowledges sees the other.
+func (l *lane) resume() {
+	for {
+		v := l.session.now.Load()
+		l.resumed.Store(v)
+		l.idle.Store(false)
+		if l.session.now.Load() == v {
+			break
+		}
+		l.idle.Store(true)
+	}
+	if v := l.resumed.Load(); v != l.seen {
+		l.sync(v)
+	}
+}
+
 // finish ends the call.
 func (l *lane) finish(k Kind, err error) {
 	l.began.Store(nil)
+	if l.waits {
+		l.waits = false
+		l.resumed.Store(nil)
+	}
 	l.stats[k].add(&l.tally, l.slab.Tally(), err)
 	if l.clocked != 0 {
 		l.stats[k].took.Observe(time.Duration(clock.Now() - l.clocked))
@@ -121,236 +150,36 @@ func (l *lane) finish(k Kind, err error) {
 	l.ctx = nil
 }
 
-// Do performs a round.
+// Do performs a round. After a wait the table may have been acknowledged behind
+// the back of whoever holds a region of before: no verb goes there any more.
 func (l *lane) Do(r *rdma.Round) {
 	r.Deadline = l.deadline
+	if l.waits {
+		l.doChecked(r)
+		return
+	}
 	rdma.Do(r)
 }
 
-// Region is the lane's view of a region under the present table; a region that is
-// being recovered is waited for.
-func (l *lane) Region(id uint32) (*slab.Region, error) {
-	v := l.session.now.Load()
-	if v == l.seen && l.last != nil && l.last.ID == id {
-		return &l.last.Region, nil
-	}
-	if v != l.seen {
-		l.sync(v)
-	}
-	o := l.regions[id]
-	for attempt := 1; o == nil; attempt++ {
-		var err error
-		if o, err = l.open(id); err == nil {
-			break
-		}
-		if !errors.Is(err, errNotYet) {
-			return nil, err
-		}
-		if perr := l.Pause(attempt); perr != nil {
-			return nil, fmt.Errorf("region %d: %w: %w", id, err, perr)
-		}
-		l.session.refresh(l.ctx)
-		l.sync(l.session.now.Load())
-	}
-	l.last = o
-	return &o.Region, nil
-}
+// errMovedOn: the verb belongs to an epoch that the session has given up.
+var errMovedOn = fmt.Errorf("%w: the table has moved on", rdma.ErrKey)
 
-// sync drops what the lane has open of earlier epochs.
-func (l *lane) sync(v *view) {
-	l.seen, l.last = v, nil
-	for id, o := range l.regions {
-		r := v.table.Region(id)
-		if r == nil || r.Epoch != o.Epoch || r.State != quarrypb.RegionState_REGION_STATE_OPEN || v.headers[id] != o.Headers {
-			delete(l.regions, id)
-		}
-	}
-	for id, c := range l.conns {
-		if n := v.table.Node(id); n == nil || n.Incarnation != c.incarnation {
-			c.Close()
-			delete(l.conns, id)
-		}
-	}
-}
-
-// errNotYet: the region cannot be used now, but a newer table may say otherwise.
-var errNotYet = errors.New("not open yet")
-
-// open connects to a region's replicas and asks for its windows.
-func (l *lane) open(id uint32) (*opened, error) {
-	if err := l.session.err(); err != nil {
-		return nil, err
-	}
-	v := l.seen
-	r := v.table.Region(id)
-	if r == nil {
-		// A name may have been read before the table that has its region.
-		l.session.refresh(l.ctx)
-		l.sync(l.session.now.Load())
-		v = l.seen
-		if r = v.table.Region(id); r == nil {
-			return nil, fmt.Errorf("%w: %d", ErrNoRegion, id)
-		}
-	}
-	switch r.State {
-	case quarrypb.RegionState_REGION_STATE_OPEN:
-	case quarrypb.RegionState_REGION_STATE_LOST:
-		return nil, fmt.Errorf("region %d: %w: every replica is lost", id, ErrUnreachable)
-	default:
-		return nil, errNotYet
-	}
-	o := &opened{}
-	g, err := proto.NewGeometry(r.SizeBytes)
-	if err != nil {
-		return nil, err
-	}
-	o.Region = slab.Region{ID: id, Epoch: r.Epoch, Seed: proto.RegionSeed([16]byte(r.Uuid)), Geometry: g,
-		Durable: r.Durability == quarrypb.Durability_DURABILITY_PMEM, Headers: v.headers[id]}
-	for _, rep := range r.Replicas {
-		if rep.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC && rep.State != quarrypb.ReplicaState_REPLICA_STATE_REBUILDING {
-			continue
-		}
-		c, err := l.connect(v, rep.Node, rep.Incarnation)
-		if err != nil {
-			return nil, fmt.Errorf("region %d: %w", id, err)
-		}
-		w, err := c.Open(l.bounded(), id, r.Epoch)
-		switch {
-		case errors.Is(err, rdma.ErrKey):
-			return nil, errNotYet // the node serves another epoch
-		case errors.Is(err, rdma.ErrRevoked):
-			l.session.end(err)
-			return nil, l.session.err()
-		case errors.Is(err, rdma.ErrRefused):
-			return nil, fmt.Errorf("region %d on node %d: %w", id, rep.Node, err)
-		case err != nil:
-			l.drop(rep.Node)
-			return nil, fmt.Errorf("%w: node %d: %w", errNotYet, rep.Node, err)
-		case w.Bytes != r.SizeBytes:
-			return nil, fmt.Errorf("region %d on node %d has %d bytes, the table says %d", id, rep.Node, w.Bytes, r.SizeBytes)
-		}
-		o.targets[o.N] = rdma.Target{Conn: c.Conn, Window: w}
-		o.To[o.N] = &o.targets[o.N]
-		o.Rebuilding[o.N] = rep.State == quarrypb.ReplicaState_REPLICA_STATE_REBUILDING
-		o.N++
-	}
-	if o.N == 0 || o.Rebuilding[0] {
-		return nil, errNotYet
-	}
-	o.Local = o.targets[0].Conn.Provider() == TransportSHM
-	l.regions[id] = o
-	return o, nil
-}
-
-func (l *lane) connect(v *view, node uint32, incarnation uint64) (*nodeConn, error) {
-	if c := l.conns[node]; c != nil {
-		return c, nil
-	}
-	n := v.table.Node(node)
-	if n == nil || n.Incarnation != incarnation {
-		return nil, errNotYet
-	}
-	conn, err := l.session.client.dial(l.bounded(), n, &l.session.ticket, l.number)
-	switch {
-	case errors.Is(err, rdma.ErrRevoked):
-		l.session.end(err)
-		return nil, l.session.err()
-	case errors.Is(err, errTransport):
-		return nil, err
-	case err != nil:
-		return nil, fmt.Errorf("%w: %w", errNotYet, err)
-	}
-	c := &nodeConn{conn, incarnation}
-	l.conns[node] = c
-	return c, nil
-}
-
-// drop forgets a connection that failed and every region open through it.
-func (l *lane) drop(node uint32) {
-	if c := l.conns[node]; c != nil {
-		c.Close()
-		delete(l.conns, node)
-	}
-	l.last = nil
-	clear(l.regions)
-}
-
-// bounded is the call's context, with the call's deadline.
-func (l *lane) bounded() context.Context {
-	if _, ok := l.ctx.Deadline(); ok {
-		return l.ctx
-	}
-	return boundedContext{l.ctx, time.Now().Add(time.Duration(l.deadline - clock.Now()))}
-}
-
-// boundedContext gives a context a deadline without a timer: dialers and Open
-// apply deadlines themselves.
-type boundedContext struct {
-	context.Context
-	at time.Time
-}
-
-func (b boundedContext) Deadline() (time.Time, bool) { return b.at, true }
-
-// Settle gives up what failed: see slab.Port.
-func (l *lane) Settle(reg *slab.Region, r *rdma.Round) error {
-	for attempt := 1; ; attempt++ {
-		wait, err := l.settleOnce(r)
-		if err != nil || !wait {
-			return err
-		}
-		// A node does not answer. Either it does later, or the table moves on.
-		l.session.refresh(l.ctx)
-		if v := l.session.now.Load(); v != l.seen {
-			l.sync(v)
-		}
-		if l.regions[reg.ID] == nil || l.regions[reg.ID].Epoch != reg.Epoch {
-			return nil
-		}
-		if err := l.Pause(attempt); err != nil {
-			return err
-		}
-	}
-}
-
-// settleOnce deals with every failed chain of a round; wait says that one of them
-// may still run.
-func (l *lane) settleOnce(r *rdma.Round) (wait bool, err error) {
+// doChecked performs the chains that go to regions of the present epoch, and
+// refuses the others as their node would.
+func (l *lane) doChecked(r *rdma.Round) {
 	for i := range r.Len() {
 		c := r.At(i)
-		switch {
-		case c.Err == nil:
-		case errors.Is(c.Err, rdma.ErrRevoked):
-			l.session.end(c.Err)
-			return false, l.session.err()
-		case errors.Is(c.Err, rdma.ErrKey):
-			l.events.staleKeys.Add(1)
-			// The epoch is over, or the node has another life: learn the table, ask for new keys.
-			l.session.refresh(l.ctx)
-			l.forget(c.To.Window.Region)
-		case errors.Is(c.Err, rdma.ErrRefused):
-			return false, fmt.Errorf("region %d: %w", c.To.Window.Region, c.Err)
-		default:
-			l.events.resets.Add(1)
-			if err := c.To.Conn.Reset(l.bounded()); err != nil {
-				if errors.Is(err, rdma.ErrRevoked) {
-					l.session.end(err)
-					return false, l.session.err()
-				}
-				wait = true
-				continue
-			}
-			c.Err = nil // settled: do not reset it again
+		if reg := l.seen.table.Region(c.To.Window.Region); reg == nil || reg.Epoch != c.To.Window.Epoch {
+			c.Err, c.Done = errMovedOn, 0
+		} else if len(c.Verbs) > 0 {
+			c.To.Conn.Post(c)
 		}
 	}
-	return wait, l.session.err()
-}
-
-// forget makes the next use of a region open it again.
-func (l *lane) forget(id uint32) {
-	l.last = nil
-	delete(l.regions, id)
-	l.sync(l.session.now.Load())
+	for i := range r.Len() {
+		if c := r.At(i); len(c.Verbs) > 0 && c.Err != errMovedOn {
+			c.To.Conn.Wait(c, r.Deadline)
+		}
+	}
 }
 
 const (
@@ -381,6 +210,10 @@ func (l *lane) Pause(attempt int) error {
 	d := time.Duration(l.rng.Int64N(int64(most)))
 	t := time.NewTimer(d)
 	defer t.Stop()
+	// Whoever backs off holds nothing, and looks at the region again.
+	if l.suspend() {
+		defer l.resume()
+	}
 	select {
 	case <-t.C:
 	case <-l.ctx.Done():
@@ -429,12 +262,14 @@ func (l *lane) Random() uint64                { return l.rng.Uint64() }
 
 // Grow asks the controller for another region.
 func (l *lane) Grow(replicas int, newest uint32) error {
+	if l.suspend() {
+		defer l.resume()
+	}
 	_, err := unary(l.session.client.control, l.bounded(), &quarrypb.CreateRegionRequest{Replicas: uint32(replicas), UnlessNewerThan: &newest}, quarrypbconnect.ControllerClient.CreateRegion)
 	if err != nil {
 		return err
 	}
 	l.session.refresh(l.ctx)
-	l.sync(l.session.now.Load())
 	return nil
 }
 
@@ -450,8 +285,10 @@ func (l *lane) close(ctx context.Context) error {
 		}
 	}
 	for _, c := range l.conns {
-		c.Close()
+		l.session.discard(c)
 	}
-	l.conns = map[uint32]*nodeConn{}
+	clear(l.conns)
+	clear(l.regions)
+	l.last = nil
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,12 +27,16 @@ type session struct {
 
 	leaseUntil atomic.Int64 // clock.Now time; Invariant: only rises
 	now        atomic.Pointer[view]
-	mu         sync.Mutex // guards changes of now
+	mu         sync.Mutex             // guards changes of now, and conns
+	conns      map[*nodeConn]struct{} // of all lanes
 
-	ended  atomic.Pointer[error] // set once
-	done   chan struct{}         // closed when ended is set
-	lanes  []*lane
-	waiter waiter
+	ended    atomic.Pointer[error] // set once
+	done     chan struct{}         // closed when ended is set
+	kick     chan struct{}         // asks for a heartbeat at once
+	watching atomic.Pointer[watching]
+	troubles troubles
+	lanes    []*lane
+	waiter   waiter
 }
 
 // view is what the session works by: the table, and the header caches of one
@@ -58,7 +63,7 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	if t == nil || len(t.Cluster) != 16 || len(t.Mark) != 32 || t.Session == 0 || t.Session > proto.MaxSession || res.LeaseMs == 0 {
 		return nil, errors.New("open a session: the controller's answer has no valid ticket")
 	}
-	s := &session{client: c, done: make(chan struct{})}
+	s := &session{client: c, done: make(chan struct{}), kick: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
 	s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
 	s.extend(sent, res.LeaseMs)
 	if err := s.install(res.Table); err != nil {
@@ -119,8 +124,17 @@ func (s *session) end(reason error) {
 	s.client.replace(s)
 }
 
-// install merges a table and makes a new view of it.
+// install merges a table and makes a new view of it. Connections to nodes that it
+// has removed are cut: a verb posted there may never be answered.
 func (s *session) install(in *quarrypb.Table) error {
+	cut, err := s.merge(in)
+	for _, c := range cut {
+		c.Close()
+	}
+	return err
+}
+
+func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := s.now.Load()
@@ -130,7 +144,7 @@ func (s *session) install(in *quarrypb.Table) error {
 	}
 	nt, err := t.Merge(in)
 	if err != nil || nt == t {
-		return err
+		return nil, err
 	}
 	v := &view{serial: 1, table: nt, headers: map[uint32]*slab.Headers{}}
 	if old != nil {
@@ -139,7 +153,7 @@ func (s *session) install(in *quarrypb.Table) error {
 	for _, r := range nt.Regions() {
 		g, err := proto.NewGeometry(r.SizeBytes)
 		if err != nil || len(r.Uuid) != 16 || len(r.Replicas) > slab.MaxReplicas {
-			return fmt.Errorf("table row of region %d: size %d, %d replicas: %w", r.Id, r.SizeBytes, len(r.Replicas), table.ErrBadTable)
+			return nil, fmt.Errorf("table row of region %d: size %d, %d replicas: %w", r.Id, r.SizeBytes, len(r.Replicas), table.ErrBadTable)
 		}
 		// A cache lives for one epoch and one reclaim epoch.
 		if h := old.cache(r, t, nt); h != nil {
@@ -151,8 +165,63 @@ func (s *session) install(in *quarrypb.Table) error {
 			v.byRepl[r.WantReplicas] = append(v.byRepl[r.WantReplicas], r.Id)
 		}
 	}
+	dropped := droppedFrom(t, nt)
+	for c := range s.conns {
+		// Flagged before the view is there to be seen: who takes the view knows.
+		if (!reachable(nt, c.node, c.incarnation) || dropped[c.node]) && !c.cut.Swap(true) {
+			cut = append(cut, c)
+		}
+	}
 	s.now.Store(v)
-	return nil
+	s.beatSoon()
+	return cut, nil
+}
+
+// reachable says whether the table has this life of a node in service.
+func reachable(t *table.Table, node uint32, incarnation uint64) bool {
+	n := t.Node(node)
+	return n != nil && n.Incarnation == incarnation && n.State != quarrypb.NodeState_NODE_STATE_DOWN
+}
+
+// droppedFrom lists the nodes that a change of the table took out of a region.
+func droppedFrom(was, now *table.Table) map[uint32]bool {
+	out := map[uint32]bool{}
+	for _, r := range now.Regions() {
+		o := was.Region(r.Id)
+		if o == nil || o.Epoch == r.Epoch {
+			continue
+		}
+		for _, rep := range o.Replicas {
+			if inUse(rep) && !slices.ContainsFunc(r.Replicas, func(n *quarrypb.Replica) bool {
+				return n.Node == rep.Node && n.Incarnation == rep.Incarnation && inUse(n)
+			}) {
+				out[rep.Node] = true
+			}
+		}
+	}
+	return out
+}
+
+// inUse says whether clients have anything to do with a replica.
+func inUse(r *quarrypb.Replica) bool {
+	return r.State == quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || r.State == quarrypb.ReplicaState_REPLICA_STATE_REBUILDING
+}
+
+// enlist makes a connection one that a change of the table can cut. False if the
+// table has the node out of service already.
+func (s *session) enlist(c *nodeConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conns[c] = struct{}{}
+	return reachable(s.now.Load().table, c.node, c.incarnation)
+}
+
+// discard closes a connection for good.
+func (s *session) discard(c *nodeConn) {
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+	c.Close()
 }
 
 // cache is the header cache of a region if it may be kept under the next table.
@@ -165,94 +234,6 @@ func (v *view) cache(r *quarrypb.Region, was, now *table.Table) *slab.Headers {
 	}
 	return v.headers[r.Id]
 }
-
-// settled is the newest view that every operation now works by: the view of the
-// oldest operation in hand.
-func (s *session) settled() *view {
-	v := s.now.Load()
-	for _, l := range s.lanes {
-		if b := l.began.Load(); b != nil && b.serial < v.serial {
-			v = b
-		}
-	}
-	return v
-}
-
-// beat keeps the lease and acknowledges epochs until the session ends.
-func (s *session) beat(ctx context.Context) {
-	suspended := clock.Suspended()
-	for {
-		lease := time.Duration(s.leaseUntil.Load() - clock.Now())
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.done:
-			return
-		case <-time.After(max(10*time.Millisecond, min(lease/2, s.client.beatEvery))):
-		}
-		if d := clock.Suspended(); d-suspended > suspendTolerance {
-			// The monotonic clock stood still while leases ran on.
-			s.end(fmt.Errorf("the host was suspended for %v", d-suspended))
-			return
-		}
-		s.heartbeat(ctx)
-	}
-}
-
-// suspendTolerance is far above the noise between two clock readings and far
-// below any lease.
-const suspendTolerance = 100 * time.Millisecond
-
-func (s *session) heartbeat(ctx context.Context) {
-	acked := s.settled()
-	sent := clock.Now()
-	res, err := unary(s.client.control, ctx, &quarrypb.HeartbeatRequest{
-		Serial: s.ticket.Serial, TableRevision: acked.table.Revision(), ReclaimEpoch: acked.table.ReclaimEpoch(),
-	}, quarrypbconnect.ControllerClient.Heartbeat)
-	switch {
-	case err == nil:
-		s.extend(sent, res.LeaseMs)
-		if err := s.install(res.Table); err != nil {
-			s.refresh(ctx)
-		}
-	case isSessionOver(err):
-		s.end(fmt.Errorf("the controller does not know it any more: %w", err))
-	}
-}
-
-// refresh reads the whole table again.
-func (s *session) refresh(ctx context.Context) {
-	since := s.now.Load().table.Revision()
-	t, err := unary(s.client.control, ctx, &quarrypb.ReadTableRequest{SinceRevision: since}, quarrypbconnect.ControllerClient.ReadTable)
-	if err == nil {
-		err = s.install(t)
-	}
-	if errors.Is(err, table.ErrGap) {
-		if t, err = unary(s.client.control, ctx, &quarrypb.ReadTableRequest{}, quarrypbconnect.ControllerClient.ReadTable); err == nil {
-			err = s.install(t)
-		}
-	}
-	if err != nil && ctx.Err() == nil {
-		s.client.cfg.Logger.Debug("table not read", "error", err)
-	}
-}
-
-// watch has table changes pushed; heartbeats bring them anyway, so a broken
-// stream costs time only.
-func (s *session) watch(ctx context.Context) {
-	for {
-		_ = s.client.control.watch(ctx, s.now.Load().table.Revision(), s.install)
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.done:
-			return
-		case <-time.After(watchRetry):
-		}
-	}
-}
-
-const watchRetry = 200 * time.Millisecond
 
 // close gives everything back and tells the controller.
 func (s *session) close(ctx context.Context) error {
