@@ -41,6 +41,7 @@ type cli struct {
 	Region        regionCmd     `cmd:"" help:"Create and list regions."`
 	Slab          slabCmd       `cmd:"" help:"Allocate, read, write and free objects."`
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
+	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`
 	Bench         benchCmd      `cmd:"" help:"Measure a cluster beside this machine's memory, TCP and Redis."`

@@ -40,6 +40,8 @@ var layers = map[string]int{
 	"internal/metrics":         5,
 	"client/prom":              45,
 	"internal/metrics/collect": 80,
+	"deploy":                   100,
+	"internal/deploytest":      100,
 	"internal/lint":            100,
 	"internal/models":          100,
 	"internal/rxevm":           100,

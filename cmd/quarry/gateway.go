@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/resp"
+)
+
+type gatewayCmd struct {
+	Redis gatewayRedisCmd `cmd:"" help:"Serve a tree to Redis clients. Example: quarry gateway redis --listen :6379 --tree users --create"`
+}
+
+type gatewayRedisCmd struct {
+	Listen       string   `default:"127.0.0.1:6379" placeholder:"HOST:PORT" help:"Port for Redis clients, or unix:PATH; port 0 takes a free one."`
+	Tree         string   `required:"" placeholder:"NAME" help:"Tree to serve. Any number of gateways may serve one tree."`
+	Create       bool     `help:"Make the tree if there is none."`
+	PasswordFile string   `placeholder:"FILE" help:"Clients must say the password that is the first line of this file."`
+	MaxClients   int      `default:"10000" help:"Connections at once."`
+	SweepKeys    int      `default:"2000" help:"Keys looked at for expiry each second; 0 leaves that to other gateways."`
+	Cache        sizeFlag `default:"32MiB" help:"Inner nodes of the tree kept in this process."`
+}
+
+func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
+	if g.MaxClients < 1 {
+		return usagef("--max-clients %d: want 1 or more", g.MaxClients)
+	}
+	if g.SweepKeys < 0 {
+		return usagef("--sweep-keys %d: want 0 or more", g.SweepKeys)
+	}
+	password, err := g.password()
+	if err != nil {
+		return err
+	}
+	c, err := a.connect(ctx, nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(g.serve(ctx, a, c, password), c.Close())
+}
+
+// password is the first line of the password file.
+func (g *gatewayRedisCmd) password() (string, error) {
+	if g.PasswordFile == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(g.PasswordFile)
+	if err != nil {
+		return "", usagef("--password-file: %w", err)
+	}
+	line, _, _ := bytes.Cut(b, []byte("\n"))
+	line = bytes.TrimSuffix(line, []byte("\r"))
+	if len(line) == 0 {
+		return "", usagef("--password-file %s: its first line is empty: want a password there", g.PasswordFile)
+	}
+	return string(line), nil
+}
+
+func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, password string) error {
+	tree, err := g.open(ctx, a, c)
+	if err != nil {
+		return err
+	}
+	l, err := g.listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if password == "" && !private(l.Addr()) {
+		a.log.Warn("anybody who reaches this port can read and write the tree: give --password-file, or listen on 127.0.0.1", "address", l.Addr().String())
+	}
+	sweep := g.SweepKeys
+	if sweep == 0 {
+		sweep = -1
+	}
+	s := resp.New(resp.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log})
+	err = a.ready(map[string]string{"ready": "gateway", "address": l.Addr().String(), "tree": tree.Name()}, func(w io.Writer) {
+		fmt.Fprintf(w, "Redis clients are served %s at %s.\n", tree, l.Addr())
+		if host, port, err := net.SplitHostPort(l.Addr().String()); err == nil {
+			fmt.Fprintf(w, "Try: redis-cli -h %s -p %s ping\n", host, port)
+		} else {
+			fmt.Fprintf(w, "Try: redis-cli -s %s ping\n", l.Addr())
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return s.Serve(ctx, l)
+}
+
+func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*kv.Tree, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.cli.Timeout)
+	defer cancel()
+	cfg := btree.Config{CacheBytes: int(g.Cache)}
+	tree, err := kv.Open(ctx, c, g.Tree, cfg)
+	if !errors.Is(err, client.ErrNoName) {
+		return tree, err
+	}
+	if !g.Create {
+		return nil, fmt.Errorf("%w; --create makes the tree", err)
+	}
+	tree, err = kv.Create(ctx, c, g.Tree, cfg)
+	if errors.Is(err, client.ErrNameExists) { // another gateway was faster
+		return kv.Open(ctx, c, g.Tree, cfg)
+	}
+	return tree, err
+}
+
+func (g *gatewayRedisCmd) listen(ctx context.Context) (net.Listener, error) {
+	var lc net.ListenConfig
+	if path, ok := strings.CutPrefix(g.Listen, "unix:"); ok {
+		return lc.Listen(ctx, "unix", path)
+	}
+	l, err := lc.Listen(ctx, "tcp", g.Listen)
+	return l, inUse(err)
+}
+
+// private says whether only this machine can reach an address.
+func private(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return !ok || tcp.IP.IsLoopback()
+}

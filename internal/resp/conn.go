@@ -1,0 +1,356 @@
+package resp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/client"
+)
+
+const (
+	// firstBufferBytes is what a connection that asks little holds.
+	firstBufferBytes = 8 << 10
+	// freeBufferBytes of a connection do not count as held.
+	freeBufferBytes = 64 << 10
+	// maxBatch bounds the commands that are executed before they are answered.
+	maxBatch = 512
+	// flushBytes is how much of an answer waits for more.
+	flushBytes = 128 << 10
+	// keepBytes bounds scratch memory that survives a batch.
+	keepBytes = 1 << 20
+)
+
+// request is a command with its arguments: words[from:to] of the parser.
+type request struct {
+	cmd      *command
+	from, to int
+}
+
+// conn is the connection of one client. All but about belongs to its goroutine.
+type conn struct {
+	s     *Server
+	nc    net.Conn
+	id    uint64
+	since time.Time
+
+	p      parser
+	in     []byte // whole capacity in use
+	filled int
+	counts int64 // of in, in s.held
+	batch  []request
+	out    []byte
+	armed  time.Time // when the write deadline was set
+
+	db      int
+	proto   int
+	now     int64 // ms, of the batch
+	known   bool  // has said the password
+	quit    bool
+	silence int  // answers to swallow; -1: all
+	partly  bool // the command in hand has changed something already
+
+	hits, misses, failed uint64
+
+	key, key2, raw, enc []byte // scratch: a tree's key, a record as read, one to write
+	keys                arena
+	vals                arena
+	got                 []fetched
+	fetch               func(i int, value []byte, version uint64, err error) // c.take, bound once
+	small               [64]byte
+
+	mu    sync.Mutex
+	about about
+	seen  atomic.Int64 // unix seconds of the last batch
+}
+
+// about is what CLIENT LIST tells.
+type about struct {
+	name  string
+	db    int
+	proto int
+	last  string // command
+}
+
+func newConn(s *Server, nc net.Conn, id uint64) *conn {
+	c := &conn{s: s, nc: nc, id: id, since: time.Now(), in: make([]byte, firstBufferBytes), proto: 2, known: s.cfg.Password == ""}
+	c.p.stranger = !c.known
+	c.about.proto = 2
+	c.fetch = c.take
+	c.seen.Store(c.since.Unix())
+	return c
+}
+
+// serve answers until the client leaves, or has to.
+func (c *conn) serve() {
+	defer func() { c.s.held.Add(-c.counts) }()
+	for !c.quit {
+		if c.filled == len(c.in) && !c.grow() {
+			c.fail("ERR all clients together have sent too much that is not answered yet")
+			c.flush()
+			return
+		}
+		n, err := c.nc.Read(c.in[c.filled:])
+		c.filled += n
+		if n > 0 {
+			c.s.stats.bytesIn.Add(uint64(n))
+			if !c.work() {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// grow makes room for more of a long command, at most twice what has come.
+func (c *conn) grow() bool {
+	n := 2 * len(c.in)
+	if need := c.p.needs(); need > len(c.in) {
+		n = min(n, need)
+	}
+	if n > freeBufferBytes {
+		more := int64(n) - c.counts
+		if c.s.held.Add(more) > c.s.maxHeld {
+			c.s.held.Add(-more)
+			return false
+		}
+		c.counts += more
+	}
+	in := make([]byte, n)
+	copy(in, c.in[:c.filled])
+	c.in = in
+	return true
+}
+
+// work executes all commands that have come whole.
+func (c *conn) work() bool {
+	at := 0
+	for {
+		n, err := c.cut(c.in[at:c.filled])
+		c.execute()
+		at += n
+		if err != nil {
+			c.fail("ERR " + err.Error())
+			c.flush()
+			return false
+		}
+		if !c.flush() || c.quit {
+			return false
+		}
+		if n == 0 {
+			break
+		}
+	}
+	c.filled = copy(c.in, c.in[at:c.filled])
+	c.shrink()
+	return true
+}
+
+// cut cuts the next batch out of what has come.
+func (c *conn) cut(b []byte) (at int, err error) {
+	c.p.words, c.batch = c.p.words[:0], c.batch[:0]
+	for len(c.batch) < maxBatch {
+		from := len(c.p.words)
+		n, argc, err := c.p.next(b[at:])
+		if err != nil || n == 0 {
+			return at, err
+		}
+		at += n
+		if argc == 0 {
+			continue
+		}
+		c.batch = append(c.batch, request{cmd: c.s.lookup(c.p.words[from]), from: from, to: from + argc})
+		if c.p.stranger {
+			break // what comes may be the password
+		}
+	}
+	return at, nil
+}
+
+// execute runs a batch.
+func (c *conn) execute() {
+	if len(c.batch) == 0 {
+		return
+	}
+	now := time.Now()
+	c.now = now.UnixMilli()
+	c.seen.Store(now.Unix())
+	for i := 0; i < len(c.batch) && !c.quit; {
+		i += c.run(i)
+		if len(c.out) > flushBytes && !c.flush() {
+			c.quit = true
+		}
+	}
+	st := &c.s.stats
+	st.commands.Add(uint64(len(c.batch)))
+	st.hits.Add(c.hits)
+	st.misses.Add(c.misses)
+	st.errors.Add(c.failed)
+	c.hits, c.misses, c.failed = 0, 0, 0
+}
+
+// run executes request i, or a run of equal ones that go to the tree together, and
+// says how many.
+func (c *conn) run(i int) int {
+	if cmd := c.batch[i].cmd; c.known && c.silence == 0 && (cmd == c.s.getCmd || cmd == c.s.setCmd) {
+		if n := c.alike(i); n > 1 {
+			if cmd == c.s.getCmd {
+				c.gets(c.batch[i : i+n])
+			} else {
+				c.sets(c.batch[i : i+n])
+			}
+			return n
+		}
+	}
+	r := c.batch[i]
+	mark := len(c.out)
+	c.partly = false
+	swallow := c.silence
+	if err := c.call(r.cmd, c.p.words[r.from:r.to]); err != nil {
+		c.out = c.out[:mark]
+		c.fail(c.explain(err))
+		c.failed++
+	}
+	if swallow != 0 && c.silence != 0 {
+		c.out = c.out[:mark]
+	}
+	if swallow > 0 && c.silence == swallow {
+		c.silence--
+	}
+	return 1
+}
+
+// alike is how many plain GETs or SETs follow each other.
+func (c *conn) alike(i int) int {
+	cmd, argc := c.batch[i].cmd, 2
+	if cmd == c.s.setCmd {
+		argc = 3
+	}
+	n := 0
+	for _, r := range c.batch[i:] {
+		if r.cmd != cmd || r.to-r.from != argc {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// call checks and runs a command.
+func (c *conn) call(cmd *command, args [][]byte) error {
+	if cmd == nil {
+		return unknownCommand(args)
+	}
+	if cmd.subs != nil && len(args) > 1 {
+		sub := cmd.subs[lowered(args[1])]
+		if sub == nil {
+			return fault(fmt.Sprintf("ERR unknown subcommand '%.128s'. Try %s HELP.", args[1], uppered(cmd.name)))
+		}
+		cmd = sub
+	}
+	if cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity {
+		return wrongArity(cmd.name)
+	}
+	if !c.known && !cmd.stranger {
+		return fault("NOAUTH Authentication required.")
+	}
+	return cmd.run(c, args)
+}
+
+func wrongArity(name string) error {
+	return fault("ERR wrong number of arguments for '" + name + "' command")
+}
+
+func unknownCommand(args [][]byte) error {
+	const most = 128
+	var list []byte
+	for _, a := range args[1:] {
+		if len(list) >= most {
+			break
+		}
+		list = fmt.Appendf(list, "'%s' ", a[:min(len(a), most-len(list))])
+	}
+	name := args[0]
+	return fault(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %s", name[:min(len(name), most)], list))
+}
+
+// explain puts an error into words for the client.
+func (c *conn) explain(err error) string {
+	var f fault
+	switch {
+	case errors.As(err, &f):
+		return string(f)
+	case errors.Is(err, client.ErrUnknown):
+		return "UNKNOWN the outcome is not known: it may have been done, at most once; read before you do it again"
+	case errors.Is(err, btree.ErrBadKey):
+		return fmt.Sprintf("ERR key or field is too long: this tree takes keys of up to %d bytes and fields of up to %d", c.s.maxKeyBytes(), c.s.maxFieldBytes())
+	case errors.Is(err, btree.ErrTooLarge):
+		return string(errTooLong)
+	case errors.Is(err, client.ErrNoSpace):
+		return "OOM no space left in the cluster" + c.how()
+	}
+	c.s.cfg.Logger.Debug("gateway could not carry out a command", "error", err)
+	return "ERR " + err.Error() + c.how()
+}
+
+func (c *conn) how() string {
+	if c.partly {
+		return "; done in part"
+	}
+	return "; not done"
+}
+
+// maxKeyBytes is the longest key.
+func (s *Server) maxKeyBytes() int { return s.tree.Limits().MaxKeyBytes - 1 }
+
+// maxFieldBytes is the longest field of a hash and member of a sorted set.
+func (s *Server) maxFieldBytes() int { return s.tree.Limits().MaxKeyBytes - 1 - 2*idBytes }
+
+// flush sends what is answered. It waits for a slow reader, who gets no more
+// answers meanwhile, for as long as the server is patient.
+func (c *conn) flush() bool {
+	if len(c.out) == 0 {
+		return true
+	}
+	// Setting a deadline costs; one that is a little early does not matter.
+	if now := time.Now(); now.Sub(c.armed) > c.s.patience/8 || len(c.out) > flushBytes {
+		c.armed = now
+		_ = c.nc.SetWriteDeadline(now.Add(c.s.patience))
+	}
+	n, err := c.nc.Write(c.out)
+	c.s.stats.bytesOut.Add(uint64(n))
+	c.out = c.out[:0]
+	return err == nil
+}
+
+// shrink gives memory back that one large command has taken.
+func (c *conn) shrink() {
+	if c.counts > 0 && c.filled < firstBufferBytes && len(c.in) > keepBytes {
+		in := make([]byte, freeBufferBytes)
+		copy(in, c.in[:c.filled])
+		c.in = in
+		c.s.held.Add(-c.counts)
+		c.counts = 0
+	}
+	for _, b := range []*[]byte{&c.out, &c.raw, &c.enc, &c.vals.b, &c.keys.b} {
+		if cap(*b) > keepBytes {
+			*b = nil
+		}
+	}
+	if cap(c.p.words) > 64<<10 {
+		c.p.words, c.p.args = nil, nil
+	}
+}
+
+// describe changes what CLIENT LIST says of this connection.
+func (c *conn) describe(f func(*about)) {
+	c.mu.Lock()
+	f(&c.about)
+	c.mu.Unlock()
+}

@@ -1,0 +1,182 @@
+package resp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/quarrystore/quarry/btree"
+)
+
+// Databases is how many databases a tree holds.
+const Databases = 16
+
+// Families of keys in the tree. The numbers are part of the format; a database's
+// own keys start with its number.
+const (
+	fieldFamily byte = 'f'
+	orderFamily byte = 's'
+	ownerFamily byte = 'i'
+)
+
+const (
+	kindNone byte = iota
+	kindString
+	kindHash
+	kindZset
+
+	kindMask byte = 0x0f
+	flagDies byte = 0x40
+	flagTime byte = 0x80
+	idBytes       = 8
+	// headMost is the most that stands before a string's value in its record.
+	headMost = 1 + 8
+)
+
+// maxValueBytes is the longest string: the largest value of a tree less its head.
+const maxValueBytes = btree.MaxValueBytes - headMost
+
+var kindNames = [...]string{kindNone: "none", kindString: "string", kindHash: "hash", kindZset: "zset"}
+
+// errRecord: the tree has something that a gateway did not write.
+var errRecord = errors.New("not a record of a gateway: was the tree written by something else?")
+
+// record is what the tree says of a key.
+type record struct {
+	kind    byte   // kindNone: absent, or past its expiry
+	dying   bool   // somebody thinks that it is empty
+	expiry  int64  // ms; 0: never
+	id      uint64 // of a hash or sorted set, also of one past its expiry
+	value   []byte // of a string
+	version uint64 // in the tree; 0: the tree does not have it
+}
+
+// cond holds while the record is as it was read.
+func (r *record) cond() btree.Cond {
+	if r.version == 0 {
+		return btree.IfAbsent()
+	}
+	return btree.IfVersion(r.version)
+}
+
+// decode reads a record. Strings that are past their expiry have no kind.
+func decode(b []byte, version uint64, now int64) (r record, err error) {
+	if len(b) == 0 {
+		return r, errRecord
+	}
+	head := b[0]
+	b = b[1:]
+	r.kind, r.dying, r.version = head&kindMask, head&flagDies != 0, version
+	if head&flagTime != 0 {
+		if len(b) < 8 {
+			return r, errRecord
+		}
+		r.expiry = int64(binary.BigEndian.Uint64(b))
+		b = b[8:]
+	}
+	switch r.kind {
+	case kindString:
+		r.value = b
+	case kindHash, kindZset:
+		if len(b) != idBytes {
+			return r, errRecord
+		}
+		r.id = binary.BigEndian.Uint64(b)
+	default:
+		return r, fmt.Errorf("kind %d: %w", r.kind, errRecord)
+	}
+	if head&flagTime != 0 && r.expiry <= now {
+		r.kind, r.value = kindNone, nil
+	}
+	return r, nil
+}
+
+// appendHead appends what stands before a record's value. A time before 1970 is
+// long past, like 1.
+func appendHead(b []byte, kind byte, expiry int64) []byte {
+	if expiry == 0 {
+		return append(b, kind)
+	}
+	return binary.BigEndian.AppendUint64(append(b, kind|flagTime), uint64(max(expiry, 1)))
+}
+
+// appendFamily appends the record of a hash or sorted set.
+func appendFamily(b []byte, kind byte, expiry int64, id uint64) []byte {
+	return binary.BigEndian.AppendUint64(appendHead(b, kind, expiry), id)
+}
+
+// AppendKey appends the tree's key of a key in a database: for who fills a tree
+// without a gateway.
+func AppendKey(dst []byte, db int, key []byte) []byte { return append(append(dst, byte(db)), key...) }
+
+// AppendString appends the tree's value of a string that does not expire.
+func AppendString(dst, value []byte) []byte {
+	return append(appendHead(dst, kindString, 0), value...)
+}
+
+func appendID(b []byte, family byte, id uint64) []byte {
+	return binary.BigEndian.AppendUint64(append(b, family), id)
+}
+
+func appendField(b []byte, id uint64, field []byte) []byte {
+	return append(appendID(b, fieldFamily, id), field...)
+}
+
+func appendPlace(b []byte, id uint64, score float64, member []byte) []byte {
+	return append(binary.BigEndian.AppendUint64(appendID(b, orderFamily, id), orderBits(score)), member...)
+}
+
+// orderBits are a score's bits so that they sort as the scores do; -0 is 0.
+func orderBits(f float64) uint64 {
+	if f == 0 {
+		f = 0
+	}
+	b := math.Float64bits(f)
+	if b>>63 != 0 {
+		return ^b
+	}
+	return b | 1<<63
+}
+
+func fromOrderBits(b uint64) float64 {
+	if b>>63 != 0 {
+		return math.Float64frombits(b &^ (1 << 63))
+	}
+	return math.Float64frombits(^b)
+}
+
+// owner is the record of an id.
+type owner struct {
+	kind byte
+	made int64
+	db   byte
+	key  []byte
+}
+
+func (o owner) append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint64(append(b, o.kind), uint64(o.made))
+	return append(append(b, o.db), o.key...)
+}
+
+func decodeOwner(b []byte) (o owner, err error) {
+	if len(b) < 10 {
+		return o, errRecord
+	}
+	return owner{kind: b[0], made: int64(binary.BigEndian.Uint64(b[1:])), db: b[9], key: b[10:]}, nil
+}
+
+// after is the first key behind all that start with a prefix; nil if there is none.
+func after(prefix []byte) []byte {
+	for i := len(prefix) - 1; i >= 0; i-- {
+		if prefix[i] != 0xff {
+			out := append([]byte(nil), prefix[:i+1]...)
+			out[i]++
+			return out
+		}
+	}
+	return nil
+}
+
+// within is the range of keys that start with a prefix.
+func within(prefix []byte) btree.Range { return btree.Range{From: prefix, To: after(prefix)} }
