@@ -29,6 +29,11 @@ type Config struct {
 	Lease time.Duration
 	// RegionBytes of a region whose size nobody names; default 2 GiB.
 	RegionBytes uint64
+	// ReplaceAfter is how long a storage node that is gone may come back before its
+	// replicas are rebuilt on others; default 1 min.
+	ReplaceAfter time.Duration
+	// RebuildBytesPerSecond bounds the copying to one joining replica; default 0: no bound.
+	RebuildBytesPerSecond uint64
 	// Token that clients and nodes must show; "" asks for none.
 	Token string
 	// TLS of the RPC port; nil serves plain HTTP.
@@ -50,6 +55,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Lease == 0 {
 		c.Lease = 3 * time.Second
+	}
+	if c.ReplaceAfter == 0 {
+		c.ReplaceAfter = time.Minute
 	}
 	if c.RegionBytes == 0 {
 		c.RegionBytes = proto.DefaultRegionBytes

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -53,6 +54,14 @@ func now() int64 { return clock.Now() + int64(clock.Suspended()) }
 // maxEvents bounds what waits for the machine; further requests wait at the door.
 const maxEvents = 4096
 
+const (
+	// Nodes show signs of life more often than clients: the death of one is to be
+	// seen, and a region open again, within a second.
+	beatsInLease     = 12
+	minNodeHeartbeat = 50 * time.Millisecond
+	scrubEvery       = 2 * time.Second
+)
+
 // newTerm reads all records and makes the machine.
 func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease clientv3.LeaseID) (*term, error) {
 	t := &term{c: c, key: e.Key(), rev: e.Rev(), lease: lease, etcdTTL: leaderTTL * time.Second,
@@ -67,7 +76,8 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 	random := make([]byte, 48)
 	rand.Read(random)
 	t.machine, t.first, err = state.New(state.Config{
-		Lease: c.cfg.Lease, NodeHeartbeat: c.cfg.Lease / 3, RegionBytes: c.cfg.RegionBytes, Version: Version,
+		Lease: c.cfg.Lease, NodeHeartbeat: max(c.cfg.Lease/beatsInLease, minNodeHeartbeat), RegionBytes: c.cfg.RegionBytes, Version: Version,
+		ReplaceAfter: c.cfg.ReplaceAfter, ScrubEvery: scrubEvery, RebuildBytesPerSecond: c.cfg.RebuildBytesPerSecond,
 	}, uint64(t.rev), now(), records, random)
 	if err != nil {
 		return nil, err
@@ -241,17 +251,19 @@ func (t *term) call(ctx context.Context, a state.Call) state.Event {
 	var err error
 	switch m := a.Msg.(type) {
 	case *quarrypb.HostRegionRequest:
-		msg, err = ask(ctx, m, cl.HostRegion)
+		msg, err = ask(ctx, a.Incarnation, m, cl.HostRegion)
 	case *quarrypb.OpenRegionRequest:
-		msg, err = ask(ctx, m, cl.OpenRegion)
+		msg, err = ask(ctx, a.Incarnation, m, cl.OpenRegion)
 	case *quarrypb.CloseRegionRequest:
-		msg, err = ask(ctx, m, cl.CloseRegion)
+		msg, err = ask(ctx, a.Incarnation, m, cl.CloseRegion)
 	case *quarrypb.DropRegionRequest:
-		msg, err = ask(ctx, m, cl.DropRegion)
+		msg, err = ask(ctx, a.Incarnation, m, cl.DropRegion)
 	case *quarrypb.FenceRequest:
-		msg, err = ask(ctx, m, cl.Fence)
+		msg, err = ask(ctx, a.Incarnation, m, cl.Fence)
+	case *quarrypb.WorkRequest:
+		msg, err = ask(ctx, a.Incarnation, m, cl.Work)
 	case *quarrypb.PingRequest:
-		msg, err = ask(ctx, m, cl.Ping)
+		msg, err = ask(ctx, a.Incarnation, m, cl.Ping)
 	default:
 		err = fmt.Errorf("no agent call takes a %T", a.Msg)
 	}
@@ -266,8 +278,13 @@ func (t *term) call(ctx context.Context, a state.Call) state.Event {
 	return r
 }
 
-func ask[Q, A any](ctx context.Context, q *Q, method func(context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (proto.Message, error) {
-	res, err := method(ctx, connect.NewRequest(q))
+// ask calls the life of a node that is meant; 0: whichever answers.
+func ask[Q, A any](ctx context.Context, life uint64, q *Q, method func(context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (proto.Message, error) {
+	r := connect.NewRequest(q)
+	if life != 0 {
+		r.Header().Set(quarrypb.IncarnationHeader, strconv.FormatUint(life, 10))
+	}
+	res, err := method(ctx, r)
 	if err != nil {
 		return nil, err
 	}

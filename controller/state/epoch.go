@@ -9,17 +9,46 @@ import (
 )
 
 const (
-	inSync = quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC
-	out    = quarrypb.ReplicaState_REPLICA_STATE_OUT
+	inSync     = quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC
+	rebuilding = quarrypb.ReplicaState_REPLICA_STATE_REBUILDING
+	out        = quarrypb.ReplicaState_REPLICA_STATE_OUT
+
+	open       = quarrypb.RegionState_REGION_STATE_OPEN
+	recovering = quarrypb.RegionState_REGION_STATE_RECOVERING
+	regionLost = quarrypb.RegionState_REGION_STATE_LOST
 )
+
+// health of a replica, by what is known of its node.
+type health uint8
+
+const (
+	well    health = iota
+	unsure         // not heard by this leader, or being probed: nothing is decided by it
+	missing        // lost, perhaps with all it has
+	stale          // its node has another life, or has been removed: it has missed what was written since
+)
+
+func (m *Machine) health(r *quarrypb.Replica) health {
+	n := m.node(r.Node)
+	switch {
+	case n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN || r.Incarnation != n.rec.Incarnation:
+		return stale
+	case n.lost:
+		return missing
+	case !m.up(n) || n.fails > 0:
+		return unsure
+	}
+	return well
+}
 
 // settle looks at a region whose nodes have changed, and gives it a new
 // configuration if it needs one.
 //
-// A replica whose node has another incarnation than its record is stale: it has
-// missed whatever was written since. With another replica alive it is OUT. With all
-// stale, those whose memory was found whole go on, for nothing was written behind
-// their backs. While one is silent nobody can tell, and nothing is decided.
+// With an in-sync replica that is well, those that are lost or stale go OUT: at
+// once, but never while another is being probed, for nobody is called a survivor
+// who has just failed to answer. Without one, nothing was written behind the backs
+// of those that are gone: when all have another life, those whose memory was found
+// whole go on. While one is silent nobody can tell, and nothing is decided.
 func (m *Machine) settle(g *region) {
 	if !published(g.rec) {
 		if g.job != nil && g.job.give {
@@ -27,75 +56,83 @@ func (m *Machine) settle(g *region) {
 		}
 		return
 	}
-	rec := proto.CloneOf(g.rec)
-	var stale []*quarrypb.Replica
-	alive, silent := 0, 0
-	for _, r := range rec.Replicas {
-		n := m.node(r.Node)
-		switch {
-		case r.State == out:
-			r.Incarnation = n.rec.Incarnation
-		case r.Incarnation != n.rec.Incarnation:
-			stale = append(stale, r)
-		case m.up(n) && r.State == inSync:
-			alive++
-		case r.State == inSync:
-			silent++
+	var count [stale + 1]int // of the replicas in sync
+	var joiners [stale + 1]int
+	for _, r := range g.rec.Replicas {
+		switch r.State {
+		case inSync:
+			count[m.health(r)]++
+		case rebuilding:
+			joiners[m.health(r)]++
 		}
 	}
-	lost := g.rec.State == quarrypb.RegionState_REGION_STATE_LOST
+	failed := count[missing]+count[stale]+joiners[missing]+joiners[stale] > 0
 	switch {
-	case len(stale) == 0:
-		if g.rec.State == quarrypb.RegionState_REGION_STATE_RECOVERING && g.job == nil {
-			m.reconfigure(g) // a leader before us had begun
+	case !failed:
+		if g.rec.State == recovering && g.job == nil && !g.changing {
+			// A leader before us had begun. What it has opened must not stay open.
+			m.change(g, proto.CloneOf(g.rec))
 		}
-		return
-	case alive > 0:
-		for _, r := range stale {
-			m.note("region %d goes on without its replica on node %d, which restarted", rec.Id, r.Node)
-			r.State, r.Incarnation = out, m.node(r.Node).rec.Incarnation
+	case count[unsure]+joiners[unsure] > 0:
+	case count[well] > 0:
+		rec := proto.CloneOf(g.rec)
+		for _, r := range rec.Replicas {
+			if h := m.health(r); r.State != out && h != well {
+				why := "is lost"
+				if h == stale {
+					why = "restarted or was removed"
+				}
+				m.note("region %d goes on without its replica on node %d, which %s", rec.Id, r.Node, why)
+				r.State, r.Leaving = out, false
+			}
 		}
-	case silent > 0:
-		m.note("region %d waits for its other replicas: node %d restarted, the others are silent", rec.Id, stale[0].Node)
-		return
-	case !slices.ContainsFunc(stale, func(r *quarrypb.Replica) bool { return m.intact(g, r) }):
+		m.change(g, rec)
+	case count[missing] > 0:
+		m.note("region %d waits for its replicas: no node that is in sync answers", g.rec.Id)
+	default:
+		m.restart(g)
+	}
+}
+
+// restart brings a region back whose in-sync replicas all have other lives.
+func (m *Machine) restart(g *region) {
+	rec := proto.CloneOf(g.rec)
+	found := false
+	for _, r := range rec.Replicas {
+		found = found || r.State == inSync && m.intact(g, r)
+	}
+	if !found {
 		// Invariant: a lost region's replicas keep their incarnation, so that one whose
 		// memory is found at the next start brings it back.
-		if !lost {
+		if rec.State != regionLost {
 			rec.Epoch++
-			rec.State = quarrypb.RegionState_REGION_STATE_LOST
+			rec.State = regionLost
 			m.note("region %d is lost: all its nodes restarted and none found its memory", rec.Id)
 			m.stage(m.regionChange(g, rec, nil))
 		}
 		return
-	default:
-		for _, r := range stale {
-			if !m.intact(g, r) {
-				r.State = out
-			}
+	}
+	for _, r := range rec.Replicas {
+		if r.State == inSync && m.intact(g, r) {
 			r.Incarnation = m.node(r.Node).rec.Incarnation
+		} else {
+			r.State, r.Leaving = out, false
 		}
-		m.note("region %d goes on with the memory that its restarted nodes found", rec.Id)
 	}
-	// The first in-sync replica is the primary.
-	slices.SortStableFunc(rec.Replicas, func(a, b *quarrypb.Replica) int { return rank(a) - rank(b) })
-	rec.Epoch++
-	rec.State = quarrypb.RegionState_REGION_STATE_RECOVERING
-	if g.job != nil {
-		g.job.end()
-	}
-	m.stage(m.regionChange(g, rec, func(uint64) {
-		if g.rec == rec {
-			m.reconfigure(g)
-		}
-	}))
+	m.note("region %d goes on with the memory that its restarted nodes found", rec.Id)
+	m.change(g, rec)
 }
 
 func rank(r *quarrypb.Replica) int {
-	if r.State == inSync {
+	switch {
+	case r.State == inSync && !r.Leaving:
 		return 0
+	case r.State == inSync:
+		return 1
+	case r.State == rebuilding:
+		return 2
 	}
-	return 1
+	return 3
 }
 
 // intact says whether a restarted node has found the replica's memory.
@@ -106,28 +143,89 @@ func (m *Machine) intact(g *region, r *quarrypb.Replica) bool {
 	})
 }
 
-// reconfigure opens a region under its new epoch (DESIGN 8): the keys of earlier
-// epochs die, then nobody may still read by an earlier table, then new keys work.
-// Preconditions: the record is RECOVERING and committed.
-func (m *Machine) reconfigure(g *region) {
+// change gives a region a new epoch with the replicas of rec, and opens it under
+// the one behind that. Whatever was under way for it ends. extra changes are part of the same transaction.
+func (m *Machine) change(g *region, rec *quarrypb.Region, extra ...change) {
+	// The first in-sync replica is the primary.
+	slices.SortStableFunc(rec.Replicas, func(a, b *quarrypb.Replica) int { return rank(a) - rank(b) })
+	for _, r := range rec.Replicas {
+		if r.State == out {
+			r.Incarnation = m.node(r.Node).rec.Incarnation
+		}
+	}
+	rec.Epoch++
+	rec.State = recovering
+	if g.job != nil {
+		g.job.end()
+	}
+	g.changing = true
+	m.stage(append(extra, m.regionChange(g, rec, func(rev uint64) {
+		if g.rec == rec {
+			g.changing = false
+			m.reconfigure(g, rev)
+		}
+	}))...)
+}
+
+// reconfigure opens a region whose new epoch is in the table (DESIGN 8): the keys
+// of earlier epochs die; nobody may still read by an earlier table; an agent makes
+// the replicas alike, under keys of the epoch that no table ever calls open; then
+// the keys of the next epoch work.
+// Preconditions: the record is RECOVERING and committed at rev.
+func (m *Machine) reconfigure(g *region, rev uint64) {
 	regions := []*region{g}
 	j := m.newJob(regions)
-	rev := m.store.revs[regionKey(g.rec.Id)]
+	acknowledged := false
+	m.awaitTable(rev, func() { acknowledged = true; m.jobsDirty = true })
+	epoch := g.rec.Epoch
 	j.step(m.legs(regions, m.shut), func() {
 		j.step(m.legs(regions, m.host(true)), func() {
-			m.awaitTable(rev, func() {
-				if j.over {
-					return
-				}
-				j.gate = func() bool { return m.owesNothing(regions) }
-				j.step(m.legs(regions, m.open), func() {
-					rec := proto.CloneOf(g.rec)
-					rec.State = quarrypb.RegionState_REGION_STATE_OPEN
-					m.stage(m.regionChange(g, rec, nil))
-					m.note("region %d is open at epoch %d", rec.Id, rec.Epoch)
-					j.end()
+			j.gate = func() bool { return acknowledged && m.owesNothing(regions) }
+			j.step(m.legs(regions, m.openAt(epoch)), func() {
+				j.step([]*leg{m.reconcile(g)}, func() {
+					j.step(m.legs(regions, m.openAt(epoch+1)), func() {
+						rec := proto.CloneOf(g.rec)
+						rec.State = open
+						rec.Epoch++
+						j.end()
+						g.opened = m.now
+						m.stage(m.regionChange(g, rec, nil))
+						m.note("region %d is open at epoch %d", rec.Id, rec.Epoch)
+					})
 				})
 			})
 		})
 	})
+}
+
+// reconcile is the call of the primary's agent that makes the replicas alike.
+func (m *Machine) reconcile(g *region) *leg {
+	return &leg{n: m.node(g.rec.Replicas[0].Node), timeout: workTimeout,
+		msg: m.program(g, quarrypb.WorkKind_WORK_KIND_RECONCILE, g.rec.Epoch),
+		more: func(msg proto.Message) bool {
+			w, _ := msg.(*quarrypb.WorkResponse)
+			g.progress = w
+			return !w.GetDone()
+		}}
+}
+
+// program is the request of a program over a region as it is.
+func (m *Machine) program(g *region, kind quarrypb.WorkKind, id uint64) *quarrypb.WorkRequest {
+	w := &quarrypb.WorkRequest{
+		Region: g.rec.Id, Epoch: g.rec.Epoch, ControllerTerm: m.term, Kind: kind, Id: id,
+		WaitMs: uint32(workWait.Milliseconds()), Uuid: g.rec.Uuid, Durable: g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM,
+	}
+	for _, r := range g.rec.Replicas {
+		if r.State == out {
+			continue
+		}
+		p := &quarrypb.WorkPeer{Node: r.Node, Incarnation: r.Incarnation, Rebuilding: r.State == rebuilding}
+		for _, e := range m.node(r.Node).rec.Endpoints {
+			if e.Provider == quarrypb.Provider_PROVIDER_TCP {
+				p.Address = e.Address
+			}
+		}
+		w.Peers = append(w.Peers, p)
+	}
+	return w
 }

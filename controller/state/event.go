@@ -81,11 +81,13 @@ type Op struct {
 
 // Call asks the agent at URL.
 type Call struct {
-	ID      uint64
-	Node    uint32
-	URL     string
-	Msg     proto.Message // a request message of quarrypb.Agent
-	Timeout int64         // ns
+	ID   uint64
+	Node uint32
+	// Incarnation of the node that is meant, which another life refuses; 0: whoever answers.
+	Incarnation uint64
+	URL         string
+	Msg         proto.Message // a request message of quarrypb.Agent
+	Timeout     int64         // ns
 }
 
 // Answer ends an Ask: with a message, or with an error.
@@ -152,6 +154,7 @@ const (
 	MaxSessions  = 1 << 17 // live ones: half of the ids, so that a free id is near
 	MaxWaiting   = 1 << 16 // certificates waited for
 	MaxScrubbed  = 64      // sessions of one Scrubbed: they fit one transaction
+	MaxTroubles  = 64      // of one heartbeat that are looked at
 	fenceBatch   = 4096    // serials of one Fence call
 	maxOps       = 120     // of one transaction; etcd allows 128 unless told otherwise
 )

@@ -147,7 +147,7 @@ func TestHazard12_NewEpochWaitsForReaders(t *testing.T) {
 	r.run()
 	require.Equal(t, quarrypb.RegionState_REGION_STATE_OPEN, state())
 	region := r.table().Regions[0]
-	require.EqualValues(t, 2, region.Epoch)
+	require.EqualValues(t, 3, region.Epoch)
 	require.EqualValues(t, 2, region.Replicas[0].Node, "the survivor is the primary")
 	require.Equal(t, quarrypb.ReplicaState_REPLICA_STATE_OUT, region.Replicas[1].State)
 }

@@ -22,6 +22,7 @@ type job struct {
 	// for ever: the job ends when its region's configuration changes.
 	give bool
 	fail func(*Error)
+	quit func() // called when it ends, however
 	err  *Error
 	over bool
 }
@@ -31,9 +32,11 @@ type leg struct {
 	n       *node
 	msg     proto.Message
 	timeout time.Duration
-	out     bool
-	done    bool
-	next    int64 // no call before
+	// more says of an answer that the call has to be made again at once. May be nil.
+	more func(proto.Message) bool
+	out  bool
+	done bool
+	next int64 // no call before
 }
 
 func (m *Machine) newJob(regions []*region) *job {
@@ -53,7 +56,13 @@ func (j *job) step(legs []*leg, then func()) {
 
 // end takes the job out. Replies to its calls are ignored from now on.
 func (j *job) end() {
+	if j.over {
+		return
+	}
 	j.over = true
+	if j.quit != nil {
+		j.quit()
+	}
 	j.m.jobs = slices.DeleteFunc(j.m.jobs, func(o *job) bool { return o == j })
 	for _, g := range j.regions {
 		if g.job == j {
@@ -112,6 +121,7 @@ func (j *job) start(l *leg) {
 		}
 		j.m.jobsDirty = true
 		switch {
+		case r.Err == nil && l.more != nil && l.more(r.Msg):
 		case r.Err == nil:
 			l.done = true
 		case j.give && (r.Refused || j.m.now-j.began > int64(createPatience)):

@@ -16,9 +16,15 @@ const TickEvery = 25 * time.Millisecond
 // Config of a machine. No zero values: the controller fills them in.
 type Config struct {
 	Lease         time.Duration // of sessions
-	NodeHeartbeat time.Duration // what nodes are told; silent after three of them
+	NodeHeartbeat time.Duration // what nodes are told; they send two in that time
 	RegionBytes   uint64        // of a region whose size nobody names
 	Version       string        // for Status
+	// ReplaceAfter is how long a replica that is out may come back before a spare node is taken.
+	ReplaceAfter time.Duration
+	// ScrubEvery is the time between two scrubs for fenced sessions; 0: none, somebody else says Scrubbed.
+	ScrubEvery time.Duration
+	// RebuildBytesPerSecond bounds the copying to one joiner; 0: as fast as it goes.
+	RebuildBytesPerSecond uint64
 }
 
 // Intervals that no option is worth.
@@ -30,6 +36,8 @@ const (
 	pingTimeout    = time.Second
 	createPatience = 3 * time.Second // with an agent that cannot be reached
 	certifyLeases  = 2               // a certificate is waited for at most so many leases
+	workWait       = time.Second     // an agent that runs a program answers by then, done or not
+	workTimeout    = 4 * time.Second
 )
 
 // Machine is a controller's state. See the package comment for its rules.
@@ -52,6 +60,8 @@ type Machine struct {
 	live       int
 
 	jobs    []*job
+	tasks   []*task
+	scrub   *scrub
 	calls   map[uint64]func(Reply)
 	lastID  uint64 // of a call
 	joins   []*join
@@ -64,6 +74,9 @@ type Machine struct {
 	ready  []Action // of this step, waiting for no transaction
 	out    []Action // of this step
 	sweeps int64    // when expired sessions are looked for next
+	// When regions that lack something, and fenced sessions to scrub, are looked for next.
+	improves, scrubs int64
+	lastScrub        uint64
 
 	// What work has to look at before the step is over. Nothing is looked at in the
 	// middle of a change: that would look at half of it.
@@ -125,7 +138,7 @@ func (m *Machine) resume() {
 		switch g.rec.State {
 		case quarrypb.RegionState_REGION_STATE_CREATING:
 			m.undo([]*region{g}) // whoever asked for it has been told that nobody knows
-		case quarrypb.RegionState_REGION_STATE_RECOVERING:
+		case recovering:
 			m.settle(g)
 		}
 	}
@@ -243,6 +256,12 @@ func (m *Machine) tick() {
 	}
 	m.certsDirty, m.waitsDirty, m.jobsDirty = true, true, true
 	m.sweep()
+	m.watch()
+	m.improve()
+	m.scrubNext()
+	for _, t := range slices.Clone(m.tasks) {
+		m.pump(t)
+	}
 }
 
 func (m *Machine) emit(a Action) { m.out = append(m.out, a) }
@@ -256,13 +275,20 @@ func (m *Machine) answerTable(waiter uint64, msg proto.Message, since uint64) {
 	m.emit(Answer{Waiter: waiter, Msg: msg, since: since})
 }
 
-// call asks a node's agent; done gets the outcome.
+// call asks the agent of the present life of a node; done gets the outcome.
 func (m *Machine) call(n *node, msg proto.Message, timeout time.Duration, done func(Reply)) {
-	m.callURL(n.rec.Id, n.rec.AgentUrl, msg, timeout, done)
+	life := n.rec.Incarnation
+	m.callURL(Call{Node: n.rec.Id, Incarnation: life, URL: n.rec.AgentUrl, Msg: msg, Timeout: int64(timeout)}, func(r Reply) {
+		if r.Err != nil && !r.Refused && n.rec.Incarnation == life {
+			m.doubt(n)
+		}
+		done(r)
+	})
 }
 
-func (m *Machine) callURL(id uint32, url string, msg proto.Message, timeout time.Duration, done func(Reply)) {
+func (m *Machine) callURL(c Call, done func(Reply)) {
 	m.lastID++
-	m.calls[m.lastID] = done
-	m.emit(Call{ID: m.lastID, Node: id, URL: url, Msg: msg, Timeout: int64(timeout)})
+	c.ID = m.lastID
+	m.calls[c.ID] = done
+	m.emit(c)
 }

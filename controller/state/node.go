@@ -23,6 +23,15 @@ type node struct {
 	heard int64 // its last sign of life
 	found []*quarrypb.HostedRegion
 
+	// How it is watched: see watch.go.
+	suspect, probing     bool
+	fails                int   // probes in a row without the right answer
+	probeNext, calmUntil int64 // no probe before; no suspicion before
+	lost                 bool  // unreachable in this life; only a probe says that it is over
+	losses               int
+	upSince              int64
+	refusedUntil         int64 // it has refused a replica: none before
+
 	hosts    int    // replicas that may be open here
 	assigned uint64 // bytes of all replicas here
 
@@ -41,7 +50,7 @@ type join struct {
 
 // up says whether a node is at work as far as this leader knows.
 func (m *Machine) up(n *node) bool {
-	return n.seen && m.now-n.heard < 3*int64(m.cfg.NodeHeartbeat) &&
+	return n.seen && !n.lost && m.now-n.heard < int64(m.cfg.Lease) &&
 		n.rec.State != quarrypb.NodeState_NODE_STATE_DOWN
 }
 
@@ -64,7 +73,7 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		// The name has had another life. Only if that is over may this one begin.
 		j := &join{waiter: waiter, req: r, at: m.now}
 		m.joins = append(m.joins, j)
-		m.call(n, &quarrypb.PingRequest{}, pingTimeout, func(reply Reply) {
+		m.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(pingTimeout)}, func(reply Reply) {
 			m.joins = slices.DeleteFunc(m.joins, func(o *join) bool { return o == j })
 			pong, _ := reply.Msg.(*quarrypb.PingResponse)
 			if pong != nil && pong.Incarnation == n.rec.Incarnation || n.heard > j.at {
@@ -104,13 +113,16 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 			m.note("node %s (%d) restarted at %s", rec.Name, rec.Id, rec.AgentUrl)
 		}
 	}
+	if !n.seen || restarted {
+		n.upSince = m.now
+	}
+	if restarted {
+		// The debts of probes are that life's.
+		n.lost, n.suspect, n.probing, n.fails, n.refusedUntil = false, false, false, 0, 0
+	}
 	n.seen, n.heard, n.found = true, m.now, r.Found
 	m.dropOrphans(n)
-	for _, g := range slices.Clone(m.regions) {
-		if g.on(n.rec.Id) != nil {
-			m.settle(g)
-		}
-	}
+	m.revisit(n)
 	if restarted {
 		// This life learns of every fence below; the former one is out of the configuration.
 		n.owed, n.fenceOut, n.fenceNext = nil, false, 0
@@ -141,7 +153,10 @@ func (m *Machine) dropOrphans(n *node) {
 			m.call(n, &quarrypb.DropRegionRequest{Region: f.Region, ControllerTerm: m.term, Epoch: f.Epoch}, callTimeout, func(Reply) {})
 		case g == nil:
 			m.note("node %s hosts region %d, which this cluster has not numbered yet: left alone; was the controller's store set back?", n.rec.Name, f.Region)
-		case !bytes.Equal(g.rec.Uuid, f.Uuid) || g.on(n.rec.Id) == nil:
+		case bytes.Equal(g.rec.Uuid, f.Uuid) && g.on(n.rec.Id) == nil && published(g.rec) && g.joining != n:
+			m.note("node %s hosts memory of region %d, which is elsewhere now: dropping it", n.rec.Name, f.Region)
+			m.discard(g, n)
+		case !bytes.Equal(g.rec.Uuid, f.Uuid):
 			m.note("node %s hosts region %d as %x, which is not its: left alone", n.rec.Name, f.Region, f.Uuid)
 		}
 	}
@@ -164,13 +179,10 @@ func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest)
 	}
 	silent := !m.up(n)
 	n.heard = m.now
-	if silent {
+	// One that is heard and does not answer is of no use: only probes bring it back.
+	if silent && m.up(n) {
 		m.note("node %s (%d) is heard again", n.rec.Name, n.rec.Id)
-		for _, g := range slices.Clone(m.regions) {
-			if g.on(n.rec.Id) != nil {
-				m.settle(g)
-			}
-		}
+		m.revisit(n)
 	}
 	m.answer(waiter, &quarrypb.NodeHeartbeatResponse{})
 }

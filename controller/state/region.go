@@ -14,6 +14,16 @@ type region struct {
 	pub *quarrypb.Region // as committed; nil while it is not in the table
 	rev uint64           // of pub
 	job *job
+
+	changing  bool  // a new epoch is on its way into the table
+	lacking   bool  // it has not the replicas that it should have
+	opened    int64 // when it was opened last by this leader
+	short     int64 // since when it has lacked something
+	next      int64 // improve does not look before
+	joining   *node // whose memory is being made for it
+	copier    *task
+	scrubbing bool
+	progress  *quarrypb.WorkResponse // of a reconcile
 }
 
 // published says whether a record belongs into the table.
@@ -52,7 +62,13 @@ func (m *Machine) regionChange(g *region, rec *quarrypb.Region, then func(rev ui
 		m.account(g.rec, -1)
 	}
 	m.account(rec, +1)
+	if g.rec != nil && g.rec.Epoch != rec.Epoch {
+		m.endTasks(g)
+	}
 	g.rec = rec
+	if l := published(rec) && lacks(rec); l != g.lacking {
+		g.lacking, g.short, g.next = l, m.now, 0
+	}
 	m.fencesDirty = true // a node may have stopped hosting
 	return change{regionKey(rec.Id), rec, func(rev uint64) {
 		if published(rec) {
@@ -130,7 +146,7 @@ func (m *Machine) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest, r
 	j.step(m.legs(made, m.host(false)), func() {
 		// Nodes that hosted nothing were told of fences, but nobody waited for them.
 		j.gate = func() bool { return m.owesNothing(made) }
-		j.step(m.legs(made, m.open), func() { m.publish(j, made) })
+		j.step(m.legs(made, m.openAt(1)), func() { m.publish(j, made) })
 	})
 }
 
@@ -224,7 +240,7 @@ func (m *Machine) legs(regions []*region, call func(g *region, n *node) *leg) []
 	for _, g := range regions {
 		for _, r := range g.rec.Replicas {
 			n := m.node(r.Node)
-			if n == nil || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN || r.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC {
+			if n == nil || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN || r.State == out {
 				continue
 			}
 			legs = append(legs, call(g, n))
@@ -243,8 +259,10 @@ func (m *Machine) host(mustExist bool) func(g *region, n *node) *leg {
 	}
 }
 
-func (m *Machine) open(g *region, n *node) *leg {
-	return &leg{n: n, timeout: callTimeout, msg: &quarrypb.OpenRegionRequest{Region: g.rec.Id, Epoch: g.rec.Epoch, ControllerTerm: m.term}}
+func (m *Machine) openAt(epoch uint64) func(g *region, n *node) *leg {
+	return func(g *region, n *node) *leg {
+		return &leg{n: n, timeout: callTimeout, msg: &quarrypb.OpenRegionRequest{Region: g.rec.Id, Epoch: epoch, ControllerTerm: m.term}}
+	}
 }
 
 func (m *Machine) shut(g *region, n *node) *leg {
@@ -255,11 +273,11 @@ func (m *Machine) drop(g *region, n *node) *leg {
 	return &leg{n: n, timeout: callTimeout, msg: &quarrypb.DropRegionRequest{Region: g.rec.Id, ControllerTerm: m.term, Epoch: g.rec.Epoch}}
 }
 
-// owesNothing says whether the nodes of regions have acknowledged every fence.
+// owesNothing says whether the nodes that regions are on have acknowledged every fence.
 func (m *Machine) owesNothing(regions []*region) bool {
 	for _, g := range regions {
 		for _, r := range g.rec.Replicas {
-			if n := m.node(r.Node); n != nil && len(n.owed) > 0 {
+			if n := m.node(r.Node); n != nil && r.State != out && len(n.owed) > 0 {
 				return false
 			}
 		}

@@ -18,23 +18,27 @@ import (
 // rig drives a machine by hand: it is the store, the clock and the agents. Nothing
 // is answered unless the test says so.
 type rig struct {
-	t       testing.TB
-	m       *Machine
-	term    uint64
-	now     int64
-	rev     uint64
-	records map[string]Record
-	commit  *Commit // the one that is out
-	calls   []Call  // the ones that are out
-	answers map[uint64]Answer
-	waiter  uint64
-	notes   []string
-	tables  []uint64 // revisions of TableChanged
-	stepped []Action // of the last step
-	down    error
-	beats   []*quarrypb.Node // nodes that keep sending heartbeats
-	deposed bool             // no more Lead
-	beat    uint64           // waiter of the last heartbeat of a node
+	t          testing.TB
+	m          *Machine
+	term       uint64
+	now        int64
+	rev        uint64
+	records    map[string]Record
+	commit     *Commit // the one that is out
+	calls      []Call  // the ones that are out
+	answers    map[uint64]Answer
+	waiter     uint64
+	notes      []string
+	tables     []uint64 // revisions of TableChanged
+	stepped    []Action // of the last step
+	down       error
+	beats      []*quarrypb.Node // nodes that keep sending heartbeats
+	deposed    bool             // no more Lead
+	scrubEvery time.Duration
+	// Probes are answered as time passes: by nodes that are not dead, as the machine knows them.
+	probes []Call
+	dead   map[uint32]bool
+	beat   uint64 // waiter of the last heartbeat of a node
 
 	pendingBeats []*quarrypb.Node // of a transcript: nodes that wait to be let in
 }
@@ -42,7 +46,7 @@ type rig struct {
 const testLease = 3 * time.Second
 
 func newRig(t testing.TB) *rig {
-	r := &rig{t: t, records: map[string]Record{}, answers: map[uint64]Answer{}, beat: 1 << 32}
+	r := &rig{t: t, records: map[string]Record{}, answers: map[uint64]Answer{}, beat: 1 << 32, dead: map[uint32]bool{}}
 	r.start()
 	return r
 }
@@ -55,12 +59,13 @@ func (r *rig) start() {
 	}
 	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.Key, b.Key) })
 	r.term += 10
+	r.probes = nil
 	r.commit, r.calls, r.down, r.beats, r.deposed = nil, nil, nil, nil, false
 	random := make([]byte, 48)
 	for i := range random {
 		random[i] = byte(i)
 	}
-	m, acts, err := New(Config{Lease: testLease, NodeHeartbeat: time.Second, RegionBytes: 16 << 20, Version: "test"}, r.term, r.now, all, random)
+	m, acts, err := New(Config{Lease: testLease, NodeHeartbeat: time.Second, RegionBytes: 16 << 20, Version: "test", ReplaceAfter: 10 * time.Second, ScrubEvery: r.scrubEvery}, r.term, r.now, all, random)
 	require.NoError(r.t, err)
 	r.m = m
 	r.take(acts)
@@ -81,6 +86,10 @@ func (r *rig) take(acts []Action) {
 			require.LessOrEqual(r.t, len(a.Ops), maxOps)
 			r.commit = &a
 		case Call:
+			if _, ping := a.Msg.(*quarrypb.PingRequest); ping && a.Timeout == int64(probeTimeout) {
+				r.probes = append(r.probes, a)
+				break
+			}
 			r.calls = append(r.calls, a)
 		case Answer:
 			_, twice := r.answers[a.Waiter]
@@ -159,6 +168,8 @@ func goodReply(msg proto.Message) proto.Message {
 		return &quarrypb.DropRegionResponse{}
 	case *quarrypb.FenceRequest:
 		return &quarrypb.FenceResponse{}
+	case *quarrypb.WorkRequest:
+		return &quarrypb.WorkResponse{Done: true}
 	}
 	return &quarrypb.PingResponse{}
 }
@@ -185,7 +196,25 @@ func (r *rig) advance(d time.Duration) {
 			r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: n.Id, Incarnation: n.Incarnation}})
 		}
 		r.step(Tick{})
+		r.answerProbes()
 	}
+}
+
+// answerProbes answers for every node that is not dead. What follows shows as stepped.
+func (r *rig) answerProbes() {
+	all := r.stepped
+	for len(r.probes) > 0 {
+		c := r.probes[0]
+		r.probes = r.probes[1:]
+		ev := Reply{Call: c.ID}
+		if n := r.m.node(c.Node); r.dead[c.Node] {
+			ev.Err = errors.New("connection refused")
+		} else {
+			ev.Msg = &quarrypb.PingResponse{Id: n.rec.Id, Incarnation: n.rec.Incarnation}
+		}
+		all = append(all, r.step(ev)...)
+	}
+	r.stepped = all
 }
 
 func testNode(name, domain string, incarnation uint64) *quarrypb.Node {
@@ -281,7 +310,22 @@ func show(a Action) string {
 func showMsg(msg any) string {
 	switch m := msg.(type) {
 	case *quarrypb.HostRegionRequest:
+		if m.Zero {
+			return fmt.Sprintf("HostRegion %d zeroed for epoch %d", m.Region, m.Epoch)
+		}
 		return fmt.Sprintf("HostRegion %d, must exist %v", m.Region, m.MustExist)
+	case *quarrypb.WorkRequest:
+		out := fmt.Sprintf("%s region %d epoch %d", strings.ToLower(strings.TrimPrefix(m.Kind.String(), "WORK_KIND_")), m.Region, m.Epoch)
+		for _, p := range m.Peers {
+			out += fmt.Sprintf(" n%d.%d", p.Node, p.Incarnation)
+			if p.Rebuilding {
+				out += ":REBUILDING"
+			}
+		}
+		if len(m.DeadSessions) > 0 {
+			out += fmt.Sprintf(" dead %v", m.DeadSessions)
+		}
+		return out
 	case *quarrypb.OpenRegionRequest:
 		return fmt.Sprintf("OpenRegion %d epoch %d term %d", m.Region, m.Epoch, m.ControllerTerm)
 	case *quarrypb.CloseRegionRequest:

@@ -54,7 +54,7 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		return
 	}
 	c := m.editCluster()
-	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive}
+	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent}
 	c.NextSerial++
 	c.LastSession = id
 	// A new session has no operation from before any epoch, and reads the table of its answer.
@@ -140,6 +140,7 @@ func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
 	s.ackTable = max(s.ackTable, min(r.TableRevision, m.log.revision))
 	s.ackReclaim = max(s.ackReclaim, min(r.ReclaimEpoch, m.log.reclaim))
 	m.waitsDirty = len(m.waits) > 0
+	m.troubled(r.Troubles)
 	m.emit(Answer{
 		Waiter: waiter, since: r.TableRevision,
 		Msg: &quarrypb.HeartbeatResponse{LeaseMs: uint32(m.cfg.Lease.Milliseconds())},
@@ -198,6 +199,7 @@ func (m *Machine) scrubbed(waiter uint64, serials []uint64) {
 
 func (m *Machine) status(waiter uint64) {
 	m.answer(waiter, &quarrypb.StatusResponse{
+		Progress:       m.progress(),
 		LiveSessions:   uint32(m.live),
 		FencedSessions: uint32(len(m.sessions) - m.live),
 		Version:        m.cfg.Version,

@@ -176,7 +176,7 @@ func (m *Machine) load(r Record) error {
 	case strings.HasPrefix(r.Key, nodePrefix):
 		rec := &quarrypb.Node{}
 		if err = proto.Unmarshal(r.Value, rec); err == nil {
-			n := &node{rec: rec, pub: rec, rev: r.Revision}
+			n := &node{rec: rec, pub: rec, rev: r.Revision, heard: m.now}
 			m.nodes = append(m.nodes, n)
 			m.nodeByName[rec.Name] = n
 		}
@@ -185,7 +185,7 @@ func (m *Machine) load(r Record) error {
 		if err = proto.Unmarshal(r.Value, rec); err == nil {
 			g := &region{rec: rec, rev: r.Revision}
 			if published(rec) {
-				g.pub = rec
+				g.pub, g.lacking, g.short = rec, lacks(rec), m.now
 			}
 			m.regions = append(m.regions, g)
 		}

@@ -24,7 +24,9 @@ import (
 //	certify serial=1 session=2 [wait=ms] | sessions | table [since=]
 //	create replicas=2 [count=] [mib=] [unless=]
 //	reclaim | scrubbed serial=1
-//	mute NAME        its heartbeats stop
+//	mute NAME        its heartbeats stop; it answers probes
+//	kill NAME        it does neither; heal NAME: both again, in the same life
+//	trouble serial=1 node=2    a heartbeat of a client that cannot work with a node
 //	advance 1s       time passes
 //	deposed          the leader cannot renew its lead
 //	restart          another controller leads
@@ -82,6 +84,9 @@ func (r *rig) play(t *testing.T, d *datadriven.TestData) string {
 				}
 				req.Found = append(req.Found, f)
 			}
+		}
+		if old := r.m.nodeByName[n.Name]; old != nil {
+			delete(r.dead, old.rec.Id)
 		}
 		ask(req)
 		r.beats = slices.DeleteFunc(r.beats, func(o *quarrypb.Node) bool { return o.Name == n.Name })
@@ -144,6 +149,16 @@ func (r *rig) play(t *testing.T, d *datadriven.TestData) string {
 		ask(Scrubbed{Serials: []uint64{num("serial")}})
 	case "mute":
 		r.beats = slices.DeleteFunc(r.beats, func(n *quarrypb.Node) bool { return n.Name == arg(0) })
+	case "kill":
+		n := r.m.nodeByName[arg(0)]
+		r.dead[n.rec.Id] = true
+		r.beats = slices.DeleteFunc(r.beats, func(o *quarrypb.Node) bool { return o.Name == arg(0) })
+	case "heal":
+		n := r.m.nodeByName[arg(0)]
+		delete(r.dead, n.rec.Id)
+		r.beats = append(r.beats, n.rec)
+	case "trouble":
+		ask(&quarrypb.HeartbeatRequest{Serial: num("serial"), Troubles: []*quarrypb.NodeTrouble{{Node: num32(num("node")), BrokenRounds: 1}}})
 	case "advance":
 		by, err := time.ParseDuration(arg(0))
 		if err != nil {

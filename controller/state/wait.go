@@ -42,9 +42,10 @@ func (m *Machine) gone(s *session) bool {
 
 // awaitTable waits until nobody reads by a table older than rev: every session whose
 // lease is not over, fenced or not, has acknowledged rev. (DESIGN 8, failover step 3.)
+// Programs of agents are not waited for: they answer nobody, and their keys are dead.
 func (m *Machine) awaitTable(rev uint64, done func()) *wait {
 	return m.await(func(s *session) bool {
-		if m.gone(s) || s.ackTable >= rev {
+		if m.gone(s) || s.rec.Agent || s.ackTable >= rev {
 			return true
 		}
 		if m.now < s.until {

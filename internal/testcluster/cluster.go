@@ -6,16 +6,20 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/internal/etcdembed"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
@@ -26,6 +30,8 @@ type Cluster struct {
 	Controller *controller.Controller
 	Nodes      []*storagenode.Node
 	Options    Options
+
+	configs []storagenode.Config // of Nodes
 }
 
 // Options of a cluster.
@@ -33,6 +39,10 @@ type Options struct {
 	Nodes int           // default 1
 	Lease time.Duration // default 3 s
 	Dir   bool          // nodes keep files
+	// ReplaceAfter is when replicas of a node that is gone are rebuilt on others; default the controller's.
+	ReplaceAfter time.Duration
+	// Log shows what controllers and nodes say.
+	Log bool
 }
 
 // New starts a cluster that ends with the test.
@@ -60,7 +70,8 @@ func (c *Cluster) StartController(listen string) {
 	require.NoError(c.T, err)
 	c.T.Cleanup(func() { etcd.Close() })
 	c.Controller, err = controller.Start(c.T.Context(), controller.Config{
-		Etcd: etcd, Listen: listen, Lease: c.Options.Lease, RegionBytes: proto.MinRegionBytes, Logger: quiet(),
+		Etcd: etcd, Listen: listen, Lease: c.Options.Lease, RegionBytes: proto.MinRegionBytes, Logger: c.logger(),
+		ReplaceAfter: c.Options.ReplaceAfter,
 	})
 	require.NoError(c.T, err)
 	ctrl := c.Controller
@@ -74,9 +85,16 @@ func (c *Cluster) StartController(listen string) {
 func (c *Cluster) NodeConfig(i int) storagenode.Config {
 	cfg := storagenode.Config{
 		Controllers: []string{c.Controller.URL()}, Name: fmt.Sprintf("node%d", i+1), FailureDomain: fmt.Sprintf("/dc/rack%d/host%d", i+1, i+1),
-		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 64 * proto.MinRegionBytes, Logger: quiet(),
+		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 64 * proto.MinRegionBytes, Logger: c.logger(),
 	}
 	return cfg
+}
+
+func (c *Cluster) logger() *slog.Logger {
+	if c.Options.Log {
+		return slog.New(slog.NewTextHandler(c.T.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	return quiet()
 }
 
 // StartNode starts node i, from 0.
@@ -90,8 +108,54 @@ func (c *Cluster) StartNode(i int) *storagenode.Node {
 	n, err := storagenode.Start(ctx, cfg)
 	require.NoError(c.T, err)
 	c.T.Cleanup(func() { n.Close() })
-	c.Nodes = append(c.Nodes, n)
+	c.Nodes, c.configs = append(c.Nodes, n), append(c.configs, cfg)
 	return n
+}
+
+// RestartNode starts a node that was closed again: with its folder if it keeps
+// files, else with nothing.
+func (c *Cluster) RestartNode(i int) *storagenode.Node {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	n, err := storagenode.Start(ctx, c.configs[i])
+	require.NoError(c.T, err)
+	c.T.Cleanup(func() { n.Close() })
+	c.Nodes[i] = n
+	return n
+}
+
+// Control is a client of the controller's RPCs.
+func (c *Cluster) Control() quarrypbconnect.ControllerClient {
+	hc := &http.Client{Transport: &http.Transport{}}
+	c.T.Cleanup(hc.CloseIdleConnections)
+	return quarrypbconnect.NewControllerClient(hc, c.Controller.URL())
+}
+
+// Table is the distribution table as it is now.
+func (c *Cluster) Table() *quarrypb.Table {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	res, err := c.Control().Status(ctx, connect.NewRequest(&quarrypb.StatusRequest{}))
+	require.NoError(c.T, err)
+	return res.Msg.Table
+}
+
+// WaitInSync returns once every region is open with so many replicas in sync and no other.
+func (c *Cluster) WaitInSync(replicas int) {
+	c.T.Helper()
+	require.Eventually(c.T, func() bool {
+		for _, r := range c.Table().Regions {
+			if r.State != quarrypb.RegionState_REGION_STATE_OPEN || len(r.Replicas) != replicas {
+				return false
+			}
+			for _, p := range r.Replicas {
+				if p.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || p.Leaving {
+					return false
+				}
+			}
+		}
+		return true
+	}, time.Minute, 20*time.Millisecond, "regions are in sync: %v", c.Table().Regions)
 }
 
 // Connect opens a client that ends with the test.

@@ -1,0 +1,122 @@
+package state
+
+import (
+	"slices"
+	"time"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// What makes a node a lost one: late heartbeats, calls without an answer or clients'
+// trouble only raise a suspicion; the controller's own probes decide.
+const (
+	suspectProbes = 3                      // in a row without the right answer
+	probeTimeout  = 500 * time.Millisecond // of one
+	probeGap      = 50 * time.Millisecond  // between two while it is open what they say
+	probeLost     = 500 * time.Millisecond // between two of a lost node
+	probeCalm     = 100 * time.Millisecond // after a good one no suspicion counts
+	// rejoinAfter is how long a node must have answered before its replicas are
+	// rebuilt there; it doubles with every loss, up to rejoinMost.
+	rejoinAfter = time.Second
+	rejoinMost  = time.Minute
+)
+
+// suspectAfter is the silence that raises a suspicion. Nodes send two heartbeats in NodeHeartbeat.
+func (m *Machine) suspectAfter() int64 { return int64(m.cfg.NodeHeartbeat) * 3 / 2 }
+
+// doubt has a node probed now.
+func (m *Machine) doubt(n *node) {
+	if n.suspect || n.lost || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN || m.now < n.calmUntil {
+		return
+	}
+	n.suspect, n.probeNext = true, m.now
+	m.probe(n)
+}
+
+// watch looks after the nodes.
+func (m *Machine) watch() {
+	for _, n := range m.nodes {
+		if n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
+			continue
+		}
+		if m.now-n.heard > m.suspectAfter() {
+			m.doubt(n)
+		}
+		m.probe(n)
+	}
+}
+
+func (m *Machine) probe(n *node) {
+	if n.probing || !n.suspect && !n.lost || m.now < n.probeNext {
+		return
+	}
+	n.probing = true
+	life := n.rec.Incarnation
+	m.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(probeTimeout)}, func(r Reply) {
+		n.probing = false
+		if n.rec.Incarnation != life || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
+			return
+		}
+		if pong, _ := r.Msg.(*quarrypb.PingResponse); pong != nil && pong.Incarnation == life {
+			m.probed(n)
+		} else {
+			m.unanswered(n)
+		}
+	})
+}
+
+// probed: the node has answered.
+func (m *Machine) probed(n *node) {
+	doubted := n.lost || n.fails > 0 || !m.up(n)
+	n.heard, n.calmUntil = m.now, m.now+int64(probeCalm)
+	n.fails, n.suspect = 0, false
+	if n.lost {
+		n.lost, n.upSince = false, m.now
+		m.note("node %s (%d) answers again", n.rec.Name, n.rec.Id)
+	}
+	if doubted {
+		m.revisit(n)
+	}
+}
+
+// unanswered counts a probe without the right answer.
+func (m *Machine) unanswered(n *node) {
+	n.fails++
+	n.probeNext = m.now + int64(probeGap)
+	if n.lost {
+		n.probeNext = m.now + int64(probeLost)
+		return
+	}
+	if n.fails < suspectProbes {
+		return
+	}
+	n.lost, n.suspect = true, false
+	n.losses++
+	m.note("node %s (%d) is lost: %d probes in a row without an answer from its life %d", n.rec.Name, n.rec.Id, n.fails, n.rec.Incarnation)
+	m.revisit(n)
+}
+
+// revisit settles the regions of a node of which more is known now.
+func (m *Machine) revisit(n *node) {
+	for _, g := range slices.Clone(m.regions) {
+		if g.on(n.rec.Id) != nil {
+			m.settle(g)
+		}
+	}
+}
+
+// steady says whether a node has been well for long enough to be given a replica to rebuild.
+func (m *Machine) steady(n *node) bool {
+	wait := min(rejoinAfter<<min(n.losses, 10), rejoinMost)
+	return m.up(n) && n.fails == 0 && n.rec.State == quarrypb.NodeState_NODE_STATE_UP &&
+		m.now >= n.upSince+int64(wait) && m.now >= n.refusedUntil
+}
+
+// troubled takes what a client says of nodes that it cannot work with.
+func (m *Machine) troubled(troubles []*quarrypb.NodeTrouble) {
+	for _, t := range troubles[:min(len(troubles), MaxTroubles)] {
+		if n := m.node(t.Node); n != nil && t.BrokenRounds+t.Timeouts > 0 {
+			m.doubt(n)
+		}
+	}
+}
