@@ -27,8 +27,8 @@ type Cache struct {
 
 // newCache makes a cache for nodes of so many bytes of payload; 0 bytes keep nothing.
 func newCache(bytes, room int) *Cache {
-	// Beside the payload: its heads, and what Go needs.
-	each := room + room/minInner*8 + 256
+	// Beside the payload: its heads and children once more, and what Go needs.
+	each := room + room/minInner*(8+proto.RefBytes) + 256
 	return &Cache{slots: make([]atomic.Pointer[page], bytes/each/cacheWays*cacheWays), node: each}
 }
 
@@ -51,36 +51,34 @@ func head(key []byte) uint64 {
 // compares numbers, keys only where these are equal.
 // Preconditions: place(pr) == 0, level > 0.
 func (pg *page) childOf(pr probe) (i int, child proto.Ref, ok bool) {
-	switch {
-	case pg.heads == nil || pr.end:
-		if i, ok = pg.childFor(pr); !ok {
-			return i, child, false
+	if pg.heads == nil {
+		if i, ok = pg.childFor(pr); ok && i >= 0 {
+			child, ok = pg.child(i)
 		}
-	default:
-		key := pr.key[pg.prefix:]
-		want := head(key)
-		lo, hi := 1, len(pg.heads)
-		for lo < hi {
-			mid := int(uint(lo+hi) >> 1)
-			below := pg.heads[mid] < want
-			if pg.heads[mid] == want {
-				s, _ := pg.suffix(mid)
-				c := bytes.Compare(s, key)
-				below = c < 0 || c == 0 && !pr.before
-			}
-			if below {
-				lo = mid + 1
-			} else {
-				hi = mid
-			}
+		return i, child, ok && i >= 0
+	}
+	if pr.end {
+		i = len(pg.kids) - 1
+		return i, pg.kids[i], true
+	}
+	key := pr.key[pg.prefix:]
+	want := head(key)
+	lo, hi := 1, len(pg.heads)
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		below := pg.heads[mid] < want
+		if pg.heads[mid] == want {
+			s, _ := pg.suffix(mid)
+			c := bytes.Compare(s, key)
+			below = c < 0 || c == 0 && !pr.before
 		}
-		i = lo - 1
+		if below {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
 	}
-	if i < 0 {
-		return i, child, false
-	}
-	child, ok = pg.child(i)
-	return i, child, ok
+	return lo - 1, pg.kids[lo-1], true
 }
 
 func (c *Cache) set(ref proto.Ref) []atomic.Pointer[page] {
@@ -140,9 +138,11 @@ func (c *Cache) store(from *page) {
 	b := append(make([]byte, 0, len(from.raw)), from.raw...)
 	cp.view, _ = parse(b)
 	cp.heads = make([]uint64, cp.count)
+	cp.kids = make([]proto.Ref, cp.count)
 	for i := range cp.heads {
 		s, _ := cp.suffix(i)
 		cp.heads[i] = head(s)
+		cp.kids[i], _ = cp.child(i)
 	}
 	set[at].Store(cp)
 }
@@ -171,7 +171,7 @@ func (c *Cache) Stats() CacheStats {
 	for i := range c.slots {
 		if p := c.slots[i].Load(); p != nil {
 			s.Nodes++
-			s.Bytes += cap(p.raw) + 8*cap(p.heads) + 256
+			s.Bytes += cap(p.raw) + (8+proto.RefBytes)*cap(p.heads) + 256
 		}
 	}
 	return s

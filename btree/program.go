@@ -203,6 +203,7 @@ type page struct {
 	ref    Ref
 	buf    []byte
 	heads  []uint64 // of a cached node: the beginnings of its suffixes
+	kids   []Ref    // and its children
 	cached bool
 	used   atomic.Bool
 }
@@ -221,6 +222,7 @@ type Program struct {
 	mend  []mending
 	w     write
 	apply func([]byte) ([]byte, error) // w.apply, bound once
+	group group
 	out   []byte
 }
 
@@ -228,6 +230,7 @@ type Program struct {
 func NewProgram(s *Shared, store Store) *Program {
 	p := &Program{Shared: s, root: s.root, store: store}
 	p.apply = p.w.apply
+	p.group.p, p.group.apply = p, p.group.run
 	return p
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
@@ -23,6 +24,8 @@ type Tree struct {
 	name     client.Name
 	c        *client.Client
 	programs sync.Pool
+	gates    [gates]gate
+	shared   atomic.Uint64
 }
 
 // objects is the Store of one call.
@@ -85,6 +88,8 @@ func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared) *Tree {
 	t.programs.New = func() any {
 		p := &program{objects: objects{c: c}}
 		p.Program = btree.NewProgram(sh, &p.objects)
+		p.wake = make(chan bool, 1)
+		p.next = p.nextWrite
 		return p
 	}
 	return t
@@ -97,6 +102,15 @@ func (t *Tree) Name() string { return t.name.Name }
 type program struct {
 	*btree.Program
 	objects objects
+
+	// For writes that share a reservation; see combine.go.
+	write btree.Write
+	leaf  btree.Ref
+	gate  *gate
+	wake  chan bool
+	next  func() *btree.Write
+	given []*program // others' writes in the group in hand
+	begun bool
 }
 
 // program takes a program for one call; done gives it back.
@@ -145,10 +159,7 @@ func (t *Tree) CompareAndSwap(ctx context.Context, key, old, value []byte) error
 
 // PutIf sets the key's value if a condition holds, and returns the new version.
 func (t *Tree) PutIf(ctx context.Context, key, value []byte, cond btree.Cond) (version uint64, err error) {
-	p := t.program(ctx)
-	version, err = p.Put(key, value, cond)
-	t.done(p)
-	return version, err
+	return t.change(ctx, btree.Write{Key: key, Value: value, Cond: cond})
 }
 
 // Delete removes a key; ErrNoKey if it is not there.
@@ -158,9 +169,7 @@ func (t *Tree) Delete(ctx context.Context, key []byte) error {
 
 // DeleteIf removes a key if a condition holds.
 func (t *Tree) DeleteIf(ctx context.Context, key []byte, cond btree.Cond) error {
-	p := t.program(ctx)
-	err := p.Delete(key, cond)
-	t.done(p)
+	_, err := t.change(ctx, btree.Write{Key: key, Cond: cond, Remove: true})
 	return err
 }
 
@@ -228,12 +237,18 @@ type Stats struct {
 	Root    btree.Ref         `json:"root"`
 	Limits  btree.Limits      `json:"limits"`
 	Cache   btree.CacheStats  `json:"cache"`
-	Changes map[string]uint64 `json:"changes"` // of the tree's structure, by this process
+	HitRate float64           `json:"hit_rate"` // of the cache
+	Shared  uint64            `json:"shared"`   // writes made under another one's reservation
+	Changes map[string]uint64 `json:"changes"`  // of the tree's structure, by this process
 }
 
 // Stats says what this process has done to the tree. Not for the hot path.
 func (t *Tree) Stats() Stats {
-	return Stats{Name: t.name.Name, Root: t.Root(), Limits: t.Limits(), Cache: t.CacheStats(), Changes: t.Changes()}
+	s := Stats{Name: t.name.Name, Root: t.Root(), Limits: t.Limits(), Cache: t.CacheStats(), Shared: t.shared.Load(), Changes: t.Changes()}
+	if n := s.Cache.Hits + s.Cache.Misses; n > 0 {
+		s.HitRate = float64(s.Cache.Hits) / float64(n)
+	}
+	return s
 }
 
 // String names the tree.

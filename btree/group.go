@@ -1,0 +1,135 @@
+package btree
+
+import "errors"
+
+// Write is one change of a key that can share a reservation with others.
+type Write struct {
+	Key, Value []byte
+	Cond       Cond
+	Remove     bool
+
+	// Version and Err are the answer, unless Alone says that the write has to be
+	// made by Put or Delete: nothing of it was done.
+	Version uint64
+	Err     error
+	Alone   bool
+
+	old Ref
+}
+
+// MaxGroup bounds the writes that share a reservation, so that other processes get
+// their turn.
+const MaxGroup = 64
+
+// Leaf is the leaf that should have a key, as far as the cache knows. Not ok for
+// writes that cannot be part of a group.
+func (p *Program) Leaf(w *Write) (ref Ref, ok bool) {
+	if n := len(w.Key); n == 0 || n > p.limits.InlineKeyBytes || !w.Remove && p.outOfLine(w.Key, w.Value) {
+		return ref, false
+	}
+	ref = p.Shared.root
+	pr := probe{key: w.Key}
+	for range maxLevel {
+		pg := p.cache.load(ref)
+		if pg == nil || pg.place(pr) != 0 {
+			return ref, false
+		}
+		p.cache.hits.Add(1)
+		_, ref, _ = pg.childOf(pr)
+		if pg.level == 1 {
+			return ref, true
+		}
+	}
+	return ref, false
+}
+
+// group is the state of WriteGroup.
+type group struct {
+	p     *Program
+	apply func([]byte) ([]byte, error)
+	next  func() *Write
+	taken []*Write
+	done  int // of taken, in the payload
+	left  int
+	empty bool // a removal left the leaf under-full
+	bufs  [2][]byte
+}
+
+var errNothing = errors.New("no write of the group changes anything")
+
+// WriteGroup makes writes to one leaf under one reservation. It calls next, while it
+// holds the leaf, until that returns nil or there are MaxGroup.
+//
+// Linearizes at: the commit of the leaf, one write after the other. Answers that
+// change nothing: at the READ under the reservation.
+func (p *Program) WriteGroup(leaf Ref, next func() *Write) {
+	p.begin()
+	g := &p.group
+	g.next, g.taken = next, g.taken[:0]
+	err := p.store.Update(leaf, g.apply)
+	committed := err == nil
+	for _, w := range g.taken {
+		switch {
+		case committed, errors.Is(err, errNothing):
+		case unknown(err) && !w.Alone && w.Err == nil:
+			w.Err = err
+		default:
+			// Not done. What was refused may have been for what an earlier one did.
+			w.Err, w.Alone = nil, true
+		}
+		if committed && !w.Alone && w.Err == nil && !w.old.IsZero() {
+			_ = p.store.Free(w.old)
+		}
+	}
+	if committed && g.empty && p.underFull(g.left) {
+		p.mergeAround(g.taken[0].Key, 0)
+	}
+	if len(g.taken) == 0 {
+		// Refused before the callback ran: the leaf is gone, or cannot be reached.
+		for w := next(); w != nil; w = next() {
+			w.Alone = true
+			g.taken = append(g.taken, w)
+		}
+	}
+	g.next, g.taken = nil, g.taken[:0]
+	p.end()
+}
+
+// run is the callback of Update. It may run more than once.
+func (g *group) run(b []byte) ([]byte, error) {
+	p := g.p
+	g.empty = false
+	changed, at := false, 0
+	w := &p.w
+	mine := w.out
+	for i := 0; i < MaxGroup; i++ {
+		if i == len(g.taken) {
+			next := g.next()
+			if next == nil {
+				break
+			}
+			g.taken = append(g.taken, next)
+		}
+		x := g.taken[i]
+		x.Err, x.Alone, x.old = nil, false, Ref{}
+		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, enc: w.enc, out: g.bufs[at], room: p.limits.Room}
+		out, err := w.apply(b)
+		g.bufs[at] = w.out
+		switch {
+		case err == nil:
+			x.Version, x.old = w.version, w.old
+			if g.left = w.left; x.Remove {
+				g.empty = true
+			}
+			changed, b, at = true, out, 1-at // the buffers take turns
+		case errors.Is(err, ErrKeyExists), errors.Is(err, ErrNoKey), errors.Is(err, ErrConflict):
+			x.Err = err
+		default:
+			x.Alone = true
+		}
+	}
+	if w.out = mine; !changed {
+		return nil, errNothing
+	}
+	return b, nil
+}
