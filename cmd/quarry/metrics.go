@@ -8,13 +8,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/internal/metrics"
 	"github.com/quarrystore/quarry/internal/metrics/collect"
 )
-
-// metricGroups are all metrics that a process of this program can serve.
-var metricGroups = []*metrics.Group{metrics.Process, collect.TableGroup, collect.ControllerGroup, collect.NodeGroup, prom.Group}
 
 // metricsFlags let a process be watched.
 type metricsFlags struct {
@@ -84,12 +80,12 @@ type metricsListCmd struct {
 
 func (m *metricsListCmd) Run(a *app) error {
 	if m.Markdown {
-		_, err := io.WriteString(a.out, metrics.Reference(metricGroups))
+		_, err := io.WriteString(a.out, metrics.Reference(collect.Groups()))
 		return err
 	}
-	return a.print(metricGroups, func(w io.Writer) {
+	return a.print(collect.Groups(), func(w io.Writer) {
 		fmt.Fprintln(w, "METRIC\tKIND\tLABELS\tHELP")
-		for _, g := range metricGroups {
+		for _, g := range collect.Groups() {
 			for _, d := range g.Defs {
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", d.Name, d.Kind, strings.Join(d.Labels, ","), d.Help)
 			}

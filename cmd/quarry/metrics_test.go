@@ -20,6 +20,7 @@ import (
 	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/internal/local"
 	"github.com/quarrystore/quarry/internal/metrics"
+	"github.com/quarrystore/quarry/internal/metrics/collect"
 )
 
 // docs/METRICS.md is made from the code: quarry metrics list --markdown > docs/METRICS.md
@@ -29,10 +30,10 @@ func TestMetricsReferenceIsCurrent(t *testing.T) {
 	want, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Equal(t, string(want), got, "make it anew: go run ./cmd/quarry metrics list --markdown > docs/METRICS.md")
-	require.Empty(t, metrics.Complaints(metricGroups))
+	require.Empty(t, metrics.Complaints(collect.Groups()))
 	var groups []metrics.Group
 	quarry(t, nil, "", "metrics", "list", "--json").decode(t, &groups)
-	require.Len(t, groups, len(metricGroups))
+	require.Len(t, groups, len(collect.Groups()))
 	require.Contains(t, quarry(t, nil, "", "metrics", "list").ok(t), "quarry_node_chains_total")
 }
 
@@ -89,7 +90,7 @@ func TestClusterServesItsMetrics(t *testing.T) {
 	}
 
 	declared := map[string]*metrics.Def{}
-	for _, g := range metricGroups {
+	for _, g := range collect.Groups() {
 		for _, d := range g.Defs {
 			declared[d.Name] = d
 			if families[d.Name] == nil && !d.Seldom {

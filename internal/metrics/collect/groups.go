@@ -1,0 +1,11 @@
+package collect
+
+import (
+	"github.com/quarrystore/quarry/client/prom"
+	"github.com/quarrystore/quarry/internal/metrics"
+)
+
+// Groups are all metrics that a process of this project can serve.
+func Groups() []*metrics.Group {
+	return []*metrics.Group{metrics.Process, TableGroup, ControllerGroup, NodeGroup, prom.Group}
+}
