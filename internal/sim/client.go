@@ -97,6 +97,10 @@ func (c *client) hears() bool { return !c.w.away[c.id] }
 
 // openSession gets a session from the controller.
 func (c *client) openSession() {
+	if m := c.w.mach; m != nil {
+		m.openSession(c)
+		return
+	}
 	for {
 		sent := c.clock()
 		c.rtt()
@@ -121,6 +125,10 @@ func (c *client) openSession() {
 func (c *client) beat() {
 	w := c.w
 	if c.session == 0 || c.ended || c.frozen > 0 {
+		return
+	}
+	if w.mach != nil {
+		w.mach.beat(c)
 		return
 	}
 	if c.beatNext > 0 && w.now >= c.beatNext {
@@ -169,6 +177,10 @@ func (c *client) install(t table) {
 
 // refresh reads the table.
 func (c *client) refresh() {
+	if m := c.w.mach; m != nil {
+		m.refresh(c)
+		return
+	}
 	c.rtt()
 	if c.hears() {
 		c.install(c.w.ctl.table)
@@ -183,7 +195,9 @@ func (c *client) end(reason string) {
 	c.w.logf("client %d: session %d ends: %s", c.id, c.session, reason)
 	c.ended = true
 	c.detach()
-	if c.hears() {
+	if m := c.w.mach; m != nil {
+		m.endSession(c, reason)
+	} else if c.hears() {
 		c.w.ctl.endSession(c.session, c.serial)
 	}
 }
@@ -332,6 +346,10 @@ func (c *client) connect(k int, life uint64) (*fabric.Conn, error) {
 		c.end("refused: the id is another's")
 		return nil, errEnded
 	}
+	if m := c.w.mach; m != nil && m.refuses(k, c.serial) {
+		c.end("refused: revoked")
+		return nil, errEnded
+	}
 	// A second Dial of a lane ends the first.
 	if conn != nil {
 		conn.Close()
@@ -436,6 +454,9 @@ const askAfter = 3
 func (c *client) HolderFenced(holder uint32, attempt int) bool {
 	if attempt < askAfter || holder == c.session || c.ended {
 		return false
+	}
+	if m := c.w.mach; m != nil {
+		return m.certified(c, holder)
 	}
 	c.rtt()
 	return c.hears() && c.w.ctl.certified(holder)

@@ -187,5 +187,8 @@ func (w *world) heal() {
 			c.frozen = w.now
 		}
 	}
+	if w.mach != nil {
+		w.mach.heal()
+	}
 	w.at(w.now)
 }

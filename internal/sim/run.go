@@ -45,6 +45,9 @@ func (o *Options) flags() string {
 	if o.Grow {
 		s += " --grow"
 	}
+	if o.Machines {
+		s += " --machines"
+	}
 	if o.Script != nil {
 		s += " --script " + o.Script.Name
 	}

@@ -25,10 +25,12 @@ type world struct {
 
 	clients [maxProcs]client
 	ctl     control
-	faults  []faultPlan
-	cuts    [maxProcs + 1][maxNodes]bool // client x node; the last row is the controller
-	away    [maxProcs]bool               // client cannot hear the controller
-	healed  bool
+	// mach, if set, are real controllers and agents; ctl then mirrors what they have decided.
+	mach, machines *machines
+	faults         []faultPlan
+	cuts           [maxProcs + 1][maxNodes]bool // client x node; the last row is the controller
+	away           [maxProcs]bool               // client cannot hear the controller
+	healed         bool
 
 	objs   []object
 	hist   []event
@@ -120,6 +122,9 @@ func (w *world) reset(opt Options, seed uint64) {
 	}
 	w.check.reset()
 	w.ctl.reset(w)
+	if w.mach = nil; opt.Machines {
+		w.useMachines()
+	}
 	for i := range w.clients {
 		w.clients[i].reset()
 	}
@@ -217,6 +222,10 @@ func (w *world) timers() {
 		c := &w.clients[i]
 		c.tick()
 		c.beat()
+	}
+	if w.mach != nil {
+		w.mach.tick()
+		return
 	}
 	w.ctl.tick()
 }

@@ -1,0 +1,145 @@
+package sim
+
+// machineFaultKind is a fault of controllers, agents and the links between them,
+// beside those of faults.go.
+type machineFaultKind uint8
+
+const (
+	killController  machineFaultKind = iota // and start it again
+	pauseController                         // 0.1 to 10 leases
+	cutEtcd                                 // a controller and etcd cannot hear each other
+	loseQuorum                              // etcd answers nobody
+	deafNode                                // a node hears no controller, or one of them
+	muteNode                                // no controller hears it, or one of them
+	deafClient                              // a client hears no controller ...
+	muteClient
+	pauseAgent    // the adapter serves on
+	cutAdapter    // the agent answers, no client reaches the memory
+	oneWayAgent   // one controller cannot reach one node, the other can
+	machineFaults = iota
+)
+
+func (k machineFaultKind) String() string {
+	return [...]string{"kill-controller", "pause-controller", "cut-etcd", "lose-quorum", "deaf-node", "mute-node",
+		"deaf-client", "mute-client", "pause-agent", "cut-adapter", "one-way"}[k]
+}
+
+type machineFault struct {
+	kind      machineFaultKind
+	at, lasts int64
+	ctl       int // controllers: all of them
+	node, who int
+	state     uint8 // 0 to come, 1 under way, 2 over
+}
+
+func (m *machines) planFaults() {
+	w := m.w
+	m.plan = m.plan[:0]
+	if w.opt.Faults == 0 || w.opt.Script != nil {
+		return
+	}
+	for range w.ch.choose(5) {
+		f := machineFault{
+			kind: machineFaultKind(w.ch.choose(machineFaults)), at: int64(w.ch.choose(2*horizon)) * step,
+			ctl: w.ch.choose(controllers + 1), node: w.ch.choose(w.d.nodes), who: w.ch.choose(w.d.clients),
+		}
+		f.lasts = w.d.lease / 10 * [...]int64{1, 3, 8, 11, 13, 20, 40, 100}[w.ch.choose(8)]
+		m.plan = append(m.plan, f)
+		w.at(f.at)
+	}
+}
+
+func (m *machines) fireFaults() {
+	w := m.w
+	for i := range m.plan {
+		f := &m.plan[i]
+		switch {
+		case f.state == 0 && w.healed:
+			f.state = 2
+		case f.state == 0 && w.now >= f.at:
+			f.state = 1
+			m.stats.Faults[f.kind]++
+			w.logf("fault %v: controller %d node %d client %d for %d steps", f.kind, f.ctl, f.node+1, f.who, f.lasts/step)
+			m.strike(f, true)
+		case f.state == 1 && (w.healed || w.now >= f.at+f.lasts):
+			f.state = 2
+			w.logf("fault %v is over", f.kind)
+			m.strike(f, false)
+		}
+		switch f.state {
+		case 0:
+			w.at(f.at)
+		case 1:
+			w.at(f.at + f.lasts)
+		}
+	}
+}
+
+// each runs f for the controllers that a fault concerns.
+func (m *machines) each(k int, f func(c *controller)) {
+	for i := range m.ctls {
+		if k == i || k == controllers {
+			f(&m.ctls[i])
+		}
+	}
+}
+
+// strike begins a fault, or ends it.
+func (m *machines) strike(f *machineFault, on bool) {
+	w := m.w
+	switch f.kind {
+	case killController:
+		m.each(f.ctl, func(c *controller) {
+			if !on {
+				c.start()
+			} else if c.up {
+				c.die()
+			}
+		})
+	case pauseController:
+		m.each(f.ctl, func(c *controller) {
+			if c.frozen = on; !on {
+				c.thaw()
+			}
+		})
+	case cutEtcd:
+		m.each(f.ctl, func(c *controller) { m.noEtcd[c.id] = on })
+	case loseQuorum:
+		m.each(controllers, func(c *controller) { m.noEtcd[c.id] = on })
+	case deafNode:
+		m.each(f.ctl, func(c *controller) { m.toNode[c.id][f.node] = on })
+	case muteNode:
+		m.each(f.ctl, func(c *controller) { m.fromNode[c.id][f.node] = on })
+	case deafClient:
+		m.each(f.ctl, func(c *controller) { m.fromCtl[c.id][f.who] = on })
+	case muteClient:
+		m.each(f.ctl, func(c *controller) { m.toCtl[c.id][f.who] = on })
+	case pauseAgent:
+		g := &m.agents[f.node]
+		if g.frozen = on; !on {
+			g.thaw()
+		}
+	case cutAdapter:
+		for i := range maxProcs {
+			w.cuts[i][f.node] = on
+		}
+	case oneWayAgent:
+		m.each(f.ctl%controllers, func(c *controller) { m.toNode[c.id][f.node] = on })
+	}
+}
+
+// heal ends every fault.
+func (m *machines) heal() {
+	m.fireFaults()
+	m.toNode, m.fromNode = [controllers][maxNodes]bool{}, [controllers][maxNodes]bool{}
+	m.toCtl, m.fromCtl = [controllers][maxProcs]bool{}, [controllers][maxProcs]bool{}
+	m.noEtcd = [controllers]bool{}
+	for i := range m.ctls {
+		m.ctls[i].thaw()
+		m.ctls[i].start()
+	}
+	for i := range m.agents {
+		m.agents[i].thaw()
+	}
+	m.w.at(m.w.now)
+}
