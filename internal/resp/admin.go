@@ -90,7 +90,7 @@ func hello(c *conn, a [][]byte) error {
 			name = a[i+1]
 			i++
 		default:
-			return fault("ERR Syntax error in HELLO option '" + string(a[i]) + "'")
+			return fault("ERR Syntax error in HELLO option '" + string(word(a[i], 1024)) + "'")
 		}
 	}
 	if user != nil && !c.admit(user, password) {
@@ -136,17 +136,28 @@ func reset(c *conn, _ [][]byte) error {
 }
 
 func selectDB(c *conn, a [][]byte) error {
-	n, ok := parseInt(a[1])
-	if !ok || n != int64(int32(n)) {
-		return errNotInteger
+	db, err := database(a[1])
+	if err != nil {
+		return err
 	}
-	if n < 0 || n >= Databases {
-		return errDBRange
-	}
-	c.db = int(n)
+	c.db = db
 	c.describe(func(d *about) { d.db = c.db })
 	c.ok()
 	return nil
+}
+
+// database reads the number of a database.
+func database(b []byte) (int, error) {
+	n, ok := parseInt(b)
+	switch {
+	case !ok:
+		return 0, errNotInteger
+	case n != int64(int32(n)):
+		return 0, errIntRange
+	case n < 0 || n >= Databases:
+		return 0, errDBRange
+	}
+	return int(n), nil
 }
 
 func checkName(name []byte) error {
@@ -184,7 +195,7 @@ func clientSetname(c *conn, a [][]byte) error {
 // clientSetinfo takes what newer libraries say of themselves.
 func clientSetinfo(c *conn, a [][]byte) error {
 	if !equalFold(a[2], "lib-name") && !equalFold(a[2], "lib-ver") {
-		return fault("ERR Unrecognized option '" + string(a[2]) + "'")
+		return fault("ERR Unrecognized option '" + string(word(a[2], 1024)) + "'")
 	}
 	c.ok()
 	return nil
@@ -241,7 +252,7 @@ func clientList(c *conn, a [][]byte) error {
 			c.verbatim("")
 			return nil
 		default:
-			return fault("ERR Unknown client type '" + string(a[3]) + "'")
+			return fault("ERR Unknown client type '" + string(word(a[3], 1024)) + "'")
 		}
 	case len(a) > 3 && equalFold(a[2], "id"):
 		for _, b := range a[3:] {

@@ -80,7 +80,7 @@ func commandInfo(c *conn, a [][]byte) error {
 		if cmd := c.s.named(name); cmd != nil {
 			c.details(cmd)
 		} else {
-			c.nullArray()
+			c.null()
 		}
 	}
 	return nil

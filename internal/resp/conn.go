@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -250,7 +251,7 @@ func (c *conn) call(cmd *command, args [][]byte) error {
 	if cmd.subs != nil && len(args) > 1 {
 		sub := cmd.subs[lowered(args[1])]
 		if sub == nil {
-			return fault(fmt.Sprintf("ERR unknown subcommand '%.128s'. Try %s HELP.", args[1], uppered(cmd.name)))
+			return fault(fmt.Sprintf("ERR unknown subcommand '%s'. Try %s HELP.", word(args[1], 128), uppered(cmd.name)))
 		}
 		cmd = sub
 	}
@@ -274,10 +275,19 @@ func unknownCommand(args [][]byte) error {
 		if len(list) >= most {
 			break
 		}
-		list = fmt.Appendf(list, "'%s' ", a[:min(len(a), most-len(list))])
+		list = fmt.Appendf(list, "'%s' ", word(a, most-len(list)))
 	}
-	name := args[0]
-	return fault(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %s", name[:min(len(name), most)], list))
+	return fault(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %s", word(args[0], most), list))
+}
+
+// word is an argument as an error repeats it: so much of it, and no further than a
+// zero byte.
+func word(b []byte, most int) []byte {
+	b = b[:min(len(b), most)]
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	return b
 }
 
 // explain puts an error into words for the client.

@@ -2,6 +2,7 @@ package resp
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"math/big"
 	"strconv"
@@ -11,9 +12,12 @@ import (
 // INCRBYFLOAT.
 const longBits = 64
 
+// maxNumberBytes bounds how numbers are written, as in Redis.
+const maxNumberBytes = 5 << 10
+
 // parseLong reads a number for INCRBYFLOAT. inf is not nil.
 func parseLong(b []byte) (*big.Float, bool) {
-	if len(b) == 0 || len(b) > 256 || space(b[0]) || bytes.IndexByte(b, '_') >= 0 || !numeric(b) {
+	if len(b) == 0 || len(b) >= maxNumberBytes || space(b[0]) || bytes.IndexByte(b, '_') >= 0 || !numeric(b) {
 		return nil, false
 	}
 	f := new(big.Float).SetPrec(longBits)
@@ -33,18 +37,48 @@ func parseLong(b []byte) (*big.Float, bool) {
 
 // parseFloat reads a score.
 func parseFloat(b []byte) (float64, bool) {
-	if len(b) == 0 || len(b) > 256 || space(b[0]) || bytes.IndexByte(b, '_') >= 0 || !numeric(b) {
+	if len(b) == 0 || len(b) >= maxNumberBytes || space(b[0]) {
 		return 0, false
+	}
+	f, err := float(b)
+	if err != nil || f == 0 && !zero(b) {
+		return 0, false // also what is too small for anything but 0
+	}
+	return f, true
+}
+
+// parseLimit reads an end of a range of scores, which may be out of range, begin
+// with blanks or be left out.
+func parseLimit(b []byte) (float64, bool) {
+	if b = bytes.TrimLeft(b, " \t\n\v\f\r"); len(b) == 0 {
+		return 0, true
+	}
+	f, err := float(b)
+	return f, err == nil || errors.Is(err, strconv.ErrRange)
+}
+
+// float reads a number as C does; never NaN.
+func float(b []byte) (float64, error) {
+	if len(b) >= maxNumberBytes || bytes.IndexByte(b, '_') >= 0 || !numeric(b) {
+		return 0, strconv.ErrSyntax
 	}
 	s := string(b)
 	if hexNumber(b) && !bytes.ContainsAny(b, "pP") {
 		s += "p0"
 	}
 	f, err := strconv.ParseFloat(s, 64)
-	if err != nil || math.IsNaN(f) {
-		return 0, false
+	if math.IsNaN(f) {
+		err = strconv.ErrSyntax
 	}
-	return f, true
+	return f, err
+}
+
+// zero says whether a number is written with no digit but 0.
+func zero(b []byte) bool {
+	if i := bytes.IndexAny(b, "eEpP"); i >= 0 {
+		b = b[:i]
+	}
+	return bytes.IndexAny(b, "123456789abcdfABCDF") < 0
 }
 
 func hexNumber(b []byte) bool {

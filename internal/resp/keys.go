@@ -70,7 +70,7 @@ func (c *conn) expire(a [][]byte, base, unit int64, name string) error {
 		case "lt":
 			lt = true
 		default:
-			return fault("ERR Unsupported option " + string(opt))
+			return fault("ERR Unsupported option " + string(word(opt, 1024)))
 		}
 	}
 	if nx && (xx || gt || lt) {
@@ -369,14 +369,10 @@ func copyCmd(c *conn, a [][]byte) error {
 			replace = true
 		case equalFold(a[i], "db") && i+1 < len(a):
 			i++
-			n, ok := parseInt(a[i])
-			if !ok || n < math.MinInt32 || n > math.MaxInt32 {
-				return errNotInteger
+			var err error
+			if db, err = database(a[i]); err != nil {
+				return err
 			}
-			if n < 0 || n >= Databases {
-				return errDBRange
-			}
-			db = int(n)
 		default:
 			return errSyntax
 		}

@@ -3,6 +3,7 @@ package resp
 import (
 	"math"
 	"strconv"
+	"strings"
 )
 
 // fault is an error that the client is told in these words; the first is its code.
@@ -14,6 +15,7 @@ const (
 	errWrongType  = fault("WRONGTYPE Operation against a key holding the wrong kind of value")
 	errSyntax     = fault("ERR syntax error")
 	errNotInteger = fault("ERR value is not an integer or out of range")
+	errIntRange   = fault("ERR value is out of range, value must between -2147483648 and 2147483647")
 	errNotFloat   = fault("ERR value is not a valid float")
 	errOverflow   = fault("ERR increment or decrement would overflow")
 	errNoSuchKey  = fault("ERR no such key")
@@ -67,15 +69,6 @@ func (c *conn) null() {
 		c.out = append(c.out, "_\r\n"...)
 	} else {
 		c.out = append(c.out, "$-1\r\n"...)
-	}
-}
-
-// nullArray is the answer where RESP2 would have an array.
-func (c *conn) nullArray() {
-	if c.proto >= 3 {
-		c.out = append(c.out, "_\r\n"...)
-	} else {
-		c.out = append(c.out, "*-1\r\n"...)
 	}
 }
 
@@ -141,6 +134,7 @@ func (c *conn) precede(mark int, announce func(n int), n int) {
 // fail appends an error.
 func (c *conn) fail(text string) {
 	c.out = append(c.out, '-')
+	text = strings.Trim(text, "\r\n")
 	for i := range len(text) {
 		b := text[i]
 		if b == '\r' || b == '\n' {

@@ -60,7 +60,7 @@ const maxSettingBytes = 4 << 10
 
 func configSet(c *conn, a [][]byte) error {
 	if len(a)%2 != 0 {
-		return wrongArity("config|set")
+		return errSyntax
 	}
 	s := &c.s.settings
 	s.mu.Lock()
@@ -71,11 +71,11 @@ func configSet(c *conn, a [][]byte) error {
 		old, ok := s.values[name]
 		switch {
 		case !ok:
-			return fault("ERR Unknown option or number of arguments for CONFIG SET - '" + string(a[i]) + "'")
+			return fault("ERR Unknown option or number of arguments for CONFIG SET - '" + string(word(a[i], 1024)) + "'")
 		case seen[name]:
-			return fault("ERR CONFIG SET failed (possibly related to argument '" + string(a[i]) + "') - duplicate parameter")
+			return fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - duplicate parameter")
 		case s.fixed[name] && old != string(a[i+1]), len(a[i+1]) > maxSettingBytes:
-			return fault("ERR CONFIG SET failed (possibly related to argument '" + string(a[i]) + "') - can't set immutable config")
+			return fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - can't set immutable config")
 		}
 		seen[name] = true
 	}

@@ -2,7 +2,6 @@ package resp
 
 import (
 	"bytes"
-	"errors"
 	"math"
 	"math/big"
 	"strconv"
@@ -117,7 +116,8 @@ func set(c *conn, a [][]byte) error {
 	if err := w.resolve(c.now, "set"); err != nil {
 		return err
 	}
-	if !nx && !xx && !old && !w.keep {
+	past := w.given && w.ms <= c.now
+	if !nx && !xx && !old && !w.keep && !past {
 		c.key = AppendKey(c.key[:0], c.db, a[1])
 		c.enc = append(appendHead(c.enc[:0], kindString, w.ms), a[2]...)
 		if err := c.s.tree.Put(c.s.ctx, c.key, c.enc); err != nil {
@@ -143,6 +143,9 @@ func set(c *conn, a [][]byte) error {
 		}
 		if !old {
 			c.ok()
+		}
+		if past {
+			return nil, errRemove
 		}
 		if w.keep {
 			w.ms = r.ttl()
@@ -438,8 +441,6 @@ func encoding(value []byte) string {
 	}
 	return "raw"
 }
-
-var errStop = errors.New("stop")
 
 // equalFold compares an argument with a word in lower case.
 func equalFold(a []byte, word string) bool { return bytes.EqualFold(a, []byte(word)) }

@@ -22,7 +22,7 @@ func scoreBound(b []byte) (e bound, err error) {
 		e.open, b = true, b[1:]
 	}
 	var ok bool
-	if e.score, ok = parseFloat(b); !ok {
+	if e.score, ok = parseLimit(b); !ok {
 		return e, fault("ERR min or max is not a float")
 	}
 	return e, nil
