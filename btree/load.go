@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 )
 
@@ -28,6 +29,18 @@ var (
 //
 // Linearizes at: the commit of the root.
 func (p *Program) Load(next func() (key, value []byte, ok bool)) (n int, err error) {
+	return p.LoadFrom(func() (key, value []byte, err error) {
+		key, value, ok := next()
+		if !ok {
+			err = io.EOF
+		}
+		return key, value, err
+	})
+}
+
+// LoadFrom is Load from a source that may fail: io.EOF is its end, with any other
+// error nothing is loaded.
+func (p *Program) LoadFrom(next func() (key, value []byte, err error)) (n int, err error) {
 	p.begin()
 	defer p.end()
 	in := &input{p: p, next: next}
@@ -43,7 +56,7 @@ func (p *Program) Load(next func() (key, value []byte, ok bool)) (n int, err err
 // input is what Load reads, one entry ahead.
 type input struct {
 	p          *Program
-	next       func() (key, value []byte, ok bool)
+	next       func() (key, value []byte, err error)
 	key, value []byte // good until advance
 	ok         bool
 	last       []byte
@@ -52,9 +65,14 @@ type input struct {
 
 func (in *input) advance() error {
 	in.read++
-	if in.key, in.value, in.ok = in.next(); !in.ok {
-		return nil
+	var err error
+	if in.key, in.value, err = in.next(); err != nil {
+		if in.ok = false; err == io.EOF {
+			return nil
+		}
+		return err
 	}
+	in.ok = true
 	if err := in.p.checkKey(in.key); err != nil {
 		return fmt.Errorf("entry %d: %w", in.read, err)
 	}

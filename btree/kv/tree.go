@@ -215,6 +215,66 @@ func (t *Tree) Load(ctx context.Context, next func() (key, value []byte, ok bool
 	return n, err
 }
 
+// LoadFrom is Load from a source that may fail: io.EOF is its end, with any other
+// error nothing is loaded.
+func (t *Tree) LoadFrom(ctx context.Context, next func() (key, value []byte, err error)) (int, error) {
+	p := t.program(ctx)
+	n, err := p.LoadFrom(next)
+	t.done(p)
+	return n, err
+}
+
+// Survey is what the whole tree amounts to. Others may write to it meanwhile.
+type Survey struct {
+	Levels     int   `json:"levels"`
+	Inner      int   `json:"inner_nodes"`
+	Leaves     int   `json:"leaves"`
+	Layers     int   `json:"layers"`
+	Keys       int   `json:"keys"`
+	Values     int   `json:"external_values"`
+	UsedBytes  int64 `json:"used_bytes"`     // of node payloads
+	ValueBytes int64 `json:"external_bytes"` // of external values
+	// SlabBytes are those of the nodes: both images and their words.
+	SlabBytes int64 `json:"slab_bytes"`
+}
+
+// Survey reads every node of the tree.
+func (t *Tree) Survey(ctx context.Context) (s Survey, err error) {
+	err = t.Walk(ctx, func(o btree.Object) error {
+		s.Keys += o.Keys
+		switch {
+		case o.Bytes == 0 && o.Level == 0 && (o.Tag == btree.TagRoot || o.Tag == btree.TagLayer):
+			return nil // a root that is a leaf, once more for its keys
+		case o.Tag == btree.TagValue:
+			s.Values, s.ValueBytes = s.Values+1, s.ValueBytes+int64(o.Bytes)
+			return nil
+		case o.Tag == btree.TagRoot:
+			s.Levels = o.Level + 1
+		case o.Tag == btree.TagLayer:
+			s.Layers++
+		}
+		if s.UsedBytes += int64(o.Bytes); o.Level == 0 {
+			s.Leaves++
+		} else {
+			s.Inner++
+		}
+		return nil
+	})
+	s.SlabBytes = int64(s.Leaves+s.Inner) * int64(t.Limits().NodeBytes)
+	return s, err
+}
+
+// Walk visits every object of the tree; see btree.Program.
+func (t *Tree) Walk(ctx context.Context, visit func(o btree.Object) error) error {
+	p := t.program(ctx)
+	err := p.Walk(visit)
+	t.done(p)
+	return err
+}
+
+// Entry is the tree's name in the placement library: kind, owner, created.
+func (t *Tree) Entry() client.Name { return t.name }
+
 // Check proves the tree whole; see the function. Nobody should write meanwhile.
 func (t *Tree) Check(ctx context.Context, reach func(ref btree.Ref, tag uint32)) (btree.Report, error) {
 	return btree.Check(&objects{t.c, ctx}, t.Root(), reach)
