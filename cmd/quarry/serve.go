@@ -176,14 +176,15 @@ func waitFor(ctx context.Context, failed ...<-chan error) error {
 type storageCmd struct {
 	certFlags
 	metricsFlags
-	Name     string   `help:"Name in the cluster, unique; default the host's name."`
-	Domain   string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
-	Data     string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
-	Capacity sizeFlag `default:"64GiB" help:"Bytes of all regions together; memory is used when it is touched."`
-	Listen   string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
-	Agent    string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
-	Verbs    string   `name:"rdma-listen" placeholder:"HOST:PORT" help:"Port at which verbs clients exchange queue pairs; default a free one."`
-	Socket   string   `placeholder:"PATH" help:"Socket of the shm fabric; none serves no shm. Default in the folder for temporary files."`
+	Name      string   `help:"Name in the cluster, unique; default the host's name."`
+	Domain    string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
+	Data      string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
+	Capacity  sizeFlag `default:"64GiB" help:"Bytes of all regions together; memory is used when it is touched."`
+	Listen    string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
+	Advertise string   `placeholder:"HOST" help:"Name or address, without port, that others reach this node by; needed where it listens on all addresses."`
+	Agent     string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
+	Verbs     string   `name:"rdma-listen" placeholder:"HOST:PORT" help:"Port at which verbs clients exchange queue pairs; default a free one."`
+	Socket    string   `placeholder:"PATH" help:"Socket of the shm fabric; none serves no shm. Default in the folder for temporary files."`
 }
 
 func (s *storageCmd) Run(ctx context.Context, a *app) error {
@@ -197,7 +198,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	defer port.close()
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
-		CapacityBytes: uint64(s.Capacity), Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
+		CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
