@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -22,8 +23,8 @@ type Config struct {
 	Dir string
 	// Name of this member. Empty means "quarry".
 	Name string
-	// PeerURL is where the other members reach this one. Empty: a unix socket,
-	// which is right for a cluster of one.
+	// PeerURL is where the other members reach this one; by a name, it listens on all
+	// addresses. Empty: a unix socket, which is right for a cluster of one.
 	PeerURL string
 	// ClientURL is where etcd clients reach this member. Empty: a unix socket.
 	ClientURL string
@@ -96,7 +97,7 @@ func (s *Server) start(c Config) (err error) {
 	e := embed.NewConfig()
 	e.Name = c.Name
 	e.Dir = c.Dir
-	e.ListenPeerUrls, e.AdvertisePeerUrls = []url.URL{*peer}, []url.URL{*peer}
+	e.ListenPeerUrls, e.AdvertisePeerUrls = []url.URL{*bindable(peer)}, []url.URL{*peer}
 	e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
 	e.InitialCluster = c.InitialCluster
 	if e.InitialCluster == "" {
@@ -132,6 +133,15 @@ func listenURL(given, socket string) (*url.URL, error) {
 		return nil, fmt.Errorf("URL %q: want http://host:port", given)
 	}
 	return u, nil
+}
+
+// bindable is where to listen for a URL: etcd binds addresses, not names.
+func bindable(u *url.URL) *url.URL {
+	name, port, err := net.SplitHostPort(u.Host)
+	if u.Scheme == "unix" || err != nil || net.ParseIP(name) != nil {
+		return u
+	}
+	return &url.URL{Scheme: u.Scheme, Host: net.JoinHostPort("0.0.0.0", port)}
 }
 
 // Endpoint is the address for etcd clients.
