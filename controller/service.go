@@ -132,6 +132,26 @@ func (s *service) NodeHeartbeat(ctx context.Context, r *connect.Request[quarrypb
 	return do[quarrypb.NodeHeartbeatResponse](ctx, s, r.Msg, nil)
 }
 
+func (s *service) AddNode(ctx context.Context, r *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error) {
+	return do[quarrypb.Node](ctx, s, r.Msg, nil)
+}
+
+func (s *service) DrainNode(ctx context.Context, r *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error) {
+	return do[quarrypb.DrainNodeResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) RemoveNode(ctx context.Context, r *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error) {
+	return do[quarrypb.Node](ctx, s, r.Msg, nil)
+}
+
+func (s *service) MoveRegion(ctx context.Context, r *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error) {
+	return do[quarrypb.Region](ctx, s, r.Msg, nil)
+}
+
+func (s *service) Rebalance(ctx context.Context, r *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error) {
+	return do[quarrypb.RebalanceResponse](ctx, s, r.Msg, nil)
+}
+
 func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
 	res, err := do[quarrypb.StatusResponse](ctx, s, r.Msg, nil)
 	if err == nil {

@@ -123,9 +123,9 @@ func (m *Machine) restart(g *region) {
 	m.change(g, rec)
 }
 
-func rank(r *quarrypb.Replica) int {
+func (m *Machine) rank(r *quarrypb.Replica) int {
 	switch {
-	case r.State == inSync && !r.Leaving:
+	case r.State == inSync && !m.leaves(r):
 		return 0
 	case r.State == inSync:
 		return 1
@@ -147,7 +147,7 @@ func (m *Machine) intact(g *region, r *quarrypb.Replica) bool {
 // the one behind that. Whatever was under way for it ends. extra changes are part of the same transaction.
 func (m *Machine) change(g *region, rec *quarrypb.Region, extra ...change) {
 	// The first in-sync replica is the primary.
-	slices.SortStableFunc(rec.Replicas, func(a, b *quarrypb.Replica) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(rec.Replicas, func(a, b *quarrypb.Replica) int { return m.rank(a) - m.rank(b) })
 	for _, r := range rec.Replicas {
 		if r.State == out {
 			r.Incarnation = m.node(r.Node).rec.Incarnation
@@ -180,6 +180,7 @@ func (m *Machine) reconfigure(g *region, rev uint64) {
 	epoch := g.rec.Epoch
 	j.step(m.legs(regions, m.shut), func() {
 		j.step(m.legs(regions, m.host(true)), func() {
+			// Before anybody may write again, every fence must be complete on these nodes too.
 			j.gate = func() bool { return acknowledged && m.owesNothing(regions) }
 			j.step(m.legs(regions, m.openAt(epoch)), func() {
 				j.step([]*leg{m.reconcile(g)}, func() {

@@ -179,6 +179,7 @@ func randomSchedule(t *testing.T, seed uint64) {
 	opens := map[uint64]bool{}
 	epochs := map[uint32]uint64{}
 	term := r.term
+	configs := configurations{t: t, seed: seed, was: map[uint32]*quarrypb.Region{}, copied: map[[2]uint64]bool{}}
 
 	check := func() {
 		for w, inc := range joins {
@@ -226,7 +227,29 @@ func randomSchedule(t *testing.T, seed uint64) {
 	}
 	for range 300 {
 		r.beats = nil
-		switch k := rnd.IntN(20); k {
+		switch k := rnd.IntN(24); k {
+		case 20:
+			if len(r.m.nodes) > 0 {
+				id := r.m.nodes[rnd.IntN(len(r.m.nodes))].rec.Id
+				r.dead[id] = !r.dead[id]
+			}
+		case 21:
+			if name := names[rnd.IntN(3)]; rnd.IntN(3) == 0 {
+				r.ask(&quarrypb.DrainNodeRequest{Name: name})
+			} else {
+				r.ask(&quarrypb.AddNodeRequest{Name: name})
+			}
+		case 22:
+			if name := names[rnd.IntN(3)]; rnd.IntN(2) == 0 {
+				r.ask(&quarrypb.RemoveNodeRequest{Name: name, Force: rnd.IntN(2) == 0})
+			} else {
+				r.ask(&quarrypb.MoveRegionRequest{Region: uint32(1 + rnd.IntN(4)), From: name})
+			}
+		case 23:
+			if len(live) > 1 && len(r.m.nodes) > 0 {
+				r.ask(&quarrypb.HeartbeatRequest{Serial: live[rnd.IntN(len(live))].Serial, TableRevision: r.rev,
+					Troubles: []*quarrypb.NodeTrouble{{Node: uint32(1 + rnd.IntN(3)), Timeouts: 1}}})
+			}
 		case 0, 1:
 			name := names[rnd.IntN(3)]
 			if rnd.IntN(3) == 0 {
@@ -264,7 +287,9 @@ func randomSchedule(t *testing.T, seed uint64) {
 			}
 		case 12:
 			for _, n := range r.m.nodes {
-				r.beats = append(r.beats, n.rec)
+				if !r.dead[n.rec.Id] {
+					r.beats = append(r.beats, n.rec)
+				}
 			}
 			r.advance(time.Duration(rnd.IntN(1500)) * time.Millisecond)
 		case 13, 14, 15:
@@ -286,11 +311,15 @@ func randomSchedule(t *testing.T, seed uint64) {
 					acked[[3]uint64{uint64(c.Node), n.rec.Incarnation, serial}] = true
 				}
 			}
+			if w, ok := c.Msg.(*quarrypb.WorkRequest); ok && err == "" && w.Kind == quarrypb.WorkKind_WORK_KIND_COPY {
+				configs.copied[[2]uint64{uint64(w.Region), w.Epoch}] = true
+			}
 			r.reply(c.ID, err, false)
 		}
 		if r.down == nil {
 			check()
 		}
+		configs.check(r)
 		for _, g := range r.m.regions {
 			if g.pub != nil {
 				require.GreaterOrEqual(t, g.pub.Epoch, epochs[g.rec.Id], "seed %d: region %d goes back", seed, g.rec.Id)
@@ -314,7 +343,10 @@ func randomSchedule(t *testing.T, seed uint64) {
 		}
 	}
 	// In the end everything comes to rest, and stays so.
+	clear(r.dead)
 	for _, name := range names {
+		r.ask(&quarrypb.AddNodeRequest{Name: name})
+		r.run()
 		r.join(testNode(name, "/dc/r/"+name, incarnation[name]))
 		for r.commit != nil || len(r.calls) > 0 {
 			r.run()
@@ -329,4 +361,44 @@ func randomSchedule(t *testing.T, seed uint64) {
 	require.Empty(t, r.m.fencing, "seed %d", seed)
 	require.Empty(t, r.m.waits, "seed %d", seed)
 	require.Empty(t, r.m.certs, "seed %d", seed)
+}
+
+// configurations checks how the rows of the table follow each other.
+type configurations struct {
+	t      *testing.T
+	seed   uint64
+	was    map[uint32]*quarrypb.Region
+	copied map[[2]uint64]bool // region, epoch: the copier has passed every slab in it
+}
+
+func (c *configurations) check(r *rig) {
+	for _, g := range r.m.regions {
+		now, old := g.pub, c.was[g.rec.Id]
+		if now == nil || now == old {
+			continue
+		}
+		c.was[now.Id] = now
+		if now.State == open {
+			require.NotEmpty(c.t, now.Replicas, "seed %d", c.seed)
+			require.Equal(c.t, inSync, now.Replicas[0].State, "seed %d: the primary of region %d", c.seed, now.Id)
+		}
+		if old == nil {
+			continue
+		}
+		if now.State == open && old.State == open && now.Epoch != old.Epoch {
+			c.t.Fatalf("seed %d: region %d goes from epoch %d to %d without being recovered", c.seed, now.Id, old.Epoch, now.Epoch)
+		}
+		for _, p := range now.Replicas {
+			if p.State != inSync {
+				continue
+			}
+			i := slices.IndexFunc(old.Replicas, func(o *quarrypb.Replica) bool { return o.Node == p.Node && o.Incarnation == p.Incarnation })
+			require.GreaterOrEqual(c.t, i, 0, "seed %d: region %d has a replica in sync out of nothing", c.seed, now.Id)
+			if o := old.Replicas[i]; o.State != inSync {
+				require.Equal(c.t, rebuilding, o.State, "seed %d", c.seed)
+				require.Equal(c.t, old.Epoch, now.Epoch, "seed %d", c.seed)
+				require.True(c.t, c.copied[[2]uint64{uint64(now.Id), now.Epoch}], "seed %d: region %d is in sync on node %d and was not copied", c.seed, now.Id, p.Node)
+			}
+		}
+	}
 }

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -15,16 +14,20 @@ const (
 	noSpareFor   = int64(1_000_000_000)
 )
 
-// lacks says whether a region is not as it should be.
-func lacks(rec *quarrypb.Region) bool {
-	good := 0
-	for _, r := range rec.Replicas {
-		if r.State != inSync || r.Leaving {
-			return true
-		}
-		good++
+// leaves says whether a replica is to be given up once enough others are in sync.
+func (m *Machine) leaves(r *quarrypb.Replica) bool {
+	return r.Leaving || m.node(r.Node).rec.State == draining
+}
+
+// look notes whether a region is not as it should be.
+func (m *Machine) look(g *region) {
+	lacks := len(g.rec.Replicas) != int(g.rec.WantReplicas)
+	for _, r := range g.rec.Replicas {
+		lacks = lacks || r.State != inSync || m.leaves(r)
 	}
-	return good != int(rec.WantReplicas)
+	if lacks = lacks && published(g.rec); lacks != g.lacking {
+		g.lacking, g.short, g.next = lacks, m.now, 0
+	}
 }
 
 // improve brings regions that are open back to the replicas that they should have.
@@ -46,7 +49,7 @@ func (m *Machine) improve() {
 		}
 		staying, leaving := 0, 0
 		for _, r := range g.rec.Replicas {
-			if r.State == inSync && r.Leaving {
+			if r.State == inSync && m.leaves(r) {
 				leaving++
 			} else if r.State == inSync {
 				staying++
@@ -60,9 +63,12 @@ func (m *Machine) improve() {
 		case growing < maxGrowing:
 			if n := m.candidate(g, leaving > 0); n != nil {
 				growing++
-				m.join(g, n, nil)
+				m.join(g, n, nil, 0)
 			}
 		}
+	}
+	for growing < maxGrowing && m.moveOn() {
+		growing++
 	}
 }
 
@@ -102,7 +108,7 @@ func (m *Machine) spare(g *region) *node {
 		}
 		taken, rack := false, true
 		for _, r := range g.rec.Replicas {
-			if o := m.node(r.Node); r.State != out && !r.Leaving {
+			if o := m.node(r.Node); r.State != out && !m.leaves(r) {
 				taken = taken || hostOf(o) == hostOf(n)
 				rack = rack && rackOf(o) != rackOf(n)
 			}
@@ -120,14 +126,26 @@ func (m *Machine) spare(g *region) *node {
 // join gives a region a replica on n, in two parts. First the memory is made or
 // zeroed, while the region goes on as it is: a node that has no room costs nobody
 // anything. Then a new epoch lists it as REBUILDING. leaves is a replica that is
-// given up once that one is in sync, or nil.
-func (m *Machine) join(g *region, n *node, leaves *node) {
+// given up once that one is in sync, or nil; waiter is told of the epoch, if it is not 0.
+func (m *Machine) join(g *region, n *node, leaves *node, waiter uint64) {
 	epoch, life := g.rec.Epoch, n.rec.Incarnation
 	j := m.newJob([]*region{g})
 	j.give = true
 	g.joining = n
-	j.quit = func() { g.joining = nil }
+	refuse := func(err *Error) {
+		if waiter != 0 {
+			m.fail(waiter, err)
+			waiter = 0
+		}
+	}
+	j.quit = func() {
+		g.joining = nil
+		if j.err == nil {
+			refuse(errorf(Busy, "region %d is being changed: try again when it is open and in sync", g.rec.Id))
+		}
+	}
 	j.fail = func(err *Error) {
+		refuse(err)
 		n.refusedUntil = m.now + refusedFor
 		m.note("node %s takes no replica of region %d: %v", n.rec.Name, g.rec.Id, err)
 	}
@@ -138,7 +156,7 @@ func (m *Machine) join(g *region, n *node, leaves *node) {
 	}}
 	j.step([]*leg{shut}, func() {
 		j.step([]*leg{zero}, func() {
-			if n.rec.Incarnation != life || !m.up(n) {
+			if n.rec.Incarnation != life || n.rec.State != nodeUp || !m.up(n) {
 				j.end()
 				return
 			}
@@ -149,7 +167,12 @@ func (m *Machine) join(g *region, n *node, leaves *node) {
 			}
 			rec.Replicas = append(rec.Replicas, &quarrypb.Replica{Node: n.rec.Id, Incarnation: life, State: rebuilding})
 			m.note("region %d is rebuilt on node %s (%d)", rec.Id, n.rec.Name, n.rec.Id)
+			told := waiter
+			waiter = 0
 			m.change(g, rec)
+			if told != 0 {
+				m.answer(told, rec)
+			}
 		})
 	})
 }
@@ -160,7 +183,7 @@ func (m *Machine) shrink(g *region, leaving bool) {
 	rec := proto.CloneOf(g.rec)
 	var gone []*node
 	rec.Replicas = slices.DeleteFunc(rec.Replicas, func(r *quarrypb.Replica) bool {
-		if r.State == inSync && !r.Leaving {
+		if r.State == inSync && !m.leaves(r) {
 			return false
 		}
 		gone = append(gone, m.node(r.Node))
@@ -193,10 +216,4 @@ func (m *Machine) replicasOn(id uint32) (count uint32) {
 		}
 	}
 	return count
-}
-
-// byFill sorts nodes by the share of their capacity that is taken, the fullest first.
-func byFill(a, b *node) int {
-	fill := func(n *node) float64 { return float64(n.assigned) / float64(max(1, n.rec.CapacityBytes)) }
-	return cmp.Or(cmp.Compare(fill(b), fill(a)), cmp.Compare(a.rec.Id, b.rec.Id))
 }

@@ -61,7 +61,7 @@ func (j *job) end() {
 	}
 	j.over = true
 	if j.quit != nil {
-		j.quit()
+		defer j.quit()
 	}
 	j.m.jobs = slices.DeleteFunc(j.m.jobs, func(o *job) bool { return o == j })
 	for _, g := range j.regions {

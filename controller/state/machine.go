@@ -61,6 +61,7 @@ type Machine struct {
 
 	jobs    []*job
 	tasks   []*task
+	moves   []move // that have not begun
 	scrub   *scrub
 	calls   map[uint64]func(Reply)
 	lastID  uint64 // of a call
@@ -128,6 +129,7 @@ func (m *Machine) resume() {
 	m.log.rebuild(m)
 	for _, g := range m.regions {
 		m.account(g.rec, +1)
+		m.look(g)
 	}
 	for _, s := range m.sessions {
 		if s.rec.State == stateClosing || s.rec.State == stateFencing {
@@ -234,6 +236,16 @@ func (m *Machine) ask(a Ask) {
 		m.registerNode(a.Waiter, r)
 	case *quarrypb.NodeHeartbeatRequest:
 		m.nodeHeartbeat(a.Waiter, r)
+	case *quarrypb.AddNodeRequest:
+		m.addNode(a.Waiter, r)
+	case *quarrypb.DrainNodeRequest:
+		m.drainNode(a.Waiter, r)
+	case *quarrypb.RemoveNodeRequest:
+		m.removeNode(a.Waiter, r)
+	case *quarrypb.MoveRegionRequest:
+		m.moveRegion(a.Waiter, r)
+	case *quarrypb.RebalanceRequest:
+		m.rebalance(a.Waiter, r)
 	case *quarrypb.StatusRequest:
 		m.status(a.Waiter)
 	case RaiseReclaim:

@@ -67,7 +67,9 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.fail(waiter, errorf(Exhausted, "node %s: the cluster has %d nodes, the most there can be", r.Node.Name, MaxNodes))
 	case slices.ContainsFunc(m.joins, func(j *join) bool { return j.req.Node.Name == r.Node.Name }):
 		m.fail(waiter, errorf(Busy, "node %s: another registration of that name is being checked; try again", r.Node.Name))
-	case n == nil || n.rec.Incarnation == r.Node.Incarnation || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN:
+	case n != nil && n.rec.State == nodeDown:
+		m.fail(waiter, errorf(Precondition, "node %s has been removed from the cluster: take it back with quarry node add %s, or give this one another name", n.rec.Name, n.rec.Name))
+	case n == nil || n.rec.Incarnation == r.Node.Incarnation:
 		m.admit(waiter, r)
 	default:
 		// The name has had another life. Only if that is over may this one begin.
@@ -102,7 +104,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.note("node %s (%d) joined at %s in %s", rec.Name, rec.Id, rec.AgentUrl, rec.FailureDomain)
 	} else {
 		rec.Id = n.rec.Id
-		if n.rec.State == quarrypb.NodeState_NODE_STATE_DRAINING {
+		if n.rec.State == draining {
 			rec.State = n.rec.State
 		}
 		restarted = n.rec.Incarnation != rec.Incarnation

@@ -66,9 +66,7 @@ func (m *Machine) regionChange(g *region, rec *quarrypb.Region, then func(rev ui
 		m.endTasks(g)
 	}
 	g.rec = rec
-	if l := published(rec) && lacks(rec); l != g.lacking {
-		g.lacking, g.short, g.next = l, m.now, 0
-	}
+	m.look(g)
 	m.fencesDirty = true // a node may have stopped hosting
 	return change{regionKey(rec.Id), rec, func(rev uint64) {
 		if published(rec) {

@@ -346,6 +346,18 @@ func showMsg(msg any) string {
 		return fmt.Sprintf("node %d, live %v, fenced %v, next %d", m.Id, m.LiveSerials, m.FencedSerials, m.NextSerial)
 	case *quarrypb.NodeHeartbeatResponse:
 		return fmt.Sprintf("heard, unknown %v", m.Unknown)
+	case *quarrypb.Node:
+		return fmt.Sprintf("node %d is %s", m.Id, strings.TrimPrefix(m.State.String(), "NODE_STATE_"))
+	case *quarrypb.DrainNodeResponse:
+		return fmt.Sprintf("draining, %d replicas left", m.Replicas)
+	case *quarrypb.Region:
+		return showRegion(m)
+	case *quarrypb.RebalanceResponse:
+		out := "moves"
+		for _, mv := range m.Moves {
+			out += fmt.Sprintf(" r%d:n%d->n%d", mv.Region, mv.From, mv.To)
+		}
+		return out
 	case *quarrypb.CertifyFenceResponse:
 		return fmt.Sprintf("fenced %v, retry in %d ms", m.Fenced, m.RetryMs)
 	case *quarrypb.RevokeSessionResponse:
@@ -389,6 +401,9 @@ func showRegion(g *quarrypb.Region) string {
 			out += " "
 		}
 		out += fmt.Sprintf("n%d.%d", r.Node, r.Incarnation)
+		if r.Leaving {
+			out += ":LEAVING"
+		}
 		if r.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC {
 			out += ":" + strings.TrimPrefix(r.State.String(), "REPLICA_STATE_")
 		}

@@ -185,7 +185,7 @@ func (m *Machine) load(r Record) error {
 		if err = proto.Unmarshal(r.Value, rec); err == nil {
 			g := &region{rec: rec, rev: r.Revision}
 			if published(rec) {
-				g.pub, g.lacking, g.short = rec, lacks(rec), m.now
+				g.pub = rec
 			}
 			m.regions = append(m.regions, g)
 		}

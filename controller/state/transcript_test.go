@@ -26,6 +26,8 @@ import (
 //	reclaim | scrubbed serial=1
 //	mute NAME        its heartbeats stop; it answers probes
 //	kill NAME        it does neither; heal NAME: both again, in the same life
+//	add|drain NAME | remove NAME [force] | move region=1 [from=] [to=] | rebalance [dry]
+//	scrubs           from here on fenced sessions are scrubbed
 //	trouble serial=1 node=2    a heartbeat of a client that cannot work with a node
 //	advance 1s       time passes
 //	deposed          the leader cannot renew its lead
@@ -143,6 +145,22 @@ func (r *rig) play(t *testing.T, d *datadriven.TestData) string {
 			req.UnlessNewerThan = &u
 		}
 		ask(req)
+	case "add":
+		ask(&quarrypb.AddNodeRequest{Name: arg(0)})
+	case "drain":
+		ask(&quarrypb.DrainNodeRequest{Name: arg(0)})
+	case "remove":
+		ask(&quarrypb.RemoveNodeRequest{Name: arg(0), Force: d.HasArg("force")})
+	case "move":
+		req := &quarrypb.MoveRegionRequest{Region: num32(num("region"))}
+		d.MaybeScanArgs(t, "from", &req.From)
+		d.MaybeScanArgs(t, "to", &req.To)
+		ask(req)
+	case "rebalance":
+		ask(&quarrypb.RebalanceRequest{DryRun: d.HasArg("dry")})
+	case "scrubs":
+		r.scrubEvery = 2 * time.Second
+		r.m.cfg.ScrubEvery = r.scrubEvery
 	case "reclaim":
 		ask(RaiseReclaim{})
 	case "scrubbed":
