@@ -149,6 +149,7 @@ func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int 
 			spare, w.out = w.out, b
 			if err != nil {
 				if done == 0 {
+					w.out = nil // b is the caller's
 					return nil, err
 				}
 				break

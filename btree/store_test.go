@@ -42,6 +42,9 @@ type memStore struct {
 	dead  bool
 	step  func() // a point where others may run, or the client may die
 	lossy *rand.Rand
+	// lent is the payload that callbacks of Update see: the same memory each time, as
+	// with a lane, so that who keeps it is found out.
+	lent []byte
 }
 
 func (m *memory) store(t testing.TB) *memStore { return &memStore{memory: m, t: t, step: func() {}} }
@@ -115,10 +118,10 @@ func (s *memStore) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
 	if b.once {
 		s.t.Fatalf("update of the write-once %v", ref)
 	}
-	scratch := append([]byte(nil), b.payload...)
-	now, err := f(scratch)
+	s.lent = append(s.lent[:0], b.payload...)
+	now, err := f(s.lent)
 	now = append([]byte(nil), now...)
-	clear(scratch)
+	clear(s.lent)
 	if err == nil && len(now) > b.room {
 		s.t.Fatalf("payload of %d bytes in a slab with room for %d", len(now), b.room)
 	}
