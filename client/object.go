@@ -146,6 +146,13 @@ func (l *lane) isWriteOnce(ref Ref) bool {
 	return ok && reg.Headers.Load(b).Kind() == proto.Single
 }
 
+// Replicas is how many replicas the region of an object is to have; 0 if the table
+// does not have the region.
+func (c *Client) Replicas(ref Ref) int {
+	r := c.current.Load().now.Load().table.Region(ref.Addr.Region())
+	return int(r.GetWantReplicas())
+}
+
 // Write replaces the payload, whatever it was.
 func (c *Client) Write(ctx context.Context, ref Ref, payload []byte) error {
 	l, err := c.lane(ctx)

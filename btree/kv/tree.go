@@ -30,8 +30,9 @@ type Tree struct {
 
 // objects is the Store of one call.
 type objects struct {
-	c   *client.Client
-	ctx context.Context
+	c        *client.Client
+	ctx      context.Context
+	replicas int // of new objects; 0 means the client's
 }
 
 func (o *objects) Read(ref btree.Ref, dst []byte) ([]byte, error) { return o.c.Read(o.ctx, ref, dst) }
@@ -45,14 +46,15 @@ func (o *objects) Update(ref btree.Ref, f func(old []byte) ([]byte, error)) erro
 }
 
 func (o *objects) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (btree.Ref, error) {
-	return o.c.Alloc(o.ctx, payload, client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce})
+	return o.c.Alloc(o.ctx, payload, client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce, Replicas: o.replicas})
 }
 
 func (o *objects) Free(ref btree.Ref) error { return o.c.Free(o.ctx, ref) }
 
 // Create makes an empty tree under a name; client.ErrNameExists if the name is taken.
+// Its nodes and values have as many replicas as the client that creates it asks for.
 func Create(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
-	st := &objects{c, ctx}
+	st := &objects{c: c, ctx: ctx}
 	sh, err := btree.Make(st, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("create tree %q: %w", name, err)
@@ -76,7 +78,7 @@ func Open(ctx context.Context, c *client.Client, name string, cfg btree.Config) 
 	if n.Kind != NameKind {
 		return nil, fmt.Errorf("open tree: %q is of kind %q: %w", name, n.Kind, ErrNotTree)
 	}
-	sh, err := btree.Attach(&objects{c, ctx}, n.Ref, cfg)
+	sh, err := btree.Attach(&objects{c: c, ctx: ctx}, n.Ref, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open tree %q: %w", name, err)
 	}
@@ -85,8 +87,9 @@ func Open(ctx context.Context, c *client.Client, name string, cfg btree.Config) 
 
 func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared) *Tree {
 	t := &Tree{Shared: sh, name: n, c: c}
+	replicas := c.Replicas(n.Ref) // of all nodes and values: whoever makes them, the root's
 	t.programs.New = func() any {
-		p := &program{objects: objects{c: c}}
+		p := &program{objects: objects{c: c, replicas: replicas}}
 		p.Program = btree.NewProgram(sh, &p.objects)
 		p.wake = make(chan bool, 1)
 		p.next = p.nextWrite
@@ -277,7 +280,7 @@ func (t *Tree) Entry() client.Name { return t.name }
 
 // Check proves the tree whole; see the function. Nobody should write meanwhile.
 func (t *Tree) Check(ctx context.Context, reach func(ref btree.Ref, tag uint32)) (btree.Report, error) {
-	return btree.Check(&objects{t.c, ctx}, t.Root(), reach)
+	return btree.Check(&objects{c: t.c, ctx: ctx}, t.Root(), reach)
 }
 
 // Drop takes the name away and frees the tree.

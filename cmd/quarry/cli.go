@@ -41,6 +41,7 @@ type cli struct {
 	Region        regionCmd     `cmd:"" help:"Create and list regions."`
 	Slab          slabCmd       `cmd:"" help:"Allocate, read, write and free objects."`
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
+	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`

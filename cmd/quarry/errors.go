@@ -7,6 +7,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/fsck"
 	"github.com/quarrystore/quarry/rdma"
@@ -51,15 +53,17 @@ func exitCode(err error) int {
 		return exitUsage
 	case is(client.ErrUnknown):
 		return exitUnknown
-	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion):
+	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree):
 		return exitNotFound
-	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable):
+	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange):
 		return exitConflict
 	case is(client.ErrUnreachable, fsck.ErrUnreachable, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace
-	case is(client.ErrCorrupt, errFindings):
+	case is(btree.ErrBadKey, kv.ErrNotTree):
+		return exitUsage
+	case is(client.ErrCorrupt, btree.ErrCorrupt, errFindings):
 		return exitDamaged
 	case is(context.Canceled):
 		return exitInterrupted

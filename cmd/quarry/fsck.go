@@ -14,18 +14,40 @@ type fsckCmd struct {
 
 func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 	bar := a.progress("checking blocks")
-	rep, err := fsck.Cluster(ctx, fsck.Config{Controllers: a.cli.Controller, Token: a.cli.Token, TLS: a.tls, Transport: a.cli.Transport, Regions: f.Region, Progress: bar.set})
+	rep, err := fsck.Cluster(ctx, a.fsckConfig(f.Region, bar.set, nil))
 	bar.end()
 	if err != nil {
 		return err
 	}
-	if err := a.print(rep, func(w io.Writer) { printReport(w, rep) }); err != nil {
+	view := fsckView{Report: rep}
+	if len(f.Region) == 0 {
+		if view.Trees, err = a.checkTrees(ctx, rep, rep.Writers); err != nil {
+			return err
+		}
+	}
+	if err := a.print(view, func(w io.Writer) { view.print(w) }); err != nil {
 		return err
 	}
 	if !rep.OK() {
 		return fmt.Errorf("%d %w, the first: %s", len(rep.Findings)+rep.More, errFindings, rep.Findings[0])
 	}
 	return nil
+}
+
+// fsckView is the report, with the trees of the placement library.
+type fsckView struct {
+	*fsck.Report
+	Trees []treeView `json:"trees"`
+}
+
+func (v fsckView) print(w io.Writer) {
+	if len(v.Trees) > 0 {
+		fmt.Fprintln(w, "TREE\tLEVELS\tINNER\tLEAVES\tLAYERS\tKEYS\tLARGE VALUES\tIN NODES")
+		for _, t := range v.Trees {
+			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", t.Name, t.Levels, t.Inner, t.Leaves, t.Layers, t.Keys, t.Values, bytesText(uint64(t.UsedBytes)))
+		}
+	}
+	printReport(w, v.Report)
 }
 
 func printReport(w io.Writer, rep *fsck.Report) {

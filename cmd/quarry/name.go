@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/quarrystore/quarry/client"
 )
@@ -98,9 +99,9 @@ func (n *nameListCmd) Run(ctx context.Context, a *app) error {
 
 func (a *app) printNames(list []client.Name, v any) error {
 	return a.print(v, func(w io.Writer) {
-		fmt.Fprintln(w, "NAME\tKIND\tREF\tREVISION\tOWNER")
+		fmt.Fprintln(w, "NAME\tKIND\tREF\tREVISION\tOWNER\tCREATED")
 		for _, e := range list {
-			fmt.Fprintf(w, "%s\t%s\t%v\t%d\t%s\n", e.Name, e.Kind, e.Ref, e.Revision, e.Owner)
+			fmt.Fprintf(w, "%s\t%s\t%v\t%d\t%s\t%s\n", e.Name, e.Kind, e.Ref, e.Revision, e.Owner, e.Created.Format(time.RFC3339))
 		}
 	})
 }

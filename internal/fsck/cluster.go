@@ -35,6 +35,8 @@ type Config struct {
 	Regions []uint32
 	// Progress is told the blocks done so far, of all blocks in use. May be nil.
 	Progress func(done, total int)
+	// Object is told every object that is LIVE. May be nil.
+	Object func(Object)
 }
 
 // ErrUnreachable: no controller answers, or a node's memory cannot be reached.
@@ -66,6 +68,7 @@ func Cluster(ctx context.Context, cfg Config) (*Report, error) {
 		Session:  func(id uint32) SessionState { return s.state(ctx, id) },
 		Writers:  func() bool { return s.writers.Load() },
 		Progress: cfg.Progress,
+		Object:   cfg.Object,
 		Pause: func(attempt int) {
 			// 1, 2, 4 .. 128 ms: longer than any operation of a client that is well.
 			select {
@@ -74,6 +77,9 @@ func Cluster(ctx context.Context, cfg Config) (*Report, error) {
 			}
 		},
 	})
+	if report != nil {
+		report.Writers = s.writers.Load()
+	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, ctx.Err()) {
 		err = cause
 	}

@@ -31,6 +31,18 @@ type Options struct {
 	Progress func(done, total int)
 	// Pause waits between two looks at a slab that seems wrong. nil: not at all.
 	Pause func(attempt int)
+	// Object is told every object that is LIVE and whole. May be nil.
+	Object func(Object)
+}
+
+// Object is a LIVE object as the check has seen it.
+type Object struct {
+	Ref   proto.Ref
+	Tag   uint32 // the user's
+	Bytes int    // of the payload; of an object of several slabs, of its index
+	// Writer is what is known of the session that wrote it last; who is not known
+	// is no session any more.
+	Writer SessionState
 }
 
 // SessionState is what the controllers know of a session.
@@ -490,6 +502,9 @@ func (c *check) count(w *work, s *look) {
 		return
 	}
 	ref := proto.Ref{Addr: proto.MakeAddr(w.ID, uint32(s.slab.Off)), Life: proto.MakeLife(s.h.Generation(), h.Born)}
+	if c.o.Object != nil && h.Tag&proto.TagChunk == 0 {
+		c.o.Object(Object{ref, h.Tag & proto.MaxUserTag, len(payload), c.o.Session(h.Writer.Session())})
+	}
 	switch {
 	case h.Tag&proto.TagIndex != 0:
 		w.stat.Objects++

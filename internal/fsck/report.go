@@ -12,6 +12,8 @@ type Report struct {
 	Findings []Finding      `json:"findings"`
 	// More counts findings beyond MaxFindings.
 	More int `json:"more_findings,omitempty"`
+	// Writers says that other sessions could write meanwhile.
+	Writers bool `json:"writers"`
 }
 
 // MaxFindings bounds a report: a lost region must not fill memory.
@@ -60,6 +62,7 @@ const (
 	KindLeak        Kind = "leak"        // nobody can ever use it
 	KindReservation Kind = "reservation" // by a session that nobody knows
 	KindChunk       Kind = "chunk"       // of a large object
+	KindTree        Kind = "tree"        // a tree of the placement library is not whole
 )
 
 func (f Finding) String() string {
@@ -69,6 +72,9 @@ func (f Finding) String() string {
 	}
 	return fmt.Sprintf("%s: %s: %s", at, f.Kind, f.What)
 }
+
+// Add adds what another check has found.
+func (r *Report) Add(f Finding) { r.add(f) }
 
 func (r *Report) add(f Finding) {
 	if len(r.Findings) >= MaxFindings {

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/fsck"
+)
+
+type kvCollectCmd struct {
+	DryRun bool `help:"Only say what would be freed."`
+}
+
+func (x *kvCollectCmd) Run(ctx context.Context, a *app) error {
+	c, err := a.connect(ctx, nil)
+	if err != nil {
+		return err
+	}
+	bar := a.progress("looking at blocks")
+	o, err := kv.Collect(ctx, c, x.DryRun, func(ctx context.Context, found func(kv.Stray)) error {
+		defer bar.end()
+		return a.objects(ctx, nil, bar.set, func(o fsck.Object) {
+			if o.Writer != fsck.SessionLive {
+				found(kv.Stray{Ref: o.Ref, Tag: o.Tag, Bytes: o.Bytes})
+			}
+		})
+	})
+	if err = errors.Join(err, c.Close()); err != nil {
+		return err
+	}
+	return a.print(o, func(w io.Writer) {
+		verb := "freed"
+		if x.DryRun {
+			verb = "would be freed"
+		}
+		fmt.Fprintf(w, "%d trees, %d objects of theirs; %s: %d nodes and values, %s\n", o.Trees, o.Reached, verb, o.Strays, bytesText(uint64(o.Bytes)))
+	})
+}
+
+// objects tells every object of the cluster's regions.
+func (a *app) objects(ctx context.Context, regions []uint32, progress func(done, total int), found func(fsck.Object)) error {
+	_, err := fsck.Cluster(ctx, a.fsckConfig(regions, progress, found))
+	return err
+}
+
+func (a *app) fsckConfig(regions []uint32, progress func(done, total int), found func(fsck.Object)) fsck.Config {
+	return fsck.Config{Controllers: a.cli.Controller, Token: a.cli.Token, TLS: a.tls, Transport: a.cli.Transport, Regions: regions, Progress: progress, Object: found}
+}
+
+// checkTrees adds to a report what is wrong with the trees of the placement library.
+// Beside writers a tree is only walked: its levels cannot be compared with each other.
+func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([]treeView, error) {
+	c, err := a.connect(ctx, readOnly)
+	if err != nil {
+		return nil, err
+	}
+	var names []client.Name
+	err = c.Names().List(ctx, "", kv.NameKind, func(n client.Name) error {
+		names = append(names, n)
+		return nil
+	})
+	views := []treeView{}
+	for _, n := range names {
+		if err != nil {
+			break
+		}
+		t, oerr := kv.Open(ctx, c, n.Name, btree.Config{ReadOnly: true})
+		v := treeView{Name: n.Name}
+		if oerr == nil {
+			v.Survey, oerr = t.Survey(ctx)
+		}
+		if oerr == nil && !writers {
+			_, oerr = t.Check(ctx, nil)
+		}
+		switch {
+		case errors.Is(oerr, client.ErrNoName), errors.Is(oerr, btree.ErrNoTree) && writers:
+			continue // dropped meanwhile
+		case errors.Is(oerr, btree.ErrCorrupt), errors.Is(oerr, btree.ErrNoTree), errors.Is(oerr, client.ErrCorrupt), errors.Is(oerr, client.ErrFreed), errors.Is(oerr, kv.ErrNotTree):
+			rep.Add(fsck.Finding{Region: n.Ref.Addr.Region(), Where: "tree " + n.Name, Kind: fsck.KindTree, What: oneLine(oerr)})
+		case oerr != nil:
+			err = fmt.Errorf("tree %q: %w", n.Name, oerr)
+		}
+		views = append(views, v)
+	}
+	return views, errors.Join(err, c.Close())
+}
+
+// treeView is a tree in the report of fsck.
+type treeView struct {
+	Name string `json:"name"`
+	kv.Survey
+}
