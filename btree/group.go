@@ -112,7 +112,7 @@ func (g *group) run(b []byte) ([]byte, error) {
 		}
 		x := g.taken[i]
 		x.Err, x.Alone, x.old = nil, false, Ref{}
-		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, enc: w.enc, out: g.bufs[at], room: p.limits.Room}
+		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, enc: w.enc, out: g.bufs[at], room: p.limits.Room, ours: changed}
 		out, err := w.apply(b)
 		g.bufs[at] = w.out
 		switch {

@@ -122,62 +122,43 @@ func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int 
 	small := func(i int) bool {
 		return p.checkKey(keys[i]) == nil && len(keys[i]) <= p.limits.InlineKeyBytes && !p.outOfLine(keys[i], values[i])
 	}
-	n := 0
-	for n < len(order) && small(order[n]) {
-		n++
-	}
-	if n < 2 {
+	alone := func() int {
 		_, errs[i] = p.Put(keys[i], values[i], Cond{})
 		return 1
 	}
+	if len(order) == 1 || !small(i) || !small(order[1]) {
+		return alone()
+	}
 	p.begin()
-	ref, err := p.leafOf(keys[i])
+	leaf, err := p.leafOf(keys[i])
+	p.end()
 	if err != nil {
-		p.end()
 		errs[i] = err
 		return 1
 	}
-	var old []Ref
-	var spare []byte
-	done := 0
-	err = p.store.Update(ref, func(b []byte) ([]byte, error) {
-		done, old = 0, old[:0]
-		w := &p.w
-		for _, k := range order[:n] {
-			*w = write{key: keys[k], name: keys[k], value: values[k], enc: w.enc, out: spare, room: p.limits.Room}
-			out, err := w.apply(b)
-			spare, w.out = w.out, b
-			if err != nil {
-				if done == 0 {
-					w.out = nil // b is the caller's
-					return nil, err
-				}
-				break
-			}
-			if done == 0 {
-				w.out = nil // b is the caller's
-			}
-			if !w.old.IsZero() {
-				old = append(old, w.old)
-			}
-			b, spare = out, w.out
-			done++
+	if p.batch == nil {
+		p.batch = make([]Write, MaxGroup)
+	}
+	n := 0
+	p.WriteGroup(leaf, func() *Write {
+		// The keys are sorted: behind one that does not fit the leaf none does.
+		if n == MaxGroup || n == len(order) || n > 0 && p.batch[n-1].Alone || !small(order[n]) {
+			return nil
 		}
-		return b, nil
+		p.batch[n] = Write{Key: keys[order[n]], Value: values[order[n]]}
+		n++
+		return &p.batch[n-1]
 	})
-	p.end()
-	if err != nil && (done == 0 || !unknown(err)) {
-		// Another leaf, or no room: the long way.
-		_, errs[i] = p.Put(keys[i], values[i], Cond{})
-		return 1
-	}
-	for _, k := range order[:done] {
-		errs[k] = err
-	}
-	if err == nil {
-		for _, r := range old {
-			_ = p.store.Free(r)
+	if n > 0 && p.batch[n-1].Alone {
+		for n--; n > 0 && p.batch[n-1].Alone; n-- {
 		}
 	}
-	return done
+	for k := range n {
+		errs[order[k]] = p.batch[k].Err
+	}
+	clear(p.batch)
+	if n == 0 {
+		return alone()
+	}
+	return n
 }

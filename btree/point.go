@@ -51,7 +51,7 @@ type write struct {
 	value  []byte // or Ref and length
 	ext    bool
 	room   int
-	limit  int
+	ours   bool // the payload is what an earlier write of the group made
 	enc    []byte
 	out    []byte
 
@@ -68,7 +68,10 @@ type write struct {
 // Linearizes at: the commit of Update; where it answers ErrNoKey, ErrKeyExists or
 // ErrConflict, at the READ under the reservation.
 func (w *write) apply(old []byte) ([]byte, error) {
-	v, err := open(old)
+	v, err := parse(old)
+	if err == nil && !w.ours {
+		err = v.valid()
+	}
 	switch {
 	case err != nil:
 		return nil, err

@@ -223,6 +223,7 @@ type Program struct {
 	w     write
 	apply func([]byte) ([]byte, error) // w.apply, bound once
 	group group
+	batch []Write
 	out   []byte
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // Ops that can be measured.
-var Ops = []string{"read", "update", "alloc", "free", "readmany", "writemany", "mix"}
+var Ops = []string{"read", "update", "alloc", "free", "readmany", "writemany", "mix", KVInsert, KVLoad, KVGet, KVPut, KVMix, KVScan}
 
 // Job is one measurement: one kind of operation, one size.
 type Job struct {
@@ -78,6 +78,7 @@ type Row struct {
 	Rounds    float64 `json:"rounds_per_op,omitempty"`
 	Verbs     float64 `json:"verbs_per_op,omitempty"`
 	Allocs    float64 `json:"allocs_per_op"`
+	Note      string  `json:"note,omitempty"`
 }
 
 // outcome is what one process brings home; it travels between processes.

@@ -23,7 +23,7 @@ func redis(ctx context.Context, cfg Config, d time.Duration, tell func(Row)) err
 	if err != nil {
 		return nil // not installed: no yardstick
 	}
-	addr, stop, err := startRedis(ctx, path)
+	addr, _, stop, err := startRedis(ctx, path)
 	if err != nil {
 		return fmt.Errorf("redis-server: %w", err)
 	}
@@ -53,22 +53,24 @@ func redis(ctx context.Context, cfg Config, d time.Duration, tell func(Row)) err
 	return nil
 }
 
-func startRedis(ctx context.Context, path string) (addr string, stop func(), err error) {
+// startRedis starts a server on a TCP port and a unix socket.
+func startRedis(ctx context.Context, path string) (addr, socket string, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return "", nil, err
+		return "", "", nil, err
 	}
 	addr = l.Addr().String()
 	l.Close()
 	_, port, _ := net.SplitHostPort(addr)
 	dir, err := os.MkdirTemp("", "quarry-redis-")
 	if err != nil {
-		return "", nil, err
+		return "", "", nil, err
 	}
-	cmd := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir, "--logfile", filepath.Join(dir, "log"))
+	socket = filepath.Join(dir, "s")
+	cmd := exec.Command(path, "--port", port, "--unixsocket", socket, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir, "--logfile", filepath.Join(dir, "log"))
 	if err := cmd.Start(); err != nil {
 		os.RemoveAll(dir)
-		return "", nil, err
+		return "", "", nil, err
 	}
 	stop = func() {
 		_ = cmd.Process.Kill()
@@ -79,11 +81,11 @@ func startRedis(ctx context.Context, path string) (addr string, stop func(), err
 		c, err := net.Dial("tcp", addr)
 		if err == nil {
 			c.Close()
-			return addr, stop, nil
+			return addr, socket, stop, nil
 		}
 		if time.Now().After(end) || ctx.Err() != nil {
 			stop()
-			return "", nil, err
+			return "", "", nil, err
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -38,11 +38,22 @@ func Run(ctx context.Context, cfg Config) ([]Row, error) {
 			return rows, err
 		}
 	}
+	objects, trees := splitOps(cfg.Ops)
+	if len(trees) > 0 && cfg.Yardsticks {
+		if err := kvRedis(ctx, cfg, tell); err != nil {
+			return rows, err
+		}
+	}
 	for _, transport := range cfg.Transports {
 		cc := cfg.Client
 		cc.Transport = transport
 		for _, size := range cfg.Sizes {
-			for _, op := range cfg.Ops {
+			if err := kvRun(ctx, cfg, cc, size, trees, tell); err != nil {
+				return rows, fmt.Errorf("tree with values of %d bytes over %s: %w", size, transport, err)
+			}
+		}
+		for _, size := range cfg.Sizes {
+			for _, op := range objects {
 				j := cfg.Job
 				j.Op, j.Bytes = op, size
 				r, err := one(ctx, cfg, cc, j)

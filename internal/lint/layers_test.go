@@ -30,6 +30,7 @@ var layers = map[string]int{
 	"btree":                    50,
 	"coproc":                   60,
 	"internal/fsck":            50,
+	"internal/kvfile":          50,
 	"internal/bench":           70,
 	"internal/demo":            70,
 	"cmd":                      100,
