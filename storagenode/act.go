@@ -108,7 +108,7 @@ func (n *Node) make(r state.Region) error {
 	var m *host.Memory
 	var err error
 	if n.folder == nil {
-		if m, err = host.NewMemory(fmt.Sprintf("region-%d", r.Number), r.Bytes); err == nil {
+		if m, err = host.NewHugeMemory(fmt.Sprintf("region-%d", r.Number), r.Bytes, n.cfg.HugepageBytes); err == nil {
 			err = n.mark(m, &r)
 		}
 	} else if err = n.folder.create(n.header(&r)); err == nil {
@@ -136,7 +136,7 @@ func (n *Node) keep(region uint32, m *host.Memory) error {
 
 // zero zeroes a replica's memory and leaves its header. Access has been cut.
 func (n *Node) zero(m *host.Memory, r state.Region) error {
-	if n.folder == nil {
+	if n.folder == nil && n.cfg.HugepageBytes == 0 { // of huge pages there may not be twice as many
 		// Fresh memory is zero, and costs nothing. What may still map the old keeps the old.
 		if err := n.make(r); err != nil {
 			return err

@@ -26,6 +26,9 @@ type Config struct {
 	// Dir keeps regions as files, and what the node must remember across restarts.
 	// "" keeps regions in anonymous memory: a restarted node has nothing.
 	Dir string
+	// HugepageBytes of the pages that anonymous regions lie on; 0 means ordinary ones.
+	// They are set aside when a region is made. Not with Dir.
+	HugepageBytes uint64
 	// CapacityBytes of all regions together; default 64 GiB. Memory is used when touched.
 	CapacityBytes uint64
 	// Listen is the address of the tcp fabric; default 127.0.0.1:0.
@@ -101,6 +104,8 @@ func (c Config) ownSocket() string {
 
 func (c Config) validate() error {
 	switch {
+	case c.HugepageBytes != 0 && c.Dir != "":
+		return errors.New("storage node: huge pages are for regions in memory: give --hugepages or --data, not both")
 	case len(c.Controllers) == 0:
 		return errors.New("storage node: no controller given: set --controllers, such as http://127.0.0.1:7420")
 	case c.Name == "" || len(c.Name) > maxNameBytes || strings.ContainsAny(c.Name, "/\n\r\x00 "):

@@ -1,6 +1,10 @@
 package storagenode
 
 import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -59,12 +63,21 @@ func (n *Node) Stats() Stats {
 // FileSystem is what the regions' memory is taken from. One that is full kills the
 // node with SIGBUS when a client touches a page there is no room for.
 type FileSystem struct {
-	Kind           string `json:"kind"` // "memory", "tmpfs" or "file"
+	Kind           string `json:"kind"` // "memory", "hugepages", "tmpfs" or "file"
 	Bytes          uint64 `json:"size_bytes"`
 	AvailableBytes uint64 `json:"available_bytes"`
 }
 
 func (n *Node) fileSystem() FileSystem {
+	if p := n.cfg.HugepageBytes; p != 0 {
+		count := func(what string) uint64 {
+			b, _ := os.ReadFile(fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB/%s_hugepages", p>>10, what))
+			k, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+			return k
+		}
+		free := count("free")
+		return FileSystem{"hugepages", count("nr") * p, (free - min(free, count("resv"))) * p}
+	}
 	if n.cfg.Dir == "" {
 		var si unix.Sysinfo_t
 		if unix.Sysinfo(&si) != nil {

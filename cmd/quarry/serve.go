@@ -180,6 +180,7 @@ type storageCmd struct {
 	Domain    string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
 	Data      string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
 	Capacity  sizeFlag `default:"64GiB" help:"Bytes of all regions together; memory is used when it is touched."`
+	Hugepages sizeFlag `placeholder:"SIZE" help:"Keep regions on huge pages of this size, 2MiB or 1GiB, set aside when a region is made; not with --data."`
 	Listen    string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
 	Advertise string   `placeholder:"HOST" help:"Name or address, without port, that others reach this node by; needed where it listens on all addresses."`
 	Agent     string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
@@ -198,7 +199,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	defer port.close()
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
-		CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
+		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}

@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"sync"
 	"syscall"
@@ -26,8 +27,19 @@ type Memory struct {
 
 // NewMemory makes anonymous memory, which lives as long as somebody maps it.
 // bytes is a whole number of pages.
-func NewMemory(name string, bytes uint64) (*Memory, error) {
-	fd, err := unix.MemfdCreate("quarry-"+name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+func NewMemory(name string, bytes uint64) (*Memory, error) { return NewHugeMemory(name, bytes, 0) }
+
+// NewHugeMemory is NewMemory on huge pages of a size, all of which are set aside at
+// once: there is no later moment at which they could be missing. 0 is ordinary pages.
+func NewHugeMemory(name string, bytes, pageBytes uint64) (*Memory, error) {
+	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	if pageBytes != 0 {
+		if pageBytes&(pageBytes-1) != 0 || bytes%pageBytes != 0 {
+			return nil, fmt.Errorf("memory of %s: %d bytes do not consist of huge pages of %d: give regions a multiple of that", name, bytes, pageBytes)
+		}
+		flags |= unix.MFD_HUGETLB | bits.TrailingZeros64(pageBytes)<<unix.MFD_HUGE_SHIFT
+	}
+	fd, err := unix.MemfdCreate("quarry-"+name, flags)
 	if err != nil {
 		return nil, fmt.Errorf("memory of %s: memfd: %w", name, err)
 	}
@@ -35,6 +47,9 @@ func NewMemory(name string, bytes uint64) (*Memory, error) {
 	m, err := mapMemory(name, f, bytes, true)
 	if err != nil {
 		f.Close()
+		if pageBytes != 0 && errors.Is(err, unix.ENOMEM) {
+			err = fmt.Errorf("%w: not enough huge pages of %d bytes are free: raise vm.nr_hugepages", err, pageBytes)
+		}
 		return nil, err
 	}
 	// A client that shrank it would kill this process with SIGBUS. The mode keeps

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -135,4 +136,21 @@ func TestMemoryOutlivesItsOwner(t *testing.T) {
 	_, err = l.Run(0, w.Key, []rdma.Verb{{Op: rdma.FetchAdd, New: 1}})
 	require.ErrorIs(t, err, rdma.ErrKey)
 	require.Error(t, a.OpenRegion(t.Context(), 1, 2, m), "closed memory")
+}
+
+func TestHugeMemory(t *testing.T) {
+	const page = 2 << 20
+	_, err := NewHugeMemory("odd", 3<<20, page)
+	require.ErrorContains(t, err, "multiple")
+	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+	if free, _ := strconv.Atoi(strings.TrimSpace(string(b))); err != nil || free < 8 {
+		t.Skip("no 8 free huge pages of 2 MiB (sysctl vm.nr_hugepages=8)")
+	}
+	m, err := NewHugeMemory("huge", 4*page, page)
+	require.NoError(t, err)
+	m.Bytes()[3*page] = 7
+	require.EqualValues(t, page, m.TouchedBytes(), "one page is touched")
+	_, err = NewHugeMemory("more", 1<<40, page)
+	require.ErrorContains(t, err, "vm.nr_hugepages")
+	require.NoError(t, m.Close())
 }
