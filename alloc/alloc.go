@@ -120,8 +120,7 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 		m.claims = m.claims[:len(m.claims)-1]
 		ref, err := a.lane.Birth(c, payload, w.Tag)
 		if errors.Is(err, slab.ErrStaleClaim) {
-			// The epoch of every claim of that region is over; reconcile has freed them.
-			a.dropRegion(c.Reg.ID)
+			a.dropEpoch(c.Reg)
 			if stale++; stale < maxStale {
 				continue
 			}
@@ -130,19 +129,23 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 	}
 }
 
-// dropRegion forgets claims and knowledge of a region whose epoch has changed.
-func (a *Allocator) dropRegion(id uint32) {
-	delete(a.surveys, id)
+// dropEpoch forgets what belongs to an epoch of a region that is over, or to one
+// before it: reconcile has freed the claims. Those of a later epoch are held still.
+func (a *Allocator) dropEpoch(over *slab.Region) {
+	if s := a.surveys[over.ID]; s != nil && s.epoch <= over.Epoch {
+		delete(a.surveys, over.ID)
+	}
+	gone := func(r *slab.Region) bool { return r.ID == over.ID && r.Epoch <= over.Epoch }
 	for _, k := range a.keys() {
 		m := a.mags[k]
 		kept := m.claims[:0]
 		for _, c := range m.claims {
-			if c.Reg.ID != id {
+			if !gone(c.Reg) {
 				kept = append(kept, c)
 			}
 		}
 		m.claims = kept
-		if m.at.reg != nil && m.at.reg.ID == id {
+		if m.at.reg != nil && gone(m.at.reg) {
 			m.at = cursor{}
 		}
 	}

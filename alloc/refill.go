@@ -118,7 +118,7 @@ func (a *Allocator) refillRegion(k magKey, m *magazine, id uint32) error {
 		case tries == maxBlocks:
 			return errFull
 		case a.epochOver(reg):
-			a.dropRegion(id) // not full: look again under the new epoch
+			a.dropEpoch(reg) // not full: look again under the new epoch
 		case fresh:
 			return errFull // even by what the headers say now
 		default:
@@ -168,7 +168,7 @@ func freeBits(c proto.Class, i int, w uint64) uint64 {
 func (a *Allocator) claim(k magKey, m *magazine) error {
 	c := &m.at
 	if reg, err := a.lane.Port().Region(c.reg.ID); err != nil || reg.Epoch != c.reg.Epoch {
-		a.dropRegion(c.reg.ID)
+		a.dropEpoch(c.reg)
 		return errFull
 	}
 	most := max(1, min(claimSlabs, claimBytes/k.class.Bytes()))

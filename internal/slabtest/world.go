@@ -152,6 +152,24 @@ func (w *World) Lane(session uint32) *Port {
 	return p
 }
 
+// NextEpoch opens the region under the next epoch on every node, for this lane
+// alone: what it has claimed is void. Nothing is reconciled.
+func (p *Port) NextEpoch() {
+	next := *p.region
+	next.Epoch++
+	next.Headers = slab.NewHeaders(next.Geometry.Blocks)
+	p.targets = make([]rdma.Target, len(p.World.Nodes))
+	for i, n := range p.World.Nodes {
+		require.NoError(p.World.T, n.Access.OpenRegion(context.Background(), 1, next.Epoch, n.Memory))
+		conn := p.region.To[i].Conn
+		win, err := conn.Open(context.Background(), 1, next.Epoch)
+		require.NoError(p.World.T, err)
+		p.targets[i] = rdma.Target{Conn: conn, Window: win}
+		next.To[i] = &p.targets[i]
+	}
+	p.region = &next
+}
+
 // ErrDied is what a lane's panic carries when a test kills it in the middle.
 var ErrDied = errors.New("client died")
 
