@@ -125,6 +125,20 @@ func BenchmarkTree(b *testing.B) {
 			}
 		}
 	})
+	b.Run("Insert", func(b *testing.B) {
+		b.ReportAllocs()
+		t, err := kv.Create(ctx, c, fmt.Sprint("insert", b.N), btree.Config{})
+		require.NoError(b, err)
+		v := make([]byte, 128)
+		n := 0
+		for b.Loop() {
+			n++
+			if err := t.Put(ctx, key(n*618033989%1_000_000_007), v); err != nil {
+				b.Fatal(err)
+			}
+		}
+		require.NoError(b, t.Drop(ctx))
+	})
 	b.Run("Scan", func(b *testing.B) {
 		n := 0
 		for b.Loop() {
