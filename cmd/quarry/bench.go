@@ -15,14 +15,14 @@ import (
 )
 
 type benchCmd struct {
-	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update)."`
+	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update); of a tree: kv-insert, kv-load, kv-get, kv-put, kv-mix, kv-scan."`
 	Sizes      []sizeFlag    `default:"128" short:"s" help:"Payload bytes, comma separated."`
 	Clients    int           `default:"1" short:"n" help:"Goroutines that work at the same time, of each process."`
 	Processes  int           `default:"0" help:"Client processes; 0 means goroutines of this one."`
 	Duration   time.Duration `default:"2s" short:"D" help:"Of each measurement."`
 	Replicas   int           `default:"1" short:"r" help:"Replicas of the objects."`
 	Batch      int           `default:"64" help:"Objects of one readmany or writemany, and commands of one Redis pipeline."`
-	Objects    int           `help:"Objects of each client; 0 means 48 MiB of them, up to 20000."`
+	Objects    int           `help:"Objects of each client; 0 means 48 MiB of them, up to 20000. Keys of a tree; 0 means a million."`
 	Rate       float64       `help:"Operations a second of each client; 0 means as fast as it goes."`
 	Yardsticks bool          `default:"true" negatable:"" help:"Also measure a memory copy, a TCP ping-pong and Redis."`
 	Self       bool          `help:"Start a cluster of separate processes for the measurement."`
@@ -147,6 +147,9 @@ func printRow(w io.Writer, r bench.Row) {
 	}
 	fmt.Fprintf(w, "%-11s %-10s %6d %6s %8s %11.0f %9.1f %8s %8s %8s %8s %7.3f %7.3f %7.2f %7d\n", what, r.Op, r.Bytes, batch, clients, r.OpsPerS, r.MBPerS,
 		ns(r.MinNS), ns(r.TypicalNS), ns(r.P99NS), ns(r.P999NS), r.Rounds, r.Verbs, r.Allocs, r.Errors)
+	if r.Note != "" {
+		fmt.Fprintf(w, "            %s\n", r.Note)
+	}
 }
 
 // ns is a time to three digits.
