@@ -10,7 +10,7 @@ RACE_PKGS := ./alloc/... ./client/... ./controller/... ./internal/... ./proto/..
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rdma race bench generate lint tools clean
+.PHONY: help build demo test test-rdma race chaos bench generate lint tools clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ test-rdma: ## the fabric's contract on real RDMA: this host's adapter, or Soft-R
 
 race: ## every test under the race detector
 	$(GO) test -race -timeout 30m ./...
+
+chaos: build ## kill, stop and cut off processes of real clusters under load, for DURATION (5m)
+	CGO_ENABLED=0 $(GO) build -o $(BIN)/chaos ./internal/chaos/cmd/chaos
+	$(BIN)/chaos -binary $(BIN)/quarry -duration $(or $(DURATION),5m) $(CHAOS)
 
 bench: build tools ## figures of this machine beside memory, TCP and Redis
 	$(BIN)/quarry bench --self

@@ -45,13 +45,15 @@ func inUse(err error) error {
 type etcdFlags struct {
 	Etcd []string `placeholder:"URL" help:"Endpoints of an etcd cluster; without, etcd runs inside this process."`
 	Data string   `placeholder:"DIR" help:"Where the embedded etcd keeps its data; without, nothing is kept."`
+	Peer string   `name:"etcd-peer" placeholder:"URL" help:"Where the embedded etcds of other controllers reach this one, such as http://10.0.0.1:7424."`
+	All  string   `name:"initial-cluster" placeholder:"NAME=URL,..." help:"The --name and --etcd-peer of every controller, this one too; for the first start."`
 }
 
 // store connects to etcd, or starts one. stop ends what was started.
-func (f *etcdFlags) store(ctx context.Context, a *app) (cli *clientv3.Client, failed <-chan error, stop func(), err error) {
+func (f *etcdFlags) store(ctx context.Context, a *app, name string) (cli *clientv3.Client, failed <-chan error, stop func(), err error) {
 	if len(f.Etcd) > 0 {
-		if f.Data != "" {
-			return nil, nil, nil, usagef("both --etcd and --data are given: --data is for the embedded etcd")
+		if f.Data != "" || f.Peer != "" || f.All != "" {
+			return nil, nil, nil, usagef("--etcd is given: --data, --etcd-peer and --initial-cluster are for the embedded etcd")
 		}
 		cli, err = clientv3.New(clientv3.Config{Endpoints: f.Etcd, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
 		if err != nil {
@@ -65,7 +67,13 @@ func (f *etcdFlags) store(ctx context.Context, a *app) (cli *clientv3.Client, fa
 		}
 		return cli, nil, func() { cli.Close() }, nil
 	}
-	srv, err := etcdembed.Start(etcdembed.Config{Dir: f.Data, Log: a.etcdLog(), NoSync: f.Data == ""})
+	if (f.Peer == "") != (f.All == "") || f.Peer != "" && name == "" {
+		return nil, nil, nil, usagef("several controllers with their own etcd need --name, --etcd-peer and --initial-cluster each")
+	}
+	if f.All == "" {
+		name = "" // one member, whatever the controller is called
+	}
+	srv, err := etcdembed.Start(etcdembed.Config{Dir: f.Data, Name: name, PeerURL: f.Peer, InitialCluster: f.All, Log: a.etcdLog(), NoSync: f.Data == ""})
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -123,7 +131,7 @@ func (c *controllerCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer port.close()
-	etcd, failed, stop, err := c.store(ctx, a)
+	etcd, failed, stop, err := c.store(ctx, a, c.Name)
 	if err != nil {
 		return err
 	}
@@ -243,7 +251,7 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if d.Data != "" {
 		f.Data = filepath.Join(d.Data, "controller")
 	}
-	etcd, failed, stop, err := f.store(ctx, a)
+	etcd, failed, stop, err := f.store(ctx, a, "")
 	if err != nil {
 		return err
 	}

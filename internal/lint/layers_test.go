@@ -37,6 +37,7 @@ var layers = map[string]int{
 	"examples":                 100,
 	"internal/sim":             60,
 	"internal/local":           60,
+	"internal/chaos":           80,
 	"internal/slabtest":        60,
 	"internal/metrics":         5,
 	"client/prom":              45,

@@ -1,49 +1,74 @@
 package local
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 )
 
 // Config of a cluster. Binary is needed.
 type Config struct {
 	Binary string // a quarry executable
-	Nodes  int    // storage nodes; 0 means 3
+	Nodes  int    // storage nodes, n1 and up; 0 means 3
+	// Controllers, c1 and up; 0 means one. More than one are members of one etcd.
+	Controllers int
 	// Dir keeps data and logs; empty means a temporary folder that Stop removes.
 	Dir string
+	// Keep lets storage nodes keep regions as files in Dir, across restarts.
+	Keep bool
 	// RegionBytes of a region, as text such as 64MiB; empty means 2 GiB.
 	RegionBytes string
 	// Capacity of each node, as text; empty means the default.
 	Capacity string
 	// Lease of sessions, as text such as 1s; empty means the controller's default.
 	Lease string
+	// Host says where a member runs; nil means on this host's loopback.
+	Host func(member string) Host
+	// LogLevel of the services; empty means warn. Logs go to Dir too.
+	LogLevel string
+}
+
+// Host is where a member of a cluster runs.
+type Host struct {
+	Address string   // others reach it there
+	Run     []string // what to put before a command so that it runs there
 }
 
 const (
-	startTimeout = 30 * time.Second
+	startTimeout = 40 * time.Second
 	stopTimeout  = 5 * time.Second
+
+	// Ports of members that have an address of their own.
+	controllerPort = 7420
+	fabricPort     = 7421
+	agentPort      = 7422
+	peerPort       = 7424
 )
 
 // Cluster is a running cluster.
 type Cluster struct {
-	URL        string // of the controller
-	Controller *Process
-	Nodes      []*Process
-	cfg        Config
-	temp       string
+	URL         string   // of the first controller
+	URLs        []string // of all controllers
+	Controller  *Process // the first
+	Controllers []*Process
+	Nodes       []*Process
+	cfg         Config
+	temp        string
+	members     map[string]*member
+}
+
+// member is what it takes to start a process again.
+type member struct {
+	command Command
+	process *Process
 }
 
 // Start starts the processes and waits until each says that it is ready.
@@ -51,7 +76,10 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 	if cfg.Nodes == 0 {
 		cfg.Nodes = 3
 	}
-	c := &Cluster{cfg: cfg}
+	if cfg.Controllers == 0 {
+		cfg.Controllers = 1
+	}
+	c := &Cluster{cfg: cfg, members: map[string]*member{}}
 	if cfg.Dir == "" {
 		dir, err := os.MkdirTemp("", "quarry-local-")
 		if err != nil {
@@ -60,24 +88,15 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 		c.temp, c.cfg.Dir = dir, dir
 	}
 	if err := c.start(ctx); err != nil {
-		c.Stop()
-		return nil, err
+		return nil, errors.Join(err, c.Stop())
 	}
 	return c, nil
 }
 
-func (c *Cluster) start(ctx context.Context) (err error) {
-	args := []string{"controller", "--listen", "127.0.0.1:0", "--data", filepath.Join(c.cfg.Dir, "controller")}
-	if c.cfg.RegionBytes != "" {
-		args = append(args, "--region-bytes", c.cfg.RegionBytes)
-	}
-	if c.cfg.Lease != "" {
-		args = append(args, "--lease", c.cfg.Lease)
-	}
-	if c.Controller, err = Spawn(ctx, c.cfg.Binary, args...); err != nil {
+func (c *Cluster) start(ctx context.Context) error {
+	if err := c.startControllers(ctx); err != nil {
 		return err
 	}
-	c.URL = c.Controller.Ready["url"]
 	for i := range c.cfg.Nodes {
 		if err := c.AddNode(ctx, "n"+strconv.Itoa(i+1)); err != nil {
 			return err
@@ -86,165 +105,163 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	return nil
 }
 
+// startControllers starts them side by side: none is ready before most of them run.
+func (c *Cluster) startControllers(ctx context.Context) error {
+	n := c.cfg.Controllers
+	listen, peers, initial := make([]string, n), make([]string, n), make([]string, n)
+	for i := range n {
+		listen[i] = "127.0.0.1:0"
+		if n == 1 && c.cfg.Host == nil {
+			break
+		}
+		if c.cfg.Host != nil {
+			at := c.cfg.Host(controllerName(i)).Address
+			listen[i], peers[i] = join(at, controllerPort), join(at, peerPort)
+		} else {
+			free, err := freePorts(2)
+			if err != nil {
+				return err
+			}
+			listen[i], peers[i] = free[0], free[1]
+		}
+		initial[i] = controllerName(i) + "=http://" + peers[i]
+	}
+	for i := range n {
+		name := controllerName(i)
+		args := []string{"controller", "--name", name, "--listen", listen[i], "--data", filepath.Join(c.cfg.Dir, name)}
+		if n > 1 {
+			args = append(args, "--etcd-peer", "http://"+peers[i], "--initial-cluster", strings.Join(initial, ","))
+		}
+		if c.cfg.RegionBytes != "" {
+			args = append(args, "--region-bytes", c.cfg.RegionBytes)
+		}
+		if c.cfg.Lease != "" {
+			args = append(args, "--lease", c.cfg.Lease)
+		}
+		c.members[name] = &member{command: c.command(name, args)}
+	}
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			m := c.members[controllerName(i)]
+			m.process, errs[i] = Run(ctx, m.command)
+		})
+	}
+	wg.Wait()
+	for i := range n {
+		if m := c.members[controllerName(i)]; m.process != nil {
+			c.Controllers = append(c.Controllers, m.process)
+			c.URLs = append(c.URLs, m.process.Ready["url"])
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	c.URL, c.Controller = c.URLs[0], c.Controllers[0]
+	return nil
+}
+
+func controllerName(i int) string { return "c" + strconv.Itoa(i+1) }
+
+func join(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
+
+// freePorts finds ports of the loopback that nobody has at this moment.
+func freePorts(n int) ([]string, error) {
+	var out []string
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		out = append(out, l.Addr().String())
+	}
+	return out, nil
+}
+
+// command is how a service of the cluster is started.
+func (c *Cluster) command(name string, args []string) Command {
+	if c.cfg.LogLevel != "" {
+		args = append(args, "--log-level", c.cfg.LogLevel)
+	}
+	cmd := Command{Name: name, Path: c.cfg.Binary, Args: append(args, "--json"), Log: filepath.Join(c.cfg.Dir, name+".log")}
+	if c.cfg.Host != nil {
+		cmd.Run = c.cfg.Host(name).Run
+	}
+	return cmd
+}
+
 // AddNode starts another storage node, in a failure domain of its own.
 func (c *Cluster) AddNode(ctx context.Context, name string, more ...string) error {
-	args := append([]string{"storage", "--controller", c.URL, "--name", name, "--domain", "/local/" + name + "/" + name, "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0"}, more...)
+	listen, agent := "127.0.0.1:0", "127.0.0.1:0"
+	if c.cfg.Host != nil {
+		at := c.cfg.Host(name).Address
+		listen, agent = join(at, fabricPort), join(at, agentPort)
+	}
+	args := append([]string{"storage", "--controller", strings.Join(c.URLs, ","), "--name", name, "--domain", "/local/" + name + "/" + name,
+		"--listen", listen, "--agent", agent}, more...)
+	if c.cfg.Keep {
+		args = append(args, "--data", c.NodeDir(name))
+	}
 	if c.cfg.Capacity != "" {
 		args = append(args, "--capacity", c.cfg.Capacity)
 	}
-	p, err := Spawn(ctx, c.cfg.Binary, args...)
+	m := &member{command: c.command(name, args)}
+	p, err := Run(ctx, m.command)
 	if err == nil {
+		m.process = p
+		c.members[name] = m
 		c.Nodes = append(c.Nodes, p)
 	}
 	return err
 }
 
+// NodeDir is where a node of a cluster with Keep has its regions.
+func (c *Cluster) NodeDir(name string) string { return filepath.Join(c.cfg.Dir, name) }
+
+// Process is the present process of a member; nil if there is no such member.
+func (c *Cluster) Process(name string) *Process {
+	if m := c.members[name]; m != nil {
+		return m.process
+	}
+	return nil
+}
+
+// Restart starts a member that has ended again, as it was started before.
+func (c *Cluster) Restart(ctx context.Context, name string) error {
+	m := c.members[name]
+	if m == nil {
+		return fmt.Errorf("no member %s in this cluster", name)
+	}
+	m.process.Wait()
+	p, err := Run(ctx, m.command)
+	if err != nil {
+		return err
+	}
+	for _, list := range [][]*Process{c.Controllers, c.Nodes} {
+		if i := slices.Index(list, m.process); i >= 0 {
+			list[i] = p
+		}
+	}
+	m.process, c.Controller = p, c.Controllers[0]
+	return nil
+}
+
 // Stop ends all processes, storage nodes first, and removes what was temporary.
 func (c *Cluster) Stop() error {
 	var errs []error
-	for _, p := range c.Nodes {
-		errs = append(errs, p.Stop())
-	}
-	if c.Controller != nil {
-		errs = append(errs, c.Controller.Stop())
+	for _, list := range [][]*Process{c.Nodes, c.Controllers} {
+		ends := make([]error, len(list))
+		var wg sync.WaitGroup
+		for i, p := range list {
+			wg.Go(func() { ends[i] = p.Stop() })
+		}
+		wg.Wait()
+		errs = append(errs, ends...)
 	}
 	if c.temp != "" {
 		errs = append(errs, os.RemoveAll(c.temp))
 	}
 	return errors.Join(errs...)
-}
-
-// Process is one process of a cluster.
-type Process struct {
-	Name  string
-	Ready map[string]string // what it said when it was ready
-	cmd   *exec.Cmd
-	errs  *tail
-	out   sync.WaitGroup
-	ended chan struct{}
-}
-
-// Spawn starts a service of the binary and waits for its ready line.
-func Spawn(ctx context.Context, binary string, args ...string) (*Process, error) {
-	p := &Process{Name: args[0], errs: &tail{}, ended: make(chan struct{})}
-	p.cmd = exec.Command(binary, append(args, "--json")...)
-	p.cmd.Stderr = p.errs
-	// A service must not outlive the one that started it, however that one ends.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	lines := make(chan string, 1)
-	p.out.Go(func() {
-		r := bufio.NewReader(out)
-		line, _ := r.ReadString('\n')
-		lines <- line
-		_, _ = io.Copy(io.Discard, r)
-	})
-	go func() {
-		p.out.Wait()
-		_ = p.cmd.Wait()
-		close(p.ended)
-	}()
-	t := time.NewTimer(startTimeout)
-	defer t.Stop()
-	select {
-	case line := <-lines:
-		if err = json.Unmarshal([]byte(line), &p.Ready); err == nil {
-			return p, nil
-		}
-		err = fmt.Errorf("quarry %s ended before it was ready: %s", args[0], p.errs)
-	case <-t.C:
-		err = fmt.Errorf("quarry %s was not ready within %v: %s", args[0], startTimeout, p.errs)
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	_ = p.Stop()
-	return nil, err
-}
-
-// PID of the process.
-func (p *Process) PID() int { return p.cmd.Process.Pid }
-
-// Signal sends it a signal.
-func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
-
-// Log is the end of what it wrote to standard error.
-func (p *Process) Log() string { return p.errs.String() }
-
-// Wait returns when the process has ended.
-func (p *Process) Wait() *os.ProcessState {
-	<-p.ended
-	return p.cmd.ProcessState
-}
-
-// Stop ends the process: SIGTERM, and SIGKILL for one that does not listen.
-func (p *Process) Stop() error {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	t := time.NewTimer(stopTimeout)
-	defer t.Stop()
-	select {
-	case <-p.ended:
-		return nil
-	case <-t.C:
-		_ = p.cmd.Process.Kill()
-		<-p.ended
-		return fmt.Errorf("quarry %s did not end within %v and was killed", p.Name, stopTimeout)
-	}
-}
-
-// Memory is what a process has resident, in bytes.
-type Memory struct {
-	Private int64 `json:"private_bytes"` // its own, and its program
-	Shared  int64 `json:"shared_bytes"`  // regions and other shared memory
-}
-
-// MemoryOf reads the resident memory of a process.
-func MemoryOf(pid int) (m Memory, err error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return m, err
-	}
-	for _, line := range strings.Split(string(b), "\n") {
-		f := strings.Fields(line)
-		if len(f) < 2 {
-			continue
-		}
-		n, _ := strconv.ParseInt(f[1], 10, 64)
-		switch f[0] {
-		case "RssAnon:", "RssFile:":
-			m.Private += n << 10
-		case "RssShmem:":
-			m.Shared += n << 10
-		}
-	}
-	return m, nil
-}
-
-// tail keeps the end of what is written to it.
-type tail struct {
-	mu sync.Mutex
-	b  []byte
-}
-
-const tailBytes = 16 << 10
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, b...)
-	if n := len(t.b) - tailBytes; n > 0 {
-		t.b = t.b[n:]
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(bytes.TrimSpace(t.b))
 }

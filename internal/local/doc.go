@@ -1,5 +1,5 @@
 // Package local runs a cluster of separate processes on this host, from a quarry
-// binary: one controller with its own etcd, and storage nodes. The demo, the
+// binary: controllers with an etcd inside, and storage nodes. The demo, the
 // benchmark and the tests of the command use it.
 //
 //	c, err := local.Start(ctx, local.Config{Binary: exe, Nodes: 3})

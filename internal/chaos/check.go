@@ -1,0 +1,250 @@
+package chaos
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// verdict is what the histories of one run prove.
+type verdict struct {
+	ops, succeeded, unknown int
+	lost                    []string // acknowledged, and not to be found in the end
+	illegal                 []string // objects whose history no linearizable store can have
+	undecided               []string // porcupine ran out of time
+}
+
+// porcupineTimeout bounds the check of one object. Running into it shows nothing
+// and is reported as such.
+const porcupineTimeout = 60 * time.Second
+
+// The model of one object: a register that can be freed, once.
+var registerModel = porcupine.Model{
+	Step: func(state, input, _ any) (bool, any) {
+		s, e := state.(string), input.(*event)
+		const freed = "\x00freed"
+		switch {
+		case e.result == freedResult:
+			return s == freed, s
+		case s == freed:
+			return false, s
+		}
+		switch e.kind {
+		case opRead:
+			return s == e.out, s
+		case opWrite:
+			return true, e.in
+		case opUpdate:
+			// One of unknown outcome does not know what it replaced.
+			return e.result == unknownResult || s == e.out, e.in
+		case opFree:
+			return true, freed
+		}
+		return false, s
+	},
+	DescribeOperation: func(input, _ any) string {
+		e := input.(*event)
+		return fmt.Sprintf("%d.%d %s in=%s out=%s %s", e.worker, e.thread, e.kind, e.in, e.out, e.result)
+	},
+}
+
+// judge checks the histories of all objects.
+func judge(events []*event) *verdict {
+	v := &verdict{}
+	objects := map[string][]*event{}
+	born := map[string]*event{}
+	var names []string
+	for _, e := range events {
+		v.ops++
+		switch e.result {
+		case okResult, freedResult:
+			v.succeeded++
+		case unknownResult:
+			v.unknown++
+		}
+		switch {
+		case e.object == "":
+			continue // a birth without an answer: nobody has the reference
+		case e.kind == opBirth:
+			if e.result == okResult {
+				if born[e.object] != nil {
+					v.illegal = append(v.illegal, e.object+" was born twice")
+				}
+				born[e.object] = e
+			}
+			continue
+		}
+		if objects[e.object] == nil {
+			names = append(names, e.object)
+		}
+		objects[e.object] = append(objects[e.object], e)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		b := born[name]
+		if b == nil {
+			v.illegal = append(v.illegal, name+": used, and never born")
+			continue
+		}
+		v.object(name, b, objects[name])
+	}
+	return v
+}
+
+// object checks the history of one object.
+func (v *verdict) object(name string, born *event, all []*event) {
+	if why := lostWrite(born, all); why != "" {
+		v.lost = append(v.lost, name+": "+why)
+	}
+	for _, e := range all {
+		if e.result == badResult {
+			v.illegal = append(v.illegal, fmt.Sprintf("%s: worker %d read what nobody can have written: %s", name, e.worker, e.out))
+			return
+		}
+	}
+	var ops []porcupine.Operation
+	for _, e := range settle(all) {
+		ops = append(ops, porcupine.Operation{ClientId: 1000*e.worker + e.thread, Input: e, Call: e.call, Return: e.ret})
+	}
+	m := registerModel
+	m.Init = func() any { return born.in }
+	switch porcupine.CheckOperationsTimeout(m, ops, porcupineTimeout) {
+	case porcupine.Illegal:
+		v.illegal = append(v.illegal, name+": not linearizable")
+	case porcupine.Unknown:
+		v.undecided = append(v.undecided, fmt.Sprintf("%s: %d operations", name, len(ops)))
+	}
+}
+
+// settle leaves out what has no bearing and bounds what has no return. A change of
+// unknown outcome that nobody has ever seen the effect of can be taken for not
+// done: whatever history is legal with it is legal without. One that was seen took
+// effect before whoever saw it returned. Values are unique, so seeing is sure.
+func settle(all []*event) []*event {
+	seen := map[string]int64{} // value -> earliest return of an operation that saw it
+	freed := int64(never)
+	for _, e := range all {
+		switch e.result {
+		case okResult:
+			if e.kind == opRead || e.kind == opUpdate {
+				if at, ok := seen[e.out]; !ok || e.ret < at {
+					seen[e.out] = e.ret
+				}
+			}
+		case freedResult:
+			freed = min(freed, e.ret)
+		}
+	}
+	var out []*event
+	for _, e := range all {
+		switch e.result {
+		case noResult:
+			continue
+		case unknownResult:
+			at, ok := seen[e.in]
+			if e.kind == opFree {
+				at, ok = freed, freed != never
+			}
+			if e.kind == opRead || !ok {
+				continue
+			}
+			c := *e
+			c.ret = max(c.call, at) // it may have been done after its answer
+			e = &c
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// lostWrite compares the last read of an object with the changes that were
+// acknowledged before it: "" if none is missing.
+//
+// The value read last was written by some change. Another change that was
+// acknowledged, and was called only after that one had taken effect, came later:
+// if it is not what is read, it is lost.
+func lostWrite(born *event, all []*event) string {
+	var last *event
+	for _, e := range all {
+		if e.kind == opRead && (e.result == okResult || e.result == freedResult) && (last == nil || e.call > last.call) {
+			last = e
+		}
+	}
+	if last == nil {
+		return "nobody could read it in the end"
+	}
+	if last.result == freedResult {
+		for _, e := range all {
+			if e.kind == opFree && e.result != noResult {
+				return ""
+			}
+		}
+		return "it is gone, and nobody freed it"
+	}
+	var writer *event
+	for _, e := range all {
+		if (e.kind == opWrite || e.kind == opUpdate) && e.in == last.out {
+			writer = e
+		}
+	}
+	effect := int64(0) // the latest time at which the value read can have been written
+	switch {
+	case writer != nil:
+		if effect = writer.ret; writer.result == unknownResult {
+			effect = never // until somebody saw it
+		}
+		for _, e := range all {
+			if e.out == last.out && e.result == okResult {
+				effect = min(effect, e.ret)
+			}
+		}
+	case last.out == born.in:
+		effect = born.ret
+	default:
+		return "it has the value " + last.out + ", which nobody wrote"
+	}
+	for _, e := range all {
+		if e != writer && e.result == okResult && e.kind != opRead && e.kind != opBirth && e.call > effect && e.ret < last.call {
+			return fmt.Sprintf("%s of %q by worker %d was acknowledged and is not there; %q is", e.kind, e.in, e.worker, last.out)
+		}
+	}
+	return ""
+}
+
+// gaps are the longest times between from and to in which no operation, and no
+// change, of some object in the list succeeded.
+func gaps(events []*event, objects []string, from, to int64) (all, changes time.Duration) {
+	for _, o := range objects {
+		var any, change []int64
+		for _, e := range events {
+			if e.object != o || e.result != okResult || e.kind == opBirth {
+				continue
+			}
+			any = append(any, e.ret)
+			if e.kind != opRead {
+				change = append(change, e.ret)
+			}
+		}
+		all = max(all, longest(any, from, to))
+		changes = max(changes, longest(change, from, to))
+	}
+	return all, changes
+}
+
+// longest is the longest time without a success that touches from .. to.
+func longest(at []int64, from, to int64) time.Duration {
+	slices.Sort(at)
+	last, most := from, int64(0)
+	for _, t := range at {
+		if t > from && last < to {
+			most = max(most, t-last)
+		}
+		last = t
+	}
+	if last < to {
+		most = max(most, to-last)
+	}
+	return time.Duration(most)
+}

@@ -1,0 +1,124 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// fault is a way to hurt a cluster, and what heals it.
+type fault struct {
+	name    string
+	what    string
+	network bool // needs namespaces
+	// inject hurts; heal undoes it, after the time held. hold is that time, from the lease.
+	inject func(context.Context, *run) error
+	hold   func(lease time.Duration) time.Duration
+	heal   func(context.Context, *run) error
+}
+
+// beyond is long enough for a lease to run out, as all sides count it.
+func beyond(lease time.Duration) time.Duration { return lease + lease/2 + time.Second }
+
+func short(time.Duration) time.Duration { return 2 * time.Second }
+
+// faults, in the order in which they are tried.
+var faults = []fault{
+	{name: "node-kill", what: "a storage node is killed, and started again with its files", hold: beyond,
+		inject: func(_ context.Context, r *run) error { return r.kill(r.pickNode()) },
+		heal:   func(ctx context.Context, r *run) error { return r.cluster.Restart(ctx, r.target) }},
+	{name: "node-reformat", what: "a storage node is killed, and started again with nothing", hold: short,
+		inject: func(_ context.Context, r *run) error { return r.kill(r.pickNode()) },
+		heal: func(ctx context.Context, r *run) error {
+			if err := os.RemoveAll(r.cluster.NodeDir(r.target)); err != nil {
+				return err
+			}
+			return r.cluster.Restart(ctx, r.target)
+		}},
+	{name: "node-stop", what: "a storage node is stopped beyond its lease, and goes on", hold: beyond,
+		inject: func(_ context.Context, r *run) error { return r.stop(r.pickNode()) },
+		heal:   func(_ context.Context, r *run) error { return r.resume() }},
+	{name: "link-down", what: "a storage node's link goes down beyond its lease", hold: beyond, network: true,
+		inject: func(_ context.Context, r *run) error { return r.net.cut(r.pickNode()) },
+		heal:   func(_ context.Context, r *run) error { return r.net.mend(r.target) }},
+	{name: "node-mute", what: "a storage node hears and is not heard", hold: beyond, network: true,
+		inject: func(_ context.Context, r *run) error { return r.net.mute(r.pickNode()) },
+		heal:   func(_ context.Context, r *run) error { return r.net.unmute(r.target) }},
+	{name: "node-deaf", what: "a storage node is heard and does not hear", hold: beyond, network: true,
+		inject: func(_ context.Context, r *run) error { return r.net.deafen(r.pickNode()) },
+		heal:   func(_ context.Context, r *run) error { return r.net.undeafen(r.target) }},
+	{name: "leader-kill", what: "the leading controller is killed, and started again", hold: beyond,
+		inject: func(ctx context.Context, r *run) error {
+			leader, err := r.pickLeader(ctx)
+			if err != nil {
+				return err
+			}
+			return r.kill(leader)
+		},
+		heal: func(ctx context.Context, r *run) error { return r.cluster.Restart(ctx, r.target) }},
+	{name: "leader-stop", what: "the leading controller is stopped until another leads, and goes on", hold: beyond,
+		inject: func(ctx context.Context, r *run) error {
+			leader, err := r.pickLeader(ctx)
+			if err != nil {
+				return err
+			}
+			return r.stop(leader)
+		},
+		heal: func(_ context.Context, r *run) error { return r.resume() }},
+	{name: "leader-cut", what: "the leading controller's link goes down until another leads", hold: beyond, network: true,
+		inject: func(ctx context.Context, r *run) error {
+			leader, err := r.pickLeader(ctx)
+			if err != nil {
+				return err
+			}
+			return r.net.cut(leader)
+		},
+		heal: func(_ context.Context, r *run) error { return r.net.mend(r.target) }},
+	{name: "client-kill", what: "a client process is killed, and another started", hold: short,
+		inject: func(_ context.Context, r *run) error {
+			w := r.pickWorker()
+			w.expected = true
+			w.process.Kill()
+			return nil
+		},
+		heal: func(ctx context.Context, r *run) error { return r.replaceWorker(ctx) }},
+	{name: "client-stop", what: "a client process is stopped beyond its lease, and goes on", hold: beyond,
+		inject: func(_ context.Context, r *run) error {
+			w := r.pickWorker()
+			w.expected = true // an agent kills an shm client that it has to fence
+			return w.process.Signal(syscall.SIGSTOP)
+		},
+		heal: func(ctx context.Context, r *run) error {
+			if err := r.worker.process.Signal(syscall.SIGCONT); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				return err
+			}
+			return r.replaceWorker(ctx)
+		}},
+	{name: "full", what: "regions are filled until nothing is left, and emptied", hold: short,
+		inject: func(ctx context.Context, r *run) error { return r.fill(ctx) },
+		heal: func(_ context.Context, r *run) error {
+			defer func() { r.filler = nil }()
+			return r.filler.process.Stop()
+		}},
+}
+
+// FaultNames lists what can be asked for.
+func FaultNames() []string {
+	var out []string
+	for _, f := range faults {
+		out = append(out, f.name)
+	}
+	return out
+}
+
+func faultNamed(name string) (fault, error) {
+	for _, f := range faults {
+		if f.name == name {
+			return f, nil
+		}
+	}
+	return fault{}, fmt.Errorf("fault %q: want one of %v", name, FaultNames())
+}

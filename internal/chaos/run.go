@@ -1,0 +1,588 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+// Config of a number of runs. Binary and Self are needed.
+type Config struct {
+	Binary string // a quarry executable
+	Self   string // an executable that calls Worker when IsWorker says so
+	// Faults by name; none means all.
+	Faults []string
+	// Duration after which no other run is begun; 0 means one run of each fault.
+	Duration time.Duration
+	// Repeats of the fault in a run; 0 means 3.
+	Repeats int
+	// Nodes and Replicas; 0 means 4 and 2.
+	Nodes, Replicas int
+	// Controllers; 0 means 3.
+	Controllers int
+	// Lease of sessions; 0 means 3 s, the default of a controller.
+	Lease time.Duration
+	// Pace is the mean time between two operations of a thread; 0 means 2 ms.
+	Pace time.Duration
+	// Loopback forbids network namespaces.
+	Loopback bool
+	// Dir keeps what runs that went wrong have left; empty means a temporary folder.
+	Dir string
+	// Say is told what is going on. May be nil.
+	Say func(format string, args ...any)
+}
+
+func (c Config) withDefaults() Config {
+	if len(c.Faults) == 0 {
+		c.Faults = FaultNames()
+	}
+	if c.Repeats == 0 {
+		c.Repeats = 3
+	}
+	if c.Nodes == 0 {
+		c.Nodes = 4
+	}
+	if c.Replicas == 0 {
+		c.Replicas = 2
+	}
+	if c.Controllers == 0 {
+		c.Controllers = 3
+	}
+	if c.Lease == 0 {
+		c.Lease = 3 * time.Second
+	}
+	if c.Pace == 0 {
+		c.Pace = 2 * time.Millisecond
+	}
+	if c.Say == nil {
+		c.Say = func(string, ...any) {}
+	}
+	return c
+}
+
+const (
+	threads       = 3
+	sharedObjects = 8
+	opTimeout     = 10 * time.Second
+	calm          = time.Second // of undisturbed work before a fault and after it
+	// healTimeout is how long a cluster may take to be whole again, and fsck to be clean.
+	healTimeout = 60 * time.Second
+	pollEvery   = 200 * time.Millisecond
+	regionBytes = "32MiB"
+	// capacityRegions is how many regions a node has room for.
+	capacityRegions = 4
+)
+
+// Run runs faults one after the other, each against a cluster of its own, and
+// reports. An error is one of the harness; what is wrong with the cluster is in
+// the report.
+func Run(ctx context.Context, cfg Config) (*Report, error) {
+	cfg = cfg.withDefaults()
+	rep := &Report{Nodes: cfg.Nodes, Replicas: cfg.Replicas, Controllers: cfg.Controllers, Lease: cfg.Lease.String()}
+	var net *network
+	if cfg.Loopback {
+		rep.Network = "loopback, as asked"
+	} else if n, err := newNetwork(); err != nil {
+		rep.Network = "loopback: " + err.Error()
+	} else {
+		n.close()
+		rep.Network = "namespaces"
+	}
+	cfg.Say("network: %s", rep.Network)
+	start := time.Now()
+	for round := 0; ; round++ {
+		for _, name := range cfg.Faults {
+			f, err := faultNamed(name)
+			if err != nil {
+				return nil, err
+			}
+			if f.network && rep.Network != "namespaces" {
+				if round == 0 {
+					rep.Skipped = append(rep.Skipped, name+": needs network namespaces")
+				}
+				continue
+			}
+			if cfg.Duration > 0 && time.Since(start) > cfg.Duration {
+				rep.Seconds = time.Since(start).Seconds()
+				return rep, ctx.Err()
+			}
+			if rep.Network == "namespaces" {
+				if net, err = newNetwork(); err != nil {
+					return nil, err
+				}
+			}
+			row, err := oneRun(ctx, cfg, f, net)
+			net.close()
+			if err != nil {
+				return nil, err
+			}
+			rep.add(row)
+		}
+		if cfg.Duration == 0 || ctx.Err() != nil {
+			rep.Seconds = time.Since(start).Seconds()
+			return rep, ctx.Err()
+		}
+	}
+}
+
+// run is one cluster and the clients that work on it.
+type run struct {
+	cfg     Config
+	net     *network
+	dir     string
+	cluster *local.Cluster
+	workers []*clientProcess
+	nextID  int
+	objects []string
+
+	target string // member that is hurt
+	turn   int
+	worker *clientProcess
+	filler *clientProcess
+}
+
+// clientProcess is a client that was started.
+type clientProcess struct {
+	cfg      workerConfig
+	place    string
+	process  *local.Process
+	expected bool // its end is the fault's doing
+}
+
+// oneRun hurts one cluster with one fault, several times.
+func oneRun(ctx context.Context, cfg Config, f fault, net *network) (row *Row, err error) {
+	cfg.Say("%s: %s", f.name, f.what)
+	parent := cfg.Dir
+	if parent == "" {
+		if parent = "/dev/shm"; !isDir(parent) { // etcd writes to disk with every change
+			parent = os.TempDir()
+		}
+	}
+	dir, err := os.MkdirTemp(parent, "quarry-chaos-")
+	if err != nil {
+		return nil, err
+	}
+	r := &run{cfg: cfg, net: net, dir: dir}
+	row = &Row{Fault: f.name}
+	defer func() {
+		if err == nil && row.OK() {
+			err = os.RemoveAll(dir)
+		} else {
+			cfg.Say("%s: what is left is in %s", f.name, dir)
+		}
+	}()
+	defer r.stopAll()
+	if err := r.start(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.name, err)
+	}
+	windows := r.hurt(ctx, f, row)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	r.finish(ctx, row)
+	events, err := readJournals(dir)
+	if err != nil {
+		return nil, err
+	}
+	v := judge(events)
+	row.Operations, row.Succeeded, row.Unknown = v.ops, v.succeeded, v.unknown
+	row.Lost, row.Illegal, row.Undecided = v.lost, v.illegal, v.undecided
+	for _, w := range windows {
+		all, changes := gaps(events, r.objects, w[0], w[1])
+		row.Gaps = append(row.Gaps, all.Seconds())
+		row.ChangeGaps = append(row.ChangeGaps, changes.Seconds())
+	}
+	cfg.Say("%s", row)
+	return row, nil
+}
+
+func isDir(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir()
+}
+
+// start starts the cluster, makes the objects and sets clients to work.
+func (r *run) start(ctx context.Context) error {
+	var hostErr error
+	var err error
+	r.cluster, err = local.Start(ctx, local.Config{
+		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Controllers: r.cfg.Controllers, Dir: r.dir, Keep: true, RegionBytes: regionBytes,
+		Capacity: strconv.Itoa(capacityRegions*32) + "MiB", Lease: r.cfg.Lease.String(), LogLevel: "info",
+		Host: func(member string) local.Host {
+			h, err := r.net.host(member)
+			hostErr = errors.Join(hostErr, err)
+			return h
+		},
+	})
+	if err := errors.Join(err, hostErr); err != nil {
+		return err
+	}
+	// More regions than one, with different primaries.
+	if _, err := r.quarry(ctx, nil, "region", "create", "--replicas", strconv.Itoa(r.cfg.Replicas), "--count", "3"); err != nil {
+		return err
+	}
+	setup, err := r.spawn(ctx, "k0", workerConfig{Role: roleSetup, Transport: "tcp", Count: sharedObjects})
+	if err != nil {
+		return err
+	}
+	setup.process.Wait()
+	r.workers = nil
+	r.objects = strings.Split(setup.process.Ready["objects"], ",")
+	for i, transport := range []string{"tcp", "shm", "tcp"} {
+		if _, err := r.spawn(ctx, "k"+strconv.Itoa(i+1), workerConfig{Role: roleLoad, Transport: transport}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// spawn starts a client process.
+func (r *run) spawn(ctx context.Context, place string, w workerConfig) (*clientProcess, error) {
+	r.nextID++
+	w.ID = r.nextID
+	w.Controllers, w.Replicas, w.Threads, w.Pace, w.Timeout = r.cluster.URLs, r.cfg.Replicas, threads, r.cfg.Pace, opTimeout
+	if w.Objects == nil {
+		w.Objects = r.objects
+	}
+	name := "worker-" + strconv.Itoa(w.ID)
+	w.Journal = filepath.Join(r.dir, name+".log")
+	env, err := json.Marshal(w)
+	if err != nil {
+		return nil, err
+	}
+	h, err := r.net.host(place)
+	if err != nil {
+		return nil, err
+	}
+	p, err := local.Run(ctx, local.Command{Name: name, Run: h.Run, Path: r.cfg.Self, Env: []string{workerEnv + "=" + string(env)}, Log: filepath.Join(r.dir, name+".err")})
+	if err != nil {
+		return nil, err
+	}
+	c := &clientProcess{cfg: w, place: place, process: p}
+	if w.Role == roleLoad {
+		r.workers = append(r.workers, c)
+	}
+	return c, nil
+}
+
+// hurt injects the fault again and again and returns when each began and when the
+// cluster was whole again.
+func (r *run) hurt(ctx context.Context, f fault, row *Row) (windows [][2]int64) {
+	for range r.cfg.Repeats {
+		r.sleep(ctx, calm)
+		from := now()
+		err := f.inject(ctx, r)
+		if err != nil {
+			row.problem("%s could not be injected: %v", f.name, err)
+			return windows
+		}
+		r.sleep(ctx, f.hold(r.cfg.Lease))
+		if err := f.heal(ctx, r); err != nil {
+			row.problem("after %s of %s: %v", f.name, r.target, err)
+			return windows
+		}
+		row.Runs++
+		if err := r.whole(ctx); err != nil {
+			row.problem("after %s of %s: %v", f.name, r.target, err)
+			return append(windows, [2]int64{from, now()})
+		}
+		r.sleep(ctx, calm)
+		windows = append(windows, [2]int64{from, now()})
+		if ctx.Err() != nil {
+			return windows
+		}
+	}
+	return windows
+}
+
+// finish lets the clients end, reads everything once more, and checks.
+func (r *run) finish(ctx context.Context, row *Row) {
+	for _, w := range r.workers {
+		if !w.process.Ended() {
+			if err := w.process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				row.problem("%s: %v", w.process.Name, err)
+			}
+		}
+	}
+	for _, w := range r.workers {
+		if st := r.waitFor(ctx, w.process, 3*opTimeout); st == nil {
+			row.problem("%s does not end", w.process.Name)
+		} else if !st.Success() && !w.expected {
+			row.problem("%s: %v: %s", w.process.Name, st, lastLine(w.process.Log()))
+		}
+	}
+	events, err := readJournals(r.dir)
+	if err != nil {
+		row.problem("%v", err)
+		return
+	}
+	final := workerConfig{Role: roleFinal, Transport: "tcp", Objects: []string{}}
+	for _, e := range events {
+		if e.kind == opBirth && e.result == okResult {
+			final.Objects = append(final.Objects, e.object)
+		}
+	}
+	w, err := r.spawn(ctx, "k0", final)
+	if err != nil {
+		row.problem("reading everything in the end: %v", err)
+		return
+	}
+	if st := r.waitFor(ctx, w.process, healTimeout); st == nil || !st.Success() {
+		row.problem("the last reader: %v: %s", st, lastLine(w.process.Log()))
+	}
+	if err := r.clean(ctx, row); err != nil {
+		row.problem("%v", err)
+	}
+}
+
+// waitFor waits for a process to end; nil if it does not.
+func (r *run) waitFor(ctx context.Context, p *local.Process, d time.Duration) *os.ProcessState {
+	for until := time.Now().Add(d); time.Now().Before(until) && ctx.Err() == nil; r.sleep(ctx, pollEvery/10) {
+		if p.Ended() {
+			return p.Wait()
+		}
+	}
+	return nil
+}
+
+func lastLine(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return lines[len(lines)-1]
+}
+
+func (r *run) sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// quarry runs the command against one controller after the other, as an operator
+// would who does not know which of them are well.
+func (r *run) quarry(ctx context.Context, into any, args ...string) (code int, err error) {
+	h, err := r.net.host("ops")
+	if err != nil {
+		return -1, err
+	}
+	for _, url := range r.cluster.URLs {
+		all := append(append(append([]string{}, h.Run...), r.cfg.Binary), args...)
+		all = append(all, "--json", "--timeout", "5s", "-C", url)
+		cctx, cancel := context.WithTimeout(ctx, healTimeout)
+		cmd := exec.CommandContext(cctx, all[0], all[1:]...)
+		var errs strings.Builder
+		cmd.Stderr = &errs
+		var out []byte
+		out, err = cmd.Output()
+		cancel()
+		code = cmd.ProcessState.ExitCode()
+		if code != exitUnreachable {
+			if into != nil && len(out) > 0 {
+				if jerr := json.Unmarshal(out, into); jerr != nil {
+					return code, fmt.Errorf("quarry %s: %w", args[0], jerr)
+				}
+			}
+			if err != nil {
+				err = fmt.Errorf("quarry %s: %s", strings.Join(args, " "), lastLine(errs.String()))
+			}
+			return code, err
+		}
+		err = fmt.Errorf("quarry %s: %s", strings.Join(args, " "), lastLine(errs.String()))
+	}
+	return code, err
+}
+
+// Exit codes of the command that matter here.
+const (
+	exitUnreachable = 6
+	exitDamaged     = 8
+)
+
+// status is what is looked at of quarry status.
+type status struct {
+	Controllers []struct {
+		URL    string `json:"url"`
+		Leader bool   `json:"leader"`
+	} `json:"controllers"`
+	Nodes []struct {
+		Name  string `json:"name"`
+		State string `json:"state"`
+	} `json:"nodes"`
+	Regions []struct {
+		ID       uint32 `json:"id"`
+		State    string `json:"state"`
+		Replicas []struct {
+			Name  string `json:"name"`
+			State string `json:"state"`
+		} `json:"replicas"`
+	} `json:"regions"`
+}
+
+// ill says what is wrong with a cluster; "" if it is whole.
+func (s *status) ill(replicas int) string {
+	for _, n := range s.Nodes {
+		if n.State != "up" {
+			return fmt.Sprintf("node %s is %s", n.Name, n.State)
+		}
+	}
+	for _, g := range s.Regions {
+		inSync := 0
+		for _, rep := range g.Replicas {
+			if rep.State == "in_sync" {
+				inSync++
+			}
+		}
+		if g.State != "open" || inSync < replicas {
+			return fmt.Sprintf("region %d is %s with %d of %d replicas in sync", g.ID, g.State, inSync, replicas)
+		}
+	}
+	return ""
+}
+
+// whole waits until every node is up and every region has all its replicas.
+func (r *run) whole(ctx context.Context) error {
+	ill := "nobody has said how it is"
+	for until := time.Now().Add(healTimeout); time.Now().Before(until); r.sleep(ctx, pollEvery) {
+		var s status
+		if _, err := r.quarry(ctx, &s, "status"); err != nil {
+			ill = err.Error()
+		} else if ill = s.ill(r.cfg.Replicas); ill == "" {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return fmt.Errorf("not whole after %v: %s", healTimeout, ill)
+}
+
+// clean waits until fsck finds nothing. What dead clients have left is cleared
+// after their fence; findings that stay are the cluster's.
+func (r *run) clean(ctx context.Context, row *Row) error {
+	if err := r.whole(ctx); err != nil {
+		return err
+	}
+	for until := time.Now().Add(healTimeout); ; r.sleep(ctx, pollEvery) {
+		var rep fsck.Report
+		code, err := r.quarry(ctx, &rep, "fsck", "--fabric", "tcp")
+		if err == nil && rep.OK() {
+			return nil
+		}
+		if time.Now().After(until) || ctx.Err() != nil {
+			if code == exitDamaged {
+				for _, f := range rep.Findings {
+					row.Findings = append(row.Findings, f.String())
+				}
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// pickNode takes the next storage node in turn as the target.
+func (r *run) pickNode() string {
+	r.turn++
+	r.target = "n" + strconv.Itoa(r.turn%r.cfg.Nodes+1)
+	return r.target
+}
+
+// pickLeader takes the leading controller as the target.
+func (r *run) pickLeader(ctx context.Context) (string, error) {
+	var s status
+	if _, err := r.quarry(ctx, &s, "status"); err != nil {
+		return "", err
+	}
+	for _, c := range s.Controllers {
+		if i := slices.Index(r.cluster.URLs, c.URL); c.Leader && i >= 0 {
+			r.target = "c" + strconv.Itoa(i+1)
+			return r.target, nil
+		}
+	}
+	return "", errors.New("no controller leads")
+}
+
+// pickWorker takes a client as the target.
+func (r *run) pickWorker() *clientProcess {
+	r.worker = r.workers[rand.IntN(len(r.workers))]
+	r.target = r.worker.process.Name
+	return r.worker
+}
+
+// replaceWorker starts a client in the place of one that is gone.
+func (r *run) replaceWorker(ctx context.Context) error {
+	for until := time.Now().Add(calm); !r.worker.process.Ended(); r.sleep(ctx, pollEvery) {
+		if time.Now().After(until) {
+			r.worker.expected = false
+			return nil // it goes on
+		}
+	}
+	for i, w := range r.workers {
+		if w == r.worker {
+			r.workers = append(r.workers[:i], r.workers[i+1:]...)
+			break
+		}
+	}
+	_, err := r.spawn(ctx, r.worker.place, workerConfig{Role: roleLoad, Transport: r.worker.cfg.Transport})
+	return err
+}
+
+// fill fills the cluster.
+func (r *run) fill(ctx context.Context) error {
+	r.target = "all regions"
+	w, err := r.spawn(ctx, "k0", workerConfig{Role: roleFill, Transport: "tcp"})
+	r.filler = w
+	return err
+}
+
+func (r *run) kill(member string) error {
+	p := r.cluster.Process(member)
+	if p == nil {
+		return fmt.Errorf("no member %s", member)
+	}
+	p.Kill()
+	return nil
+}
+
+func (r *run) stop(member string) error { return r.cluster.Process(member).Signal(syscall.SIGSTOP) }
+
+// resume lets the stopped target go on. It may have ended by itself.
+func (r *run) resume() error {
+	err := r.cluster.Process(r.target).Signal(syscall.SIGCONT)
+	if errors.Is(err, os.ErrProcessDone) {
+		return nil
+	}
+	return err
+}
+
+// stopAll ends what still runs.
+func (r *run) stopAll() {
+	if r.filler != nil {
+		r.filler.process.Kill()
+	}
+	for _, w := range r.workers {
+		if !w.process.Ended() {
+			w.process.Kill()
+		}
+	}
+	if r.cluster != nil {
+		// The etcds would wait for each other.
+		for _, p := range slices.Concat(r.cluster.Nodes, r.cluster.Controllers) {
+			if !p.Ended() {
+				p.Kill()
+			}
+		}
+	}
+}
