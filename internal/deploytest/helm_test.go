@@ -1,0 +1,205 @@
+package deploytest
+
+import (
+	"errors"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+)
+
+// The chart carries rules and dashboards, for a chart can read only its own files.
+func TestChartFilesAreCurrent(t *testing.T) {
+	sources := append(files(t, "deploy/prometheus/rules"), files(t, "deploy/grafana/dashboards")...)
+	for _, file := range sources {
+		rel, err := filepath.Rel(root, file)
+		require.NoError(t, err)
+		require.Equal(t, read(t, rel), read(t, "deploy", "helm", "quarry", "files", filepath.Base(file)),
+			"cp deploy/prometheus/rules/*.yml deploy/grafana/dashboards/*.json deploy/helm/quarry/files/")
+	}
+	require.Len(t, files(t, "deploy/helm/quarry/files"), len(sources))
+}
+
+type manifest struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string
+	Metadata   struct {
+		Name   string
+		Labels map[string]string
+	}
+	Spec struct {
+		Replicas    int
+		ServiceName string `yaml:"serviceName"`
+		Selector    any
+		Ports       []struct {
+			Name       string
+			Port       int
+			TargetPort string `yaml:"targetPort"`
+		}
+		Groups         []any
+		MaxUnavailable int `yaml:"maxUnavailable"`
+		Endpoints      []struct{ Port string }
+		Template       struct {
+			Metadata struct{ Labels, Annotations map[string]string }
+			Spec     struct {
+				Containers                []container
+				Volumes                   []struct{ Name string }
+				SecurityContext           map[string]any   `yaml:"securityContext"`
+				TopologySpreadConstraints []map[string]any `yaml:"topologySpreadConstraints"`
+			}
+		}
+		VolumeClaimTemplates []struct{ Metadata struct{ Name string } } `yaml:"volumeClaimTemplates"`
+	}
+	Data       map[string]string
+	StringData map[string]string `yaml:"stringData"`
+}
+
+type container struct {
+	Name, Image  string
+	Args         []string
+	Env          []struct{ Name string }
+	Ports        []struct{ Name string }
+	Resources    struct{ Limits, Requests map[string]any }
+	VolumeMounts []struct{ Name string } `yaml:"volumeMounts"`
+	Security     struct {
+		Capabilities struct{ Add, Drop []string }
+	} `yaml:"securityContext"`
+}
+
+func (m manifest) container() container { return m.Spec.Template.Spec.Containers[0] }
+
+// render is the chart as helm makes it, by kind/name without the release's prefix.
+func render(t *testing.T, args ...string) map[string]manifest {
+	t.Helper()
+	helm := tool(t, "helm", "go install helm.sh/helm/v3/cmd/helm@v3.22.0")
+	run(t, filepath.Join(root, "deploy", "helm"), helm, append([]string{"lint", "--strict", "quarry"}, args...)...)
+	out := run(t, filepath.Join(root, "deploy", "helm"), helm, append([]string{"template", "t", "quarry", "--namespace", "store", "--kube-version", "1.31.0"}, args...)...)
+	all := map[string]manifest{}
+	for d := yaml.NewDecoder(strings.NewReader(out)); ; {
+		var m manifest
+		err := d.Decode(&m)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		require.NoError(t, err)
+		if m.Kind == "" {
+			continue
+		}
+		key := m.Kind + "/" + strings.TrimPrefix(strings.TrimPrefix(m.Metadata.Name, "t-quarry"), "-")
+		require.NotContains(t, all, key)
+		require.NotEmpty(t, m.APIVersion)
+		all[key] = m
+	}
+}
+
+var kubeVariable = regexp.MustCompile(`\$\((\w+)\)`)
+
+// sound checks what must hold whatever the values are.
+func sound(t *testing.T, all map[string]manifest) {
+	t.Helper()
+	for key, m := range all {
+		if m.Kind != "StatefulSet" {
+			continue
+		}
+		c := m.container()
+		env := map[string]bool{}
+		for _, e := range c.Env {
+			env[e.Name] = true
+		}
+		var args []string
+		for _, a := range c.Args {
+			for _, v := range kubeVariable.FindAllStringSubmatch(a, -1) {
+				require.True(t, env[v[1]], "%s: %s is not in the environment", key, v[0])
+			}
+			args = append(args, kubeVariable.ReplaceAllString(a, "x-0"))
+		}
+		understood(t, key, args...)
+		volumes := map[string]bool{}
+		for _, v := range m.Spec.Template.Spec.Volumes {
+			volumes[v.Name] = true
+		}
+		for _, v := range m.Spec.VolumeClaimTemplates {
+			volumes[v.Metadata.Name] = true
+		}
+		for _, v := range c.VolumeMounts {
+			require.True(t, volumes[v.Name], "%s mounts %s", key, v.Name)
+		}
+		require.Len(t, volumes, len(c.VolumeMounts), "%s: a volume that nobody mounts", key)
+		require.Contains(t, c.Security.Capabilities.Drop, "ALL", key)
+		require.NotEmpty(t, m.Spec.Template.Spec.TopologySpreadConstraints, key)
+		service := all["Service/"+strings.TrimPrefix(m.Spec.ServiceName, "t-quarry-")]
+		ports := map[string]bool{}
+		for _, p := range c.Ports {
+			ports[p.Name] = true
+		}
+		for _, p := range service.Spec.Ports {
+			require.True(t, ports[p.TargetPort], "%s has no port %s", key, p.TargetPort)
+		}
+		require.Len(t, service.Spec.Ports, len(ports), key)
+	}
+}
+
+func TestChartForALaptop(t *testing.T) {
+	all := render(t)
+	sound(t, all)
+	require.Len(t, all, 6, "two sets, two services, two disruption budgets: nothing that a bare cluster does not know")
+	storage := all["StatefulSet/storage"].container()
+	require.Contains(t, storage.Args, "--transport=tcp")
+	require.Contains(t, storage.Args, "--domain=/dc1/rack1/$(NODE_NAME)")
+	require.Empty(t, storage.Security.Capabilities.Add)
+	require.Equal(t, true, all["StatefulSet/storage"].Spec.Template.Spec.SecurityContext["runAsNonRoot"])
+	require.Equal(t, 1, all["PodDisruptionBudget/controller"].Spec.MaxUnavailable)
+	controller := all["StatefulSet/controller"].container()
+	require.Equal(t, 3, strings.Count(strings.Join(controller.Args, " "), "=http://t-quarry-controller-"), "members")
+}
+
+func TestChartForARack(t *testing.T) {
+	all := render(t, "-f", "quarry/ci/rdma-values.yaml")
+	sound(t, all)
+	storage := all["StatefulSet/storage"].container()
+	require.Contains(t, storage.Args, "--require-rdma")
+	require.Contains(t, storage.Args, "--hugepages=1GiB")
+	require.Contains(t, storage.Args, "--domain=/dc1/$(RACK)/$(NODE_NAME)")
+	require.Equal(t, []string{"IPC_LOCK"}, storage.Security.Capabilities.Add)
+	require.Equal(t, 1, storage.Resources.Limits["rdma/hca_shared_devices_a"])
+	require.Equal(t, "64Gi", storage.Resources.Limits["hugepages-1Gi"])
+	require.Equal(t, "rdma-net", all["StatefulSet/storage"].Spec.Template.Metadata.Annotations["k8s.v1.cni.cncf.io/networks"])
+	require.NotContains(t, all, "Secret/token", "it exists already")
+	require.Equal(t, "metrics", all["ServiceMonitor/storage"].Spec.Endpoints[0].Port)
+	require.Len(t, all["PrometheusRule/"].Spec.Groups, 2)
+	require.Contains(t, all, "NetworkPolicy/")
+	for _, file := range files(t, "deploy/grafana/dashboards") {
+		name := filepath.Base(file)
+		m := all["ConfigMap/"+strings.TrimSuffix(strings.TrimPrefix(name, "quarry-"), ".json")]
+		require.Equal(t, strings.TrimSpace(read(t, "deploy", "grafana", "dashboards", name)), strings.TrimSpace(m.Data[name]))
+	}
+}
+
+func TestChartWithItsOwnEtcd(t *testing.T) {
+	all := render(t, "-f", "quarry/ci/external-values.yaml")
+	sound(t, all)
+	controller := all["StatefulSet/controller"]
+	require.Contains(t, controller.container().Args, "--etcd=https://etcd-0:2379,https://etcd-1:2379")
+	require.Empty(t, controller.Spec.VolumeClaimTemplates)
+	require.Equal(t, "secret", all["Secret/token"].StringData["token"])
+	storage := all["StatefulSet/storage"]
+	require.Contains(t, storage.container().Args, "--data=/regions/data")
+	require.Len(t, storage.Spec.VolumeClaimTemplates, 1)
+	require.NotContains(t, all, "PodDisruptionBudget/storage")
+}
+
+// Values that cannot work are refused before anything is made.
+func TestChartRefusesBadValues(t *testing.T) {
+	helm := tool(t, "helm", "go install helm.sh/helm/v3/cmd/helm@v3.22.0")
+	for _, set := range []string{"controller.replicas=2", "storage.medium=floppy", "storage.capacity=lots", "storage.rack=a/b", "storge.replicas=3", "controller.etcd[0]=localhost"} {
+		cmd := exec.CommandContext(t.Context(), helm, "template", "t", "quarry", "--kube-version", "1.31.0", "--set", set)
+		cmd.Dir = filepath.Join(root, "deploy", "helm")
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err, "%s: %s", set, out)
+	}
+}
