@@ -82,7 +82,7 @@ func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, p
 	if sweep == 0 {
 		sweep = -1
 	}
-	s := resp.New(resp.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log})
+	s := resp.New(resp.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
 	err = a.ready(map[string]string{"ready": "gateway", "address": l.Addr().String(), "tree": tree.Name()}, func(w io.Writer) {
 		fmt.Fprintf(w, "Redis clients are served %s at %s.\n", tree, l.Addr())
 		if host, port, err := net.SplitHostPort(l.Addr().String()); err == nil {
@@ -122,6 +122,16 @@ func (g *gatewayRedisCmd) listen(ctx context.Context) (net.Listener, error) {
 	}
 	l, err := lc.Listen(ctx, "tcp", g.Listen)
 	return l, inUse(err)
+}
+
+// far says whether some memory is not on this machine.
+func far(c *client.Client) bool {
+	for _, provider := range c.Stats().Providers {
+		if provider != "shm" {
+			return true
+		}
+	}
+	return false
 }
 
 // private says whether only this machine can reach an address.

@@ -2,6 +2,8 @@ package resp
 
 import (
 	"errors"
+	"hash/maphash"
+	"sync"
 
 	"github.com/quarrystore/quarry/btree"
 )
@@ -149,14 +151,18 @@ func (c *conn) answer(i int, key []byte, lenient bool) error {
 	return nil
 }
 
-// sets carries out plain SETs that follow each other.
+// spread is how many writes are on their way to the tree at once, from one batch.
+const spread = 16
+
+// sets carries out plain SETs that follow each other, many at a time; those of one
+// key in their order.
 func (c *conn) sets(batch []request) {
 	c.keys.reset()
 	c.vals.reset()
 	for _, r := range batch {
 		c.pair(c.p.words[r.from+1], c.p.words[r.from+2])
 	}
-	for _, err := range c.s.tree.PutMany(c.s.ctx, c.keys.all(), c.vals.all()) {
+	for _, err := range c.s.putMany(c.keys.all(), c.vals.all()) {
 		if err != nil {
 			c.partly = false
 			c.fail(c.explain(err))
@@ -165,6 +171,29 @@ func (c *conn) sets(batch []request) {
 			c.ok()
 		}
 	}
+}
+
+// putMany puts keys, each by itself.
+func (s *Server) putMany(keys, values [][]byte) []error {
+	errs := make([]error, len(keys))
+	n := 1
+	if s.far.Load() {
+		n = min(spread, len(keys))
+	}
+	put := func(part int) {
+		for i, key := range keys {
+			if n == 1 || int(maphash.Bytes(s.seed, key)%uint64(n)) == part {
+				errs[i] = s.tree.Put(s.ctx, key, values[i])
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for part := 1; part < n; part++ {
+		wg.Go(func() { put(part) })
+	}
+	put(0)
+	wg.Wait()
+	return errs
 }
 
 // pair adds a key and its value to what is to be put.
@@ -205,7 +234,7 @@ func mset(c *conn, a [][]byte) error {
 	for i := 1; i < len(a); i += 2 {
 		c.pair(a[i], a[i+1])
 	}
-	errs := c.s.tree.PutMany(c.s.ctx, c.keys.all(), c.vals.all())
+	errs := c.s.putMany(c.keys.all(), c.vals.all())
 	for _, err := range errs {
 		c.partly = c.partly || err == nil
 	}

@@ -115,9 +115,8 @@ func comparable(cmd []string, v value) string {
 // dump is all that a database holds.
 func dump(p *peer) map[string]string {
 	p.send(frame("KEYS", "*"))
-	keys := p.reply().list // redis removes what has expired as it goes
-	all := map[string]string{"size": p.do("DBSIZE")}
-	for _, k := range keys {
+	all := map[string]string{}
+	for _, k := range p.reply().list {
 		key := k.text
 		typ := p.do("TYPE", key)
 		cmd := []string{"GET", key}

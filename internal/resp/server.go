@@ -35,8 +35,11 @@ type Config struct {
 	MaxClients int           // connections at once; 0: 10000
 	SweepKeys  int           // records looked at for expiry a second; 0: 2000, negative: none
 	OrphanAge  time.Duration // remains of hashes are swept when this old; 0: 10 minutes
-	Version    string        // of this program, for INFO
-	Logger     *slog.Logger  // nil: slog.Default
+	// Far says whether a round takes time: then commands that follow each other go to
+	// the tree together. It is asked once a second; nil: no.
+	Far     func() bool
+	Version string       // of this program, for INFO
+	Logger  *slog.Logger // nil: slog.Default
 }
 
 func (c Config) withDefaults() Config {
@@ -79,6 +82,7 @@ type Server struct {
 	lastID uint64
 	wg     sync.WaitGroup
 
+	far   atomic.Bool
 	held  atomic.Int64
 	stats stats
 }
@@ -97,6 +101,7 @@ func New(cfg Config) *Server {
 	}
 	s.getCmd, s.setCmd = s.commands["get"], s.commands["set"]
 	s.settings.init(s.cfg)
+	s.look()
 	return s
 }
 
@@ -114,14 +119,33 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		}
 	})
 	defer stop()
-	sctx, stopSweep := context.WithCancel(ctx)
+	bctx, stopBackground := context.WithCancel(ctx)
 	if s.cfg.SweepKeys > 0 {
-		s.wg.Go(func() { s.sweep(sctx) })
+		s.wg.Go(func() { s.sweep(bctx) })
+	}
+	if s.cfg.Far != nil {
+		s.wg.Go(func() { s.watch(bctx) })
 	}
 	err := s.accept(ctx, l)
-	stopSweep()
+	stopBackground()
 	s.wg.Wait()
 	return err
+}
+
+// look asks how far the memory is.
+func (s *Server) look() { s.far.Store(s.cfg.Far != nil && s.cfg.Far()) }
+
+func (s *Server) watch(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.look()
+		}
+	}
 }
 
 func (s *Server) accept(ctx context.Context, l net.Listener) error {

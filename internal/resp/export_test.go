@@ -1,0 +1,30 @@
+package resp
+
+import (
+	"context"
+	"time"
+)
+
+// SetLimits makes limits small enough to be met in a test.
+func (s *Server) SetLimits(patience time.Duration, maxHeld int64) {
+	s.patience, s.maxHeld = patience, maxHeld
+}
+
+// SweepAll walks over everything once.
+func (s *Server) SweepAll(ctx context.Context) (removed int, err error) {
+	p := pass{s: s}
+	for done := false; !done && err == nil; {
+		done, err = p.step(ctx, 7)
+	}
+	return p.removed, err
+}
+
+// Held is what connections hold of commands that come in pieces.
+func (s *Server) Held() int64 { return s.held.Load() }
+
+// Connections counts those that are open.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
