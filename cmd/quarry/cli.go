@@ -45,6 +45,9 @@ type cli struct {
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`
+	Job           jobCmd        `cmd:"" help:"Run programs where the memory is."`
+	Search        searchCmd     `cmd:"" help:"Ask an index that a job has built."`
+	Worker        workerCmd     `cmd:"" help:"Run parts of jobs."`
 	Bench         benchCmd      `cmd:"" help:"Measure a cluster beside this machine's memory, TCP and Redis."`
 	Demo          demoCmd       `cmd:"" help:"Keep a real directory in a cluster of separate processes and compare every byte."`
 	Metrics       metricsCmd    `cmd:"" help:"Tell what processes can be watched by."`

@@ -10,6 +10,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/internal/fsck"
 	"github.com/quarrystore/quarry/rdma"
 )
@@ -53,7 +54,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case is(client.ErrUnknown):
 		return exitUnknown
-	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree):
+	case is(client.ErrFreed, client.ErrNoName, client.ErrBadRef, client.ErrNoRegion, fsck.ErrNoRegion, btree.ErrNoKey, btree.ErrNoTree, job.ErrNoJob, job.ErrNoPlugin):
 		return exitNotFound
 	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange):
 		return exitConflict

@@ -184,6 +184,7 @@ func waitFor(ctx context.Context, failed ...<-chan error) error {
 type storageCmd struct {
 	certFlags
 	metricsFlags
+	workerFlags
 	Name      string   `help:"Name in the cluster, unique; default the host's name."`
 	Domain    string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
 	Data      string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
@@ -213,6 +214,12 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	port.watch(collect.NewNodes(n))
 	st := n.Stats()
+	work, endWorkers := context.WithCancel(ctx)
+	defer endWorkers()
+	wait, err := s.workerFlags.start(work, a, st.Name, a.cli.Controller)
+	if err != nil {
+		return errors.Join(err, n.Close())
+	}
 	err = a.ready(port.tell(map[string]string{"ready": "storage", "name": st.Name, "tcp": st.TCP, "shm": st.Socket, "verbs": st.Verbs, "agent": st.Agent}), func(w io.Writer) {
 		fmt.Fprintf(w, "storage node %s ready: tcp %s, shm %s, verbs %s, agent %s\n", st.Name, st.TCP, cmp.Or(st.Socket, "none"), cmp.Or(st.Verbs, "none"), st.Agent)
 		port.text(w)
@@ -220,11 +227,14 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	if err == nil {
 		err = waitFor(ctx, n.Err(), port.failed())
 	}
+	endWorkers() // they use the node's memory
+	wait()
 	return errors.Join(err, n.Close())
 }
 
 type devCmd struct {
 	metricsFlags
+	workerFlags
 	Nodes       int           `default:"3" help:"Storage nodes."`
 	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port of the controller; port 0 takes a free one."`
 	Data        string        `placeholder:"DIR" help:"Keep state and regions there; without, everything is gone afterwards."`
@@ -269,6 +279,14 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	}
 	watch := []<-chan error{failed, ctl.Err(), port.failed()}
 	var nodes []*storagenode.Node
+	work, endWorkers := context.WithCancel(ctx)
+	var waits []func()
+	defer func() {
+		endWorkers()
+		for _, wait := range waits {
+			wait()
+		}
+	}()
 	for i := range d.Nodes {
 		name := fmt.Sprintf("n%d", i+1)
 		cfg := storagenode.Config{Controllers: []string{ctl.URL()}, Name: name, FailureDomain: "/dev/" + name + "/" + name, Token: a.cli.Token, Logger: a.log}
@@ -282,6 +300,11 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 		defer n.Close()
 		watch = append(watch, n.Err())
 		nodes = append(nodes, n)
+		wait, err := d.workerFlags.start(work, a, name, []string{ctl.URL()})
+		if err != nil {
+			return err
+		}
+		waits = append(waits, wait)
 	}
 	port.watch(collect.NewController(ctl), collect.NewNodes(nodes...))
 	if err := d.firstRegion(ctx, a, ctl.URL()); err != nil {

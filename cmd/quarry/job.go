@@ -1,0 +1,297 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/coproc/job"
+)
+
+type jobCmd struct {
+	Run     jobRunCmd     `cmd:"" help:"Run a plugin over a tree or objects, where they are. Example: quarry job run words --input tree:src --output tree:counts"`
+	List    jobListCmd    `cmd:"" help:"List jobs."`
+	Status  jobStatusCmd  `cmd:"" help:"Show a job and its parts."`
+	Logs    jobLogsCmd    `cmd:"" help:"Show what a job's parts have logged."`
+	Cancel  jobCancelCmd  `cmd:"" help:"Stop a job."`
+	Plugins jobPluginsCmd `cmd:"" help:"List workers and the plugins they know, and uploaded modules."`
+	Put     jobPutCmd     `cmd:"" help:"Upload a WASM module as a plugin."`
+	Remove  jobRemoveCmd  `cmd:"" help:"Take an uploaded module away."`
+}
+
+// jobs runs f with the cluster's jobs.
+func (a *app) jobs(ctx context.Context, timeout time.Duration, f func(context.Context, *job.Store) error) error {
+	c, err := a.connect(ctx, nil)
+	if err != nil {
+		return err
+	}
+	tctx, cancel := ctx, context.CancelFunc(func() {})
+	if timeout > 0 {
+		tctx, cancel = context.WithTimeout(ctx, timeout)
+	}
+	defer cancel()
+	s, err := job.Open(tctx, c)
+	if err == nil {
+		err = f(tctx, s)
+	}
+	return errors.Join(err, c.Close())
+}
+
+type jobRunCmd struct {
+	Plugin  string            `arg:"" help:"Plugin; see quarry job plugins."`
+	Input   string            `required:"" placeholder:"SOURCE" help:"tree:NAME, or objects:PREFIX of names."`
+	From    string            `help:"First key of the tree's part to read."`
+	To      string            `help:"Key behind its last."`
+	Output  string            `required:"" placeholder:"tree:NAME" help:"Tree for the output; made if it is not there."`
+	Arg     map[string]string `placeholder:"NAME=VALUE" help:"Argument of the plugin; may be repeated."`
+	Writes  []string          `placeholder:"TREE" help:"Further trees that the plugin may write."`
+	Maps    int               `name:"map-parts" help:"Parts to cut the input into; 0 means four for each worker."`
+	Reduces int               `name:"reduce-parts" help:"Parts of the reduction; 0 means two for each worker."`
+	Limit   time.Duration     `name:"part-timeout" default:"10m" help:"Longest time for one attempt of one part."`
+	Wait    bool              `default:"true" negatable:"" help:"Wait for the end."`
+}
+
+func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
+	in, err := job.ParseSource(c.Input)
+	if err != nil {
+		return usagef("--input: %w", err)
+	}
+	if in.From = []byte(c.From); c.To != "" {
+		in.To = []byte(c.To)
+	}
+	out, ok := strings.CutPrefix(c.Output, "tree:")
+	if !ok || out == "" {
+		return usagef("--output %q: want tree:NAME", c.Output)
+	}
+	return a.jobs(ctx, 0, func(ctx context.Context, s *job.Store) error {
+		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit})
+		if err != nil {
+			return err
+		}
+		if c.Wait {
+			if j, err = a.awaitJob(ctx, s, j.ID); err != nil {
+				return err
+			}
+		}
+		err = a.print(j, func(w io.Writer) { jobText(w, j) })
+		if err == nil && j.State.Ended() && j.State != job.Done {
+			err = fmt.Errorf("job %d is %s: %s", j.ID, j.State, j.Error)
+		}
+		return err
+	})
+}
+
+// awaitJob shows a job's progress until it has ended.
+func (a *app) awaitJob(ctx context.Context, s *job.Store, id uint64) (*job.Job, error) {
+	bar := a.progress(fmt.Sprintf("job %d", id))
+	defer bar.end()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		j, err := s.Job(ctx, id)
+		if err != nil || j.State.Ended() {
+			return j, err
+		}
+		if bar.p != nil && n%10 == 0 {
+			parts, err := s.Parts(ctx, id, "")
+			if err != nil {
+				return nil, err
+			}
+			done := 0
+			for _, p := range parts {
+				if p.State == job.Done {
+					done++
+				}
+			}
+			bar.set(done, 1+j.Maps+j.Reduces)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("job %d goes on; quarry job cancel %d ends it: %w", id, id, ctx.Err())
+		}
+	}
+}
+
+func jobText(w io.Writer, j *job.Job) {
+	took := "-"
+	if !j.Ended.IsZero() {
+		took = j.Ended.Sub(j.Created).Round(time.Millisecond).String()
+	}
+	fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%v\ttree:%s\t%d+%d\t%s\n", j.ID, j.Spec.Plugin, j.State, j.Phase, j.Spec.Input, j.Spec.Output, j.Maps, j.Reduces, took)
+}
+
+type jobListCmd struct{}
+
+func (jobListCmd) Run(ctx context.Context, a *app) error {
+	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
+		all, err := s.Jobs(ctx)
+		if err != nil {
+			return err
+		}
+		if all == nil {
+			all = []*job.Job{}
+		}
+		return a.print(all, func(w io.Writer) {
+			fmt.Fprintln(w, "JOB\tPLUGIN\tSTATE\tPHASE\tINPUT\tOUTPUT\tPARTS\tTOOK")
+			for _, j := range all {
+				jobText(w, j)
+			}
+		})
+	})
+}
+
+type jobID struct {
+	ID uint64 `arg:"" name:"job" help:"The job's number."`
+}
+
+type jobStatusCmd struct{ jobID }
+
+func (c *jobStatusCmd) Run(ctx context.Context, a *app) error {
+	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
+		j, err := s.Job(ctx, c.ID)
+		if err != nil {
+			return err
+		}
+		parts, err := s.Parts(ctx, c.ID, "")
+		if err != nil {
+			return err
+		}
+		view := struct {
+			*job.Job
+			Parts []*job.Part `json:"parts"`
+		}{j, parts}
+		for _, p := range parts {
+			p.Plan, p.Runs = nil, nil
+		}
+		return a.print(view, func(w io.Writer) {
+			jobText(w, j)
+			if j.Error != "" {
+				fmt.Fprintf(w, "error: %s\n", j.Error)
+			}
+			fmt.Fprintln(w, "\nPHASE\tPART\tSTATE\tATTEMPT\tWORKER\tRECORDS\tEMITTED\tTOOK\tERROR")
+			for _, p := range parts {
+				fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%s\t%d\t%d\t%v\t%s\n", p.Phase, p.Index+1, p.State, p.Attempt, p.Worker, p.Records, p.Emitted, p.Took.Round(100*time.Microsecond), firstLine(p.Error))
+			}
+		})
+	})
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+type jobLogsCmd struct{ jobID }
+
+func (c *jobLogsCmd) Run(ctx context.Context, a *app) error {
+	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
+		if _, err := s.Job(ctx, c.ID); err != nil {
+			return err
+		}
+		parts, err := s.Parts(ctx, c.ID, "")
+		if err != nil {
+			return err
+		}
+		type line struct {
+			Phase string `json:"phase"`
+			Part  int    `json:"part"`
+			Line  string `json:"line"`
+		}
+		lines := []line{}
+		for _, p := range parts {
+			for _, l := range p.Log {
+				lines = append(lines, line{p.Phase, p.Index + 1, l})
+			}
+		}
+		return a.print(lines, func(w io.Writer) {
+			for _, l := range lines {
+				fmt.Fprintf(w, "%s %d\t%s\n", l.Phase, l.Part, l.Line)
+			}
+		})
+	})
+}
+
+type jobCancelCmd struct{ jobID }
+
+func (c *jobCancelCmd) Run(ctx context.Context, a *app) error {
+	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
+		if err := s.Cancel(ctx, c.ID); err != nil {
+			return err
+		}
+		return a.print(map[string]any{"job": c.ID, "state": job.Cancelled}, func(w io.Writer) { fmt.Fprintf(w, "job %d is cancelled\n", c.ID) })
+	})
+}
+
+type jobPluginsCmd struct{}
+
+func (jobPluginsCmd) Run(ctx context.Context, a *app) error {
+	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
+		workers, err := s.Workers(ctx)
+		if err != nil {
+			return err
+		}
+		modules, err := s.Modules(ctx)
+		if err != nil {
+			return err
+		}
+		view := struct {
+			Workers []*job.Worker `json:"workers"`
+			Modules []*job.Module `json:"modules"`
+		}{workers, modules}
+		return a.print(view, func(w io.Writer) {
+			fmt.Fprintln(w, "PLUGIN\tWHERE\tREDUCES\tSUMMARY")
+			for _, m := range modules {
+				fmt.Fprintf(w, "%s\tmodule of %s\t%v\t%s\n", m.About.Name, bytesText(uint64(m.Bytes)), m.About.Reduces, m.About.Summary)
+			}
+			for _, k := range workers {
+				for _, p := range k.Plugins {
+					fmt.Fprintf(w, "%s\tworker %s\t%v\t%s\n", p.Name, k.Name, p.Reduces, p.Summary)
+				}
+			}
+			if len(workers) == 0 {
+				fmt.Fprintln(w, "no worker is there: start quarry worker, or storage nodes with --workers")
+			}
+		})
+	})
+}
+
+type jobPutCmd struct {
+	Name string `arg:"" help:"Name of the plugin."`
+	File string `arg:"" type:"existingfile" help:"WASM module, built with GOOS=wasip1 GOARCH=wasm go build."`
+}
+
+func (c *jobPutCmd) Run(ctx context.Context, a *app) error {
+	if _, _, taken := coproc.Lookup(c.Name); taken {
+		return usagef("plugin %s is compiled in: choose another name", c.Name)
+	}
+	b, err := os.ReadFile(c.File)
+	if err != nil {
+		return err
+	}
+	return a.jobs(ctx, max(a.cli.Timeout, time.Minute), func(ctx context.Context, s *job.Store) error {
+		m, err := s.PutModule(ctx, c.Name, b)
+		if err != nil {
+			return err
+		}
+		return a.print(m, func(w io.Writer) { fmt.Fprintf(w, "%s: %s\n", m.About.Name, m.About.Summary) })
+	})
+}
+
+type jobRemoveCmd struct {
+	Name string `arg:"" help:"Name of the plugin."`
+}
+
+func (c *jobRemoveCmd) Run(ctx context.Context, a *app) error {
+	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
+		if err := s.RemoveModule(ctx, c.Name); err != nil {
+			return err
+		}
+		return a.print(map[string]string{"removed": c.Name}, func(w io.Writer) { fmt.Fprintf(w, "%s is gone\n", c.Name) })
+	})
+}

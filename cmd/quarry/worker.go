@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/quarrystore/quarry/coproc/job"
+
+	// Plugins that every worker has.
+	_ "github.com/quarrystore/quarry/coproc/plugins/nearest"
+	_ "github.com/quarrystore/quarry/coproc/plugins/search"
+	_ "github.com/quarrystore/quarry/coproc/plugins/words"
+)
+
+type workerCmd struct {
+	Node   string   `help:"Storage node beside which it runs, whose memory it prefers."`
+	Name   string   `help:"Name among the workers; default host and process."`
+	Slots  int      `default:"1" help:"Parts that run at the same time."`
+	Memory sizeFlag `default:"2GiB" help:"Live memory at which the worker gives up its part and ends."`
+	Module sizeFlag `default:"256MiB" help:"Memory of one instance of a WASM module."`
+}
+
+func (c *workerCmd) Run(ctx context.Context, a *app) error {
+	cl, err := a.connect(ctx, nil)
+	if err != nil {
+		return err
+	}
+	err = a.ready(map[string]string{"ready": "worker", "node": c.Node}, func(w io.Writer) { fmt.Fprintln(w, "worker ready") })
+	if err == nil {
+		err = job.Work(ctx, job.Config{Client: cl, Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory), Logger: a.log})
+	}
+	return errors.Join(err, cl.Close())
+}
+
+// workerFlags start workers beside a storage node, as processes of their own: a
+// plugin that takes its process down takes nothing else with it.
+type workerFlags struct {
+	Workers       int    `default:"0" help:"Worker processes to run beside each storage node, for jobs."`
+	WorkerCommand string `placeholder:"COMMAND" help:"Program to run as worker, with plugins of its own; default this one."`
+}
+
+const (
+	maxWorkers = 64
+	// restartMin and restartMax are how long a worker that has ended is waited for.
+	restartMin = 100 * time.Millisecond
+	restartMax = 10 * time.Second
+)
+
+// start keeps workers running until the context ends; wait returns when they have.
+func (f *workerFlags) start(ctx context.Context, a *app, node string, controllers []string) (wait func(), err error) {
+	if f.Workers < 0 || f.Workers > maxWorkers {
+		return nil, usagef("--workers %d: want 0 to %d", f.Workers, maxWorkers)
+	}
+	exe := f.WorkerCommand
+	if exe == "" {
+		if exe, err = os.Executable(); err != nil {
+			return nil, err
+		}
+	} else if exe, err = exec.LookPath(exe); err != nil {
+		return nil, usagef("--worker-command: %w", err)
+	}
+	var wg sync.WaitGroup
+	for i := range f.Workers {
+		name := fmt.Sprintf("%s-%d", node, i+1)
+		wg.Go(func() { keepWorker(ctx, a, exe, name, node, controllers) })
+	}
+	return wg.Wait, nil
+}
+
+func keepWorker(ctx context.Context, a *app, exe, name, node string, controllers []string) {
+	pause := restartMin
+	for ctx.Err() == nil {
+		began := time.Now()
+		cmd := exec.CommandContext(ctx, exe, "worker", "--controller", strings.Join(controllers, ","), "--node", node, "--name", name, "--fabric", a.cli.Transport)
+		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+a.cli.Token, "QUARRY_CA="+a.cli.CA, "QUARRY_CONFIG=")
+		cmd.Stderr = a.errOut
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+		cmd.WaitDelay = 5 * time.Second
+		err := runWith(cmd)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > time.Minute {
+			pause = restartMin
+		}
+		a.log.Warn("worker has ended and is started again", slog.String("worker", name), slog.Duration("after", pause), slog.Any("error", err))
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, restartMax)
+	}
+}
+
+// runWith runs a process that ends with this one. Linux ends a child with the thread
+// that has made it, so the thread has to stay.
+func runWith(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	return cmd.Run()
+}

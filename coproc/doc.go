@@ -1,0 +1,29 @@
+// Package coproc is what a program needs that runs inside the cluster, where the
+// memory is (US 2017/0149890 [0044]-[0047]: co-processors beside the storage
+// controller).
+//
+// A plugin maps records to records and, if it wants, reduces those that share a
+// key. It sees an Env - memory, trees, names, its part, a logger, a deadline - and
+// does not care where memory is:
+//
+//	type words struct{}
+//
+//	func (words) Map(env coproc.Env, key, value []byte, emit coproc.Emit) error {
+//		for w := range bytes.FieldsSeq(value) {
+//			if err := emit(w, []byte("1")); err != nil {
+//				return err
+//			}
+//		}
+//		return nil
+//	}
+//
+//	func init() { coproc.Register("words", "counts words", func() coproc.Plugin { return words{} }) }
+//
+// The same source is compiled into a worker (job.Main), or into a WASM module
+// (guest.Main, GOOS=wasip1) that `quarry job put` uploads. A job runs at least
+// once: a part that was cut short runs again, elsewhere if need be, and what it
+// emits must not depend on when and where it runs.
+//
+// Open is the other half of the patent's co-processor: memory for a program that
+// only wants memory, over the best way this host has.
+package coproc

@@ -1,0 +1,223 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/coproc"
+)
+
+// env is the coproc.Env of one attempt of one part, for plugins of all kinds.
+type env struct {
+	ctx      context.Context
+	c        *client.Client
+	job      *Job
+	part     coproc.Part
+	deadline time.Time
+	trees    map[string]*tree
+	owned    map[coproc.Ref]struct{} // allocated by this attempt
+	told     *told
+}
+
+// told is what the beat puts into the part's record.
+type told struct {
+	sync.Mutex
+	done, of uint64
+	lines    []string
+}
+
+func newEnv(ctx context.Context, c *client.Client, j *Job, p coproc.Part) *env {
+	deadline, _ := ctx.Deadline()
+	return &env{ctx: ctx, c: c, job: j, part: p, deadline: deadline, trees: map[string]*tree{}, owned: map[coproc.Ref]struct{}{}, told: &told{}}
+}
+
+func (e *env) Context() context.Context { return e.ctx }
+func (e *env) Deadline() time.Time      { return e.deadline }
+func (e *env) Part() coproc.Part        { return e.part }
+
+func (e *env) Arg(name, missing string) string {
+	if v, ok := e.job.Spec.Args[name]; ok {
+		return v
+	}
+	return missing
+}
+
+func (e *env) Progress(done, of uint64) {
+	e.told.Lock()
+	e.told.done, e.told.of = done, of
+	e.told.Unlock()
+}
+
+func (e *env) Logf(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	e.told.Lock()
+	if len(e.told.lines) < maxLogLines {
+		e.told.lines = append(e.told.lines, line)
+	}
+	e.told.Unlock()
+}
+
+// tell moves progress and new log lines into the record.
+func (e *env) tell(p *Part) {
+	e.told.Lock()
+	defer e.told.Unlock()
+	p.Done, p.Of = e.told.done, e.told.of
+	for _, l := range e.told.lines {
+		p.log(l)
+	}
+	e.told.lines = e.told.lines[:0]
+}
+
+func (e *env) Alloc(payload []byte) (coproc.Ref, error) {
+	ref, err := e.c.Alloc(e.ctx, payload, client.AllocOptions{})
+	if err == nil {
+		e.owned[ref] = struct{}{}
+	}
+	return ref, err
+}
+
+func (e *env) Read(ref coproc.Ref, dst []byte) ([]byte, error) { return e.c.Read(e.ctx, ref, dst) }
+
+func (e *env) own(ref coproc.Ref) error {
+	if _, ok := e.owned[ref]; !ok {
+		return fmt.Errorf("object %v: %w: it has not allocated it", ref, coproc.ErrOutside)
+	}
+	return nil
+}
+
+func (e *env) Write(ref coproc.Ref, payload []byte) error {
+	if err := e.own(ref); err != nil {
+		return err
+	}
+	return e.c.Write(e.ctx, ref, payload)
+}
+
+func (e *env) Free(ref coproc.Ref) error {
+	if err := e.own(ref); err != nil {
+		return err
+	}
+	delete(e.owned, ref)
+	return e.c.Free(e.ctx, ref)
+}
+
+// giveUp frees what an attempt that failed has allocated.
+func (e *env) giveUp(ctx context.Context) {
+	for ref := range e.owned {
+		_ = e.c.Free(ctx, ref)
+	}
+}
+
+func (e *env) Lookup(name string) (coproc.Ref, error) {
+	n, err := e.c.Names().Lookup(e.ctx, name)
+	return n.Ref, err
+}
+
+func (e *env) Tree(name string) (coproc.Tree, error) {
+	t, err := e.open(name)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (e *env) open(name string) (*tree, error) {
+	if t := e.trees[name]; t != nil {
+		return t, nil
+	}
+	writable := name == e.job.Spec.Output || slices.Contains(e.job.Spec.Writes, name)
+	kt, err := kv.Open(e.ctx, e.c, name, btree.Config{ReadOnly: !writable})
+	if err != nil {
+		return nil, err
+	}
+	t := &tree{e.ctx, kt, writable && name != StateTree}
+	e.trees[name] = t
+	return t, nil
+}
+
+// tree is a coproc.Tree.
+type tree struct {
+	ctx      context.Context
+	t        *kv.Tree
+	writable bool
+}
+
+func (t *tree) Get(key, dst []byte) ([]byte, error) {
+	b, err := t.t.Get(t.ctx, key, dst)
+	if errors.Is(err, btree.ErrNoKey) {
+		err = coproc.ErrNoKey
+	}
+	return b, err
+}
+
+func (t *tree) may() error {
+	if !t.writable {
+		return fmt.Errorf("tree %q: %w: start the job with --writes %s", t.t.Name(), coproc.ErrOutside, t.t.Name())
+	}
+	return nil
+}
+
+func (t *tree) Put(key, value []byte) error {
+	if err := t.may(); err != nil {
+		return err
+	}
+	return t.t.Put(t.ctx, key, value)
+}
+
+func (t *tree) Delete(key []byte) error {
+	if err := t.may(); err != nil {
+		return err
+	}
+	err := t.t.Delete(t.ctx, key)
+	if errors.Is(err, btree.ErrNoKey) {
+		err = coproc.ErrNoKey
+	}
+	return err
+}
+
+func (t *tree) Scan(from, to []byte, limit int, f func(key, value []byte) bool) error {
+	return t.t.Scan(t.ctx, btree.Range{From: from, To: to, Limit: limit}, func(key, value []byte, _ uint64) bool { return f(key, value) })
+}
+
+// sink puts emitted records into the output tree, many at a time.
+type sink struct {
+	ctx          context.Context
+	t            *kv.Tree
+	keys, values [][]byte
+	buf          []byte
+}
+
+const sinkBatch = 128
+
+func (s *sink) emit(key, value []byte) error {
+	at := len(s.buf)
+	s.buf = append(append(s.buf, key...), value...)
+	k := s.buf[at : at+len(key) : at+len(key)]
+	s.keys, s.values = append(s.keys, k), append(s.values, s.buf[at+len(key):len(s.buf):len(s.buf)])
+	if len(s.keys) == sinkBatch {
+		return s.flush()
+	}
+	return nil
+}
+
+func (s *sink) flush() error {
+	for i, err := range s.t.PutMany(s.ctx, s.keys, s.values) {
+		if errors.Is(err, client.ErrUnknown) {
+			err = s.t.Put(s.ctx, s.keys[i], s.values[i]) // the same again does no harm
+		}
+		if err != nil {
+			return fmt.Errorf("output %q: %w", s.t.Name(), err)
+		}
+	}
+	s.keys, s.values, s.buf = s.keys[:0], s.values[:0], s.buf[:0]
+	return nil
+}
+
+// ReadTree shows a tree, for reading, to what otherwise runs in a job.
+func ReadTree(ctx context.Context, t *kv.Tree) coproc.Tree { return &tree{ctx, t, false} }

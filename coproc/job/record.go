@@ -1,0 +1,191 @@
+package job
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Limits of what comes from outside.
+const (
+	MaxParts       = 4096
+	MaxReduceParts = 256
+	MaxArgs        = 64
+	MaxArgBytes    = 4096
+	MaxModuleBytes = 32 << 20
+	// MaxAttempts of one part.
+	MaxAttempts = 4
+	maxLogLines = 100
+	maxLineLen  = 512
+	maxErrorLen = 1000
+)
+
+// State of a job or a part.
+type State string
+
+const (
+	Pending   State = "pending"
+	Running   State = "running"
+	Done      State = "done"
+	Failed    State = "failed"
+	Cancelled State = "cancelled"
+)
+
+// Ended says whether nothing more will happen.
+func (s State) Ended() bool { return s == Done || s == Failed || s == Cancelled }
+
+// Phases of a job, in order. A job without reduce skips it.
+const (
+	phasePlan   = "plan"
+	phaseMap    = string(coproc.PhaseMap)
+	phaseReduce = string(coproc.PhaseReduce)
+)
+
+// Spec is what somebody wants.
+type Spec struct {
+	Plugin string            `json:"plugin"`
+	Input  Source            `json:"input"`
+	Output string            `json:"output"` // a tree; made if it is not there
+	Writes []string          `json:"writes,omitempty"`
+	Args   map[string]string `json:"args,omitempty"`
+	// MapParts and ReduceParts; 0 means four times, and twice, the workers.
+	MapParts    int `json:"map_parts,omitempty"`
+	ReduceParts int `json:"reduce_parts,omitempty"`
+	// PartTimeout of one attempt of one part.
+	PartTimeout time.Duration `json:"part_timeout_ns"`
+}
+
+// Source of records: tree:NAME, or objects:PREFIX.
+type Source struct {
+	Tree    string `json:"tree,omitempty"`
+	Objects string `json:"objects,omitempty"`
+	// From and To bound the keys of a tree.
+	From, To []byte
+}
+
+// ParseSource reads tree:NAME and objects:PREFIX.
+func ParseSource(s string) (Source, error) {
+	kind, rest, ok := strings.Cut(s, ":")
+	switch {
+	case ok && kind == "tree" && rest != "":
+		return Source{Tree: rest}, nil
+	case ok && kind == "objects" && rest != "":
+		return Source{Objects: rest}, nil
+	}
+	return Source{}, fmt.Errorf("input %q: want tree:NAME or objects:PREFIX", s)
+}
+
+func (s Source) String() string {
+	if s.Tree != "" {
+		return "tree:" + s.Tree
+	}
+	return "objects:" + s.Objects
+}
+
+func (s *Spec) check() error {
+	size := 0
+	for k, v := range s.Args {
+		size += len(k) + len(v)
+	}
+	switch {
+	case s.Plugin == "":
+		return fmt.Errorf("job: no plugin named")
+	case (s.Input.Tree == "") == (s.Input.Objects == ""):
+		return fmt.Errorf("job: want one input, tree:NAME or objects:PREFIX")
+	case s.Output == "":
+		return fmt.Errorf("job: no output tree named")
+	case s.Output == s.Input.Tree:
+		return fmt.Errorf("job: %q is input and output: a part that ran twice would read what it has written", s.Output)
+	case s.Output == StateTree || s.Input.Tree == StateTree:
+		return fmt.Errorf("job: %q is the jobs' own tree", StateTree)
+	case len(s.Args) > MaxArgs || size > MaxArgBytes:
+		return fmt.Errorf("job: %d arguments of %d bytes, at most %d of %d", len(s.Args), size, MaxArgs, MaxArgBytes)
+	case s.MapParts < 0 || s.MapParts > MaxParts:
+		return fmt.Errorf("job: %d map parts, want 1 to %d", s.MapParts, MaxParts)
+	case s.ReduceParts < 0 || s.ReduceParts > MaxReduceParts:
+		return fmt.Errorf("job: %d reduce parts, want 1 to %d", s.ReduceParts, MaxReduceParts)
+	case s.PartTimeout < 0:
+		return fmt.Errorf("job: part timeout %v, want more than 0", s.PartTimeout)
+	}
+	return nil
+}
+
+// Job is a job as it stands.
+type Job struct {
+	ID      uint64    `json:"id"`
+	Spec    Spec      `json:"spec"`
+	State   State     `json:"state"`
+	Phase   string    `json:"phase"`
+	Maps    int       `json:"maps"`
+	Reduces int       `json:"reduces"`
+	Created time.Time `json:"created"`
+	Ended   time.Time `json:"ended,omitzero"`
+	Error   string    `json:"error,omitempty"`
+
+	version uint64
+}
+
+// Part is one part as it stands.
+type Part struct {
+	Job     uint64 `json:"job"`
+	Phase   string `json:"phase"`
+	Index   int    `json:"index"`
+	State   State  `json:"state"`
+	Attempt int    `json:"attempt,omitempty"`
+	Worker  string `json:"worker,omitempty"`
+	Beat    uint64 `json:"beat,omitempty"`
+	// Node that holds the part's memory, by id; 0 means any.
+	Node uint32 `json:"node,omitempty"`
+	// What to read: a range of keys, or names.
+	From  []byte   `json:"from,omitempty"`
+	To    []byte   `json:"to,omitempty"`
+	Names []string `json:"names,omitempty"`
+
+	Records uint64        `json:"records,omitempty"`
+	Emitted uint64        `json:"emitted,omitempty"`
+	Done    uint64        `json:"done,omitempty"`
+	Of      uint64        `json:"of,omitempty"`
+	Took    time.Duration `json:"took_ns,omitempty"`
+	Error   string        `json:"error,omitempty"` // of the last attempt that failed
+	Log     []string      `json:"log,omitempty"`
+	// Runs of a map part: for each reduce part its sorted runs, each a list of objects.
+	Runs [][][]proto.Ref `json:"runs,omitempty"`
+
+	// Plan of the plan part: the map parts.
+	Plan []*Part `json:"plan,omitempty"`
+
+	version uint64
+}
+
+func (p *Part) String() string { return fmt.Sprintf("job %d %s part %d", p.Job, p.Phase, p.Index+1) }
+
+func (p *Part) log(line string) {
+	if len(line) > maxLineLen {
+		line = line[:maxLineLen] + "..."
+	}
+	if len(p.Log) >= maxLogLines {
+		p.Log = p.Log[1:]
+	}
+	p.Log = append(p.Log, line)
+}
+
+// Worker is a worker that is there.
+type Worker struct {
+	Name    string         `json:"name"`
+	Node    uint32         `json:"node"`
+	Plugins []coproc.About `json:"plugins"`
+	Beat    uint64         `json:"beat"`
+	Host    string         `json:"host"`
+}
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // plain data
+	}
+	return b
+}

@@ -1,0 +1,279 @@
+package job
+
+import (
+	"bytes"
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/proto"
+)
+
+const (
+	// spillBytes of records are sorted, combined and written at a time.
+	spillBytes = 64 << 20
+	// runBytes is the size of one object of a run: what a reader of the run holds.
+	runBytes = 4 << 20
+)
+
+// shuffle collects what a map part emits and writes it as sorted runs.
+type shuffle struct {
+	ctx     context.Context
+	c       *client.Client
+	combine func(groups iter.Seq2[[]byte, iter.Seq[[]byte]], emit coproc.Emit) error // nil: none
+	buckets []bucket
+	bytes   int
+	limit   int
+	runs    [][][]proto.Ref // of each bucket: runs, each a list of objects
+}
+
+// bucket is what one reduce part gets: records one behind the other, and where
+// they begin.
+type bucket struct {
+	data   []byte
+	starts []int
+}
+
+func newShuffle(ctx context.Context, c *client.Client, reduces int) *shuffle {
+	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, runs: make([][][]proto.Ref, reduces)}
+}
+
+// bucketOf is the same for a key everywhere and for ever: parts run again elsewhere.
+func bucketOf(key []byte, n int) int { return int(xxh3.Hash(key) % uint64(n)) }
+
+func (s *shuffle) emit(key, value []byte) error {
+	b := &s.buckets[bucketOf(key, len(s.buckets))]
+	b.starts = append(b.starts, len(b.data))
+	before := len(b.data)
+	b.data = coproc.AppendRecord(b.data, key, value)
+	if s.bytes += len(b.data) - before + 8; s.bytes >= s.limit {
+		return s.spill()
+	}
+	return nil
+}
+
+// spill writes one run for each bucket that has records.
+func (s *shuffle) spill() error {
+	for i := range s.buckets {
+		b := &s.buckets[i]
+		if len(b.starts) == 0 {
+			continue
+		}
+		w := &runWriter{ctx: s.ctx, c: s.c}
+		err := b.each(s.combine, w.add)
+		if err == nil {
+			err = w.flush()
+		}
+		s.runs[i] = append(s.runs[i], w.refs)
+		if err != nil {
+			return err
+		}
+		b.data, b.starts = b.data[:0], b.starts[:0]
+	}
+	s.bytes = 0
+	return nil
+}
+
+// each gives out the records of a bucket by key, combined if there is something
+// to combine them with.
+func (b *bucket) each(combine func(iter.Seq2[[]byte, iter.Seq[[]byte]], coproc.Emit) error, emit coproc.Emit) error {
+	key := func(at int) []byte { k, _, _, _ := coproc.CutRecord(b.data[at:]); return k }
+	slices.SortStableFunc(b.starts, func(x, y int) int { return bytes.Compare(key(x), key(y)) })
+	if combine == nil {
+		for _, at := range b.starts {
+			k, v, _, _ := coproc.CutRecord(b.data[at:])
+			if err := emit(k, v); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	i := 0
+	groups := func(yield func([]byte, iter.Seq[[]byte]) bool) {
+		for i < len(b.starts) {
+			k := key(b.starts[i])
+			values := func(yield func([]byte) bool) {
+				for i < len(b.starts) {
+					next, v, _, _ := coproc.CutRecord(b.data[b.starts[i]:])
+					if !bytes.Equal(next, k) {
+						return
+					}
+					i++
+					if !yield(v) {
+						return
+					}
+				}
+			}
+			if !yield(k, values) {
+				return
+			}
+			for range values {
+			}
+		}
+	}
+	// What is combined may be emitted out of order; a run is sorted.
+	out := bucket{}
+	err := combine(groups, func(k, v []byte) error {
+		out.starts = append(out.starts, len(out.data))
+		out.data = coproc.AppendRecord(out.data, k, v)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return out.each(nil, emit)
+}
+
+// end writes what is left and returns the objects of each bucket. Runs follow one
+// another; a run ends where keys fall.
+func (s *shuffle) end() ([][][]proto.Ref, error) {
+	err := s.spill()
+	return s.runs, err
+}
+
+// drop frees everything that has been written.
+func (s *shuffle) drop(ctx context.Context) {
+	for _, runs := range s.runs {
+		for _, refs := range runs {
+			freeRefs(ctx, s.c, refs)
+		}
+	}
+}
+
+func freeRefs(ctx context.Context, c *client.Client, refs []proto.Ref) {
+	for _, r := range refs {
+		_ = c.Free(ctx, r) // freed by another attempt, or left to the scrub
+	}
+}
+
+// runWriter cuts records into objects.
+type runWriter struct {
+	ctx  context.Context
+	c    *client.Client
+	buf  []byte
+	refs []proto.Ref
+}
+
+func (w *runWriter) add(key, value []byte) error {
+	w.buf = coproc.AppendRecord(w.buf, key, value)
+	if len(w.buf) >= runBytes {
+		return w.flush()
+	}
+	return nil
+}
+
+func (w *runWriter) flush() error {
+	if len(w.buf) == 0 {
+		return nil
+	}
+	ref, err := w.c.Alloc(w.ctx, w.buf, client.AllocOptions{WriteOnce: true})
+	if err != nil {
+		return fmt.Errorf("shuffle: %w", err)
+	}
+	w.refs, w.buf = append(w.refs, ref), w.buf[:0]
+	return nil
+}
+
+// runReader gives out the records of a run. Errors are sticky and end it.
+type runReader struct {
+	ctx   context.Context
+	c     *client.Client
+	refs  []proto.Ref
+	buf   []byte
+	rest  []byte
+	key   []byte
+	value []byte
+	order int
+	err   error
+}
+
+// next moves to the next record; false at the end, and after an error.
+func (r *runReader) next() bool {
+	for len(r.rest) == 0 {
+		if len(r.refs) == 0 || r.err != nil {
+			return false
+		}
+		if r.buf, r.err = r.c.Read(r.ctx, r.refs[0], r.buf[:0]); r.err != nil {
+			return false
+		}
+		r.rest, r.refs = r.buf, r.refs[1:]
+	}
+	var ok bool
+	if r.key, r.value, r.rest, ok = coproc.CutRecord(r.rest); !ok {
+		r.err = errors.New("shuffle: a run is damaged")
+	}
+	return ok
+}
+
+// readers is a heap by key, then by the order of runs.
+type readers []*runReader
+
+func (h readers) Len() int { return len(h) }
+func (h readers) Less(i, j int) bool {
+	if c := bytes.Compare(h[i].key, h[j].key); c != 0 {
+		return c < 0
+	}
+	return h[i].order < h[j].order
+}
+func (h readers) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *readers) Push(x any)   { *h = append(*h, x.(*runReader)) }
+func (h *readers) Pop() any {
+	old := *h
+	x := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return x
+}
+
+// merge brings runs together by key. fail is told what ends it early.
+func merge(ctx context.Context, c *client.Client, runs [][]proto.Ref, fail *error) iter.Seq2[[]byte, iter.Seq[[]byte]] {
+	return func(yield func([]byte, iter.Seq[[]byte]) bool) {
+		var h readers
+		for i, refs := range runs {
+			r := &runReader{ctx: ctx, c: c, refs: refs, order: i}
+			if r.next() {
+				h = append(h, r)
+			} else if r.err != nil {
+				*fail = r.err
+				return
+			}
+		}
+		heap.Init(&h)
+		// advance moves the first reader on; its slices die.
+		advance := func() bool {
+			if h[0].next() {
+				heap.Fix(&h, 0)
+				return true
+			}
+			r := heap.Pop(&h).(*runReader)
+			*fail = r.err
+			return r.err == nil
+		}
+		var key, value []byte
+		for len(h) > 0 {
+			key = append(key[:0], h[0].key...)
+			values := func(yield func([]byte) bool) {
+				for *fail == nil && len(h) > 0 && bytes.Equal(h[0].key, key) {
+					value = append(value[:0], h[0].value...)
+					if !advance() || !yield(value) {
+						return
+					}
+				}
+			}
+			if !yield(key, values) || *fail != nil {
+				return
+			}
+			for range values {
+			}
+			if *fail != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,291 @@
+package job
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/coproc"
+)
+
+// StateTree holds the records of all jobs.
+const StateTree = ".jobs"
+
+var (
+	// ErrNoJob: no job has that number.
+	ErrNoJob = errors.New("no such job")
+	// ErrNoPlugin: neither a worker nor a module has that name.
+	ErrNoPlugin = errors.New("no such plugin")
+	// errLost: another worker has the part now.
+	errLost = errors.New("part is another worker's now")
+)
+
+// Store reads and changes the records of jobs.
+type Store struct {
+	c *client.Client
+	t *kv.Tree
+}
+
+// Open opens the jobs of a cluster, and makes their tree if there is none.
+func Open(ctx context.Context, c *client.Client) (*Store, error) {
+	for {
+		t, err := kv.Open(ctx, c, StateTree, btree.Config{})
+		if errors.Is(err, client.ErrNoName) {
+			if t, err = kv.Create(ctx, c, StateTree, btree.Config{}); errors.Is(err, client.ErrNameExists) {
+				continue
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("jobs: %w", err)
+		}
+		return &Store{c: c, t: t}, nil
+	}
+}
+
+func jobKey(id uint64) []byte    { return fmt.Appendf(nil, "job/%012d", id) }
+func activeKey(id uint64) []byte { return fmt.Appendf(nil, "active/%012d", id) }
+func partKey(id uint64, phase string, n int) []byte {
+	return fmt.Appendf(nil, "part/%012d/%s/%06d", id, phase, n)
+}
+func workerKey(name string) []byte { return append([]byte("worker/"), name...) }
+
+// after is the end of the range of keys with a prefix.
+func after(prefix []byte) []byte {
+	to := slices.Clone(prefix)
+	to[len(to)-1]++
+	return to
+}
+
+func prefixed(prefix string) btree.Range {
+	return btree.Range{From: []byte(prefix), To: after([]byte(prefix))}
+}
+
+// Submit records a job and returns its number.
+func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
+	if spec.PartTimeout == 0 {
+		spec.PartTimeout = 10 * time.Minute
+	}
+	if err := spec.check(); err != nil {
+		return nil, err
+	}
+	about, err := s.plugin(ctx, spec.Plugin)
+	if err != nil {
+		return nil, err
+	}
+	if spec.Input.Tree != "" {
+		if _, err := kv.Open(ctx, s.c, spec.Input.Tree, btree.Config{}); err != nil {
+			return nil, fmt.Errorf("input: %w", err)
+		}
+	}
+	workers, err := s.Workers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if spec.MapParts == 0 {
+		spec.MapParts = max(4, 4*len(workers))
+	}
+	if spec.ReduceParts == 0 {
+		spec.ReduceParts = min(MaxReduceParts, max(2, 2*len(workers)))
+	}
+	j := &Job{Spec: spec, State: Running, Phase: phasePlan, Created: time.Now().UTC()}
+	if about.Reduces {
+		j.Reduces = spec.ReduceParts
+	}
+	if j.ID, err = s.number(ctx); err != nil {
+		return nil, err
+	}
+	// The marker last: nobody looks at the job before everything is there.
+	plan := &Part{Job: j.ID, Phase: phasePlan, State: Pending}
+	if err := s.t.PutIfAbsent(ctx, partKey(j.ID, phasePlan, 0), encode(plan)); err != nil {
+		return nil, err
+	}
+	if err := s.t.PutIfAbsent(ctx, jobKey(j.ID), encode(j)); err != nil {
+		return nil, err
+	}
+	return j, s.t.Put(ctx, activeKey(j.ID), []byte{})
+}
+
+// number draws the next job's number.
+func (s *Store) number(ctx context.Context) (uint64, error) {
+	key := []byte("next")
+	for {
+		b, v, err := s.t.GetVersion(ctx, key, nil)
+		if errors.Is(err, btree.ErrNoKey) {
+			if err = s.t.PutIfAbsent(ctx, key, []byte("1")); err != nil && !errors.Is(err, btree.ErrKeyExists) {
+				return 0, err
+			}
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		n, err := strconv.ParseUint(string(b), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("jobs: the record %q of %s is damaged: %q", key, StateTree, b)
+		}
+		_, err = s.t.PutIf(ctx, key, strconv.AppendUint(nil, n+1, 10), btree.IfVersion(v))
+		if !errors.Is(err, btree.ErrConflict) {
+			return n, err
+		}
+	}
+}
+
+// plugin finds out what a plugin can do.
+func (s *Store) plugin(ctx context.Context, name string) (coproc.About, error) {
+	mods, err := s.Modules(ctx)
+	if err != nil {
+		return coproc.About{}, err
+	}
+	workers, err := s.Workers(ctx)
+	if err != nil {
+		return coproc.About{}, err
+	}
+	known := map[string]coproc.About{}
+	for _, w := range workers {
+		for _, a := range w.Plugins {
+			known[a.Name] = a
+		}
+	}
+	for _, m := range mods {
+		known[m.About.Name] = m.About
+	}
+	if a, ok := known[name]; ok {
+		return a, nil
+	}
+	names := slices.Sorted(maps.Keys(known))
+	if len(workers) == 0 {
+		return coproc.About{}, fmt.Errorf("%w: %q, and no worker is there: start one with quarry worker", ErrNoPlugin, name)
+	}
+	return coproc.About{}, fmt.Errorf("%w: %q; there are %v; upload one with quarry job put", ErrNoPlugin, name, names)
+}
+
+// Job reads one job.
+func (s *Store) Job(ctx context.Context, id uint64) (*Job, error) {
+	b, v, err := s.t.GetVersion(ctx, jobKey(id), nil)
+	if errors.Is(err, btree.ErrNoKey) {
+		return nil, fmt.Errorf("%w: %d", ErrNoJob, id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	j := &Job{version: v}
+	if err := json.Unmarshal(b, j); err != nil {
+		return nil, fmt.Errorf("job %d: its record is damaged: %w", id, err)
+	}
+	return j, nil
+}
+
+// Jobs lists all jobs, oldest first.
+func (s *Store) Jobs(ctx context.Context) ([]*Job, error) {
+	return list(ctx, s.t, prefixed("job/"), func(j *Job, v uint64) { j.version = v })
+}
+
+// Parts lists the parts of a job; phase "" means all phases.
+func (s *Store) Parts(ctx context.Context, id uint64, phase string) ([]*Part, error) {
+	prefix := fmt.Sprintf("part/%012d/", id)
+	if phase != "" {
+		prefix += phase + "/"
+	}
+	return list(ctx, s.t, prefixed(prefix), func(p *Part, v uint64) { p.version = v })
+}
+
+// list decodes the records of a range; damaged ones are an error.
+func list[T any](ctx context.Context, t *kv.Tree, r btree.Range, note func(*T, uint64)) ([]*T, error) {
+	var all []*T
+	var bad error
+	err := t.Scan(ctx, r, func(key, value []byte, version uint64) bool {
+		v := new(T)
+		if err := json.Unmarshal(value, v); err != nil {
+			bad = fmt.Errorf("record %q of %s is damaged: %w", key, StateTree, err)
+			return false
+		}
+		if note != nil {
+			note(v, version)
+		}
+		all = append(all, v)
+		return true
+	})
+	return all, errors.Join(err, bad)
+}
+
+// active are the numbers of jobs that want workers.
+func (s *Store) active(ctx context.Context) (ids []uint64, err error) {
+	err = s.t.Scan(ctx, prefixed("active/"), func(key, _ []byte, _ uint64) bool {
+		if id, err := strconv.ParseUint(string(key[len("active/"):]), 10, 64); err == nil {
+			ids = append(ids, id)
+		}
+		return true
+	})
+	return ids, err
+}
+
+// swapJob records a change of a job; btree.ErrConflict if somebody was faster.
+func (s *Store) swapJob(ctx context.Context, j *Job) error {
+	v, err := s.t.PutIf(ctx, jobKey(j.ID), encode(j), btree.IfVersion(j.version))
+	if err == nil {
+		j.version = v
+	}
+	return err
+}
+
+// swapPart records a change of a part; errLost if somebody else has changed it.
+func (s *Store) swapPart(ctx context.Context, p *Part) error {
+	v, err := s.t.PutIf(ctx, partKey(p.Job, p.Phase, p.Index), encode(p), btree.IfVersion(p.version))
+	if errors.Is(err, btree.ErrConflict) || errors.Is(err, btree.ErrNoKey) {
+		return errLost
+	}
+	if err == nil {
+		p.version = v
+	}
+	return err
+}
+
+// end brings a job to an end, unless it has one.
+func (s *Store) end(ctx context.Context, id uint64, state State, reason string) error {
+	for {
+		j, err := s.Job(ctx, id)
+		if err != nil || j.State.Ended() {
+			return err
+		}
+		j.State, j.Error, j.Ended = state, cut(reason, maxErrorLen), time.Now().UTC()
+		if err := s.swapJob(ctx, j); errors.Is(err, btree.ErrConflict) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		return nil // the marker stays until a worker has cleaned up
+	}
+}
+
+func cut(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "..."
+	}
+	return s
+}
+
+// Cancel ends a job. Parts that run stop at their next beat.
+func (s *Store) Cancel(ctx context.Context, id uint64) error {
+	j, err := s.Job(ctx, id)
+	if err != nil {
+		return err
+	}
+	if j.State.Ended() {
+		return fmt.Errorf("job %d has ended: it is %s", id, j.State)
+	}
+	return s.end(ctx, id, Cancelled, "cancelled")
+}
+
+// Workers lists the workers that have said they are there. One that has died is
+// listed until another worker notices.
+func (s *Store) Workers(ctx context.Context) ([]*Worker, error) {
+	return list[Worker](ctx, s.t, prefixed("worker/"), nil)
+}

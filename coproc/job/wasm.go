@@ -1,0 +1,355 @@
+package job
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
+	"github.com/tetratelabs/wazero/sys"
+
+	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/proto"
+)
+
+const (
+	// DefaultMemoryBytes is what one instance of a module may have.
+	DefaultMemoryBytes = 256 << 20
+	wasmPage           = 64 << 10
+	// inputBytes of frames are made ready at a time.
+	inputBytes = 64 << 10
+	// describeTimeout bounds how long a module may take to say what it is.
+	describeTimeout = 10 * time.Second
+	maxStderr       = 4 << 10
+)
+
+// compiledModules of this process, which may have several workers.
+var compiledModules = wazero.NewCompilationCache()
+
+// runtime compiles and runs modules. They have a clock and random numbers; no
+// files, no network, no environment.
+type runtime struct {
+	wazero.Runtime
+	ctx context.Context
+}
+
+func newRuntime(ctx context.Context, cfg wazero.RuntimeConfig, memoryBytes int) *runtime {
+	cfg = cfg.WithCloseOnContextDone(true).WithMemoryLimitPages(uint32(max(1, memoryBytes/wasmPage)))
+	r := &runtime{wazero.NewRuntimeWithConfig(ctx, cfg), ctx}
+	wasi_snapshot_preview1.MustInstantiate(ctx, r)
+	return r
+}
+
+func (r *runtime) close() { _ = r.Close(r.ctx) }
+
+// describe asks a module what it is, which also shows that it is a plugin.
+func (r *runtime) describe(ctx context.Context, wasm []byte) (about coproc.About, err error) {
+	ctx, cancel := context.WithTimeout(ctx, describeTimeout)
+	defer cancel()
+	m, err := r.CompileModule(ctx, wasm)
+	if err != nil {
+		return about, fmt.Errorf("not a WASM module: %w", err)
+	}
+	defer m.Close(ctx)
+	said := false
+	g := &guest{handle: func(_ *guest, kind byte, a, _ []byte) error {
+		if kind != coproc.FrameAbout {
+			return coproc.ErrFrame
+		}
+		said = true
+		return json.Unmarshal(a, &about)
+	}}
+	start, err := json.Marshal(coproc.Start{Describe: true})
+	if err != nil {
+		return about, err
+	}
+	g.in = coproc.AppendFrame(nil, coproc.FrameStart, start, nil)
+	if err := r.run(ctx, m, g); err != nil {
+		return about, err
+	}
+	if !said {
+		return about, errors.New("the module is no plugin: it does not say what it is; build it with package coproc/guest")
+	}
+	return about, nil
+}
+
+// run instantiates a module and returns when its main function has.
+func (r *runtime) run(ctx context.Context, m wazero.CompiledModule, g *guest) error {
+	var stderr tail
+	cfg := wazero.NewModuleConfig().WithName("").WithStdin(g).WithStdout(g).WithStderr(&stderr).
+		WithSysWalltime().WithSysNanotime().WithSysNanosleep()
+	mod, err := r.InstantiateModule(ctx, m, cfg)
+	if mod != nil {
+		_ = mod.Close(ctx)
+	}
+	var exit *sys.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == 0 {
+		err = nil
+	}
+	switch {
+	case g.err != nil:
+		return g.err // why the module was stopped
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		if s := bytes.TrimSpace(stderr.b); len(s) > 0 {
+			return fmt.Errorf("module ends: %w: %s", err, s)
+		}
+		return fmt.Errorf("module ends: %w", err)
+	}
+	return nil
+}
+
+// tail keeps the beginning of what a module says on standard error.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = append(t.b, p[:min(len(p), maxStderr-len(t.b))]...)
+	return len(p), nil
+}
+
+// guest is a module's standard input and output. Both are called from inside of
+// the module, one at a time.
+type guest struct {
+	in     []byte                  // frames not yet read
+	room   []byte                  // what in is cut from
+	more   func(dst []byte) []byte // appends frames; nothing at the end of the input
+	out    []byte                  // what is not yet a whole frame
+	handle func(g *guest, kind byte, a, b []byte) error
+	err    error
+}
+
+// Read is the module asking for input.
+func (g *guest) Read(p []byte) (int, error) {
+	if g.err != nil {
+		return 0, g.err
+	}
+	if len(g.in) == 0 && g.more != nil {
+		g.room = g.more(g.room[:0])
+		g.in = g.room
+	}
+	if len(g.in) == 0 {
+		g.err = errors.New("the module asks for more than there is")
+		return 0, g.err
+	}
+	n := copy(p, g.in)
+	g.in = g.in[n:]
+	return n, nil
+}
+
+// Write is the module saying something.
+func (g *guest) Write(p []byte) (int, error) {
+	if g.err != nil {
+		return 0, g.err
+	}
+	b := p
+	if len(g.out) > 0 {
+		g.out = append(g.out, p...)
+		b = g.out
+	}
+	for {
+		kind, x, y, rest, ok, err := coproc.CutFrame(b)
+		if err == nil && !ok {
+			g.out = append(g.out[:0], rest...)
+			return len(p), nil
+		}
+		if err == nil {
+			b = rest
+			err = g.handle(g, kind, x, y)
+		}
+		if err != nil {
+			g.err = err
+			return 0, err
+		}
+	}
+}
+
+// answer appends the answer to a call behind what the module has not read yet.
+func (g *guest) answer(result []byte, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+		for _, e := range []error{coproc.ErrNoKey, coproc.ErrOutside} {
+			if errors.Is(err, e) {
+				text = e.Error()
+			}
+		}
+	}
+	g.room = coproc.AppendFrame(append(g.room[:0:0], g.in...), coproc.FrameAnswer, result, []byte(text))
+	g.in = g.room
+}
+
+// module is an uploaded plugin.
+type module struct {
+	coproc.About
+	rt   *runtime
+	code wazero.CompiledModule
+}
+
+func (m *module) about() coproc.About { return m.About }
+
+func (m *module) mapPart(e *env, in records, emit coproc.Emit) error {
+	var failed error
+	next, stop := iter.Pull2(func(yield func(key, value []byte) bool) {
+		enough := errors.New("enough")
+		if err := in(func(key, value []byte) error {
+			if !yield(key, value) {
+				return enough
+			}
+			return nil
+		}); err != enough {
+			failed = err
+		}
+	})
+	defer stop()
+	ended := false
+	err := m.part(e, emit, func(dst []byte) []byte {
+		for !ended && len(dst) < inputBytes {
+			key, value, ok := next()
+			if ended = !ok; ok {
+				dst = coproc.AppendFrame(dst, coproc.FrameRecord, key, value)
+			} else if failed == nil {
+				dst = coproc.AppendFrame(dst, coproc.FrameEnd, nil, nil)
+			}
+		}
+		return dst
+	})
+	if failed != nil {
+		return failed
+	}
+	return err
+}
+
+func (m *module) reduce(e *env, in groups, emit coproc.Emit) error {
+	// Flattened: a group's key, its values, the next group's key.
+	type frame struct {
+		kind byte
+		b    []byte
+	}
+	next, stop := iter.Pull(func(yield func(frame) bool) {
+		for key, values := range in {
+			if !yield(frame{coproc.FrameGroup, key}) {
+				return
+			}
+			for v := range values {
+				if !yield(frame{coproc.FrameValue, v}) {
+					return
+				}
+			}
+		}
+	})
+	defer stop()
+	ended := false
+	return m.part(e, emit, func(dst []byte) []byte {
+		for !ended && len(dst) < inputBytes {
+			f, ok := next()
+			switch {
+			case !ok:
+				ended, dst = true, coproc.AppendFrame(dst, coproc.FrameEnd, nil, nil)
+			case f.kind == coproc.FrameGroup:
+				dst = coproc.AppendFrame(dst, f.kind, f.b, nil)
+			default:
+				dst = coproc.AppendFrame(dst, f.kind, nil, f.b)
+			}
+		}
+		return dst
+	})
+}
+
+// part runs one instance of the module.
+func (m *module) part(e *env, emit coproc.Emit, more func(dst []byte) []byte) error {
+	start, err := json.Marshal(coproc.Start{Part: e.part, Args: e.job.Spec.Args, MicrosLeft: time.Until(e.deadline).Microseconds()})
+	if err != nil {
+		return err
+	}
+	g := &guest{in: coproc.AppendFrame(nil, coproc.FrameStart, start, nil), more: more}
+	done := false
+	g.handle = func(g *guest, kind byte, a, b []byte) error {
+		switch {
+		case done:
+			return coproc.ErrFrame
+		case kind == coproc.FrameEmit:
+			return emit(a, b)
+		case kind == coproc.FrameLog:
+			e.Logf("%s", cut(string(a), maxLineLen))
+		case kind == coproc.FrameProgress && len(a) == 16:
+			e.Progress(binary.LittleEndian.Uint64(a), binary.LittleEndian.Uint64(a[8:]))
+		case kind == coproc.FrameCall:
+			var c coproc.Call
+			if err := json.Unmarshal(a, &c); err != nil {
+				return coproc.ErrFrame
+			}
+			g.answer(e.call(c, b))
+		case kind == coproc.FrameDone:
+			done = true
+			if len(b) > 0 {
+				return errors.New(cut(string(b), maxErrorLen))
+			}
+		default:
+			return coproc.ErrFrame
+		}
+		return nil
+	}
+	if err := m.rt.run(e.ctx, m.code, g); err != nil {
+		return err
+	}
+	if !done {
+		return errors.New("the module has ended before its part")
+	}
+	return nil
+}
+
+// scanBytes bounds what one page of a scan answers.
+const scanBytes = 1 << 20
+
+// call does what a module asks of its Env.
+func (e *env) call(c coproc.Call, payload []byte) ([]byte, error) {
+	var ref coproc.Ref
+	var t *tree
+	var err error
+	switch c.Op {
+	case "read", "write", "free":
+		ref, err = proto.ParseRef(c.Ref)
+	case "tree", "treeget", "treeput", "treedelete", "treescan":
+		t, err = e.open(c.Name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	switch c.Op {
+	case "alloc":
+		ref, err := e.Alloc(payload)
+		return []byte(ref.String()), err
+	case "read":
+		return e.Read(ref, nil)
+	case "write":
+		return nil, e.Write(ref, payload)
+	case "free":
+		return nil, e.Free(ref)
+	case "lookup":
+		ref, err := e.Lookup(c.Name)
+		return []byte(ref.String()), err
+	case "tree":
+		return nil, nil
+	case "treeget":
+		return t.Get(c.Key, nil)
+	case "treeput":
+		return nil, t.Put(c.Key, payload)
+	case "treedelete":
+		return nil, t.Delete(c.Key)
+	case "treescan":
+		var page []byte
+		err := t.Scan(c.Key, c.To, c.Limit, func(key, value []byte) bool {
+			page = coproc.AppendRecord(page, key, value)
+			return len(page) < scanBytes
+		})
+		return page, err
+	}
+	return nil, fmt.Errorf("no such call: %q", c.Op)
+}
