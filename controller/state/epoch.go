@@ -44,9 +44,9 @@ func (m *Machine) health(r *quarrypb.Replica) health {
 // settle looks at a region whose nodes have changed, and gives it a new
 // configuration if it needs one.
 //
-// With an in-sync replica that is well, those that are lost or stale go OUT: at
-// once, but never while another is being probed, for nobody is called a survivor
-// who has just failed to answer. Without one, nothing was written behind the backs
+// With an in-sync replica that is well, those that are lost or stale go OUT: as soon
+// as it has answered a probe sent after their loss was known, for nobody is called a
+// survivor on hearsay. Without one, nothing was written behind the backs
 // of those that are gone: when all have another life, those whose memory was found
 // whole go on. While one is silent nobody can tell, and nothing is decided.
 func (m *Machine) settle(g *region) {
@@ -74,6 +74,7 @@ func (m *Machine) settle(g *region) {
 			m.change(g, proto.CloneOf(g.rec))
 		}
 	case count[unsure]+joiners[unsure] > 0:
+	case count[well] > 0 && !m.survivorsAnswer(g):
 	case count[well] > 0:
 		rec := proto.CloneOf(g.rec)
 		for _, r := range rec.Replicas {
@@ -99,6 +100,11 @@ func (m *Machine) restart(g *region) {
 	rec := proto.CloneOf(g.rec)
 	found := false
 	for _, r := range rec.Replicas {
+		// A new leader knows that a replica's node has another life, and not yet what
+		// memory that life has found.
+		if n := m.node(r.Node); r.State == inSync && !n.seen && !n.lost && n.rec.State != quarrypb.NodeState_NODE_STATE_DOWN {
+			return
+		}
 		found = found || r.State == inSync && m.intact(g, r)
 	}
 	if !found {

@@ -42,11 +42,12 @@ const (
 
 // Machine is a controller's state. See the package comment for its rules.
 type Machine struct {
-	cfg  Config
-	term uint64 // of the leader, sent to agents; rises with every leader
-	now  int64
-	lead int64 // nobody else leads before
-	down bool
+	cfg   Config
+	term  uint64 // of the leader, sent to agents; rises with every leader
+	now   int64
+	lead  int64 // nobody else leads before
+	began int64 // when this leader began
+	down  bool
 
 	cluster  *quarrypb.Cluster
 	nodes    []*node    // Invariant: sorted by id
@@ -96,7 +97,7 @@ type Record struct {
 // The actions carry on with what the records show half done.
 func New(cfg Config, term uint64, now int64, records []Record, random []byte) (*Machine, []Action, error) {
 	m := &Machine{
-		cfg: cfg, term: term, now: now,
+		cfg: cfg, term: term, now: now, began: now,
 		nodeByName: map[string]*node{}, byID: map[uint32]*session{},
 		calls: map[uint64]func(Reply){},
 	}

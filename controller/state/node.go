@@ -28,6 +28,10 @@ type node struct {
 	fails                int   // probes in a row without the right answer
 	probeNext, calmUntil int64 // no probe before; no suspicion before
 	lost                 bool  // unreachable in this life; only a probe says that it is over
+	goneAt               int64 // when its loss or its new life was learned
+	proved               bool  // it has answered a probe of this leader in this life ...
+	provedAt             int64 // ... the last such was sent then
+	wanted               bool  // a region waits for a newer proof
 	losses               int
 	upSince              int64
 	refusedUntil         int64 // it has refused a replica: none before
@@ -121,6 +125,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 	if restarted {
 		// The debts of probes are that life's.
 		n.lost, n.suspect, n.probing, n.fails, n.refusedUntil = false, false, false, 0, 0
+		n.goneAt, n.proved = m.now, false
 	}
 	n.seen, n.heard, n.found = true, m.now, r.Found
 	m.dropOrphans(n)

@@ -176,11 +176,12 @@ func goodReply(msg proto.Message) proto.Message {
 
 // run answers everything with success until nothing is out.
 func (r *rig) run() {
-	for r.commit != nil || len(r.calls) > 0 {
+	for r.commit != nil || len(r.calls) > 0 || r.probed() {
 		r.settle()
 		if len(r.calls) > 0 {
 			r.reply(r.calls[0].ID, "", false)
 		}
+		r.answerProbe()
 	}
 }
 
@@ -198,6 +199,24 @@ func (r *rig) advance(d time.Duration) {
 		r.step(Tick{})
 		r.answerProbes()
 	}
+}
+
+// probed says whether a node that is not dead is being probed.
+func (r *rig) probed() bool {
+	return slices.ContainsFunc(r.probes, func(c Call) bool { return !r.dead[c.Node] })
+}
+
+// answerProbe answers the oldest probe of such a node: those of the dead take time.
+func (r *rig) answerProbe() {
+	r.stepped = nil
+	i := slices.IndexFunc(r.probes, func(c Call) bool { return !r.dead[c.Node] })
+	if i < 0 {
+		return
+	}
+	c := r.probes[i]
+	r.probes = slices.Delete(r.probes, i, i+1)
+	n := r.m.node(c.Node)
+	r.step(Reply{Call: c.ID, Msg: &quarrypb.PingResponse{Id: n.rec.Id, Incarnation: n.rec.Incarnation}})
 }
 
 // answerProbes answers for every node that is not dead. What follows shows as stepped.

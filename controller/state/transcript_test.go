@@ -94,11 +94,14 @@ func (r *rig) play(t *testing.T, d *datadriven.TestData) string {
 		r.beats = slices.DeleteFunc(r.beats, func(o *quarrypb.Node) bool { return o.Name == n.Name })
 		r.pendingBeats = append(r.pendingBeats, n)
 	case "run":
-		for r.commit != nil || len(r.calls) > 0 {
-			if r.commit != nil {
+		for r.commit != nil || len(r.calls) > 0 || r.probed() {
+			switch {
+			case r.commit != nil:
 				r.commitOne()
-			} else {
+			case len(r.calls) > 0:
 				r.reply(r.calls[0].ID, "", false)
+			default:
+				r.answerProbe()
 			}
 			shown(r.stepped)
 		}

@@ -51,23 +51,24 @@ func (m *Machine) probe(n *node) {
 		return
 	}
 	n.probing = true
-	life := n.rec.Incarnation
+	life, sent := n.rec.Incarnation, m.now
 	m.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(probeTimeout)}, func(r Reply) {
 		n.probing = false
 		if n.rec.Incarnation != life || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
 			return
 		}
 		if pong, _ := r.Msg.(*quarrypb.PingResponse); pong != nil && pong.Incarnation == life {
-			m.probed(n)
+			m.probed(n, sent)
 		} else {
 			m.unanswered(n)
 		}
 	})
 }
 
-// probed: the node has answered.
-func (m *Machine) probed(n *node) {
-	doubted := n.lost || n.fails > 0 || !m.up(n)
+// probed: the node has answered a probe sent at a time.
+func (m *Machine) probed(n *node, sent int64) {
+	doubted := n.lost || n.fails > 0 || !m.up(n) || n.wanted
+	n.proved, n.provedAt, n.wanted = true, sent, false
 	n.heard, n.calmUntil = m.now, m.now+int64(probeCalm)
 	n.fails, n.suspect = 0, false
 	if n.lost {
@@ -91,9 +92,33 @@ func (m *Machine) unanswered(n *node) {
 		return
 	}
 	n.lost, n.suspect = true, false
+	n.goneAt, n.proved, n.wanted = m.now, false, false
 	n.losses++
 	m.note("node %s (%d) is lost: %d probes in a row without an answer from its life %d", n.rec.Name, n.rec.Id, n.fails, n.rec.Incarnation)
 	m.revisit(n)
+}
+
+// survivorsAnswer says whether every replica of a region that is to go on without
+// others has answered a probe sent since it became known that those are gone. What
+// took the one may have taken the other a moment later: a heartbeat of before says
+// nothing, and a region must not give up the last replica that has its memory for
+// one that is dead. Those that have not are probed.
+func (m *Machine) survivorsAnswer(g *region) bool {
+	since := m.began
+	for _, r := range g.rec.Replicas {
+		if h := m.health(r); r.State != out && (h == missing || h == stale) {
+			since = max(since, m.node(r.Node).goneAt)
+		}
+	}
+	all := true
+	for _, r := range g.rec.Replicas {
+		if n := m.node(r.Node); r.State == inSync && m.health(r) == well && !(n.proved && n.provedAt >= since) {
+			all = false
+			n.suspect, n.wanted, n.probeNext = true, true, m.now
+			m.probe(n)
+		}
+	}
+	return all
 }
 
 // revisit settles the regions of a node of which more is known now.
