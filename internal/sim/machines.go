@@ -279,7 +279,13 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 		w.fail("the epoch falls", fmt.Sprintf("%d to %d", was.epoch, t.epoch))
 	case t.epoch == was.epoch && !sameMembers(&was, &t):
 		w.fail("one epoch, two configurations", fmt.Sprintf("%s and %s", tableString(&was), tableString(&t)))
-	case t.epoch > was.epoch:
+	case r.State == quarrypb.RegionState_REGION_STATE_LOST:
+		// The budget of faults leaves one replica that was in sync its memory.
+		w.fail("a region is lost", tableString(&t))
+	case t.n > 0 && t.rebuilding[0]:
+		w.fail("the primary is being rebuilt", tableString(&t))
+	}
+	if t.epoch > was.epoch {
 		k.epochs++
 		m.stats.Epochs++
 		if !t.open {
@@ -287,8 +293,6 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 		} else if !sameMembers(&was, &t) {
 			w.fail("a configuration opens that was not announced", fmt.Sprintf("%s after %s", tableString(&t), tableString(&was)))
 		}
-	case t.n > 0 && t.rebuilding[0]:
-		w.fail("the primary is being rebuilt", tableString(&t))
 	}
 	if t.open && !was.open {
 		m.nobodyWorksByAnEarlierTable(t.epoch)

@@ -20,19 +20,24 @@ func passMachines(t *testing.T, o Options) {
 }
 
 func TestMachines_Quiet(t *testing.T) {
-	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 200), Porcupine: 1})
+	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 300), Porcupine: 1})
 }
 
-func TestMachines_Clients(t *testing.T) {
-	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 200), Faults: Kill | Pause | Break | CutSession, Porcupine: 8})
+func TestMachines_ClientsDie(t *testing.T) {
+	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 600), Faults: Kill | Pause | Break | CutSession, Porcupine: 8})
 }
 
-func TestMachines_Failover(t *testing.T) {
-	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 400), Faults: AllFaults &^ Power, Porcupine: 8})
+// Hazards 4, 11, 12, 14, 15, 16, 17: nodes, controllers, agents and links fail.
+func TestHazard04_11_12_14_15_16_17_Machines(t *testing.T) {
+	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 2500), Faults: AllFaults &^ Power, Porcupine: 8})
 }
 
 func TestMachines_Durable(t *testing.T) {
-	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 200), Faults: AllFaults, Durable: true, Porcupine: 8})
+	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 2500), Faults: AllFaults, Durable: true, Porcupine: 8})
+}
+
+func TestMachines_Allocator(t *testing.T) {
+	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 500), Faults: AllFaults &^ Power, Grow: true, Porcupine: 8})
 }
 
 // TestMachines_SameSeedSameDigest: nothing in the machines depends on the order of a

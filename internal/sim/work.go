@@ -95,6 +95,9 @@ func (c *client) work() {
 		if c.w.ch.choose(4) == 1 {
 			c.sleep(int64(1+c.w.ch.choose(40)) * step)
 		}
+		if c.w.mach != nil && c.w.ch.choose(2) == 1 {
+			c.sleep(int64(1+c.w.ch.choose(400)) * step) // failovers take as long as that
+		}
 	}
 	if c.session != 0 && !c.ended {
 		c.end("closed")
