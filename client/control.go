@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -44,7 +45,7 @@ func newControl(cfg Config) *control {
 	for _, u := range cfg.Controllers {
 		u = strings.TrimRight(u, "/")
 		c.urls = append(c.urls, u)
-		c.clients = append(c.clients, quarrypbconnect.NewControllerClient(c.http, u))
+		c.clients = append(c.clients, quarrypbconnect.NewControllerClient(c.http, u, connect.WithInterceptors(agentauth.Token(cfg.Token))))
 	}
 	return c
 }

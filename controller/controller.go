@@ -13,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
@@ -63,7 +64,8 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 
 	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, append(limits(), connect.WithInterceptors(&c.counted.requests))...))
+	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, append(limits(), connect.WithInterceptors(&c.counted.requests, agentauth.RequireToken(cfg.Token,
+		quarrypbconnect.ControllerOpenSessionProcedure, quarrypbconnect.ControllerRegisterNodeProcedure)))...))
 	mux.HandleFunc("GET /healthz", c.health)
 	c.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, BaseContext: func(net.Listener) context.Context { return c.ctx }}
 	var p http.Protocols

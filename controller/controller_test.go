@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/quarrystore/quarry/controller"
+	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
@@ -26,7 +27,37 @@ func TestSessionsRegionsAndFences(t *testing.T) {
 	lead(t, c)
 	refused(t, rpc.OpenSession, &quarrypb.OpenSessionRequest{Token: "guess"}, connect.CodeUnauthenticated, "token")
 	refused(t, rpc.RegisterNode, &quarrypb.RegisterNodeRequest{}, connect.CodeUnauthenticated, "token")
-	refused(t, rpc.CreateRegion, &quarrypb.CreateRegionRequest{Replicas: 2}, connect.CodeFailedPrecondition, "2 failure domains, there are 0")
+	for _, call := range []func(r rpcClient) error{
+		func(r rpcClient) error {
+			return second(r.CreateRegion(t.Context(), connect.NewRequest(&quarrypb.CreateRegionRequest{Replicas: 2})))
+		},
+		func(r rpcClient) error {
+			return second(r.RevokeSession(t.Context(), connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: 1})))
+		},
+		func(r rpcClient) error {
+			return second(r.CreateName(t.Context(), connect.NewRequest(&quarrypb.CreateNameRequest{Name: goodName("x")})))
+		},
+		func(r rpcClient) error {
+			return second(r.DrainNode(t.Context(), connect.NewRequest(&quarrypb.DrainNodeRequest{Name: "a"})))
+		},
+		func(r rpcClient) error {
+			return second(r.NodeHeartbeat(t.Context(), connect.NewRequest(&quarrypb.NodeHeartbeatRequest{Id: 1})))
+		},
+		func(r rpcClient) error {
+			w, err := r.WatchTable(t.Context(), connect.NewRequest(&quarrypb.WatchTableRequest{}))
+			if err == nil {
+				w.Receive()
+				err = w.Err()
+				w.Close()
+			}
+			return err
+		},
+	} {
+		require.Equal(t, connect.CodeUnauthenticated, connect.CodeOf(call(rpc)))
+	}
+	known := quarrypbconnect.NewControllerClient(http.DefaultClient, c.URL(), connect.WithInterceptors(agentauth.Token("secret")))
+	refused(t, known.CreateRegion, &quarrypb.CreateRegionRequest{Replicas: 2}, connect.CodeFailedPrecondition, "2 failure domains, there are 0")
+	do(t, known.CreateName, &quarrypb.CreateNameRequest{Name: goodName("x")})
 
 	c, rpc = start(t, controller.Config{Etcd: etcd, Prefix: "/open/"})
 	lead(t, c)
@@ -87,6 +118,11 @@ func TestSessionsRegionsAndFences(t *testing.T) {
 	resp.Body.Close()
 	require.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
 }
+
+// rpcClient is rpc where a variable has that name.
+type rpcClient = rpc
+
+func second[A any](_ A, err error) error { return err }
 
 func onlyRegion(calls []string, id int) (out []string) {
 	for _, c := range calls {

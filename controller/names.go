@@ -19,8 +19,8 @@ import (
 )
 
 // The placement library is a key range of etcd: a name is a record, its revision
-// is etcd's. One transaction a change, linearizable by itself, so that any
-// controller may answer.
+// is etcd's. Any controller looks names up. A change is one transaction of the
+// leader, guarded by the leader's key like every other.
 
 const (
 	maxKindBytes  = 32
@@ -99,6 +99,26 @@ func decodeName(value []byte, rev int64) (*quarrypb.Name, error) {
 	return &n, nil
 }
 
+// changeName carries one change of a name out, if this controller leads and the
+// name is as cmp says. Otherwise the first response is what the name is.
+func (s *service) changeName(ctx context.Context, name string, cmp clientv3.Cmp, op clientv3.Op) (*clientv3.TxnResponse, error) {
+	t := s.c.term.Load()
+	if t == nil {
+		return nil, s.notLeading()
+	}
+	res, err := s.c.cfg.Etcd.Txn(ctx).If(guard(t.key, t.rev), cmp).Then(op).
+		Else(clientv3.OpGet(s.c.nameKey(name)), clientv3.OpGet(t.key, clientv3.WithKeysOnly())).Commit()
+	if err != nil {
+		return nil, unknown(name, err)
+	}
+	if !res.Succeeded {
+		if kvs := res.Responses[1].GetResponseRange().Kvs; len(kvs) == 0 || kvs[0].CreateRevision != t.rev {
+			return nil, s.notLeading()
+		}
+	}
+	return res, nil
+}
+
 func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -112,10 +132,10 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 		return nil, invalid("name %q: %v", n.Name, err)
 	}
 	key := s.c.nameKey(n.Name)
-	res, err := s.c.cfg.Etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", 0)).Then(clientv3.OpPut(key, value)).Commit()
+	res, err := s.changeName(ctx, n.Name, clientv3.Compare(clientv3.ModRevision(key), "=", 0), clientv3.OpPut(key, value))
 	switch {
 	case err != nil:
-		return nil, unknown(n.Name, err)
+		return nil, err
 	case !res.Succeeded:
 		return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name %q exists", n.Name))
 	}
@@ -164,10 +184,10 @@ func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.Swap
 		return nil, invalid("name %q: %v", n.Name, err)
 	}
 	key := s.c.nameKey(n.Name)
-	res, err := s.c.cfg.Etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision))).Then(clientv3.OpPut(key, value)).Commit()
+	res, err := s.changeName(ctx, n.Name, clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision)), clientv3.OpPut(key, value))
 	switch {
 	case err != nil:
-		return nil, unknown(n.Name, err)
+		return nil, err
 	case !res.Succeeded:
 		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("name %q is at revision %d, not %d", n.Name, now.Revision, r.Msg.Revision))
 	}
@@ -187,10 +207,10 @@ func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.De
 	if r.Msg.Revision != 0 {
 		cmp = clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision))
 	}
-	res, err := s.c.cfg.Etcd.Txn(ctx).If(cmp).Then(clientv3.OpDelete(key)).Else(clientv3.OpGet(key)).Commit()
+	res, err := s.changeName(ctx, name, cmp, clientv3.OpDelete(key))
 	switch {
 	case err != nil:
-		return nil, unknown(name, err)
+		return nil, err
 	case res.Succeeded:
 		return connect.NewResponse(&quarrypb.DeleteNameResponse{}), nil
 	case len(res.Responses[0].GetResponseRange().Kvs) == 0:

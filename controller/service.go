@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"crypto/rand"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -76,16 +76,17 @@ func (s *service) coded(err error) error {
 	return connect.NewError(codes[se.Code], errors.New(se.Text))
 }
 
-// token checks the cluster's token, in a time that does not tell how much was right.
-func (s *service) token(given string) error {
-	if s.c.cfg.Token != "" && subtle.ConstantTimeCompare([]byte(given), []byte(s.c.cfg.Token)) != 1 {
-		return connect.NewError(connect.CodeUnauthenticated, errors.New("wrong or missing cluster token: set --token or QUARRY_TOKEN"))
+// token checks the cluster's token where a message has a field for it; the other
+// calls show it in a header.
+func (s *service) token(given string, h http.Header) error {
+	if !agentauth.RightToken(s.c.cfg.Token, given) && !agentauth.RightToken(s.c.cfg.Token, h.Get(quarrypb.TokenHeader)) {
+		return connect.NewError(connect.CodeUnauthenticated, agentauth.ErrToken)
 	}
 	return nil
 }
 
 func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.OpenSessionRequest]) (*connect.Response[quarrypb.OpenSessionResponse], error) {
-	if err := s.token(r.Msg.Token); err != nil {
+	if err := s.token(r.Msg.Token, r.Header()); err != nil {
 		return nil, err
 	}
 	return do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
@@ -122,7 +123,7 @@ func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.
 }
 
 func (s *service) RegisterNode(ctx context.Context, r *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error) {
-	if err := s.token(r.Msg.Token); err != nil {
+	if err := s.token(r.Msg.Token, r.Header()); err != nil {
 		return nil, err
 	}
 	return do[quarrypb.RegisterNodeResponse](ctx, s, r.Msg, nil)

@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/storagenode/state"
@@ -19,8 +20,9 @@ import (
 
 // controllers calls whichever controller leads.
 type controllers struct {
-	urls []string // as configured
-	http *http.Client
+	urls  []string // as configured
+	http  *http.Client
+	token string
 
 	mu   sync.Mutex
 	next int    // of urls
@@ -28,7 +30,7 @@ type controllers struct {
 }
 
 func newControllers(cfg Config) *controllers {
-	c := &controllers{http: &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.ControllerTLS, IdleConnTimeout: time.Minute}}}
+	c := &controllers{token: cfg.Token, http: &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.ControllerTLS, IdleConnTimeout: time.Minute}}}
 	for _, u := range cfg.Controllers {
 		c.urls = append(c.urls, strings.TrimRight(u, "/"))
 	}
@@ -48,7 +50,7 @@ func (c *controllers) call(ctx context.Context, f func(context.Context, quarrypb
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	err := f(ctx, quarrypbconnect.NewControllerClient(c.http, url, connect.WithReadMaxBytes(maxAnswerBytes)))
+	err := f(ctx, quarrypbconnect.NewControllerClient(c.http, url, connect.WithReadMaxBytes(maxAnswerBytes), connect.WithInterceptors(agentauth.Token(c.token))))
 	if err == nil {
 		return nil
 	}

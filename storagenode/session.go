@@ -134,9 +134,7 @@ func (s *session) close(why error) {
 	_ = s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		var err error
 		if s.unsettled.Load() {
-			r := connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: s.ticket.Session, Reason: fmt.Sprint(why)})
-			r.Header().Set(quarrypb.TokenHeader, s.n.cfg.Token)
-			_, err = cl.RevokeSession(ctx, r)
+			_, err = cl.RevokeSession(ctx, connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: s.ticket.Session, Reason: fmt.Sprint(why)}))
 		} else {
 			_, err = cl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}))
 		}

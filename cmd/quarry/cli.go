@@ -38,7 +38,8 @@ type cli struct {
 	ControllerCmd controllerCmd `cmd:"" name:"controller" help:"Run a controller."`
 	Storage       storageCmd    `cmd:"" help:"Run a storage node."`
 	Status        statusCmd     `cmd:"" help:"Show controllers, nodes and regions."`
-	Region        regionCmd     `cmd:"" help:"Create and list regions."`
+	Node          nodeCmd       `cmd:"" help:"List, add, drain and remove storage nodes."`
+	Region        regionCmd     `cmd:"" help:"Create, list, move and rebalance regions."`
 	Slab          slabCmd       `cmd:"" help:"Allocate, read, write and free objects."`
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
 	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`

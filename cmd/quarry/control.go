@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -30,7 +31,7 @@ func ask[Q, A any](ctx context.Context, a *app, q *Q, method func(quarrypbconnec
 		if !strings.HasPrefix(urls[i], "http://") && !strings.HasPrefix(urls[i], "https://") {
 			return nil, usagef("controller %q: want a URL such as http://127.0.0.1:7420", urls[i])
 		}
-		res, err := method(quarrypbconnect.NewControllerClient(h, strings.TrimRight(urls[i], "/")), ctx, connect.NewRequest(q))
+		res, err := method(quarrypbconnect.NewControllerClient(h, strings.TrimRight(urls[i], "/"), connect.WithInterceptors(agentauth.Token(a.cli.Token))), ctx, connect.NewRequest(q))
 		if err == nil {
 			return res.Msg, nil
 		}

@@ -28,6 +28,17 @@ type replicaView struct {
 	Node  uint32 `json:"node"`
 	Name  string `json:"name"`
 	State string `json:"state"`
+	Moves bool   `json:"moves,omitempty"` // given up as soon as another is in sync
+}
+
+// progressView is a program that runs over a region at this moment.
+type progressView struct {
+	Region     uint32 `json:"region"`
+	Work       string `json:"work"`
+	Node       string `json:"node"`
+	BlocksDone uint32 `json:"blocks_done"`
+	Blocks     uint32 `json:"blocks"`
+	Bytes      uint64 `json:"bytes"`
 }
 
 type regionView struct {
@@ -50,6 +61,7 @@ type statusView struct {
 	Controllers    []controllerView `json:"controllers"`
 	Nodes          []nodeView       `json:"nodes"`
 	Regions        []regionView     `json:"regions"`
+	Progress       []progressView   `json:"progress"`
 	LiveSessions   uint32           `json:"live_sessions"`
 	FencedSessions uint32           `json:"fenced_sessions"`
 	Version        string           `json:"version"`
@@ -62,7 +74,7 @@ func word(s fmt.Stringer, prefix string) string {
 
 func viewOf(s *quarrypb.StatusResponse) statusView {
 	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions,
-		FencedSessions: s.FencedSessions, Version: s.Version, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}}
+		FencedSessions: s.FencedSessions, Version: s.Version, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}, Progress: []progressView{}}
 	for _, c := range s.Controllers {
 		v.Controllers = append(v.Controllers, controllerView{c.Name, c.Url, c.Leader})
 	}
@@ -78,13 +90,16 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 	for _, r := range s.GetTable().GetRegions() {
 		v.Regions = append(v.Regions, regionViewOf(r, names))
 	}
+	for _, p := range s.Progress {
+		v.Progress = append(v.Progress, progressView{p.Region, word(p.Kind, "WORK_KIND_"), names[p.Node], p.BlocksDone, p.Blocks, p.Bytes})
+	}
 	return v
 }
 
 func regionViewOf(r *quarrypb.Region, names map[uint32]string) regionView {
 	rv := regionView{ID: r.Id, State: word(r.State, "REGION_STATE_"), Bytes: r.SizeBytes, Epoch: r.Epoch, Replicas: []replicaView{}}
 	for _, p := range r.Replicas {
-		rv.Replicas = append(rv.Replicas, replicaView{p.Node, names[p.Node], word(p.State, "REPLICA_STATE_")})
+		rv.Replicas = append(rv.Replicas, replicaView{p.Node, names[p.Node], word(p.State, "REPLICA_STATE_"), p.Leaving})
 	}
 	return rv
 }
@@ -118,6 +133,12 @@ func (*statusCmd) Run(ctx context.Context, a *app) error {
 		}
 		fmt.Fprintln(w)
 		printRegions(w, v.Regions)
+		if len(v.Progress) > 0 {
+			fmt.Fprintln(w, "\nWORK\tREGION\tBY\tBLOCKS\tBYTES")
+			for _, p := range v.Progress {
+				fmt.Fprintf(w, "%s\t%d\t%s\t%d of %d\t%s\n", p.Work, p.Region, p.Node, p.BlocksDone, p.Blocks, bytesText(p.Bytes))
+			}
+		}
 	})
 }
 
@@ -130,7 +151,10 @@ func printRegions(w io.Writer, regions []regionView) {
 			if name == "" {
 				name = fmt.Sprintf("node %d", p.Node)
 			}
-			if p.State != "in_sync" {
+			switch {
+			case p.Moves:
+				name += " (moves)"
+			case p.State != "in_sync":
 				name += " (" + p.State + ")"
 			}
 			reps = append(reps, name)
@@ -140,8 +164,10 @@ func printRegions(w io.Writer, regions []regionView) {
 }
 
 type regionCmd struct {
-	Create regionCreateCmd `cmd:"" help:"Create regions. Clients also do so when they need room."`
-	List   regionListCmd   `cmd:"" help:"List regions."`
+	Create    regionCreateCmd    `cmd:"" help:"Create regions. Clients also do so when they need room."`
+	List      regionListCmd      `cmd:"" help:"List regions."`
+	Move      regionMoveCmd      `cmd:"" help:"Move a replica of a region to another node, while it is open."`
+	Rebalance regionRebalanceCmd `cmd:"" help:"Move replicas from the fullest nodes to the emptiest, while they are open."`
 }
 
 type regionCreateCmd struct {

@@ -3,6 +3,8 @@
 // controllers keep and nodes learn when they register. A node that has not
 // registered yet obeys nobody.
 //
+// It also carries the cluster's token, where there is one, in calls of controllers.
+//
 // The bearer is the same for every call, so it is as secret as the connection it
 // travels on: across hosts, serve the agent over TLS.
 package agentauth

@@ -16,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
@@ -106,9 +107,11 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 	host, _ := os.Hostname()
 	var last error
 	for _, u := range cfg.Controllers {
-		s.ctl = quarrypbconnect.NewControllerClient(s.http, strings.TrimRight(u, "/"))
+		s.ctl = quarrypbconnect.NewControllerClient(s.http, strings.TrimRight(u, "/"), connect.WithInterceptors(agentauth.Token(cfg.Token)))
 		res, err := s.ctl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{
-			Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token}))
+			Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token,
+			// A region that changes ends the check with an error: no failover waits for it.
+			Agent: true}))
 		if err != nil {
 			last = err
 			if leader := leaderOf(err); leader != "" && !slices.Contains(cfg.Controllers, leader) {

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+type nodeCmd struct {
+	List   nodeListCmd   `cmd:"" help:"List storage nodes."`
+	Add    nodeAddCmd    `cmd:"" help:"Take a draining or removed node back. New nodes join by themselves when they are started."`
+	Drain  nodeDrainCmd  `cmd:"" help:"Move every replica of a node elsewhere, while work goes on."`
+	Remove nodeRemoveCmd `cmd:"" help:"Strike a drained node out, or with --force one that is gone for good."`
+}
+
+type nodeListCmd struct{}
+
+// nodeLine is a node with what it holds.
+type nodeLine struct {
+	nodeView
+	Replicas  int `json:"replicas"`
+	Primaries int `json:"primaries"`
+}
+
+func nodeLines(v statusView) []nodeLine {
+	list := []nodeLine{}
+	for _, n := range v.Nodes {
+		l := nodeLine{nodeView: n}
+		for _, r := range v.Regions {
+			for i, p := range r.Replicas {
+				if p.Node == n.ID && p.State != "out" {
+					l.Replicas++
+					if i == 0 {
+						l.Primaries++
+					}
+				}
+			}
+		}
+		list = append(list, l)
+	}
+	return list
+}
+
+func (*nodeListCmd) Run(ctx context.Context, a *app) error {
+	v, err := a.status(ctx)
+	if err != nil {
+		return err
+	}
+	list := nodeLines(v)
+	return a.print(list, func(w io.Writer) {
+		fmt.Fprintln(w, "NODE\tNAME\tSTATE\tFAILURE DOMAIN\tREPLICAS\tPRIMARIES\tHOSTED\tCAPACITY")
+		for _, n := range list {
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", n.ID, n.Name, n.State, n.Domain, n.Replicas, n.Primaries, bytesText(n.Hosted), bytesText(n.Capacity))
+		}
+	})
+}
+
+// printNode shows what has become of a node.
+func (a *app) printNode(n *quarrypb.Node, what string) error {
+	v := map[string]any{"id": n.Id, "name": n.Name, "state": word(n.State, "NODE_STATE_")}
+	return a.print(v, func(w io.Writer) { fmt.Fprintf(w, "node %s (%d) %s\n", n.Name, n.Id, what) })
+}
+
+type nodeAddCmd struct {
+	Name string `arg:"" help:"Name of the node."`
+}
+
+func (c *nodeAddCmd) Run(ctx context.Context, a *app) error {
+	n, err := ask(ctx, a, &quarrypb.AddNodeRequest{Name: c.Name}, quarrypbconnect.ControllerClient.AddNode)
+	if err != nil {
+		return err
+	}
+	return a.printNode(n, "takes replicas")
+}
+
+type nodeRemoveCmd struct {
+	Name  string `arg:"" help:"Name of the node."`
+	Force bool   `help:"The node is gone and will not come back: give up its replicas. Refused where it has the last one."`
+}
+
+func (c *nodeRemoveCmd) Run(ctx context.Context, a *app) error {
+	n, err := ask(ctx, a, &quarrypb.RemoveNodeRequest{Name: c.Name, Force: c.Force}, quarrypbconnect.ControllerClient.RemoveNode)
+	if err != nil {
+		return err
+	}
+	return a.printNode(n, "is removed")
+}
+
+type nodeDrainCmd struct {
+	Name string `arg:"" help:"Name of the node."`
+	Wait bool   `short:"w" help:"Return when the node is empty, with a bar of progress."`
+}
+
+func (c *nodeDrainCmd) Run(ctx context.Context, a *app) error {
+	q := &quarrypb.DrainNodeRequest{Name: c.Name}
+	res, err := ask(ctx, a, q, quarrypbconnect.ControllerClient.DrainNode)
+	if err != nil {
+		return err
+	}
+	total := res.Replicas
+	b := a.progress("draining " + c.Name)
+	defer b.end()
+	for c.Wait && res.Replicas > 0 {
+		// Of every region: its share of blocks copied.
+		b.set(int(total-res.Replicas)*100+a.copied(ctx, res.Node.Id), int(total)*100)
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if res, err = ask(ctx, a, q, quarrypbconnect.ControllerClient.DrainNode); err != nil {
+			return err
+		}
+		if res.Node.State != quarrypb.NodeState_NODE_STATE_DRAINING {
+			return errors.New("node " + c.Name + " is not being drained any more")
+		}
+		total = max(total, res.Replicas)
+	}
+	b.end()
+	v := map[string]any{"id": res.Node.Id, "name": res.Node.Name, "state": word(res.Node.State, "NODE_STATE_"), "replicas": res.Replicas}
+	return a.print(v, func(w io.Writer) {
+		if res.Replicas == 0 {
+			fmt.Fprintf(w, "node %s (%d) is empty\n", res.Node.Name, res.Node.Id)
+		} else {
+			fmt.Fprintf(w, "node %s (%d) is being drained, %d replicas are still there\n", res.Node.Name, res.Node.Id, res.Replicas)
+		}
+	})
+}
+
+// copied is how many hundredths of regions of a node have been copied elsewhere by now.
+func (a *app) copied(ctx context.Context, node uint32) (sum int) {
+	v, err := a.status(ctx)
+	if err != nil {
+		return 0
+	}
+	on := map[uint32]bool{}
+	for _, r := range v.Regions {
+		for _, p := range r.Replicas {
+			on[r.ID] = on[r.ID] || p.Node == node
+		}
+	}
+	for _, p := range v.Progress {
+		if p.Work == "copy" && on[p.Region] && p.Blocks > 0 {
+			sum += int(p.BlocksDone) * 100 / int(p.Blocks)
+		}
+	}
+	return sum
+}
