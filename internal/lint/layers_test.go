@@ -32,6 +32,7 @@ var layers = map[string]int{
 	"internal/fsck":            50,
 	"internal/kvfile":          50,
 	"internal/bench":           70,
+	"internal/litmus":          60,
 	"internal/demo":            70,
 	"cmd":                      100,
 	"examples":                 100,

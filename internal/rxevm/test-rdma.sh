@@ -1,10 +1,18 @@
 #!/bin/sh
-# Tests the verbs provider beside a real kernel RDMA stack: on this host's device if it
-# has one that is active, otherwise in a virtual machine with Soft-RoCE.
-# Arguments are given to the test binary, such as -test.run Fence.
-# Says in one line why if this machine cannot (and succeeds).
+# Tests on real RDMA: on this host's device if it has one that is active, otherwise
+# in a virtual machine with Soft-RoCE. Says in one line why if this machine cannot (and
+# succeeds).
+#
+#   test-rdma.sh            everything: fabric, slab protocol, litmus, a whole cluster, ratios
+#   test-rdma.sh contract   the fabric's own tests alone
+#   test-rdma.sh -test.run Fence   arguments for the fabric's test binary
 set -eu
 cd "$(dirname "$0")/../.."
+what=all
+case "${1:-}" in
+contract) what=contract; shift ;;
+-*) what=fabric ;;
+esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 go build -o "$work/rxevm" ./internal/rxevm/cmd/rxevm
@@ -13,10 +21,56 @@ code=0
 "$work/rxevm" --prepare || code=$?
 if [ $code = 77 ]; then exit 0; fi
 [ $code = 0 ] || exit $code
-if ! CGO_ENABLED=1 go test -c -tags verbs -o "$work/verbs.test" ./rdma/verbs; then
-	echo "test-rdma: the verbs provider does not build: needs gcc, libibverbs-dev"
-	exit 1
+build() {
+	if ! CGO_ENABLED=1 go "$@"; then
+		echo "test-rdma: the verbs provider does not build: needs gcc, libibverbs-dev"
+		exit 1
+	fi
+}
+build test -c -tags verbs -o "$work/verbs.test" ./rdma/verbs
+if [ $what = all ]; then
+	build test -c -tags verbs -o "$work/alloc.test" ./alloc
+	build test -c -tags verbs -o "$work/slab.test" ./internal/slab
+	build test -c -tags verbs -o "$work/beside.test" ./internal/rxevm/beside
+	build build -tags verbs -o "$work/quarry" ./cmd/quarry
 fi
-"$work/rxevm" --native-ok --timeout 5m -- "$work/verbs.test" -test.v -test.timeout 280s "$@" || code=$?
+cat >"$work/inside" <<'EOF'
+set -u
+work=$1 what=$2
+shift 2
+failed=0
+part() {
+	name=$1 dir=$2
+	shift 2
+	start=$(cut -d. -f1 /proc/uptime)
+	if (cd "$dir" && exec "$@" -test.v) >/tmp/part 2>&1; then
+		grep -v '^=== \|^ *--- PASS\|^ *--- SKIP\|skipped under\|started by other\|^PASS' /tmp/part
+		echo "test-rdma: $name: ok, $(($(cut -d. -f1 /proc/uptime) - start)) s"
+	else
+		cat /tmp/part
+		echo "test-rdma: $name: FAILED"
+		failed=1
+	fi
+}
+case $what in
+fabric) cd rdma/verbs && exec "$work/verbs.test" -test.v -test.timeout 280s "$@" ;;
+contract) part "the fabric" rdma/verbs "$work/verbs.test" -test.timeout 280s -test.skip Ratio ;;
+all)
+	part "ratios to perftest" rdma/verbs "$work/verbs.test" -test.run Ratio -test.timeout 120s
+	part "the fabric" rdma/verbs "$work/verbs.test" -test.timeout 200s -test.skip Ratio
+	part "the slab protocol" internal/slab "$work/slab.test" -test.short -test.timeout 120s
+	part "the allocator" alloc "$work/alloc.test" -test.short -test.timeout 120s
+	echo "quarry litmus:"
+	"$work/quarry" litmus --each 700ms || { echo "test-rdma: litmus: FAILED"; failed=1; }
+	# Regions are copied in long READs: packets of 4 KiB, not of 1.
+	[ -e /sys/class/net/v0 ] && ip link set v0 mtu 4200 && ip link set v1 mtu 4200
+	QUARRY_BINARY=$work/quarry
+	export QUARRY_BINARY
+	part "a whole cluster" internal/rxevm/beside "$work/beside.test" -test.timeout 200s
+	;;
+esac
+exit $failed
+EOF
+"$work/rxevm" --native-ok --cpus 4 --timeout 10m -v -- sh "$work/inside" "$work" $what "$@" || code=$?
 if [ $code = 77 ]; then exit 0; fi
 exit $code

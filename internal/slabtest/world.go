@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/rdma/verbs"
 )
 
 var key = [32]byte{7}
@@ -45,19 +47,53 @@ type Node struct {
 	Access *host.Access
 	Memory *host.Memory
 	addr   string
+	fence  func(ctx context.Context, serials ...uint64) error
 }
 
 // New starts a world with a region of 16 MiB on r nodes, reached over tcp.
-func New(t testing.TB, r int) *World { return with(t, r, tcp.Dialer{}) }
+//
+// Where the variable RXE_DEVICE names an RDMA device, and the build has verbs, it is
+// reached over that: the tests of the slab protocol are run beside a real kernel
+// RDMA stack as they are.
+func New(t testing.TB, r int) *World {
+	if verbs.Built && os.Getenv("RXE_DEVICE") != "" {
+		return onVerbs(t, r)
+	}
+	return with(t, r, tcp.Dialer{})
+}
 
 // NewSHM is New with the regions mapped, as on one host.
 func NewSHM(t testing.TB, r int) *World { return with(t, r, shm.NewDialer()) }
 
-func with(t testing.TB, r int, d rdma.Dialer) *World {
-	w := &World{T: t, dialer: d, uuid: [16]byte{1}, fenced: map[uint32]bool{}}
-	var err error
-	w.Geometry, err = proto.NewGeometry(proto.MinRegionBytes)
+func empty(t testing.TB, d rdma.Dialer) *World {
+	g, err := proto.NewGeometry(proto.MinRegionBytes)
 	require.NoError(t, err)
+	return &World{T: t, dialer: d, uuid: [16]byte{1}, fenced: map[uint32]bool{}, Geometry: g}
+}
+
+// onVerbs is with for an RDMA device.
+func onVerbs(t testing.TB, r int) *World {
+	d, err := verbs.NewDialer(verbs.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	w := empty(t, d)
+	for i := range r {
+		s, err := verbs.NewServer([16]byte{9}, key, uint32(i+1), 1, host.Limits{}, verbs.Config{}, nil)
+		require.NoError(t, err)
+		m, err := host.NewMemory("test", proto.MinRegionBytes)
+		require.NoError(t, err)
+		require.NoError(t, s.OpenRegion(t.Context(), 1, 1, m))
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		go s.Serve(l)
+		t.Cleanup(func() { require.NoError(t, s.Close(context.Background())) })
+		w.Nodes = append(w.Nodes, &Node{Memory: m, addr: l.Addr().String(), fence: s.Fence})
+	}
+	return w
+}
+
+func with(t testing.TB, r int, d rdma.Dialer) *World {
+	w := empty(t, d)
 	for i := range r {
 		a := host.New([16]byte{9}, key, uint32(i+1), 1, host.Limits{})
 		m, err := host.NewMemory("test", proto.MinRegionBytes)
@@ -80,7 +116,7 @@ func with(t testing.TB, r int, d rdma.Dialer) *World {
 			go s.Serve(l)
 			t.Cleanup(func() { s.Close() })
 		}
-		w.Nodes = append(w.Nodes, &Node{a, m, addr})
+		w.Nodes = append(w.Nodes, &Node{a, m, addr, a.Fence})
 	}
 	return w
 }
@@ -96,7 +132,7 @@ func (w *World) Fence(session uint32) {
 	}
 	w.mu.Unlock()
 	for _, n := range w.Nodes {
-		require.NoError(w.T, n.Access.Fence(w.T.Context(), serials...))
+		require.NoError(w.T, n.fence(w.T.Context(), serials...))
 	}
 	w.mu.Lock()
 	w.fenced[session] = true

@@ -20,9 +20,9 @@ var ErrNone = fmt.Errorf("%w: this host has none", ErrDevice)
 
 // Config chooses a device. The zero Config takes the best one there is.
 type Config struct {
-	Device string        // name, "" any
-	Port   int           // 0 any
-	GID    netip.Addr    // the port's address, zero: by score
+	Device string        `json:"device"`  // name, "" any
+	Port   int           `json:"port"`    // 0 any
+	GID    netip.Addr    `json:"address"` // the port's address, zero: by score
 	Spin   time.Duration // how long a wait polls before it sleeps; 100 us
 }
 
@@ -59,23 +59,28 @@ func (c Config) withDefaults() Config {
 
 // Objects counts the verbs objects of this process that have not been dropped.
 type Objects struct {
-	Contexts, ProtectionDomains, MemoryRegions, CompletionQueues, Channels, QueuePairs int64
+	Contexts          int64 `json:"contexts"`
+	ProtectionDomains int64 `json:"protection_domains"`
+	MemoryRegions     int64 `json:"memory_regions"`
+	CompletionQueues  int64 `json:"completion_queues"`
+	Channels          int64 `json:"channels"`
+	QueuePairs        int64 `json:"queue_pairs"`
 }
 
 // Caps are what a device says it can do.
 type Caps struct {
-	Device       string
-	Port         int
-	GID          netip.Addr
-	GIDIndex     int
-	RoCE         bool
-	MTU          int
-	Atomics      string // "hca" or "global"
-	MaxReads     int    // READs and atomics under way on a queue pair
-	Windows2B    bool   // memory windows of type 2B
-	Flush        bool   // native FLUSH, by the capability bits; not used yet
-	AtomicWrite  bool   // native ATOMIC_WRITE; not used yet
-	MaxQueuePair int
+	Device       string     `json:"device"`
+	Port         int        `json:"port"`
+	GID          netip.Addr `json:"address"`
+	GIDIndex     int        `json:"gid_index"`
+	RoCE         bool       `json:"roce"`
+	MTU          int        `json:"mtu_bytes"`
+	Atomics      string     `json:"atomics"`             // "hca" or "global"
+	MaxReads     int        `json:"max_reads"`           // READs and atomics under way on a queue pair
+	Windows2B    bool       `json:"windows_2b"`          // memory windows of type 2B
+	Flush        bool       `json:"native_flush"`        // native FLUSH, by the capability bits; not used yet
+	AtomicWrite  bool       `json:"native_atomic_write"` // native ATOMIC_WRITE; not used yet
+	MaxQueuePair int        `json:"max_queue_pairs"`
 }
 
 // Stats counts what a dialer's lanes have done besides chains.

@@ -246,7 +246,7 @@ func TestGarbageHello(t *testing.T) {
 		require.NoError(t, err)
 		_, err = nc.Write(b)
 		require.NoError(t, err, name)
-		require.NoError(t, nc.(*net.TCPConn).CloseWrite())
+		nc.(*net.TCPConn).CloseWrite() // fails where the node has closed already
 		nc.SetReadDeadline(time.Now().Add(5 * time.Second))
 		io.Copy(io.Discard, nc)
 		nc.Close()

@@ -1,0 +1,160 @@
+package litmus
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/verbs"
+)
+
+// regionBytes is the memory that the programs work on.
+const regionBytes = proto.MinRegionBytes
+
+// Stand is a node and the way to it, in one process.
+type Stand struct {
+	Dialer rdma.Dialer
+	Addr   string
+	// Memory is region 1, open under epoch 1, as processors see it.
+	Memory *host.Memory
+	// Cluster and Key make tickets.
+	Cluster [16]byte
+	Key     [32]byte
+	Fence   func(ctx context.Context, serials ...uint64) error
+	// Register makes memory known to the dialer; may be nil.
+	Register func(mem []byte) error
+
+	serials atomic.Uint64
+}
+
+// OnDevice makes a stand on an RDMA device. close gives everything back.
+func OnDevice(ctx context.Context, c verbs.Config) (s *Stand, caps verbs.Caps, close func() error, err error) {
+	s = &Stand{}
+	rand.Read(s.Cluster[:])
+	rand.Read(s.Key[:])
+	server, err := verbs.NewServer(s.Cluster, s.Key, 1, 1, host.Limits{}, c, slog.Default())
+	if err != nil {
+		return nil, caps, nil, err
+	}
+	var undo []func() error
+	close = func() error {
+		var errs []error
+		for i := len(undo) - 1; i >= 0; i-- {
+			errs = append(errs, undo[i]())
+		}
+		return errors.Join(errs...)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, close())
+		}
+	}()
+	undo = append(undo, func() error { return s.Memory.Close() }, func() error { return server.Close(context.Background()) })
+	caps = server.Caps()
+	if s.Memory, err = host.NewMemory("litmus", regionBytes); err != nil {
+		undo = undo[1:]
+		return nil, caps, nil, err
+	}
+	if err := server.OpenRegion(ctx, 1, 1, s.Memory); err != nil {
+		return nil, caps, nil, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, caps, nil, err
+	}
+	go server.Serve(l) //nolint:errcheck // ends with Close
+	d, err := verbs.NewDialer(verbs.Config{Device: caps.Device, Port: caps.Port, GID: caps.GID})
+	if err != nil {
+		return nil, caps, nil, err
+	}
+	undo = append(undo, d.Close)
+	s.Dialer, s.Addr, s.Fence, s.Register = d, l.Addr().String(), server.Fence, d.Register
+	return s, caps, close, nil
+}
+
+// lane is one queue pair, in a session of its own.
+type lane struct {
+	to     rdma.Target
+	serial uint64
+	round  rdma.Round
+	arena  *rdma.Arena
+}
+
+const laneBytes = 2 << 20
+
+// lane connects one.
+func (s *Stand) lane(ctx context.Context) (*lane, error) {
+	l := &lane{serial: s.serials.Add(1)}
+	t := &rdma.Ticket{Cluster: s.Cluster, Session: uint32(l.serial), Serial: l.serial, Rights: rdma.ReadWrite}
+	t.Sign(s.Key)
+	c, err := s.Dialer.Dial(ctx, s.Addr, t, 0)
+	if err != nil {
+		return nil, err
+	}
+	if l.to.Conn = c; s.Register != nil {
+		if l.arena, err = rdma.NewArena(laneBytes); err == nil {
+			err = s.Register(l.arena.Bytes())
+		}
+	}
+	if err == nil {
+		l.to.Window, err = c.Open(ctx, 1, 1)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// lanes connects several; close ends them.
+func (s *Stand) lanes(ctx context.Context, n int) (all []*lane, close func(), err error) {
+	close = func() {
+		for _, l := range all {
+			l.to.Conn.Close()
+		}
+	}
+	for range n {
+		l, err := s.lane(ctx)
+		if err != nil {
+			close()
+			return nil, nil, err
+		}
+		all = append(all, l)
+	}
+	return all, close, nil
+}
+
+// buffer is memory that the device can reach.
+func (l *lane) buffer(n int) []byte {
+	if l.arena != nil {
+		if b, err := l.arena.Alloc(n); err == nil {
+			return b
+		}
+	}
+	return make([]byte, n) // copied by the lane
+}
+
+// patience bounds the wait for one chain.
+const patience = 20 * time.Second
+
+// do runs one chain.
+func (l *lane) do(build func(c *rdma.Chain)) (*rdma.Chain, error) {
+	l.round.Reset()
+	l.round.Deadline = clock.In(patience)
+	build(l.round.Chain(&l.to))
+	rdma.Do(&l.round)
+	c := l.round.At(0)
+	if c.Err != nil {
+		return c, fmt.Errorf("chain of %d verbs, %d done: %w", len(c.Verbs), c.Done, c.Err)
+	}
+	return c, nil
+}
