@@ -51,26 +51,32 @@ func head(key []byte) uint64 {
 // compares numbers, keys only where these are equal.
 // Preconditions: place(pr) == 0, level > 0.
 func (pg *page) childOf(pr probe) (i int, child proto.Ref, ok bool) {
-	if pg.heads == nil {
+	switch {
+	case pg.index == nil:
 		if i, ok = pg.childFor(pr); ok && i >= 0 {
 			child, ok = pg.child(i)
 		}
 		return i, child, ok && i >= 0
+	case pr.end:
+		i = len(pg.index)/3 - 1
+	default:
+		i = pg.route(pr.key[pg.shared:], !pr.before)
 	}
-	if pr.end {
-		i = len(pg.kids) - 1
-		return i, pg.kids[i], true
-	}
-	key := pr.key[pg.prefix:]
+	return i, pg.kid(i), true
+}
+
+// route is the entry of a cached node that a descent for a key follows; the key is
+// given without the node's prefix.
+func (pg *page) route(key []byte, orEqual bool) int {
 	want := head(key)
-	lo, hi := 1, len(pg.heads)
+	lo, hi := 1, len(pg.index)/3
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
-		below := pg.heads[mid] < want
-		if pg.heads[mid] == want {
+		below := pg.index[mid] < want
+		if pg.index[mid] == want {
 			s, _ := pg.suffix(mid)
 			c := bytes.Compare(s, key)
-			below = c < 0 || c == 0 && !pr.before
+			below = c < 0 || c == 0 && orEqual
 		}
 		if below {
 			lo = mid + 1
@@ -78,7 +84,31 @@ func (pg *page) childOf(pr probe) (i int, child proto.Ref, ok bool) {
 			hi = mid
 		}
 	}
-	return lo - 1, pg.kids[lo-1], true
+	return lo - 1
+}
+
+// kid is child i of a cached node.
+func (pg *page) kid(i int) proto.Ref {
+	at := len(pg.index)/3 + 2*i
+	return proto.Ref{Addr: proto.Addr(pg.index[at]), Life: proto.Life(pg.index[at+1])}
+}
+
+// quick is the leaf that should have a key, as far as the cache knows. It looks at no
+// fences: the leaf's own tell whether it is the right one.
+func (p *Program) quick(key []byte) (ref Ref, ok bool) {
+	ref = p.root
+	for n := uint64(1); n < maxLevel; n++ {
+		pg := p.cache.load(ref)
+		if pg == nil || len(key) < int(pg.shared) {
+			return ref, false
+		}
+		ref = pg.kid(pg.route(key[pg.shared:], true))
+		if pg.height == 1 {
+			p.cache.hits.Add(n)
+			return ref, true
+		}
+	}
+	return ref, false
 }
 
 func (c *Cache) set(ref proto.Ref) []atomic.Pointer[page] {
@@ -137,12 +167,13 @@ func (c *Cache) store(from *page) {
 	cp := &page{ref: from.ref, cached: true}
 	b := append(make([]byte, 0, len(from.raw)), from.raw...)
 	cp.view, _ = parse(b)
-	cp.heads = make([]uint64, cp.count)
-	cp.kids = make([]proto.Ref, cp.count)
-	for i := range cp.heads {
+	cp.shared, cp.height = uint16(cp.prefix), uint8(cp.level)
+	cp.index = make([]uint64, 3*cp.count)
+	for i := range cp.count {
 		s, _ := cp.suffix(i)
-		cp.heads[i] = head(s)
-		cp.kids[i], _ = cp.child(i)
+		kid, _ := cp.child(i)
+		cp.index[i] = head(s)
+		cp.index[cp.count+2*i], cp.index[cp.count+2*i+1] = uint64(kid.Addr), uint64(kid.Life)
 	}
 	set[at].Store(cp)
 }
@@ -171,7 +202,7 @@ func (c *Cache) Stats() CacheStats {
 	for i := range c.slots {
 		if p := c.slots[i].Load(); p != nil {
 			s.Nodes++
-			s.Bytes += cap(p.raw) + (8+proto.RefBytes)*cap(p.heads) + 256
+			s.Bytes += cap(p.raw) + 8*cap(p.index) + 256
 		}
 	}
 	return s

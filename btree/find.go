@@ -32,6 +32,11 @@ func (p *Program) find(pr probe, level int) (*page, error) {
 		return nil, fmt.Errorf("%w: left neighbours %d deep", ErrBusy, p.depth)
 	}
 	defer func() { p.depth-- }()
+	if level == 0 && !pr.before && !pr.end {
+		if leaf, err := p.quickLeaf(pr); leaf != nil || err != nil {
+			return leaf, err
+		}
+	}
 	for try := range maxTries {
 		pg, err := p.descend(pr, level, try > 0)
 		if !errors.Is(err, errStale) {
@@ -40,6 +45,25 @@ func (p *Program) find(pr probe, level int) (*page, error) {
 		p.stats.restarts.Add(1)
 	}
 	return nil, fmt.Errorf("%w: the tree kept changing", ErrBusy)
+}
+
+// quickLeaf reads the leaf that the cache leads to; nil if that is not the one, or
+// needs a closer look.
+func (p *Program) quickLeaf(pr probe) (*page, error) {
+	ref, ok := p.quick(pr.key)
+	if !ok {
+		return nil, nil
+	}
+	leaf, err := p.read(ref)
+	switch {
+	case freed(err):
+		return nil, nil // descend drops the way that led there
+	case err != nil:
+		return nil, err
+	case leaf.level > 0 || leaf.frozen() || leaf.place(pr) != 0:
+		return nil, nil
+	}
+	return leaf, nil
 }
 
 // descend is one try of find; with fresh it does not trust the cache.

@@ -27,20 +27,8 @@ func (p *Program) Leaf(w *Write) (ref Ref, ok bool) {
 	if n := len(w.Key); n == 0 || n > p.limits.InlineKeyBytes || !w.Remove && p.outOfLine(w.Key, w.Value) {
 		return ref, false
 	}
-	ref = p.Shared.root
-	pr := probe{key: w.Key}
-	for range maxLevel {
-		pg := p.cache.load(ref)
-		if pg == nil || pg.place(pr) != 0 {
-			return ref, false
-		}
-		p.cache.hits.Add(1)
-		_, ref, _ = pg.childOf(pr)
-		if pg.level == 1 {
-			return ref, true
-		}
-	}
-	return ref, false
+	p.root = p.Shared.root
+	return p.quick(w.Key)
 }
 
 // group is the state of WriteGroup.

@@ -304,6 +304,9 @@ func (p *Program) compareOutside(want []byte) error {
 // leafOf is the leaf that should have a key, without reading it: the Update that
 // follows looks at it first. A root that is not cached is taken for a leaf.
 func (p *Program) leafOf(key []byte) (Ref, error) {
+	if ref, ok := p.quick(key); ok {
+		return ref, nil
+	}
 	ref, pr := p.root, probe{key: key}
 	for steps := 0; steps < maxLevel; steps++ {
 		pg := p.cache.load(ref)

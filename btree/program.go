@@ -199,13 +199,16 @@ func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
 
 // page is a node as read, or as cached.
 type page struct {
-	view
+	// What a descent through the cache looks at comes first: it is one cache line.
 	ref    Ref
-	buf    []byte
-	heads  []uint64 // of a cached node: the beginnings of its suffixes
-	kids   []Ref    // and its children
+	index  []uint64 // of a cached node: the beginnings of its suffixes, then its children
+	shared uint16   // prefix
+	height uint8    // level
 	cached bool
 	used   atomic.Bool
+
+	view
+	buf []byte
 }
 
 // Program runs operations on a tree, one at a time.
