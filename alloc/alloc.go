@@ -157,7 +157,7 @@ func (a *Allocator) dropEpoch(over *slab.Region) {
 func (a *Allocator) Free(ref proto.Ref) (last []byte, info slab.Info, err error) {
 	keep, replicas := false, 0
 	if reg, err := a.lane.Port().Region(ref.Addr.Region()); err == nil {
-		replicas = reg.N
+		replicas = reg.Replicas()
 		if b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off())); ok {
 			if h := reg.Headers.Load(b); h != 0 && h.State() == proto.BlockActive {
 				m := a.magazine(magKey{replicas, h.Kind(), h.Class()})

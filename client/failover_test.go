@@ -3,6 +3,8 @@ package client_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -45,7 +47,10 @@ func TestCallsGoOnOverARestart(t *testing.T) {
 						}
 						// Far longer than a restart, so that a call that is in its way fails.
 						ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
-						_, err := c.Read(ctx, ref, nil)
+						err := c.Write(ctx, ref, fmt.Appendf(nil, "%d", i))
+						if err == nil || errors.Is(err, client.ErrUnknown) { // others may have written since
+							_, err = c.Read(ctx, ref, nil)
+						}
 						cancel()
 						if err != nil {
 							t.Errorf("call %d: %v", i, err)
@@ -69,6 +74,33 @@ func TestCallsGoOnOverARestart(t *testing.T) {
 			wg.Wait()
 			require.NoError(t, c.Free(t.Context(), ref))
 		})
+	}
+}
+
+// TestLossOfANodeLowersNoPromise: what is written while a region lacks a replica
+// goes where as many are wanted, or nowhere.
+func TestLossOfANodeLowersNoPromise(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 3})
+	c := cluster.Connect(client.Config{Replicas: 2})
+	ref, err := c.Alloc(t.Context(), payload(1<<20), client.AllocOptions{})
+	require.NoError(t, err)
+	lost := client.Table(c).Regions[0].Replicas[1].Node
+	for _, n := range cluster.Nodes {
+		if n.Stats().ID == lost {
+			require.NoError(t, n.Close())
+		}
+	}
+	require.Eventually(t, func() bool {
+		r := client.Table(c).Regions[0]
+		return r.Epoch > 1 && r.State == quarrypb.RegionState_REGION_STATE_OPEN
+	}, 60*time.Second, 10*time.Millisecond)
+	want := payload(2 << 20)
+	require.NoError(t, c.Write(t.Context(), ref, want))
+	got, err := c.Read(t.Context(), ref, nil)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+	for _, r := range client.Table(c).Regions {
+		require.EqualValues(t, 2, r.WantReplicas, "region %d", r.Id)
 	}
 }
 

@@ -187,7 +187,7 @@ func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 	body, tag := payload, uint32(0)
 	var x index
 	if len(payload) > room {
-		if x, err = l.writeChunks(payload, reg.N); err != nil {
+		if x, err = l.writeChunks(payload, reg.Replicas()); err != nil {
 			return err
 		}
 		body, tag = x.encode(), proto.TagIndex

@@ -48,6 +48,9 @@ type Region struct {
 	Seed     uint64 // proto.RegionSeed of its uuid
 	Geometry proto.Geometry
 	Durable  bool // every commit is flushed to persistence before it is acknowledged
+	// Want is how many replicas the region is to have, 0 for those it has: fewer while
+	// one is lost, more while one is rebuilt or moved.
+	Want int
 	// Replicas; the first is the primary.
 	N          int
 	To         [MaxReplicas]*rdma.Target
@@ -56,6 +59,14 @@ type Region struct {
 	// and batches may be small enough to stay in the cache.
 	Local   bool
 	Headers *Headers
+}
+
+// Replicas is how many the region is to have.
+func (r *Region) Replicas() int {
+	if r.Want == 0 {
+		return r.N
+	}
+	return r.Want
 }
 
 // P is the primary.
