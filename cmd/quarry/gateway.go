@@ -24,6 +24,7 @@ type gatewayRedisCmd struct {
 	Listen       string   `default:"127.0.0.1:6379" placeholder:"HOST:PORT" help:"Port for Redis clients, or unix:PATH; port 0 takes a free one."`
 	Tree         string   `required:"" placeholder:"NAME" help:"Tree to serve. Any number of gateways may serve one tree."`
 	Create       bool     `help:"Make the tree if there is none."`
+	Replicas     int      `default:"1" short:"r" help:"Replicas of the tree's regions, with --create."`
 	PasswordFile string   `placeholder:"FILE" help:"Clients must say the password that is the first line of this file."`
 	MaxClients   int      `default:"10000" help:"Connections at once."`
 	SweepKeys    int      `default:"2000" help:"Keys looked at for expiry each second; 0 leaves that to other gateways."`
@@ -41,7 +42,10 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	c, err := a.connect(ctx, nil)
+	if g.Replicas < 1 {
+		return usagef("--replicas %d: want 1 or more", g.Replicas)
+	}
+	c, err := a.connect(ctx, func(c *client.Config) { c.Replicas = g.Replicas })
 	if err != nil {
 		return err
 	}

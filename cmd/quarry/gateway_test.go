@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+// redisGateway starts a gateway on the shared cluster.
+func redisGateway(t *testing.T, args ...string) (p *local.Process, addr string) {
+	p, err := local.Spawn(t.Context(), executable(t), append([]string{"gateway", "redis", "-C", cluster(t).URL, "--listen", "127.0.0.1:0"}, args...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Stop() })
+	return p, p.Ready["address"]
+}
+
+// redisTool runs redis-cli or redis-benchmark, or skips the test.
+func redisTool(t *testing.T, stdin, tool, addr string, args ...string) string {
+	path, err := exec.LookPath(tool)
+	if err != nil {
+		t.Skip(tool + " is not installed")
+	}
+	at := []string{"-s", addr}
+	if host, port, err := net.SplitHostPort(addr); err == nil {
+		at = []string{"-h", host, "-p", port}
+	}
+	cmd := exec.CommandContext(t.Context(), path, append(at, args...)...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return string(out)
+}
+
+func TestGatewayWithRedisCLI(t *testing.T) {
+	p, addr := redisGateway(t, "--tree", "cli", "--create", "--replicas", "2")
+	cli := func(stdin string, args ...string) string { return redisTool(t, stdin, "redis-cli", addr, args...) }
+	require.Equal(t, "PONG\n", cli("", "ping"))
+	require.Equal(t, "OK\n", cli("", "set", "ada", "lovelace"))
+	require.Equal(t, "lovelace\n", cli("", "get", "ada"))
+	require.Equal(t, "1\n", cli("", "hset", "h", "a", "1"))
+	require.Equal(t, "1) \"a\"\n2) \"1\"\n", cli("", "--no-raw", "hgetall", "h"))
+	require.Contains(t, cli("", "-3", "hgetall", "h"), "a")
+	binary := "\x00\r\n\xff binary"
+	require.Equal(t, "OK\n", cli(binary, "-x", "set", "bin"))
+	require.Equal(t, binary+"\n", cli("", "get", "bin"))
+	require.Contains(t, cli("", "info"), "tree_name:cli")
+	require.Contains(t, cli("", "--scan", "--pattern", "a*"), "ada")
+	require.Contains(t, cli("", "nosuch"), "ERR unknown command 'nosuch'")
+	// A second gateway sees the same, in another process, over a socket of its own.
+	socket := filepath.Join(t.TempDir(), "s")
+	q, err := local.Spawn(t.Context(), executable(t), "gateway", "redis", "-C", cluster(t).URL, "--listen", "unix:"+socket, "--tree", "cli")
+	require.NoError(t, err)
+	defer q.Stop()
+	require.Equal(t, "lovelace\n", redisTool(t, "", "redis-cli", socket, "get", "ada"))
+	require.Equal(t, "2\n", redisTool(t, "", "redis-cli", socket, "incrby", "n", "2"))
+	require.Equal(t, "3\n", cli("", "incr", "n"))
+	// Ctrl-C: clean, and quiet.
+	require.NoError(t, p.Signal(syscall.SIGINT))
+	require.Zero(t, p.Wait().ExitCode(), p.Log())
+	require.Empty(t, p.Log())
+	on(t, "fsck").ok(t)
+}
+
+func TestRedisBenchmark(t *testing.T) {
+	_, addr := redisGateway(t, "--tree", "benchmark", "--create")
+	out := redisTool(t, "", "redis-benchmark", addr, "-t", "get,set,mset,incr,hset", "-n", "2000", "-r", "500", "-P", "16", "-q")
+	for _, what := range []string{"GET", "SET", "MSET (10 keys)", "INCR", "HSET"} {
+		require.Contains(t, out, what+":")
+	}
+	require.NotContains(t, strings.ToLower(out), "error")
+}
+
+func TestGatewayPassword(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(file, []byte("open sesame\nsecond line\n"), 0o600))
+	_, addr := redisGateway(t, "--tree", "password", "--create", "--password-file", file)
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer c.Close()
+	r := bufio.NewReader(c)
+	for _, step := range []struct{ say, hear string }{
+		{"GET x", "-NOAUTH Authentication required.\r\n"}, {"AUTH wrong", "-WRONGPASS invalid username-password pair or user is disabled.\r\n"}, {`AUTH "open sesame"`, "+OK\r\n"}, {"GET x", "$-1\r\n"},
+	} {
+		_, err := fmt.Fprint(c, step.say+"\r\n")
+		require.NoError(t, err)
+		line, err := r.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, step.hear, line)
+	}
+}
+
+func TestGatewayMistakes(t *testing.T) {
+	url := cluster(t).URL
+	empty := filepath.Join(t.TempDir(), "empty")
+	require.NoError(t, os.WriteFile(empty, nil, 0o600))
+	gateway := func(args ...string) result {
+		return quarry(t, nil, "", append([]string{"gateway", "redis", "-C", url}, args...)...)
+	}
+	gateway("--tree", "nobody").fails(t, exitNotFound, "nobody", "--create")
+	gateway().fails(t, exitUsage, "--tree")
+	gateway("--tree", "x", "--password-file", "no-such-file").fails(t, exitUsage, "no-such-file")
+	gateway("--tree", "x", "--password-file", empty).fails(t, exitUsage, "first line is empty")
+	gateway("--tree", "x", "--max-clients", "0").fails(t, exitUsage, "--max-clients 0")
+	gateway("--tree", "x", "--sweep-keys=-1").fails(t, exitUsage, "--sweep-keys -1")
+	gateway("--tree", "x", "--create", "--replicas", "0").fails(t, exitUsage, "--replicas 0")
+	ref := alloc(t, "not a tree")
+	on(t, "name", "set", "notatree", ref).ok(t)
+	r := gateway("--tree", "notatree")
+	require.NotZero(t, r.code)
+	require.Contains(t, r.err, "not a tree")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	gateway("--tree", "x", "--create", "--listen", l.Addr().String()).fails(t, exitFailed, l.Addr().String(), "--listen")
+	require.Contains(t, quarry(t, nil, "", "gateway", "--help").ok(t), "redis")
+	require.Contains(t, quarry(t, nil, "", "gateway", "redis", "--help").ok(t), "--password-file")
+}
