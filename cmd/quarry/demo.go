@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,9 +31,19 @@ type demoReport struct {
 	Machine string        `json:"machine"`
 	Dir     string        `json:"dir"`
 	Parts   []demo.Result `json:"parts"`
+	Killed  *demoKill     `json:"killed,omitempty"` // nil with one replica: its node is needed
 	Fsck    *fsck.Report  `json:"fsck"`
 	Seconds float64       `json:"seconds"`
 	OK      bool          `json:"ok"`
+}
+
+// demoKill is what became of a storage node in the middle.
+type demoKill struct {
+	Node      string  `json:"node"`
+	Primaries int     `json:"primaries"`  // regions that had it as their primary
+	Regions   int     `json:"regions"`    // that it had a replica of
+	GapS      float64 `json:"gap_s"`      // from the kill until every region could be read and written again
+	RejoinedS float64 `json:"rejoined_s"` // from its new start until all replicas were in sync
 }
 
 func (d *demoCmd) Run(ctx context.Context, a *app) error {
@@ -92,8 +103,8 @@ func (d *demoCmd) Run(ctx context.Context, a *app) error {
 	return nil
 }
 
-// work loads over shm, reads back in another process over tcp, frees a third,
-// reads back again, and checks.
+// work loads over shm, kills a storage node, reads back in another process over
+// tcp, frees a third, reads back again, starts the node again, and checks.
 func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe string, rep *demoReport) error {
 	cfg := a.clientConfig()
 	cfg.Controllers, cfg.Transport, cfg.Replicas = []string{cluster.URL}, "shm", d.Replicas
@@ -121,6 +132,9 @@ func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe 
 		return r, err
 	}
 	err = part("loading every file of "+d.Dir+" over shm", func(o demo.Options) (demo.Result, error) { return demo.Load(ctx, c, d.Dir, o) })
+	if err == nil && d.Replicas > 1 {
+		rep.Killed, err = d.kill(ctx, a, cluster, c)
+	}
 	if err == nil {
 		err = part("reading every byte back in another process over tcp", reader)
 	}
@@ -134,11 +148,91 @@ func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe 
 	if err := errors.Join(err, c.Close()); err != nil {
 		return err
 	}
+	if rep.Killed != nil {
+		if err := d.rejoin(ctx, a, cluster, rep.Killed); err != nil {
+			return err
+		}
+	}
 	a.say("checking the whole structure")
 	bar := a.progress("checking")
 	rep.Fsck, err = fsck.Cluster(ctx, fsck.Config{Controllers: []string{cluster.URL}, Transport: "shm", Progress: bar.set})
 	bar.end()
 	return err
+}
+
+// kill kills the storage node that is the primary of the most regions, as a crash
+// would, and measures until every region serves again.
+func (d *demoCmd) kill(ctx context.Context, a *app, cluster *local.Cluster, c *client.Client) (*demoKill, error) {
+	a.cli.Controller = cluster.URLs
+	s, err := a.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	primaries, hosted := map[string]int{}, map[string]int{}
+	for _, r := range s.Regions {
+		for i, p := range r.Replicas {
+			hosted[p.Name]++
+			if i == 0 {
+				primaries[p.Name]++
+			}
+		}
+	}
+	k := &demoKill{}
+	for _, n := range s.Nodes { // the first of equals
+		if k.Node == "" || primaries[n.Name] > k.Primaries {
+			k.Node, k.Primaries, k.Regions = n.Name, primaries[n.Name], hosted[n.Name]
+		}
+	}
+	p := cluster.Process(k.Node)
+	a.say("killing storage node %s (process %d): primary of %d regions, a replica of %d", k.Node, p.PID(), k.Primaries, k.Regions)
+	start := time.Now()
+	p.Kill()
+	if err := demo.Touch(ctx, c); err != nil {
+		return k, fmt.Errorf("after the kill of %s: %w", k.Node, err)
+	}
+	k.GapS = time.Since(start).Seconds()
+	a.say("every region could be read and written again after %.2f s", k.GapS)
+	return k, nil
+}
+
+// rejoinTimeout is far above what copying a few regions takes.
+const rejoinTimeout = 90 * time.Second
+
+// rejoin starts the killed node again, with nothing, and waits until it has copies
+// of what it had.
+func (d *demoCmd) rejoin(ctx context.Context, a *app, cluster *local.Cluster, k *demoKill) error {
+	a.say("starting storage node %s again, with empty memory", k.Node)
+	start := time.Now()
+	if err := cluster.Restart(ctx, k.Node); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, rejoinTimeout)
+	defer cancel()
+	for {
+		s, err := a.status(ctx)
+		if err != nil {
+			return err
+		}
+		short := slices.ContainsFunc(s.Regions, func(r regionView) bool {
+			inSync := 0
+			for _, p := range r.Replicas {
+				if p.State == "in_sync" {
+					inSync++
+				}
+			}
+			return r.State != "open" || inSync < d.Replicas
+		})
+		if !short {
+			k.RejoinedS = time.Since(start).Seconds()
+			a.say("all replicas are in sync again after %.2f s", k.RejoinedS)
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("storage node %s: replicas are not in sync after %v: see quarry status", k.Node, rejoinTimeout)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // readBack is the second client process.
@@ -178,6 +272,10 @@ func (r *demoReport) text(w io.Writer) {
 			rate = "-" // no payload moves
 		}
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%.3f\t%.3f\n", p.What, p.Provider, p.Files, p.Bytes, rate, ns(p.P50NS), ns(p.P99NS), p.Rounds, p.Verbs)
+	}
+	if k := r.Killed; k != nil {
+		fmt.Fprintf(w, "\nstorage node %s was killed after the load (primary of %d regions, a replica of %d): all could be read and written again after %.2f s\n"+
+			"started again with empty memory at the end: all replicas in sync after %.2f s\n", k.Node, k.Primaries, k.Regions, k.GapS, k.RejoinedS)
 	}
 	fmt.Fprintln(w)
 	printReport(w, r.Fsck)

@@ -201,6 +201,29 @@ func ReadBack(ctx context.Context, c *client.Client, dir string, o Options) (Res
 	return result, nil
 }
 
+// Touch reads an object of every region and writes the catalogue as it is: when it
+// returns, all that the catalogue names can be reached.
+func Touch(ctx context.Context, c *client.Client) error {
+	k, ref, err := open(ctx, c)
+	if err != nil {
+		return err
+	}
+	seen := map[uint32]bool{}
+	for _, e := range k.Entries {
+		if id := e.Ref.Addr.Region(); !seen[id] {
+			if _, err := c.Read(ctx, e.Ref, nil); err != nil {
+				return fmt.Errorf("%s: %w", e.Path, err)
+			}
+			seen[id] = true
+		}
+	}
+	b, err := k.encode()
+	if err != nil {
+		return err
+	}
+	return c.Write(ctx, ref, b)
+}
+
 // FreeThird frees every third object and writes the catalogue anew.
 func FreeThird(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	o = o.withDefaults()

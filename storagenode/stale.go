@@ -1,0 +1,31 @@
+package storagenode
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// removeStale removes sockets that earlier lives of the node, killed, have left in
+// the folder for temporary files: each life without a data folder has a name of
+// its own there. A socket that somebody listens on stays, whosever it is.
+func (c Config) removeStale() {
+	if c.Dir != "" {
+		return
+	}
+	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), "quarry-*-"+c.Name+".sock"))
+	for _, p := range paths {
+		if st, err := os.Lstat(p); p == c.Socket || err != nil || st.Mode().Type() != os.ModeSocket {
+			continue
+		}
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: p, Net: "unixpacket"})
+		if err == nil {
+			conn.Close()
+		} else if errors.Is(err, unix.ECONNREFUSED) {
+			os.Remove(p)
+		}
+	}
+}
