@@ -183,6 +183,23 @@ func (s *Store) Job(ctx context.Context, id uint64) (*Job, error) {
 	return j, nil
 }
 
+// Wait returns a job when it has ended.
+func (s *Store) Wait(ctx context.Context, id uint64) (*Job, error) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		j, err := s.Job(ctx, id)
+		if err != nil || j.State.Ended() {
+			return j, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // Jobs lists all jobs, oldest first.
 func (s *Store) Jobs(ctx context.Context) ([]*Job, error) {
 	return list(ctx, s.t, prefixed("job/"), func(j *Job, v uint64) { j.version = v })

@@ -1,0 +1,53 @@
+//go:build !wasip1
+
+package coproc
+
+import (
+	"context"
+	"errors"
+
+	"github.com/quarrystore/quarry/client"
+)
+
+// Memory is memory for a program that wants nothing else (US 2017/0149890 [0045]:
+// the co-processor between an application and the memory it uses). Safe for many
+// goroutines.
+type Memory struct {
+	c   *client.Client
+	ctx context.Context
+}
+
+// Open connects to a cluster over the best way this host has to each node: an RDMA
+// adapter, shared memory, or tcp. The context bounds all that is done with the
+// Memory.
+func Open(ctx context.Context, controllers ...string) (*Memory, error) {
+	if len(controllers) == 0 {
+		return nil, errors.New("coproc: no controller named")
+	}
+	c, err := client.Connect(ctx, client.Config{Controllers: controllers})
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{c, ctx}, nil
+}
+
+// Alloc makes an object.
+func (m *Memory) Alloc(payload []byte) (Ref, error) {
+	return m.c.Alloc(m.ctx, payload, client.AllocOptions{})
+}
+
+// Read appends an object's payload to dst.
+func (m *Memory) Read(ref Ref, dst []byte) ([]byte, error) { return m.c.Read(m.ctx, ref, dst) }
+
+// Write replaces an object's payload.
+func (m *Memory) Write(ref Ref, payload []byte) error { return m.c.Write(m.ctx, ref, payload) }
+
+// Free ends an object.
+func (m *Memory) Free(ref Ref) error { return m.c.Free(m.ctx, ref) }
+
+// Ways says how each storage node that was used is reached: the provider by the
+// node's number.
+func (m *Memory) Ways() map[uint32]string { return m.c.Stats().Providers }
+
+// Close gives back what the Memory holds. Objects stay.
+func (m *Memory) Close() error { return m.c.Close() }
