@@ -10,7 +10,7 @@ RACE_PKGS := ./alloc/... ./client/... ./controller/... ./internal/... ./proto/..
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rdma race chaos bench generate lint tools clean
+.PHONY: help build demo test test-rdma race chaos bench dist generate lint tools clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ chaos: build ## kill, stop and cut off processes of real clusters under load, fo
 bench: build tools ## figures of this machine beside memory, TCP and Redis
 	$(BIN)/quarry bench --self
 
+dist: ## dist/: archives for each platform, chart, checksums, list of parts
+	$(GO) run ./internal/dist -version $(VERSION) -out dist
+
 generate: ## generated code from its sources
 	$(GO) generate ./...
 
@@ -58,4 +61,4 @@ tools: ## what tests and benchmarks can use beside Go
 	@sh .ci/tools
 
 clean: ## remove what was built
-	rm -rf $(BIN)
+	rm -rf $(BIN) dist

@@ -54,6 +54,7 @@ type cli struct {
 	Demo          demoCmd       `cmd:"" help:"Keep a real directory in a cluster of separate processes and compare every byte."`
 	Metrics       metricsCmd    `cmd:"" help:"Tell what processes can be watched by."`
 	Version       versionCmd    `cmd:"" help:"Show the version."`
+	Man           manCmd        `cmd:"" hidden:"" help:"Write manual pages."`
 	Completion    completionCmd `cmd:"" help:"Print a completion script for a shell."`
 }
 
