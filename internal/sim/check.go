@@ -19,9 +19,27 @@ type checker struct {
 	img2   []byte
 	lost   bool // power has been lost in this schedule
 	lostAt int64
+	// held is how many slabs a session has reserved at the primary in this epoch.
+	held [maxSessions]int
 }
 
-func (k *checker) reset() { k.hot, k.values, k.lost, k.lostAt = 0, 0, false, 0 }
+func (k *checker) reset() {
+	k.hot, k.values, k.lost, k.lostAt = 0, 0, false, 0
+	k.held = [maxSessions]int{}
+}
+
+// opened counts the reservations that an epoch begins with: there should be none.
+func (k *checker) opened() {
+	k.held = [maxSessions]int{}
+	p := k.w.mem(k.w.ctl.table.node[0])
+	for i := range k.w.objs {
+		if s, _, ok := k.place(p, uint64(k.regs[k.w.objs[i].refs[0]].ref.Addr.Off())); ok {
+			if r := proto.R(p.Word(s.ROff())); r != 0 && r.Session() < maxSessions {
+				k.held[r.Session()]++
+			}
+		}
+	}
+}
 
 // power: what was not flushed may be gone.
 func (k *checker) power() {
@@ -43,13 +61,17 @@ func (k *checker) place(p *fabric.Memory, off uint64) (s proto.Slab, seed uint64
 		return s, 0, false
 	}
 	h := proto.Header(p.Word(w.geo.HeaderOff(b)))
-	if !h.State().Open() {
+	gen := h.Generation()
+	switch {
+	case h.State() == proto.BlockReclaim && gen > 0:
+		gen-- // reservations of before are still being given back
+	case !h.State().Open():
 		return s, 0, false
 	}
 	start := w.geo.BlockOff(b)
 	i := int(off-start) / h.Class().Bytes()
 	s = w.geo.Slab(b, i, h)
-	return s, proto.Seed(w.uid, s.Off, h.Generation()), true
+	return s, proto.Seed(w.uid, s.Off, gen), true
 }
 
 // watched says whether a verb at m counts: m serves in the present configuration.
@@ -89,6 +111,11 @@ func (k *checker) Swapped(m *fabric.Memory, session uint32, off, old, new uint64
 	if !ok {
 		return
 	}
+	if place == 0 && off < w.geo.MapOff(0) {
+		if st := proto.Header(new).State(); st == proto.BlockFormatting || st == proto.BlockReclaim {
+			w.trigger(onHeader)
+		}
+	}
 	s, seed, ok := k.place(p, off)
 	if !ok {
 		return
@@ -110,6 +137,10 @@ func (k *checker) reserved(m *fabric.Memory, place int, session uint32, s proto.
 	if place != 0 {
 		w.fail("R of a backup changed", addr.String())
 		return
+	}
+	if old.Session() < maxSessions && new.Session() < maxSessions {
+		k.held[old.Session()]--
+		k.held[new.Session()]++
 	}
 	switch {
 	case new == 0 && old.Session() != session:
@@ -154,11 +185,11 @@ func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Sla
 			w.fail("committed before a backup", fmt.Sprintf("%v: primary %v, node %d has %v", addr, new, b.Node.ID, v))
 			return
 		}
-		if new.State() == proto.StateLive && !k.whole(b, s, seed, new) {
+		if new.State() == proto.StateLive && !w.rots(t.node[i]) && !k.whole(b, s, seed, new) {
 			w.fail("committed without its image", fmt.Sprintf("%v at node %d: %v", addr, b.Node.ID, new))
 			return
 		}
-		if w.opt.Durable && (i > 0 && b.Dirty(s.VOff(), 8) || new.State() == proto.StateLive && b.Dirty(s.ImageOff(new.Version()), proto.ImageHeaderBytes+payloadBytes)) {
+		if w.opt.Durable && (i > 0 && b.Dirty(s.VOff(), 8) || new.State() == proto.StateLive && b.Dirty(s.ImageOff(new.Version()), uint64(proto.ImageHeaderBytes+w.d.payload))) {
 			w.fail("committed before it is durable", fmt.Sprintf("%v at node %d: %v", addr, b.Node.ID, new))
 			return
 		}
@@ -167,9 +198,9 @@ func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Sla
 
 // whole says whether the image that v names is whole.
 func (k *checker) whole(m *fabric.Memory, s proto.Slab, seed uint64, v proto.V) bool {
-	n := proto.ImageHeaderBytes + payloadBytes
+	n := proto.ImageHeaderBytes + k.w.d.payload
 	if cap(k.img) < n {
-		k.img = make([]byte, 128)
+		k.img = make([]byte, proto.ImageHeaderBytes+maxPayload)
 	}
 	img := k.img[:n]
 	m.Load(s.ImageOff(v.Version()), img)
@@ -186,8 +217,8 @@ func (k *checker) Wrote(m *fabric.Memory, session uint32, off, n uint64) {
 		return
 	}
 	s, _, ok := k.place(p, off)
-	if !ok {
-		return
+	if b, _ := w.geo.BlockOf(off); !ok || proto.Header(p.Word(w.geo.HeaderOff(b))).State() == proto.BlockReclaim {
+		return // being zeroed
 	}
 	addr := proto.MakeAddr(regionID, uint32(s.Off))
 	if off < s.VOff()+8 && off+n > s.ROff() {
@@ -202,7 +233,7 @@ func (k *checker) Wrote(m *fabric.Memory, session uint32, off, n uint64) {
 		return
 	}
 	v := proto.V(p.Word(s.VOff()))
-	if at := s.ImageOff(v.Version()); v.State() == proto.StateLive && off >= at && off < at+uint64(s.Class.ImageBytes(s.Kind)) {
+	if at := s.ImageOff(v.Version()); v.State() == proto.StateLive && off+n > at && off < at+uint64(s.Class.ImageBytes(s.Kind)) && !w.rots(int(m.Node.ID-1)) {
 		w.fail("the active image was written", fmt.Sprintf("%v at node %d: session %d, %v", addr, m.Node.ID, session, v))
 	}
 }
@@ -264,6 +295,12 @@ func (w *world) finalChecks() {
 			}
 		}
 		if h.State() == proto.BlockFree {
+			for i := range t.n {
+				if m := w.mem(t.node[i]); !m.Clean(w.geo.BlockOff(b), proto.BlockBytes) {
+					w.fail("a free block has something in it", fmt.Sprintf("block %d at node %d: %v", b, m.Node.ID, h))
+					return
+				}
+			}
 			continue
 		}
 		if h.State() != proto.BlockActive {
@@ -309,7 +346,7 @@ func (w *world) checkBlock(b uint32, h proto.Header) {
 				w.fail("replicas differ", fmt.Sprintf("%v: %v at the primary, %v at node %d", addr, v, o, m.Node.ID))
 				return
 			}
-			if v.State() == proto.StateLive && !k.whole(m, s, seed, v) {
+			if v.State() == proto.StateLive && !k.whole(m, s, seed, v) && (!w.rots(t.node[j]) || w.mended(s, seed, v) != nil) {
 				w.fail("image not whole", fmt.Sprintf("%v %v at node %d", addr, v, m.Node.ID))
 				return
 			}
@@ -345,14 +382,19 @@ func (w *world) untouched(b uint32, h proto.Header, i int) bool {
 func (w *world) finalRead(r int) {
 	k := &w.check
 	ref := k.regs[r].ref
-	p := w.mem(w.ctl.table.node[0])
+	t := &w.ctl.table
+	p := w.mem(t.node[0])
+	if w.rots(t.node[0]) && t.n > 1 {
+		p = w.mem(t.node[1])
+	}
 	e := event{client: controllerRow, kind: opRead, reg: r, call: never - 1, ret: never}
 	s, seed, ok := k.place(p, uint64(ref.Addr.Off()))
 	e.result = freedResult
-	if ok {
+	b, _ := w.geo.BlockOf(s.Off)
+	if ok && proto.Header(p.Word(w.geo.HeaderOff(b))).Generation() == ref.Life.Generation() {
 		v := proto.V(p.Word(s.VOff()))
 		if v.State() == proto.StateLive && k.whole(p, s, seed, v) {
-			img := k.img[:proto.ImageHeaderBytes+payloadBytes]
+			img := k.img[:proto.ImageHeaderBytes+w.d.payload]
 			if h := proto.ParseImageHeader(img); h.Born == ref.Life.Born() {
 				e.result, e.seen, e.out = okResult, v.Version(), proto.Word(img, proto.ImageHeaderBytes)
 			}

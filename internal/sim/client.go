@@ -31,9 +31,13 @@ type client struct {
 	conns   [maxNodes]*fabric.Conn
 	stale   [maxNodes]bool // the connection is to be dialled again
 
-	inOp     bool
-	began    uint64 // revision of the table that the operation in hand began by
-	deadline int64
+	inOp  bool
+	doing opKind
+	began uint64 // revision of the table that the operation in hand works by
+	// reclaim epoch that the operation in hand began in: whatever table it goes on
+	// by, it may still act on a header of then.
+	beganReclaim uint64
+	deadline     int64
 
 	// The heartbeat under way: when it arrives, when its answer does.
 	beatNext, beatArrive, beatAnswer int64
@@ -64,18 +68,16 @@ var (
 
 func (c *client) init(w *world, id int) {
 	c.proc.init(w, id)
-	c.arena = make([]byte, 1<<20)
-	var err error
-	if c.lane, err = slab.NewLane(c); err != nil {
-		panic(err)
-	}
+	c.arena = make([]byte, arenaBytes)
 }
+
+// arenaBytes is what most clients need in a schedule.
+const arenaBytes = 256 << 10
 
 // reset makes the client of a new schedule.
 func (c *client) reset() {
-	lane, arena, used := c.lane, c.arena, c.used
-	keep, claims := c.proc, c.claims[:0]
-	*c = client{proc: keep, lane: lane, arena: arena, used: used, claims: claims}
+	arena, keep, claims := c.arena, c.proc, c.claims[:0]
+	*c = client{proc: keep, arena: arena, claims: claims}
 	c.rate = 1000
 	switch c.w.ch.choose(4) {
 	case 1:
@@ -84,6 +86,12 @@ func (c *client) reset() {
 		c.rate = 1009
 	}
 	c.state = procIdle
+	if c.id < c.w.d.clients || c.id >= maxClients {
+		var err error
+		if c.lane, err = slab.NewLane(c); err != nil { // one that knows nothing of the schedule before
+			panic(err)
+		}
+	}
 }
 
 // clock is the client's own monotonic clock.
@@ -136,8 +144,9 @@ func (c *client) beat() {
 		if c.beatArrive == 0 && c.beatAnswer == 0 || w.now-c.beatSent > w.d.lease/2 {
 			c.beatSent = w.now
 			c.beatAcked = c.view
-			if c.inOp && c.began < c.view.rev {
-				c.beatAcked.rev = c.began
+			if c.inOp {
+				c.beatAcked.rev = min(c.began, c.view.rev)
+				c.beatAcked.reclaim = min(c.beganReclaim, c.view.reclaim)
 			}
 			c.beatAnswer, c.beatArrive = 0, w.now+int64(1+w.ch.choose(8))*step
 		}
@@ -173,6 +182,28 @@ func (c *client) install(t table) {
 	if t.rev > c.view.rev {
 		c.view = t
 	}
+}
+
+// pass waits until every session has acknowledged a new reclaim epoch or is fenced.
+// The caller's own is in the middle of an operation, and knows what it does.
+func (c *client) pass() error {
+	k := &c.w.ctl
+	if !c.hears() || !k.table.open || k.table.epoch != c.view.epoch {
+		return errNotYet
+	}
+	k.table.reclaim++
+	k.table.rev++
+	want, epoch := k.table.reclaim, k.table.epoch
+	for !k.passed(want, c.session) {
+		if c.ended {
+			return errEnded
+		}
+		if k.table.epoch != epoch || !k.table.open {
+			return errNotYet
+		}
+		c.sleep(tickSteps * step)
+	}
+	return nil
 }
 
 // refresh reads the table.
@@ -224,7 +255,7 @@ func (c *client) die() {
 
 // start and finish of an operation.
 func (c *client) enter() {
-	c.inOp, c.began = true, c.view.rev
+	c.inOp, c.began, c.beganReclaim = true, c.view.rev, c.view.reclaim
 	c.deadline = c.w.now + c.w.d.patience
 }
 
@@ -479,7 +510,7 @@ func (c *client) EndSession(reason error) {
 func (c *client) Buffer(n int) ([]byte, error) {
 	n = (n + 63) &^ 63
 	if c.used+n > len(c.arena) {
-		c.arena, c.used = make([]byte, max(1<<20, n)), 0
+		c.arena, c.used = make([]byte, max(2*len(c.arena), n)), 0
 	}
 	b := c.arena[c.used : c.used+n : c.used+n]
 	c.used += n

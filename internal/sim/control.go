@@ -57,6 +57,7 @@ type control struct {
 
 	sess    [maxSessions]session
 	serials uint64
+	top     int // highest id used
 
 	rotated, opened [maxNodes]bool
 	suspect         [maxNodes]int
@@ -100,10 +101,11 @@ type message struct {
 const (
 	tickSteps    = 20
 	suspectTicks = 3
-	// The last three procs are the agents' programs.
+	// The last procs are the agents' programs.
 	reconciler = maxClients
 	scrubber   = maxClients + 1
 	copier     = maxClients + 2
+	reclaimer  = maxClients + 3
 )
 
 func (k *control) reset(w *world) {
@@ -143,7 +145,7 @@ func (k *control) openSession(c *client) uint32 {
 	if k.w.d.smallIDs {
 		most = k.w.d.clients + 4
 		if c.id >= maxClients {
-			most += 4 // a scrub must not wait for the ids that it is to set free
+			most += 6 // a scrub must not wait for the ids that it is to set free
 		}
 	}
 	for id := 1; id <= most; id++ {
@@ -156,6 +158,7 @@ func (k *control) openSession(c *client) uint32 {
 				}
 			}
 			k.serials++
+			k.top = max(k.top, id)
 			*s = session{state: sessionLive, serial: k.serials, client: c.id, acked: k.table.rev, reclaim: k.table.reclaim,
 				expires: k.clock() + k.w.d.lease + k.w.d.lease/100}
 			for _, n := range k.w.fab.Nodes() {
@@ -174,6 +177,26 @@ func (k *control) heartbeat(c *client) bool {
 	}
 	s.expires = k.clock() + k.w.d.lease + k.w.d.lease/100
 	s.acked, s.reclaim = max(s.acked, c.beatAcked.rev), max(s.reclaim, c.beatAcked.reclaim)
+	return true
+}
+
+// revoke ends a session that does not know of it: the lease it was given goes on.
+func (k *control) revoke(id uint32, serial uint64) {
+	if s := &k.sess[id]; id != 0 && s.state == sessionLive && s.serial == serial {
+		k.w.logf("controller: session %d is revoked", id)
+		k.endSession(id, serial)
+	}
+}
+
+// passed says whether every session but one has acknowledged a reclaim epoch, or
+// is fenced.
+func (k *control) passed(want uint64, but uint32) bool {
+	for id := range k.sess[:k.top+1] {
+		s := &k.sess[id]
+		if s.state == sessionFencing || s.state == sessionLive && s.reclaim < want && uint32(id) != but {
+			return false
+		}
+	}
 	return true
 }
 
@@ -198,6 +221,10 @@ func (k *control) send(m message) {
 	m.due = k.w.now + int64(1+k.w.ch.choose(8))*step
 	k.msgs = append(k.msgs, m)
 	k.w.at(m.due)
+	if k.w.ch.choose(16) == 15 { // it comes a second time, late
+		m.due += int64(k.w.ch.choose(64)) * tickSteps * step / 4
+		k.msgs = append(k.msgs, m)
+	}
 }
 
 // deliver hands out the messages whose time has come.
@@ -240,7 +267,7 @@ func (k *control) agent(n *fabric.Node, m message) {
 		w.closeConns(m.id, n)
 		m.kind = msgFenced
 	case msgRotate:
-		if m.epoch < mem.Epoch || m.epoch == mem.Epoch && mem.IsOpen() {
+		if !slab.Broken(slab.BugOldEpochAccepted) && (m.epoch < mem.Epoch || m.epoch == mem.Epoch && mem.IsOpen()) {
 			return
 		}
 		if !slab.Broken(slab.BugKeysKept) {
@@ -250,10 +277,10 @@ func (k *control) agent(n *fabric.Node, m message) {
 		}
 		m.kind = msgRotated
 	case msgOpen:
-		if m.epoch < mem.Epoch || m.epoch != k.table.epoch {
+		if m.epoch < mem.Epoch && !slab.Broken(slab.BugOldEpochAccepted) {
 			return
 		}
-		for id := range k.sess {
+		for id := range k.sess[:k.top+1] {
 			if s := k.sess[id].state; s == sessionFencing || s == sessionFenced {
 				n.Revoke(uint32(id))
 				w.closeConns(uint32(id), n)
@@ -318,6 +345,7 @@ func (k *control) tick() {
 	case phaseOpen:
 		k.scrub()
 		k.rebuild()
+		k.reclaimBlocks()
 	case phaseRotating:
 		k.rotate()
 	case phaseLeases:
@@ -331,7 +359,7 @@ func (k *control) tick() {
 
 func (k *control) expire() {
 	now := k.clock()
-	for id := range k.sess {
+	for id := range k.sess[:k.top+1] {
 		if s := &k.sess[id]; s.state == sessionLive && now >= s.expires {
 			k.w.logf("controller: lease of session %d is over", id)
 			s.state = sessionFencing
@@ -341,7 +369,7 @@ func (k *control) expire() {
 
 // fence tells nodes about sessions that are over, until all have acknowledged.
 func (k *control) fence() {
-	for id := range k.sess {
+	for id := range k.sess[:k.top+1] {
 		s := &k.sess[id]
 		if s.state != sessionFencing {
 			continue
@@ -445,6 +473,7 @@ func (k *control) change(t table) {
 	}
 	k.table = t
 	k.phase, k.epochs = phaseRotating, k.epochs+1
+	w.trigger(onRecover)
 	k.rotated, k.opened = [maxNodes]bool{}, [maxNodes]bool{}
 	k.suspect = [maxNodes]int{}
 	w.clients[reconciler].stopAgent()
@@ -480,7 +509,7 @@ func (k *control) rotate() {
 // leases waits until nobody can answer from a node that has left.
 func (k *control) leases() {
 	now := k.clock()
-	for id := range k.sess {
+	for id := range k.sess[:k.top+1] {
 		s := &k.sess[id]
 		switch {
 		case s.serial == 0 || s.acked >= k.table.rev || now >= s.expires:
@@ -568,120 +597,11 @@ func (k *control) opening() {
 		k.table.open = true
 		k.table.rev++
 		k.lit()
+		k.w.check.opened()
+		if _, n := k.inSync(); n < k.table.n {
+			k.w.trigger(onJoin)
+		}
 		k.rejoin = k.w.now + int64(k.w.ch.choose(10))*tickSteps*step
 		k.w.logf("controller: epoch %d is open", k.table.epoch)
 	}
-}
-
-// scrub settles what certified sessions have left.
-func (k *control) scrub() {
-	c := &k.w.clients[scrubber]
-	any := false
-	for id := range k.sess {
-		any = any || k.sess[id].state == sessionFenced
-	}
-	if !any || c.state != procIdle || c.frozen > 0 || k.w.ch.choose(3) == 1 {
-		return
-	}
-	c.start(func() {
-		c.enter()
-		c.deadline = never
-		defer c.leave()
-		if c.session == 0 || c.ended {
-			c.openSession()
-		}
-		var serials [maxSessions]uint64
-		for id := range k.sess {
-			if k.dead[id] = k.sess[id].state == sessionFenced; k.dead[id] {
-				serials[id] = k.sess[id].serial
-			}
-		}
-		reg, err := c.Region(regionID)
-		if err != nil {
-			return
-		}
-		c.began = c.view.rev
-		st, err := c.lane.Scrub(reg, func(id uint32) bool { return id < maxSessions && k.dead[id] })
-		k.w.logf("scrub: %+v %v", st, err)
-		if err != nil {
-			return
-		}
-		k.scrubbed++
-		for id := range k.sess {
-			if s := &k.sess[id]; k.dead[id] && s.serial == serials[id] && s.state == sessionFenced {
-				s.state = sessionFree
-			}
-		}
-	})
-}
-
-// rebuild brings the region back to the number of replicas it should have.
-func (k *control) rebuild() {
-	w := k.w
-	for i := range k.table.n {
-		if k.table.rebuilding[i] {
-			k.copy()
-			return
-		}
-	}
-	if k.table.n >= w.d.replicas || w.now < k.rejoin {
-		return
-	}
-	for n := range w.d.nodes {
-		nd := w.fab.Nodes()[n]
-		if hasNode(&k.table, n) || !nd.Up || w.cuts[controllerRow][n] {
-			continue
-		}
-		m := w.mem(n)
-		m.Close()
-		if !slab.Broken(slab.BugJoinerNotZeroed) {
-			m.Zero()
-		}
-		t := k.table
-		t.open = false
-		t.node[t.n], t.life[t.n], t.rebuilding[t.n] = n, nd.Incarnation, true
-		t.n++
-		k.change(t)
-		return
-	}
-}
-
-// copy runs the copier; when it has passed every slab in one epoch, the joiner is
-// in sync, without another epoch: who still takes it for a joiner does no harm.
-func (k *control) copy() {
-	w := k.w
-	c := &w.clients[copier]
-	if k.copied == k.table.epoch {
-		for i := range k.table.n {
-			if k.table.rebuilding[i] {
-				k.table.rebuilding[i] = false
-				k.intact[k.table.node[i]] = true
-			}
-		}
-		k.served, _ = k.inSync()
-		k.table.rev++
-		w.logf("controller: epoch %d, all in sync", k.table.epoch)
-		return
-	}
-	if c.state != procIdle || c.frozen > 0 {
-		return
-	}
-	c.start(func() {
-		c.enter()
-		c.deadline = never
-		defer c.leave()
-		if c.session == 0 || c.ended {
-			c.openSession()
-		}
-		reg, err := c.Region(regionID)
-		if err != nil {
-			return
-		}
-		c.began = c.view.rev
-		st, err := c.lane.Copy(reg)
-		w.logf("copy in epoch %d: %+v %v", reg.Epoch, st, err)
-		if err == nil && reg.Epoch == k.table.epoch {
-			k.copied = reg.Epoch
-		}
-	})
 }

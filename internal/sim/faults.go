@@ -5,6 +5,7 @@ import "math/bits"
 // faultPlan is one fault of a schedule.
 type faultPlan struct {
 	kind   Fault
+	on     trigger
 	at     int64
 	lasts  int64
 	who    int // client
@@ -13,22 +14,38 @@ type faultPlan struct {
 	state  uint8 // 0 to come, 1 under way, 2 over
 }
 
+// trigger is what a fault waits for. Much goes wrong only when two things fail
+// within the same few steps.
+type trigger uint8
+
+const (
+	onTime    trigger = iota // its time
+	onRecover                // an epoch begins
+	onJoin                   // a replica is being rebuilt
+	onHeader                 // a block is being formatted or reclaimed
+	triggers
+)
+
 // horizon is how many steps of a schedule faults are spread over.
 const horizon = 500
 
 // planFaults draws the schedule's faults.
 func (w *world) planFaults() {
 	o := &w.opt
-	if o.Faults == 0 || o.Script != nil {
+	if o.Faults == 0 {
 		return
 	}
 	most := o.MaxFaults
 	if most == 0 {
 		most = 4
 	}
-	kinds := bits.OnesCount16(uint16(o.Faults))
+	may, down := w.rotBudget()
+	kinds := bits.OnesCount16(uint16(may))
 	for range w.ch.choose(most + 1) {
-		m := uint16(o.Faults)
+		if kinds == 0 {
+			return
+		}
+		m := uint16(may)
 		for range w.ch.choose(kinds) {
 			m &= m - 1
 		}
@@ -38,9 +55,39 @@ func (w *world) planFaults() {
 		}
 		// 0.1 to 10 leases, most of them around one.
 		f.lasts = w.d.lease / 10 * [...]int64{1, 3, 8, 11, 13, 20, 40, 100}[w.ch.choose(8)]
+		if w.ch.choose(3) == 2 {
+			f.on, f.at = trigger(1+w.ch.choose(int(triggers)-1)), never
+		}
+		if f.kind == Rot {
+			f.node = w.rotten
+		}
+		if f.kind == NodeDown && w.rotten >= 0 {
+			if down--; down < 0 {
+				continue
+			}
+		}
 		w.faults = append(w.faults, f)
 		w.at(f.at)
 	}
+}
+
+// rotBudget decides whether this schedule's memory rots, and which other faults
+// that leaves: images of one replica only, and of the others one at most may fail,
+// so that a whole image of everything is left.
+func (w *world) rotBudget() (may Fault, down int) {
+	o := &w.opt
+	if o.Faults&Rot == 0 {
+		return o.Faults, 0
+	}
+	if w.d.replicas < 2 || w.ch.choose(3) != 2 && o.Faults&^(Rot|Kill|Pause|Break|CutClient|CutSession|Revoke|Stall) != 0 {
+		return o.Faults &^ Rot, 0
+	}
+	w.rotten = w.ch.choose(w.d.replicas)
+	may = o.Faults &^ (CutControl | Power)
+	if w.d.replicas < 3 {
+		return may &^ NodeDown, 0
+	}
+	return may, 1
 }
 
 func (w *world) fireFaults() {
@@ -71,7 +118,7 @@ func (w *world) fireFaults() {
 // in-sync replica with its memory stays.
 func (w *world) begin(f *faultPlan) bool {
 	c := &w.clients[f.who]
-	w.stats.Faults[bits.TrailingZeros16(uint16(f.kind))]++
+	w.stats.struck(w, f)
 	w.logf("fault %v: client %d node %d for %d steps", f.kind, f.who, f.node+1, f.lasts/step)
 	switch f.kind {
 	case Kill:
@@ -89,6 +136,23 @@ func (w *world) begin(f *faultPlan) bool {
 		if conn := c.conns[f.node]; conn != nil {
 			conn.Break()
 		}
+	case Stall:
+		conn := c.conns[f.node]
+		if conn != nil {
+			conn.Stall(true)
+		}
+		return conn != nil
+	case Revoke:
+		if w.mach != nil {
+			return false // there sessions end by their leases and by themselves
+		}
+		if f.detail&1 != 0 {
+			w.away[f.who] = true
+		}
+		w.ctl.revoke(c.session, c.serial)
+		return f.detail&1 != 0
+	case Rot:
+		w.rot(f)
 	case CutClient:
 		w.cuts[f.who][f.node] = true
 		return true
@@ -156,8 +220,12 @@ func (w *world) over(f *faultPlan) {
 		w.cuts[f.who][f.node] = false
 	case CutControl:
 		w.cuts[controllerRow][f.node] = false
-	case CutSession:
+	case CutSession, Revoke:
 		w.away[f.who] = false
+	case Stall:
+		if conn := w.clients[f.who].conns[f.node]; conn != nil {
+			conn.Stall(false)
+		}
 	case NodeDown:
 		if nd := w.fab.Nodes()[f.node]; !nd.Up {
 			nd.Start()
@@ -183,8 +251,14 @@ func (w *world) heal() {
 	}
 	w.cuts, w.away = [maxProcs + 1][maxNodes]bool{}, [maxProcs]bool{}
 	for i := range w.clients {
-		if c := &w.clients[i]; c.frozen > w.now {
+		c := &w.clients[i]
+		if c.frozen > w.now {
 			c.frozen = w.now
+		}
+		for _, conn := range c.conns {
+			if conn != nil {
+				conn.Stall(false)
+			}
 		}
 	}
 	if w.mach != nil {

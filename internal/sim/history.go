@@ -56,6 +56,7 @@ type event struct {
 // begin notes the call of an operation.
 func (c *client) begin(k opKind, reg int) int {
 	w := c.w
+	c.doing = k
 	w.hist = append(w.hist, event{client: uint8(c.id), kind: k, reg: reg, call: int64(w.steps)})
 	w.logf("client %d: %v %v", c.id, k, w.check.regs[reg].ref)
 	return len(w.hist) - 1
@@ -69,7 +70,7 @@ func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 	switch {
 	case err == nil:
 		h.result, h.seen, h.made = okResult, seen, made
-		if len(b) != payloadBytes || proto.Word(b, 16) != proto.Word(b, 0)*0x9e3779b97f4a7c15 {
+		if !w.payloadGood(b) {
 			w.fail("damaged payload", fmt.Sprintf("client %d %v %v: % x", c.id, h.kind, w.check.regs[h.reg].ref, b))
 			return
 		}
@@ -82,7 +83,7 @@ func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 		h.result = freedResult
 	case errors.Is(err, slab.ErrUnknown):
 		h.result, h.ret = unknownResult, never
-	case notDone(err):
+	case w.notDone(err):
 		h.result = notDoneResult
 		if errors.Is(err, errDeadline) && w.opt.Faults == 0 && w.opt.Script == nil && w.d.sched == Walk && w.d.patience >= 6*w.d.lease {
 			w.fail("waited in vain", fmt.Sprintf("nothing fails, and client %d cannot %v %v: %v", c.id, h.kind, w.check.regs[h.reg].ref, err))
@@ -98,7 +99,10 @@ func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 }
 
 // notDone lists the errors that a run inside the promises may give.
-func notDone(err error) bool {
+func (w *world) notDone(err error) bool {
+	if errors.Is(err, slab.ErrVersions) {
+		return w.d.version > 1
+	}
 	for _, e := range []error{errEnded, errDeadline, slab.ErrBusy, slab.ErrLease, errNotYet, context.DeadlineExceeded} {
 		if errors.Is(err, e) {
 			return true
@@ -128,10 +132,13 @@ func (w *world) linear() {
 	c := &w.check
 	for i := range w.hist {
 		// What writers were told has to be there, whatever happens; see softAnswer.
-		if e := &w.hist[i]; e.gone && (e.result == freedResult || e.kind == opRead) && !w.opt.StrictReads {
+		if e := &w.hist[i]; e.gone && (e.result == freedResult || e.result == okResult && e.kind == opRead) && !w.opt.StrictReads {
 			e.result = notDoneResult
 			w.stats.Gone++
 		}
+	}
+	if w.rotten >= 0 {
+		return // a repair gives a value another version; porcupine looks at values only
 	}
 	c.pos = c.pos[:0]
 	for i := range w.hist {

@@ -106,7 +106,7 @@ func (w *world) useMachines() {
 	m.noEtcd = [controllers]bool{}
 	m.keys, m.announced, m.swept = map[string]uint32{}, 0, false
 	for i := range m.seats {
-		m.seats[i] = seat{lane: m.seats[i].lane}
+		m.seats[i] = seat{} // its lane too: the memory of lanes is the schedule's
 	}
 	b := m.boot()
 	m.etcd = b.etcd.clone()
@@ -298,6 +298,13 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 		m.nobodyWorksByAnEarlierTable(t.epoch)
 	}
 	k.table = t
+	switch {
+	case t.open && !was.open:
+		k.lit()
+		w.check.opened()
+	case t.open:
+		k.served, _ = k.inSync()
+	}
 	for i := range t.n {
 		if !t.rebuilding[i] && w.fab.Nodes()[t.node[i]].Incarnation == t.life[i] {
 			k.intact[t.node[i]] = true

@@ -11,7 +11,10 @@ import (
 func TestCrashMatrix(t *testing.T) {
 	r := NewRunner()
 	defer r.Close()
-	cells, runs := 0, 0
+	cells, runs, seeds := 0, 0, 3
+	if testing.Short() {
+		seeds = 1
+	}
 	for replicas := 1; replicas <= 3; replicas++ {
 		for _, durable := range []bool{false, true} {
 			for what := range whats {
@@ -24,7 +27,7 @@ func TestCrashMatrix(t *testing.T) {
 					}
 					for at := 1; ; at++ {
 						sprung := false
-						for seed := range uint64(3) {
+						for seed := range uint64(seeds) {
 							s := CrashAt(what, at, f.kind, f.node)
 							rep := r.Run(Options{Seed: seed + 1, Clients: 3, Slabs: 2, Replicas: replicas, Durable: durable, Scheduler: Walk, Script: s, Porcupine: 1}, nil)
 							if rep.Failure != nil {

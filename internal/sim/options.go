@@ -34,13 +34,16 @@ const (
 	CutControl                   // controller and node cannot hear each other
 	CutSession                   // client and controller cannot hear each other
 	Power                        // all nodes lose power
-	faults     = 8
+	Revoke                       // the controller ends a session that does not know of it
+	Stall                        // a connection stands still for a while, in the middle of a verb
+	Rot                          // bits of an image or a map change, or a line lies in a wrong place
+	faults     = 11
 )
 
 // AllFaults is every kind.
 const AllFaults Fault = 1<<faults - 1
 
-var faultNames = [faults]string{"kill", "pause", "break", "node", "cut", "control", "session", "power"}
+var faultNames = [faults]string{"kill", "pause", "break", "node", "cut", "control", "session", "power", "revoke", "stall", "rot"}
 
 func (f Fault) String() string {
 	var s []string
@@ -91,7 +94,8 @@ type Options struct {
 	Faults       Fault
 	MaxFaults    int  // in one schedule; 0: up to 4
 	Durable      bool // with flushes, and memory that can lose what is not flushed
-	Grow         bool // objects are allocated by package alloc
+	Grow         bool // objects are allocated by package alloc, empty blocks reclaimed
+	Wrap         bool // objects begin a few versions before the last one
 	// StrictReads takes every answer to a reader of durable memory for durable, which
 	// is more than is promised; see softAnswer.
 	StrictReads bool
@@ -108,6 +112,8 @@ type Options struct {
 type drawn struct {
 	clients, ops, replicas, slabs, nodes int
 	class                                proto.Class
+	payload                              int    // bytes
+	version                              uint64 // of the objects to begin with
 	sched                                Scheduler
 	lease                                int64
 	patience                             int64 // deadline of an operation
@@ -117,9 +123,9 @@ type drawn struct {
 
 const (
 	maxClients = 6
-	maxProcs   = maxClients + 3 // and reconciler, scrubber, copier
+	maxProcs   = maxClients + 4 // and reconciler, scrubber, copier, reclaimer
 	maxNodes   = 4
-	maxSlabs   = 8
+	maxSlabs   = 8 // places that clients look at
 	regionID   = 1
 	// step is how long one move takes, in the units of virtual time.
 	step = 100
@@ -137,7 +143,20 @@ func (w *world) draw() {
 	d.ops = pick(o.Ops, 8, 24)
 	d.replicas = pick(o.Replicas, 1, 3)
 	d.slabs = pick(o.Slabs, 1, 3)
-	d.class = proto.Class(1 + c.choose(3))
+	// Small slabs have the fewest lines, larger ones fewer slabs to a block, which is
+	// what scans cost.
+	d.class = [...]proto.Class{1, 2, 3, 4, 4, 5, 5, 6}[c.choose(8)]
+	if o.Grow && c.choose(8) != 7 {
+		d.class = proto.Class(9 + c.choose(2)) // a refill takes a whole block
+	}
+	d.payload = minPayload
+	if d.class >= 3 && c.choose(2) == 1 {
+		d.payload = maxPayload
+	}
+	d.version = 1
+	if o.Wrap || c.choose(32) == 31 {
+		d.version = proto.MaxVersion - uint64(c.choose(12))
+	}
 	d.sched = o.Scheduler
 	if o.AnyScheduler {
 		d.sched = Scheduler(c.choose(int(schedulers)))

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"math/bits"
 	"strings"
 	"time"
 )
@@ -45,6 +46,12 @@ func (o *Options) flags() string {
 	if o.Grow {
 		s += " --grow"
 	}
+	if o.Wrap {
+		s += " --wrap"
+	}
+	if o.StrictReads {
+		s += " --strict-reads"
+	}
 	if o.Machines {
 		s += " --machines"
 	}
@@ -74,9 +81,12 @@ func (o *Options) Command() string {
 type Coverage struct {
 	Ops    [opKinds][4]uint64 // by kind: done, freed, not done, unknown
 	Faults [faults]uint64
-	Epochs uint64
-	Scrubs uint64
-	Gone   uint64 // durable reads that the power took, as it may
+	// Cross counts operations that a fault met on their way.
+	Cross    [opKinds][faults]uint64
+	Epochs   uint64
+	Scrubs   uint64
+	Reclaims uint64 // blocks
+	Gone     uint64 // durable reads that the power took, as it may
 }
 
 func (c *Coverage) add(o *Coverage) {
@@ -88,23 +98,47 @@ func (c *Coverage) add(o *Coverage) {
 	for i := range c.Faults {
 		c.Faults[i] += o.Faults[i]
 	}
+	for i := range c.Cross {
+		for j := range c.Cross[i] {
+			c.Cross[i][j] += o.Cross[i][j]
+		}
+	}
 	c.Epochs += o.Epochs
+	c.Reclaims += o.Reclaims
 	c.Scrubs += o.Scrubs
 	c.Gone += o.Gone
+}
+
+// struck counts a fault and the operations that it met.
+func (c *Coverage) struck(w *world, f *faultPlan) {
+	i := bits.TrailingZeros16(uint16(f.kind))
+	c.Faults[i]++
+	for j := range w.d.clients {
+		if p := &w.clients[j]; p.inOp && (f.who == j || f.kind&(NodeDown|CutControl|Power|Rot) != 0) {
+			c.Cross[p.doing][i]++
+		}
+	}
 }
 
 // String is a small table.
 func (c *Coverage) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-8s %12s %12s %12s %12s\n", "", "done", "freed", "not done", "unknown")
+	fmt.Fprintf(&b, "%-8s %10s %10s %10s %10s   met on its way:", "", "done", "freed", "not done", "unknown")
+	for _, n := range faultNames {
+		fmt.Fprintf(&b, " %8s", n)
+	}
 	for k := range c.Ops {
 		o := c.Ops[k]
-		fmt.Fprintf(&b, "%-8v %12d %12d %12d %12d\n", opKind(k), o[0], o[1], o[2], o[3])
+		fmt.Fprintf(&b, "\n%-8v %10d %10d %10d %10d                  ", opKind(k), o[0], o[1], o[2], o[3])
+		for _, n := range c.Cross[k] {
+			fmt.Fprintf(&b, " %8d", n)
+		}
 	}
-	for i, n := range c.Faults {
-		fmt.Fprintf(&b, "%s %d  ", faultNames[i], n)
+	fmt.Fprintf(&b, "\n%-70s", "faults")
+	for _, n := range c.Faults {
+		fmt.Fprintf(&b, " %8d", n)
 	}
-	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d, reads gone with the power %d\n", c.Epochs, c.Scrubs, c.Gone)
+	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d, blocks reclaimed %d, reads gone with the power %d\n", c.Epochs, c.Scrubs, c.Reclaims, c.Gone)
 	return b.String()
 }
 
@@ -145,7 +179,7 @@ func (r *Runner) Run(o Options, stop func() bool) *Report {
 		w.log, w.ch.record = nil, false
 		w.reset(o, o.Seed+i)
 		w.run()
-		if w.failed == nil && o.Porcupine > 0 && i%uint64(o.Porcupine) == 0 {
+		if w.failed == nil && (w.rotten >= 0 || o.Porcupine > 0 && i%uint64(o.Porcupine) == 0) {
 			w.porcupine()
 		}
 		rep.Schedules++
@@ -177,7 +211,7 @@ func (r *Runner) explain(o Options, seed uint64) *Failure {
 	w.log, w.ch.record = &eventLog{}, true
 	w.reset(o, seed)
 	w.run()
-	if w.failed == nil && o.Porcupine > 0 {
+	if w.failed == nil && (w.rotten >= 0 || o.Porcupine > 0) {
 		w.porcupine()
 	}
 	f := w.failed

@@ -9,7 +9,10 @@ type Script struct {
 	At    int
 	Fault Fault
 	Node  int // which replica, 0 the primary
-	trap  trap
+	// Linger is how many steps at most client 0 stands still before Fault strikes, so
+	// that others see what it has left.
+	Linger int
+	trap   trap
 }
 
 // trap counts verbs of the operation under test.
@@ -34,13 +37,22 @@ func (s *Script) ran(w *world, client int) {
 // strike lets the fault happen, between two moves.
 func (s *Script) strike(w *world) {
 	w.fab.Halt = false
-	f := faultPlan{kind: s.Fault, at: w.now, lasts: w.d.lease * 3 / 2, who: 0, node: w.ctl.table.node[min(s.Node, w.ctl.table.n-1)], detail: w.ch.choose(8)}
-	f.state = 2
-	if w.begin(&f) {
-		f.state = 1
+	delay := int64(0)
+	if s.Linger > 0 {
+		delay = int64(w.ch.choose(s.Linger)) * step
+		w.clients[0].freeze(w.now + delay + step)
+		for _, conn := range w.clients[0].conns {
+			if conn != nil {
+				conn.Stall(true)
+			}
+		}
 	}
+	f := faultPlan{kind: s.Fault, at: w.now + delay, lasts: w.d.lease * 3 / 2, who: 0, node: w.ctl.table.node[min(s.Node, w.ctl.table.n-1)], detail: w.ch.choose(8)}
 	w.faults = append(w.faults, f)
-	w.at(w.now)
+	if s.Linger > 0 {
+		w.faults = append(w.faults, faultPlan{kind: Stall, at: f.at, lasts: step, who: 0}) // and goes on
+	}
+	w.at(f.at)
 }
 
 // CrashAt is one cell of the crash matrix: client 0 does the operation, what as in
@@ -53,6 +65,9 @@ func CrashAt(what, at int, f Fault, node int) *Script {
 		for i := range 3 {
 			c := &w.clients[i]
 			c.left = 3
+			if s.Linger > 0 {
+				c.left = 8
+			}
 			if i > 0 {
 				c.start(c.work)
 				continue

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/quarrystore/quarry/alloc"
@@ -18,6 +19,8 @@ type register struct {
 	ref     proto.Ref
 	value   uint64 // at birth
 	version uint64
+	single  bool // written once
+	freed   bool // by an acknowledged Free
 }
 
 // seedObjects makes the objects that a schedule begins with: the first slabs of
@@ -27,18 +30,19 @@ func (w *world) seedObjects() {
 	w.check.regs = w.check.regs[:0]
 	for i := range w.d.slabs {
 		s := w.geo.Slab(0, i, h)
-		ref := proto.Ref{Addr: proto.MakeAddr(regionID, uint32(s.Off)), Life: proto.MakeLife(0, 1)}
+		n := w.d.version
+		ref := proto.Ref{Addr: proto.MakeAddr(regionID, uint32(s.Off)), Life: proto.MakeLife(0, n)}
 		value := w.check.value(0)
-		var img [128]byte
-		payload(img[proto.ImageHeaderBytes:], value, ref)
-		b := proto.SealImage(img[:], proto.Seed(w.uid, s.Off, 0), proto.ImageHeader{Length: payloadBytes, Version: 1, Born: 1, Writer: proto.MakeR(1, 0)})
+		var img [proto.ImageHeaderBytes + maxPayload]byte
+		w.payload(img[proto.ImageHeaderBytes:], value, ref)
+		b := proto.SealImage(img[:], proto.Seed(w.uid, s.Off, 0), proto.ImageHeader{Length: w.d.payload, Version: n, Born: n, Writer: proto.MakeR(1, 0)})
 		for r := range w.d.replicas {
 			m := w.mem(r)
-			m.Store(s.ImageOff(1), b)
-			m.Set(s.VOff(), uint64(proto.MakeV(proto.StateLive, 1)))
+			m.Store(s.ImageOff(n), b)
+			m.Set(s.VOff(), uint64(proto.MakeV(proto.StateLive, n)))
 		}
 		w.objs = append(w.objs, object{refs: []int{len(w.check.regs)}})
-		w.check.regs = append(w.check.regs, register{ref, value, 1})
+		w.check.regs = append(w.check.regs, register{ref: ref, value: value, version: n})
 	}
 	for r := range w.d.replicas {
 		m := w.mem(r)
@@ -48,15 +52,32 @@ func (w *world) seedObjects() {
 	}
 }
 
-// payloadBytes: a unique value and the object's own Ref, so that bytes of another
-// object show.
-const payloadBytes = 24
+// A payload is a unique value, the object's own Ref, so that bytes of another object
+// show, and words made of the value. The longer one spans several lines.
+const (
+	minPayload = 24
+	maxPayload = 152
+)
 
-func payload(b []byte, value uint64, ref proto.Ref) []byte {
+func (w *world) payload(b []byte, value uint64, ref proto.Ref) []byte {
 	proto.PutWord(b, 0, value)
 	proto.PutWord(b, 8, uint64(ref.Addr))
-	proto.PutWord(b, 16, value*0x9e3779b97f4a7c15)
-	return b[:payloadBytes]
+	for at := 16; at < w.d.payload; at += 8 {
+		proto.PutWord(b, at, value*0x9e3779b97f4a7c15+uint64(at))
+	}
+	return b[:w.d.payload]
+}
+
+func (w *world) payloadGood(b []byte) bool {
+	if len(b) != w.d.payload {
+		return false
+	}
+	for at := 16; at < w.d.payload; at += 8 {
+		if proto.Word(b, at) != proto.Word(b, 0)*0x9e3779b97f4a7c15+uint64(at) {
+			return false
+		}
+	}
+	return true
 }
 
 // script gives the clients their work.
@@ -105,11 +126,18 @@ func (c *client) work() {
 }
 
 func (c *client) pickObject() int {
-	n := len(c.w.objs)
-	if c.w.d.shareHot && c.w.ch.choose(4) > 0 {
+	w := c.w
+	n := len(w.objs)
+	if w.d.shareHot && w.ch.choose(4) > 0 {
 		return 0
 	}
-	return c.w.ch.choose(n)
+	at := w.ch.choose(n)
+	for range 2 { // what is gone is less interesting
+		if o := &w.objs[at]; w.opt.Grow && w.check.regs[o.refs[len(o.refs)-1]].freed {
+			at = w.ch.choose(n)
+		}
+	}
+	return at
 }
 
 // operate does one operation. what is 0..7.
@@ -124,6 +152,8 @@ func (c *client) operate(what, obj int) {
 	switch {
 	case w.opt.Grow && what >= 6:
 		c.allocate()
+	case w.opt.Grow && what >= 4:
+		c.free(reg, true)
 	case len(c.claims) > 0 && what >= 5:
 		c.birth(w.ch.choose(len(c.claims)))
 	case what <= 2:
@@ -133,30 +163,36 @@ func (c *client) operate(what, obj int) {
 	default:
 		c.free(reg, w.ch.choose(4) != 1)
 	}
+	if w.opt.Grow && w.ch.choose(8) == 7 {
+		c.giveBack()
+	}
 	c.leave()
-	if !w.opt.Grow {
-		c.leftNothing(w.check.regs[reg].ref)
+	c.leftNothing()
+}
+
+// giveBack empties the magazines, so that blocks become empty too.
+func (c *client) giveBack() {
+	if c.alloc == nil || c.ended {
+		return
+	}
+	if err := c.alloc.Close(); err != nil && !c.w.notDone(err) {
+		c.w.fail("unexpected error", fmt.Sprintf("client %d gives its claims back: %v", c.id, err))
 	}
 }
 
 // leftNothing: a session that lives on holds nothing but its claims.
-func (c *client) leftNothing(ref proto.Ref) {
+func (c *client) leftNothing() {
 	w := c.w
-	if c.ended || !w.ctl.table.open || c.view.epoch != w.ctl.table.epoch {
-		return
-	}
-	s, _, ok := w.check.place(w.mem(w.ctl.table.node[0]), uint64(ref.Addr.Off()))
-	if !ok || !w.mem(w.ctl.table.node[0]).IsOpen() {
+	p := w.mem(w.ctl.table.node[0])
+	if c.ended || !w.ctl.table.open || c.view.epoch != w.ctl.table.epoch || !p.IsOpen() {
 		return // a node that is down may have lost the release with its power
 	}
-	r := proto.R(w.mem(w.ctl.table.node[0]).Word(s.ROff()))
-	for i := range c.claims {
-		if c.claims[i].R == r {
-			return
-		}
+	claims := len(c.claims)
+	if c.alloc != nil {
+		claims += c.alloc.Held()
 	}
-	if r.Session() == c.session {
-		w.fail("an orphan of the living", fmt.Sprintf("%v is held by %v, which has finished its operation", ref, r))
+	if held := w.check.held[c.session]; held > claims {
+		w.fail("an orphan of the living", fmt.Sprintf("session %d holds %d slabs and knows of %d, and has finished its operation", c.session, held, claims))
 	}
 }
 
@@ -171,16 +207,18 @@ func (c *client) update(reg int) {
 	e := c.begin(opUpdate, reg)
 	w.hist[e].in = w.check.value(c.id)
 	ref := w.check.regs[reg].ref
-	var buf [payloadBytes]byte
-	var old [payloadBytes]byte
+	var buf, old [maxPayload]byte
 	n, was := 0, uint64(0)
 	info, err := c.lane.Update(ref, func(b []byte, info *slab.Info) ([]byte, error) {
 		n, was = copy(old[:], b), info.Version
 		if w.log != nil {
 			w.logf("client %d: has reserved, sees value %d@%d", c.id, proto.Word(old[:], 0), was)
 		}
-		return payload(buf[:], w.hist[e].in, ref), nil
+		return w.payload(buf[:], w.hist[e].in, ref), nil
 	})
+	if w.check.regs[reg].single && errors.Is(err, slab.ErrImmutable) {
+		err = slab.ErrBusy // written once: not done
+	}
 	w.done(c, e, old[:n], was, info.Version, err)
 }
 
@@ -202,6 +240,7 @@ func (c *client) free(reg int, keep bool) {
 			c.claims = append(c.claims, cl)
 		}
 	}
+	w.check.regs[reg].freed = w.check.regs[reg].freed || err == nil
 	w.done(c, e, last, info.Version, info.Version+1, err)
 }
 
@@ -212,13 +251,14 @@ func (c *client) birth(i int) {
 	c.claims = append(c.claims[:i], c.claims[i+1:]...)
 	ref := proto.Ref{Addr: cl.Addr(), Life: proto.MakeLife(cl.Generation, cl.V.Version()+1)}
 	value := w.check.value(c.id)
-	var buf [payloadBytes]byte
+	var buf [maxPayload]byte
 	w.logf("client %d: birth of %v value %d", c.id, ref, value)
-	got, err := c.lane.Birth(cl, payload(buf[:], value, ref), 1)
+	c.doing = opBirth
+	got, err := c.lane.Birth(cl, w.payload(buf[:], value, ref), 1)
 	w.logf("client %d: birth of %v: %v", c.id, got, err)
 	w.count(opBirth, err)
 	if err == nil {
-		w.born(got, value)
+		w.born(got, value, false)
 	}
 }
 
@@ -232,23 +272,32 @@ func (c *client) allocator() (err error) {
 func (c *client) allocate() {
 	w := c.w
 	value := w.check.value(c.id)
-	var buf [payloadBytes]byte
+	var buf [maxPayload]byte
+	c.doing = opBirth
+	kind := proto.Pair
+	if w.ch.choose(8) == 7 {
+		kind = proto.Single
+	}
 	// The address is not known before: the payload says none.
 	err := c.allocator()
 	var ref proto.Ref
 	if err == nil {
-		want := alloc.Want{Kind: proto.Pair, Replicas: w.d.replicas, Capacity: (proto.Class(1 + w.ch.choose(2))).PayloadBytes(proto.Pair), Tag: 1}
-		ref, err = c.alloc.Alloc(payload(buf[:], value, proto.Ref{}), want)
+		want := alloc.Want{Kind: kind, Replicas: w.d.replicas, Capacity: (w.d.class + proto.Class(w.ch.choose(2))).PayloadBytes(kind), Tag: 1}
+		ref, err = c.alloc.Alloc(w.payload(buf[:], value, proto.Ref{}), want)
 	}
 	w.logf("client %d: alloc of value %d: %v %v", c.id, value, ref, err)
 	w.count(opBirth, err)
-	if err == nil {
-		w.born(ref, value)
+	switch {
+	case err == nil:
+		w.born(ref, value, kind == proto.Single)
+	case errors.Is(err, slab.ErrUnknown), w.notDone(err), errors.Is(err, alloc.ErrNoSpace):
+	default:
+		w.fail("unexpected error", fmt.Sprintf("client %d alloc: %v", c.id, err))
 	}
 }
 
 // born notes a new object. No Ref is ever given out twice.
-func (w *world) born(ref proto.Ref, value uint64) {
+func (w *world) born(ref proto.Ref, value uint64, single bool) {
 	for i := range w.check.regs {
 		if w.check.regs[i].ref == ref {
 			w.fail("one Ref handed out twice", ref.String())
@@ -256,7 +305,7 @@ func (w *world) born(ref proto.Ref, value uint64) {
 		}
 	}
 	r := len(w.check.regs)
-	w.check.regs = append(w.check.regs, register{ref, value, ref.Life.Born()})
+	w.check.regs = append(w.check.regs, register{ref: ref, value: value, version: ref.Life.Born(), single: single})
 	for i := range w.objs {
 		o := &w.objs[i]
 		if w.check.regs[o.refs[0]].ref.Addr == ref.Addr {

@@ -29,6 +29,7 @@ type world struct {
 	mach, machines *machines
 	faults         []faultPlan
 	cuts           [maxProcs + 1][maxNodes]bool // client x node; the last row is the controller
+	rotten         int                          // the one node whose images rot, -1: none
 	away           [maxProcs]bool               // client cannot hear the controller
 	healed         bool
 
@@ -113,6 +114,7 @@ func (w *world) reset(opt Options, seed uint64) {
 	w.fab.Reset()
 	w.fab.Halt, w.fab.CrossDomain = false, slab.Broken(slab.BugCrossDomain)
 	w.draw()
+	w.rotten = -1
 	profile := fabric.DRAM
 	if opt.Durable {
 		profile = [...]fabric.Profile{fabric.ADRDDIOOn, fabric.ADRDDIOOff, fabric.EADR}[w.ch.choose(3)]
@@ -132,6 +134,16 @@ func (w *world) reset(opt Options, seed uint64) {
 	w.planFaults()
 	w.planPriorities()
 	w.script()
+}
+
+// trigger sets off the faults that wait for something to happen.
+func (w *world) trigger(on trigger) {
+	for i := range w.faults {
+		if f := &w.faults[i]; f.on == on && f.state == 0 {
+			f.on, f.at = onTime, w.now+int64(w.ch.choose(60))*step
+			w.at(f.at)
+		}
+	}
 }
 
 func (w *world) mem(node int) *fabric.Memory { return w.fab.Nodes()[node].Memory(regionID) }

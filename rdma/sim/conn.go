@@ -42,14 +42,15 @@ type opened struct {
 	key    uint64
 }
 
-// pending is a chain at the responder. It has a copy of everything, because the
-// requester may be gone by the time it runs.
+// pending is a chain at the responder. It has a copy of what is to be written,
+// because the requester may be gone by the time it runs; a READ brings its bytes
+// straight to the requester's buffer for as long as it waits.
 type pending struct {
 	chain   *rdma.Chain // nil once the requester has an outcome
 	window  rdma.Window
 	verbs   []rdma.Verb
 	state   []verbState
-	bytes   []byte // of WRITEs and READs, in the order of the verbs
+	bytes   []byte // of WRITEs, in the order of the verbs
 	left    int    // verbs not done
 	refused error
 }
@@ -100,11 +101,8 @@ func (c *Conn) Post(ch *rdma.Chain) {
 	for i := range p.verbs {
 		v := &p.verbs[i]
 		s := verbState{at: len(p.bytes)}
-		switch v.Op {
-		case rdma.Write:
+		if v.Op == rdma.Write {
 			p.bytes = append(p.bytes, v.Buf...)
-		case rdma.Read:
-			p.bytes = slices.Grow(p.bytes, len(v.Buf))[:len(p.bytes)+len(v.Buf)] // room
 		}
 		p.state = append(p.state, s)
 	}
@@ -215,10 +213,7 @@ func (c *Conn) complete(p *pending) {
 			break
 		}
 		ch.Done = i + 1
-		switch v.Op {
-		case rdma.Read:
-			copy(ch.Verbs[i].Buf, p.bytes[s.at:])
-		case rdma.CompareSwap, rdma.FetchAdd:
+		if v.Op == rdma.CompareSwap || v.Op == rdma.FetchAdd {
 			ch.Verbs[i].Old = s.old
 		}
 	}
@@ -298,6 +293,15 @@ func (c *Conn) End() {
 	c.Close()
 }
 
+// Stall stops, or lets go on, whatever the connection does.
+func (c *Conn) Stall(on bool) {
+	if bit := uint64(1) << c.index; on {
+		c.fabric.stalled |= bit
+	} else {
+		c.fabric.stalled &^= bit
+	}
+}
+
 // Foreign puts the connection in another atomicity domain than CPUs are in.
 func (c *Conn) Foreign() { c.domain = proto.DomainAdapter }
 
@@ -318,6 +322,7 @@ func (c *Conn) Close() error {
 		c.Break()
 		c.drop()
 		c.fabric.conns[c.index] = nil
+		c.Stall(false)
 	}
 	return nil
 }
@@ -514,15 +519,18 @@ func (c *Conn) move(f *Fabric, m *Memory, p *pending, v *rdma.Verb, s *verbState
 		}
 	}
 	s.units &^= now
-	for w := now; w != 0; w &= w - 1 {
+	for w := now; w != 0; {
 		u := bits.TrailingZeros64(w)
-		lo, hi := max(base+u*grain, int(v.Off)), min(base+(u+1)*grain, int(v.Off)+n)
-		b := p.bytes[s.at+lo-int(v.Off) : s.at+hi-int(v.Off)]
+		run := bits.TrailingZeros64(^(w >> u)) // neighbours go together
+		w &^= (1<<run - 1) << u
+		lo, hi := max(base+u*grain, int(v.Off)), min(base+(u+run)*grain, int(v.Off)+n)
 		if v.Op == rdma.Read {
-			m.Load(uint64(lo), b)
+			if p.chain != nil {
+				m.Load(uint64(lo), v.Buf[lo-int(v.Off):hi-int(v.Off)])
+			}
 			continue
 		}
-		m.Store(uint64(lo), b)
+		m.Store(uint64(lo), p.bytes[s.at+lo-int(v.Off):s.at+hi-int(v.Off)])
 		if f.Watch != nil {
 			f.Watch.Wrote(m, c.session, uint64(lo), uint64(hi-lo))
 		}

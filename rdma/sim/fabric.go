@@ -54,8 +54,10 @@ type Fabric struct {
 	nodes []*Node
 	conns [MaxConns]*Conn
 	ready uint64
-	keys  uint64
-	spare []*pending
+	// stalled connections stand still.
+	stalled uint64
+	keys    uint64
+	spare   []*pending
 }
 
 // Node hosts memory.
@@ -79,7 +81,7 @@ func (f *Fabric) Reset() {
 			f.conns[i] = nil
 		}
 	}
-	f.ready = 0
+	f.ready, f.stalled = 0, 0
 	for _, n := range f.nodes {
 		n.Up, n.Incarnation, n.revoked = true, 1, [MaxSession / 64]uint64{}
 		for _, m := range n.mems {
@@ -165,7 +167,7 @@ func (n *Node) Crash() {
 func (n *Node) Start() { n.Up, n.Incarnation = true, n.Incarnation+1 }
 
 // Ready is the set of connections that Step can move.
-func (f *Fabric) Ready() uint64 { return f.ready }
+func (f *Fabric) Ready() uint64 { return f.ready &^ f.stalled }
 
 // Conn is connection number i, nil if it is closed.
 func (f *Fabric) Conn(i int) *Conn { return f.conns[i] }
@@ -192,11 +194,11 @@ func (f *Fabric) cut(session uint32, n *Node) bool { return f.Cut != nil && f.Cu
 
 // StepAny moves one connection, by choice; false if there is nothing to do.
 func (f *Fabric) StepAny() bool {
-	n := bits.OnesCount64(f.ready)
+	w := f.Ready()
+	n := bits.OnesCount64(w)
 	if n == 0 {
 		return false
 	}
-	w := f.ready
 	for range f.Choose(n) {
 		w &= w - 1
 	}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"encoding/binary"
 
 	"github.com/quarrystore/quarry/proto"
@@ -37,6 +38,8 @@ func (p Profile) String() string {
 	return [...]string{"DRAM", "ADR, DDIO on", "ADR, DDIO off", "eADR"}[p]
 }
 
+var zeros [pageBytes]byte
+
 // Memory is one node's copy of a region.
 type Memory struct {
 	Node    *Node
@@ -60,7 +63,7 @@ func (m *Memory) Bytes() uint64 { return m.bytes }
 func (m *Memory) Zero() {
 	for _, i := range m.touched {
 		p := m.pages[i]
-		*p = page{}
+		p.words, p.dirty = [pageWords]uint64{}, [pageWords / 64]uint64{} // kept counts where dirty
 		m.free = append(m.free, p)
 		m.pages[i] = nil
 	}
@@ -132,6 +135,10 @@ func (m *Memory) Load(off uint64, b []byte) {
 // Store copies bytes in.
 func (m *Memory) Store(off uint64, b []byte) {
 	for len(b) > 0 {
+		if off%pageBytes == 0 && len(b) >= pageBytes && m.pages[off/pageBytes] == nil && bytes.Equal(b[:pageBytes], zeros[:]) {
+			b, off = b[pageBytes:], off+pageBytes // zeros, as they are
+			continue
+		}
 		if off%8 == 0 && len(b) >= 8 {
 			m.Set(off, binary.LittleEndian.Uint64(b))
 			b, off = b[8:], off+8
@@ -140,6 +147,23 @@ func (m *Memory) Store(off uint64, b []byte) {
 		sh := 8 * (off % 8)
 		m.Set(off&^7, m.Word(off&^7)&^(0xff<<sh)|uint64(b[0])<<sh)
 		b, off = b[1:], off+1
+	}
+}
+
+// Clean says whether a range holds nothing but zeros.
+func (m *Memory) Clean(off, n uint64) bool {
+	for a := off; a < off+n; a += pageBytes {
+		if p := m.pages[a/pageBytes]; p != nil && p.words != [pageWords]uint64{} {
+			return false
+		}
+	}
+	return true
+}
+
+// Copy stores n bytes that lie at another offset, a line in a wrong place.
+func (m *Memory) Copy(to, from, n uint64) {
+	for i := uint64(0); i < n; i += 8 {
+		m.Set(to+i, m.Word(from+i))
 	}
 }
 
