@@ -124,6 +124,8 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 			if stale++; stale < maxStale {
 				continue
 			}
+		} else if err != nil && !errors.Is(err, slab.ErrUnknown) && !slab.Broken(slab.BugClaimLost) {
+			m.claims = append(m.claims, c) // nothing was posted: it is still this lane's
 		}
 		return ref, err
 	}
@@ -135,7 +137,9 @@ func (a *Allocator) dropEpoch(over *slab.Region) {
 	if s := a.surveys[over.ID]; s != nil && s.epoch <= over.Epoch {
 		delete(a.surveys, over.ID)
 	}
-	gone := func(r *slab.Region) bool { return r.ID == over.ID && r.Epoch <= over.Epoch }
+	gone := func(r *slab.Region) bool {
+		return r.ID == over.ID && (r.Epoch <= over.Epoch || slab.Broken(slab.BugClaimsDropped))
+	}
 	for _, k := range a.keys() {
 		m := a.mags[k]
 		kept := m.claims[:0]

@@ -21,7 +21,7 @@ func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.H
 
 	found, err := a.casHeader(reg, 0, block, was, mine)
 	if err != nil {
-		return cursor{}, err
+		return cursor{}, a.orphan(reg, block, err) // FORMATTING may be there, or still come
 	}
 	if found != was {
 		// Somebody else was faster. FORMATTING by this session is another lane's.
@@ -58,7 +58,7 @@ func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.H
 // orphan: a FORMATTING header that cannot be settled ends the session, unless the
 // epoch is over: then reconcile has settled it.
 func (a *Allocator) orphan(reg *slab.Region, block uint32, err error) error {
-	if !a.epochOver(reg) {
+	if over, _ := a.epochOver(reg); !over {
 		a.lane.Port().EndSession(fmt.Errorf("format of block %d of region %d could not be settled: %w", block, reg.ID, err))
 	}
 	return err

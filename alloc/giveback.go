@@ -1,6 +1,8 @@
 package alloc
 
 import (
+	"fmt"
+
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
@@ -32,8 +34,9 @@ func (a *Allocator) releaseClaims(claims []slab.Claim) error {
 		for n < len(claims) && n < rdma.MaxChainVerbs && claims[n].Reg == reg {
 			n++
 		}
-		if !a.epochOver(reg) {
-			err := a.retry(reg, func() bool {
+		over, err := a.epochOver(reg)
+		if !over && err == nil {
+			err = a.retry(reg, func() bool {
 				r := a.lane.Round()
 				r.Reset()
 				ch := r.Chain(reg.P())
@@ -43,10 +46,10 @@ func (a *Allocator) releaseClaims(claims []slab.Claim) error {
 				a.lane.Do()
 				return ch.Err == nil
 			})
-			if err != nil && err != errFull {
-				a.lane.Port().EndSession(err)
-				return err
-			}
+		}
+		if err != nil && err != errFull {
+			a.lane.Port().EndSession(fmt.Errorf("claims in region %d could not be given back: %w", reg.ID, err))
+			return err
 		}
 		claims = claims[n:]
 	}
@@ -84,8 +87,8 @@ func (a *Allocator) flushCleared() error {
 // clear a bit that somebody else has claimed since; R and V are the truth, so the
 // next claimer of the slab finds it reserved and sets the bit again.
 func (a *Allocator) clearBits(reg *slab.Region, block uint32, word int, bits uint64) error {
-	if a.epochOver(reg) {
-		return nil
+	if over, err := a.epochOver(reg); over || err != nil {
+		return err
 	}
 	off := reg.Geometry.MapOff(block) + 8*uint64(word)
 	guess := bits

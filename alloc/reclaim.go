@@ -6,6 +6,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // ErrInUse: the block has slabs that live or are held; it stays as it was.
@@ -41,22 +42,73 @@ func (a *Allocator) reclaim(reg *slab.Region, block uint32, pass func() error) e
 	if err != nil {
 		return err
 	}
-	if h.State() != proto.BlockActive {
+	// A reclaim that died is carried on: before RECLAIM is on any replica from the
+	// start, after that only forward.
+	begun := h.State()
+	if begun == proto.BlockReclaim {
+		return a.secondPhase(reg, block, h, pass)
+	}
+	if begun != proto.BlockActive && begun != proto.BlockDraining {
 		return fmt.Errorf("%w: block %d of region %d is %v", ErrInUse, block, reg.ID, h)
 	}
 	if h.Generation() == proto.MaxGeneration {
 		return fmt.Errorf("block %d of region %d has used up its generations", block, reg.ID)
 	}
+	h = h.With(proto.BlockActive)
 	draining := h.With(proto.BlockDraining)
 	gone := proto.MakeHeader(proto.BlockReclaim, h.Kind(), h.Class(), h.Generation()+1, 0)
 	if slab.Broken(slab.BugGenerationKept) {
 		gone = h.With(proto.BlockReclaim)
 	}
-	free := proto.MakeHeader(proto.BlockFree, 0, 0, gone.Generation(), 0)
-
-	if found, err := a.casHeader(reg, 0, block, h, draining); err != nil || found != h {
+	forward := false
+	if begun == proto.BlockDraining {
+		if forward, err = a.onBackup(reg, block, gone); err != nil {
+			return err
+		}
+	} else if found, err := a.casHeader(reg, 0, block, h, draining); err != nil || found != h {
 		return a.changed(block, reg, found, err)
 	}
+	if !forward {
+		if err := a.drained(reg, block, h, draining, pass); err != nil {
+			return err
+		}
+	}
+	for i := reg.N - 1; i >= 0; i-- {
+		was := h
+		if i == 0 {
+			was = draining
+		}
+		if found, err := a.casHeader(reg, i, block, was, gone); err != nil || found != was && found != gone {
+			return a.changed(block, reg, found, err)
+		}
+	}
+	return a.secondPhase(reg, block, gone, pass)
+}
+
+// onBackup says whether any backup of a draining block is in RECLAIM already. Then
+// the block was found empty, and must not be opened again: a reconcile finishes any
+// RECLAIM that it finds.
+func (a *Allocator) onBackup(reg *slab.Region, block uint32, gone proto.Header) (bool, error) {
+	for i := 1; i < reg.N; i++ {
+		var found proto.Header
+		err := a.retry(reg, func() bool {
+			r := a.lane.Round()
+			r.Reset()
+			r.Chain(reg.To[i]).Read(reg.Geometry.HeaderOff(block), a.wordRead[:8])
+			a.lane.Do()
+			found = proto.Header(proto.Word(a.wordRead, 0))
+			return r.Err() == nil
+		})
+		if err != nil || found == gone {
+			return found == gone, err
+		}
+	}
+	return false, nil
+}
+
+// drained waits for a pass and looks whether the block is empty; if not, it is
+// opened again.
+func (a *Allocator) drained(reg *slab.Region, block uint32, h, draining proto.Header, pass func() error) error {
 	if !slab.Broken(slab.BugReclaimNoPass) {
 		if err := pass(); err != nil {
 			return errors.Join(err, a.reopen(reg, block, draining, h))
@@ -69,15 +121,12 @@ func (a *Allocator) reclaim(reg *slab.Region, block uint32, pass func() error) e
 		}
 		return fmt.Errorf("%w: block %d of region %d", ErrInUse, block, reg.ID)
 	}
-	for i := reg.N - 1; i >= 0; i-- {
-		was := h
-		if i == 0 {
-			was = draining
-		}
-		if found, err := a.casHeader(reg, i, block, was, gone); err != nil || found != was {
-			return a.changed(block, reg, found, err)
-		}
-	}
+	return nil
+}
+
+// secondPhase is what comes after RECLAIM.
+func (a *Allocator) secondPhase(reg *slab.Region, block uint32, gone proto.Header, pass func() error) error {
+	free := proto.MakeHeader(proto.BlockFree, 0, 0, gone.Generation(), 0)
 	if !slab.Broken(slab.BugReclaimOnePhase) {
 		if err := pass(); err != nil {
 			return err // RECLAIM is finished by whoever comes next
@@ -101,6 +150,11 @@ func (a *Allocator) FinishReclaim(reg *slab.Region, block uint32, gone, free pro
 			ch := r.Chain(reg.To[i])
 			ch.Write(reg.Geometry.BlockOff(block), zero)
 			ch.Write(reg.Geometry.MapOff(block), zero[:proto.MapBytes])
+			if reg.Durable && !slab.Broken(slab.BugZeroUnflushed) {
+				// A loss of power must not bring words of the old class back into a free block.
+				ch.Flush(rdma.Persistent, reg.Geometry.BlockOff(block), proto.BlockBytes)
+				ch.Flush(rdma.Persistent, reg.Geometry.MapOff(block), proto.MapBytes)
+			}
 			a.lane.Do()
 			return ch.Err == nil
 		})

@@ -114,10 +114,13 @@ func (a *Allocator) refillRegion(k magKey, m *magazine, id uint32) error {
 				return err
 			}
 		}
+		over, err := a.epochOver(reg)
 		switch {
+		case err != nil:
+			return err
 		case tries == maxBlocks:
 			return errFull
-		case a.epochOver(reg):
+		case over:
 			a.dropEpoch(reg) // not full: look again under the new epoch
 		case fresh:
 			return errFull // even by what the headers say now
@@ -244,9 +247,9 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 		if err := a.lane.Settle(reg); err != nil {
 			return false, err
 		}
-		if a.epochOver(reg) {
-			*c = cursor{}
-			return false, nil
+		if over, err := a.epochOver(reg); over || err != nil {
+			*c = cursor{} // bits that may be set are a search aid; the scrub clears them
+			return false, err
 		}
 		err := a.retry(reg, func() bool {
 			r.Reset()
@@ -337,14 +340,21 @@ func (a *Allocator) retry(reg *slab.Region, round func() bool) error {
 		if err := a.lane.Settle(reg); err != nil {
 			return err
 		}
-		if a.epochOver(reg) {
+		if over, err := a.epochOver(reg); err != nil {
+			return err
+		} else if over {
 			return errFull
 		}
 	}
 	return nil
 }
 
-func (a *Allocator) epochOver(reg *slab.Region) bool {
+// epochOver says whether the table has moved on from reg's epoch: then reconcile has
+// settled what was held under it. An error says nothing of the kind.
+func (a *Allocator) epochOver(reg *slab.Region) (bool, error) {
 	now, err := a.lane.Port().Region(reg.ID)
-	return err != nil || now.Epoch != reg.Epoch
+	if err != nil {
+		return false, err
+	}
+	return now.Epoch != reg.Epoch, nil
 }

@@ -40,7 +40,7 @@ const (
 	BugReservationsKept                // reconcile leaves reservations as they are
 	BugHeaderOfPrimary                 // reconcile takes the new primary's headers
 	BugJoinerUnreconciled              // reconcile leaves a joiner's words as they are
-	BugJoinerNotZeroed                 // a joiner keeps the words of a former life
+	BugJoinerNotZeroed                 // a joiner is neither zeroed nor reset
 	BugCopierUnreserved                // the copier does not take the reservation
 	BugCopierKeepsR                    // the copier keeps the reservation
 	BugReconcileUnflushed              // reconcile flushes only what it changes
@@ -55,6 +55,16 @@ const (
 	BugOldEpochAccepted                // agents accept an epoch that is over
 	BugReleaseByWrite                  // R is released by a WRITE of 0
 	BugCrossDomain                     // a region is opened through another atomicity domain
+	BugShortVersion                    // versions have four bits
+	BugAnswerTrusted                   // a lost answer is taken for a success
+	BugScrubSkipsDraining              // the scrub passes over blocks that are draining
+	BugScrubUnleased                   // the scrub's answer does not ask for a lease
+	BugTakerWritesImage                // a takeover writes the image to a joiner
+	BugRepairWraps                     // a repair does not look whether versions are left
+	BugTableErrorIsEpoch               // who cannot ask for the table takes the epoch for over
+	BugClaimsDropped                   // an epoch's end drops the claims of the next one too
+	BugClaimLost                       // a claim whose birth was refused is forgotten
+	BugZeroUnflushed                   // a reclaimed block is free before its zeros are durable
 	BugCount
 )
 

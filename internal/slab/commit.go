@@ -148,6 +148,9 @@ func (l *Lane) commitPrimary(o *op, ch change) error {
 // primaryUnknown decides step 3 after a lost completion. The connection is dead
 // by then, so R and V stand still unless somebody else owns the slab.
 func (l *Lane) primaryUnknown(o *op, ch change) (done bool, err error) {
+	if bug(BugAnswerTrusted) {
+		return true, nil
+	}
 	if err := l.afterFailure(o, ch); err != nil {
 		return err == errDone, ignoreDone(err)
 	}

@@ -14,6 +14,9 @@ const (
 	// stillReads READs in a row that find the same V span a time in which V stood
 	// still during all but the first and last of them: a wrong seal is damage then.
 	stillReads = 3
+	// maxRepairs bounds the damage that one operation mends on its way: a slab that
+	// is damaged again and again has a memory that should be replaced.
+	maxRepairs = 4
 	// maxRestarts bounds how often one operation starts again under a new table.
 	maxRestarts = 64
 )
@@ -24,7 +27,7 @@ const (
 // Linearizes at: the READ of V at the primary, if the active image then read is
 // whole. R plays no part: the active image of a reserved slab is intact.
 func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
-	restarts, last, still, damaged := 0, proto.V(0), 0, false
+	restarts, last, still, mended := 0, proto.V(0), 0, 0
 	for i := 1; ; i++ {
 		payload, v, info, vw, err := l.readOnce(ref, i == 1)
 		switch {
@@ -57,15 +60,17 @@ func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
 		}
 		if still >= stillReads {
 			// Not torn: damaged, or the block has moved on under a cached header.
-			if damaged {
+			if mended >= maxRepairs {
 				return dst, Info{}, fmt.Errorf("%w: %v", ErrCorrupt, ref)
 			}
-			damaged, still = true, 0
+			mended, still = mended+1, 0
 			l.op.reg.Headers.Store(l.block(), 0)
 			if _, err := l.locate(l.op.reg, ref); err != nil && !errors.Is(err, errAgain) {
 				return dst, Info{}, err
 			}
-			if err := l.Repair(ref); err != nil && !errors.Is(err, ErrCorrupt) {
+			if err := l.Repair(ref); errors.Is(err, ErrCorrupt) {
+				mended = maxRepairs // one more look
+			} else if err != nil {
 				return dst, Info{}, err
 			}
 		}

@@ -292,7 +292,7 @@ func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []b
 			if w = v[k]; w != best {
 				w = 0
 			}
-			if bug(BugJoinerUnreconciled) {
+			if bug(BugJoinerUnreconciled) || bug(BugJoinerNotZeroed) {
 				w = v[k]
 			}
 		} else if best.State() == proto.StateLive && (v[k] != best || !whole[k]) {

@@ -65,10 +65,16 @@ func (l *Lane) repairOnce(ref proto.Ref) error {
 		if !ok {
 			continue
 		}
+		if h.Born != ref.Life.Born() {
+			return errors.Join(l.release(o), l.answer(ErrFreed)) // another object's damage
+		}
 		if o.slab.Kind == proto.Single {
 			return l.rewrite(o, h, payload)
 		}
 		n := l.nextVersion(o)
+		if n > proto.MaxVersion && !bug(BugRepairWraps) {
+			return errors.Join(fmt.Errorf("%w: %v", ErrVersions, ref), l.release(o))
+		}
 		h.Version, h.Writer = n, o.r
 		img, err := l.seal(o, h, payload)
 		if err != nil {
@@ -101,7 +107,7 @@ func (l *Lane) imageOf(o *op, i int) (h proto.ImageHeader, payload []byte, ok bo
 		return h, nil, false, errors.Join(errAgain, l.release(o))
 	}
 	h, payload, ok = proto.OpenImage(img, o.seed)
-	return h, payload, ok && h.Version == o.v.Version() && h.Born == o.ref.Life.Born(), nil
+	return h, payload, ok && h.Version == o.v.Version(), nil
 }
 
 // rewrite puts the bytes of a write-once image back at the primary. The image in

@@ -96,9 +96,10 @@ func (l *Lane) takeoverUnknown(o *op, dead proto.R) (bool, error) {
 }
 
 // rollBack makes V of every backup equal to the primary's: the image that it
-// names is intact there, because a commit only writes the other place. A
-// rebuilding replica that is ahead gets the primary's image with it, which is the
-// copier's work. Preconditions: o.r held, l.slab read under it, l.words hold V of
+// it names is intact there, because a commit only writes the other place. That
+// holds for a joiner too, if the copier has passed the slab; if not, it will. The
+// image is not written: the taker's view may be old, the joiner in sync by now and
+// its image the only whole one. Preconditions: o.r held, l.slab read under it, l.words hold V of
 // the backups.
 func (l *Lane) rollBack(o *op) error {
 	if bug(BugNoRollBack) {
@@ -113,9 +114,8 @@ func (l *Lane) rollBack(o *op) error {
 				continue
 			}
 			c := l.round.Chain(o.reg.To[i])
-			if joiner && o.v.State() == proto.StateLive {
-				img := o.slab.Image(l.slab, o.v.Version())
-				l.writeImage(c, o, change{at: o.slab.ImageOff(o.v.Version()), img: img})
+			if bug(BugTakerWritesImage) && joiner && o.v.State() == proto.StateLive {
+				l.writeImage(c, o, change{at: o.slab.ImageOff(o.v.Version()), img: o.slab.Image(l.slab, o.v.Version())})
 			}
 			c.CAS(o.slab.VOff(), uint64(was), uint64(o.v))
 			if o.reg.Durable {

@@ -59,17 +59,27 @@ func (l *Lane) Update(ref proto.Ref, f func(old []byte, info *Info) ([]byte, err
 // nextVersion is the smallest of the inactive image's parity above both V and the
 // version in the inactive image's header: a dead writer's leftover image must
 // never share its version with another, or a slow reader could put the two together.
+//
+// A version further ahead than maxSkip is damage, not a writer's: the slab would be
+// out of versions by it.
 func (l *Lane) nextVersion(o *op) uint64 {
 	n := o.v.Version() + 1
-	if bug(BugInPlace) {
+	switch {
+	case bug(BugInPlace):
 		return n + 1
+	case bug(BugShortVersion):
+		return n & 15
 	}
 	left := proto.ParseImageHeader(o.slab.Image(l.slab, n)).Version
-	if left >= n && !bug(BugNoVersionSkip) {
+	if left >= n && left-n < maxSkip && !bug(BugNoVersionSkip) {
 		n = left + 2 - (left^n)&1
 	}
 	return n
 }
+
+// maxSkip is more than the writers that can have died on a slab between two
+// commits, and little of the 44 bits.
+const maxSkip = 1 << 32
 
 // seal copies the payload behind a header into the lane's image buffer.
 func (l *Lane) seal(o *op, h proto.ImageHeader, payload []byte) ([]byte, error) {

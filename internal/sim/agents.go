@@ -1,0 +1,186 @@
+package sim
+
+import (
+	"errors"
+
+	"github.com/quarrystore/quarry/alloc"
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+)
+
+// The programs that agents run beside clients, under sessions of their own.
+
+// scrub settles what certified sessions have left.
+func (k *control) scrub() {
+	c := &k.w.clients[scrubber]
+	any := false
+	for id := range k.sess[:k.top+1] {
+		any = any || k.sess[id].state == sessionFenced
+	}
+	if !any || c.state != procIdle || c.frozen > 0 || k.w.ch.choose(3) == 1 {
+		return
+	}
+	c.start(func() {
+		c.enter()
+		c.deadline = never
+		defer c.leave()
+		if c.session == 0 || c.ended {
+			c.openSession()
+		}
+		var serials [maxSessions]uint64
+		for id := range k.sess[:k.top+1] {
+			if k.dead[id] = k.sess[id].state == sessionFenced; k.dead[id] {
+				serials[id] = k.sess[id].serial
+			}
+		}
+		reg, err := c.Region(regionID)
+		if err != nil {
+			return
+		}
+		c.began = c.view.rev
+		st, err := c.lane.Scrub(reg, func(id uint32) bool { return id < maxSessions && k.dead[id] })
+		k.w.logf("scrub: %+v %v", st, err)
+		if err != nil {
+			return
+		}
+		k.scrubbed++
+		for id := range k.sess[:k.top+1] {
+			if s := &k.sess[id]; k.dead[id] && s.serial == serials[id] && s.state == sessionFenced {
+				s.state = sessionFree
+			}
+		}
+	})
+}
+
+// rebuild brings the region back to the number of replicas it should have.
+func (k *control) rebuild() {
+	w := k.w
+	for i := range k.table.n {
+		if k.table.rebuilding[i] {
+			k.copy()
+			return
+		}
+	}
+	if k.table.n >= w.d.replicas || w.now < k.rejoin {
+		return
+	}
+	for n := range w.d.nodes {
+		nd := w.fab.Nodes()[n]
+		if hasNode(&k.table, n) || !nd.Up || w.cuts[controllerRow][n] {
+			continue
+		}
+		m := w.mem(n)
+		m.Close()
+		m.Epoch = k.table.epoch // what was sent to its former life is refused
+		if !slab.Broken(slab.BugJoinerNotZeroed) {
+			m.Zero()
+		}
+		t := k.table
+		t.open = false
+		t.node[t.n], t.life[t.n], t.rebuilding[t.n] = n, nd.Incarnation, true
+		t.n++
+		k.change(t)
+		return
+	}
+}
+
+// copy runs the copier; when it has passed every slab in one epoch, the joiner is
+// in sync, without another epoch: who still takes it for a joiner does no harm.
+func (k *control) copy() {
+	w := k.w
+	c := &w.clients[copier]
+	if k.copied == k.table.epoch {
+		for i := range k.table.n {
+			if k.table.rebuilding[i] {
+				k.table.rebuilding[i] = false
+				k.intact[k.table.node[i]] = true
+			}
+		}
+		k.served, _ = k.inSync()
+		k.table.rev++
+		w.logf("controller: epoch %d, all in sync", k.table.epoch)
+		return
+	}
+	if c.state != procIdle || c.frozen > 0 {
+		return
+	}
+	c.start(func() {
+		c.enter()
+		c.deadline = never
+		defer c.leave()
+		if c.session == 0 || c.ended {
+			c.openSession()
+		}
+		reg, err := c.Region(regionID)
+		if err != nil {
+			return
+		}
+		c.began = c.view.rev
+		st, err := c.lane.Copy(reg)
+		w.logf("copy in epoch %d: %+v %v", reg.Epoch, st, err)
+		if err == nil && reg.Epoch == k.table.epoch {
+			k.copied = reg.Epoch
+		}
+	})
+}
+
+// reclaimBlocks takes a block back now and then, if it is empty.
+func (k *control) reclaimBlocks() {
+	w := k.w
+	c := &w.clients[reclaimer]
+	if !w.opt.Grow || w.healed || c.state != procIdle || c.frozen > 0 || w.ch.choose(6) != 5 {
+		return
+	}
+	c.start(func() {
+		c.enter()
+		c.deadline = c.w.now + 20*w.d.lease
+		defer c.leave()
+		if c.session == 0 || c.ended {
+			c.openSession()
+			c.enter()
+		}
+		reg, err := c.Region(regionID)
+		if err != nil {
+			return
+		}
+		a, err := alloc.New(c.lane, c)
+		if err != nil {
+			return
+		}
+		block := w.emptiest()
+		err = a.Reclaim(reg, block, c.pass)
+		w.logf("reclaim of block %d: %v", block, err)
+		if err == nil {
+			w.stats.Reclaims++
+		}
+		over := !k.table.open || k.table.epoch != reg.Epoch
+		if err != nil && !over && !errors.Is(err, alloc.ErrInUse) && !errors.Is(err, slab.ErrUnknown) && !w.notDone(err) {
+			w.fail("unexpected error", "reclaim: "+err.Error())
+		}
+	})
+}
+
+// emptiest is a block worth taking: one that is left half-way, or the open one of
+// those looked at with the fewest bits set.
+func (w *world) emptiest() uint32 {
+	p := w.mem(w.ctl.table.node[0])
+	best, least := uint32(0), 1<<30
+	for b := range w.geo.Blocks {
+		h := proto.Header(p.Word(w.geo.HeaderOff(b)))
+		switch h.State() {
+		case proto.BlockDraining, proto.BlockReclaim:
+			return b
+		case proto.BlockActive:
+			n := 0
+			for i := range h.Class().MapWords() {
+				if p.Word(w.geo.MapOff(b)+uint64(8*i)) != 0 {
+					n++
+				}
+			}
+			if n = 2*n + w.ch.choose(3); n < least {
+				best, least = b, n
+			}
+		}
+	}
+	return best
+}
