@@ -74,7 +74,7 @@ func (c Config) withDefaults() Config {
 }
 
 const (
-	threads       = 3
+	threads       = 4 // of each client; the first reads only
 	sharedObjects = 8
 	opTimeout     = 10 * time.Second
 	calm          = time.Second // of undisturbed work before a fault and after it

@@ -270,6 +270,8 @@ func (w *worker) load(ctx context.Context) {
 	wg.Wait()
 }
 
+// thread is one that works. The first only reads shared objects: readers wait for
+// nobody, and what they see must not depend on threads that wait.
 func (w *worker) thread(stop context.Context, t int) {
 	ctx := context.WithoutCancel(stop)
 	rng := rand.New(rand.NewPCG(uint64(w.ID), uint64(t)))
@@ -278,6 +280,8 @@ func (w *worker) thread(stop context.Context, t int) {
 		ref := w.objects[rng.IntN(len(w.objects))]
 		var err error
 		switch k := rng.IntN(20); {
+		case t == 0: // nobody who is hurt may hold up a reader
+			err = w.read(ctx, t, ref)
 		case rng.IntN(churnEvery) == 0 && len(own) < churnKept:
 			var r client.Ref
 			if r, err = w.birth(ctx, t, w.value(t), []int{20, 100, 900, 6000}[rng.IntN(4)]); err == nil {
