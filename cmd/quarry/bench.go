@@ -15,7 +15,7 @@ import (
 )
 
 type benchCmd struct {
-	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update); of a tree: kv-insert, kv-load, kv-get, kv-put, kv-mix, kv-scan."`
+	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update); of a tree: kv-insert, kv-load, kv-get, kv-put, kv-mix, kv-scan; of a Redis gateway beside Redis: gateway."`
 	Sizes      []sizeFlag    `default:"128" short:"s" help:"Payload bytes, comma separated."`
 	Clients    int           `default:"1" short:"n" help:"Goroutines that work at the same time, of each process."`
 	Processes  int           `default:"0" help:"Client processes; 0 means goroutines of this one."`
@@ -59,6 +59,9 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 		Command: func(role string) []string {
 			if role == "pingpong" {
 				return []string{exe, "bench", "--role", "pingpong"}
+			}
+			if role == bench.Gateway {
+				return []string{exe, "gateway", "redis", "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--listen", "127.0.0.1:0", "--create", "--json"}
 			}
 			return []string{exe, "bench", "--role", "worker", "--transport", role, "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token}
 		}}

@@ -27,12 +27,12 @@ func kvRedis(ctx context.Context, cfg Config, tell func(Row)) error {
 		}
 		err = func() error {
 			defer stop()
-			if err := redisFill(ctx, socket, keys, size); err != nil {
+			if err := redisFill(ctx, "unix", socket, keys, size); err != nil {
 				return err
 			}
 			for _, op := range []string{"GET", "SET"} {
 				o, err := clients(cfg.Job.Clients, func(i int) (*outcome, error) {
-					return redisKVLoop(ctx, socket, op, i, keys, size, min(cfg.Job.Duration, 2*time.Second))
+					return redisKVLoop(ctx, "unix", socket, op, i, keys, size, 1, min(cfg.Job.Duration, 2*time.Second))
 				})
 				if err != nil {
 					return err
@@ -51,8 +51,8 @@ func kvRedis(ctx context.Context, cfg Config, tell func(Row)) error {
 	return nil
 }
 
-func redisFill(ctx context.Context, socket string, keys, size int) error {
-	c, err := net.Dial("unix", socket)
+func redisFill(ctx context.Context, network, addr string, keys, size int) error {
+	c, err := net.Dial(network, addr)
 	if err != nil {
 		return err
 	}
@@ -77,8 +77,8 @@ func redisFill(ctx context.Context, socket string, keys, size int) error {
 	return nil
 }
 
-func redisKVLoop(ctx context.Context, socket, op string, id, keys, size int, d time.Duration) (*outcome, error) {
-	c, err := net.Dial("unix", socket)
+func redisKVLoop(ctx context.Context, network, addr, op string, id, keys, size, pipeline int, d time.Duration) (*outcome, error) {
+	c, err := net.Dial(network, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -94,20 +94,23 @@ func redisKVLoop(ctx context.Context, socket, op string, id, keys, size int, d t
 	start := time.Now()
 	last := start
 	for last.Sub(start) < d && ctx.Err() == nil {
-		key = appendKey(key[:0], seed.next(keys))
-		if op == "GET" {
-			out = bulk(append(out[:0], "*2\r\n$3\r\nGET\r\n"...), key)
-		} else {
-			out = bulk(bulk(append(out[:0], "*3\r\n$3\r\nSET\r\n"...), key), value)
+		out = out[:0]
+		for range pipeline {
+			key = appendKey(key[:0], seed.next(keys))
+			if op == "GET" {
+				out = bulk(append(out, "*2\r\n$3\r\nGET\r\n"...), key)
+			} else {
+				out = bulk(bulk(append(out, "*3\r\n$3\r\nSET\r\n"...), key), value)
+			}
 		}
-		if err := exchange(c, r, out, 1, want); err != nil {
+		if err := exchange(c, r, out, pipeline, want); err != nil {
 			return nil, err
 		}
 		now := time.Now()
 		record(o.hist, int64(now.Sub(last)))
 		last = now
 		o.Calls++
-		o.Ops++
+		o.Ops += int64(pipeline)
 	}
 	o.Elapsed = last.Sub(start)
 	return o, ctx.Err()

@@ -54,6 +54,12 @@ func Run(ctx context.Context, cfg Config) ([]Row, error) {
 		}
 		for _, size := range cfg.Sizes {
 			for _, op := range objects {
+				if op == Gateway {
+					if err := gatewayRun(ctx, cfg, cc, size, tell); err != nil {
+						return rows, fmt.Errorf("gateway with values of %d bytes over %s: %w", size, transport, err)
+					}
+					continue
+				}
 				j := cfg.Job
 				j.Op, j.Bytes = op, size
 				r, err := one(ctx, cfg, cc, j)
