@@ -20,6 +20,7 @@ var outputs = map[string]string{
 	"04-batch":        "64 objects, 566 bytes, 1 round\n",
 	"05-swap":         "first: <nil>\nlate: true\n",
 	"06-many-clients": "ping pong\n",
+	"07-kv":           "grace hopper\nfirst: <nil> second late: true\nada king\nalan turing\n",
 	"08-plugin":       "done: greeting has 5 bytes\n",
 }
 
