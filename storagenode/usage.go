@@ -2,6 +2,7 @@ package storagenode
 
 import (
 	"cmp"
+	"maps"
 	"math/bits"
 	"slices"
 
@@ -32,12 +33,8 @@ type ClassUsage struct {
 // slabs, a few microseconds otherwise.
 func (n *Node) Usage() []RegionUsage {
 	n.mu.Lock()
-	numbers := make([]uint32, 0, len(n.memories))
-	for number := range n.memories {
-		numbers = append(numbers, number)
-	}
+	numbers := n.regionNumbers()
 	n.mu.Unlock()
-	slices.Sort(numbers)
 	out := make([]RegionUsage, 0, len(numbers))
 	for _, number := range numbers {
 		if u, ok := n.usage(number); ok {
@@ -46,6 +43,9 @@ func (n *Node) Usage() []RegionUsage {
 	}
 	return out
 }
+
+// regionNumbers are those of the replicas here. Call with n.mu held.
+func (n *Node) regionNumbers() []uint32 { return slices.Sorted(maps.Keys(n.memories)) }
 
 // usage looks at one replica. Under the lock, which keeps the memory mapped.
 func (n *Node) usage(number uint32) (u RegionUsage, ok bool) {

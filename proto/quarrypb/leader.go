@@ -10,3 +10,6 @@ const IncarnationHeader = "Quarry-Incarnation"
 
 // TokenHeader carries the cluster's token in calls of a controller whose messages have no field for it.
 const TokenHeader = "Quarry-Token"
+
+// VersionHeader is the header of /healthz that tells the version of the service.
+const VersionHeader = "Quarry-Version"

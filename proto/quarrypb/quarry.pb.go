@@ -4319,6 +4319,189 @@ func (x *Progress) GetBytes() uint64 {
 	return 0
 }
 
+type InspectNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectNodeRequest) Reset() {
+	*x = InspectNodeRequest{}
+	mi := &file_quarry_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectNodeRequest) ProtoMessage() {}
+
+func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
+func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *InspectNodeRequest) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+type InspectNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Regions       []*RegionMap           `protobuf:"bytes,1,rep,name=regions,proto3" json:"regions,omitempty"`
+	Lanes         map[string]uint32      `protobuf:"bytes,2,rep,name=lanes,proto3" json:"lanes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // connections by provider
+	Verbs         uint64                 `protobuf:"varint,3,opt,name=verbs,proto3" json:"verbs,omitempty"`                                                                           // totals since the node started
+	BytesRead     uint64                 `protobuf:"varint,4,opt,name=bytes_read,json=bytesRead,proto3" json:"bytes_read,omitempty"`
+	BytesWritten  uint64                 `protobuf:"varint,5,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
+	ResidentBytes uint64                 `protobuf:"varint,6,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectNodeResponse) Reset() {
+	*x = InspectNodeResponse{}
+	mi := &file_quarry_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectNodeResponse) ProtoMessage() {}
+
+func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
+func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *InspectNodeResponse) GetRegions() []*RegionMap {
+	if x != nil {
+		return x.Regions
+	}
+	return nil
+}
+
+func (x *InspectNodeResponse) GetLanes() map[string]uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+func (x *InspectNodeResponse) GetVerbs() uint64 {
+	if x != nil {
+		return x.Verbs
+	}
+	return 0
+}
+
+func (x *InspectNodeResponse) GetBytesRead() uint64 {
+	if x != nil {
+		return x.BytesRead
+	}
+	return 0
+}
+
+func (x *InspectNodeResponse) GetBytesWritten() uint64 {
+	if x != nil {
+		return x.BytesWritten
+	}
+	return 0
+}
+
+func (x *InspectNodeResponse) GetResidentBytes() uint64 {
+	if x != nil {
+		return x.ResidentBytes
+	}
+	return 0
+}
+
+// RegionMap is what the headers of a replica say.
+type RegionMap struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Region uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
+	// blocks has 3 bytes for each: state of the header; kind in the high 4 bits and
+	// class in the low ones; 255ths of its slabs that are taken.
+	Blocks        []byte `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegionMap) Reset() {
+	*x = RegionMap{}
+	mi := &file_quarry_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegionMap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegionMap) ProtoMessage() {}
+
+func (x *RegionMap) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
+func (*RegionMap) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *RegionMap) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *RegionMap) GetBlocks() []byte {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
 var File_quarry_proto protoreflect.FileDescriptor
 
 const file_quarry_proto_rawDesc = "" +
@@ -4620,7 +4803,24 @@ const file_quarry_proto_rawDesc = "" +
 	"\vblocks_done\x18\x04 \x01(\rR\n" +
 	"blocksDone\x12\x16\n" +
 	"\x06blocks\x18\x05 \x01(\rR\x06blocks\x12\x14\n" +
-	"\x05bytes\x18\x06 \x01(\x04R\x05bytes*\\\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\"(\n" +
+	"\x12InspectNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\"\xc1\x02\n" +
+	"\x13InspectNodeResponse\x12.\n" +
+	"\aregions\x18\x01 \x03(\v2\x14.quarry.v1.RegionMapR\aregions\x12?\n" +
+	"\x05lanes\x18\x02 \x03(\v2).quarry.v1.InspectNodeResponse.LanesEntryR\x05lanes\x12\x14\n" +
+	"\x05verbs\x18\x03 \x01(\x04R\x05verbs\x12\x1d\n" +
+	"\n" +
+	"bytes_read\x18\x04 \x01(\x04R\tbytesRead\x12#\n" +
+	"\rbytes_written\x18\x05 \x01(\x04R\fbytesWritten\x12%\n" +
+	"\x0eresident_bytes\x18\x06 \x01(\x04R\rresidentBytes\x1a8\n" +
+	"\n" +
+	"LanesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\";\n" +
+	"\tRegionMap\x12\x16\n" +
+	"\x06region\x18\x01 \x01(\rR\x06region\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\fR\x06blocks*\\\n" +
 	"\bProvider\x12\x18\n" +
 	"\x14PROVIDER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROVIDER_TCP\x10\x01\x12\x10\n" +
@@ -4652,7 +4852,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x15WORK_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
 	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
-	"\x0fWORK_KIND_SCRUB\x10\x032\xa3\f\n" +
+	"\x0fWORK_KIND_SCRUB\x10\x032\xf1\f\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -4682,7 +4882,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"MoveRegion\x12\x1c.quarry.v1.MoveRegionRequest\x1a\x11.quarry.v1.Region\x12F\n" +
 	"\tRebalance\x12\x1b.quarry.v1.RebalanceRequest\x1a\x1c.quarry.v1.RebalanceResponse\x12=\n" +
-	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse2\xe4\x03\n" +
+	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse\x12L\n" +
+	"\vInspectNode\x12\x1d.quarry.v1.InspectNodeRequest\x1a\x1e.quarry.v1.InspectNodeResponse2\xae\x04\n" +
 	"\x05Agent\x12I\n" +
 	"\n" +
 	"HostRegion\x12\x1c.quarry.v1.HostRegionRequest\x1a\x1d.quarry.v1.HostRegionResponse\x12I\n" +
@@ -4693,7 +4894,8 @@ const file_quarry_proto_rawDesc = "" +
 	"DropRegion\x12\x1c.quarry.v1.DropRegionRequest\x1a\x1d.quarry.v1.DropRegionResponse\x12:\n" +
 	"\x05Fence\x12\x17.quarry.v1.FenceRequest\x1a\x18.quarry.v1.FenceResponse\x127\n" +
 	"\x04Work\x12\x16.quarry.v1.WorkRequest\x1a\x17.quarry.v1.WorkResponse\x127\n" +
-	"\x04Ping\x12\x16.quarry.v1.PingRequest\x1a\x17.quarry.v1.PingResponseB.Z,github.com/quarrystore/quarry/proto/quarrypbb\x06proto3"
+	"\x04Ping\x12\x16.quarry.v1.PingRequest\x1a\x17.quarry.v1.PingResponse\x12H\n" +
+	"\aInspect\x12\x1d.quarry.v1.InspectNodeRequest\x1a\x1e.quarry.v1.InspectNodeResponseB.Z,github.com/quarrystore/quarry/proto/quarrypbb\x06proto3"
 
 var (
 	file_quarry_proto_rawDescOnce sync.Once
@@ -4708,7 +4910,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                 // 0: quarry.v1.Provider
 	(NodeState)(0),                // 1: quarry.v1.NodeState
@@ -4781,7 +4983,11 @@ var file_quarry_proto_goTypes = []any{
 	(*ControllerInfo)(nil),        // 68: quarry.v1.ControllerInfo
 	(*StatusResponse)(nil),        // 69: quarry.v1.StatusResponse
 	(*Progress)(nil),              // 70: quarry.v1.Progress
-	nil,                           // 71: quarry.v1.Name.NotesEntry
+	(*InspectNodeRequest)(nil),    // 71: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),   // 72: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),             // 73: quarry.v1.RegionMap
+	nil,                           // 74: quarry.v1.Name.NotesEntry
+	nil,                           // 75: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -4800,7 +5006,7 @@ var file_quarry_proto_depIdxs = []int32{
 	19, // 13: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
 	10, // 14: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	27, // 15: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	71, // 16: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	74, // 16: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	30, // 17: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	30, // 18: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
 	30, // 19: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
@@ -4815,69 +5021,75 @@ var file_quarry_proto_depIdxs = []int32{
 	68, // 28: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
 	70, // 29: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
 	5,  // 30: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	15, // 31: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	18, // 32: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	21, // 33: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	23, // 34: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	25, // 35: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	28, // 36: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	11, // 37: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	12, // 38: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	13, // 39: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	31, // 40: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	32, // 41: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	33, // 42: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	34, // 43: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	36, // 44: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	39, // 45: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	41, // 46: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	58, // 47: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	59, // 48: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	61, // 49: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	62, // 50: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	63, // 51: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	67, // 52: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	43, // 53: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	45, // 54: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	47, // 55: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	49, // 56: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	51, // 57: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	54, // 58: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	56, // 59: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	17, // 60: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	20, // 61: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	22, // 62: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	24, // 63: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	26, // 64: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	29, // 65: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	10, // 66: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	10, // 67: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	14, // 68: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	30, // 69: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	30, // 70: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	30, // 71: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	35, // 72: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	37, // 73: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	40, // 74: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	42, // 75: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,  // 76: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	60, // 77: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,  // 78: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	9,  // 79: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	65, // 80: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	69, // 81: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	44, // 82: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	46, // 83: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	48, // 84: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	50, // 85: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	52, // 86: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	55, // 87: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	57, // 88: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	60, // [60:89] is the sub-list for method output_type
-	31, // [31:60] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	73, // 31: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	75, // 32: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	15, // 33: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	18, // 34: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	21, // 35: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	23, // 36: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	25, // 37: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	28, // 38: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	11, // 39: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	12, // 40: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	13, // 41: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	31, // 42: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	32, // 43: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	33, // 44: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	34, // 45: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	36, // 46: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	39, // 47: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	41, // 48: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	58, // 49: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	59, // 50: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	61, // 51: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	62, // 52: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	63, // 53: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	67, // 54: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	71, // 55: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	43, // 56: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	45, // 57: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	47, // 58: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	49, // 59: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	51, // 60: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	54, // 61: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	56, // 62: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	71, // 63: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	17, // 64: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	20, // 65: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	22, // 66: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	24, // 67: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	26, // 68: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	29, // 69: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	10, // 70: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	10, // 71: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	14, // 72: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	30, // 73: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	30, // 74: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	30, // 75: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	35, // 76: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	37, // 77: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	40, // 78: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	42, // 79: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,  // 80: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	60, // 81: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,  // 82: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	9,  // 83: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	65, // 84: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	69, // 85: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	72, // 86: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	44, // 87: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	46, // 88: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	48, // 89: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	50, // 90: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	52, // 91: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	55, // 92: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	57, // 93: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	72, // 94: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	64, // [64:95] is the sub-list for method output_type
+	33, // [33:64] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -4892,7 +5104,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   66,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

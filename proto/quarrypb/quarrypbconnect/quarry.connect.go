@@ -88,6 +88,8 @@ const (
 	ControllerRebalanceProcedure = "/quarry.v1.Controller/Rebalance"
 	// ControllerStatusProcedure is the fully-qualified name of the Controller's Status RPC.
 	ControllerStatusProcedure = "/quarry.v1.Controller/Status"
+	// ControllerInspectNodeProcedure is the fully-qualified name of the Controller's InspectNode RPC.
+	ControllerInspectNodeProcedure = "/quarry.v1.Controller/InspectNode"
 	// AgentHostRegionProcedure is the fully-qualified name of the Agent's HostRegion RPC.
 	AgentHostRegionProcedure = "/quarry.v1.Agent/HostRegion"
 	// AgentOpenRegionProcedure is the fully-qualified name of the Agent's OpenRegion RPC.
@@ -102,6 +104,8 @@ const (
 	AgentWorkProcedure = "/quarry.v1.Agent/Work"
 	// AgentPingProcedure is the fully-qualified name of the Agent's Ping RPC.
 	AgentPingProcedure = "/quarry.v1.Agent/Ping"
+	// AgentInspectProcedure is the fully-qualified name of the Agent's Inspect RPC.
+	AgentInspectProcedure = "/quarry.v1.Agent/Inspect"
 )
 
 // ControllerClient is a client for the quarry.v1.Controller service.
@@ -140,6 +144,8 @@ type ControllerClient interface {
 	MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error)
 	Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
+	// InspectNode looks at the memory of a node, for people: it asks the node's agent.
+	InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
 }
 
 // NewControllerClient constructs a client for the quarry.v1.Controller service. By default, it uses
@@ -285,6 +291,12 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("Status")),
 			connect.WithClientOptions(opts...),
 		),
+		inspectNode: connect.NewClient[quarrypb.InspectNodeRequest, quarrypb.InspectNodeResponse](
+			httpClient,
+			baseURL+ControllerInspectNodeProcedure,
+			connect.WithSchema(controllerMethods.ByName("InspectNode")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -312,6 +324,7 @@ type controllerClient struct {
 	moveRegion    *connect.Client[quarrypb.MoveRegionRequest, quarrypb.Region]
 	rebalance     *connect.Client[quarrypb.RebalanceRequest, quarrypb.RebalanceResponse]
 	status        *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
+	inspectNode   *connect.Client[quarrypb.InspectNodeRequest, quarrypb.InspectNodeResponse]
 }
 
 // OpenSession calls quarry.v1.Controller.OpenSession.
@@ -424,6 +437,11 @@ func (c *controllerClient) Status(ctx context.Context, req *connect.Request[quar
 	return c.status.CallUnary(ctx, req)
 }
 
+// InspectNode calls quarry.v1.Controller.InspectNode.
+func (c *controllerClient) InspectNode(ctx context.Context, req *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error) {
+	return c.inspectNode.CallUnary(ctx, req)
+}
+
 // ControllerHandler is an implementation of the quarry.v1.Controller service.
 type ControllerHandler interface {
 	// Sessions.
@@ -460,6 +478,8 @@ type ControllerHandler interface {
 	MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error)
 	Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
+	// InspectNode looks at the memory of a node, for people: it asks the node's agent.
+	InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
 }
 
 // NewControllerHandler builds an HTTP handler from the service implementation. It returns the path
@@ -601,6 +621,12 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("Status")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerInspectNodeHandler := connect.NewUnaryHandler(
+		ControllerInspectNodeProcedure,
+		svc.InspectNode,
+		connect.WithSchema(controllerMethods.ByName("InspectNode")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/quarry.v1.Controller/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ControllerOpenSessionProcedure:
@@ -647,6 +673,8 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerRebalanceHandler.ServeHTTP(w, r)
 		case ControllerStatusProcedure:
 			controllerStatusHandler.ServeHTTP(w, r)
+		case ControllerInspectNodeProcedure:
+			controllerInspectNodeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -744,6 +772,10 @@ func (UnimplementedControllerHandler) Status(context.Context, *connect.Request[q
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.Status is not implemented"))
 }
 
+func (UnimplementedControllerHandler) InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.InspectNode is not implemented"))
+}
+
 // AgentClient is a client for the quarry.v1.Agent service.
 type AgentClient interface {
 	// HostRegion makes the memory of a replica, or finds the one that is there.
@@ -762,6 +794,8 @@ type AgentClient interface {
 	// joins the one that runs, and answers when it is done or the wait is over.
 	Work(context.Context, *connect.Request[quarrypb.WorkRequest]) (*connect.Response[quarrypb.WorkResponse], error)
 	Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error)
+	// Inspect looks at block headers, maps and counters while clients change them.
+	Inspect(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
 }
 
 // NewAgentClient constructs a client for the quarry.v1.Agent service. By default, it uses the
@@ -817,6 +851,12 @@ func NewAgentClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(agentMethods.ByName("Ping")),
 			connect.WithClientOptions(opts...),
 		),
+		inspect: connect.NewClient[quarrypb.InspectNodeRequest, quarrypb.InspectNodeResponse](
+			httpClient,
+			baseURL+AgentInspectProcedure,
+			connect.WithSchema(agentMethods.ByName("Inspect")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -829,6 +869,7 @@ type agentClient struct {
 	fence       *connect.Client[quarrypb.FenceRequest, quarrypb.FenceResponse]
 	work        *connect.Client[quarrypb.WorkRequest, quarrypb.WorkResponse]
 	ping        *connect.Client[quarrypb.PingRequest, quarrypb.PingResponse]
+	inspect     *connect.Client[quarrypb.InspectNodeRequest, quarrypb.InspectNodeResponse]
 }
 
 // HostRegion calls quarry.v1.Agent.HostRegion.
@@ -866,6 +907,11 @@ func (c *agentClient) Ping(ctx context.Context, req *connect.Request[quarrypb.Pi
 	return c.ping.CallUnary(ctx, req)
 }
 
+// Inspect calls quarry.v1.Agent.Inspect.
+func (c *agentClient) Inspect(ctx context.Context, req *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error) {
+	return c.inspect.CallUnary(ctx, req)
+}
+
 // AgentHandler is an implementation of the quarry.v1.Agent service.
 type AgentHandler interface {
 	// HostRegion makes the memory of a replica, or finds the one that is there.
@@ -884,6 +930,8 @@ type AgentHandler interface {
 	// joins the one that runs, and answers when it is done or the wait is over.
 	Work(context.Context, *connect.Request[quarrypb.WorkRequest]) (*connect.Response[quarrypb.WorkResponse], error)
 	Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error)
+	// Inspect looks at block headers, maps and counters while clients change them.
+	Inspect(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
 }
 
 // NewAgentHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -935,6 +983,12 @@ func NewAgentHandler(svc AgentHandler, opts ...connect.HandlerOption) (string, h
 		connect.WithSchema(agentMethods.ByName("Ping")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentInspectHandler := connect.NewUnaryHandler(
+		AgentInspectProcedure,
+		svc.Inspect,
+		connect.WithSchema(agentMethods.ByName("Inspect")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/quarry.v1.Agent/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentHostRegionProcedure:
@@ -951,6 +1005,8 @@ func NewAgentHandler(svc AgentHandler, opts ...connect.HandlerOption) (string, h
 			agentWorkHandler.ServeHTTP(w, r)
 		case AgentPingProcedure:
 			agentPingHandler.ServeHTTP(w, r)
+		case AgentInspectProcedure:
+			agentInspectHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -986,4 +1042,8 @@ func (UnimplementedAgentHandler) Work(context.Context, *connect.Request[quarrypb
 
 func (UnimplementedAgentHandler) Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Agent.Ping is not implemented"))
+}
+
+func (UnimplementedAgentHandler) Inspect(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Agent.Inspect is not implemented"))
 }

@@ -1,0 +1,53 @@
+package storagenode
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// Inspect answers what people look at: a picture, never an input of a decision.
+func (a *agent) Inspect(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error) {
+	s := a.n.Stats()
+	u := s.Counters.Usage
+	res := &quarrypb.InspectNodeResponse{Verbs: u.Verbs, BytesRead: u.ReadBytes, BytesWritten: u.WrittenBytes, ResidentBytes: s.ResidentBytes, Lanes: map[string]uint32{}}
+	for provider, n := range s.Lanes {
+		res.Lanes[provider] = uint32(n)
+	}
+	a.n.mu.Lock()
+	defer a.n.mu.Unlock() // keeps memory mapped
+	for _, number := range a.n.regionNumbers() {
+		res.Regions = append(res.Regions, &quarrypb.RegionMap{Region: number, Blocks: a.n.blockMap(number)})
+	}
+	return connect.NewResponse(res), nil
+}
+
+// blockMap is RegionMap.Blocks of a replica; nil if it has no readable layout.
+// Call with n.mu held.
+func (n *Node) blockMap(number uint32) []byte {
+	m := n.memories[number]
+	g, err := proto.NewGeometry(uint64(len(m.Bytes())))
+	if err != nil {
+		return nil
+	}
+	headers := make([]byte, 8*g.Blocks)
+	m.Peek(headers, g.HeaderOff(0))
+	words := make([]byte, proto.MapBytes)
+	blocks := make([]byte, 0, 3*g.Blocks)
+	for b := range g.Blocks {
+		h := proto.Header(proto.Word(headers, int(8*b)))
+		if !h.Valid() {
+			blocks = append(blocks, 255, 0, 0)
+			continue
+		}
+		fill := 0
+		if h.State().Open() {
+			fill = 255 * taken(m, g.MapOff(b), h.Class(), words) / h.Class().Slabs()
+		}
+		blocks = append(blocks, byte(h.State()), byte(h.Kind())<<4|byte(h.Class()), byte(fill))
+	}
+	return blocks
+}
