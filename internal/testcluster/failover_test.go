@@ -111,6 +111,9 @@ func (l *load) end() {
 			require.GreaterOrEqual(t, n, l.acked[w][i].Load(), "an acknowledged write of object %d of writer %d is lost", i, w)
 		}
 	}
+	for _, cl := range l.clients {
+		require.NoError(t, cl.Close())
+	}
 }
 
 // progress waits until so many more writes have succeeded.
@@ -149,36 +152,40 @@ func check(c *testcluster.Cluster) {
 // backup. The service resumes by itself and nothing acknowledged is lost; the node
 // that comes back, with what it had or with nothing, is rebuilt.
 func TestKilledNode(t *testing.T) {
-	for _, replicas := range []int{2, 3} {
-		for _, dir := range []bool{false, true} {
-			if testing.Short() && (replicas == 3) == dir {
-				continue
-			}
-			t.Run(fmt.Sprintf("replicas=%d,files=%v", replicas, dir), func(t *testing.T) {
-				c := testcluster.New(t, testcluster.Options{Nodes: 3, Dir: dir, Log: testing.Verbose()})
-				l := startLoad(c, replicas, 4, 20)
-				l.progress(200)
-				victim := 0
-				for i := range c.Nodes {
-					if primaries(c, i) > 0 {
-						victim = i
-					}
-				}
-				for _, role := range []string{"primary", "backup"} {
-					l.mark()
-					require.NoError(t, c.Nodes[victim].Close())
-					l.progress(500)
-					gap, _ := l.mark()
-					t.Logf("the node of the %s killed: longest gap without a write %v", role, gap)
-					c.RestartNode(victim)
-					c.WaitInSync(replicas)
-					l.progress(200)
-					gap, _ = l.mark()
-					t.Logf("rejoined: longest gap without a write %v", gap)
-				}
-				l.end()
-				check(c)
-			})
+	for _, k := range []struct {
+		replicas int
+		dir      bool
+	}{{2, false}, {3, true}} {
+		if testing.Short() && k.replicas == 3 {
+			continue
 		}
+		t.Run(fmt.Sprintf("replicas=%d,files=%v", k.replicas, k.dir), func(t *testing.T) {
+			c := testcluster.New(t, testcluster.Options{Nodes: 3, Dir: k.dir, Log: testing.Verbose()})
+			l := startLoad(c, k.replicas, 4, 20)
+			l.progress(200)
+			victim := 0
+			for i := range c.Nodes {
+				if primaries(c, i) > 0 {
+					victim = i
+				}
+			}
+			for _, role := range []string{"primary", "backup"} {
+				if testing.Short() && role == "backup" {
+					break
+				}
+				l.mark()
+				require.NoError(t, c.Nodes[victim].Close())
+				l.progress(500)
+				gap, _ := l.mark()
+				t.Logf("the node of the %s killed: longest gap without a write %v", role, gap)
+				c.RestartNode(victim)
+				c.WaitInSync(k.replicas)
+				l.progress(200)
+				gap, _ = l.mark()
+				t.Logf("rejoined: longest gap without a write %v", gap)
+			}
+			l.end()
+			check(c)
+		})
 	}
 }
