@@ -44,6 +44,13 @@ func (r *Round) Err() error {
 // Do posts every chain and waits for all of them. It never returns early: when it
 // returns, each chain has its outcome in Err. Empty chains complete at once.
 func Do(r *Round) {
+	if r.n == 1 && len(r.chains[0].Verbs) > 0 {
+		c := &r.chains[0]
+		if conn, ok := c.To.Conn.(Once); ok {
+			conn.Once(c, r.Deadline)
+			return
+		}
+	}
 	for i := range r.n {
 		if c := &r.chains[i]; len(c.Verbs) > 0 {
 			c.To.Conn.Post(c)
@@ -54,6 +61,14 @@ func Do(r *Round) {
 			c.To.Conn.Wait(c, r.Deadline)
 		}
 	}
+}
+
+// Once is implemented by connections that save something when a chain is alone in its
+// round.
+type Once interface {
+	// Once is Post and Wait in one.
+	// Preconditions: every chain posted before has been awaited.
+	Once(c *Chain, deadline int64)
 }
 
 // Tally counts what went over the fabric. Plain words: a lane has one to itself.

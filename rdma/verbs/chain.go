@@ -109,15 +109,31 @@ func (c *conn) check(w *window, v *rdma.Verb) error {
 
 // send posts the next part of a chain. It does nothing while there is no room.
 func (c *conn) send(p *posted) {
+	if !c.write(p) {
+		return
+	}
+	var taken C.int
+	if e := C.q_post(c.lane, C.int(p.wrs), C.uint64_t(p.seq), &taken); e != 0 {
+		c.unposted(p, int(taken), unix.Errno(e))
+	}
+}
+
+func (c *conn) unposted(p *posted, taken int, err error) {
+	c.fail(fmt.Errorf("posting %d verbs, %d of them done: %w", p.wrs, taken, err))
+}
+
+// write writes the next part of a chain down for the shim, which must then be called
+// if the answer is yes. Nothing happens while there is no room.
+func (c *conn) write(p *posted) bool {
 	ch := p.chain
 	if c.slots == 1<<slots-1 || c.wrs+len(ch.Verbs)-p.from > C.Q_SEND_WRS {
-		return
+		return false
 	}
 	p.slot, p.flush, p.to = bits.TrailingZeros(^c.slots), false, p.from
 	w := c.window(&ch.To.Window)
 	if w == nil {
 		p.refused, p.sent = rdma.ErrKey, true
-		return
+		return false
 	}
 	staged := c.staged
 	n := 0
@@ -129,7 +145,7 @@ func (c *conn) send(p *posted) {
 		full, err := c.describe(p, n, w, v)
 		if full {
 			c.staged = staged
-			return
+			return false
 		}
 		if err != nil {
 			p.refused = err
@@ -141,16 +157,13 @@ func (c *conn) send(p *posted) {
 	}
 	p.sent, p.wrs = true, n
 	if n == 0 {
-		return
+		return false
 	}
 	c.seq++
 	p.seq = c.seq
 	c.wrs += n
 	c.slots |= 1 << p.slot
-	var taken C.int
-	if e := C.q_post(c.lane, C.int(n), C.uint64_t(p.seq), &taken); e != 0 {
-		c.fail(fmt.Errorf("posting %d verbs, %d of them done: %w", n, int(taken), unix.Errno(e)))
-	}
+	return true
 }
 
 // describe writes a verb down for the shim.
@@ -233,18 +246,38 @@ func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 	}
 	p := c.queue[0]
 	c.queue = c.queue[:copy(c.queue, c.queue[1:])]
+	c.complete(&p, deadline)
+}
+
+// Once is Post and Wait in one, see rdma.Once.
+func (c *conn) Once(ch *rdma.Chain, deadline int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch.Done = 0
+	if len(c.queue) != 0 {
+		ch.Err = fmt.Errorf("%w: chain posted out of turn", rdma.ErrBroken)
+		return
+	}
+	p := posted{chain: ch, refused: rdma.WithinLimits(ch.Verbs)}
+	c.complete(&p, deadline)
+}
+
+// complete sends what has not been sent, and waits until the chain has an outcome.
+func (c *conn) complete(p *posted, deadline int64) {
+	ch := p.chain
 	for {
+		written := false
 		if !p.sent && p.refused == nil {
 			if c.dead != nil && c.mends {
 				c.mendBy(deadline)
 			}
 			if c.dead == nil {
-				c.send(&p)
+				written = c.write(p)
 			}
 		}
 		switch {
 		case p.sent && p.wrs > 0:
-			if !c.await(&p, deadline) {
+			if !c.await(p, written, deadline) {
 				return
 			}
 		case p.refused == nil && c.dead != nil:
@@ -260,8 +293,9 @@ func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 	}
 }
 
-// await waits for the part that has been sent; false if the chain ends with it.
-func (c *conn) await(p *posted, deadline int64) bool {
+// await waits for a part, which it posts itself if it has only been written down;
+// false if the chain ends with it.
+func (c *conn) await(p *posted, written bool, deadline int64) bool {
 	ch := p.chain
 	if c.lane == nil { // it failed between Post and here
 		ch.Err = c.dead
@@ -271,7 +305,18 @@ func (c *conn) await(p *posted, deadline int64) bool {
 	if deadline != 0 {
 		limit = max(0, deadline-clock.Now())
 	}
-	switch C.q_wait(c.lane, C.uint64_t(p.seq), C.int64_t(c.dialer.config.Spin), C.int64_t(limit)) {
+	var how, taken C.int
+	if spin := C.int64_t(c.dialer.config.Spin); written {
+		how = C.q_once(c.lane, C.int(p.wrs), C.uint64_t(p.seq), &taken, spin, C.int64_t(limit))
+	} else {
+		how = C.q_wait(c.lane, C.uint64_t(p.seq), spin, C.int64_t(limit))
+	}
+	if how < 0 {
+		c.unposted(p, int(taken), unix.Errno(-how))
+		ch.Err = c.dead
+		return false
+	}
+	switch how {
 	case C.Q_DONE:
 		done := p.wrs
 		if p.flush {

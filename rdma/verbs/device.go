@@ -7,6 +7,8 @@ package verbs
 // #cgo nocallback q_post
 // #cgo noescape q_wait
 // #cgo nocallback q_wait
+// #cgo noescape q_once
+// #cgo nocallback q_once
 // #include "verbs.h"
 import "C"
 

@@ -160,6 +160,7 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	s := l.server
 	s.mu.Lock()
 	delete(s.lanes, l.id)
+	l.domain.lanes--
 	if ses := s.sessions[l.ticket.Serial]; ses != nil && ses.lanes[l.number] == l {
 		delete(ses.lanes, l.number)
 		if len(ses.lanes) == 0 {

@@ -11,6 +11,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -79,7 +80,53 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	rand.Read(r.secret[:])
 	r.memory, r.epoch = m, epoch
 	r.closed = max(r.closed, epoch-1)
+	// Now, not when the first client asks, who would have to wait for it.
+	if err := s.registerFor(r); err != nil {
+		r.memory = nil
+		return errors.Join(err, r.letGo())
+	}
 	return nil
+}
+
+// registerFor registers a region in the domain of each tenant who is here, and in that
+// of tenant 0. Regions register side by side.
+// Preconditions: r.mu is held.
+func (s *Server) registerFor(r *region) error {
+	s.mu.Lock()
+	_, err := s.domain(0)
+	domains := make(map[uint32]*domain, len(s.domains))
+	for tenant, d := range s.domains {
+		if tenant == 0 || d.lanes > 0 {
+			domains[tenant] = d
+		}
+	}
+	s.mu.Unlock()
+	for tenant, d := range domains {
+		if err == nil {
+			_, err = s.registered(r, d, tenant)
+		}
+	}
+	return err
+}
+
+// registered is the memory region of a tenant.
+// Preconditions: r.mu is held, the region is served.
+func (s *Server) registered(r *region, d *domain, tenant uint32) (*C.struct_ibv_mr, error) {
+	if mr := r.mrs[d]; mr != nil {
+		return mr, nil
+	}
+	started := time.Now()
+	mr, err := r.register(d)
+	if err != nil {
+		s.log.Error("verbs fabric: region cannot be registered", "region", r.number, "error", err)
+		return nil, err
+	}
+	r.mrs[d] = mr
+	took := time.Since(started)
+	s.registrations.Add(1)
+	s.registeredNs.Add(uint64(took))
+	s.log.Info("verbs fabric: region registered", "region", r.number, "bytes", len(r.memory.Bytes()), "tenant", tenant, "took", took)
+	return mr, nil
 }
 
 // CloseRegion stops serving a region up to an epoch: when it returns nil, no verb
@@ -134,15 +181,9 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64) (key uint64, rkey u
 	if r.memory == nil || r.epoch != epoch {
 		return 0, 0, 0, false, rdma.ErrKey
 	}
-	mr := r.mrs[l.domain]
-	if mr == nil {
-		started := time.Now()
-		if mr, err = r.register(l.domain); err != nil {
-			s.log.Error("verbs fabric: region cannot be registered", "region", number, "error", err)
-			return 0, 0, 0, false, err
-		}
-		r.mrs[l.domain] = mr
-		s.log.Info("verbs fabric: region registered", "region", number, "bytes", len(r.memory.Bytes()), "tenant", l.ticket.Tenant, "took", time.Since(started))
+	mr, err := s.registered(r, l.domain, l.ticket.Tenant)
+	if err != nil {
+		return 0, 0, 0, false, err
 	}
 	return r.windowKey(l.ticket.Serial), uint32(mr.rkey), uint64(len(r.memory.Bytes())), r.memory.Persistent(), nil
 }

@@ -55,6 +55,8 @@ type Server struct {
 	drained sync.WaitGroup // the drainer
 	access  atomic.Uint64  // queue pairs that died of what their client sent
 
+	registrations, registeredNs atomic.Uint64
+
 	mu        sync.Mutex
 	regions   map[uint32]*region
 	domains   map[uint32]*domain // by tenant
@@ -79,7 +81,8 @@ type session struct {
 
 // domain keeps a tenant apart from the others.
 type domain struct {
-	pd *C.struct_ibv_pd
+	pd    *C.struct_ibv_pd
+	lanes int // guarded by Server.mu
 }
 
 // NewServer opens the device. Tickets are those marked with the cluster's key.
@@ -118,6 +121,12 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 
 // Caps describes the device in use.
 func (s *Server) Caps() Caps { return s.device.caps }
+
+// Registration says how often regions were registered with the adapter, and how long
+// that took together.
+func (s *Server) Registration() (times uint64, took time.Duration) {
+	return s.registrations.Load(), time.Duration(s.registeredNs.Load())
+}
 
 // AccessErrors counts queue pairs that died of what their client sent, such as a wrong key.
 func (s *Server) AccessErrors() uint64 { return s.access.Load() }
@@ -276,6 +285,7 @@ func (s *Server) enter(l *lane) (old *lane, err error) {
 	}
 	ses.lanes[l.number] = l
 	s.lanes[l.id] = l
+	d.lanes++
 	return nil, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"time"
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
@@ -47,6 +48,8 @@ func (*Server) Fence(context.Context, ...uint64) error                         {
 func (*Server) Settle(context.Context, uint64, []uint64) error                 { return ErrNotBuilt }
 func (*Server) Sessions() []host.SessionStatus                                 { return nil }
 func (*Server) NewLoop() (*Loop, error)                                        { return nil, ErrNotBuilt }
+func (*Server) Registration() (times uint64, took time.Duration)               { return 0, 0 }
+func (*Server) AccessErrors() uint64                                           { return 0 }
 func (*Server) Caps() Caps                                                     { return Caps{} }
 func (*Server) Close(context.Context) error                                    { return nil }
 

@@ -63,6 +63,8 @@ int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want
 int q_lane_close(q_lane *l);
 int q_post(q_lane *l, int n, uint64_t sequence, int *posted);
 int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns);
+// q_post and q_wait; a negative answer is the error of the former.
+int q_once(q_lane *l, int n, uint64_t sequence, int *posted, int64_t spin_ns, int64_t limit_ns);
 
 // Node's end: one completion queue for the flush of all queue pairs' receives.
 int q_drains_open(struct ibv_context *ctx, int entries, struct ibv_comp_channel **ch, struct ibv_cq **cq);
