@@ -163,7 +163,8 @@ func (l *lane) open(id uint32, attempt int) error {
 		return err
 	}
 	o.Region = slab.Region{ID: id, Epoch: r.Epoch, Seed: proto.RegionSeed([16]byte(r.Uuid)), Geometry: g,
-		Durable: r.Durability == quarrypb.Durability_DURABILITY_PMEM, Want: int(r.WantReplicas), Headers: l.seen.headers[id]}
+		Durable: r.Durability == quarrypb.Durability_DURABILITY_PMEM, Want: int(r.WantReplicas), ReadOnly: l.session.ticket.Rights == rdma.ReadOnly,
+		Headers: l.seen.headers[id]}
 	for _, rep := range r.Replicas {
 		if !inUse(rep) {
 			continue

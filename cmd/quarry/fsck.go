@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -10,16 +11,34 @@ import (
 
 type fsckCmd struct {
 	Region []uint32 `short:"R" help:"Only these regions."`
+	Repair bool     `help:"Mend what is found, beside all clients, and check again."`
 }
 
+// maxRepairs bounds the rounds of check and repair: a report holds so many
+// findings, and mending one thing may show another.
+const maxRepairs = 10
+
 func (f *fsckCmd) Run(ctx context.Context, a *app) error {
-	bar := a.progress("checking blocks")
-	rep, err := fsck.Cluster(ctx, a.fsckConfig(f.Region, bar.set, nil))
-	bar.end()
+	rep, err := f.check(ctx, a)
 	if err != nil {
 		return err
 	}
-	view := fsckView{Report: rep}
+	view := fsckView{}
+	for n := 1; f.Repair && !rep.OK() && n <= maxRepairs; n++ {
+		done, err := f.repair(ctx, a, rep)
+		if err != nil {
+			return err
+		}
+		view.add(done)
+		left := len(rep.Findings) + rep.More
+		if rep, err = f.check(ctx, a); err != nil {
+			return err
+		}
+		if len(rep.Findings)+rep.More >= left {
+			break // nothing more can be done
+		}
+	}
+	view.Report = rep
 	if len(f.Region) == 0 {
 		if view.Trees, err = a.checkTrees(ctx, rep, rep.Writers); err != nil {
 			return err
@@ -34,10 +53,39 @@ func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 	return nil
 }
 
+func (f *fsckCmd) check(ctx context.Context, a *app) (*fsck.Report, error) {
+	bar := a.progress("checking blocks")
+	defer bar.end()
+	return fsck.Cluster(ctx, a.fsckConfig(f.Region, bar.set, nil))
+}
+
+// repair mends with a session of its own, which has ended when the next check
+// begins: what is found then is really there.
+func (f *fsckCmd) repair(ctx context.Context, a *app, rep *fsck.Report) (*fsck.Repaired, error) {
+	c, err := a.connect(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	done, err := fsck.Repair(ctx, c, rep.Findings)
+	return done, errors.Join(err, c.Close())
+}
+
 // fsckView is the report, with the trees of the placement library.
 type fsckView struct {
 	*fsck.Report
-	Trees []treeView `json:"trees"`
+	Trees    []treeView     `json:"trees"`
+	Repaired *fsck.Repaired `json:"repaired,omitempty"`
+}
+
+// add adds what another round of repair has done.
+func (v *fsckView) add(r *fsck.Repaired) {
+	if was := v.Repaired; was != nil {
+		r.Objects += was.Objects
+		r.Slabs += was.Slabs
+		r.Words += was.Words
+		r.Chunks += was.Chunks
+	}
+	v.Repaired = r
 }
 
 func (v fsckView) print(w io.Writer) {
@@ -45,6 +93,12 @@ func (v fsckView) print(w io.Writer) {
 		fmt.Fprintln(w, "TREE\tLEVELS\tINNER\tLEAVES\tLAYERS\tKEYS\tLARGE VALUES\tIN NODES")
 		for _, t := range v.Trees {
 			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", t.Name, t.Levels, t.Inner, t.Leaves, t.Layers, t.Keys, t.Values, bytesText(uint64(t.UsedBytes)))
+		}
+	}
+	if r := v.Repaired; r != nil {
+		fmt.Fprintf(w, "repaired: %d objects, %d free slabs, %d words of maps and reservations, %d chunks freed\n", r.Objects, r.Slabs, r.Words, r.Chunks)
+		for _, l := range r.Left {
+			fmt.Fprintln(w, "left as it is:", l)
 		}
 	}
 	printReport(w, v.Report)

@@ -60,7 +60,9 @@ func (c *check) chunks(works []*work) error {
 			w.stat.Pending++
 			continue
 		}
-		c.find(w, -1, KindLeak, ref.String(), "a chunk that no object names")
+		f := c.finding(w, -1, KindLeak, ref.String(), "a chunk that no object names")
+		f.ref, f.chunk = ref, true
+		c.report.add(f)
 	}
 	return nil
 }

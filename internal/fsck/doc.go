@@ -21,5 +21,9 @@
 // leave the clearing of map bits and the freeing of chunks for later: while any
 // session can write, such slabs count as pending. On a quiet cluster they are leaks.
 //
+// Repair mends what a check has found: damage from a replica that is whole,
+// replicas that differ by the primary, maps by the words of the slabs, and what
+// sessions have left that are fenced. What no replica has stays lost, and says so.
+//
 // Tests of packages below the client check regions of their own with Regions.
 package fsck

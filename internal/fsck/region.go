@@ -166,11 +166,15 @@ func (c *check) do(w *work) error {
 }
 
 func (c *check) find(w *work, node int, k Kind, where, format string, args ...any) {
+	c.report.add(c.finding(w, node, k, where, format, args...))
+}
+
+func (c *check) finding(w *work, node int, k Kind, where, format string, args ...any) Finding {
 	f := Finding{Region: w.ID, Where: where, Kind: k, What: fmt.Sprintf(format, args...)}
 	if node >= 0 && node < len(w.Nodes) {
 		f.Node = w.Nodes[node]
 	}
-	c.report.add(f)
+	return f
 }
 
 // survey checks the headers of a region and lists the blocks in use.
@@ -344,7 +348,9 @@ func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 	}
 	for i := h.Class().MapWords(); i < proto.MapBytes/8; i++ {
 		if proto.Word(c.maps, 8*i) != 0 {
-			c.find(w, 0, KindMap, fmt.Sprintf("block %d", b), "word %d of the map is beyond its %d slabs and not zero", i, h.Class().Slabs())
+			f := c.finding(w, 0, KindMap, fmt.Sprintf("block %d", b), "word %d of the map is beyond its %d slabs and not zero", i, h.Class().Slabs())
+			f.block, f.inBlock = b, true
+			c.report.add(f)
 			break
 		}
 	}
@@ -393,7 +399,27 @@ func (c *check) settle(w *work, s *look, v verdict) {
 		w.stat.Pending++
 		return
 	}
-	c.find(w, v.node, v.kind, proto.MakeAddr(w.ID, uint32(s.slab.Off)).String(), "%s", v.what)
+	addr := proto.MakeAddr(w.ID, uint32(s.slab.Off))
+	f := c.finding(w, v.node, v.kind, addr.String(), "%s", v.what)
+	f.addr, f.ref = addr, c.refOf(w, s)
+	f.block, f.inBlock = w.g.BlockOf(s.slab.Off)
+	c.report.add(f)
+}
+
+// refOf is the reference of the object in a slab, from any replica that has the
+// image that V of the primary names; zero if there is none.
+func (c *check) refOf(w *work, s *look) proto.Ref {
+	_, v := s.slab.Words(s.bytes[0])
+	if !v.Valid() || v.State() != proto.StateLive {
+		return proto.Ref{}
+	}
+	gen := s.h.Generation()
+	for i := range w.Replicas {
+		if h, _, ok := proto.OpenImage(s.slab.Image(s.bytes[i], v.Version()), proto.Seed(w.seed, s.slab.Off, gen)); ok && h.Version == v.Version() {
+			return proto.Ref{Addr: proto.MakeAddr(w.ID, uint32(s.slab.Off)), Life: proto.MakeLife(gen, h.Born)}
+		}
+	}
+	return proto.Ref{}
 }
 
 // look is one slab as READ on all replicas.

@@ -42,12 +42,18 @@ type RegionReport struct {
 
 // Finding is one thing that is wrong.
 type Finding struct {
-	Region uint32     `json:"region"`
-	Node   string     `json:"node,omitempty"` // of the replica, if it is one's
-	Addr   proto.Addr `json:"-"`
-	Where  string     `json:"where"`
-	Kind   Kind       `json:"kind"`
-	What   string     `json:"what"`
+	Region uint32 `json:"region"`
+	Node   string `json:"node,omitempty"` // of the replica, if it is one's
+	Where  string `json:"where"`
+	Kind   Kind   `json:"kind"`
+	What   string `json:"what"`
+
+	// For Repair.
+	addr    proto.Addr
+	ref     proto.Ref // of the object, if any replica tells
+	block   uint32
+	inBlock bool
+	chunk   bool // ref is a chunk
 }
 
 // Kind of a finding.

@@ -47,6 +47,7 @@ type Region struct {
 	Epoch    uint64
 	Seed     uint64 // proto.RegionSeed of its uuid
 	Geometry proto.Geometry
+	ReadOnly bool // the session may not write: what is damaged is read elsewhere, not repaired
 	Durable  bool // every commit is flushed to persistence before it is acknowledged
 	// Want is how many replicas the region is to have, 0 for those it has: fewer while
 	// one is lost, more while one is rebuilt or moved.

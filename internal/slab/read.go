@@ -68,7 +68,17 @@ func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
 			if _, err := l.locate(l.op.reg, ref); err != nil && !errors.Is(err, errAgain) {
 				return dst, Info{}, err
 			}
-			if err := l.Repair(ref); errors.Is(err, ErrCorrupt) {
+			if l.op.reg.ReadOnly {
+				payload, info, err := l.elsewhere(&l.op, v)
+				if err == nil {
+					err = l.answer(nil)
+				}
+				if err == nil {
+					return append(dst, payload...), info, nil
+				} else if !errors.Is(err, ErrCorrupt) && !errors.Is(err, errAgain) {
+					return dst, Info{}, err
+				}
+			} else if err := l.Repair(ref); errors.Is(err, ErrCorrupt) {
 				mended = maxRepairs // one more look
 			} else if err != nil {
 				return dst, Info{}, err

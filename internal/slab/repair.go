@@ -132,3 +132,31 @@ func (l *Lane) rewrite(o *op, h proto.ImageHeader, payload []byte) error {
 		}
 	}
 }
+
+// elsewhere is for a session that may not repair: the image of the version that V
+// of the primary has been seen to name, from a backup that has it whole. ErrCorrupt
+// when none has. The payload aliases the lane's scratch.
+func (l *Lane) elsewhere(o *op, v proto.V) ([]byte, Info, error) {
+	img, err := l.buffer(&l.image, o.slab.Class.ImageBytes(o.slab.Kind))
+	if err != nil {
+		return nil, Info{}, err
+	}
+	for i := 1; i < o.reg.N; i++ {
+		if o.reg.Rebuilding[i] {
+			continue
+		}
+		l.round.Reset()
+		l.round.Chain(o.reg.To[i]).Read(o.slab.ImageOff(v.Version()), img)
+		l.do()
+		if l.round.Err() != nil {
+			if err := l.settle(o.reg); err != nil {
+				return nil, Info{}, err
+			}
+			return nil, Info{}, errAgain
+		}
+		if h, payload, ok := proto.OpenImage(img, o.seed); ok && h.Version == v.Version() && h.Born == o.ref.Life.Born() {
+			return payload, infoOf(h), nil
+		}
+	}
+	return nil, Info{}, fmt.Errorf("%w: %v", ErrCorrupt, o.ref)
+}
