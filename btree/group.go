@@ -37,7 +37,6 @@ type group struct {
 	apply func([]byte) ([]byte, error)
 	next  func() *Write
 	taken []*Write
-	done  int // of taken, in the payload
 	left  int
 	empty bool // a removal left the leaf under-full
 	bufs  [2][]byte

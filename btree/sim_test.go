@@ -290,6 +290,9 @@ func (o *outcome) settleAll(t testing.TB, sc scenario) Report {
 
 func TestManyClientsAreLinearizable(t *testing.T) {
 	seeds := *seedsFlag
+	if testing.Short() {
+		seeds = min(seeds, 60)
+	}
 	var total struct{ layers, splits, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
 	for seed := range seeds {
 		sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10, layers: seed%2 == 0}

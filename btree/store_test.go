@@ -22,15 +22,14 @@ type memory struct {
 }
 
 type memSlab struct {
-	ref      Ref
-	live     bool
-	once     bool
-	room     int
-	tag      uint32
-	payload  []byte
-	born     uint64
-	heldBy   *memStore
-	heldByID int
+	ref     Ref
+	live    bool
+	once    bool
+	room    int
+	tag     uint32
+	payload []byte
+	born    uint64
+	heldBy  *memStore
 }
 
 func newMemory() *memory { return &memory{slabs: map[proto.Addr]*memSlab{}} }

@@ -156,7 +156,7 @@ var killModel = porcupine.Model{
 // tree stays whole, and what the dead have left is found and freed.
 func TestClientsKilledAtWork(t *testing.T) {
 	ctx := t.Context()
-	cluster := testcluster.New(t, testcluster.Options{Nodes: 2, Lease: 600 * time.Millisecond, Dir: true})
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 3, Lease: 600 * time.Millisecond, Dir: true})
 	c := cluster.Connect(client.Config{Replicas: 2})
 	tree, err := kv.Create(ctx, c, "killed", btree.Config{NodeBytes: 1 << 10})
 	require.NoError(t, err)
@@ -169,7 +169,17 @@ func TestClientsKilledAtWork(t *testing.T) {
 	kills, unknown := 0, 0
 	rng := rand.New(rand.NewPCG(7, 7))
 	id := 0
+	first, ok := c.Where(tree.Root())
+	require.True(t, ok)
 	for round := range rounds {
+		if round == rounds/2 && rounds > 1 {
+			// The primary of the root goes while clients start and work.
+			for i, node := range cluster.Nodes {
+				if id, ok := c.Node(fmt.Sprintf("node%d", i+1)); ok && id == first {
+					time.AfterFunc(150*time.Millisecond, func() { node.Close() })
+				}
+			}
+		}
 		var wg sync.WaitGroup
 		for i := range 4 {
 			spec, err := json.Marshal(job{URL: cluster.Controller.URL(), Tree: "killed", Seed: 11, ID: id, Ops: 400, Keys: keys})
@@ -250,6 +260,11 @@ func TestClientsKilledAtWork(t *testing.T) {
 	// Whoever writes mends what stands in the way; after that the tree is whole.
 	for i := range keys {
 		require.NoError(t, tree.Put(ctx, []byte(killKey(i)), []byte("end/")))
+	}
+	if rounds > 1 {
+		now, ok := c.Where(tree.Root())
+		require.True(t, ok)
+		require.NotEqual(t, first, now, "the node was killed and is still the primary")
 	}
 	rep, err := tree.Check(ctx, nil)
 	require.NoError(t, err)

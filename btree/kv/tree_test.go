@@ -63,7 +63,12 @@ func TestTreeOnACluster(t *testing.T) {
 		last = append(last[:0], k...)
 		return true
 	}))
-	for _, size := range []int{0, 256, 5000, 3 << 20} {
+	sizes := []int{0, 256, 257, 5000, 3 << 20, btree.MaxValueBytes}
+	if testing.Short() {
+		sizes = sizes[:5]
+	}
+	require.ErrorIs(t, tree.Put(ctx, []byte("big"), make([]byte, btree.MaxValueBytes+1)), btree.ErrTooLarge)
+	for _, size := range sizes {
 		big := bytes.Repeat([]byte{7}, size)
 		require.NoError(t, tree.Put(ctx, []byte("big"), big))
 		got, err := tree.Get(ctx, []byte("big"), nil)
