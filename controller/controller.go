@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
@@ -67,6 +68,9 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, append(limits(), connect.WithInterceptors(&c.counted.requests, agentauth.RequireToken(cfg.Token,
 		quarrypbconnect.ControllerOpenSessionProcedure, quarrypbconnect.ControllerRegisterNodeProcedure)))...))
 	mux.HandleFunc("GET /healthz", c.health)
+	if cfg.Pages != nil {
+		mux.Handle("/", cfg.Pages)
+	}
 	c.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, BaseContext: func(net.Listener) context.Context { return c.ctx }}
 	var p http.Protocols
 	p.SetHTTP1(true)
@@ -111,6 +115,7 @@ func (c *Controller) WaitLeader(ctx context.Context) error {
 
 // health answers 200 while this controller leads or knows who does.
 func (c *Controller) health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set(quarrypb.VersionHeader, Version)
 	if c.term.Load() == nil && *c.leader.Load() == "" {
 		http.Error(w, "no leader known", http.StatusServiceUnavailable)
 		return

@@ -174,7 +174,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(&n.calls, agentauth.Server(n.ticketKey))))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /healthz", health)
 	n.agent = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
 	n.wg.Go(func() {
 		if err := n.agent.Serve(l); !errors.Is(err, http.ErrServerClosed) {

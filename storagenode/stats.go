@@ -2,6 +2,7 @@ package storagenode
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -10,8 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/internal/rpcstats"
+	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma/host"
 )
+
+// Version is this build's, told by /healthz.
+var Version = "dev"
+
+func health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set(quarrypb.VersionHeader, Version)
+	fmt.Fprintln(w, "ok")
+}
 
 // life counts what happens to a node.
 type life struct {

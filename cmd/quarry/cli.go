@@ -52,6 +52,8 @@ type cli struct {
 	Worker        workerCmd     `cmd:"" help:"Run parts of jobs."`
 	Bench         benchCmd      `cmd:"" help:"Measure a cluster beside this machine's memory, TCP and Redis."`
 	Demo          demoCmd       `cmd:"" help:"Keep a real directory in a cluster of separate processes and compare every byte."`
+	Doctor        doctorCmd     `cmd:"" help:"Look for what makes this host or the cluster fail or slow, and say what to do."`
+	Support       supportCmd    `cmd:"" help:"Gather what a person needs who is to help."`
 	Metrics       metricsCmd    `cmd:"" help:"Tell what processes can be watched by."`
 	Version       versionCmd    `cmd:"" help:"Show the version."`
 	Man           manCmd        `cmd:"" hidden:"" help:"Write manual pages."`

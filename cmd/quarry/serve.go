@@ -136,13 +136,17 @@ func (c *controllerCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer stop()
-	controller.Version = version
-	srv, err := controller.Start(ctx, controller.Config{Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, Name: c.Name, Lease: c.Lease,
+	controller.Version, storagenode.Version = version, version
+	pages := a.console()
+	srv, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, Name: c.Name, Lease: c.Lease,
 		RegionBytes: uint64(c.RegionBytes), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
 	defer srv.Close()
+	look, blind := context.WithCancel(ctx)
+	defer blind()
+	go pages.Run(look, srv.URL())
 	port.watch(collect.NewController(srv))
 	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -207,6 +211,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer port.close()
+	storagenode.Version = version
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
 		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
 	if err != nil {
@@ -266,12 +271,16 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 		return err
 	}
 	defer stop()
-	controller.Version = version
-	ctl, err := controller.Start(ctx, controller.Config{Etcd: etcd, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
+	controller.Version, storagenode.Version = version, version
+	pages := a.console()
+	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
 	defer func() { err = errors.Join(err, ctl.Close()) }()
+	look, blind := context.WithCancel(ctx)
+	defer blind()
+	go pages.Run(look, ctl.URL())
 	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := ctl.WaitLeader(wctx); err != nil {

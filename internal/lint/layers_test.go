@@ -45,6 +45,7 @@ var layers = map[string]int{
 	"client/prom":              45,
 	"internal/metrics/collect": 80,
 	"deploy":                   100,
+	"internal/doctor":          60,
 	"internal/dist":            100,
 	"internal/deploytest":      100,
 	"internal/lint":            100,
