@@ -193,7 +193,7 @@ func (n *Node) heartbeat() (unknown bool) {
 	n.mu.Lock()
 	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize}
 	n.mu.Unlock()
-	req.ResidentBytes = n.resident()
+	req.ResidentBytes, req.Connected = n.resident(), n.connected()
 	err := n.controllers.call(n.ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		r, err := cl.NodeHeartbeat(ctx, connect.NewRequest(req))
 		if err == nil {

@@ -10,10 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/verbs"
 )
@@ -237,4 +239,21 @@ func (a *access) lanes() map[string]int {
 		}
 	}
 	return sum
+}
+
+// connected is the lanes by provider as controllers are told.
+func (n *Node) connected() (out []*quarrypb.Connected) {
+	n.mu.Lock()
+	a := n.access
+	n.mu.Unlock()
+	if a == nil {
+		return nil
+	}
+	lanes := a.lanes()
+	for _, p := range []quarrypb.Provider{quarrypb.Provider_PROVIDER_VERBS, quarrypb.Provider_PROVIDER_SHM, quarrypb.Provider_PROVIDER_TCP} {
+		if k := lanes[strings.ToLower(strings.TrimPrefix(p.String(), "PROVIDER_"))]; k > 0 {
+			out = append(out, &quarrypb.Connected{Provider: p, Lanes: uint32(k)})
+		}
+	}
+	return out
 }

@@ -22,6 +22,8 @@ type nodeView struct {
 	Hosted    uint64   `json:"hosted_bytes"`
 	Agent     string   `json:"agent_url"`
 	Endpoints []string `json:"endpoints"`
+	// Connected is how many connections each provider carries.
+	Connected map[string]uint32 `json:"connections"`
 }
 
 type replicaView struct {
@@ -81,7 +83,10 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 	names := map[uint32]string{}
 	for _, n := range s.GetTable().GetNodes() {
 		names[n.Id] = n.Name
-		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: word(n.State, "NODE_STATE_"), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Agent: n.AgentUrl, Endpoints: []string{}}
+		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: word(n.State, "NODE_STATE_"), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Agent: n.AgentUrl, Endpoints: []string{}, Connected: map[string]uint32{}}
+		for _, c := range n.Connected {
+			nv.Connected[word(c.Provider, "PROVIDER_")] = c.Lanes
+		}
 		for _, e := range n.Endpoints {
 			nv.Endpoints = append(nv.Endpoints, word(e.Provider, "PROVIDER_")+":"+e.Address)
 		}
@@ -127,9 +132,9 @@ func (*statusCmd) Run(ctx context.Context, a *app) error {
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s\n", c.Name, c.URL, role)
 		}
-		fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tFAILURE DOMAIN\tHOSTED\tCAPACITY\tENDPOINTS")
+		fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tFAILURE DOMAIN\tHOSTED\tCAPACITY\tCONNECTIONS\tENDPOINTS")
 		for _, n := range v.Nodes {
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, n.Domain, bytesText(n.Hosted), bytesText(n.Capacity), strings.Join(n.Endpoints, " "))
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, n.Domain, bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), strings.Join(n.Endpoints, " "))
 		}
 		fmt.Fprintln(w)
 		printRegions(w, v.Regions)
@@ -140,6 +145,20 @@ func (*statusCmd) Run(ctx context.Context, a *app) error {
 			}
 		}
 	})
+}
+
+// providersInUse is connections by provider, the best first.
+func providersInUse(lanes map[string]uint32) string {
+	var parts []string
+	for _, p := range []string{"verbs", "shm", "tcp"} {
+		if n := lanes[p]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", p, n))
+		}
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
 }
 
 func printRegions(w io.Writer, regions []regionView) {

@@ -19,9 +19,10 @@ type node struct {
 	pub *quarrypb.Node // as committed; nil before the first commit
 	rev uint64         // of pub
 
-	seen  bool  // has registered with this leader
-	heard int64 // its last sign of life
-	found []*quarrypb.HostedRegion
+	seen      bool  // has registered with this leader
+	heard     int64 // its last sign of life
+	found     []*quarrypb.HostedRegion
+	connected []*quarrypb.Connected // as last heard
 
 	// How it is watched: see watch.go.
 	suspect, probing     bool
@@ -186,6 +187,9 @@ func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest)
 	}
 	silent := !m.up(n)
 	n.heard = m.now
+	if len(r.Connected) <= MaxEndpoints {
+		n.connected = r.Connected
+	}
 	// One that is heard and does not answer is of no use: only probes bring it back.
 	if silent && m.up(n) {
 		m.note("node %s (%d) is heard again", n.rec.Name, n.rec.Id)

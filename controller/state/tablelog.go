@@ -94,6 +94,7 @@ func (m *Machine) statusTable() *quarrypb.Table {
 		n := m.node(rec.Id)
 		rec = proto.CloneOf(rec)
 		rec.HostedBytes = n.assigned
+		rec.Connected = n.connected
 		if rec.State == quarrypb.NodeState_NODE_STATE_UP && !m.up(n) {
 			rec.State = quarrypb.NodeState_NODE_STATE_SILENT
 		}

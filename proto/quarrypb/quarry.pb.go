@@ -416,7 +416,8 @@ type Node struct {
 	CapacityBytes uint64                 `protobuf:"varint,8,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
 	HostedBytes   uint64                 `protobuf:"varint,9,opt,name=hosted_bytes,json=hostedBytes,proto3" json:"hosted_bytes,omitempty"`
 	Persistent    bool                   `protobuf:"varint,10,opt,name=persistent,proto3" json:"persistent,omitempty"`
-	Domain        uint32                 `protobuf:"varint,11,opt,name=domain,proto3" json:"domain,omitempty"` // proto.Domain
+	Domain        uint32                 `protobuf:"varint,11,opt,name=domain,proto3" json:"domain,omitempty"`      // proto.Domain
+	Connected     []*Connected           `protobuf:"bytes,12,rep,name=connected,proto3" json:"connected,omitempty"` // in Status only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -528,6 +529,66 @@ func (x *Node) GetDomain() uint32 {
 	return 0
 }
 
+func (x *Node) GetConnected() []*Connected {
+	if x != nil {
+		return x.Connected
+	}
+	return nil
+}
+
+// Connected counts a node's connections by the provider that they use.
+type Connected struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Provider      Provider               `protobuf:"varint,1,opt,name=provider,proto3,enum=quarry.v1.Provider" json:"provider,omitempty"`
+	Lanes         uint32                 `protobuf:"varint,2,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Connected) Reset() {
+	*x = Connected{}
+	mi := &file_quarry_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Connected) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Connected) ProtoMessage() {}
+
+func (x *Connected) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Connected.ProtoReflect.Descriptor instead.
+func (*Connected) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Connected) GetProvider() Provider {
+	if x != nil {
+		return x.Provider
+	}
+	return Provider_PROVIDER_UNSPECIFIED
+}
+
+func (x *Connected) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
+}
+
 type Replica struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -540,7 +601,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_quarry_proto_msgTypes[2]
+	mi := &file_quarry_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -552,7 +613,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[2]
+	mi := &file_quarry_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -565,7 +626,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{2}
+	return file_quarry_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Replica) GetNode() uint32 {
@@ -612,7 +673,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_quarry_proto_msgTypes[3]
+	mi := &file_quarry_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -624,7 +685,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[3]
+	mi := &file_quarry_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -637,7 +698,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{3}
+	return file_quarry_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Region) GetId() uint32 {
@@ -713,7 +774,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_quarry_proto_msgTypes[4]
+	mi := &file_quarry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +786,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[4]
+	mi := &file_quarry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +799,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{4}
+	return file_quarry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Table) GetCluster() []byte {
@@ -806,7 +867,7 @@ type ReadTableRequest struct {
 
 func (x *ReadTableRequest) Reset() {
 	*x = ReadTableRequest{}
-	mi := &file_quarry_proto_msgTypes[5]
+	mi := &file_quarry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -818,7 +879,7 @@ func (x *ReadTableRequest) String() string {
 func (*ReadTableRequest) ProtoMessage() {}
 
 func (x *ReadTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[5]
+	mi := &file_quarry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -831,7 +892,7 @@ func (x *ReadTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadTableRequest.ProtoReflect.Descriptor instead.
 func (*ReadTableRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{5}
+	return file_quarry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReadTableRequest) GetSinceRevision() uint64 {
@@ -850,7 +911,7 @@ type WatchTableRequest struct {
 
 func (x *WatchTableRequest) Reset() {
 	*x = WatchTableRequest{}
-	mi := &file_quarry_proto_msgTypes[6]
+	mi := &file_quarry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +923,7 @@ func (x *WatchTableRequest) String() string {
 func (*WatchTableRequest) ProtoMessage() {}
 
 func (x *WatchTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[6]
+	mi := &file_quarry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +936,7 @@ func (x *WatchTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTableRequest.ProtoReflect.Descriptor instead.
 func (*WatchTableRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{6}
+	return file_quarry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchTableRequest) GetSinceRevision() uint64 {
@@ -900,7 +961,7 @@ type CreateRegionRequest struct {
 
 func (x *CreateRegionRequest) Reset() {
 	*x = CreateRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[7]
+	mi := &file_quarry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -912,7 +973,7 @@ func (x *CreateRegionRequest) String() string {
 func (*CreateRegionRequest) ProtoMessage() {}
 
 func (x *CreateRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[7]
+	mi := &file_quarry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -925,7 +986,7 @@ func (x *CreateRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRegionRequest.ProtoReflect.Descriptor instead.
 func (*CreateRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{7}
+	return file_quarry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateRegionRequest) GetReplicas() uint32 {
@@ -972,7 +1033,7 @@ type CreateRegionResponse struct {
 
 func (x *CreateRegionResponse) Reset() {
 	*x = CreateRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[8]
+	mi := &file_quarry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1045,7 @@ func (x *CreateRegionResponse) String() string {
 func (*CreateRegionResponse) ProtoMessage() {}
 
 func (x *CreateRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[8]
+	mi := &file_quarry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1058,7 @@ func (x *CreateRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRegionResponse.ProtoReflect.Descriptor instead.
 func (*CreateRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{8}
+	return file_quarry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateRegionResponse) GetRegions() []*Region {
@@ -1021,7 +1082,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[9]
+	mi := &file_quarry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1094,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[9]
+	mi := &file_quarry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1107,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{9}
+	return file_quarry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OpenSessionRequest) GetName() string {
@@ -1091,7 +1152,7 @@ type Ticket struct {
 
 func (x *Ticket) Reset() {
 	*x = Ticket{}
-	mi := &file_quarry_proto_msgTypes[10]
+	mi := &file_quarry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1164,7 @@ func (x *Ticket) String() string {
 func (*Ticket) ProtoMessage() {}
 
 func (x *Ticket) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[10]
+	mi := &file_quarry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1177,7 @@ func (x *Ticket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ticket.ProtoReflect.Descriptor instead.
 func (*Ticket) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{10}
+	return file_quarry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Ticket) GetCluster() []byte {
@@ -1172,7 +1233,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1245,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1258,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{11}
+	return file_quarry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *OpenSessionResponse) GetTicket() *Ticket {
@@ -1233,7 +1294,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1306,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1319,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{12}
+	return file_quarry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HeartbeatRequest) GetSerial() uint64 {
@@ -1301,7 +1362,7 @@ type NodeTrouble struct {
 
 func (x *NodeTrouble) Reset() {
 	*x = NodeTrouble{}
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1374,7 @@ func (x *NodeTrouble) String() string {
 func (*NodeTrouble) ProtoMessage() {}
 
 func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1387,7 @@ func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTrouble.ProtoReflect.Descriptor instead.
 func (*NodeTrouble) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{13}
+	return file_quarry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeTrouble) GetNode() uint32 {
@@ -1361,7 +1422,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1434,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1447,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{14}
+	return file_quarry_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HeartbeatResponse) GetLeaseMs() uint32 {
@@ -1419,7 +1480,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1492,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1505,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{15}
+	return file_quarry_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CloseSessionRequest) GetSerial() uint64 {
@@ -1462,7 +1523,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1474,7 +1535,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1487,7 +1548,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{16}
+	return file_quarry_proto_rawDescGZIP(), []int{17}
 }
 
 type RevokeSessionRequest struct {
@@ -1500,7 +1561,7 @@ type RevokeSessionRequest struct {
 
 func (x *RevokeSessionRequest) Reset() {
 	*x = RevokeSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1512,7 +1573,7 @@ func (x *RevokeSessionRequest) String() string {
 func (*RevokeSessionRequest) ProtoMessage() {}
 
 func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1525,7 +1586,7 @@ func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionRequest.ProtoReflect.Descriptor instead.
 func (*RevokeSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{17}
+	return file_quarry_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RevokeSessionRequest) GetSession() uint32 {
@@ -1550,7 +1611,7 @@ type RevokeSessionResponse struct {
 
 func (x *RevokeSessionResponse) Reset() {
 	*x = RevokeSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1623,7 @@ func (x *RevokeSessionResponse) String() string {
 func (*RevokeSessionResponse) ProtoMessage() {}
 
 func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1636,7 @@ func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionResponse.ProtoReflect.Descriptor instead.
 func (*RevokeSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{18}
+	return file_quarry_proto_rawDescGZIP(), []int{19}
 }
 
 type CertifyFenceRequest struct {
@@ -1589,7 +1650,7 @@ type CertifyFenceRequest struct {
 
 func (x *CertifyFenceRequest) Reset() {
 	*x = CertifyFenceRequest{}
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +1662,7 @@ func (x *CertifyFenceRequest) String() string {
 func (*CertifyFenceRequest) ProtoMessage() {}
 
 func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +1675,7 @@ func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceRequest.ProtoReflect.Descriptor instead.
 func (*CertifyFenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{19}
+	return file_quarry_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CertifyFenceRequest) GetSerial() uint64 {
@@ -1648,7 +1709,7 @@ type CertifyFenceResponse struct {
 
 func (x *CertifyFenceResponse) Reset() {
 	*x = CertifyFenceResponse{}
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1721,7 @@ func (x *CertifyFenceResponse) String() string {
 func (*CertifyFenceResponse) ProtoMessage() {}
 
 func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +1734,7 @@ func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceResponse.ProtoReflect.Descriptor instead.
 func (*CertifyFenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{20}
+	return file_quarry_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CertifyFenceResponse) GetFenced() bool {
@@ -1708,7 +1769,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1781,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1794,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{21}
+	return file_quarry_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Session) GetSession() uint32 {
@@ -1814,7 +1875,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +1887,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +1900,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{22}
+	return file_quarry_proto_rawDescGZIP(), []int{23}
 }
 
 type ListSessionsResponse struct {
@@ -1851,7 +1912,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +1924,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +1937,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{23}
+	return file_quarry_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -1901,7 +1962,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +1974,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +1987,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{24}
+	return file_quarry_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Name) GetName() string {
@@ -1987,7 +2048,7 @@ type CreateNameRequest struct {
 
 func (x *CreateNameRequest) Reset() {
 	*x = CreateNameRequest{}
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2060,7 @@ func (x *CreateNameRequest) String() string {
 func (*CreateNameRequest) ProtoMessage() {}
 
 func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2073,7 @@ func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNameRequest.ProtoReflect.Descriptor instead.
 func (*CreateNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{25}
+	return file_quarry_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateNameRequest) GetName() *Name {
@@ -2031,7 +2092,7 @@ type LookupNameRequest struct {
 
 func (x *LookupNameRequest) Reset() {
 	*x = LookupNameRequest{}
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2104,7 @@ func (x *LookupNameRequest) String() string {
 func (*LookupNameRequest) ProtoMessage() {}
 
 func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2117,7 @@ func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNameRequest.ProtoReflect.Descriptor instead.
 func (*LookupNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{26}
+	return file_quarry_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LookupNameRequest) GetName() string {
@@ -2076,7 +2137,7 @@ type SwapNameRequest struct {
 
 func (x *SwapNameRequest) Reset() {
 	*x = SwapNameRequest{}
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2149,7 @@ func (x *SwapNameRequest) String() string {
 func (*SwapNameRequest) ProtoMessage() {}
 
 func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2162,7 @@ func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapNameRequest.ProtoReflect.Descriptor instead.
 func (*SwapNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{27}
+	return file_quarry_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SwapNameRequest) GetName() *Name {
@@ -2128,7 +2189,7 @@ type DeleteNameRequest struct {
 
 func (x *DeleteNameRequest) Reset() {
 	*x = DeleteNameRequest{}
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2201,7 @@ func (x *DeleteNameRequest) String() string {
 func (*DeleteNameRequest) ProtoMessage() {}
 
 func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2214,7 @@ func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{28}
+	return file_quarry_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteNameRequest) GetName() string {
@@ -2178,7 +2239,7 @@ type DeleteNameResponse struct {
 
 func (x *DeleteNameResponse) Reset() {
 	*x = DeleteNameResponse{}
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2251,7 @@ func (x *DeleteNameResponse) String() string {
 func (*DeleteNameResponse) ProtoMessage() {}
 
 func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2264,7 @@ func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNameResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{29}
+	return file_quarry_proto_rawDescGZIP(), []int{30}
 }
 
 type ListNamesRequest struct {
@@ -2218,7 +2279,7 @@ type ListNamesRequest struct {
 
 func (x *ListNamesRequest) Reset() {
 	*x = ListNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2230,7 +2291,7 @@ func (x *ListNamesRequest) String() string {
 func (*ListNamesRequest) ProtoMessage() {}
 
 func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2243,7 +2304,7 @@ func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{30}
+	return file_quarry_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListNamesRequest) GetPrefix() string {
@@ -2284,7 +2345,7 @@ type ListNamesResponse struct {
 
 func (x *ListNamesResponse) Reset() {
 	*x = ListNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2357,7 @@ func (x *ListNamesResponse) String() string {
 func (*ListNamesResponse) ProtoMessage() {}
 
 func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2370,7 @@ func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{31}
+	return file_quarry_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListNamesResponse) GetNames() []*Name {
@@ -2339,7 +2400,7 @@ type HostedRegion struct {
 
 func (x *HostedRegion) Reset() {
 	*x = HostedRegion{}
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2412,7 @@ func (x *HostedRegion) String() string {
 func (*HostedRegion) ProtoMessage() {}
 
 func (x *HostedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2425,7 @@ func (x *HostedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostedRegion.ProtoReflect.Descriptor instead.
 func (*HostedRegion) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{32}
+	return file_quarry_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HostedRegion) GetRegion() uint32 {
@@ -2414,7 +2475,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2487,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2500,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{33}
+	return file_quarry_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -2488,7 +2549,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2561,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2574,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{34}
+	return file_quarry_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RegisterNodeResponse) GetId() uint32 {
@@ -2578,13 +2639,14 @@ type NodeHeartbeatRequest struct {
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	HostedBytes   uint64                 `protobuf:"varint,3,opt,name=hosted_bytes,json=hostedBytes,proto3" json:"hosted_bytes,omitempty"`
 	ResidentBytes uint64                 `protobuf:"varint,4,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
+	Connected     []*Connected           `protobuf:"bytes,5,rep,name=connected,proto3" json:"connected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeHeartbeatRequest) Reset() {
 	*x = NodeHeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2596,7 +2658,7 @@ func (x *NodeHeartbeatRequest) String() string {
 func (*NodeHeartbeatRequest) ProtoMessage() {}
 
 func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2609,7 +2671,7 @@ func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{35}
+	return file_quarry_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeHeartbeatRequest) GetId() uint32 {
@@ -2640,6 +2702,13 @@ func (x *NodeHeartbeatRequest) GetResidentBytes() uint64 {
 	return 0
 }
 
+func (x *NodeHeartbeatRequest) GetConnected() []*Connected {
+	if x != nil {
+		return x.Connected
+	}
+	return nil
+}
+
 type NodeHeartbeatResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Unknown       bool                   `protobuf:"varint,1,opt,name=unknown,proto3" json:"unknown,omitempty"`
@@ -2649,7 +2718,7 @@ type NodeHeartbeatResponse struct {
 
 func (x *NodeHeartbeatResponse) Reset() {
 	*x = NodeHeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2730,7 @@ func (x *NodeHeartbeatResponse) String() string {
 func (*NodeHeartbeatResponse) ProtoMessage() {}
 
 func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2743,7 @@ func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{36}
+	return file_quarry_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NodeHeartbeatResponse) GetUnknown() bool {
@@ -2703,7 +2772,7 @@ type HostRegionRequest struct {
 
 func (x *HostRegionRequest) Reset() {
 	*x = HostRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2715,7 +2784,7 @@ func (x *HostRegionRequest) String() string {
 func (*HostRegionRequest) ProtoMessage() {}
 
 func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2728,7 +2797,7 @@ func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionRequest.ProtoReflect.Descriptor instead.
 func (*HostRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{37}
+	return file_quarry_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HostRegionRequest) GetRegion() uint32 {
@@ -2802,7 +2871,7 @@ type HostRegionResponse struct {
 
 func (x *HostRegionResponse) Reset() {
 	*x = HostRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2883,7 @@ func (x *HostRegionResponse) String() string {
 func (*HostRegionResponse) ProtoMessage() {}
 
 func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2896,7 @@ func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionResponse.ProtoReflect.Descriptor instead.
 func (*HostRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{38}
+	return file_quarry_proto_rawDescGZIP(), []int{39}
 }
 
 type OpenRegionRequest struct {
@@ -2841,7 +2910,7 @@ type OpenRegionRequest struct {
 
 func (x *OpenRegionRequest) Reset() {
 	*x = OpenRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +2922,7 @@ func (x *OpenRegionRequest) String() string {
 func (*OpenRegionRequest) ProtoMessage() {}
 
 func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +2935,7 @@ func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionRequest.ProtoReflect.Descriptor instead.
 func (*OpenRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{39}
+	return file_quarry_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *OpenRegionRequest) GetRegion() uint32 {
@@ -2898,7 +2967,7 @@ type OpenRegionResponse struct {
 
 func (x *OpenRegionResponse) Reset() {
 	*x = OpenRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +2979,7 @@ func (x *OpenRegionResponse) String() string {
 func (*OpenRegionResponse) ProtoMessage() {}
 
 func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +2992,7 @@ func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionResponse.ProtoReflect.Descriptor instead.
 func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{40}
+	return file_quarry_proto_rawDescGZIP(), []int{41}
 }
 
 // CloseRegion names the newest epoch to close: a replica opened under a later one
@@ -2939,7 +3008,7 @@ type CloseRegionRequest struct {
 
 func (x *CloseRegionRequest) Reset() {
 	*x = CloseRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3020,7 @@ func (x *CloseRegionRequest) String() string {
 func (*CloseRegionRequest) ProtoMessage() {}
 
 func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3033,7 @@ func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionRequest.ProtoReflect.Descriptor instead.
 func (*CloseRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{41}
+	return file_quarry_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CloseRegionRequest) GetRegion() uint32 {
@@ -2996,7 +3065,7 @@ type CloseRegionResponse struct {
 
 func (x *CloseRegionResponse) Reset() {
 	*x = CloseRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3077,7 @@ func (x *CloseRegionResponse) String() string {
 func (*CloseRegionResponse) ProtoMessage() {}
 
 func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3090,7 @@ func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionResponse.ProtoReflect.Descriptor instead.
 func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{42}
+	return file_quarry_proto_rawDescGZIP(), []int{43}
 }
 
 // DropRegion names the region's epoch too: memory that was opened under a later one stays.
@@ -3036,7 +3105,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3048,7 +3117,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3061,7 +3130,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{43}
+	return file_quarry_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DropRegionRequest) GetRegion() uint32 {
@@ -3093,7 +3162,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3174,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3187,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{44}
+	return file_quarry_proto_rawDescGZIP(), []int{45}
 }
 
 type FenceRequest struct {
@@ -3131,7 +3200,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3212,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3225,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{45}
+	return file_quarry_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *FenceRequest) GetSerials() []uint64 {
@@ -3181,7 +3250,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3193,7 +3262,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3206,7 +3275,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{46}
+	return file_quarry_proto_rawDescGZIP(), []int{47}
 }
 
 // WorkPeer is a replica that the program works on.
@@ -3222,7 +3291,7 @@ type WorkPeer struct {
 
 func (x *WorkPeer) Reset() {
 	*x = WorkPeer{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3303,7 @@ func (x *WorkPeer) String() string {
 func (*WorkPeer) ProtoMessage() {}
 
 func (x *WorkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3316,7 @@ func (x *WorkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
 func (*WorkPeer) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WorkPeer) GetNode() uint32 {
@@ -3297,7 +3366,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3309,7 +3378,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3322,7 +3391,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WorkRequest) GetRegion() uint32 {
@@ -3414,7 +3483,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3495,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3508,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WorkResponse) GetDone() bool {
@@ -3478,7 +3547,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +3559,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +3572,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 type PingResponse struct {
@@ -3516,7 +3585,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +3597,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +3610,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -3568,7 +3637,7 @@ type AddNodeRequest struct {
 
 func (x *AddNodeRequest) Reset() {
 	*x = AddNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3580,7 +3649,7 @@ func (x *AddNodeRequest) String() string {
 func (*AddNodeRequest) ProtoMessage() {}
 
 func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3593,7 +3662,7 @@ func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
 func (*AddNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AddNodeRequest) GetName() string {
@@ -3612,7 +3681,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +3693,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +3706,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{53}
+	return file_quarry_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DrainNodeRequest) GetName() string {
@@ -3657,7 +3726,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3669,7 +3738,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3682,7 +3751,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{54}
+	return file_quarry_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -3711,7 +3780,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3723,7 +3792,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3736,7 +3805,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{55}
+	return file_quarry_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemoveNodeRequest) GetName() string {
@@ -3764,7 +3833,7 @@ type MoveRegionRequest struct {
 
 func (x *MoveRegionRequest) Reset() {
 	*x = MoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +3845,7 @@ func (x *MoveRegionRequest) String() string {
 func (*MoveRegionRequest) ProtoMessage() {}
 
 func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +3858,7 @@ func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{56}
+	return file_quarry_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *MoveRegionRequest) GetRegion() uint32 {
@@ -3822,7 +3891,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3834,7 +3903,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3847,7 +3916,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{57}
+	return file_quarry_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -3868,7 +3937,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3880,7 +3949,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3893,7 +3962,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{58}
+	return file_quarry_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Move) GetRegion() uint32 {
@@ -3926,7 +3995,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3938,7 +4007,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3951,7 +4020,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{59}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RebalanceResponse) GetMoves() []*Move {
@@ -3977,7 +4046,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3989,7 +4058,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4002,7 +4071,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{60}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -4062,7 +4131,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4074,7 +4143,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4087,7 +4156,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{61}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 type ControllerInfo struct {
@@ -4101,7 +4170,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4113,7 +4182,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4126,7 +4195,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{62}
+	return file_quarry_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -4164,7 +4233,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +4245,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +4258,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{63}
+	return file_quarry_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -4249,7 +4318,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4261,7 +4330,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4274,7 +4343,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{64}
+	return file_quarry_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -4328,7 +4397,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +4409,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +4422,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -4377,7 +4446,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +4458,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,7 +4471,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -4460,7 +4529,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4472,7 +4541,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4485,7 +4554,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -4510,7 +4579,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\bEndpoint\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xf1\x02\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xa5\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -4525,7 +4594,11 @@ const file_quarry_proto_rawDesc = "" +
 	"persistent\x18\n" +
 	" \x01(\bR\n" +
 	"persistent\x12\x16\n" +
-	"\x06domain\x18\v \x01(\rR\x06domain\"\x88\x01\n" +
+	"\x06domain\x18\v \x01(\rR\x06domain\x122\n" +
+	"\tconnected\x18\f \x03(\v2\x14.quarry.v1.ConnectedR\tconnected\"R\n" +
+	"\tConnected\x12/\n" +
+	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x14\n" +
+	"\x05lanes\x18\x02 \x01(\rR\x05lanes\"\x88\x01\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12-\n" +
@@ -4679,12 +4752,13 @@ const file_quarry_proto_rawDesc = "" +
 	"\flive_serials\x18\x06 \x03(\x04R\vliveSerials\x12\x1f\n" +
 	"\vnext_serial\x18\a \x01(\x04R\n" +
 	"nextSerial\x12'\n" +
-	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\"\x92\x01\n" +
+	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\"\xc6\x01\n" +
 	"\x14NodeHeartbeatRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
 	"\fhosted_bytes\x18\x03 \x01(\x04R\vhostedBytes\x12%\n" +
-	"\x0eresident_bytes\x18\x04 \x01(\x04R\rresidentBytes\"1\n" +
+	"\x0eresident_bytes\x18\x04 \x01(\x04R\rresidentBytes\x122\n" +
+	"\tconnected\x18\x05 \x03(\v2\x14.quarry.v1.ConnectedR\tconnected\"1\n" +
 	"\x15NodeHeartbeatResponse\x12\x18\n" +
 	"\aunknown\x18\x01 \x01(\bR\aunknown\"\xa1\x02\n" +
 	"\x11HostRegionRequest\x12\x16\n" +
@@ -4910,7 +4984,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                 // 0: quarry.v1.Provider
 	(NodeState)(0),                // 1: quarry.v1.NodeState
@@ -4920,176 +4994,180 @@ var file_quarry_proto_goTypes = []any{
 	(WorkKind)(0),                 // 5: quarry.v1.WorkKind
 	(*Endpoint)(nil),              // 6: quarry.v1.Endpoint
 	(*Node)(nil),                  // 7: quarry.v1.Node
-	(*Replica)(nil),               // 8: quarry.v1.Replica
-	(*Region)(nil),                // 9: quarry.v1.Region
-	(*Table)(nil),                 // 10: quarry.v1.Table
-	(*ReadTableRequest)(nil),      // 11: quarry.v1.ReadTableRequest
-	(*WatchTableRequest)(nil),     // 12: quarry.v1.WatchTableRequest
-	(*CreateRegionRequest)(nil),   // 13: quarry.v1.CreateRegionRequest
-	(*CreateRegionResponse)(nil),  // 14: quarry.v1.CreateRegionResponse
-	(*OpenSessionRequest)(nil),    // 15: quarry.v1.OpenSessionRequest
-	(*Ticket)(nil),                // 16: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),   // 17: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),      // 18: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),           // 19: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),     // 20: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),   // 21: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),  // 22: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),  // 23: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil), // 24: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),   // 25: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),  // 26: quarry.v1.CertifyFenceResponse
-	(*Session)(nil),               // 27: quarry.v1.Session
-	(*ListSessionsRequest)(nil),   // 28: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),  // 29: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                  // 30: quarry.v1.Name
-	(*CreateNameRequest)(nil),     // 31: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),     // 32: quarry.v1.LookupNameRequest
-	(*SwapNameRequest)(nil),       // 33: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),     // 34: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),    // 35: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),      // 36: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),     // 37: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),          // 38: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),   // 39: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),  // 40: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),  // 41: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil), // 42: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),     // 43: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),    // 44: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),     // 45: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),    // 46: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),    // 47: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),   // 48: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),     // 49: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),    // 50: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),          // 51: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),         // 52: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),              // 53: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),           // 54: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),          // 55: quarry.v1.WorkResponse
-	(*PingRequest)(nil),           // 56: quarry.v1.PingRequest
-	(*PingResponse)(nil),          // 57: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),        // 58: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),      // 59: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),     // 60: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),     // 61: quarry.v1.RemoveNodeRequest
-	(*MoveRegionRequest)(nil),     // 62: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),      // 63: quarry.v1.RebalanceRequest
-	(*Move)(nil),                  // 64: quarry.v1.Move
-	(*RebalanceResponse)(nil),     // 65: quarry.v1.RebalanceResponse
-	(*Cluster)(nil),               // 66: quarry.v1.Cluster
-	(*StatusRequest)(nil),         // 67: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),        // 68: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),        // 69: quarry.v1.StatusResponse
-	(*Progress)(nil),              // 70: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),    // 71: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),   // 72: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),             // 73: quarry.v1.RegionMap
-	nil,                           // 74: quarry.v1.Name.NotesEntry
-	nil,                           // 75: quarry.v1.InspectNodeResponse.LanesEntry
+	(*Connected)(nil),             // 8: quarry.v1.Connected
+	(*Replica)(nil),               // 9: quarry.v1.Replica
+	(*Region)(nil),                // 10: quarry.v1.Region
+	(*Table)(nil),                 // 11: quarry.v1.Table
+	(*ReadTableRequest)(nil),      // 12: quarry.v1.ReadTableRequest
+	(*WatchTableRequest)(nil),     // 13: quarry.v1.WatchTableRequest
+	(*CreateRegionRequest)(nil),   // 14: quarry.v1.CreateRegionRequest
+	(*CreateRegionResponse)(nil),  // 15: quarry.v1.CreateRegionResponse
+	(*OpenSessionRequest)(nil),    // 16: quarry.v1.OpenSessionRequest
+	(*Ticket)(nil),                // 17: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),   // 18: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),      // 19: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),           // 20: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),     // 21: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),   // 22: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),  // 23: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),  // 24: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil), // 25: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),   // 26: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),  // 27: quarry.v1.CertifyFenceResponse
+	(*Session)(nil),               // 28: quarry.v1.Session
+	(*ListSessionsRequest)(nil),   // 29: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),  // 30: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                  // 31: quarry.v1.Name
+	(*CreateNameRequest)(nil),     // 32: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),     // 33: quarry.v1.LookupNameRequest
+	(*SwapNameRequest)(nil),       // 34: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),     // 35: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),    // 36: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),      // 37: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),     // 38: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),          // 39: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),   // 40: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),  // 41: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),  // 42: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil), // 43: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),     // 44: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),    // 45: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),     // 46: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),    // 47: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),    // 48: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),   // 49: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),     // 50: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),    // 51: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),          // 52: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),         // 53: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),              // 54: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),           // 55: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),          // 56: quarry.v1.WorkResponse
+	(*PingRequest)(nil),           // 57: quarry.v1.PingRequest
+	(*PingResponse)(nil),          // 58: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),        // 59: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),      // 60: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),     // 61: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),     // 62: quarry.v1.RemoveNodeRequest
+	(*MoveRegionRequest)(nil),     // 63: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),      // 64: quarry.v1.RebalanceRequest
+	(*Move)(nil),                  // 65: quarry.v1.Move
+	(*RebalanceResponse)(nil),     // 66: quarry.v1.RebalanceResponse
+	(*Cluster)(nil),               // 67: quarry.v1.Cluster
+	(*StatusRequest)(nil),         // 68: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),        // 69: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),        // 70: quarry.v1.StatusResponse
+	(*Progress)(nil),              // 71: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),    // 72: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),   // 73: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),             // 74: quarry.v1.RegionMap
+	nil,                           // 75: quarry.v1.Name.NotesEntry
+	nil,                           // 76: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
 	6,  // 1: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
 	1,  // 2: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
-	2,  // 3: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
-	8,  // 4: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
-	3,  // 5: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
-	4,  // 6: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
-	7,  // 7: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	9,  // 8: quarry.v1.Table.regions:type_name -> quarry.v1.Region
-	4,  // 9: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	9,  // 10: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	16, // 11: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	10, // 12: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	19, // 13: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	10, // 14: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	27, // 15: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	74, // 16: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	30, // 17: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	30, // 18: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	30, // 19: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	7,  // 20: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	38, // 21: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	4,  // 22: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	5,  // 23: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	53, // 24: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	7,  // 25: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	64, // 26: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	10, // 27: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	68, // 28: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	70, // 29: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	5,  // 30: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	73, // 31: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	75, // 32: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	15, // 33: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	18, // 34: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	21, // 35: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	23, // 36: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	25, // 37: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	28, // 38: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	11, // 39: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	12, // 40: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	13, // 41: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	31, // 42: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	32, // 43: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	33, // 44: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	34, // 45: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	36, // 46: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	39, // 47: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	41, // 48: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	58, // 49: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	59, // 50: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	61, // 51: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	62, // 52: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	63, // 53: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	67, // 54: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	71, // 55: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	43, // 56: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	45, // 57: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	47, // 58: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	49, // 59: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	51, // 60: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	54, // 61: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	56, // 62: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	71, // 63: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	17, // 64: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	20, // 65: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	22, // 66: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	24, // 67: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	26, // 68: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	29, // 69: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	10, // 70: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	10, // 71: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	14, // 72: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	30, // 73: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	30, // 74: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	30, // 75: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	35, // 76: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	37, // 77: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	40, // 78: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	42, // 79: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,  // 80: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	60, // 81: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,  // 82: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	9,  // 83: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	65, // 84: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	69, // 85: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	72, // 86: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	44, // 87: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	46, // 88: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	48, // 89: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	50, // 90: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	52, // 91: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	55, // 92: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	57, // 93: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	72, // 94: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	64, // [64:95] is the sub-list for method output_type
-	33, // [33:64] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	8,  // 3: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
+	0,  // 4: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
+	2,  // 5: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
+	9,  // 6: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
+	3,  // 7: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
+	4,  // 8: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
+	7,  // 9: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	10, // 10: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	4,  // 11: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
+	10, // 12: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	17, // 13: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	11, // 14: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	20, // 15: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	11, // 16: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	28, // 17: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	75, // 18: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	31, // 19: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	31, // 20: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	31, // 21: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	7,  // 22: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	39, // 23: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	8,  // 24: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	4,  // 25: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	5,  // 26: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	54, // 27: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	7,  // 28: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	65, // 29: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	11, // 30: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	69, // 31: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	71, // 32: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	5,  // 33: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	74, // 34: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	76, // 35: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	16, // 36: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	19, // 37: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	22, // 38: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	24, // 39: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	26, // 40: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	29, // 41: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	12, // 42: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	13, // 43: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	14, // 44: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	32, // 45: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	33, // 46: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	34, // 47: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	35, // 48: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	37, // 49: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	40, // 50: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	42, // 51: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	59, // 52: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	60, // 53: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	62, // 54: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	63, // 55: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	64, // 56: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	68, // 57: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	72, // 58: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	44, // 59: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	46, // 60: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	48, // 61: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	50, // 62: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	52, // 63: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	55, // 64: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	57, // 65: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	72, // 66: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	18, // 67: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	21, // 68: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	23, // 69: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	25, // 70: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	27, // 71: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	30, // 72: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	11, // 73: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	11, // 74: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	15, // 75: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	31, // 76: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	31, // 77: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	31, // 78: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	36, // 79: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	38, // 80: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	41, // 81: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	43, // 82: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,  // 83: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	61, // 84: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,  // 85: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	10, // 86: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	66, // 87: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	70, // 88: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	73, // 89: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	45, // 90: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	47, // 91: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	49, // 92: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	51, // 93: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	53, // 94: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	56, // 95: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	58, // 96: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	73, // 97: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	67, // [67:98] is the sub-list for method output_type
+	36, // [36:67] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -5097,14 +5175,14 @@ func file_quarry_proto_init() {
 	if File_quarry_proto != nil {
 		return
 	}
-	file_quarry_proto_msgTypes[7].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   70,
+			NumMessages:   71,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
