@@ -169,15 +169,15 @@ func (m *Machine) canRemove(n *node, force bool) *Error {
 		return nil
 	case !force:
 		return errorf(Precondition, "node %s holds %d replicas: drain it first (quarry node drain %s), or if it will never come back use --force", n.rec.Name, count, n.rec.Name)
-	case m.up(n) && !n.lost:
-		return errorf(Precondition, "node %s is running: --force is for nodes that are gone; drain it, or stop it first", n.rec.Name)
+	case !n.lost: // nor has a new leader heard of it yet
+		return errorf(Precondition, "node %s is running, or not known to be gone: --force is for nodes that are gone; drain it, or stop it first", n.rec.Name)
 	}
 	for _, g := range m.regions {
 		r := g.on(n.rec.Id)
 		if r == nil || r.State != inSync {
 			continue
 		}
-		if !slices.ContainsFunc(g.rec.Replicas, func(o *quarrypb.Replica) bool { return o != r && o.State == inSync }) {
+		if !slices.ContainsFunc(g.rec.Replicas, func(o *quarrypb.Replica) bool { return o != r && o.State == inSync && m.health(o) == well }) {
 			return errorf(Precondition, "node %s holds the last replica of region %d: without it the region's data is gone; bring the node back", n.rec.Name, g.rec.Id)
 		}
 	}

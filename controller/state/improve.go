@@ -178,7 +178,7 @@ func (m *Machine) join(g *region, n *node, leaves *node, waiter uint64) {
 }
 
 // shrink takes out of a region's record what it does not need: replicas that are
-// out, and those that leave. Only these cost an epoch.
+// out, those that leave, and what is more than it wants. Only the latter cost an epoch.
 func (m *Machine) shrink(g *region, leaving bool) {
 	rec := proto.CloneOf(g.rec)
 	var gone []*node
@@ -189,6 +189,12 @@ func (m *Machine) shrink(g *region, leaving bool) {
 		gone = append(gone, m.node(r.Node))
 		return true
 	})
+	// A node that was to leave and stays after all makes one too many: the last, which
+	// came last, goes.
+	for last := len(rec.Replicas) - 1; last >= int(rec.WantReplicas); last-- {
+		gone, leaving = append(gone, m.node(rec.Replicas[last].Node)), true
+		rec.Replicas = rec.Replicas[:last]
+	}
 	if leaving {
 		m.change(g, rec)
 	} else {
