@@ -297,6 +297,7 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 		claims = append(claims, slab.Claim{Reg: reg, Slab: sl, Generation: c.header.Generation(), R: a.lane.Port().Reservation(), Held: true})
 	}
 	r := a.lane.Round()
+	word := reg.Geometry.MapOff(c.block) + 8*uint64(i)
 	err := a.retry(reg, func() bool {
 		r.Reset()
 		ch := r.Chain(reg.P())
@@ -306,6 +307,7 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 			}
 			ch.Read(claims[j].Slab.VOff(), a.pairs[8*j:8*j+8])
 		}
+		ch.Read(word, a.wordRead[:8])
 		a.lane.Do()
 		return ch.Err == nil
 	})
@@ -330,7 +332,37 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 			drop = append(drop, cl)
 		}
 	}
+	// A scrub may have taken bits that were set and not yet stamped for a leak.
+	if err := a.setBits(reg, word, take, proto.Word(a.wordRead, 0)); err != nil {
+		a.lane.Port().EndSession(fmt.Errorf("claims in block %d of region %d could not be settled: %w", c.block, reg.ID, err))
+		return nil, err
+	}
 	return kept, a.releaseClaims(drop)
+}
+
+// setBits sets bits of a map word that was last seen as was: they belong to slabs
+// that are stamped, or that others use.
+func (a *Allocator) setBits(reg *slab.Region, off, bits, was uint64) error {
+	for bits&^was != 0 {
+		var old uint64
+		err := a.retry(reg, func() bool {
+			r := a.lane.Round()
+			r.Reset()
+			ch := r.Chain(reg.P())
+			ch.CAS(off, was, was|bits)
+			a.lane.Do()
+			old = ch.Verbs[0].Old
+			return ch.Err == nil
+		})
+		if errors.Is(err, errFull) {
+			return nil // the epoch is over, reconcile makes the map anew
+		}
+		if err != nil || old == was {
+			return err
+		}
+		was = old
+	}
+	return nil
 }
 
 // retry repeats an idempotent round until it has an answer, in one epoch. errFull

@@ -260,13 +260,29 @@ func (l *lane) Buffer(n int) ([]byte, error)  { return l.session.arena.Alloc(n) 
 func (l *lane) Regions(replicas int) []uint32 { return l.session.now.Load().byRepl[replicas] }
 func (l *lane) Random() uint64                { return l.rng.Uint64() }
 
+// growPatience is how long a session takes a refusal of a region for an answer:
+// many callers that find the cluster full must not keep the controller from
+// renewing leases.
+const growPatience = 300 * time.Millisecond
+
+// refusal is an answer of the controller, and until when it is good.
+type refusal struct {
+	err   error
+	until int64
+}
+
 // Grow asks the controller for another region.
 func (l *lane) Grow(replicas int, newest uint32) error {
+	known := &l.session.refused[replicas]
+	if r := known.Load(); r != nil && clock.Now() < r.until {
+		return r.err
+	}
 	if l.suspend() {
 		defer l.resume()
 	}
 	_, err := unary(l.session.client.control, l.bounded(), &quarrypb.CreateRegionRequest{Replicas: uint32(replicas), UnlessNewerThan: &newest}, quarrypbconnect.ControllerClient.CreateRegion)
 	if err != nil {
+		known.Store(&refusal{err, clock.In(growPatience)})
 		return err
 	}
 	l.session.refresh(l.ctx)

@@ -35,6 +35,7 @@ type session struct {
 	kick     chan struct{}         // asks for a heartbeat at once
 	watching atomic.Pointer[watching]
 	troubles troubles
+	refused  [slab.MaxReplicas + 1]atomic.Pointer[refusal] // of a region, by replicas
 	lanes    []*lane
 	waiter   waiter
 }

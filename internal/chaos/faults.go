@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -77,6 +78,52 @@ var faults = []fault{
 			return r.net.cut(leader)
 		},
 		heal: func(_ context.Context, r *run) error { return r.net.mend(r.target) }},
+	{name: "node-twice", what: "a storage node is killed, started again, and killed while it is rebuilt", hold: short,
+		inject: func(ctx context.Context, r *run) error {
+			if err := r.kill(r.pickNode()); err != nil {
+				return err
+			}
+			r.sleep(ctx, time.Second+r.random(time.Second)) // until after it has been missed
+			if err := r.cluster.Restart(ctx, r.target); err != nil {
+				return err
+			}
+			r.sleep(ctx, r.random(3*time.Second))
+			return r.kill(r.target)
+		},
+		heal: func(ctx context.Context, r *run) error { return r.cluster.Restart(ctx, r.target) }},
+	{name: "node-and-leader", what: "a storage node is killed, and the leading controller in the middle of the failover", hold: beyond,
+		inject: func(ctx context.Context, r *run) error {
+			leader, err := r.pickLeader(ctx)
+			if err != nil {
+				return err
+			}
+			node := r.pickNode()
+			if err := r.kill(node); err != nil {
+				return err
+			}
+			r.sleep(ctx, r.random(1200*time.Millisecond))
+			r.targets = []string{leader, node}
+			return r.kill(leader)
+		},
+		heal: restartTargets},
+	{name: "all-nodes", what: "all storage nodes are killed at once, and started again with their files", hold: short,
+		inject: func(_ context.Context, r *run) error {
+			r.targets = nil
+			for i := range r.cfg.Nodes {
+				r.targets = append(r.targets, nodeName(i))
+			}
+			return r.killTargets()
+		},
+		heal: restartTargets},
+	{name: "all-controllers", what: "all controllers are killed at once beyond all leases, and started again", hold: beyond,
+		inject: func(_ context.Context, r *run) error {
+			r.targets = nil
+			for i := range r.cfg.Controllers {
+				r.targets = append(r.targets, controllerName(i))
+			}
+			return r.killTargets()
+		},
+		heal: restartTargets},
 	{name: "client-kill", what: "a client process is killed, and another started", hold: short,
 		inject: func(_ context.Context, r *run) error {
 			w := r.pickWorker()
@@ -103,6 +150,18 @@ var faults = []fault{
 			defer func() { r.filler = nil }()
 			return r.filler.process.Stop()
 		}},
+}
+
+// restartTargets starts all that were killed, side by side: controllers wait for
+// each other.
+func restartTargets(ctx context.Context, r *run) error {
+	errs := make([]error, len(r.targets))
+	var wg sync.WaitGroup
+	for i, name := range r.targets {
+		wg.Go(func() { errs[i] = r.cluster.Restart(ctx, name) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // FaultNames lists what can be asked for.

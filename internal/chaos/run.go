@@ -148,10 +148,11 @@ type run struct {
 	nextID  int
 	objects []string
 
-	target string // member that is hurt
-	turn   int
-	worker *clientProcess
-	filler *clientProcess
+	target  string // member that is hurt
+	targets []string
+	turn    int
+	worker  *clientProcess
+	filler  *clientProcess
 }
 
 // clientProcess is a client that was started.
@@ -495,8 +496,17 @@ func (r *run) clean(ctx context.Context, row *Row) error {
 // pickNode takes the next storage node in turn as the target.
 func (r *run) pickNode() string {
 	r.turn++
-	r.target = "n" + strconv.Itoa(r.turn%r.cfg.Nodes+1)
+	r.target = nodeName(r.turn % r.cfg.Nodes)
 	return r.target
+}
+
+// Names of members, as package local gives them.
+func nodeName(i int) string       { return "n" + strconv.Itoa(i+1) }
+func controllerName(i int) string { return "c" + strconv.Itoa(i+1) }
+
+// random is a time up to most.
+func (r *run) random(most time.Duration) time.Duration {
+	return time.Duration(rand.Int64N(int64(most)))
 }
 
 // pickLeader takes the leading controller as the target.
@@ -507,7 +517,7 @@ func (r *run) pickLeader(ctx context.Context) (string, error) {
 	}
 	for _, c := range s.Controllers {
 		if i := slices.Index(r.cluster.URLs, c.URL); c.Leader && i >= 0 {
-			r.target = "c" + strconv.Itoa(i+1)
+			r.target = controllerName(i)
 			return r.target, nil
 		}
 	}
@@ -553,6 +563,19 @@ func (r *run) kill(member string) error {
 		return fmt.Errorf("no member %s", member)
 	}
 	p.Kill()
+	return nil
+}
+
+// killTargets kills them all before it waits for any.
+func (r *run) killTargets() error {
+	for _, name := range r.targets {
+		if err := r.cluster.Process(name).Signal(syscall.SIGKILL); err != nil {
+			return err
+		}
+	}
+	for _, name := range r.targets {
+		r.cluster.Process(name).Wait()
+	}
 	return nil
 }
 

@@ -62,6 +62,7 @@ type Cluster struct {
 	Nodes       []*Process
 	cfg         Config
 	temp        string
+	mu          sync.Mutex // of Restart
 	members     map[string]*member
 }
 
@@ -239,6 +240,8 @@ func (c *Cluster) Restart(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	c.mu.Lock() // members may be started side by side
+	defer c.mu.Unlock()
 	for _, list := range [][]*Process{c.Controllers, c.Nodes} {
 		if i := slices.Index(list, m.process); i >= 0 {
 			list[i] = p

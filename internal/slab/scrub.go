@@ -127,7 +127,7 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 				r, v = 0, 0
 			}
 			if r == 0 && v.State() == proto.StateFree && v.Valid() && proto.Word(maps, i/64*8)>>(i%64)&1 != 0 {
-				if err := l.clearBit(reg, block, i, proto.Word(maps, i/64*8)); err != nil {
+				if err := l.clearLeak(reg, block, i, s, proto.Word(maps, i/64*8)); err != nil {
 					return err
 				}
 				st.Bits++
@@ -156,6 +156,34 @@ func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (
 		}
 		free := l.op.v.State() == proto.StateFree
 		return free, l.release(&l.op)
+	}
+}
+
+// clearLeak clears the bit of a slab that nobody holds, unless somebody has it
+// meanwhile. A claimer looks at its bits once more when it has stamped its claims:
+// whoever of the two comes second sees the other, and no slab in use stays free in
+// the map.
+func (l *Lane) clearLeak(reg *Region, block uint32, i int, s proto.Slab, guess uint64) error {
+	if err := l.clearBit(reg, block, i, guess); err != nil {
+		return err
+	}
+	if err := l.repeat(reg, func() { l.round.Chain(reg.P()).Read(s.ROff(), l.word) }); err != nil {
+		return err
+	}
+	if r, v := l.primaryWords(); r == 0 && v.State() != proto.StateLive {
+		return nil
+	}
+	off := reg.Geometry.MapOff(block) + uint64(i/64*8)
+	for was := uint64(0); ; {
+		want := was | 1<<(i%64)
+		if err := l.repeat(reg, func() { l.round.Chain(reg.P()).CAS(off, was, want) }); err != nil {
+			return err
+		}
+		old := l.round.At(0).Verbs[0].Old
+		if old == was || old>>(i%64)&1 != 0 {
+			return nil
+		}
+		was = old
 	}
 }
 
