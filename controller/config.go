@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"os"
 	"time"
@@ -40,6 +41,8 @@ type Config struct {
 	TLS *tls.Config
 	// AgentTLS is for calls to agents with https URLs.
 	AgentTLS *tls.Config
+	// Pages serves what is not an RPC on the same port; nil: nothing.
+	Pages http.Handler
 	// Logger; nil means slog.Default.
 	Logger *slog.Logger
 }

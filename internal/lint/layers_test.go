@@ -46,6 +46,7 @@ var layers = map[string]int{
 	"internal/metrics/collect": 80,
 	"deploy":                   100,
 	"internal/doctor":          60,
+	"internal/console":         70,
 	"internal/dist":            100,
 	"internal/deploytest":      100,
 	"internal/lint":            100,

@@ -1,0 +1,126 @@
+package console
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+// Config of a Console.
+type Config struct {
+	// Token that visitors show as the password of any user, and controllers are shown.
+	Token string
+	TLS   *tls.Config
+	// Jobs lists jobs for the page; nil shows none.
+	Jobs func(ctx context.Context, controllers []string) ([]Job, error)
+}
+
+// Job is a row of the page.
+type Job struct {
+	ID     uint64 `json:"id"`
+	Plugin string `json:"plugin"`
+	State  string `json:"state"`
+	Phase  string `json:"phase"`
+	Input  string `json:"input"`
+	Output string `json:"output"`
+}
+
+const (
+	every = time.Second
+	// watched is how long the Console keeps asking after somebody has looked.
+	watched   = 15 * time.Second
+	askFor    = 3 * time.Second
+	maxEvents = 200
+	maxRates  = 120 // of each node: two minutes
+)
+
+// Console gathers what the page shows.
+type Console struct {
+	cfg     Config
+	http    *http.Client
+	handler http.Handler
+	look    chan struct{} // somebody looks
+
+	urls []string // of controllers; set before Run gathers
+
+	mu     sync.Mutex
+	last   time.Time // somebody looked
+	snap   Snapshot
+	before map[uint32]totals // of nodes
+	known  bool              // snap is from a controller, so that changes are events
+}
+
+// totals of a node, to make rates of.
+type totals struct {
+	at                   time.Time
+	verbs, read, written uint64
+}
+
+// New makes a Console. Run makes it gather.
+func New(cfg Config) *Console {
+	c := &Console{cfg: cfg, look: make(chan struct{}, 1), before: map[uint32]totals{}}
+	c.http = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true}}
+	c.snap.Rates = map[uint32][]Rate{}
+	c.handler = c.routes()
+	return c
+}
+
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.handler.ServeHTTP(w, r) }
+
+// Run gathers until the context ends: once a second while somebody looks, and once
+// in watched otherwise, so that events are there when somebody does. It asks the
+// controllers at these URLs.
+func (c *Console) Run(ctx context.Context, controllers ...string) {
+	c.urls = controllers
+	defer c.http.CloseIdleConnections()
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	var done time.Time
+	for {
+		c.mu.Lock()
+		idle := time.Since(c.last) > watched
+		c.mu.Unlock()
+		if !idle || time.Since(done) > watched {
+			c.gather(ctx)
+			done = time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-c.look:
+		}
+	}
+}
+
+// ask puts a question to one controller after the other, and to the leader that a
+// standby names.
+func ask[Q, A any](ctx context.Context, c *Console, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
+	urls, last := c.urls, errors.New("no controller is named")
+	for i := 0; i < len(urls) && i < 16; i++ {
+		res, err := method(quarrypbconnect.NewControllerClient(c.http, urls[i], connect.WithInterceptors(agentauth.Token(c.cfg.Token))), ctx, connect.NewRequest(q))
+		if err == nil {
+			return res.Msg, nil
+		}
+		last = err
+		var ce *connect.Error
+		if !errors.As(err, &ce) || ce.Code() != connect.CodeUnavailable {
+			return nil, err
+		}
+		if leader := strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/"); leader != "" && len(urls) == len(c.urls) {
+			urls = append(urls[:len(urls):len(urls)], leader)
+		}
+	}
+	return nil, last
+}
