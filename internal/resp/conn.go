@@ -75,7 +75,6 @@ type about struct {
 	name  string
 	db    int
 	proto int
-	last  string // command
 }
 
 func newConn(s *Server, nc net.Conn, id uint64) *conn {

@@ -7,7 +7,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/testcluster"
 )
 
 // TestThreeAnswers: done, not done, and nobody knows.
@@ -24,6 +27,29 @@ func TestThreeAnswers(t *testing.T) {
 	require.False(t, lost(fmt.Errorf("%w: %w", client.ErrConflict, client.ErrUnknown)))
 	require.True(t, lost(fmt.Errorf("x: %w", client.ErrConflict)))
 	require.False(t, lost(nil))
+}
+
+// TestPlacesThatAreWantedAgainStay: who gives up a place in the order does not take
+// it from somebody who has put it there since. See invariant 2.
+func TestPlacesThatAreWantedAgainStay(t *testing.T) {
+	ctx := t.Context()
+	cluster := testcluster.New(t, testcluster.Options{})
+	tree, err := kv.Create(ctx, cluster.Connect(client.Config{}), "keys", btree.Config{})
+	require.NoError(t, err)
+	c := &conn{s: New(Config{Tree: tree})}
+	at := appendPlace(nil, 1, 2.5, []byte("member"))
+	mine, err := tree.PutIf(ctx, at, nil, btree.Cond{})
+	require.NoError(t, err)
+	_, err = tree.PutIf(ctx, at, nil, btree.Cond{}) // somebody else
+	require.NoError(t, err)
+	require.NoError(t, c.unplace(at, mine))
+	theirs, err := c.versionOf(at)
+	require.NoError(t, err)
+	require.NotZero(t, theirs)
+	require.NoError(t, c.unplace(at, theirs))
+	gone, err := c.versionOf(at)
+	require.NoError(t, err)
+	require.Zero(t, gone)
 }
 
 func TestErrorsAreOneLine(t *testing.T) {

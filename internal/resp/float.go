@@ -78,7 +78,7 @@ func zero(b []byte) bool {
 	if i := bytes.IndexAny(b, "eEpP"); i >= 0 {
 		b = b[:i]
 	}
-	return bytes.IndexAny(b, "123456789abcdfABCDF") < 0
+	return !bytes.ContainsAny(b, "123456789abcdfABCDF")
 }
 
 func hexNumber(b []byte) bool {

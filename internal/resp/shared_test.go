@@ -234,6 +234,28 @@ func TestRemainsAreSwept(t *testing.T) {
 	require.Equal(t, `*["b" "a"]`, p.cmd("ZRANGE z 0 -1 REV"))
 }
 
+// TestRemovalIsCalledOff: a field that is added while somebody removes the empty key
+// takes the mark away, so that the removal fails. See invariant 3.
+func TestRemovalIsCalledOff(t *testing.T) {
+	ctx := t.Context()
+	_, tree := newTree(t, testcluster.Options{})
+	p := dial(t, gateway(t, resp.Config{Tree: tree, SweepKeys: -1}))
+	for _, cmd := range []string{"HSET k f v", "HINCRBY k n 1", "ZADD k 1 m"} {
+		require.Contains(t, p.cmd("DEL k"), ":")
+		require.Equal(t, ":1", p.cmd(cmd))
+		raw, err := tree.Get(ctx, []byte("\x00k"), nil)
+		require.NoError(t, err)
+		raw[0] |= 0x40
+		version, err := tree.PutIf(ctx, []byte("\x00k"), raw, btree.Cond{})
+		require.NoError(t, err)
+		p.cmd(strings.Replace(cmd, "1 m", "2 m", 1))
+		require.ErrorIs(t, tree.DeleteIf(ctx, []byte("\x00k"), btree.IfVersion(version)), btree.ErrConflict, cmd)
+		raw, err = tree.Get(ctx, []byte("\x00k"), nil)
+		require.NoError(t, err)
+		require.Zero(t, raw[0]&0x40)
+	}
+}
+
 // TestForeignRecords: a tree that something else has written is refused, key by key.
 func TestForeignRecords(t *testing.T) {
 	_, tree := newTree(t, testcluster.Options{})
