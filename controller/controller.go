@@ -68,6 +68,9 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, append(limits(), connect.WithInterceptors(&c.counted.requests, agentauth.RequireToken(cfg.Token,
 		quarrypbconnect.ControllerOpenSessionProcedure, quarrypbconnect.ControllerRegisterNodeProcedure)))...))
 	mux.HandleFunc("GET /healthz", c.health)
+	if cfg.Pages != nil {
+		mux.Handle("/", cfg.Pages)
+	}
 	c.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, BaseContext: func(net.Listener) context.Context { return c.ctx }}
 	var p http.Protocols
 	p.SetHTTP1(true)

@@ -137,12 +137,16 @@ func (c *controllerCmd) Run(ctx context.Context, a *app) error {
 	}
 	defer stop()
 	controller.Version, storagenode.Version = version, version
-	srv, err := controller.Start(ctx, controller.Config{Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, Name: c.Name, Lease: c.Lease,
+	pages := a.console()
+	srv, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, Name: c.Name, Lease: c.Lease,
 		RegionBytes: uint64(c.RegionBytes), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
 	defer srv.Close()
+	look, blind := context.WithCancel(ctx)
+	defer blind()
+	go pages.Run(look, srv.URL())
 	port.watch(collect.NewController(srv))
 	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -268,11 +272,15 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	}
 	defer stop()
 	controller.Version, storagenode.Version = version, version
-	ctl, err := controller.Start(ctx, controller.Config{Etcd: etcd, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
+	pages := a.console()
+	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
 	defer func() { err = errors.Join(err, ctl.Close()) }()
+	look, blind := context.WithCancel(ctx)
+	defer blind()
+	go pages.Run(look, ctl.URL())
 	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := ctl.WaitLeader(wctx); err != nil {
