@@ -33,14 +33,14 @@ import (
 
 // rig is a cluster with a tree of texts.
 type rig struct {
-	*testing.T
+	testing.TB
 	cluster *testcluster.Cluster
 	c       *client.Client
 	store   *job.Store
 }
 
-func newRig(t *testing.T) *rig {
-	r := &rig{T: t, cluster: testcluster.New(t, testcluster.Options{Nodes: 2})}
+func newRig(t testing.TB) *rig {
+	r := &rig{TB: t, cluster: testcluster.New(t, testcluster.Options{Nodes: 2})}
 	r.c = r.cluster.Connect(client.Config{})
 	var err error
 	r.store, err = job.Open(t.Context(), r.c)

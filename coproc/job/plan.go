@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
@@ -77,11 +78,11 @@ func planTree(ctx context.Context, c *client.Client, j *Job) ([]*Part, error) {
 
 // planObjects gives each part objects of one node.
 func planObjects(ctx context.Context, c *client.Client, j *Job) ([]*Part, error) {
-	byNode := map[uint32][]string{}
+	byNode := map[uint32][]Object{}
 	total := 0
 	err := c.Names().List(ctx, j.Spec.Input.Objects, "object", func(n client.Name) error {
 		node, _ := c.Where(n.Ref)
-		byNode[node] = append(byNode[node], n.Name)
+		byNode[node] = append(byNode[node], Object{n.Name, n.Ref})
 		total++
 		return nil
 	})
@@ -90,12 +91,12 @@ func planObjects(ctx context.Context, c *client.Client, j *Job) ([]*Part, error)
 	}
 	each := max(1, (total+j.Spec.MapParts-1)/j.Spec.MapParts)
 	var parts []*Part
-	for node, names := range byNode {
-		for some := range slices.Chunk(names, each) {
-			parts = append(parts, &Part{Node: node, Names: some})
+	for node, objects := range byNode {
+		for some := range slices.Chunk(objects, each) {
+			parts = append(parts, &Part{Node: node, Objects: some})
 		}
 	}
-	slices.SortFunc(parts, func(a, b *Part) int { return bytes.Compare([]byte(a.Names[0]), []byte(b.Names[0])) })
+	slices.SortFunc(parts, func(a, b *Part) int { return strings.Compare(a.Objects[0].Name, b.Objects[0].Name) })
 	if len(parts) > MaxParts {
 		return nil, fmt.Errorf("%d parts, at most %d", len(parts), MaxParts)
 	}
@@ -106,20 +107,17 @@ func planObjects(ctx context.Context, c *client.Client, j *Job) ([]*Part, error)
 func input(ctx context.Context, c *client.Client, j *Job, p *Part, f func(key, value []byte) error) error {
 	if j.Spec.Input.Objects != "" {
 		var buf []byte
-		for _, name := range p.Names {
-			n, err := c.Names().Lookup(ctx, name)
-			if errors.Is(err, client.ErrNoName) {
-				continue // gone since the plan was made
-			}
-			if err != nil {
+		for _, o := range p.Objects {
+			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if buf, err = c.Read(ctx, n.Ref, buf[:0]); errors.Is(err, client.ErrFreed) {
-				continue
+			var err error
+			if buf, err = c.Read(ctx, o.Ref, buf[:0]); errors.Is(err, client.ErrFreed) {
+				continue // gone since the plan was made
 			} else if err != nil {
-				return fmt.Errorf("%q: %w", name, err)
+				return fmt.Errorf("%q: %w", o.Name, err)
 			}
-			if err := f([]byte(name), buf); err != nil {
+			if err := f([]byte(o.Name), buf); err != nil {
 				return err
 			}
 		}

@@ -140,10 +140,10 @@ type Part struct {
 	Beat    uint64 `json:"beat,omitempty"`
 	// Node that holds the part's memory, by id; 0 means any.
 	Node uint32 `json:"node,omitempty"`
-	// What to read: a range of keys, or names.
-	From  []byte   `json:"from,omitempty"`
-	To    []byte   `json:"to,omitempty"`
-	Names []string `json:"names,omitempty"`
+	// What to read: a range of keys, or objects.
+	From    []byte   `json:"from,omitempty"`
+	To      []byte   `json:"to,omitempty"`
+	Objects []Object `json:"objects,omitempty"`
 
 	Records uint64        `json:"records,omitempty"`
 	Emitted uint64        `json:"emitted,omitempty"`
@@ -159,6 +159,12 @@ type Part struct {
 	Plan []*Part `json:"plan,omitempty"`
 
 	version uint64
+}
+
+// Object of the input, as its name stood when the plan was made.
+type Object struct {
+	Name string    `json:"name"`
+	Ref  proto.Ref `json:"ref"`
 }
 
 func (p *Part) String() string { return fmt.Sprintf("job %d %s part %d", p.Job, p.Phase, p.Index+1) }
