@@ -1,0 +1,89 @@
+package job_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/coproc/plugins/words"
+)
+
+// touch reads every byte of its input once, as the copy that brought it has.
+type touch struct{}
+
+func (touch) Map(coproc.Env, []byte, []byte, coproc.Emit) error { return nil }
+
+func init() { coproc.Register("touch", "reads", func() coproc.Plugin { return touch{} }) }
+
+// BenchmarkMapObjects reads objects of 1 MiB in a job of many parts; beside it a
+// cold copy of as many bytes. ms/part is what a part costs that has nothing to do.
+func BenchmarkMapObjects(b *testing.B) {
+	const objects, size = 192, 1 << 20
+	r := newRig(b)
+	payload := make([]byte, size)
+	for i := range payload {
+		payload[i] = byte(i)
+	}
+	for i := range objects {
+		ref, err := r.c.Alloc(b.Context(), payload, client.AllocOptions{WriteOnce: true})
+		require.NoError(b, err)
+		_, err = r.c.Names().Create(b.Context(), fmt.Sprintf("big/%03d", i), "object", ref)
+		require.NoError(b, err)
+	}
+	r.worker("w", func(c *job.Config) { c.Slots = 1 })
+	run := func(b *testing.B, spec job.Spec) {
+		j := r.run(spec)
+		require.Equal(b, job.Done, j.State, j.Error)
+	}
+	b.Run("copy", func(b *testing.B) {
+		cold := make([]byte, objects*size)
+		for i := range cold {
+			cold[i] = byte(i)
+		}
+		dst := make([]byte, size)
+		b.SetBytes(objects * size)
+		for b.Loop() {
+			for i := range objects {
+				copy(dst, cold[i*size:])
+			}
+		}
+	})
+	b.Run("job", func(b *testing.B) {
+		b.SetBytes(objects * size)
+		for b.Loop() {
+			run(b, job.Spec{Plugin: "touch", Input: job.Source{Objects: "big/"}, Output: "none", MapParts: 4})
+		}
+	})
+	b.Run("parts", func(b *testing.B) {
+		for b.Loop() {
+			run(b, job.Spec{Plugin: "touch", Input: job.Source{Objects: "big/000"}, Output: "none", MapParts: 1})
+		}
+	})
+}
+
+// BenchmarkWASM counts words compiled in and as a module.
+func BenchmarkWASM(b *testing.B) {
+	r := newRig(b)
+	entries, _ := texts(2000)
+	t := r.tree("texts", nil)
+	total := 0
+	for k, v := range entries {
+		total += len(v)
+		require.NoError(b, t.Put(b.Context(), []byte(k), []byte(v)))
+	}
+	r.worker("w", func(c *job.Config) { c.Slots = 1 })
+	r.upload("words", "words-wasm")
+	for _, plugin := range []string{words.Name, "words-wasm"} {
+		b.Run(plugin, func(b *testing.B) {
+			b.SetBytes(int64(total))
+			for b.Loop() {
+				j := r.run(job.Spec{Plugin: plugin, Input: job.Source{Tree: "texts"}, Output: "counts", MapParts: 2, ReduceParts: 1})
+				require.Equal(b, job.Done, j.State, j.Error)
+			}
+		})
+	}
+}
