@@ -351,7 +351,8 @@ func (c *client) open() error {
 		case errors.Is(err, rdma.ErrKey):
 			return errNotYet
 		case err != nil:
-			c.stale[k] = true
+			// An operation under way may hold the connection: it stays the same one.
+			c.stale[k] = errors.Is(conn.Reset(nil), rdma.ErrRevoked)
 			return errNotYet
 		}
 		o.targets[i] = rdma.Target{Conn: conn, Window: win}

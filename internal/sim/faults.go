@@ -1,6 +1,10 @@
 package sim
 
-import "math/bits"
+import (
+	"math/bits"
+
+	fabric "github.com/quarrystore/quarry/rdma/sim"
+)
 
 // faultPlan is one fault of a schedule.
 type faultPlan struct {
@@ -11,7 +15,8 @@ type faultPlan struct {
 	who    int // client
 	node   int
 	detail int
-	state  uint8 // 0 to come, 1 under way, 2 over
+	conn   *fabric.Conn // that a Stall holds
+	state  uint8        // 0 to come, 1 under way, 2 over
 }
 
 // trigger is what a fault waits for. Much goes wrong only when two things fail
@@ -137,11 +142,11 @@ func (w *world) begin(f *faultPlan) bool {
 			conn.Break()
 		}
 	case Stall:
-		conn := c.conns[f.node]
-		if conn != nil {
-			conn.Stall(true)
+		if f.conn = c.conns[f.node]; f.conn == nil {
+			return false
 		}
-		return conn != nil
+		f.conn.Stall(true)
+		return true
 	case Revoke:
 		if w.mach != nil {
 			return false // there sessions end by their leases and by themselves
@@ -223,9 +228,7 @@ func (w *world) over(f *faultPlan) {
 	case CutSession, Revoke:
 		w.away[f.who] = false
 	case Stall:
-		if conn := w.clients[f.who].conns[f.node]; conn != nil {
-			conn.Stall(false)
-		}
+		f.conn.Stall(false)
 	case NodeDown:
 		if nd := w.fab.Nodes()[f.node]; !nd.Up {
 			nd.Start()
@@ -254,11 +257,6 @@ func (w *world) heal() {
 		c := &w.clients[i]
 		if c.frozen > w.now {
 			c.frozen = w.now
-		}
-		for _, conn := range c.conns {
-			if conn != nil {
-				conn.Stall(false)
-			}
 		}
 	}
 	if w.mach != nil {

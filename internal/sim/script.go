@@ -12,7 +12,11 @@ type Script struct {
 	// Linger is how many steps at most client 0 stands still before Fault strikes, so
 	// that others see what it has left.
 	Linger int
-	trap   trap
+	// Hold is how many steps client 0's verbs stand still from the moment on at which
+	// Fault strikes.
+	Hold int
+	also func(w *world) // more that happens then
+	trap trap
 }
 
 // trap counts verbs of the operation under test.
@@ -41,17 +45,26 @@ func (s *Script) strike(w *world) {
 	if s.Linger > 0 {
 		delay = int64(w.ch.choose(s.Linger)) * step
 		w.clients[0].freeze(w.now + delay + step)
-		for _, conn := range w.clients[0].conns {
+		for i, conn := range w.clients[0].conns {
 			if conn != nil {
 				conn.Stall(true)
+				w.faults = append(w.faults, faultPlan{kind: Stall, state: 1, at: w.now, lasts: delay + step, who: 0, node: i, conn: conn})
 			}
 		}
 	}
+	if s.Hold > 0 {
+		for i, conn := range w.clients[0].conns {
+			if conn != nil {
+				conn.Stall(true)
+				w.faults = append(w.faults, faultPlan{kind: Stall, state: 1, at: w.now, lasts: int64(s.Hold) * step, who: 0, node: i, conn: conn})
+			}
+		}
+	}
+	if s.also != nil {
+		s.also(w)
+	}
 	f := faultPlan{kind: s.Fault, at: w.now + delay, lasts: w.d.lease * 3 / 2, who: 0, node: w.ctl.table.node[min(s.Node, w.ctl.table.n-1)], detail: w.ch.choose(8)}
 	w.faults = append(w.faults, f)
-	if s.Linger > 0 {
-		w.faults = append(w.faults, faultPlan{kind: Stall, at: f.at, lasts: step, who: 0}) // and goes on
-	}
 	w.at(f.at)
 }
 
@@ -86,6 +99,77 @@ func CrashAt(what, at int, f Fault, node int) *Script {
 				s.trap.armed = false
 				c.left = 2
 				c.work()
+			})
+		}
+	}
+	return s
+}
+
+// SlowReader: a writer is revoked behind its WRITE and its image stays, while a
+// reader's connection stands still in the middle of a READ and another writer
+// commits to the same place.
+func SlowReader() *Script {
+	s := CrashAt(whatUpdate, 0, Revoke, 0)
+	s.Name, s.Hold = "slow-reader", 80
+	begin := s.Start
+	s.Start = func(w *world) {
+		s.At = 4 + w.ch.choose(4)
+		begin(w)
+		for i := 1; i < 3; i++ {
+			c := &w.clients[i]
+			c.kill()
+			c.start(func() {
+				c.openSession()
+				for n := 0; n < 30 && !c.ended; n++ {
+					c.operateOn([]int{whatRead, whatUpdate}[i-1], 0)
+				}
+				c.end("closed")
+			})
+		}
+	}
+	s.also = func(w *world) {
+		w.faults = append(w.faults, faultPlan{kind: Stall, at: w.now + int64(w.ch.choose(12))*step, lasts: int64(50+w.ch.choose(80)) * step, who: 1, node: w.ctl.table.node[0]})
+		w.at(w.now)
+	}
+	return s
+}
+
+// CutOff is a schedule in which the controller loses the primary, and one process
+// (a client, or the scrubber) loses the controller, or is revoked without hearing
+// of it: it goes on working on a primary that has been removed, while the others
+// go on elsewhere.
+func CutOff(who int, f Fault) *Script {
+	s := &Script{Name: "cut-off"}
+	s.Start = func(w *world) {
+		s.trap = trap{}
+		w.d.lease, w.d.patience = 600*step, 20*600*step
+		at := int64(150+w.ch.choose(150)) * step
+		w.faults = append(w.faults,
+			faultPlan{kind: CutControl, at: at, lasts: 100 * w.d.lease, node: w.ctl.table.node[0]},
+			faultPlan{kind: f, at: at + int64(w.ch.choose(150))*step, lasts: 100 * w.d.lease, who: who, detail: 1})
+		w.at(at)
+		for i := range w.d.clients {
+			c := &w.clients[i]
+			c.left = 40
+			c.start(func() {
+				c.openSession()
+				if i == w.d.clients-1 {
+					c.end("closed") // so that the scrubber has something to do from the beginning
+				}
+				for c.left--; c.left > 0; c.left-- {
+					if c.ended || c.session == 0 {
+						c.openSession()
+					}
+					what := whatRead
+					if i > 0 {
+						what = w.ch.choose(3)
+					}
+					c.operateOn(what, 0)
+					c.sleep(int64(1+w.ch.choose(50)) * step)
+				}
+				if !c.ended {
+					c.end("closed")
+				}
 			})
 		}
 	}
