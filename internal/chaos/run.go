@@ -552,7 +552,7 @@ func (r *run) replaceWorker(ctx context.Context) error {
 // fill fills the cluster.
 func (r *run) fill(ctx context.Context) error {
 	r.target = "all regions"
-	w, err := r.spawn(ctx, "k0", workerConfig{Role: roleFill, Transport: "tcp"})
+	w, err := r.spawn(ctx, "k0", workerConfig{Role: roleFill, Transport: "tcp", Objects: []string{}})
 	r.filler = w
 	return err
 }
