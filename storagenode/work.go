@@ -123,10 +123,10 @@ func (n *Node) work(m *quarrypb.WorkRequest) (*work, error) {
 			err = n.folder.save(&n.state.Kept)
 		case state.Begin:
 			if err == nil {
-				err = n.begin(key, m)
+				err = n.begin(key, m, a.Run)
 			}
 			if err != nil {
-				n.state.Step(state.WorkEnded{Region: m.Region, Epoch: m.Epoch, Kind: kind, ID: m.Id, Failed: true})
+				n.state.Step(state.WorkEnded{Region: m.Region, Kind: kind, Run: a.Run, Failed: true})
 			}
 		}
 	}
@@ -140,7 +140,7 @@ func (n *Node) work(m *quarrypb.WorkRequest) (*work, error) {
 }
 
 // begin starts a program. Preconditions: n.mu is held.
-func (n *Node) begin(key workKey, m *quarrypb.WorkRequest) error {
+func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 	geo, err := proto.NewGeometry(n.state.Region(m.Region).Bytes)
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest) error {
 			n.cfg.Logger.Debug("storage node: work done", "node", n.cfg.Name, "work", w.kind.String(), "region", m.Region, "epoch", m.Epoch, "bytes", w.bytes.Load(), "took", time.Since(w.began))
 		}
 		n.mu.Lock()
-		n.state.Step(state.WorkEnded{Region: m.Region, Epoch: m.Epoch, Kind: w.kind, ID: m.Id, Failed: w.err != nil})
+		n.state.Step(state.WorkEnded{Region: m.Region, Kind: w.kind, Run: run, Failed: w.err != nil})
 		n.mu.Unlock()
 		close(w.ended)
 	})

@@ -18,13 +18,15 @@ import (
 // program is a reconcile, copy or scrub that an agent runs: the slab.Port of its
 // lane, as package storagenode has it, on a process of the world's.
 type program struct {
-	g     *agent
-	c     *client
-	kind  nodestate.Kind
-	req   *quarrypb.WorkRequest
-	reg   slab.Region
-	to    [slab.MaxReplicas]rdma.Target
-	conns [slab.MaxReplicas]*fabric.Conn
+	g    *agent
+	c    *client
+	kind nodestate.Kind
+	req  *quarrypb.WorkRequest
+	// number of its beginning
+	number uint64
+	reg    slab.Region
+	to     [slab.MaxReplicas]rdma.Target
+	conns  [slab.MaxReplicas]*fabric.Conn
 
 	cause     error // it is to stop
 	unsettled bool
@@ -55,8 +57,8 @@ func (g *agent) work(r *quarrypb.WorkRequest, reply func(msg proto.Message, err 
 		case nodestate.Save:
 			g.kept = g.st.Kept.Encode()
 		case nodestate.Begin:
-			if err := g.begin(kind, r); err != nil {
-				_, _ = g.st.Step(nodestate.WorkEnded{Region: r.Region, Epoch: r.Epoch, Kind: kind, ID: r.Id, Failed: true})
+			if err := g.begin(kind, r, a.Run); err != nil {
+				_, _ = g.st.Step(nodestate.WorkEnded{Region: r.Region, Kind: kind, Run: a.Run, Failed: true})
 				reply(nil, err, false)
 				return
 			}
@@ -87,7 +89,7 @@ func (g *agent) work(r *quarrypb.WorkRequest, reply func(msg proto.Message, err 
 }
 
 // begin starts a program on a free process.
-func (g *agent) begin(kind nodestate.Kind, r *quarrypb.WorkRequest) error {
+func (g *agent) begin(kind nodestate.Kind, r *quarrypb.WorkRequest, number uint64) error {
 	w := g.m.w
 	var c *client
 	for i := firstProgram; i < maxProcs && c == nil; i++ {
@@ -101,7 +103,7 @@ func (g *agent) begin(kind nodestate.Kind, r *quarrypb.WorkRequest) error {
 	if old := g.programs[kind]; old != nil {
 		old.stop()
 	}
-	p := &program{g: g, c: c, kind: kind, req: r}
+	p := &program{g: g, c: c, kind: kind, req: r, number: number}
 	g.programs[kind] = p
 	g.m.stats.Works++
 	w.logf("node %d: %v %d of epoch %d begins", g.node+1, kind, r.Id, r.Epoch)
@@ -168,7 +170,7 @@ func (p *program) finish(err error) {
 	p.closeSession()
 	g.m.w.logf("node %d: %v %d of epoch %d: %v", g.node+1, p.kind, p.req.Id, p.req.Epoch, err)
 	if g.st != nil {
-		_, _ = g.st.Step(nodestate.WorkEnded{Region: p.req.Region, Epoch: p.req.Epoch, Kind: p.kind, ID: p.req.Id, Failed: err != nil})
+		_, _ = g.st.Step(nodestate.WorkEnded{Region: p.req.Region, Kind: p.kind, Run: p.number, Failed: err != nil})
 	}
 	for _, f := range p.told {
 		f()

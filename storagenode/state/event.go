@@ -76,8 +76,8 @@ const (
 func (k Kind) String() string { return [...]string{"none", "reconcile", "copy", "scrub"}[k] }
 
 // Work asks to run a program over a region that is open under Epoch. The program
-// of the same ID and epoch that runs, or has been done, is joined; another of its
-// kind is stopped.
+// of the same ID and epoch that runs, or has been done, is joined; one of its kind
+// with a lower ID is stopped, for IDs rise.
 type Work struct {
 	Term   uint64
 	Region uint32
@@ -86,12 +86,11 @@ type Work struct {
 	ID     uint64
 }
 
-// WorkEnded says that a program that was begun has ended.
+// WorkEnded says that the program that a Begin with this Run began has ended.
 type WorkEnded struct {
 	Region uint32
-	Epoch  uint64
 	Kind   Kind
-	ID     uint64
+	Run    uint64
 	Failed bool
 }
 
@@ -149,6 +148,7 @@ type Action struct {
 	Serials []uint64
 	Kind    Kind
 	ID      uint64
+	Run     uint64 // of a Begin: never used twice
 }
 
 func (a Action) String() string {

@@ -68,6 +68,7 @@ type State struct {
 	Node       uint32   // 0 until registered
 	Regions    []Region // Invariant: sorted by Number
 	HostedSize uint64   // Invariant: the sum of Regions' Bytes
+	runs       uint64   // programs begun in this life
 }
 
 // New is the state of a node that has just started, from what it has kept and found.

@@ -13,6 +13,7 @@ const (
 // work is the last program of its kind over a region.
 type work struct {
 	id, epoch uint64
+	run       uint64 // of those begun: one that was replaced may end when another of its id runs
 	state     outcome
 }
 
@@ -34,8 +35,12 @@ func (s *State) work(e Work) ([]Action, error) {
 	if w.id == e.ID && w.epoch == e.Epoch && (w.state == running || w.state == done) {
 		return nil, nil
 	}
-	*w = work{id: e.ID, epoch: e.Epoch, state: running}
-	return []Action{{Do: Begin, Region: r.Number, Epoch: e.Epoch, Kind: e.Kind, ID: e.ID}}, nil
+	if w.epoch == e.Epoch && e.ID < w.id {
+		return nil, errorf(Stale, "region %d: %v %d, the node has been asked for %d since", r.Number, e.Kind, e.ID, w.id)
+	}
+	s.runs++
+	*w = work{id: e.ID, epoch: e.Epoch, run: s.runs, state: running}
+	return []Action{{Do: Begin, Region: r.Number, Epoch: e.Epoch, Kind: e.Kind, ID: e.ID, Run: s.runs}}, nil
 }
 
 func (s *State) workEnded(e WorkEnded) {
@@ -44,7 +49,7 @@ func (s *State) workEnded(e WorkEnded) {
 		return
 	}
 	w := &r.works[e.Kind]
-	if w.id != e.ID || w.epoch != e.Epoch || w.state != running {
+	if w.run != e.Run || w.state != running {
 		return // another has taken its place
 	}
 	w.state = done
