@@ -290,6 +290,7 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 		m.stats.Epochs++
 		if !t.open {
 			m.announced = rev
+			w.trigger(onRecover)
 		} else if !sameMembers(&was, &t) {
 			w.fail("a configuration opens that was not announced", fmt.Sprintf("%s after %s", tableString(&t), tableString(&was)))
 		}
@@ -298,6 +299,14 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 		m.nobodyWorksByAnEarlierTable(t.epoch)
 	}
 	k.table = t
+	if t.open && !was.open {
+		w.check.opened()
+	}
+	for i := range t.n {
+		if t.open && t.rebuilding[i] {
+			w.trigger(onJoin)
+		}
+	}
 	switch {
 	case t.open && !was.open:
 		k.lit()

@@ -116,9 +116,11 @@ var clusterBytes = [48]byte{0: 0xc1, 16: 0x7e}
 
 var nodeLimits = nodestate.Limits{CapacityBytes: 1 << 40, Persistent: true}
 
+func nodeName(i int) string { return fmt.Sprintf("n%d", i+1) }
+
 // nodeRecord is how node i registers.
 func nodeRecord(i int, life uint64, number uint32) *quarrypb.Node {
-	name := fmt.Sprintf("n%d", i+1)
+	name := nodeName(i)
 	return &quarrypb.Node{
 		Name: name, Id: number, Incarnation: life, FailureDomain: fmt.Sprintf("/dc/r%d/h", i+1), AgentUrl: "http://" + name + ":1",
 		CapacityBytes: nodeLimits.CapacityBytes, Persistent: true, Domain: 1,

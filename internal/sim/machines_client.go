@@ -22,8 +22,6 @@ type seat struct {
 	// What a storage node's program that runs on the process uses.
 	program *program
 	lane    *slab.Lane
-	// The newest acknowledgement of the reclaim epoch that no operation holds back.
-	reclaim uint64
 }
 
 func clientName(id int) string { return "client " + strconv.Itoa(id) }
@@ -116,7 +114,7 @@ func (m *machines) openSession(c *client) {
 			c.leaseUntil = sent + m.w.d.lease - m.w.d.lease/100
 			c.view, c.reg, c.headers = table{}, nil, nil
 			c.alloc, c.claims = nil, c.claims[:0]
-			s.tab, s.reclaim = nil, 0
+			s.tab = nil
 			m.install(c, r.Table)
 			c.beatNext = m.w.now + m.w.d.lease/3
 			m.w.at(c.beatNext)
@@ -182,10 +180,9 @@ func (m *machines) beat(c *client) {
 	c.beatNext = w.now + w.d.lease/3
 	w.at(c.beatNext)
 	rev, reclaim := c.view.rev, c.view.reclaim
-	if c.inOp && c.began < rev {
-		rev, reclaim = c.began, s.reclaim
+	if c.inOp {
+		rev, reclaim = min(rev, c.began), min(reclaim, c.beganReclaim)
 	}
-	s.reclaim = reclaim
 	s.beats++
 	beat, serial, sent, target := s.beats, c.serial, c.clock(), s.target
 	answered := false

@@ -221,7 +221,7 @@ func (t *term) keep() {
 		if t.over || c.clock()-t.heard < electionTTL {
 			return
 		}
-		c.later(m.w.d.lease/10*int64(m.w.ch.choose(6))+1, t.end)
+		c.later(m.w.d.lease/10*[...]int64{0, 1, 2, 5, 20, 40}[m.w.ch.choose(6)]+1, t.end)
 	})
 	c.later(m.units(keepEvery), t.keep)
 }

@@ -1,5 +1,12 @@
 package sim
 
+import (
+	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
 // machineFaultKind is a fault of controllers, agents and the links between them,
 // beside those of faults.go.
 type machineFaultKind uint8
@@ -13,15 +20,19 @@ const (
 	muteNode                                // no controller hears it, or one of them
 	deafClient                              // a client hears no controller ...
 	muteClient
-	pauseAgent    // the adapter serves on
-	cutAdapter    // the agent answers, no client reaches the memory
-	oneWayAgent   // one controller cannot reach one node, the other can
+	pauseAgent  // the adapter serves on
+	cutAdapter  // the agent answers, no client reaches the memory
+	oneWayAgent // one controller cannot reach one node, the other can
+	revokeSession
+	drainNode     // and add it again
+	moveRegion    // from wherever it is
+	removeNode    // one that is lost; and add it again
 	machineFaults = iota
 )
 
 func (k machineFaultKind) String() string {
 	return [...]string{"kill-controller", "pause-controller", "cut-etcd", "lose-quorum", "deaf-node", "mute-node",
-		"deaf-client", "mute-client", "pause-agent", "cut-adapter", "one-way"}[k]
+		"deaf-client", "mute-client", "pause-agent", "cut-adapter", "one-way", "revoke", "drain", "move", "remove"}[k]
 }
 
 type machineFault struct {
@@ -125,6 +136,52 @@ func (m *machines) strike(f *machineFault, on bool) {
 		}
 	case oneWayAgent:
 		m.each(f.ctl%controllers, func(c *controller) { m.toNode[c.id][f.node] = on })
+	case revokeSession:
+		if id := w.clients[f.who].session; on && id != 0 {
+			m.order(&quarrypb.RevokeSessionRequest{Session: id, Reason: "by order"})
+		}
+	case drainNode:
+		if on {
+			m.order(&quarrypb.DrainNodeRequest{Name: nodeName(f.node)})
+		} else {
+			m.order(&quarrypb.AddNodeRequest{Name: nodeName(f.node)})
+		}
+	case moveRegion:
+		if on {
+			m.order(&quarrypb.MoveRegionRequest{Region: regionID, From: nodeName(f.node)})
+		}
+	case removeNode:
+		if on {
+			m.order(&quarrypb.RemoveNodeRequest{Name: nodeName(f.node), Force: true})
+		} else {
+			m.order(&quarrypb.AddNodeRequest{Name: nodeName(f.node)})
+		}
+	}
+}
+
+// order is what an operator asks of whoever leads. It may be refused, or lost.
+func (m *machines) order(msg proto.Message) {
+	for i := range m.ctls {
+		c := &m.ctls[i]
+		c.later(m.delay(), func() {
+			if c.term != nil {
+				c.term.ask(msg, func(a state.Answer) {
+					if m.w.log != nil {
+						m.w.logf("order %T: %v", msg, a.Err)
+					}
+				})
+			}
+		})
+	}
+}
+
+// takeBack adds every node again, until all has come to rest.
+func (m *machines) takeBack() {
+	for i := range m.w.d.nodes {
+		m.order(&quarrypb.AddNodeRequest{Name: nodeName(i)})
+	}
+	if !m.swept {
+		m.after(m.w.d.lease, m.takeBack)
 	}
 }
 
@@ -141,5 +198,6 @@ func (m *machines) heal() {
 	for i := range m.agents {
 		m.agents[i].thaw()
 	}
+	m.takeBack()
 	m.w.at(m.w.now)
 }
