@@ -58,6 +58,7 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 	if err != nil {
 		return err
 	}
+	k := newCopies()
 	for at := 0; at < proto.BlockBytes; at += piece {
 		err := l.repeat(reg, func() {
 			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
@@ -69,12 +70,20 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 			s := reg.Geometry.Slab(block, (at+in)/size, h)
 			_, v := s.Words(buf[in:])
 			st.Slabs++
-			if v == 0 {
-				continue // never used; whoever uses it includes the joiner
+			switch {
+			case v == 0: // never used; whoever uses it includes the joiner
+			case v.State() == proto.StateLive && !bug(BugCopierUnreserved) && !bug(BugCopierKeepsR):
+				k.live = append(k.live, s)
+			case v.State() == proto.StateFree:
+				k.free, k.words = append(k.free, s), append(k.words, v)
+			default:
+				if err := l.copySlab(reg, s, h.Generation(), v, st); err != nil {
+					return err
+				}
 			}
-			if err := l.copySlab(reg, s, h.Generation(), v, st); err != nil {
-				return err
-			}
+		}
+		if err := l.copyGathered(reg, h.Generation(), k, st); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -32,6 +32,7 @@ type Cluster struct {
 	Options    Options
 
 	configs []storagenode.Config // of Nodes
+	http    *http.Client
 }
 
 // Options of a cluster.
@@ -41,6 +42,7 @@ type Options struct {
 	Dir   bool          // nodes keep files
 	// ReplaceAfter is when replicas of a node that is gone are rebuilt on others; default the controller's.
 	ReplaceAfter time.Duration
+	RegionBytes  uint64 // default 16 MiB
 	// Log shows what controllers and nodes say.
 	Log bool
 }
@@ -70,7 +72,7 @@ func (c *Cluster) StartController(listen string) {
 	require.NoError(c.T, err)
 	c.T.Cleanup(func() { etcd.Close() })
 	c.Controller, err = controller.Start(c.T.Context(), controller.Config{
-		Etcd: etcd, Listen: listen, Lease: c.Options.Lease, RegionBytes: proto.MinRegionBytes, Logger: c.logger(),
+		Etcd: etcd, Listen: listen, Lease: c.Options.Lease, RegionBytes: max(c.Options.RegionBytes, proto.MinRegionBytes), Logger: c.logger(),
 		ReplaceAfter: c.Options.ReplaceAfter,
 	})
 	require.NoError(c.T, err)
@@ -85,7 +87,7 @@ func (c *Cluster) StartController(listen string) {
 func (c *Cluster) NodeConfig(i int) storagenode.Config {
 	cfg := storagenode.Config{
 		Controllers: []string{c.Controller.URL()}, Name: fmt.Sprintf("node%d", i+1), FailureDomain: fmt.Sprintf("/dc/rack%d/host%d", i+1, i+1),
-		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 64 * proto.MinRegionBytes, Logger: c.logger(),
+		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 4 * max(c.Options.RegionBytes, 16*proto.MinRegionBytes), Logger: c.logger(),
 	}
 	return cfg
 }
@@ -126,18 +128,25 @@ func (c *Cluster) RestartNode(i int) *storagenode.Node {
 
 // Control is a client of the controller's RPCs.
 func (c *Cluster) Control() quarrypbconnect.ControllerClient {
-	hc := &http.Client{Transport: &http.Transport{}}
-	c.T.Cleanup(hc.CloseIdleConnections)
-	return quarrypbconnect.NewControllerClient(hc, c.Controller.URL())
+	if c.http == nil {
+		c.http = &http.Client{Transport: &http.Transport{}}
+		c.T.Cleanup(c.http.CloseIdleConnections)
+	}
+	return quarrypbconnect.NewControllerClient(c.http, c.Controller.URL())
 }
 
-// Table is the distribution table as it is now.
+// Table is the distribution table as it is now; a leader is waited for.
 func (c *Cluster) Table() *quarrypb.Table {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	res, err := c.Control().Status(ctx, connect.NewRequest(&quarrypb.StatusRequest{}))
-	require.NoError(c.T, err)
-	return res.Msg.Table
+	for {
+		res, err := c.Control().Status(ctx, connect.NewRequest(&quarrypb.StatusRequest{}))
+		if err == nil {
+			return res.Msg.Table
+		}
+		require.Equal(c.T, connect.CodeUnavailable, connect.CodeOf(err), "%v", err)
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // WaitInSync returns once every region is open with so many replicas in sync and no other.
