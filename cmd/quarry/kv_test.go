@@ -195,3 +195,30 @@ func TestKVCollect(t *testing.T) {
 	require.Zero(t, o.Strays)
 	kvOn(t, tree, "", "drop").ok(t)
 }
+
+func TestKVBench(t *testing.T) {
+	var b struct {
+		Rows []struct {
+			What, Op, Note string
+			Ops, Errors    int64
+			Rounds         float64 `json:"rounds_per_op"`
+		}
+	}
+	on(t, "bench", "--json", "-D", "50ms", "--objects", "2000", "-n", "2", "--ops", "kv-insert,kv-get,kv-put,kv-mix,kv-scan,kv-load", "--no-yardsticks").decode(t, &b)
+	require.Len(t, b.Rows, 12)
+	for _, r := range b.Rows {
+		require.Positive(t, r.Ops, r)
+		require.Zero(t, r.Errors, r)
+		switch r.Op {
+		case "kv-get":
+			require.InDelta(t, 1, r.Rounds, 0.05, r)
+		case "kv-put": // sharing a reservation makes it less
+			require.LessOrEqual(t, r.Rounds, 2.1, r)
+		case "kv-insert", "kv-load":
+			require.Contains(t, r.Note, "2000 keys")
+		}
+	}
+	on(t, "bench", "--ops", "kv-get,kv-insert", "--objects", "100", "-D", "20ms", "--no-yardsticks").fails(t, exitFailed, "first")
+	on(t, "bench", "--ops", "kv-get", "--processes", "2", "--no-yardsticks").fails(t, exitFailed, "processes")
+	require.Equal(t, "", on(t, "name", "list", "bench/").ok(t)[len("NAME  KIND  REF  REVISION  OWNER  CREATED\n"):], "no tree is left")
+}
