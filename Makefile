@@ -10,10 +10,13 @@ RACE_PKGS := ./alloc/... ./client/... ./controller/... ./internal/... ./proto/..
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rdma race chaos bench dist generate lint tools clean
+.PHONY: help build demo build-rdma test test-rdma test-rdma-2 race chaos bench dist generate lint tools clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build-rdma: ## bin/quarry with verbs; needs gcc and libibverbs-dev, runs with libibverbs1
+	CGO_ENABLED=1 $(GO) build -trimpath -tags verbs -ldflags '$(LDFLAGS)' -o $(BIN)/quarry ./cmd/quarry
 
 build: ## bin/quarry, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/quarry ./cmd/quarry
@@ -31,8 +34,11 @@ test: tools ## everything: build without cgo, gofmt, vet, tests, race detector o
 	  echo '$(GO) test -race -short (data path and control plane)'; $(GO) test -race -short -timeout 20m $(RACE_PKGS); \
 	else echo "race detector skipped: it needs cgo and a C compiler (apt-get install gcc)"; fi
 
-test-rdma: ## the fabric's contract on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine
+test-rdma: ## everything on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine
 	sh internal/rxevm/test-rdma.sh
+
+test-rdma-2: ## verbs between two virtual machines
+	sh internal/rxevm/test-rdma.sh two
 
 race: ## every test under the race detector
 	$(GO) test -race -timeout 30m ./...

@@ -115,13 +115,8 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 		Flush:       a.device_cap_flags_ex&capFlushGlobal != 0,
 		AtomicWrite: a.device_cap_flags_ex&capAtomicWrite != 0,
 	}
-	switch a.orig_attr.atomic_cap {
-	case C.IBV_ATOMIC_HCA:
-		caps.Atomics = "hca"
-	case C.IBV_ATOMIC_GLOB:
-		caps.Atomics = "global"
-	default:
-		return nil, fmt.Errorf("%s has no atomics of 8 bytes: use another adapter, or the tcp provider", name)
+	if caps.Atomics, err = atomicScope(name, int(a.orig_attr.atomic_cap)); err != nil {
+		return nil, err
 	}
 	if caps.MaxReads < 1 {
 		return nil, fmt.Errorf("%s takes no READs or atomics", name)
@@ -149,6 +144,18 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 		return nil, fmt.Errorf("%s has no port and address as configured (port %d, address %v): see ibv_devinfo -v", name, c.Port, c.GID)
 	}
 	return found, nil
+}
+
+// atomicScope is within which bounds a device's atomics are atomic. Without any there is
+// no commit.
+func atomicScope(name string, scope int) (string, error) {
+	switch scope {
+	case C.IBV_ATOMIC_HCA:
+		return "hca", nil
+	case C.IBV_ATOMIC_GLOB:
+		return "global", nil
+	}
+	return "", fmt.Errorf("%s has no atomics of 8 bytes: use another adapter, or the tcp provider", name)
 }
 
 // addresses scores the GIDs of a port: the one the peer is reached from, then RoCE

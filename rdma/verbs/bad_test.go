@@ -1,0 +1,248 @@
+//go:build cgo && verbs
+
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// asNobody runs one test again as a user without rights. again is false in that run.
+func asNobody(t *testing.T, test string) (again bool) {
+	if os.Getenv("VERBS_NOBODY") != "" {
+		require.NotZero(t, os.Geteuid(), "still root")
+		return false
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	cmd := exec.Command("setpriv", "--reuid", "65534", "--clear-groups", os.Args[0], "-test.run=^"+test+"$", "-test.v")
+	cmd.Env = append(os.Environ(), "VERBS_NOBODY=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return true
+}
+
+func TestNoPermission(t *testing.T) {
+	needDevice(t)
+	if os.Getenv("VERBS_NOBODY") == "" {
+		require.NoError(t, os.Chmod("/dev/infiniband/uverbs0", 0o600))
+		defer os.Chmod("/dev/infiniband/uverbs0", 0o666)
+	}
+	if asNobody(t, "TestNoPermission") {
+		return
+	}
+	_, err := NewDialer(Config{})
+	require.ErrorIs(t, err, ErrDevice)
+	require.ErrorContains(t, err, "/dev/infiniband")
+	require.Equal(t, Objects{}, Live())
+}
+
+func TestWrongAddress(t *testing.T) {
+	needDevice(t)
+	for _, a := range []string{"192.0.2.1", "2001:db8::1"} {
+		_, err := NewDialer(Config{GID: netip.MustParseAddr(a)})
+		require.ErrorIs(t, err, ErrDevice)
+		require.ErrorContains(t, err, a)
+	}
+	d, err := NewDialer(Config{Device: os.Getenv("RXE_DEVICE"), Port: 1, GID: netip.MustParseAddr(os.Getenv("RXE_SELF"))})
+	require.NoError(t, err)
+	require.Equal(t, os.Getenv("RXE_SELF"), d.Caps().GID.String())
+	require.NoError(t, d.Close())
+	require.Equal(t, Objects{}, Live())
+}
+
+// Both ends may have IPv6 addresses instead.
+func TestIPv6(t *testing.T) {
+	needDevice(t)
+	if os.Getenv("RXE_SELF6") == "" {
+		t.Skip("no IPv6 address")
+	}
+	at := Config{GID: netip.MustParseAddr(os.Getenv("RXE_SELF6"))}
+	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, lives.Add(1), host.Limits{}, at, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close(context.Background())) }()
+	m, err := host.NewMemory("test", 1<<20)
+	require.NoError(t, err)
+	defer m.Close()
+	require.NoError(t, s.OpenRegion(t.Context(), 1, 1, m))
+	l, err := net.Listen("tcp", "[::1]:0")
+	require.NoError(t, err)
+	go s.Serve(l)
+	d, err := NewDialer(at)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, d.Close()) }()
+	_, to := open(t, d, l.Addr().String(), ticket(1, 0, rdma.ReadWrite), 0)
+	require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+	times, _ := s.Registration()
+	require.Equal(t, uint64(1), times, "registered when it was opened, and not again")
+}
+
+func TestPortDown(t *testing.T) {
+	needDevice(t)
+	if _, err := net.InterfaceByName("v0"); err != nil || os.Geteuid() != 0 {
+		t.Skip("only in the virtual machine")
+	}
+	ip := func(args ...string) { require.NoError(t, exec.Command("ip", args...).Run(), args) }
+	ip("link", "set", "v0", "down")
+	_, err := NewDialer(Config{})
+	ip("link", "set", "v0", "up")
+	exec.Command("ip", "addr", "add", os.Getenv("RXE_SELF6")+"/64", "dev", "v0", "nodad").Run()
+	require.ErrorIs(t, err, ErrDevice)
+	require.ErrorContains(t, err, "not active")
+	require.Eventually(t, func() bool {
+		d, err := NewDialer(Config{GID: netip.MustParseAddr(os.Getenv("RXE_SELF"))})
+		if err == nil {
+			d.Close()
+		}
+		return err == nil
+	}, 20*time.Second, 10*time.Millisecond)
+	require.Equal(t, Objects{}, Live())
+}
+
+func TestAtomicsAreNeeded(t *testing.T) {
+	for scope, want := range map[int]string{1: "hca", 2: "global"} {
+		got, err := atomicScope("x", scope)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	for _, scope := range []int{0, 3} {
+		_, err := atomicScope("efa_0", scope)
+		require.ErrorContains(t, err, "efa_0 has no atomics")
+		require.ErrorContains(t, err, "tcp")
+	}
+}
+
+// A node that dies in each phase of the handshake, or is of another version.
+func TestNodeDiesInHandshake(t *testing.T) {
+	d := newDialer(t)
+	welcome := (&host.Welcome{Node: 1, Incarnation: 1}).Append(nil)
+	own := d.device.endpoint(77, 5)
+	good := own.append(bytes.Clone(welcome))
+	spoil := func(at int, b byte) []byte { c := bytes.Clone(good); c[at] = b; return c }
+	for name, test := range map[string]struct {
+		answer []byte
+		dialed bool
+	}{
+		"at once":             {nil, false},
+		"half a welcome":      {good[:20], false},
+		"no endpoint":         {welcome, false},
+		"version":             {spoil(8, 99), false},
+		"endpoint version":    {spoil(host.WelcomeBytes+4, 9), false},
+		"endpoint":            {spoil(host.WelcomeBytes, 0), false},
+		"mtu":                 {spoil(host.WelcomeBytes+32, 77), false},
+		"welcomed, then gone": {good, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer l.Close()
+			go func() {
+				if nc, err := l.Accept(); err == nil {
+					if test.answer != nil {
+						io.ReadFull(nc, make([]byte, host.HelloBytes+endpointBytes))
+						nc.Write(test.answer)
+					}
+					nc.Close()
+				}
+			}()
+			c, err := d.Dial(t.Context(), l.Addr().String(), ticket(1, 1, rdma.ReadWrite), 0)
+			if test.dialed {
+				require.NoError(t, err)
+				_, err = c.Open(t.Context(), 1, 1)
+				c.Close()
+			}
+			require.ErrorIs(t, err, rdma.ErrBroken)
+			require.Zero(t, Live().QueuePairs)
+		})
+	}
+}
+
+// A hello whose sender has given up, read after that of a later connection, must not
+// take the lane.
+func TestLateHello(t *testing.T) {
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	nc, err := net.Dial("tcp", n.addr)
+	require.NoError(t, err)
+	defer nc.Close()
+	tk := ticket(1, 1, rdma.ReadWrite)
+	late := (&endpoint{qpn: 17, psn: 5, mtu: 3, reads: 16, gid: n.Caps().GID.As16()}).append((&host.Hello{Ticket: *tk, Attempt: host.NextAttempt()}).Append(nil))
+	_, err = nc.Write(late[:60])
+	require.NoError(t, err)
+	d := newDialer(t)
+	_, to := open(t, d, n.addr, tk, 0)
+	_, err = nc.Write(late[60:])
+	require.NoError(t, err)
+	nc.SetReadDeadline(time.Now().Add(20 * time.Second))
+	var b [host.WelcomeBytes]byte
+	_, err = io.ReadFull(nc, b[:])
+	require.NoError(t, err)
+	w, err := host.DecodeWelcome(b[:])
+	require.NoError(t, err)
+	require.ErrorIs(t, w.Err, rdma.ErrBroken)
+	require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err, "the later connection keeps the lane")
+}
+
+// TestTwoMachines is run in both of two machines joined by a wire: see test-rdma.sh two.
+// Light, since heavy traffic has crashed guests.
+func TestTwoMachines(t *testing.T) {
+	const port, over = "7431", uint64(1) << 60
+	switch os.Getenv("RXE_ROLE") {
+	case "server":
+		s, err := NewServer(testCluster.UUID, testCluster.Key, 1, 1, host.Limits{}, Config{}, nil)
+		require.NoError(t, err)
+		m, err := host.NewMemory("test", 1<<20)
+		require.NoError(t, err)
+		require.NoError(t, s.OpenRegion(t.Context(), 1, 1, m))
+		l, err := net.Listen("tcp", net.JoinHostPort(os.Getenv("RXE_SELF"), port))
+		require.NoError(t, err)
+		go s.Serve(l)
+		words := words(m.Bytes()[:8])
+		require.Eventually(t, func() bool { return words[0] >= over }, 2*time.Minute, 10*time.Millisecond, "the other machine has not finished")
+		require.Equal(t, over+300, words[0])
+		require.NoError(t, s.Close(context.Background()))
+		require.Equal(t, Objects{}, Live())
+	case "client":
+		d := newDialer(t)
+		var c rdma.Conn
+		require.Eventually(t, func() (ok bool) {
+			var err error
+			c, err = d.Dial(t.Context(), net.JoinHostPort(os.Getenv("RXE_PEER"), port), ticket(1, 0, rdma.ReadWrite), 0)
+			return err == nil
+		}, time.Minute, 100*time.Millisecond)
+		defer c.Close()
+		w, err := c.Open(t.Context(), 1, 1)
+		require.NoError(t, err)
+		to := &rdma.Target{Conn: c, Window: w}
+		start := time.Now()
+		for i := range uint64(300) {
+			got := chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) })
+			require.NoError(t, got.Err)
+			require.Equal(t, i, got.Verbs[0].Old)
+		}
+		each := time.Since(start) / 300
+		out, in := bytes.Repeat([]byte{7}, 4096), make([]byte, 4096)
+		for range 20 {
+			require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.Write(8192, out); c.Read(8192, in) }).Err)
+			require.Equal(t, out, in)
+		}
+		fmt.Printf("two machines: FETCH_ADD %v, WRITE and READ of 4 KiB whole\n", each)
+		require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, over) }).Err)
+	default:
+		t.Skip("run internal/rxevm/test-rdma.sh two")
+	}
+}
