@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
@@ -122,10 +123,23 @@ func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*
 func (g *gatewayRedisCmd) listen(ctx context.Context) (net.Listener, error) {
 	var lc net.ListenConfig
 	if path, ok := strings.CutPrefix(g.Listen, "unix:"); ok {
-		return lc.Listen(ctx, "unix", path)
+		l, err := lc.Listen(ctx, "unix", path)
+		if errors.Is(err, syscall.EADDRINUSE) && abandoned(path) && os.Remove(path) == nil {
+			l, err = lc.Listen(ctx, "unix", path)
+		}
+		return l, inUse(err)
 	}
 	l, err := lc.Listen(ctx, "tcp", g.Listen)
 	return l, inUse(err)
+}
+
+// abandoned says whether a socket is what a killed process has left.
+func abandoned(path string) bool {
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		c.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // far says whether some memory is not on this machine.

@@ -64,6 +64,15 @@ func TestGatewayWithRedisCLI(t *testing.T) {
 	require.Equal(t, "lovelace\n", redisTool(t, "", "redis-cli", socket, "get", "ada"))
 	require.Equal(t, "2\n", redisTool(t, "", "redis-cli", socket, "incrby", "n", "2"))
 	require.Equal(t, "3\n", cli("", "incr", "n"))
+	// A killed gateway leaves its socket, which does not stop the next one; one that
+	// is served does.
+	quarry(t, nil, "", "gateway", "redis", "-C", cluster(t).URL, "--listen", "unix:"+socket, "--tree", "cli").fails(t, exitFailed, "another program")
+	require.NoError(t, q.Signal(syscall.SIGKILL))
+	q.Wait()
+	q, err = local.Spawn(t.Context(), executable(t), "gateway", "redis", "-C", cluster(t).URL, "--listen", "unix:"+socket, "--tree", "cli")
+	require.NoError(t, err)
+	defer q.Stop()
+	require.Equal(t, "3\n", redisTool(t, "", "redis-cli", socket, "get", "n"))
 	// Ctrl-C: clean, and quiet.
 	require.NoError(t, p.Signal(syscall.SIGINT))
 	require.Zero(t, p.Wait().ExitCode(), p.Log())

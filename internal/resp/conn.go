@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,6 +44,7 @@ type conn struct {
 	in     []byte // whole capacity in use
 	filled int
 	counts int64 // of in, in s.held
+	unread int64 // of out, in s.held
 	batch  []request
 	out    []byte
 	armed  time.Time // when the write deadline was set
@@ -88,7 +90,7 @@ func newConn(s *Server, nc net.Conn, id uint64) *conn {
 
 // serve answers until the client leaves, or has to.
 func (c *conn) serve() {
-	defer func() { c.s.held.Add(-c.counts) }()
+	defer func() { c.s.held.Add(-c.counts - c.unread) }()
 	for !c.quit {
 		if c.filled == len(c.in) && !c.grow() {
 			c.fail("ERR all clients together have sent too much that is not answered yet")
@@ -214,7 +216,11 @@ func (c *conn) run(i int) int {
 	mark := len(c.out)
 	c.partly = false
 	swallow := c.silence
-	if err := c.call(r.cmd, c.p.words[r.from:r.to]); err != nil {
+	err := c.call(r.cmd, c.p.words[r.from:r.to])
+	if err == nil && len(c.out) > keepBytes && !c.hold() && !strings.Contains(r.cmd.flags, "write") {
+		err = errHeld // what is done is told, whatever it takes
+	}
+	if err != nil {
 		c.out = c.out[:mark]
 		c.fail(c.explain(err))
 		c.failed++
@@ -226,6 +232,17 @@ func (c *conn) run(i int) int {
 		c.silence--
 	}
 	return 1
+}
+
+// hold counts a long answer until it is sent.
+func (c *conn) hold() bool {
+	more := int64(len(c.out)) - c.unread
+	if c.s.held.Add(more) > c.s.maxHeld {
+		c.s.held.Add(-more)
+		return false
+	}
+	c.unread += more
+	return true
 }
 
 // alike is how many plain GETs or SETs follow each other.
@@ -334,8 +351,15 @@ func (c *conn) flush() bool {
 		now = time.Now()
 		c.armed = now
 		_ = c.nc.SetWriteDeadline(now.Add(c.s.patience))
+		if c.s.ending.Load() {
+			_ = c.nc.SetWriteDeadline(now.Add(lastWords))
+		}
 	}
 	n, err := c.nc.Write(c.out)
+	if c.unread > 0 {
+		c.s.held.Add(-c.unread)
+		c.unread = 0
+	}
 	c.s.stats.bytesOut.Add(uint64(n))
 	c.out = c.out[:0]
 	return err == nil

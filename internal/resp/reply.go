@@ -23,6 +23,7 @@ const (
 	errDBRange    = fault("ERR DB index is out of range")
 	errCursor     = fault("ERR invalid cursor")
 	errReply      = fault("ERR the answer exceeds 256 MiB; ask for less at once, with SCAN, HSCAN or a range")
+	errHeld       = fault("TRYAGAIN clients have not read more than 1 GiB of answers yet; ask again later")
 	errContended  = fault("TRYAGAIN others kept changing the key; not done")
 )
 

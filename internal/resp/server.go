@@ -18,8 +18,10 @@ const (
 	defaultMaxClients = 10_000
 	// slowReader is how long a client may leave an answer unread before it is cut off.
 	slowReader = 60 * time.Second
+	// lastWords is the time for the last answers when the gateway ends.
+	lastWords = 2 * time.Second
 	// maxHeldBytes bounds what all connections together hold of commands that come
-	// in pieces or are long.
+	// in pieces or are long, and of long answers that are not read yet.
 	maxHeldBytes = 1 << 30
 	// maxReplyBytes bounds the answer of one command.
 	maxReplyBytes = 256 << 20
@@ -82,9 +84,10 @@ type Server struct {
 	lastID uint64
 	wg     sync.WaitGroup
 
-	far   atomic.Bool
-	held  atomic.Int64
-	stats stats
+	far    atomic.Bool
+	ending atomic.Bool
+	held   atomic.Int64
+	stats  stats
 }
 
 // stats for INFO.
@@ -111,11 +114,14 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.ctx = context.WithoutCancel(ctx) // commands in hand finish; the client bounds them
 	stop := context.AfterFunc(ctx, func() {
 		l.Close()
+		s.ending.Store(true)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, c := range s.conns {
-			// Ends waiting, not the command in hand.
+			// Ends waiting for a command, not the command in hand; its answer has to be
+			// read soon.
 			_ = c.nc.SetReadDeadline(time.Unix(1, 0))
+			_ = c.nc.SetWriteDeadline(time.Now().Add(lastWords))
 		}
 	})
 	defer stop()
