@@ -28,7 +28,7 @@ func short(time.Duration) time.Duration { return 2 * time.Second }
 
 // faults, in the order in which they are tried.
 var faults = []fault{
-	{name: "node-kill", what: "a storage node is killed, and started again with its files", hold: beyond,
+	{name: "node-kill", what: "a storage node is killed, and started again with its files", hold: short,
 		inject: func(_ context.Context, r *run) error { return r.kill(r.pickNode()) },
 		heal:   func(ctx context.Context, r *run) error { return r.cluster.Restart(ctx, r.target) }},
 	{name: "node-reformat", what: "a storage node is killed, and started again with nothing", hold: short,
@@ -124,6 +124,15 @@ var faults = []fault{
 			return r.killTargets()
 		},
 		heal: restartTargets},
+	{name: "node-drain", what: "a storage node is drained, which moves what it has, and taken back", hold: short,
+		inject: func(ctx context.Context, r *run) error {
+			_, err := r.quarry(ctx, nil, "node", "drain", r.pickNode(), "--wait")
+			return err
+		},
+		heal: func(ctx context.Context, r *run) error {
+			_, err := r.quarry(ctx, nil, "node", "add", r.target)
+			return err
+		}},
 	{name: "client-kill", what: "a client process is killed, and another started", hold: short,
 		inject: func(_ context.Context, r *run) error {
 			w := r.pickWorker()

@@ -219,15 +219,18 @@ func isDir(path string) bool {
 func (r *run) start(ctx context.Context) error {
 	var hostErr error
 	var err error
-	r.cluster, err = local.Start(ctx, local.Config{
+	cfg := local.Config{
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Controllers: r.cfg.Controllers, Dir: r.dir, Keep: true, RegionBytes: regionBytes,
 		Capacity: strconv.Itoa(capacityRegions*32) + "MiB", Lease: r.cfg.Lease.String(), LogLevel: "info",
-		Host: func(member string) local.Host {
+	}
+	if r.net != nil {
+		cfg.Host = func(member string) local.Host {
 			h, err := r.net.host(member)
 			hostErr = errors.Join(hostErr, err)
 			return h
-		},
-	})
+		}
+	}
+	r.cluster, err = local.Start(ctx, cfg)
 	if err := errors.Join(err, hostErr); err != nil {
 		return err
 	}
