@@ -1,0 +1,60 @@
+package local
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func script(t *testing.T, text string) Command {
+	path := filepath.Join(t.TempDir(), "script")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700))
+	return Command{Name: "script", Path: path}
+}
+
+func TestRunWaitsForTheReadyLine(t *testing.T) {
+	c := script(t, "echo oops >&2\necho \"{\\\"ready\\\": \\\"$WHAT\\\"}\"\nexec sleep 100")
+	c.Env = []string{"WHAT=it"}
+	c.Log = filepath.Join(t.TempDir(), "log")
+	p, err := Run(t.Context(), c)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"ready": "it"}, p.Ready)
+	require.False(t, p.Ended())
+	p.Kill()
+	require.True(t, p.Ended())
+	require.Equal(t, "oops", p.Log())
+	b, err := os.ReadFile(c.Log)
+	require.NoError(t, err)
+	require.Equal(t, "oops\n", string(b))
+}
+
+func TestRunSaysWhyNothingWasReady(t *testing.T) {
+	_, err := Run(t.Context(), script(t, "echo no such thing >&2\nexit 3"))
+	require.ErrorContains(t, err, "script ended before it was ready: no such thing")
+	_, err = Run(t.Context(), Command{Name: "x", Path: "/nonexistent"})
+	require.Error(t, err)
+}
+
+// TestRunElsewhere: what goes before a command runs it.
+func TestRunElsewhere(t *testing.T) {
+	c := script(t, `echo "{\"where\": \"$WHERE\"}"`)
+	c.Run = []string{"env", "WHERE=here"}
+	p, err := Run(t.Context(), c)
+	require.NoError(t, err)
+	require.Equal(t, "here", p.Ready["where"])
+	require.True(t, p.Wait().Success())
+}
+
+func TestFreePortsDiffer(t *testing.T) {
+	ports, err := freePorts(4)
+	require.NoError(t, err)
+	seen := map[string]bool{}
+	for _, p := range ports {
+		require.True(t, strings.HasPrefix(p, "127.0.0.1:"))
+		require.False(t, seen[p])
+		seen[p] = true
+	}
+}
