@@ -18,7 +18,7 @@ import (
 )
 
 // Lanes of a program: how many blocks are in hand at once, and so how many slabs.
-var workLanes = [...]int{state.Reconcile: 4, state.Copy: 8, state.Scrub: 2}
+var workLanes = [...]int{state.Reconcile: 4, state.Copy: 4, state.Scrub: 2}
 
 const (
 	maxWorkWait  = 30 * time.Second

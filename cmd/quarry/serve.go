@@ -119,6 +119,8 @@ type controllerCmd struct {
 	Name        string        `help:"Name among the controllers; default the host's name."`
 	Lease       time.Duration `default:"3s" help:"Lease of sessions: a dead client blocks what it was writing for about that long."`
 	RegionBytes sizeFlag      `default:"2GiB" help:"Size of regions that are made on demand."`
+	Replace     time.Duration `name:"replace-after" default:"1m" help:"How long a storage node that is gone may come back before its replicas are rebuilt on others."`
+	RebuildRate sizeFlag      `default:"0" help:"Most bytes a second that are copied to one joining replica; 0 for no bound."`
 }
 
 func (c *controllerCmd) Run(ctx context.Context, a *app) error {
@@ -139,7 +141,7 @@ func (c *controllerCmd) Run(ctx context.Context, a *app) error {
 	controller.Version, storagenode.Version = version, version
 	pages := a.console()
 	srv, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, Name: c.Name, Lease: c.Lease,
-		RegionBytes: uint64(c.RegionBytes), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log})
+		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}

@@ -155,6 +155,8 @@ const (
 	MaxWaiting   = 1 << 16 // certificates waited for
 	MaxScrubbed  = 64      // sessions of one Scrubbed: they fit one transaction
 	MaxTroubles  = 64      // of one heartbeat that are looked at
-	fenceBatch   = 4096    // serials of one Fence call
-	maxOps       = 120     // of one transaction; etcd allows 128 unless told otherwise
+	// MaxComplaints of one node are remembered: more say nothing new.
+	MaxComplaints = 1024
+	fenceBatch    = 4096 // serials of one Fence call
+	maxOps        = 120  // of one transaction; etcd allows 128 unless told otherwise
 )

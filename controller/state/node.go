@@ -36,6 +36,8 @@ type node struct {
 	losses               int
 	upSince              int64
 	refusedUntil         int64 // it has refused a replica: none before
+	complaints           []complaint
+	sickUntil            int64 // left for what clients said, however it answers
 
 	hosts    int    // replicas that may be open here
 	assigned uint64 // bytes of all replicas here
@@ -126,6 +128,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 	if restarted {
 		// The debts of probes are that life's.
 		n.lost, n.suspect, n.probing, n.fails, n.refusedUntil = false, false, false, 0, 0
+		n.complaints, n.sickUntil = nil, 0
 		n.goneAt, n.proved = m.now, false
 	}
 	n.seen, n.heard, n.found = true, m.now, r.Found

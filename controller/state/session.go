@@ -140,7 +140,7 @@ func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
 	s.ackTable = max(s.ackTable, min(r.TableRevision, m.log.revision))
 	s.ackReclaim = max(s.ackReclaim, min(r.ReclaimEpoch, m.log.reclaim))
 	m.waitsDirty = len(m.waits) > 0
-	m.troubled(r.Troubles)
+	m.troubled(s, r.Troubles)
 	m.emit(Answer{
 		Waiter: waiter, since: r.TableRevision,
 		Msg: &quarrypb.HeartbeatResponse{LeaseMs: uint32(m.cfg.Lease.Milliseconds())},

@@ -43,6 +43,7 @@ func (m *Machine) watch() {
 			m.doubt(n)
 		}
 		m.probe(n)
+		m.judgeSick(n)
 	}
 }
 
@@ -71,6 +72,10 @@ func (m *Machine) probed(n *node, sent int64) {
 	n.proved, n.provedAt, n.wanted = true, sent, false
 	n.heard, n.calmUntil = m.now, m.now+int64(probeCalm)
 	n.fails, n.suspect = 0, false
+	if n.lost && m.now < n.sickUntil {
+		n.probeNext = m.now + int64(probeLost)
+		return
+	}
 	if n.lost {
 		n.lost, n.upSince = false, m.now
 		m.note("node %s (%d) answers again", n.rec.Name, n.rec.Id)
@@ -91,10 +96,15 @@ func (m *Machine) unanswered(n *node) {
 	if n.fails < suspectProbes {
 		return
 	}
+	m.note("node %s (%d) is lost: %d probes in a row without an answer from its life %d", n.rec.Name, n.rec.Id, n.fails, n.rec.Incarnation)
+	m.lose(n)
+}
+
+// lose takes a node for lost.
+func (m *Machine) lose(n *node) {
 	n.lost, n.suspect = true, false
 	n.goneAt, n.proved, n.wanted = m.now, false, false
 	n.losses++
-	m.note("node %s (%d) is lost: %d probes in a row without an answer from its life %d", n.rec.Name, n.rec.Id, n.fails, n.rec.Incarnation)
 	m.revisit(n)
 }
 
@@ -138,10 +148,10 @@ func (m *Machine) steady(n *node) bool {
 }
 
 // troubled takes what a client says of nodes that it cannot work with.
-func (m *Machine) troubled(troubles []*quarrypb.NodeTrouble) {
+func (m *Machine) troubled(s *session, troubles []*quarrypb.NodeTrouble) {
 	for _, t := range troubles[:min(len(troubles), MaxTroubles)] {
 		if n := m.node(t.Node); n != nil && t.BrokenRounds+t.Timeouts > 0 {
-			m.doubt(n)
+			m.complain(n, s.rec.Serial)
 		}
 	}
 }

@@ -118,11 +118,24 @@ func parse(t *testing.T, line string) (e Event, hold bool) {
 		return Drop{Term: term, Region: region, Epoch: epoch}, hold
 	case "fence":
 		return Fence{Term: term, Serials: list("serials")}, hold
+	case "work":
+		return Work{Term: term, Region: region, Epoch: epoch, Kind: kindOf(args["kind"]), ID: num("id")}, hold
+	case "work-ended":
+		return WorkEnded{Region: region, Kind: kindOf(args["kind"]), Run: num("run"), Failed: has("failed")}, hold
 	case "ended":
 		return Ended{Region: region, Failed: has("failed")}, hold
 	}
 	t.Fatalf("unknown line %q", line)
 	return nil, false
+}
+
+func kindOf(s string) Kind {
+	for k := Reconcile; k < kinds; k++ {
+		if k.String() == s {
+			return k
+		}
+	}
+	return 0
 }
 
 // TestHazard14_OnlyRisingTermsAndEpochs throws commands of several controllers at a

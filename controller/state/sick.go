@@ -1,0 +1,64 @@
+package state
+
+import (
+	"slices"
+	"time"
+)
+
+// A node may answer every probe and still be of no use to those who work with it:
+// its adapter is down, or the way from clients to it. Clients say so. A node that
+// most of them have complained of for long, and of no other, is left for a while as
+// if it were lost.
+const (
+	sickAfter  = 5 * time.Second // of complaints without a break, and two leases at least
+	quarantine = 30 * time.Second
+)
+
+// complaint is what one client says of one node.
+type complaint struct {
+	serial      uint64
+	first, last int64
+}
+
+// complain takes a client's trouble with a node.
+func (m *Machine) complain(n *node, serial uint64) {
+	m.doubt(n)
+	i := slices.IndexFunc(n.complaints, func(c complaint) bool { return c.serial == serial })
+	switch {
+	case i >= 0:
+		n.complaints[i].last = m.now
+	case len(n.complaints) < MaxComplaints:
+		n.complaints = append(n.complaints, complaint{serial, m.now, m.now})
+	}
+}
+
+// judgeSick looks at the complaints of a node.
+func (m *Machine) judgeSick(n *node) {
+	if len(n.complaints) == 0 {
+		return
+	}
+	n.complaints = slices.DeleteFunc(n.complaints, func(c complaint) bool { return n.lost || m.now-c.last > int64(m.cfg.Lease) })
+	long, most := max(int64(sickAfter), 2*int64(m.cfg.Lease)), 0
+	for _, s := range m.sessions {
+		if s.rec.State == stateLive && !s.rec.Agent {
+			most++
+		}
+	}
+	count := 0
+	for _, c := range n.complaints {
+		if c.last-c.first >= long {
+			count++
+		}
+	}
+	if count == 0 || 2*count < most {
+		return
+	}
+	for _, o := range m.nodes {
+		if o != n && (m.now < o.sickUntil || len(o.complaints) > 0) {
+			return // the clients' side may be the sick one; and never two at a time
+		}
+	}
+	n.sickUntil = m.now + int64(quarantine)
+	m.note("node %s (%d) answers probes, but %d of %d sessions cannot work with it: it is left for %v", n.rec.Name, n.rec.Id, count, most, quarantine)
+	m.lose(n)
+}
