@@ -97,7 +97,7 @@ func (r *rig) wait(id uint64) (j *job.Job) {
 		j, err = r.store.Job(r.Context(), id)
 		require.NoError(r, err)
 		return j.State.Ended()
-	}, 60*time.Second, 5*time.Millisecond)
+	}, 3*time.Minute, 5*time.Millisecond)
 	return j
 }
 

@@ -2,8 +2,10 @@ package job
 
 import (
 	"bytes"
+	"cmp"
 	"container/heap"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
@@ -21,6 +23,8 @@ const (
 	spillBytes = 64 << 20
 	// runBytes is the size of one object of a run: what a reader of the run holds.
 	runBytes = 4 << 20
+	// startBytes is what a start takes.
+	startBytes = 16
 )
 
 // shuffle collects what a map part emits and writes it as sorted runs.
@@ -38,7 +42,36 @@ type shuffle struct {
 // they begin.
 type bucket struct {
 	data   []byte
-	starts []int
+	starts []start
+}
+
+// start of a record. head is the beginning of its key, big endian, so that most
+// comparisons need not look at the key.
+type start struct {
+	head uint64
+	at   int
+}
+
+func (b *bucket) add(key, value []byte) {
+	var head [8]byte
+	copy(head[:], key)
+	b.starts = append(b.starts, start{binary.BigEndian.Uint64(head[:]), len(b.data)})
+	b.data = coproc.AppendRecord(b.data, key, value)
+}
+
+func (b *bucket) key(s start) []byte {
+	k, _, _, _ := coproc.CutRecord(b.data[s.at:])
+	return k
+}
+
+// sort puts records in the order of their keys, those of one key as they came.
+func (b *bucket) sort() {
+	slices.SortFunc(b.starts, func(x, y start) int {
+		if x.head != y.head {
+			return cmp.Compare(x.head, y.head)
+		}
+		return cmp.Or(bytes.Compare(b.key(x), b.key(y)), cmp.Compare(x.at, y.at))
+	})
 }
 
 func newShuffle(ctx context.Context, c *client.Client, reduces int) *shuffle {
@@ -50,10 +83,9 @@ func bucketOf(key []byte, n int) int { return int(xxh3.Hash(key) % uint64(n)) }
 
 func (s *shuffle) emit(key, value []byte) error {
 	b := &s.buckets[bucketOf(key, len(s.buckets))]
-	b.starts = append(b.starts, len(b.data))
 	before := len(b.data)
-	b.data = coproc.AppendRecord(b.data, key, value)
-	if s.bytes += len(b.data) - before + 8; s.bytes >= s.limit {
+	b.add(key, value)
+	if s.bytes += len(b.data) - before + startBytes; s.bytes >= s.limit {
 		return s.spill()
 	}
 	return nil
@@ -84,11 +116,10 @@ func (s *shuffle) spill() error {
 // each gives out the records of a bucket by key, combined if there is something
 // to combine them with.
 func (b *bucket) each(combine func(iter.Seq2[[]byte, iter.Seq[[]byte]], coproc.Emit) error, emit coproc.Emit) error {
-	key := func(at int) []byte { k, _, _, _ := coproc.CutRecord(b.data[at:]); return k }
-	slices.SortStableFunc(b.starts, func(x, y int) int { return bytes.Compare(key(x), key(y)) })
+	b.sort()
 	if combine == nil {
-		for _, at := range b.starts {
-			k, v, _, _ := coproc.CutRecord(b.data[at:])
+		for _, s := range b.starts {
+			k, v, _, _ := coproc.CutRecord(b.data[s.at:])
 			if err := emit(k, v); err != nil {
 				return err
 			}
@@ -98,10 +129,10 @@ func (b *bucket) each(combine func(iter.Seq2[[]byte, iter.Seq[[]byte]], coproc.E
 	i := 0
 	groups := func(yield func([]byte, iter.Seq[[]byte]) bool) {
 		for i < len(b.starts) {
-			k := key(b.starts[i])
+			k := b.key(b.starts[i])
 			values := func(yield func([]byte) bool) {
 				for i < len(b.starts) {
-					next, v, _, _ := coproc.CutRecord(b.data[b.starts[i]:])
+					next, v, _, _ := coproc.CutRecord(b.data[b.starts[i].at:])
 					if !bytes.Equal(next, k) {
 						return
 					}
@@ -121,8 +152,7 @@ func (b *bucket) each(combine func(iter.Seq2[[]byte, iter.Seq[[]byte]], coproc.E
 	// What is combined may be emitted out of order; a run is sorted.
 	out := bucket{}
 	err := combine(groups, func(k, v []byte) error {
-		out.starts = append(out.starts, len(out.data))
-		out.data = coproc.AppendRecord(out.data, k, v)
+		out.add(k, v)
 		return nil
 	})
 	if err != nil {
