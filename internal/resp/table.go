@@ -125,6 +125,11 @@ func commandTable() []*command {
 	of("sorted-set", "write denyoom fast",
 		&command{name: "zadd", arity: -4, summary: "Add members to a sorted set, or update their scores", run: zadd},
 		&command{name: "zrem", arity: -3, summary: "Remove members from a sorted set", run: zrem})
+	for _, cmd := range table {
+		for _, sub := range cmd.subs {
+			sub.group = cmd.group // redis-cli takes for granted that there is one
+		}
+	}
 	return table
 }
 

@@ -291,6 +291,43 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
+// TestCommandDocs: redis-cli asks for them when a person sits before it, and takes
+// for granted that every command and subcommand has a group.
+func TestCommandDocs(t *testing.T) {
+	p := dial(t, gateway(t, resp.Config{}))
+	p.cmd("HELLO 3")
+	p.send(frame("COMMAND", "DOCS"))
+	var walk func(v value) int
+	walk = func(v value) (n int) {
+		require.Equal(t, byte('%'), v.kind)
+		for i := 0; i < len(v.list); i += 2 {
+			n++
+			entry := v.list[i+1]
+			has := map[string]value{}
+			for j := 0; j < len(entry.list); j += 2 {
+				has[entry.list[j].text] = entry.list[j+1]
+			}
+			require.NotEmpty(t, has["group"].text, v.list[i].text)
+			if subs, ok := has["subcommands"]; ok {
+				n += walk(subs)
+			}
+		}
+		return n
+	}
+	require.Greater(t, walk(p.reply()), 90)
+	p.send(frame("COMMAND", "COUNT"))
+	count := p.reply().text
+	p.send(frame("COMMAND", "LIST"))
+	require.Equal(t, count, strconv.Itoa(len(p.reply().list)))
+	p.send(frame("COMMAND"))
+	require.Equal(t, count, strconv.Itoa(len(p.reply().list)))
+	require.Equal(t, `%["get" %["summary" "Get the value of a key" "group" "string"]]`, p.cmd("COMMAND DOCS get nosuch"))
+	require.Contains(t, p.cmd("COMMAND INFO config|get"), "config|get")
+	require.Contains(t, p.cmd("CLIENT LIST"), "cmd=client|list user=default")
+	require.Contains(t, p.cmd("INFO"), "redis_version:7.0")
+	require.NotContains(t, p.cmd("INFO server"), "connected_clients")
+}
+
 // TestQuit answers, then ends the connection; what follows is not done.
 func TestQuit(t *testing.T) {
 	addr := gateway(t, resp.Config{})
