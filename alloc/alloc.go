@@ -78,7 +78,7 @@ func New(l *slab.Lane, src Source) (*Allocator, error) {
 	a := &Allocator{lane: l, src: src, mags: map[magKey]*magazine{}, surveys: map[uint32]*survey{}}
 	var err1, err2, err3 error
 	a.maps, err1 = p.Buffer(proto.MapBytes)
-	a.pairs, err2 = p.Buffer(8 * claimSlabs)
+	a.pairs, err2 = p.Buffer(16 * claimSlabs)
 	a.wordRead, err3 = p.Buffer(8 * slab.MaxReplicas)
 	return a, errors.Join(err1, err2, err3)
 }

@@ -1,7 +1,9 @@
 package alloc
 
 import (
+	"errors"
 	"fmt"
+	mathbits "math/bits"
 
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
@@ -77,8 +79,47 @@ func (a *Allocator) flushCleared() error {
 		if err := a.clearBits(c.reg, block, word, bits); err != nil {
 			return err
 		}
+		if err := a.lookBehind(c, block, word, bits); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// lookBehind looks at slabs whose bits have just been cleared: a scrub may have
+// taken them for leaks before, and somebody have claimed them since. Then the bit
+// is set again. A claimer looks at its bits once more when it has stamped its
+// claims, so whoever of the two comes second sees the other.
+func (a *Allocator) lookBehind(c clearing, block uint32, word int, bits uint64) error {
+	if over, err := a.epochOver(c.reg); over || err != nil {
+		return err
+	}
+	first := c.reg.Geometry.BlockOff(block) + uint64(64*word*c.slab.Class.Bytes())
+	err := a.retry(c.reg, func() bool {
+		r := a.lane.Round()
+		r.Reset()
+		ch := r.Chain(c.reg.P())
+		for n, w := 0, bits; w != 0; n, w = n+1, w&(w-1) {
+			s := c.slab
+			s.Off = first + uint64(mathbits.TrailingZeros64(w)*s.Class.Bytes())
+			ch.Read(s.ROff(), a.pairs[16*n:16*n+16])
+		}
+		a.lane.Do()
+		return ch.Err == nil
+	})
+	if err != nil {
+		if errors.Is(err, errFull) {
+			return nil
+		}
+		return err
+	}
+	used := uint64(0)
+	for n, w := 0, bits; w != 0; n, w = n+1, w&(w-1) {
+		if r, v := proto.R(proto.Word(a.pairs, 16*n)), proto.V(proto.Word(a.pairs, 16*n+8)); r != 0 || v.State() == proto.StateLive {
+			used |= w & -w
+		}
+	}
+	return a.setBits(c.reg, c.reg.Geometry.MapOff(block)+8*uint64(word), used, 0)
 }
 
 // clearBits clears bits of one map word that are this lane's to clear.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/internal/slabtest"
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 )
 
@@ -71,4 +72,40 @@ func TestScrubAndClaimerLeaveNoSlabFreeInTheMap(t *testing.T) {
 		}
 	}
 	require.Positive(t, cleared, "no scrub met a claim without a stamp")
+}
+
+// TestScrubBeforeTheOwnerClears: the scrub takes a bit whose clearing its owner has
+// put off, another client claims the slab, and only then its owner clears the bit.
+func TestScrubBeforeTheOwnerClears(t *testing.T) {
+	w := slabtest.New(t, 2)
+	owner, scrub, other := w.Lane(1), w.Lane(2), w.Lane(3)
+	ref, err := owner.Alloc.Alloc(make([]byte, 300_000), want(2))
+	require.NoError(t, err)
+	keep, err := owner.Alloc.Alloc(make([]byte, 300_000), want(2)) // fills the magazine when freed
+	require.NoError(t, err)
+	for _, r := range []proto.Ref{keep, ref} {
+		_, _, err = owner.Alloc.Free(r)
+		require.NoError(t, err)
+	}
+	for block := range w.Geometry.Blocks {
+		var st slab.Scrubbed
+		require.NoError(t, scrub.Lane.ScrubBlock(mustRegion(t, scrub), block, func(uint32) bool { return false }, &st))
+	}
+	var refs []proto.Ref
+	for range 8 { // takes what there is of the class
+		r, err := other.Alloc.Alloc(make([]byte, 300_000), want(2))
+		require.NoError(t, err)
+		refs = append(refs, r)
+	}
+	require.NoError(t, owner.Alloc.Close())
+	for block := range w.Geometry.Blocks {
+		mended, err := scrub.Lane.MendMap(mustRegion(t, scrub), block)
+		require.NoError(t, err)
+		require.Zero(t, mended, "block %d", block)
+	}
+	again := false
+	for _, r := range refs {
+		again = again || r.Addr == ref.Addr
+	}
+	require.True(t, again, "the other client got the slab that was freed")
 }
