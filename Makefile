@@ -5,7 +5,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # Packages on the data path and in the control plane that run under the race detector.
-RACE_PKGS := ./alloc/... ./client/... ./controller/... ./internal/... ./proto/... ./rdma/... ./storagenode/...
+RACE_PKGS := ./alloc/... ./btree/... ./client/... ./controller/... ./internal/... ./proto/... ./rdma/... ./storagenode/...
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 

@@ -6,5 +6,15 @@
 //	v, err := t.Get(ctx, []byte("ada"), nil)
 //	err = t.Scan(ctx, btree.Range{From: []byte("a")}, func(key, value []byte, version uint64) bool { return true })
 //
+// # Sharing
+//
+// Writers of one process that want the same leaf share its reservation; see
+// combine.go. Inner nodes are cached for all goroutines of a Tree: open a tree once.
+// Trees under one name in several processes are one tree.
+//
+// # What is left over
+//
+// Objects that a dead client made and linked nowhere are freed by Collect.
+//
 // A Tree is safe for many goroutines. Slices given to callbacks die with the callback.
 package kv

@@ -156,7 +156,7 @@ var killModel = porcupine.Model{
 // tree stays whole, and what the dead have left is found and freed.
 func TestClientsKilledAtWork(t *testing.T) {
 	ctx := t.Context()
-	cluster := testcluster.New(t, testcluster.Options{Nodes: 3, Lease: 600 * time.Millisecond, Dir: true})
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 3, Lease: time.Second, Dir: true})
 	c := cluster.Connect(client.Config{Replicas: 2})
 	tree, err := kv.Create(ctx, c, "killed", btree.Config{NodeBytes: 1 << 10})
 	require.NoError(t, err)
