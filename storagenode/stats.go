@@ -44,7 +44,8 @@ type Stats struct {
 	Regions       []host.RegionStatus  `json:"regions"`
 	Sessions      []host.SessionStatus `json:"sessions"`
 	Counters      host.Counters        `json:"counters"`
-	Lanes         map[string]int       `json:"lanes"` // by provider
+	Adapter       *Adapter             `json:"adapter,omitempty"` // of a node that serves verbs
+	Lanes         map[string]int       `json:"lanes"`             // by provider
 	// Registrations so far, and whether no controller answers just now.
 	Registrations uint64          `json:"registrations"`
 	Cut           bool            `json:"no_controller"`
@@ -65,7 +66,7 @@ func (n *Node) Stats() Stats {
 	s.ID, s.HostedBytes = n.state.Node, n.state.HostedSize
 	if n.access != nil {
 		s.Regions, s.Sessions, s.Counters = n.access.Regions(), n.access.Sessions(), n.access.Counters()
-		s.Lanes = n.access.lanes()
+		s.Lanes, s.Adapter = n.access.lanes(), n.access.adapter()
 	}
 	return s
 }

@@ -241,6 +241,23 @@ func (a *access) lanes() map[string]int {
 	return sum
 }
 
+// Adapter describes the adapter of a node that serves verbs.
+type Adapter struct {
+	Device          string  `json:"device"`
+	Registrations   uint64  `json:"registrations"` // of regions, one for each tenant and epoch
+	RegisterSeconds float64 `json:"register_seconds"`
+	AccessErrors    uint64  `json:"access_errors"` // queue pairs that died of what their client sent
+	Expelled        uint64  `json:"expelled"`      // sessions ended for that
+}
+
+func (a *access) adapter() *Adapter {
+	if a.verbs == nil {
+		return nil
+	}
+	times, took := a.verbs.Registration()
+	return &Adapter{Device: a.verbs.Caps().Device, Registrations: times, RegisterSeconds: took.Seconds(), AccessErrors: a.verbs.AccessErrors(), Expelled: a.verbs.Expelled()}
+}
+
 // connected is the lanes by provider as controllers are told.
 func (n *Node) connected() (out []*quarrypb.Connected) {
 	n.mu.Lock()

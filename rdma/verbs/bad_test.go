@@ -5,6 +5,7 @@ package verbs
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -245,4 +246,38 @@ func TestTwoMachines(t *testing.T) {
 	default:
 		t.Skip("run internal/rxevm/test-rdma.sh two")
 	}
+}
+
+// A session that the adapter has to refuse again and again is ended; others go on.
+func TestSecurity03_RefusedTooOften(t *testing.T) {
+	needDevice(t)
+	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, lives.Add(1), host.Limits{Offences: 3}, Config{}, nil)
+	require.NoError(t, err)
+	m, err := host.NewMemory("test", 1<<20)
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go s.Serve(l)
+	t.Cleanup(func() {
+		require.NoError(t, s.Close(context.Background()))
+		require.NoError(t, m.Close())
+	})
+	require.NoError(t, s.OpenRegion(t.Context(), 1, 1, m))
+	d := newDialer(t)
+	_, other := open(t, d, l.Addr().String(), ticket(2, 0, rdma.ReadWrite), 0)
+	c, to := open(t, d, l.Addr().String(), ticket(1, 0, rdma.ReadWrite), 0)
+	refused := 0
+	require.Eventually(t, func() bool {
+		if len(c.windows) > 0 {
+			c.windows[0].rkey ^= 0x5500
+		}
+		err := chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err
+		if refused++; err == nil {
+			t.Error("a forged key was taken")
+		}
+		return errors.Is(to.Conn.Reset(t.Context()), rdma.ErrRevoked)
+	}, 60*time.Second, time.Millisecond)
+	require.Greater(t, refused, 3)
+	require.Equal(t, uint64(1), s.Expelled())
+	require.NoError(t, chain(other, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 }

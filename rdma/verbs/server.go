@@ -55,7 +55,7 @@ type Server struct {
 	drained sync.WaitGroup // the drainer
 	access  atomic.Uint64  // queue pairs that died of what their client sent
 
-	registrations, registeredNs atomic.Uint64
+	registrations, registeredNs, expelled atomic.Uint64
 
 	mu        sync.Mutex
 	regions   map[uint32]*region
@@ -66,7 +66,8 @@ type Server struct {
 	fenced    map[uint64]struct{}
 	floor     uint64 // below it only live is admitted
 	live      map[uint64]struct{}
-	strangers []net.Conn // oldest first
+	offences  map[uint64]uint64 // by serial; see offend
+	strangers []net.Conn        // oldest first
 	closed    bool
 }
 
@@ -96,6 +97,9 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 	if limits.LanesPerSession == 0 {
 		limits.LanesPerSession = 256
 	}
+	if limits.Offences == 0 {
+		limits.Offences = 1000
+	}
 	dev, err := openDevice(c, netip.Addr{})
 	if err != nil {
 		return nil, err
@@ -103,7 +107,7 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 	s := &Server{
 		cluster: cluster, key: key, node: node, incarnation: incarnation, limits: limits, log: log, device: dev,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
-		sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), fenced: make(map[uint64]struct{}),
+		sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), fenced: make(map[uint64]struct{}), offences: make(map[uint64]uint64),
 	}
 	if e := C.q_drains_open(dev.ctx, drainEntries, &s.channel, &s.drains); e != 0 {
 		dev.close()
@@ -322,10 +326,40 @@ func (s *Server) drain() {
 			s.mu.Unlock()
 			if l != nil && l.flush() {
 				s.access.Add(1)
+				s.offend(l.ticket.Serial)
 			}
 		}
 	}
 }
+
+// offend counts a queue pair that died of what its client sent, which a correct client
+// causes only while a region's keys change. A session that goes on so is ended.
+func (s *Server) offend(serial uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if serial == host.LoopSerial || s.closed {
+		return
+	}
+	if len(s.offences) >= s.limits.Sessions {
+		clear(s.offences) // of sessions long gone, most of them
+	}
+	s.offences[serial]++
+	if s.offences[serial] <= s.limits.Offences {
+		return
+	}
+	delete(s.offences, serial)
+	s.expelled.Add(1)
+	s.log.Warn("verbs fabric: session ended: it was refused too often", "serial", serial, "limit", s.limits.Offences)
+	// Elsewhere: a fence waits for flushes, which this goroutine passes on.
+	s.served.Go(func() {
+		if err := s.Fence(s.ctx, serial); err != nil && s.ctx.Err() == nil {
+			s.log.Error("verbs fabric: a session cannot be ended", "serial", serial, "error", err)
+		}
+	})
+}
+
+// Expelled is how many sessions were ended because they were refused too often.
+func (s *Server) Expelled() uint64 { return s.expelled.Load() }
 
 // Fence ends sessions. When it returns nil, no verb of theirs changes a byte on
 // this node, and none will be admitted again.

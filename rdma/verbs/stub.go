@@ -49,6 +49,7 @@ func (*Server) Settle(context.Context, uint64, []uint64) error                 {
 func (*Server) Sessions() []host.SessionStatus                                 { return nil }
 func (*Server) NewLoop() (*Loop, error)                                        { return nil, ErrNotBuilt }
 func (*Server) Registration() (times uint64, took time.Duration)               { return 0, 0 }
+func (*Server) Expelled() uint64                                               { return 0 }
 func (*Server) AccessErrors() uint64                                           { return 0 }
 func (*Server) Caps() Caps                                                     { return Caps{} }
 func (*Server) Close(context.Context) error                                    { return nil }

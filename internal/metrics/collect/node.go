@@ -35,6 +35,9 @@ var (
 	nodeRefusals      = NodeGroup.Counter("quarry_node_refused_verbs_total", "Verbs refused, by cause; over shm they are counted without a cause, in quarry_node_refusals_total.", "node", "cause").Rarely()
 	nodeRefused       = NodeGroup.Counter("quarry_node_refusals_total", "Verbs refused by all providers.", "node")
 	nodeOffences      = NodeGroup.Counter("quarry_node_offences_total", "Refusals that a correct client does not cause.", "node")
+	nodeAdapterTimes  = NodeGroup.Counter("quarry_node_adapter_registrations_total", "Regions registered with the RDMA adapter: one for each tenant and epoch.", "node", "device").Rarely()
+	nodeAdapterTook   = NodeGroup.Counter("quarry_node_adapter_register_seconds_total", "Time that took.", "node", "device").Rarely()
+	nodeAdapterErrors = NodeGroup.Counter("quarry_node_adapter_access_errors_total", "Queue pairs that died of what their client sent, such as a wrong key.", "node", "device").Rarely()
 	nodeRegions       = NodeGroup.Gauge("quarry_node_regions", "Replicas served, or closed while something is done with them.", "node", "state")
 	nodeCalls         = NodeGroup.Histogram("quarry_node_agent_call_duration_seconds", "Commands of controllers, by method and outcome.", "node", "method", "outcome")
 
@@ -70,13 +73,17 @@ func (x *Nodes) Collect(ch chan<- prometheus.Metric) {
 func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 	s := n.Stats()
 	c := s.Counters
+	expelled := c.Expelled
+	if s.Adapter != nil {
+		expelled += s.Adapter.Expelled
+	}
 	for _, v := range []struct {
 		def *metrics.Def
 		n   uint64
 	}{
 		{nodeCapacity, s.CapacityBytes}, {nodeHosted, s.HostedBytes}, {nodeResident, s.ResidentBytes}, {nodeRegistrations, s.Registrations},
 		{nodeSessions, uint64(len(s.Sessions))}, {nodeAdmitted, c.Admitted}, {nodeBadTickets, c.BadTickets}, {nodeFenced, c.Fenced},
-		{nodeExpelled, c.Expelled}, {nodeKilled, c.Killed}, {nodeRotations, c.Rotations}, {nodeChains, c.Usage.Chains}, {nodeVerbs, c.Usage.Verbs},
+		{nodeExpelled, expelled}, {nodeKilled, c.Killed}, {nodeRotations, c.Rotations}, {nodeChains, c.Usage.Chains}, {nodeVerbs, c.Usage.Verbs},
 		{nodeRead, c.Usage.ReadBytes}, {nodeWritten, c.Usage.WrittenBytes}, {nodeRefused, c.Usage.Refusals}, {nodeOffences, c.Usage.Offences},
 	} {
 		ch <- v.def.Value(float64(v.n), s.Name)
@@ -95,6 +102,11 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 	}
 	for provider, k := range lanes {
 		ch <- nodeLanes.Value(float64(k), s.Name, provider)
+	}
+	if a := s.Adapter; a != nil {
+		ch <- nodeAdapterTimes.Value(float64(a.Registrations), s.Name, a.Device)
+		ch <- nodeAdapterTook.Value(a.RegisterSeconds, s.Name, a.Device)
+		ch <- nodeAdapterErrors.Value(float64(a.AccessErrors), s.Name, a.Device)
 	}
 	for cause, k := range c.Refused {
 		ch <- nodeRefusals.Value(float64(k), s.Name, cause)
