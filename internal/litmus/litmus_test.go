@@ -53,7 +53,6 @@ func TestProgramsOnTCP(t *testing.T) {
 type lying struct {
 	rdma.Dialer
 	change func(c *rdma.Chain)
-	late   bool
 }
 
 type lyingConn struct {

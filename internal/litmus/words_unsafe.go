@@ -14,4 +14,3 @@ func word(mem []byte, off uint64) *uint64 {
 
 func load(mem []byte, off uint64) uint64 { return atomic.LoadUint64(word(mem, off)) }
 func add(mem []byte, off, n uint64)      { atomic.AddUint64(word(mem, off), n) }
-func store(mem []byte, off, w uint64)    { atomic.StoreUint64(word(mem, off), w) }
