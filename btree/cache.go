@@ -93,17 +93,20 @@ func (pg *page) kid(i int) proto.Ref {
 	return proto.Ref{Addr: proto.Addr(pg.index[at]), Life: proto.Life(pg.index[at+1])}
 }
 
-// quick is the leaf that should have a key, as far as the cache knows. It looks at no
-// fences: the leaf's own tell whether it is the right one.
-func (p *Program) quick(key []byte) (ref Ref, ok bool) {
+// quick is the node of a level that should have a key, as far as the cache knows. It
+// looks at no fences: the node's own tell whether it is the right one.
+func (p *Program) quick(key []byte, level int) (ref Ref, ok bool) {
 	ref = p.root
 	for n := uint64(1); n < maxLevel; n++ {
 		pg := p.cache.load(ref)
 		if pg == nil || len(key) < int(pg.shared) {
 			return ref, false
 		}
+		if int(pg.height) == level {
+			return ref, true // the root
+		}
 		ref = pg.kid(pg.route(key[pg.shared:], true))
-		if pg.height == 1 {
+		if int(pg.height) == level+1 {
 			p.cache.hits.Add(n)
 			return ref, true
 		}

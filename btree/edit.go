@@ -182,7 +182,7 @@ func appendLeaf(b, suffix, value []byte, external bool, version uint64) []byte {
 
 // splice writes to b a copy of a leaf in which the entries [i, j) are replaced by
 // enc, one encoded entry or none, with a new stamp and more flags.
-// Preconditions: v is a valid leaf; not frozen.
+// Preconditions: v is valid, not frozen; a leaf, or 0 < i.
 func (v *view) splice(b []byte, i, j int, enc []byte, stamp uint64, flags uint8) []byte {
 	count := v.count - (j - i)
 	if len(enc) > 0 {

@@ -50,7 +50,7 @@ func (p *Program) find(pr probe, level int) (*page, error) {
 // quickLeaf reads the leaf that the cache leads to; nil if that is not the one, or
 // needs a closer look.
 func (p *Program) quickLeaf(pr probe) (*page, error) {
-	ref, ok := p.quick(pr.key)
+	ref, ok := p.quick(pr.key, 0)
 	if !ok {
 		return nil, nil
 	}

@@ -28,7 +28,7 @@ func (p *Program) Leaf(w *Write) (ref Ref, ok bool) {
 		return ref, false
 	}
 	p.root = p.Shared.root
-	return p.quick(w.Key)
+	return p.quick(w.Key, 0)
 }
 
 // group is the state of WriteGroup.

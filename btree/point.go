@@ -304,7 +304,7 @@ func (p *Program) compareOutside(want []byte) error {
 // leafOf is the leaf that should have a key, without reading it: the Update that
 // follows looks at it first. A root that is not cached is taken for a leaf.
 func (p *Program) leafOf(key []byte) (Ref, error) {
-	if ref, ok := p.quick(key); ok {
+	if ref, ok := p.quick(key, 0); ok {
 		return ref, nil
 	}
 	ref, pr := p.root, probe{key: key}

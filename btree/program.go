@@ -228,6 +228,7 @@ type Program struct {
 	group group
 	batch []Write
 	out   []byte
+	enc   []byte
 }
 
 // NewProgram makes a program on a store.

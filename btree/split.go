@@ -1,6 +1,8 @@
 package btree
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 
 	"github.com/quarrystore/quarry/internal/slab"
@@ -166,6 +168,9 @@ func (p *Program) grow(n *node, atEnd bool) error {
 // post gives a node its entry in the parent. Whoever does it late does no harm: an
 // entry for a node that has died is found and taken out again.
 func (p *Program) post(level int, sep []byte, child Ref) error {
+	if done, err := p.postQuick(level, sep, child); done || err != nil {
+		return err
+	}
 	for range maxTries {
 		pg, err := p.find(probe{key: sep}, level)
 		if errors.Is(err, errNoLevel) {
@@ -208,6 +213,53 @@ func (p *Program) post(level int, sep []byte, child Ref) error {
 		}
 	}
 	return ErrBusy
+}
+
+// postQuick is post where the cache knows the parent, the parent has room, and nobody
+// has been there before: one Update, without taking the node apart.
+func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err error) {
+	ref, ok := p.quick(sep, level)
+	if !ok {
+		return false, nil
+	}
+	err = p.store.Update(ref, func(old []byte) ([]byte, error) {
+		v, err := open(old)
+		if err != nil {
+			return nil, err
+		}
+		if v.level != level || v.frozen() || v.place(probe{key: sep}) != 0 || bytes.Equal(sep, v.low) {
+			return nil, errChanged
+		}
+		i, ok := v.search(sep, false)
+		if !ok {
+			return nil, corrupt("%v: entry %d", ref, i)
+		}
+		if i < v.count {
+			if s, _ := v.suffix(i); bytes.Equal(s, sep[v.prefix:]) {
+				return nil, errChanged
+			}
+		}
+		enc := binary.AppendUvarint(p.enc[:0], uint64(len(sep)-v.prefix))
+		enc = append(enc, sep[v.prefix:]...)
+		p.enc, _ = child.AppendBinary(enc)
+		p.out = v.splice(p.out, i, i, p.enc, v.stamp+1, 0)
+		if len(p.out) > p.limits.Room-frozenBytes {
+			return nil, errChanged
+		}
+		return p.out, nil
+	})
+	switch {
+	case err == nil:
+		p.stats.posted.Add(1)
+		pg := page{ref: ref}
+		if pg.view, err = parse(p.out); err == nil {
+			p.cache.store(&pg)
+		}
+		return true, nil
+	case errors.Is(err, errChanged), freed(err):
+		return false, nil
+	}
+	return false, err
 }
 
 // mendAll puts right what was found wanting on the way. It is best effort: what
