@@ -95,7 +95,8 @@ func (k *checker) Ran(m *fabric.Memory, session uint32) {
 	if sc := k.w.opt.Script; sc != nil {
 		sc.ran(k.w, k.w.ctl.sess[session].client)
 	}
-	if s := &k.w.ctl.sess[session]; s.state == sessionFenced {
+	s := &k.w.ctl.sess[session]
+	if s.state == sessionFenced || k.w.mach != nil && s.state == sessionFree { // forgotten: it was fenced before
 		if _, in := k.w.ctl.in(int(m.Node.ID - 1)); in {
 			k.w.fail("a verb ran after the fence", fmt.Sprintf("session %d at node %d", session, m.Node.ID))
 		}

@@ -193,7 +193,8 @@ func (w *world) healthy() int {
 	n := 0
 	for i := range w.ctl.table.n {
 		nd := w.fab.Nodes()[w.ctl.table.node[i]]
-		if !w.ctl.table.rebuilding[i] && nd.Up && !w.cuts[controllerRow][w.ctl.table.node[i]] && nd.Incarnation == w.ctl.table.life[i] && w.ctl.intact[w.ctl.table.node[i]] {
+		if !w.ctl.table.rebuilding[i] && nd.Up && !w.cuts[controllerRow][w.ctl.table.node[i]] && nd.Incarnation == w.ctl.table.life[i] && w.ctl.intact[w.ctl.table.node[i]] &&
+			(w.mach == nil || w.mach.counts(w.ctl.table.node[i])) {
 			n++
 		}
 	}

@@ -37,6 +37,8 @@ type machines struct {
 	toNode, fromNode [controllers][maxNodes]bool
 	toCtl, fromCtl   [controllers][maxProcs]bool
 	noEtcd           [controllers]bool
+	// Until when a node counts as failed for the budget: some leader may be giving it up.
+	doubted [maxNodes]int64
 
 	keys      map[string]uint32 // record of a session -> its id
 	announced uint64            // revision at which the configuration last changed
@@ -103,7 +105,7 @@ func (w *world) useMachines() {
 	m.queue, m.seq = m.queue[:0], 0
 	m.toNode, m.fromNode = [controllers][maxNodes]bool{}, [controllers][maxNodes]bool{}
 	m.toCtl, m.fromCtl = [controllers][maxProcs]bool{}, [controllers][maxProcs]bool{}
-	m.noEtcd = [controllers]bool{}
+	m.noEtcd, m.doubted = [controllers]bool{}, [maxNodes]int64{}
 	m.keys, m.announced, m.swept = map[string]uint32{}, 0, false
 	for i := range m.seats {
 		m.seats[i] = seat{} // its lane too: the memory of lanes is the schedule's
@@ -325,15 +327,20 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 }
 
 // nobodyWorksByAnEarlierTable: before an epoch serves, every session whose lease is
-// not over has finished what it began by an earlier table (DESIGN 8, step 3).
+// not over has heard of it, and has finished what it began by an earlier table
+// (DESIGN 8, step 3).
 func (m *machines) nobodyWorksByAnEarlierTable(epoch uint64) {
 	since := m.announced
 	for i := range maxClients {
 		c := &m.w.clients[i]
-		if c.session != 0 && !c.ended && c.inOp && c.began < since && c.clock() < c.leaseUntil {
+		works := c.view.rev
+		if c.inOp {
+			works = min(works, c.began)
+		}
+		if c.session != 0 && !c.ended && works < since && c.clock() < c.leaseUntil {
 			m.w.fail("an epoch opens under an earlier one's reader", fmt.Sprintf(
 				"epoch %d, announced at revision %d: client %d (session %d) works by revision %d and its lease is good for %d steps more",
-				epoch, since, i, c.session, c.began, (c.leaseUntil-c.clock())/step))
+				epoch, since, i, c.session, works, (c.leaseUntil-c.clock())/step))
 		}
 	}
 }

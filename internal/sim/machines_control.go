@@ -294,7 +294,12 @@ func (t *term) call(a state.Call) {
 			}
 		})
 	}
-	m.after(m.units(a.Timeout), func() { reply(state.Reply{Err: errNoAnswer}) })
+	m.after(m.units(a.Timeout), func() {
+		if _, ping := a.Msg.(*quarrypb.PingRequest); ping && !done {
+			m.doubt(node)
+		}
+		reply(state.Reply{Err: errNoAnswer})
+	})
 	if node < 0 || node >= maxNodes {
 		m.w.fail("a call to no node", fmt.Sprint(a.Node))
 		return

@@ -49,6 +49,9 @@ func (m *machines) planFaults() {
 	if w.opt.Faults == 0 || w.opt.Script != nil {
 		return
 	}
+	if w.ch.choose(3) == 2 {
+		m.planStorm()
+	}
 	for range w.ch.choose(5) {
 		f := machineFault{
 			kind: machineFaultKind(w.ch.choose(machineFaults)), at: int64(w.ch.choose(2*horizon)) * step,
@@ -57,6 +60,48 @@ func (m *machines) planFaults() {
 		f.lasts = w.d.lease / 10 * [...]int64{1, 3, 8, 11, 13, 20, 40, 100}[w.ch.choose(8)]
 		m.plan = append(m.plan, f)
 		w.at(f.at)
+	}
+}
+
+// planStorm has a node, a client and whoever leads fail at almost the same moment:
+// what leases, fences and a new leader's caution are for.
+func (m *machines) planStorm() {
+	w := m.w
+	at := int64(20 + w.ch.choose(horizon))
+	lasts := []int64{3, 8, 13, 20}
+	add := func(kind machineFaultKind, ctl, node, who int) {
+		m.plan = append(m.plan, machineFault{kind: kind, at: (at + int64(w.ch.choose(40))) * step, ctl: ctl, node: node, who: who,
+			lasts: w.d.lease / 10 * lasts[w.ch.choose(len(lasts))]})
+		w.at(m.plan[len(m.plan)-1].at)
+	}
+	node, who := w.ch.choose(w.d.replicas), w.ch.choose(w.d.clients)
+	switch w.ch.choose(4) {
+	case 0: // the leader lives
+	case 1:
+		add(killController, controllers, node, who)
+	default:
+		add([...]machineFaultKind{pauseController, cutEtcd, loseQuorum}[w.ch.choose(3)], w.ch.choose(controllers+1), node, who)
+	}
+	switch {
+	case w.opt.Faults&NodeDown != 0 && w.ch.choose(2) == 1:
+		w.faults = append(w.faults, faultPlan{kind: NodeDown, at: (at + int64(w.ch.choose(40))) * step, node: node,
+			lasts: w.d.lease / 10 * int64(1+w.ch.choose(20)), detail: w.ch.choose(8)})
+		w.at(w.faults[len(w.faults)-1].at)
+	case w.ch.choose(2) == 1:
+		add(deafNode, controllers, node, who)
+	default:
+		add(pauseAgent, controllers, node, who)
+	}
+	switch w.ch.choose(4) {
+	case 0:
+		add(revokeSession, controllers, node, who)
+		fallthrough
+	case 1:
+		add(deafClient, controllers, node, who)
+	case 2:
+		add(muteClient, controllers, node, who)
+	case 3:
+		add(deafClient, w.ch.choose(controllers), node, who)
 	}
 }
 
@@ -72,6 +117,10 @@ func (m *machines) fireFaults() {
 			m.stats.Faults[f.kind]++
 			w.logf("fault %v: controller %d node %d client %d for %d steps", f.kind, f.ctl, f.node+1, f.who, f.lasts/step)
 			m.strike(f, true)
+			switch f.kind {
+			case deafNode, muteNode, pauseAgent, oneWayAgent, removeNode:
+				m.doubted[f.node] = f.at + f.lasts + 2*w.d.lease
+			}
 		case f.state == 1 && (w.healed || w.now >= f.at+f.lasts):
 			f.state = 2
 			w.logf("fault %v is over", f.kind)
@@ -94,6 +143,12 @@ func (m *machines) each(k int, f func(c *controller)) {
 		}
 	}
 }
+
+// doubt takes a node out of the budget for as long as it may take to give it up.
+func (m *machines) doubt(node int) { m.doubted[node] = m.w.now + 2*m.w.d.lease }
+
+// counts says whether a node is one of those that the budget may count on.
+func (m *machines) counts(node int) bool { return m.w.now >= m.doubted[node] }
 
 // strike begins a fault, or ends it.
 func (m *machines) strike(f *machineFault, on bool) {
