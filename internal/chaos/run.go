@@ -263,7 +263,11 @@ func (r *run) spawn(ctx context.Context, place string, w workerConfig) (*clientP
 	}
 	name := "worker-" + strconv.Itoa(w.ID)
 	w.Journal = filepath.Join(r.dir, name+".log")
-	env, err := json.Marshal(w)
+	file := filepath.Join(r.dir, name+".json")
+	b, err := json.Marshal(w)
+	if err == nil {
+		err = os.WriteFile(file, b, 0o600)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +275,7 @@ func (r *run) spawn(ctx context.Context, place string, w workerConfig) (*clientP
 	if err != nil {
 		return nil, err
 	}
-	p, err := local.Run(ctx, local.Command{Name: name, Run: h.Run, Path: r.cfg.Self, Env: []string{workerEnv + "=" + string(env)}, Log: filepath.Join(r.dir, name+".err")})
+	p, err := local.Run(ctx, local.Command{Name: name, Run: h.Run, Path: r.cfg.Self, Env: []string{workerEnv + "=" + file}, Log: filepath.Join(r.dir, name+".err")})
 	if err != nil {
 		return nil, err
 	}

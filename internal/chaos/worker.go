@@ -19,7 +19,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// workerEnv tells a process that it is a client, and which.
+// workerEnv tells a process that it is a client, and the file that says which.
 const workerEnv = "QUARRY_CHAOS_WORKER"
 
 // Roles of client processes.
@@ -51,7 +51,10 @@ func IsWorker() bool { return os.Getenv(workerEnv) != "" }
 // Worker is the main function of a client process. It returns its exit code.
 func Worker() int {
 	var cfg workerConfig
-	err := json.Unmarshal([]byte(os.Getenv(workerEnv)), &cfg)
+	b, err := os.ReadFile(os.Getenv(workerEnv))
+	if err == nil {
+		err = json.Unmarshal(b, &cfg)
+	}
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
