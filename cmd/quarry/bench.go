@@ -51,8 +51,10 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 		a.cli.Controller = []string{cluster.URL}
 	}
 	transports := []string{a.cli.Transport}
-	if a.cli.Transport == "auto" {
-		transports = []string{"shm", "tcp"}
+	if a.cli.Transport == client.TransportAuto {
+		if transports, err = a.measured(ctx); err != nil {
+			return err
+		}
 	}
 	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks,
 		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},

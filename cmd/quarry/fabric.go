@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"strings"
+
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/storagenode"
 )
@@ -17,4 +20,21 @@ func (a *app) rdma(listen string) storagenode.RDMA {
 		r.Fabric = storagenode.FabricTCP
 	}
 	return r
+}
+
+// measured is what a benchmark of a cluster compares where no fabric is named: the
+// best that its nodes serve, and tcp.
+func (a *app) measured(ctx context.Context) ([]string, error) {
+	s, err := a.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range s.Nodes {
+		for _, e := range n.Endpoints {
+			if strings.HasPrefix(e, client.TransportVerbs+":") {
+				return []string{client.TransportVerbs, client.TransportTCP}, nil
+			}
+		}
+	}
+	return []string{client.TransportSHM, client.TransportTCP}, nil
 }

@@ -44,6 +44,7 @@ func TestRDMARequired(t *testing.T) {
 	on(t, "storage", "--name", "r", "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0", "--require-rdma").fails(t, 1, "storage node r", "RDMA is required")
 	on(t, "storage", "--name", "r", "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0", "--rdma-device", "a/b").fails(t, 1, "port \"b\"")
 	on(t, "litmus").fails(t, 1, "RDMA")
+	on(t, "fsck", "--fabric", "verbs").fails(t, exitUsage, "tcp on to its adapter")
 	on(t, "litmus", "--each", "0s").fails(t, exitUsage, "--each")
 }
 
@@ -56,4 +57,11 @@ func TestStorageFabric(t *testing.T) {
 		a := app{cli: &c}
 		require.Equal(t, want, a.rdma("").Fabric)
 	}
+}
+
+func TestBenchMeasuresWhatNodesServe(t *testing.T) {
+	a := app{cli: &cli{Controller: []string{cluster(t).URL}, Timeout: 10 * time.Second}}
+	got, err := a.measured(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"shm", "tcp"}, got)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/fsck"
 )
 
@@ -19,6 +20,9 @@ type fsckCmd struct {
 const maxRepairs = 10
 
 func (f *fsckCmd) Run(ctx context.Context, a *app) error {
+	if a.cli.RDMA || a.cli.Transport == client.TransportVerbs {
+		return usagef("fsck reads over shm or tcp; a node that serves verbs passes tcp on to its adapter")
+	}
 	rep, err := f.check(ctx, a)
 	if err != nil {
 		return err

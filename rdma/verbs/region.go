@@ -68,6 +68,7 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	if err := r.letGo(); err != nil {
 		return err
 	}
+	s.forgive()
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("region %d: opening epoch %d: %w", number, epoch, err)
 	}
@@ -140,6 +141,13 @@ func (s *Server) CloseRegion(ctx context.Context, number uint32, epoch uint64) e
 		return nil
 	}
 	return r.letGo()
+}
+
+// forgive is for a change of keys: who uses the old ones is late, not hostile.
+func (s *Server) forgive() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.offences)
 }
 
 func (r *region) cut() error {

@@ -67,6 +67,7 @@ type Server struct {
 	floor     uint64 // below it only live is admitted
 	live      map[uint64]struct{}
 	offences  map[uint64]uint64 // by serial; see offend
+	counting  time.Time         // since then
 	strangers []net.Conn        // oldest first
 	closed    bool
 }
@@ -333,15 +334,17 @@ func (s *Server) drain() {
 }
 
 // offend counts a queue pair that died of what its client sent, which a correct client
-// causes only while a region's keys change. A session that goes on so is ended.
+// causes only when a region's keys have changed, once for each lane and region. A
+// session that goes on so within a minute is ended.
 func (s *Server) offend(serial uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if serial == host.LoopSerial || s.closed {
 		return
 	}
-	if len(s.offences) >= s.limits.Sessions {
-		clear(s.offences) // of sessions long gone, most of them
+	if now := time.Now(); now.Sub(s.counting) > time.Minute || len(s.offences) >= s.limits.Sessions {
+		clear(s.offences)
+		s.counting = now
 	}
 	s.offences[serial]++
 	if s.offences[serial] <= s.limits.Offences {
