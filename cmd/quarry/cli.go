@@ -46,6 +46,7 @@ type cli struct {
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`
+	Sim           simCmd        `cmd:"" help:"Run the store's code on a simulated, hostile fabric and check every promise."`
 	Litmus        litmusCmd     `cmd:"" help:"Ask an RDMA device what the protocols rely on."`
 	Job           jobCmd        `cmd:"" help:"Run programs where the memory is."`
 	Search        searchCmd     `cmd:"" help:"Ask an index that a job has built."`

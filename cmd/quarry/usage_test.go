@@ -34,6 +34,10 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"demo", "no-such-dir"}, "no-such-dir"},
 		{[]string{"completion", "tcsh"}, "tcsh"},
 		{[]string{"session", "revoke", "me"}, "me"},
+		{[]string{"sim", "--faults", "fire"}, "fire"},
+		{[]string{"sim", "--clients", "7"}, "--clients 7"},
+		{[]string{"sim", "--replay", "!"}, "--replay"},
+		{[]string{"sim", "--script", "nothing"}, "nothing"},
 	} {
 		quarry(t, nil, "", c.args...).fails(t, exitUsage, c.what)
 	}
@@ -41,7 +45,7 @@ func TestUsageErrors(t *testing.T) {
 
 func TestHelp(t *testing.T) {
 	require.Contains(t, quarry(t, nil, "").ok(t), "shared-memory store")
-	for _, cmd := range []string{"dev", "controller", "storage", "status", "region", "slab", "name", "session", "fsck", "bench", "demo", "version", "completion"} {
+	for _, cmd := range []string{"dev", "controller", "storage", "status", "region", "slab", "name", "session", "fsck", "sim", "bench", "demo", "version", "completion"} {
 		require.Contains(t, quarry(t, nil, "", "--help").ok(t), cmd)
 		require.Contains(t, quarry(t, nil, "", cmd, "--help").ok(t), "Usage: quarry "+cmd)
 	}

@@ -13,7 +13,7 @@ import (
 // scrub settles what certified sessions have left.
 func (k *control) scrub() {
 	c := &k.w.clients[scrubber]
-	any := false
+	any := k.sweep
 	for id := range k.sess[:k.top+1] {
 		any = any || k.sess[id].state == sessionFenced
 	}
@@ -44,6 +44,7 @@ func (k *control) scrub() {
 			return
 		}
 		k.scrubbed++
+		k.sweep = false
 		for id := range k.sess[:k.top+1] {
 			if s := &k.sess[id]; k.dead[id] && s.serial == serials[id] && s.state == sessionFenced {
 				s.state = sessionFree

@@ -320,6 +320,9 @@ func (w *world) finalChecks() {
 	w.linear()
 }
 
+// leakedBit is a slab that is nobody's and still marked as taken.
+const leakedBit = "leak of a free slab"
+
 func (w *world) checkBlock(b uint32, h proto.Header) {
 	k, t := &w.check, &w.ctl.table
 	p := w.mem(t.node[0])
@@ -338,7 +341,7 @@ func (w *world) checkBlock(b uint32, h proto.Header) {
 		}
 		bit := p.Word(w.geo.MapOff(b)+uint64(i/64*8))>>(i%64)&1 != 0
 		if bit && v.State() == proto.StateFree {
-			w.fail("leak", fmt.Sprintf("%v is %v and its map bit is set", addr, v))
+			w.fail(leakedBit, fmt.Sprintf("%v is %v and its map bit is set", addr, v))
 			return
 		}
 		for j := range t.n {

@@ -71,6 +71,7 @@ type control struct {
 	agentReg opened
 	dead     [maxSessions]bool // sessions of the scrub under way
 	scrubbed int
+	sweep    bool // one more scrub is asked for
 	// served: in sync when the region was last open. had: in sync when the power
 	// went. dark: it went, and no epoch has opened since.
 	served, had [maxNodes]bool

@@ -9,10 +9,11 @@ import (
 
 // TestSameSeedSameDigest: a run is its options and nothing else.
 func TestSameSeedSameDigest(t *testing.T) {
+	n := schedules(t, 300)
 	for _, o := range []Options{
-		{Seed: 7, Schedules: 300, AnyScheduler: true, Faults: AllFaults},
-		{Seed: 7, Schedules: 300, AnyScheduler: true, Faults: AllFaults, Durable: true},
-		{Seed: 7, Schedules: 60, AnyScheduler: true, Faults: AllFaults, Grow: true},
+		{Seed: 7, Schedules: n, AnyScheduler: true, Faults: AllFaults},
+		{Seed: 7, Schedules: n, AnyScheduler: true, Faults: AllFaults, Durable: true},
+		{Seed: 7, Schedules: n / 5, AnyScheduler: true, Faults: AllFaults, Grow: true},
 	} {
 		r := NewRunner()
 		a := r.Run(o, nil)

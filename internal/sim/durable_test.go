@@ -11,6 +11,7 @@ import (
 // then. A checker that asks for more finds such a schedule; the promise as it is
 // written holds in it, for writers always.
 func TestHazard23_ReadGoneWithPowerAndBackup(t *testing.T) {
+	t.Parallel()
 	r := NewRunner()
 	defer r.Close()
 	schedules := 0

@@ -113,6 +113,9 @@ func (w *world) notDone(err error) bool {
 
 func (w *world) count(k opKind, err error) {
 	i := 0
+	if errors.Is(err, slab.ErrVersions) {
+		w.stats.Spent++
+	}
 	switch {
 	case err == nil:
 	case errors.Is(err, slab.ErrFreed):

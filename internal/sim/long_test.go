@@ -43,7 +43,7 @@ func TestLong(t *testing.T) {
 				t.Fatal(name, rep.Failure.String(), r.Shrink(rep.Failure, 3000).String())
 			}
 			n += rep.Schedules
-			all.add(&rep.Coverage)
+			all.Add(&rep.Coverage)
 		}
 	}
 	t.Logf("%d schedules\n%v", n, &all)

@@ -9,6 +9,7 @@ import (
 // TestCrashMatrix: every operation, at every verb, struck by every fault, with two
 // other clients on the same object: hazards 1, 2, 11, 21, 22, 45.
 func TestCrashMatrix(t *testing.T) {
+	t.Parallel()
 	r := NewRunner()
 	defer r.Close()
 	cells, runs, seeds := 0, 0, 3
@@ -17,6 +18,9 @@ func TestCrashMatrix(t *testing.T) {
 	}
 	for replicas := 1; replicas <= 3; replicas++ {
 		for _, durable := range []bool{false, true} {
+			if testing.Short() && (replicas == 1 && durable || replicas == 2 && !durable || replicas == 3 && durable) {
+				continue // a plain run has them
+			}
 			for what := range whats {
 				for _, f := range []struct {
 					kind Fault

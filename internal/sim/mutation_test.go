@@ -81,7 +81,7 @@ var mutations = []mutation{
 	{slab.BugCopierUnreserved, "copier without reservation", rebuilds, 20000},
 	{slab.BugCopierKeepsR, "copier keeps R", rebuilds, 5000},
 	{slab.BugNoReconcile, "no reconcile", failures, 5000},
-	{slab.BugKeysKept, "no key rotation", replicas(with(failures, func(o *Options) { o.Faults, o.MaxFaults = NodeDown | CutClient | CutControl | Stall, 8 }), 3), 20000},
+	{slab.BugKeysKept, "no key rotation", replicas(with(failures, func(o *Options) { o.Faults, o.MaxFaults = NodeDown|CutClient|CutControl|Stall, 8 }), 3), 20000},
 	{slab.BugLeasesIgnored, "no wait for leases", cuts, 4000},
 	{slab.BugFencedLeaseIgnored, "fenced session not waited for", cutOff(0, Revoke, 0), 4000},
 	{slab.BugCertificateEarly, "certificate before all acknowledgements", replicas(with(crashes, func(o *Options) { o.Faults = Revoke | Stall | Kill }), 3), 6000},

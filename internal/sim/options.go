@@ -22,6 +22,16 @@ const (
 
 func (s Scheduler) String() string { return [...]string{"walk", "pct", "hot"}[s] }
 
+// ParseScheduler reads what String writes.
+func ParseScheduler(s string) (Scheduler, error) {
+	for k := range schedulers {
+		if k.String() == s {
+			return k, nil
+		}
+	}
+	return 0, fmt.Errorf("scheduler %q: want walk, pct or hot", s)
+}
+
 // Fault is a kind of fault.
 type Fault uint16
 

@@ -56,7 +56,7 @@ func (o *Options) flags() string {
 		s += " --machines"
 	}
 	if o.Script != nil {
-		s += " --script " + o.Script.Name
+		s += " --script " + o.Script.String()
 	}
 	return s
 }
@@ -70,7 +70,7 @@ func (o *Options) scheduler() string {
 
 // Command runs the schedule again.
 func (o *Options) Command() string {
-	s := fmt.Sprintf("quarry sim --seed %d --schedules 1 %s", o.Seed, o.flags())
+	s := fmt.Sprintf("quarry sim --seed %d --seeds 1 %s", o.Seed, o.flags())
 	if o.Choices != nil {
 		s += " --replay " + EncodeChoices(o.Choices)
 	}
@@ -86,10 +86,12 @@ type Coverage struct {
 	Epochs   uint64
 	Scrubs   uint64
 	Reclaims uint64 // blocks
+	Spent    uint64 // operations that found no version left
 	Gone     uint64 // durable reads that the power took, as it may
 }
 
-func (c *Coverage) add(o *Coverage) {
+// Add sums two runs up.
+func (c *Coverage) Add(o *Coverage) {
 	for i := range c.Ops {
 		for j := range c.Ops[i] {
 			c.Ops[i][j] += o.Ops[i][j]
@@ -107,6 +109,7 @@ func (c *Coverage) add(o *Coverage) {
 	c.Reclaims += o.Reclaims
 	c.Scrubs += o.Scrubs
 	c.Gone += o.Gone
+	c.Spent += o.Spent
 }
 
 // struck counts a fault and the operations that it met.
@@ -119,6 +122,16 @@ func (c *Coverage) struck(w *world, f *faultPlan) {
 		}
 	}
 }
+
+// OpNames and FaultNames are the rows and columns of Coverage, in order.
+func OpNames() (names []string) {
+	for k := range opKinds {
+		names = append(names, k.String())
+	}
+	return names
+}
+
+func FaultNames() []string { return faultNames[:] }
 
 // String is a small table.
 func (c *Coverage) String() string {
@@ -202,6 +215,20 @@ func Run(o Options, stop func() bool) *Report {
 	r := NewRunner()
 	defer r.Close()
 	return r.Run(o, stop)
+}
+
+// Trace plays one schedule and returns all its events.
+func (r *Runner) Trace(o Options) ([]string, *Failure) {
+	w := r.w
+	w.log = &eventLog{all: true}
+	w.reset(o, o.Seed)
+	w.run()
+	if w.failed == nil {
+		w.porcupine()
+	}
+	events := w.log.lines
+	w.log = nil
+	return events, w.failed
 }
 
 // explain plays a failed schedule again, with its events.

@@ -1,5 +1,13 @@
 package sim
 
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"strconv"
+	"strings"
+)
+
 // Script is a directed schedule: it gives the clients their work, and sets a
 // fault that strikes at one verb.
 type Script struct {
@@ -15,8 +23,53 @@ type Script struct {
 	// Hold is how many steps client 0's verbs stand still from the moment on at which
 	// Fault strikes.
 	Hold int
+	what int            // of CrashAt
+	who  int            // of CutOff
 	also func(w *world) // more that happens then
 	trap trap
+}
+
+// String is what ParseScript reads.
+func (s *Script) String() string {
+	switch s.Name {
+	case "crash":
+		return fmt.Sprintf("crash:%s:%d:%v:%d:%d:%d", whatNames[s.what], s.At, s.Fault, s.Node, s.Linger, s.Hold)
+	case "cut-off":
+		return fmt.Sprintf("cut-off:%d:%v", s.who, s.Fault)
+	}
+	return s.Name
+}
+
+// ParseScript makes a directed schedule from its name.
+func ParseScript(name string) (*Script, error) {
+	parts := strings.Split(name, ":")
+	bad := fmt.Errorf("script %q: want slow-reader, cut-off:PROCESS:FAULT, or crash:OPERATION:VERB:FAULT:REPLICA:LINGER:HOLD", name)
+	number := func(i, most int) int {
+		n, err := strconv.Atoi(parts[i])
+		if err != nil || n < 0 || n > most {
+			return -1
+		}
+		return n
+	}
+	switch {
+	case name == "slow-reader":
+		return SlowReader(), nil
+	case parts[0] == "cut-off" && len(parts) == 3:
+		f, err := ParseFaults(parts[2])
+		if who := number(1, maxProcs-1); err == nil && who >= 0 && bits.OnesCount16(uint16(f)) == 1 {
+			return CutOff(who, f), nil
+		}
+	case parts[0] == "crash" && len(parts) == 7:
+		f, err := ParseFaults(parts[3])
+		what := slices.Index(whatNames[:], parts[1])
+		at, node, linger, hold := number(2, 1000), number(4, maxNodes-1), number(5, 1000), number(6, 1000)
+		if err == nil && what >= 0 && min(at, node, linger, hold) >= 0 && bits.OnesCount16(uint16(f)) == 1 {
+			s := CrashAt(what, at, f, node)
+			s.Linger, s.Hold = linger, hold
+			return s, nil
+		}
+	}
+	return nil, bad
 }
 
 // trap counts verbs of the operation under test.
@@ -72,7 +125,7 @@ func (s *Script) strike(w *world) {
 // operate, with two other clients at work on the same object, and is struck
 // behind the verb at.
 func CrashAt(what, at int, f Fault, node int) *Script {
-	s := &Script{Name: "crash", At: at, Fault: f, Node: node}
+	s := &Script{Name: "crash", what: what, At: at, Fault: f, Node: node}
 	s.Start = func(w *world) {
 		s.trap = trap{}
 		for i := range 3 {
@@ -139,7 +192,7 @@ func SlowReader() *Script {
 // of it: it goes on working on a primary that has been removed, while the others
 // go on elsewhere.
 func CutOff(who int, f Fault) *Script {
-	s := &Script{Name: "cut-off"}
+	s := &Script{Name: "cut-off", who: who, Fault: f}
 	s.Start = func(w *world) {
 		s.trap = trap{}
 		w.d.lease, w.d.patience = 600*step, 20*600*step
@@ -184,6 +237,8 @@ const (
 	whatBirth
 	whats
 )
+
+var whatNames = [whats]string{"read", "update", "free", "free-and-release", "birth"}
 
 // operateOn does one operation of a kind.
 func (c *client) operateOn(what, obj int) {

@@ -16,11 +16,12 @@ func schedules(t *testing.T, n int) int {
 		return n
 	}
 	if testing.Short() {
-		return n / 10
+		return max(20, n/100) // also under the race detector, which costs tenfold
 	}
 	return n
 }
 
+// mustPass runs schedules beside other tests: they share nothing.
 func mustPass(t *testing.T, o Options) *Report {
 	t.Helper()
 	r := NewRunner()
@@ -34,22 +35,79 @@ func mustPass(t *testing.T, o Options) *Report {
 	return rep
 }
 
-func TestQuiet(t *testing.T) {
-	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 2000), AnyScheduler: true, Porcupine: 1})
+// passKind runs schedules of a kind.
+func passKind(t *testing.T, kind string, n int) *Report {
+	t.Helper()
+	t.Parallel()
+	o := kinds[kind]
+	o.Seed, o.Schedules, o.AnyScheduler, o.Porcupine = 1, schedules(t, n), true, 8
+	return mustPass(t, o)
 }
 
-func TestClientsDieAndPause(t *testing.T) {
-	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 5000), AnyScheduler: true, Faults: Kill | Pause | Break, Porcupine: 8})
-}
+func TestQuiet(t *testing.T)              { passKind(t, "quiet", 22000) }
+func TestClientsDieAndPause(t *testing.T) { passKind(t, "clients", 35000) }
+func TestFailover(t *testing.T)           { passKind(t, "failover", 30000) }
+func TestDurable(t *testing.T)            { passKind(t, "durable", 12000) }
+func TestHotSlab(t *testing.T)            { passKind(t, "hot", 4000) }
 
-func TestFailover(t *testing.T) {
-	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 2000), AnyScheduler: true, Faults: AllFaults &^ Power, Porcupine: 8})
-}
-
-func TestDurable(t *testing.T) {
-	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 2000), AnyScheduler: true, Faults: AllFaults, Durable: true, Porcupine: 8})
-}
-
+// TestAllocator: objects come, go and are given back; blocks are reclaimed under
+// clients that have cached their headers. Hazards 19, 20, 21, 22, 42, 46.
 func TestAllocator(t *testing.T) {
-	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 1000), AnyScheduler: true, Faults: AllFaults, Grow: true, Porcupine: 8})
+	rep := passKind(t, "grow", 2500)
+	require.NotZero(t, rep.Coverage.Ops[opFree][0])
+	require.NotZero(t, rep.Coverage.Reclaims)
+}
+
+func TestHazard20_42_BlocksChangeClass(t *testing.T) {
+	rep := passKind(t, "reclaim", 1500)
+	require.NotZero(t, rep.Coverage.Reclaims)
+	require.NotZero(t, rep.Coverage.Ops[opRead][1], "refs into blocks that are something else")
+}
+
+// TestHazard30_VersionsRunOut: objects begin up to eleven versions before the last.
+func TestHazard30_VersionsRunOut(t *testing.T) {
+	t.Parallel()
+	rep := mustPass(t, Options{Seed: 1, Schedules: schedules(t, 2000), AnyScheduler: true, Faults: AllFaults &^ Power, Wrap: true, Clients: 3, Ops: 40, Slabs: 1, Porcupine: 8})
+	require.NotZero(t, rep.Coverage.Spent, "operations that found no version left")
+}
+
+// TestHazard36_DamagedSource: the images of one replica rot while another is down
+// and rebuilt: damage is found, mended and not copied.
+func TestHazard36_DamagedSource(t *testing.T) {
+	t.Parallel()
+	rep := mustPass(t, Options{Seed: 1, Schedules: schedules(t, 3000), AnyScheduler: true, Faults: Rot | NodeDown | Kill, Replicas: 3, Clients: 3, Ops: 30, MaxFaults: 8})
+	require.NotZero(t, rep.Coverage.Faults[3], "nodes down")
+	require.NotZero(t, rep.Coverage.Faults[10], "rot")
+}
+
+// TestHazard40_SlowReader: a dead writer's image and its successor's never share a version.
+func TestHazard40_SlowReader(t *testing.T) {
+	t.Parallel()
+	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 3000), AnyScheduler: true, Script: SlowReader(), Clients: 3, Slabs: 1, Replicas: 1, Porcupine: 8})
+}
+
+// TestHazard12_13_43_RemovedPrimary: a client, or the scrubber, goes on working on a
+// primary that has been removed; one that was revoked does so too.
+func TestHazard12_13_43_RemovedPrimary(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		who int
+		f   Fault
+	}{{0, CutSession}, {0, Revoke}, {scrubber, CutSession}, {copier, CutSession}} {
+		mustPass(t, Options{Seed: 1, Schedules: schedules(t, 600), AnyScheduler: true, Script: CutOff(c.who, c.f), Faults: Kill | NodeDown, Clients: 3, Slabs: 1, Replicas: 2, Porcupine: 8})
+	}
+}
+
+func TestScriptNames(t *testing.T) {
+	s := CrashAt(whatFree, 7, NodeDown, 1)
+	s.Linger, s.Hold = 3, 9
+	for _, s := range []*Script{s, SlowReader(), CutOff(scrubber, CutSession)} {
+		got, err := ParseScript(s.String())
+		require.NoError(t, err)
+		require.Equal(t, s.String(), got.String())
+	}
+	for _, bad := range []string{"", "crash", "crash:fly:1:kill:0:0:0", "crash:read:-1:kill:0:0:0", "crash:read:1:kill,pause:0:0:0", "cut-off:99:session", "cut-off:0"} {
+		_, err := ParseScript(bad)
+		require.ErrorContains(t, err, "script", bad)
+	}
 }
