@@ -1,6 +1,7 @@
 package deploytest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,10 @@ import (
 var temp string
 
 func TestMain(m *testing.M) {
+	if script := os.Getenv(asShell); script != "" {
+		fmt.Fprintln(os.Stderr, shell(script))
+		os.Exit(1)
+	}
 	var err error
 	if temp, err = os.MkdirTemp("", "quarry-deploytest-"); err != nil {
 		panic(err)

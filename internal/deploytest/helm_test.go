@@ -149,7 +149,7 @@ func TestChartForALaptop(t *testing.T) {
 	sound(t, all)
 	require.Len(t, all, 6, "two sets, two services, two disruption budgets: nothing that a bare cluster does not know")
 	storage := all["StatefulSet/storage"].container()
-	require.Contains(t, storage.Args, "--transport=tcp")
+	require.Contains(t, storage.Args, "--fabric=tcp")
 	require.Contains(t, storage.Args, "--domain=/dc1/rack1/$(NODE_NAME)")
 	require.Empty(t, storage.Security.Capabilities.Add)
 	require.Equal(t, true, all["StatefulSet/storage"].Spec.Template.Spec.SecurityContext["runAsNonRoot"])
