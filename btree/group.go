@@ -39,6 +39,9 @@ type group struct {
 	taken []*Write
 	left  int
 	empty bool // a removal left the leaf under-full
+	full  Ref  // the leaf, if the first write found no room: the next write splits it first
+	atEnd bool
+	leaf  Ref
 	bufs  [2][]byte
 }
 
@@ -52,7 +55,7 @@ var errNothing = errors.New("no write of the group changes anything")
 func (p *Program) WriteGroup(leaf Ref, next func() *Write) {
 	p.begin()
 	g := &p.group
-	g.next, g.taken = next, g.taken[:0]
+	g.next, g.taken, g.leaf, g.full = next, g.taken[:0], leaf, Ref{}
 	err := p.store.Update(leaf, g.apply)
 	committed := err == nil
 	for _, w := range g.taken {
@@ -112,7 +115,9 @@ func (g *group) run(b []byte) ([]byte, error) {
 		case errors.Is(err, ErrKeyExists), errors.Is(err, ErrNoKey), errors.Is(err, ErrConflict):
 			x.Err = err
 		default:
-			x.Alone = true
+			if x.Alone = true; i == 0 && errors.Is(err, errFull) {
+				g.full, g.atEnd = g.leaf, w.atEnd
+			}
 		}
 	}
 	if w.out = mine; !changed {

@@ -238,6 +238,15 @@ func (p *Program) changeHere(w write) (version uint64, err error) {
 	w.enc, w.out, w.room, w.floor = p.w.enc, p.w.out, p.limits.Room, p.floor
 	p.w = w
 	ref, err := p.leafOf(w.key)
+	if full := p.group.full; err == nil && !full.IsZero() {
+		// A group has just found that there is no room.
+		p.group.full = Ref{}
+		if full == ref {
+			if err = p.split(ref, p.group.atEnd); err == nil {
+				ref, err = p.leafOf(w.key)
+			}
+		}
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -255,7 +264,11 @@ func (p *Program) changeHere(w write) (version uint64, err error) {
 		case errors.Is(err, errFrozen):
 			err = p.settle(ref)
 		case errors.Is(err, errFull):
-			err = p.split(ref, p.w.atEnd)
+			if err = p.split(ref, p.w.atEnd); err == nil {
+				if ref, err = p.leafOf(w.key); err == nil {
+					continue // which half the cache knows by now
+				}
+			}
 		case errors.Is(err, errMoved), freed(err):
 			err = nil
 		case errors.Is(err, errOutside):

@@ -18,12 +18,14 @@ import (
 func TestWritersOfOneLeafShare(t *testing.T) {
 	ctx := t.Context()
 	cluster := testcluster.New(t, testcluster.Options{})
-	tree, err := kv.Create(ctx, cluster.Connect(client.Config{}), "hot", btree.Config{})
+	// Over sockets, so that calls wait and others come meanwhile, on any machine.
+	cfg := client.Config{Transport: client.TransportTCP}
+	tree, err := kv.Create(ctx, cluster.Connect(cfg), "hot", btree.Config{})
 	require.NoError(t, err)
 	for i := range 40 { // enough for a leaf below a root
 		require.NoError(t, tree.Put(ctx, fmt.Appendf(nil, "filler%02d", i), make([]byte, 100)))
 	}
-	other, err := kv.Open(ctx, cluster.Connect(client.Config{}), "hot", btree.Config{})
+	other, err := kv.Open(ctx, cluster.Connect(cfg), "hot", btree.Config{})
 	require.NoError(t, err)
 	const workers, each, keys = 16, 60, 3
 	var mu sync.Mutex
