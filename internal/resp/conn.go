@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -37,8 +38,10 @@ type request struct {
 type conn struct {
 	s     *Server
 	nc    net.Conn
+	sys   syscall.RawConn // nil: none
 	id    uint64
 	since time.Time
+	quick int // times in a row that the client came back soon
 
 	p      parser
 	in     []byte // whole capacity in use
@@ -80,7 +83,7 @@ type about struct {
 }
 
 func newConn(s *Server, nc net.Conn, id uint64) *conn {
-	c := &conn{s: s, nc: nc, id: id, since: time.Now(), in: make([]byte, firstBufferBytes), proto: 2, known: s.cfg.Password == ""}
+	c := &conn{s: s, nc: nc, sys: system(nc), id: id, since: time.Now(), in: make([]byte, firstBufferBytes), proto: 2, known: s.cfg.Password == ""}
 	c.p.stranger = !c.known
 	c.about.proto = 2
 	c.fetch = c.take
@@ -97,6 +100,7 @@ func (c *conn) serve() {
 			c.flush()
 			return
 		}
+		c.linger()
 		n, err := c.nc.Read(c.in[c.filled:])
 		c.filled += n
 		if n > 0 {
@@ -181,7 +185,9 @@ func (c *conn) execute() {
 	if len(c.batch) == 0 {
 		return
 	}
+	last := c.began
 	c.began = time.Now()
+	c.came(c.began.Sub(last))
 	c.now = c.began.UnixMilli()
 	c.seen.Store(c.began.Unix())
 	for i := 0; i < len(c.batch) && !c.quit; {

@@ -22,6 +22,9 @@ func (s *Server) SweepAll(ctx context.Context) (removed int, err error) {
 // Held is what connections hold of commands that come in pieces.
 func (s *Server) Held() int64 { return s.held.Load() }
 
+// Lingering counts the threads that wait for a client to come back.
+func (s *Server) Lingering() int { return int(s.close.Load()) }
+
 // Connections counts those that are open.
 func (s *Server) Connections() int {
 	s.mu.Lock()

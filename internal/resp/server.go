@@ -84,6 +84,9 @@ type Server struct {
 	lastID uint64
 	wg     sync.WaitGroup
 
+	close    atomic.Int32 // connections that linger
+	maxClose int32
+
 	far    atomic.Bool
 	ending atomic.Bool
 	held   atomic.Int64
@@ -103,6 +106,7 @@ func New(cfg Config) *Server {
 		s.commands[cmd.name] = cmd
 	}
 	s.getCmd, s.setCmd = s.commands["get"], s.commands["set"]
+	s.maxClose = maxClose()
 	s.settings.init(s.cfg)
 	s.look()
 	return s

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -289,6 +290,22 @@ func TestShutdown(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("Serve does not return")
 	}
+}
+
+// TestWaitingForTheNextCommand: a connection that has been busy keeps a thread for a
+// little while only.
+func TestWaitingForTheNextCommand(t *testing.T) {
+	_, tree := newTree(t, testcluster.Options{})
+	s := resp.New(resp.Config{Tree: tree})
+	addr := serve(t, s)
+	peers := []*peer{dial(t, addr), dial(t, addr), dial(t, addr)}
+	for range 500 {
+		for _, p := range peers {
+			require.Equal(t, "+PONG", p.cmd("PING"))
+			require.LessOrEqual(t, s.Lingering(), 1+runtime.GOMAXPROCS(0))
+		}
+	}
+	require.Eventually(t, func() bool { return s.Lingering() == 0 }, patience, time.Millisecond)
 }
 
 // TestCommandDocs: redis-cli asks for them when a person sits before it, and takes
