@@ -1,10 +1,53 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/local"
 )
+
+// TestDrainWithProcesses empties a node of a cluster of processes, strikes it out
+// and reads what was written before.
+func TestDrainWithProcesses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	c, err := local.Start(t.Context(), local.Config{Binary: executable(t), Nodes: 3, RegionBytes: "16MiB", Lease: "1s"})
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Stop() })
+	run := func(args ...string) result { return quarry(t, []string{"QUARRY_CONTROLLER=" + c.URL}, "", args...) }
+	run("region", "create", "--replicas", "2").ok(t)
+	ref := strings.Fields(run("slab", "alloc", "--replicas", "2", "--data", "kept").ok(t))[0]
+	var list []struct {
+		Name      string
+		State     string
+		Replicas  int
+		Primaries int
+	}
+	run("node", "list", "--json").decode(t, &list)
+	victim := ""
+	for _, n := range list {
+		if n.Primaries > 0 {
+			victim = n.Name
+		}
+	}
+	require.NotEmpty(t, victim)
+	require.Contains(t, run("node", "drain", "--wait", victim).ok(t), "is empty")
+	run("node", "list", "--json").decode(t, &list)
+	for _, n := range list {
+		if n.Name == victim {
+			require.Equal(t, "draining", n.State)
+			require.Zero(t, n.Replicas)
+		}
+	}
+	require.Contains(t, run("node", "remove", victim).ok(t), "is removed")
+	require.Equal(t, "kept", run("slab", "read", ref).ok(t))
+	require.Contains(t, run("node", "drain", list[0].Name).err+run("node", "drain", list[1].Name).err, "no other node can take")
+	run("fsck").ok(t)
+}
 
 func TestNodeCommands(t *testing.T) {
 	on(t, "region", "create", "--replicas", "2").ok(t)

@@ -10,7 +10,7 @@ import (
 const (
 	improveEvery = int64(100_000_000) // ns, between two looks at what regions lack
 	refusedFor   = int64(5e9)         // a node that has refused a replica is not asked again
-	maxGrowing   = 4                  // regions that are given a replica at the same time
+	maxGrowing   = 8                  // regions that are given a replica at the same time
 	noSpareFor   = int64(1_000_000_000)
 )
 
