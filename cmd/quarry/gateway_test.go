@@ -89,6 +89,25 @@ func TestRedisBenchmark(t *testing.T) {
 	require.NotContains(t, strings.ToLower(out), "error")
 }
 
+func TestBenchGateway(t *testing.T) {
+	var out struct {
+		Rows []struct {
+			What, Op     string
+			Clients, Ops int
+		}
+	}
+	on(t, "bench", "--ops", "gateway", "--no-yardsticks", "--transport", "shm", "-D", "120ms", "--objects", "300", "--json").decode(t, &out)
+	n := 0
+	for _, r := range out.Rows {
+		require.Positive(t, r.Ops, r)
+		if r.What == "gateway shm" {
+			n++
+		}
+	}
+	require.Equal(t, 6, n, "GET and SET in three ways")
+	require.NotContains(t, on(t, "name", "list").ok(t), "bench/gateway", "the tree is gone again")
+}
+
 func TestGatewayPassword(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "password")
 	require.NoError(t, os.WriteFile(file, []byte("open sesame\nsecond line\n"), 0o600))
