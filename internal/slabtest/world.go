@@ -44,10 +44,15 @@ type World struct {
 
 // Node is one storage node.
 type Node struct {
-	Access *host.Access
+	Access Access
 	Memory *host.Memory
 	addr   string
-	fence  func(ctx context.Context, serials ...uint64) error
+}
+
+// Access is given and taken away by whatever serves the node's region.
+type Access interface {
+	OpenRegion(ctx context.Context, region uint32, epoch uint64, m *host.Memory) error
+	Fence(ctx context.Context, serials ...uint64) error
 }
 
 // New starts a world with a region of 16 MiB on r nodes, reached over tcp.
@@ -87,7 +92,7 @@ func onVerbs(t testing.TB, r int) *World {
 		require.NoError(t, err)
 		go s.Serve(l)
 		t.Cleanup(func() { require.NoError(t, s.Close(context.Background())) })
-		w.Nodes = append(w.Nodes, &Node{Memory: m, addr: l.Addr().String(), fence: s.Fence})
+		w.Nodes = append(w.Nodes, &Node{s, m, l.Addr().String()})
 	}
 	return w
 }
@@ -116,7 +121,7 @@ func with(t testing.TB, r int, d rdma.Dialer) *World {
 			go s.Serve(l)
 			t.Cleanup(func() { s.Close() })
 		}
-		w.Nodes = append(w.Nodes, &Node{a, m, addr, a.Fence})
+		w.Nodes = append(w.Nodes, &Node{a, m, addr})
 	}
 	return w
 }
@@ -132,7 +137,7 @@ func (w *World) Fence(session uint32) {
 	}
 	w.mu.Unlock()
 	for _, n := range w.Nodes {
-		require.NoError(w.T, n.fence(w.T.Context(), serials...))
+		require.NoError(w.T, n.Access.Fence(w.T.Context(), serials...))
 	}
 	w.mu.Lock()
 	w.fenced[session] = true
