@@ -12,7 +12,7 @@ import (
 )
 
 // Group lists the metrics of a client.
-var Group = metrics.NewGroup("Clients", "Served by `quarry bench`, by gateways and by programs that register the collector of package `client/prom`. One client in each process.")
+var Group = metrics.NewGroup("Clients", "Served by gateways, by workers of jobs and by programs that register the collector of package `client/prom`. One client in each process.")
 
 var (
 	calls        = Group.Counter("quarry_client_calls_total", "Calls by kind and outcome: ok, error (not done, and never will be), unknown (may have been done, at most once).", "kind", "outcome")

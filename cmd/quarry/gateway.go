@@ -14,6 +14,8 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/client/prom"
+	"github.com/quarrystore/quarry/internal/metrics/collect"
 	"github.com/quarrystore/quarry/internal/resp"
 )
 
@@ -22,6 +24,7 @@ type gatewayCmd struct {
 }
 
 type gatewayRedisCmd struct {
+	metricsFlags
 	Listen       string   `default:"127.0.0.1:6379" placeholder:"HOST:PORT" help:"Port for Redis clients, or unix:PATH; port 0 takes a free one."`
 	Tree         string   `required:"" placeholder:"NAME" help:"Tree to serve. Any number of gateways may serve one tree."`
 	Create       bool     `help:"Make the tree if there is none."`
@@ -46,11 +49,16 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	if g.Replicas < 1 {
 		return usagef("--replicas %d: want 1 or more", g.Replicas)
 	}
+	port, err := g.metricsFlags.open(ctx, "gateway")
+	if err != nil {
+		return err
+	}
+	defer port.close()
 	c, err := a.connect(ctx, func(c *client.Config) { c.Replicas = g.Replicas })
 	if err != nil {
 		return err
 	}
-	return errors.Join(g.serve(ctx, a, c, password), c.Close())
+	return errors.Join(g.serve(ctx, a, c, password, port), c.Close())
 }
 
 // password is the first line of the password file.
@@ -70,7 +78,7 @@ func (g *gatewayRedisCmd) password() (string, error) {
 	return string(line), nil
 }
 
-func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, password string) error {
+func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, password string, port *metricsPort) error {
 	tree, err := g.open(ctx, a, c)
 	if err != nil {
 		return err
@@ -88,7 +96,9 @@ func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, p
 		sweep = -1
 	}
 	s := resp.New(resp.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
-	err = a.ready(map[string]string{"ready": "gateway", "address": l.Addr().String(), "tree": tree.Name()}, func(w io.Writer) {
+	port.watch(prom.NewCollector(c), collect.NewGateway(s, tree))
+	err = a.ready(port.tell(map[string]string{"ready": "gateway", "address": l.Addr().String(), "tree": tree.Name()}), func(w io.Writer) {
+		port.text(w)
 		fmt.Fprintf(w, "Redis clients are served %s at %s.\n", tree, l.Addr())
 		if host, port, err := net.SplitHostPort(l.Addr().String()); err == nil {
 			fmt.Fprintf(w, "Try: redis-cli -h %s -p %s ping\n", host, port)

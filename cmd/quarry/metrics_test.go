@@ -89,6 +89,15 @@ func TestClusterServesItsMetrics(t *testing.T) {
 		families[f.GetName()] = f
 	}
 
+	g, err := local.Spawn(t.Context(), executable(t), "gateway", "redis", "-C", p.Ready["url"], "--listen", "127.0.0.1:0", "--tree", "watched", "--create", "--metrics-listen", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer g.Stop()
+	for name, f := range scrape(t, g.Ready["metrics"]) {
+		if strings.HasPrefix(name, "quarry_tree_") || strings.HasPrefix(name, "quarry_gateway_") {
+			families[name] = f
+		}
+	}
+
 	declared := map[string]*metrics.Def{}
 	for _, g := range collect.Groups() {
 		for _, d := range g.Defs {

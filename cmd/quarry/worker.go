@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/coproc/job"
 
 	// Plugins that every worker has.
@@ -23,6 +24,7 @@ import (
 )
 
 type workerCmd struct {
+	metricsFlags
 	Node   string   `help:"Storage node beside which it runs, whose memory it prefers."`
 	Name   string   `help:"Name among the workers; default host and process."`
 	Slots  int      `default:"1" help:"Parts that run at the same time."`
@@ -31,11 +33,17 @@ type workerCmd struct {
 }
 
 func (c *workerCmd) Run(ctx context.Context, a *app) error {
+	port, err := c.metricsFlags.open(ctx, "worker")
+	if err != nil {
+		return err
+	}
+	defer port.close()
 	cl, err := a.connect(ctx, nil)
 	if err != nil {
 		return err
 	}
-	err = a.ready(map[string]string{"ready": "worker", "node": c.Node}, func(w io.Writer) { fmt.Fprintln(w, "worker ready") })
+	port.watch(prom.NewCollector(cl))
+	err = a.ready(port.tell(map[string]string{"ready": "worker", "node": c.Node}), func(w io.Writer) { fmt.Fprintln(w, "worker ready") })
 	if err == nil {
 		err = job.Work(ctx, job.Config{Client: cl, Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory), Logger: a.log})
 	}

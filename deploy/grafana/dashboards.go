@@ -1,7 +1,7 @@
 package grafana
 
 // Dashboards are all of them.
-var Dashboards = []Dashboard{overview, dataPath, capacity, events}
+var Dashboards = []Dashboard{overview, dataPath, capacity, events, keyValue}
 
 var overview = Dashboard{UID: "quarry-overview", Title: "Quarry / Overview", Rows: []Row{
 	{"Is it well?", []Panel{
@@ -92,6 +92,7 @@ var events = Dashboard{UID: "quarry-events", Title: "Quarry / Cluster events", R
 		{Title: "Changes of epoch", Type: Lines, Unit: "short", Help: "Each failover, rebuild and move raises an epoch.", Queries: []string{"region {{region}}: changes(max by (region) (quarry_region_epoch)[10m:15s])"}},
 		{Title: "Replicas by state", Type: Lines, Unit: "short", Queries: []string{"{{state}}: max by (state) (quarry_cluster_replicas)"}},
 		{Title: "Regions by state", Type: Lines, Unit: "short", Queries: []string{"{{state}}: max by (state) (quarry_cluster_regions)", "short of replicas: max(quarry_cluster_degraded_regions)"}},
+		{Title: "Programs over regions: part done", Help: "Reconcile after a failover, copy to a rebuilding replica, scrub after a fence. At 1 while there are none.", Type: Lines, Unit: "percentunit", Queries: []string{": min(quarry_region_work_done_blocks / (quarry_region_work_blocks > 0)) or vector(1)"}},
 		{Title: "Nodes by state", Type: Lines, Unit: "short", Queries: []string{"{{state}}: max by (state) (quarry_cluster_nodes)"}},
 		{Title: "Nodes that reach a controller", Type: Lines, Unit: "short", Queries: []string{"{{node}}: quarry_node_controller_reachable"}},
 		{Title: "Primaries by node", Type: Lines, Unit: "short", Queries: []string{"{{node}}: count by (node) (max by (region, node) (quarry_region_primary_info))"}},
@@ -118,5 +119,22 @@ var events = Dashboard{UID: "quarry-events", Title: "Quarry / Cluster events", R
 		{Title: "Changes of the table", Type: Lines, Unit: "short", Queries: []string{"{{instance}}: increase(quarry_controller_table_changes_total[10m])"}},
 		{Title: "Failed transactions", Type: Lines, Unit: "short", Queries: []string{"{{instance}}: increase(quarry_controller_failed_commits_total[10m])"}},
 		{Title: "Registrations of nodes", Type: Lines, Unit: "short", Queries: []string{"{{node}}: increase(quarry_node_registrations_total[10m])"}},
+	}},
+}}
+
+var keyValue = Dashboard{UID: "quarry-key-value", Title: "Quarry / Key-value", Rows: []Row{
+	{"Gateways", []Panel{
+		{Title: "Commands", Type: Lines, Unit: "ops", Queries: []string{"{{tree}}: sum by (tree) (rate(quarry_gateway_commands_total[$__rate_interval]))"}},
+		{Title: "Errors", Type: Lines, Unit: "ops", Queries: []string{"{{tree}}: sum by (tree) (rate(quarry_gateway_errors_total[$__rate_interval]))"}},
+		{Title: "Clients", Type: Lines, Unit: "short", Queries: []string{"{{instance}}: sum by (instance) (quarry_gateway_clients)"}},
+		{Title: "Keys found, of those looked up", Type: Lines, Unit: "percentunit", Queries: []string{"{{tree}}: sum by (tree) (rate(quarry_gateway_hits_total[$__rate_interval])) / (sum by (tree) (rate(quarry_gateway_hits_total[$__rate_interval]) + rate(quarry_gateway_misses_total[$__rate_interval])) > 0)"}},
+		{Title: "Bytes", Type: Lines, Unit: "Bps", Queries: []string{"{{tree}} received: sum by (tree) (rate(quarry_gateway_received_bytes_total[$__rate_interval]))", "{{tree}} sent: sum by (tree) (rate(quarry_gateway_sent_bytes_total[$__rate_interval]))"}},
+		{Title: "Keys whose time was over, connections refused", Type: Lines, Unit: "ops", Queries: []string{"{{tree}} expired: sum by (tree) (rate(quarry_gateway_expired_keys_total[$__rate_interval]))", "{{tree}} refused: sum by (tree) (rate(quarry_gateway_rejected_connections_total[$__rate_interval]))"}},
+	}},
+	{"Trees", []Panel{
+		{Title: "Inner nodes found in the cache", Type: Lines, Unit: "percentunit", Help: "Every miss is a round trip more.", Queries: []string{"{{tree}}: sum by (tree) (quarry_tree_cache_hits_total) / (sum by (tree) (quarry_tree_cache_hits_total + quarry_tree_cache_misses_total) > 0) or sum by (tree) (quarry_tree_cached_nodes * 0 + 1)"}},
+		{Title: "Cache", Type: Lines, Unit: "bytes", Queries: []string{"{{tree}}: sum by (tree) (quarry_tree_cached_bytes)", "{{tree}} limit: sum by (tree) (quarry_tree_cache_limit_bytes)"}},
+		{Title: "Changes of structure", Type: Lines, Unit: "ops", Queries: []string{"{{tree}} {{change}}: sum by (tree, change) (rate(quarry_tree_changes_total[$__rate_interval]))"}},
+		{Title: "Writes under another one's reservation", Type: Lines, Unit: "ops", Queries: []string{"{{tree}}: sum by (tree) (rate(quarry_tree_shared_writes_total[$__rate_interval]))"}},
 	}},
 }}

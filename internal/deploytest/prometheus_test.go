@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -23,11 +25,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/deploy/grafana"
 	"github.com/quarrystore/quarry/internal/metrics"
 	"github.com/quarrystore/quarry/internal/metrics/collect"
+	"github.com/quarrystore/quarry/internal/resp"
 	"github.com/quarrystore/quarry/internal/testcluster"
 )
 
@@ -83,10 +88,14 @@ func watch(t *testing.T) *watched {
 		t.Cleanup(func() { s.Close() })
 		return strings.TrimPrefix(s.URL(), "http://")
 	}
+	tree, err := kv.Create(t.Context(), c, "watched", btree.Config{})
+	require.NoError(t, err)
+	gateway := resp.New(resp.Config{Tree: tree, Logger: slog.New(slog.DiscardHandler)})
+	redis(t, gateway)
 	ports := map[string]string{
 		"quarry-controller": serve("controller", collect.NewController(cluster.Controller)),
 		"quarry-storage":    serve("storage", collect.NewNodes(cluster.Nodes...)),
-		"quarry-client":     serve("client", prom.NewCollector(c)),
+		"quarry-client":     serve("client", prom.NewCollector(c), collect.NewGateway(gateway, tree)),
 	}
 	work(t, cluster, c)
 
@@ -116,6 +125,33 @@ func watch(t *testing.T) *watched {
 		}
 	})
 	return &watched{"http://" + listen}
+}
+
+// redis serves a gateway and keeps a client of it busy until the test ends.
+func redis(t *testing.T, gateway *resp.Server) {
+	ctx, cancel := context.WithCancel(context.Background())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() { _ = gateway.Serve(ctx, l) })
+	conn, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	wg.Go(func() { _, _ = io.Copy(io.Discard, conn) })
+	wg.Go(func() {
+		defer conn.Close()
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for i := 0; ctx.Err() == nil; i++ {
+			if _, err := fmt.Fprintf(conn, "SET k%d v\r\nGET k%d\r\nGET nobody\r\n", i%1000, i%1000); err != nil {
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+	})
 }
 
 // work keeps a client busy until the test ends, and sessions coming and going.

@@ -44,6 +44,8 @@ var (
 	regionWanted  = TableGroup.Gauge("quarry_region_wanted_replicas", "Replicas that the region should have.", "region")
 	regionOpen    = TableGroup.Gauge("quarry_region_open", "1 while clients can use the region.", "region")
 	regionPrimary = TableGroup.Gauge("quarry_region_primary_info", "Always 1: the node that has the region's primary.", "region", "node")
+	workBlocks    = TableGroup.Gauge("quarry_region_work_blocks", "Blocks that a program over a region has to look at: reconcile after a failover, copy to a rebuilding replica, scrub after a fence.", "region", "work", "node").Rarely()
+	workDone      = TableGroup.Gauge("quarry_region_work_done_blocks", "Blocks that it has looked at.", "region", "work", "node").Rarely()
 	unlisted      = TableGroup.Gauge("quarry_cluster_unlisted_regions", "Regions beyond the 512 that have metrics of their own.")
 )
 
@@ -131,6 +133,11 @@ func table(ch chan<- prometheus.Metric, s *quarrypb.StatusResponse) {
 		if len(r.Replicas) > 0 {
 			ch <- regionPrimary.Value(1, id, names[r.Replicas[0].Node])
 		}
+	}
+	for _, w := range s.Progress[:min(len(s.Progress), maxRegions)] {
+		labels := []string{number(w.Region), word(w.Kind.String(), "WORK_KIND_"), names[w.Node]}
+		ch <- workBlocks.Value(float64(w.Blocks), labels...)
+		ch <- workDone.Value(float64(w.BlocksDone), labels...)
 	}
 	for state, n := range byRegion {
 		ch <- regionsTotal.Value(float64(n), state)

@@ -7,5 +7,5 @@ import (
 
 // Groups are all metrics that a process of this project can serve.
 func Groups() []*metrics.Group {
-	return []*metrics.Group{metrics.Process, TableGroup, ControllerGroup, NodeGroup, prom.Group}
+	return []*metrics.Group{metrics.Process, TableGroup, ControllerGroup, NodeGroup, prom.Group, TreeGroup, GatewayGroup}
 }
