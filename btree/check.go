@@ -52,28 +52,33 @@ func checkTree(s Store, root Ref, tag uint32, rep *Report, reach func(Ref, uint3
 		rep.Levels, rep.NodeBytes = pg.level+1, pg.class.Bytes()
 	}
 	reach(root, tag)
-	level := []*page{pg}
-	for {
-		for _, pg := range level {
-			rep.UsedBytes += int64(len(pg.raw))
-			if pg.frozen() {
-				rep.Frozen++
-			}
-		}
-		if level[0].level == 0 {
-			rep.Leaves += len(level)
-			return checkLeaves(s, level, rep, reach)
-		}
+	rep.take(pg)
+	if pg.level == 0 {
+		rep.Leaves++
+		return checkLeaf(s, pg, rep, reach)
+	}
+	for level := []*page{pg}; ; {
 		rep.Inner += len(level)
 		first, _ := level[0].child(0)
-		below, err := chain(s, first, level[0].level-1, reach)
+		below, all, err := chain(s, first, level[0].level-1, rep, reach)
 		if err != nil {
 			return err
 		}
-		if err := checkEntries(s, level, below, rep); err != nil {
+		if err := checkEntries(s, level, all, rep); err != nil {
 			return err
 		}
-		level = below
+		if level = below; level == nil {
+			rep.Leaves += len(all)
+			return nil
+		}
+	}
+}
+
+// take counts a node.
+func (r *Report) take(pg *page) {
+	r.UsedBytes += int64(len(pg.raw))
+	if pg.frozen() {
+		r.Frozen++
 	}
 }
 
@@ -89,37 +94,49 @@ func readChecked(s Store, ref Ref) (*page, error) {
 	return &page{ref: ref, view: v}, nil
 }
 
-// chain reads a level by its right links.
-func chain(s Store, first Ref, level int, reach func(Ref, uint32)) ([]*page, error) {
-	var nodes []*page
+// place is where a node is in its level.
+type place struct {
+	ref Ref
+	low []byte
+}
+
+// chain reads a level by its right links. Leaves are checked as they come and not
+// kept: there are many.
+func chain(s Store, first Ref, level int, rep *Report, reach func(Ref, uint32)) (inner []*page, all []place, err error) {
 	seen := map[Ref]bool{}
 	var fence []byte
 	for ref := first; ; {
 		if seen[ref] {
-			return nil, corrupt("%v is its own right neighbour", ref)
+			return nil, nil, corrupt("%v is its own right neighbour", ref)
 		}
 		seen[ref] = true
 		pg, err := readChecked(s, ref)
 		if err != nil {
-			return nil, fmt.Errorf("level %d behind %q: %w", level, fence, err)
+			return nil, nil, fmt.Errorf("level %d behind %q: %w", level, fence, err)
 		}
 		if pg.level != level || !bytes.Equal(pg.low, fence) {
-			return nil, corrupt("%v: level %d from %q, want level %d from %q", ref, pg.level, pg.low, level, fence)
+			return nil, nil, corrupt("%v: level %d from %q, want level %d from %q", ref, pg.level, pg.low, level, fence)
 		}
-		nodes = append(nodes, pg)
+		rep.take(pg)
+		all = append(all, place{ref, bytes.Clone(pg.low)})
 		reach(ref, tagOf(level))
+		if level > 0 {
+			inner = append(inner, pg)
+		} else if err := checkLeaf(s, pg, rep, reach); err != nil {
+			return nil, nil, err
+		}
 		if !pg.bounded() {
-			return nodes, nil
+			return inner, all, nil
 		}
 		fence, ref = pg.high, pg.right
 	}
 }
 
 // checkEntries compares the entries of a level with the nodes of the one below.
-func checkEntries(s Store, above, below []*page, rep *Report) error {
-	at := map[Ref]*page{}
-	for _, pg := range below {
-		at[pg.ref] = pg
+func checkEntries(s Store, above []*page, below []place, rep *Report) error {
+	at := make(map[Ref]*place, len(below))
+	for i := range below {
+		at[below[i].ref] = &below[i]
 	}
 	named := map[Ref]bool{}
 	for _, pg := range above {
@@ -151,41 +168,39 @@ func checkEntries(s Store, above, below []*page, rep *Report) error {
 	return nil
 }
 
-func checkLeaves(s Store, leaves []*page, rep *Report, reach func(Ref, uint32)) error {
-	for _, pg := range leaves {
-		rep.Keys += pg.count
-		most := limits(pg.class).InlineKeyBytes
-		for i := range pg.count {
-			e, _ := pg.leaf(i)
-			if e.version > pg.stamp {
-				return corrupt("leaf %v: entry %d has version %d, the leaf is at %d", pg.ref, i, e.version, pg.stamp)
-			}
-			if n := len(e.suffix) + pg.prefix; e.layer() != (n == most+1) || n > most+1 || e.layer() && !pg.layers() {
-				return corrupt("leaf %v: entry %d has a key of %d bytes, leads to a layer: %v", pg.ref, i, n, e.layer())
-			}
-			if !e.external {
-				continue
-			}
-			ref, n := e.outside()
-			if e.layer() {
-				rep.Keys--
-				rep.Layers++
-				if err := checkTree(s, ref, TagLayer, rep, reach); err != nil {
-					return fmt.Errorf("layer of leaf %v, entry %d: %w", pg.ref, i, err)
-				}
-				continue
-			}
-			b, err := s.Read(ref, nil)
-			if err != nil {
-				return fmt.Errorf("leaf %v: value of entry %d: %w", pg.ref, i, err)
-			}
-			if len(b) != n {
-				return corrupt("leaf %v: value of entry %d has %d bytes, not %d", pg.ref, i, len(b), n)
-			}
-			rep.External++
-			rep.ValueBytes += int64(n)
-			reach(ref, TagValue)
+func checkLeaf(s Store, pg *page, rep *Report, reach func(Ref, uint32)) error {
+	rep.Keys += pg.count
+	most := limits(pg.class).InlineKeyBytes
+	for i := range pg.count {
+		e, _ := pg.leaf(i)
+		if e.version > pg.stamp {
+			return corrupt("leaf %v: entry %d has version %d, the leaf is at %d", pg.ref, i, e.version, pg.stamp)
 		}
+		if n := len(e.suffix) + pg.prefix; e.layer() != (n == most+1) || n > most+1 || e.layer() && !pg.layers() {
+			return corrupt("leaf %v: entry %d has a key of %d bytes, leads to a layer: %v", pg.ref, i, n, e.layer())
+		}
+		if !e.external {
+			continue
+		}
+		ref, n := e.outside()
+		if e.layer() {
+			rep.Keys--
+			rep.Layers++
+			if err := checkTree(s, ref, TagLayer, rep, reach); err != nil {
+				return fmt.Errorf("layer of leaf %v, entry %d: %w", pg.ref, i, err)
+			}
+			continue
+		}
+		b, err := s.Read(ref, nil)
+		if err != nil {
+			return fmt.Errorf("leaf %v: value of entry %d: %w", pg.ref, i, err)
+		}
+		if len(b) != n {
+			return corrupt("leaf %v: value of entry %d has %d bytes, not %d", pg.ref, i, len(b), n)
+		}
+		rep.External++
+		rep.ValueBytes += int64(n)
+		reach(ref, TagValue)
 	}
 	return nil
 }
