@@ -333,6 +333,9 @@ func (g *agent) act(a nodestate.Action) {
 			g.region.Epoch = a.Epoch
 		}
 	case nodestate.Serve:
+		if a.Epoch == w.ctl.table.epoch && !w.ctl.table.open {
+			g.m.nobodyWorksByAnEarlierTable(a.Epoch) // from here on the replicas are made alike
+		}
 		mem.Open(a.Epoch)
 	case nodestate.Cut:
 		if mem.Epoch <= a.Epoch {

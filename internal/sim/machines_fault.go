@@ -70,7 +70,12 @@ func (m *machines) planStorm() {
 	at := int64(20 + w.ch.choose(horizon))
 	lasts := []int64{3, 8, 13, 20}
 	add := func(kind machineFaultKind, ctl, node, who int) {
-		m.plan = append(m.plan, machineFault{kind: kind, at: (at + int64(w.ch.choose(40))) * step, ctl: ctl, node: node, who: who,
+		// Together, or when the one has just been noticed and the others' leases still run.
+		then := (at + int64(w.ch.choose(40))) * step
+		if kind != deafNode && kind != pauseAgent && w.ch.choose(3) > 0 {
+			then += w.d.lease / 10 * int64(w.ch.choose(16))
+		}
+		m.plan = append(m.plan, machineFault{kind: kind, at: then, ctl: ctl, node: node, who: who,
 			lasts: w.d.lease / 10 * lasts[w.ch.choose(len(lasts))]})
 		w.at(m.plan[len(m.plan)-1].at)
 	}

@@ -33,15 +33,15 @@ func TestMachines_ClientsDie(t *testing.T) {
 
 // Hazards 4, 11, 12, 14, 15, 16, 17: nodes, controllers, agents and links fail.
 func TestHazard04_11_12_14_15_16_17_Machines(t *testing.T) {
-	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 2500), Faults: machineRuns &^ Power, Porcupine: 8})
+	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 2000), Faults: machineRuns &^ Power, Porcupine: 8})
 }
 
 func TestMachines_Durable(t *testing.T) {
-	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 2500), Faults: machineRuns, Durable: true, Porcupine: 8})
+	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 1500), Faults: machineRuns, Durable: true, Porcupine: 8})
 }
 
 func TestMachines_Allocator(t *testing.T) {
-	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 500), Faults: machineRuns &^ Power, Grow: true, Porcupine: 8})
+	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 200), Faults: machineRuns &^ Power, Grow: true, Porcupine: 8})
 }
 
 // TestMachines_SameSeedSameDigest: nothing in the machines depends on the order of a
