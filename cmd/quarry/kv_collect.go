@@ -78,7 +78,7 @@ func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([
 			_, oerr = t.Check(ctx, nil)
 		}
 		switch {
-		case errors.Is(oerr, client.ErrNoName), errors.Is(oerr, btree.ErrNoTree) && writers:
+		case oerr != nil && !a.stillNamed(ctx, c, n):
 			continue // dropped meanwhile
 		case errors.Is(oerr, btree.ErrCorrupt), errors.Is(oerr, btree.ErrNoTree), errors.Is(oerr, client.ErrCorrupt), errors.Is(oerr, client.ErrFreed), errors.Is(oerr, kv.ErrNotTree):
 			rep.Add(fsck.Finding{Region: n.Ref.Addr.Region(), Where: "tree " + n.Name, Kind: fsck.KindTree, What: oneLine(oerr)})
@@ -88,6 +88,12 @@ func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([
 		views = append(views, v)
 	}
 	return views, errors.Join(err, c.Close())
+}
+
+// stillNamed says whether a name leads where it did.
+func (a *app) stillNamed(ctx context.Context, c *client.Client, n client.Name) bool {
+	now, err := c.Names().Lookup(ctx, n.Name)
+	return !errors.Is(err, client.ErrNoName) && (err != nil || now.Ref == n.Ref)
 }
 
 // treeView is a tree in the report of fsck.

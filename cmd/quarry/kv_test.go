@@ -196,6 +196,20 @@ func TestKVCollect(t *testing.T) {
 	kvOn(t, tree, "", "drop").ok(t)
 }
 
+// TestKVDamage: a name that leads to no tree any more is a finding of fsck.
+func TestKVDamage(t *testing.T) {
+	const tree = "kv/damaged"
+	var made struct{ Root string }
+	quarry(t, []string{"QUARRY_CONTROLLER=" + cluster(t).URL}, "", "kv", "create", "--tree", tree, "--json").decode(t, &made)
+	kvOn(t, tree, "", "put", "a", "-d", "1").ok(t)
+	on(t, "fsck").ok(t)
+	on(t, "slab", "free", made.Root).ok(t)
+	on(t, "fsck").fails(t, exitDamaged, tree, "dropped")
+	kvOn(t, tree, "", "get", "a").fails(t, exitNotFound, tree)
+	on(t, "name", "delete", tree).ok(t)
+	on(t, "fsck").ok(t)
+}
+
 func TestKVBench(t *testing.T) {
 	var b struct {
 		Rows []struct {
