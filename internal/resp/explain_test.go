@@ -43,11 +43,11 @@ func TestPlacesThatAreWantedAgainStay(t *testing.T) {
 	_, err = tree.PutIf(ctx, at, nil, btree.Cond{}) // somebody else
 	require.NoError(t, err)
 	require.NoError(t, c.unplace(at, mine))
-	theirs, err := c.versionOf(at)
+	theirs, err := c.s.versionOf(at)
 	require.NoError(t, err)
 	require.NotZero(t, theirs)
 	require.NoError(t, c.unplace(at, theirs))
-	gone, err := c.versionOf(at)
+	gone, err := c.s.versionOf(at)
 	require.NoError(t, err)
 	require.Zero(t, gone)
 }

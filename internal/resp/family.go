@@ -53,10 +53,13 @@ func (c *conn) establishAs(key []byte, kind byte, expiry int64, id uint64, r *re
 		c.s.later(r.id)
 	}
 	// Had we slept for very long, a sweep would have taken the owner for forgotten.
-	o := owner{kind: kind, made: c.now, db: byte(c.db), key: key}
-	_, err := c.s.tree.PutIf(c.s.ctx, appendID(nil, ownerFamily, id), o.append(nil), btree.IfAbsent())
-	if lost(err) {
-		err = nil
+	at := appendID(nil, ownerFamily, id)
+	version, err := c.s.versionOf(at)
+	if err == nil && version == 0 {
+		o := owner{kind: kind, made: c.now, db: byte(c.db), key: key}
+		if _, err = c.s.tree.PutIf(c.s.ctx, at, o.append(nil), btree.IfAbsent()); lost(err) {
+			err = nil
+		}
 	}
 	return err
 }

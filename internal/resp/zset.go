@@ -154,7 +154,7 @@ func (c *conn) place(id uint64, member []byte, score float64, f zaddFlags) (p pl
 		var left uint64
 		if version != 0 {
 			leave = appendPlace(nil, id, old, member)
-			if left, err = c.versionOf(leave); err != nil {
+			if left, err = c.s.versionOf(leave); err != nil {
 				return p, err
 			}
 		}
@@ -178,8 +178,8 @@ func (c *conn) place(id uint64, member []byte, score float64, f zaddFlags) (p pl
 }
 
 // versionOf is the version of a key, 0 if it is not there.
-func (c *conn) versionOf(key []byte) (uint64, error) {
-	_, version, err := c.s.tree.GetVersion(c.s.ctx, key, nil)
+func (s *Server) versionOf(key []byte) (uint64, error) {
+	_, version, err := s.tree.GetVersion(s.ctx, key, nil)
 	if errors.Is(err, btree.ErrNoKey) {
 		return 0, nil
 	}
@@ -233,7 +233,7 @@ func (c *conn) unmember(id uint64, member []byte) (bool, error) {
 			return false, err
 		}
 		leave := appendPlace(nil, id, score, member)
-		left, err := c.versionOf(leave)
+		left, err := c.s.versionOf(leave)
 		if err != nil {
 			return false, err
 		}
