@@ -153,6 +153,7 @@ var faults = []fault{
 			}
 			return r.replaceWorker(ctx)
 		}},
+	{name: "rot", what: "bits of a storage node's memory flip, and fsck repairs what nobody has read", hold: short, inject: rot, heal: mend},
 	{name: "full", what: "regions are filled until nothing is left, and emptied", hold: short,
 		inject: func(ctx context.Context, r *run) error { return r.fill(ctx) },
 		heal: func(_ context.Context, r *run) error {

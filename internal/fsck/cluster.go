@@ -101,6 +101,10 @@ type session struct {
 	asked   map[uint32]bool // unknown even after asking again
 }
 
+// openTimeout bounds the wait for one controller: a stopped one must not keep the
+// others from being asked.
+const openTimeout = 5 * time.Second
+
 func open(ctx context.Context, cfg Config) (*session, error) {
 	s := &session{cfg: cfg, known: map[uint32]SessionState{}, asked: map[uint32]bool{}}
 	s.http = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true}}
@@ -108,8 +112,10 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 	var last error
 	for _, u := range cfg.Controllers {
 		s.ctl = quarrypbconnect.NewControllerClient(s.http, strings.TrimRight(u, "/"), connect.WithInterceptors(agentauth.Token(cfg.Token)))
-		res, err := s.ctl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{
+		octx, cancel := context.WithTimeout(ctx, openTimeout)
+		res, err := s.ctl.OpenSession(octx, connect.NewRequest(&quarrypb.OpenSessionRequest{
 			Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token,
+		cancel()
 			// A region that changes ends the check with an error: no failover waits for it.
 			Agent: true}))
 		if err != nil {

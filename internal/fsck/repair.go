@@ -70,7 +70,7 @@ func Repair(ctx context.Context, c *client.Client, findings []Finding) (*Repaire
 		if ctx.Err() != nil {
 			return done, ctx.Err()
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, client.ErrFreed) { // its owner has settled it
 			done.leave(f, err.Error())
 		}
 	}
