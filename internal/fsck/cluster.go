@@ -115,9 +115,9 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 		octx, cancel := context.WithTimeout(ctx, openTimeout)
 		res, err := s.ctl.OpenSession(octx, connect.NewRequest(&quarrypb.OpenSessionRequest{
 			Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token,
-		cancel()
 			// A region that changes ends the check with an error: no failover waits for it.
 			Agent: true}))
+		cancel()
 		if err != nil {
 			last = err
 			if leader := leaderOf(err); leader != "" && !slices.Contains(cfg.Controllers, leader) {
