@@ -149,14 +149,15 @@ func TestRepair(t *testing.T) {
 	require.NoError(t, err)
 
 	before := check()
-	require.Len(t, before.Findings, 11, "%v", before.Findings)
+	// The cluster's own scrub may have been faster with the leak.
+	require.Contains(t, []int{10, 11}, len(before.Findings), "%v", before.Findings)
 	c = connectClient()
 	done, err := fsck.Repair(ctx, c, before.Findings)
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	require.Equal(t, 6, done.Objects)
 	require.Equal(t, 1, done.Slabs)
-	require.Equal(t, 3, done.Words)
+	require.Contains(t, []int{2, 3}, done.Words)
 	require.Len(t, done.Left, 1)
 
 	after := check()
