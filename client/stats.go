@@ -70,7 +70,7 @@ type KindStats struct {
 	Rounds  uint64            `json:"rounds"`
 	Bytes   uint64            `json:"bytes"` // of READs and WRITEs
 	Verbs   map[string]uint64 `json:"verbs"` // by READ, WRITE, CAS, ...
-	// Took is how long calls took: one in sixteen of each lane, to keep the clock
+	// Took is how long calls took: one in thirty-two of each lane, to keep the clock
 	// off the hot path.
 	Took latency.Snapshot `json:"-"`
 }
@@ -129,7 +129,7 @@ func (e *laneEvents) sum(into *Events) {
 // of a linear congruential generator (Knuth's MMIX): counting would time the same
 // step of a program's loop again and again.
 const (
-	clockBits = 4
+	clockBits = 5
 	lcgFactor = 6364136223846793005
 	lcgStep   = 1442695040888963407
 )

@@ -16,7 +16,7 @@ var Group = metrics.NewGroup("Clients", "Served by gateways, by workers of jobs 
 
 var (
 	calls        = Group.Counter("quarry_client_calls_total", "Calls by kind and outcome: ok, error (not done, and never will be), unknown (may have been done, at most once).", "kind", "outcome")
-	took         = Group.Histogram("quarry_client_call_duration_seconds", "How long calls took, retries included; one call in sixteen of each lane is timed.", "kind")
+	took         = Group.Histogram("quarry_client_call_duration_seconds", "How long calls took, retries included; one call in thirty-two of each lane is timed.", "kind")
 	rounds       = Group.Counter("quarry_client_rounds_total", "Network round trips: rounds of verbs posted together and awaited together.", "kind")
 	verbs        = Group.Counter("quarry_client_verbs_total", "Verbs posted, by kind of the call and verb.", "kind", "verb")
 	bytesTotal   = Group.Counter("quarry_client_bytes_total", "Bytes of READs and WRITEs posted.", "kind")

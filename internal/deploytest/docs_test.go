@@ -85,6 +85,12 @@ var preludes = map[string]string{
 	"INSTALL.md": `mkdir -p "$STAGE/tree/bin" "$STAGE/tree/dist"; cp -rs "$ROOT/deploy" "$STAGE/tree/"; cp -L "$(command -v quarry)" "$STAGE/tree/bin/quarry"; cd "$STAGE/tree"
 quarry dev --nodes 1 &
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
+	"OPERATIONS.md": `quarry controller --listen 127.0.0.1:7420 --region-bytes 32MiB --lease 1s &
+until quarry status >/dev/null 2>&1; do sleep 0.1; done
+for n in n1 n2 n3; do quarry storage --name $n --domain /dc1/$n/$n --listen 127.0.0.1:0 --agent 127.0.0.1:0 --capacity 1GiB & done
+until [ "$(quarry node list | grep -c ' up ')" = 3 ]; do sleep 0.1; done
+quarry region create --replicas 2 --count 3
+quarry slab alloc --data kept --replicas 2 --name kept`,
 	"TUNING.md": `quarry dev --nodes 2 --replicas 1 &
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 }
@@ -94,7 +100,7 @@ func TestPagesDoWhatTheySay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs clusters")
 	}
-	for _, page := range []string{"INSTALL.md", "FIRST-HOUR.md", "TUNING.md", "SECURITY.md"} {
+	for _, page := range []string{"INSTALL.md", "FIRST-HOUR.md", "OPERATIONS.md", "TUNING.md", "SECURITY.md"} {
 		t.Run(page, func(t *testing.T) { runPage(t, page) })
 	}
 }

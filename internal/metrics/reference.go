@@ -17,7 +17,7 @@ deployments in ` + "`deploy/`" + ` use port 9420 for controllers, 9421 for stora
 - Histograms have a bucket for each power of two from 60 ns to 32 s, and are native histograms
   (four buckets to the power of two) for a Prometheus that asks for those. Dashboards and rules use the former:
   where native histograms are switched on, set always_scrape_classic_histograms as well.
-- A client's own memory of what it did is exact but for the latency: one call in sixteen of each lane is timed.
+- A client's own memory of what it did is exact but for the latency: one call in thirty-two of each lane is timed.
 - Names of objects, tokens and keys are never labels.
 - The port has neither TLS nor passwords: bind it to loopback or to the network of the monitoring.
 - Dashboards are in ` + "`deploy/grafana`" + `, recording and alerting rules in ` + "`deploy/prometheus`" + `.
