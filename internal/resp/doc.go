@@ -17,7 +17,7 @@
 //	's' | id:64 | score:64 | member     empty: the order of a sorted set
 //	'i' | id:64                         whose fields these are
 //
-//	record of a key   | kind:4 spare:2 dying:1 expires:1 | expiry:64, if expires | value or id:64 |
+//	record of a key   | kind:4 raw:1 spare:1 dying:1 expires:1 | expiry:64, if expires | value or id:64 |
 //	score             | IEEE 754 bits; in keys flipped so that they sort
 //	record of an id   | kind:8 | made:64 | db:8 | key |
 //

@@ -111,7 +111,10 @@ func (c *conn) expire(a [][]byte, base, unit int64, name string) error {
 
 // retimed appends the record with another expiry.
 func (r *record) retimed(b []byte, expiry int64) []byte {
-	if r.kind == kindString {
+	switch {
+	case r.raw:
+		return append(appendRaw(b, expiry), r.value...)
+	case r.kind == kindString:
 		return append(appendHead(b, kindString, expiry), r.value...)
 	}
 	return appendFamily(b, r.kind, expiry, r.id)
@@ -488,7 +491,7 @@ func objectEncoding(c *conn, a [][]byte) error {
 	case kindNone:
 		c.null()
 	case kindString:
-		c.text(encoding(r.value))
+		c.text(encoding(&r))
 	default:
 		small, err := c.listpack(r.id, r.kind)
 		if err != nil {
@@ -505,10 +508,8 @@ func objectEncoding(c *conn, a [][]byte) error {
 
 // listpack says whether Redis would keep these fields in one piece.
 func (c *conn) listpack(id uint64, kind byte) (bool, error) {
-	most, long := 512, 64
-	if kind == kindZset {
-		most = 128
-	}
+	name := kindNames[kind]
+	most, long := c.s.settings.number(name+"-max-listpack-entries"), c.s.settings.number(name+"-max-listpack-value")
 	r := within(appendID(nil, fieldFamily, id))
 	r.Limit = most + 1
 	n, small := 0, true

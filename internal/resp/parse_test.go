@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -172,11 +173,23 @@ func FuzzRecords(f *testing.F) {
 	f.Add(appendFamily(nil, kindHash, 12345, 77))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := decode(b, 1, 0)
-		if err == nil && r.kind != kindNone && !r.dying && b[0]&0x30 == 0 && (r.expiry > 0 || b[0]&flagTime == 0) {
+		if err == nil && r.kind != kindNone && !r.dying && b[0]&0x20 == 0 && (r.kind == kindString || !r.raw) && (r.expiry > 0 || b[0]&flagTime == 0) {
 			require.Equal(t, b, r.retimed(nil, r.expiry))
 		}
 		_, _ = decodeOwner(b)
 	})
+}
+
+func TestRestOfTheSweep(t *testing.T) {
+	require.Equal(t, 4*time.Second, (&pass{}).rest(2*time.Second))
+	require.Equal(t, maxRest, (&pass{}).rest(maxRest))
+	require.Equal(t, busyRest, (&pass{timed: 1}).rest(maxRest))
+	require.Equal(t, busyRest, (&pass{removed: 1}).rest(maxRest))
+	s := &Server{}
+	s.noteTime(AppendString(nil, nil))
+	require.False(t, s.timed.Load())
+	s.noteTime(appendHead(nil, kindString, 5))
+	require.True(t, s.timed.Load())
 }
 
 func TestRecords(t *testing.T) {

@@ -27,6 +27,7 @@ const (
 	kindZset
 
 	kindMask byte = 0x0f
+	flagRaw  byte = 0x10 // of a string: written in parts, for OBJECT ENCODING
 	flagDies byte = 0x40
 	flagTime byte = 0x80
 	idBytes       = 8
@@ -45,6 +46,7 @@ var errRecord = errors.New("not a record of a gateway: was the tree written by s
 // record is what the tree says of a key.
 type record struct {
 	kind    byte   // kindNone: absent, or past its expiry
+	raw     bool   // string written in parts
 	dying   bool   // somebody thinks that it is empty
 	expiry  int64  // ms; 0: never
 	id      uint64 // of a hash or sorted set, also of one past its expiry
@@ -67,7 +69,7 @@ func decode(b []byte, version uint64, now int64) (r record, err error) {
 	}
 	head := b[0]
 	b = b[1:]
-	r.kind, r.dying, r.version = head&kindMask, head&flagDies != 0, version
+	r.kind, r.raw, r.dying, r.version = head&kindMask, head&flagRaw != 0, head&flagDies != 0, version
 	if head&flagTime != 0 {
 		if len(b) < 8 {
 			return r, errRecord
@@ -99,6 +101,14 @@ func appendHead(b []byte, kind byte, expiry int64) []byte {
 		return append(b, kind)
 	}
 	return binary.BigEndian.AppendUint64(append(b, kind|flagTime), uint64(max(expiry, 1)))
+}
+
+// appendRaw is appendHead for a string that is written in parts.
+func appendRaw(b []byte, expiry int64) []byte {
+	at := len(b)
+	b = appendHead(b, kindString, expiry)
+	b[at] |= flagRaw
+	return b
 }
 
 // appendFamily appends the record of a hash or sorted set.

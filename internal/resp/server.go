@@ -89,6 +89,7 @@ type Server struct {
 
 	far    atomic.Bool
 	ending atomic.Bool
+	timed  atomic.Bool // a key was given an expiry
 	held   atomic.Int64
 	stats  stats
 }

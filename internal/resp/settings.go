@@ -25,12 +25,38 @@ func (s *settings) init(cfg Config) {
 		"notify-keyspace-events": "", "activedefrag": "no", "lazyfree-lazy-user-del": "no", "lazyfree-lazy-user-flush": "no", "lazyfree-lazy-expire": "no",
 		"hash-max-listpack-entries": "512", "hash-max-listpack-value": "64", "hash-max-ziplist-entries": "512", "hash-max-ziplist-value": "64",
 		"zset-max-listpack-entries": "128", "zset-max-listpack-value": "64", "zset-max-ziplist-entries": "128", "zset-max-ziplist-value": "64",
-		"set-max-intset-entries": "512", "list-max-listpack-size": "-2", "list-compress-depth": "0", "hz": "10", "dynamic-hz": "yes",
+		"set-max-intset-entries": "512", "list-max-listpack-size": "-2", "list-max-ziplist-size": "-2", "active-expire-effort": "1", "lazyfree-lazy-server-del": "no", "lazyfree-lazy-eviction": "no",
+		"latency-monitor-threshold": "0", "min-replicas-to-write": "0", "stream-node-max-entries": "100", "stream-node-max-bytes": "4096", "set-proc-title": "yes", "enable-debug-command": "no",
+		"list-compress-depth": "0", "hz": "10", "dynamic-hz": "yes",
 		"maxmemory-samples": "5", "lfu-log-factor": "10", "lfu-decay-time": "1", "stop-writes-on-bgsave-error": "yes", "rdbcompression": "yes",
 	}
 	s.fixed = map[string]bool{}
 	for _, name := range []string{"databases", "maxclients", "proto-max-bulk-len", "cluster-enabled", "daemonize", "aclfile", "port", "requirepass"} {
 		s.fixed[name] = true
+	}
+}
+
+// number is the value of a setting that is a number.
+func (s *settings) number(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, _ := strconv.Atoi(s.values[name])
+	return min(max(n, 0), 1<<20)
+}
+
+// aliases are the names that settings had once.
+var aliases = [][2]string{
+	{"hash-max-listpack-entries", "hash-max-ziplist-entries"}, {"hash-max-listpack-value", "hash-max-ziplist-value"}, {"zset-max-listpack-entries", "zset-max-ziplist-entries"},
+	{"zset-max-listpack-value", "zset-max-ziplist-value"}, {"list-max-listpack-size", "list-max-ziplist-size"},
+}
+
+// put sets a value, under both names if there are two.
+func (s *settings) put(name, value string) {
+	s.values[name] = value
+	for _, a := range aliases {
+		if name == a[0] || name == a[1] {
+			s.values[a[0]], s.values[a[1]] = value, value
+		}
 	}
 }
 
@@ -80,7 +106,7 @@ func configSet(c *conn, a [][]byte) error {
 		seen[name] = true
 	}
 	for i := 2; i < len(a); i += 2 {
-		s.values[lowered(a[i])] = string(a[i+1])
+		s.put(lowered(a[i]), string(a[i+1]))
 	}
 	c.ok()
 	return nil

@@ -90,7 +90,9 @@ func (c *conn) edit(key []byte, f func(r *record, b []byte) ([]byte, error)) err
 		switch {
 		case err == nil:
 			c.enc = b
-			_, err = c.s.tree.PutIf(c.s.ctx, c.key, b, r.cond())
+			if _, err = c.s.tree.PutIf(c.s.ctx, c.key, b, r.cond()); err == nil {
+				c.s.noteTime(b)
+			}
 		case err == errRemove && r.version == 0, err == errLeave:
 			return nil
 		case err == errRemove:

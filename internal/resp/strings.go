@@ -123,6 +123,7 @@ func set(c *conn, a [][]byte) error {
 		if err := c.s.tree.Put(c.s.ctx, c.key, c.enc); err != nil {
 			return err
 		}
+		c.s.noteTime(c.enc)
 		c.ok()
 		return nil
 	}
@@ -182,6 +183,7 @@ func setFor(c *conn, a [][]byte, name string, unit int64) error {
 	if err := c.s.tree.Put(c.s.ctx, c.key, c.enc); err != nil {
 		return err
 	}
+	c.s.noteTime(c.enc)
 	c.ok()
 	return nil
 }
@@ -258,7 +260,10 @@ func appendCmd(c *conn, a [][]byte) error {
 		if n = len(r.value) + len(a[2]); n > maxValueBytes {
 			return nil, errTooLong
 		}
-		return append(append(appendHead(b, kindString, r.ttl()), r.value...), a[2]...), nil
+		if r.kind == kindNone {
+			return AppendString(b, a[2]), nil
+		}
+		return append(append(appendRaw(b, r.ttl()), r.value...), a[2]...), nil
 	})
 	if err == nil {
 		c.integer(int64(n))
@@ -328,7 +333,7 @@ func setrange(c *conn, a [][]byte) error {
 		if at > maxValueBytes-int64(len(a[3])) {
 			return nil, errTooLong
 		}
-		b = appendHead(b, kindString, r.ttl())
+		b = appendRaw(b, r.ttl())
 		head := len(b)
 		b = append(b, r.value...)
 		end := int(at) + len(a[3])
@@ -432,14 +437,14 @@ func incrbyfloat(c *conn, a [][]byte) error {
 }
 
 // encoding is what Redis would keep a string as.
-func encoding(value []byte) string {
-	if _, ok := parseInt(value); ok {
+func encoding(r *record) string {
+	if r.raw || len(r.value) > 44 {
+		return "raw"
+	}
+	if _, ok := parseInt(r.value); ok {
 		return "int"
 	}
-	if len(value) <= 44 {
-		return "embstr"
-	}
-	return "raw"
+	return "embstr"
 }
 
 // equalFold compares an argument with a word in lower case.

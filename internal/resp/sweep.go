@@ -39,9 +39,26 @@ func (s *Server) expired(key []byte, id uint64) {
 const (
 	// sweepTick is how often the sweep takes its share.
 	sweepTick = 100 * time.Millisecond
+	// busyRest is the pause between two passes while there are keys that will expire.
+	busyRest = time.Second
 	// maxRest bounds the pause between two passes that find nothing.
 	maxRest = 30 * time.Second
 )
+
+// noteTime wakes the sweep if a record that was written will expire.
+func (s *Server) noteTime(raw []byte) {
+	if raw[0]&flagTime != 0 && !s.timed.Load() {
+		s.timed.Store(true)
+	}
+}
+
+// rest is the pause after a pass, when that before it was so long.
+func (p *pass) rest(last time.Duration) time.Duration {
+	if p.removed > 0 || p.timed > 0 {
+		return busyRest
+	}
+	return min(2*last, maxRest)
+}
 
 // sweep removes what readers treat as absent already: keys past their expiry,
 // hashes without fields, and what the dead have left. It looks at so many records a
@@ -51,7 +68,7 @@ func (s *Server) sweep(ctx context.Context) {
 	defer tick.Stop()
 	p := pass{s: s}
 	var until time.Time
-	rest := time.Second
+	rest := busyRest
 	for {
 		select {
 		case <-ctx.Done():
@@ -59,6 +76,9 @@ func (s *Server) sweep(ctx context.Context) {
 		case l := <-s.swept:
 			s.tidy(ctx, l)
 		case now := <-tick.C:
+			if s.timed.Swap(false) && until.Sub(now) > busyRest {
+				until = now.Add(busyRest)
+			}
 			if now.Before(until) {
 				continue
 			}
@@ -68,9 +88,7 @@ func (s *Server) sweep(ctx context.Context) {
 				s.cfg.Logger.Warn("gateway cannot sweep", "error", err)
 				until, p = now.Add(maxRest), pass{s: s}
 			case done:
-				if rest = min(2*rest, maxRest); p.removed > 0 {
-					rest = time.Second
-				}
+				rest = p.rest(rest)
 				until, p = now.Add(rest), pass{s: s}
 			}
 		}
@@ -121,6 +139,7 @@ type pass struct {
 	stage   int
 	cursor  []byte
 	removed int
+	timed   int // keys that will expire
 }
 
 // step looks at so many records, and says whether the pass is over.
@@ -161,6 +180,8 @@ func (p *pass) keys(ctx context.Context, r btree.Range, budget int) (next []byte
 		}
 		switch rec, err := decode(value, version, now); {
 		case err != nil:
+		case rec.kind != kindNone && rec.expiry != 0 && rec.id == 0:
+			p.timed++
 		case rec.kind == kindNone:
 			past.b = append(past.b, key...)
 			past.end()
@@ -168,6 +189,9 @@ func (p *pass) keys(ctx context.Context, r btree.Range, budget int) (next []byte
 			families.b = append(families.b, key...)
 			families.end()
 			ids = append(ids, rec.id)
+			if rec.expiry != 0 {
+				p.timed++
+			}
 		}
 		return true
 	})
