@@ -98,7 +98,7 @@ func (l *workLane) open() error {
 		}
 		l.conns = append(l.conns, conn)
 		l.targets[i] = rdma.Target{Conn: conn, Window: win}
-		r.To[i], r.Rebuilding[i] = &l.targets[i], p.Rebuilding
+		r.To[i], r.Rebuilding[i], r.Fresh[i] = &l.targets[i], p.Rebuilding, p.Rebuilding && p.Fresh
 		r.N++
 	}
 	return nil

@@ -170,6 +170,7 @@ func (m *Machine) join(g *region, n *node, leaves *node, waiter uint64) {
 			told := waiter
 			waiter = 0
 			m.change(g, rec)
+			g.fresh = fresh{n.rec.Id, rec.Epoch}
 			if told != 0 {
 				m.answer(told, rec)
 			}

@@ -21,9 +21,16 @@ type region struct {
 	short     int64 // since when it has lacked something
 	next      int64 // improve does not look before
 	joining   *node // whose memory is being made for it
+	fresh     fresh
 	copier    *task
 	scrubbing bool
 	progress  *quarrypb.WorkResponse // of a reconcile
+}
+
+// fresh is a joiner whose memory was zeroed before an epoch, and was not open since.
+type fresh struct {
+	node  uint32
+	epoch uint64
 }
 
 // published says whether a record belongs into the table.

@@ -340,6 +340,9 @@ func showMsg(msg any) string {
 			if p.Rebuilding {
 				out += ":REBUILDING"
 			}
+			if p.Fresh {
+				out += ":fresh"
+			}
 		}
 		if len(m.DeadSessions) > 0 {
 			out += fmt.Sprintf(" dead %v", m.DeadSessions)

@@ -56,6 +56,9 @@ type Region struct {
 	N          int
 	To         [MaxReplicas]*rdma.Target
 	Rebuilding [MaxReplicas]bool
+	// Fresh: a rebuilding replica whose slabs are known to be all zero: Reconcile
+	// need not look at them.
+	Fresh [MaxReplicas]bool
 	// Local: the primary's verbs run in this process, so that a round costs nothing
 	// and batches may be small enough to stay in the cache.
 	Local   bool

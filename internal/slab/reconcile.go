@@ -179,6 +179,10 @@ func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Rec
 	for at := 0; at < proto.BlockBytes; at += piece {
 		l.round.Reset()
 		for i := range reg.N {
+			if reg.Fresh[i] {
+				clear(buf[i*piece : (i+1)*piece])
+				continue
+			}
 			l.round.Chain(reg.To[i]).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[i*piece:(i+1)*piece])
 		}
 		if err := l.doPlain(); err != nil {

@@ -19,7 +19,7 @@ import (
 func BenchmarkRebuild(b *testing.B) {
 	const objects, bytes, writers = 200_000, 1024, 8
 	for b.Loop() {
-		c := testcluster.New(b, testcluster.Options{Nodes: 2, RegionBytes: 1 << 30})
+		c := testcluster.New(b, testcluster.Options{Nodes: 2, RegionBytes: 1 << 30, Log: testing.Verbose()})
 		cl := c.Connect(client.Config{Replicas: 2, Transport: client.TransportTCP})
 		refs := make([]client.Ref, objects)
 		payload := make([]byte, bytes)

@@ -3285,6 +3285,7 @@ type WorkPeer struct {
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // of the tcp fabric
 	Rebuilding    bool                   `protobuf:"varint,4,opt,name=rebuilding,proto3" json:"rebuilding,omitempty"`
+	Fresh         bool                   `protobuf:"varint,5,opt,name=fresh,proto3" json:"fresh,omitempty"` // of a reconcile: was zeroed before this epoch, and never opened since
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3343,6 +3344,13 @@ func (x *WorkPeer) GetAddress() string {
 func (x *WorkPeer) GetRebuilding() bool {
 	if x != nil {
 		return x.Rebuilding
+	}
+	return false
+}
+
+func (x *WorkPeer) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
 	}
 	return false
 }
@@ -4794,14 +4802,15 @@ const file_quarry_proto_rawDesc = "" +
 	"\fFenceRequest\x12\x18\n" +
 	"\aserials\x18\x01 \x03(\x04R\aserials\x12'\n" +
 	"\x0fcontroller_term\x18\x02 \x01(\x04R\x0econtrollerTerm\"\x0f\n" +
-	"\rFenceResponse\"z\n" +
+	"\rFenceResponse\"\x90\x01\n" +
 	"\bWorkPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x1e\n" +
 	"\n" +
 	"rebuilding\x18\x04 \x01(\bR\n" +
-	"rebuilding\"\xde\x02\n" +
+	"rebuilding\x12\x14\n" +
+	"\x05fresh\x18\x05 \x01(\bR\x05fresh\"\xde\x02\n" +
 	"\vWorkRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
