@@ -52,6 +52,7 @@ type Allocator struct {
 	src  Source
 
 	mags     map[magKey]*magazine
+	order    []magKey // of mags: maps have none
 	surveys  map[uint32]*survey
 	cleared  []clearing
 	headers  []byte // a region's block headers as READ
@@ -97,6 +98,7 @@ func (a *Allocator) magazine(k magKey) *magazine {
 	if m == nil {
 		m = &magazine{}
 		a.mags[k] = m
+		a.order = append(a.order, k)
 	}
 	return m
 }
@@ -208,20 +210,8 @@ func (a *Allocator) Close() error {
 	return errors.Join(errs...)
 }
 
-// keys lists the magazines in a fixed order.
-func (a *Allocator) keys() []magKey {
-	var ks []magKey
-	for r := 1; r <= slab.MaxReplicas; r++ {
-		for _, kind := range []proto.Kind{proto.Pair, proto.Single} {
-			for c := proto.Class(0); c < proto.Classes; c++ {
-				if k := (magKey{r, kind, c}); a.mags[k] != nil {
-					ks = append(ks, k)
-				}
-			}
-		}
-	}
-	return ks
-}
+// keys lists the magazines in the order in which they were made.
+func (a *Allocator) keys() []magKey { return a.order }
 
 // Held is the number of claims in magazines.
 func (a *Allocator) Held() int {

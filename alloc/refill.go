@@ -170,7 +170,11 @@ func freeBits(c proto.Class, i int, w uint64) uint64 {
 // errFull when the block has none left.
 func (a *Allocator) claim(k magKey, m *magazine) error {
 	c := &m.at
-	if reg, err := a.lane.Port().Region(c.reg.ID); err != nil || reg.Epoch != c.reg.Epoch {
+	over, err := a.epochOver(c.reg)
+	if err != nil && !slab.Broken(slab.BugTableErrorIsEpoch) {
+		return err
+	}
+	if over || err != nil {
 		a.dropEpoch(c.reg)
 		return errFull
 	}
