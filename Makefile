@@ -30,6 +30,7 @@ test: tools ## everything: build without cgo, gofmt, vet, tests, race detector o
 	  if [ -n "$$files" ]; then echo "not gofmt clean, run gofmt -w on:"; echo "$$files"; exit 1; fi
 	$(GO) vet ./...
 	$(GO) test -timeout 20m ./...
+	$(GO) test -tags simbug -timeout 20m -run TestMutations ./internal/sim
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $${CC:-gcc} >/dev/null; then \
 	  echo '$(GO) test -race -short (data path and control plane)'; $(GO) test -race -short -timeout 20m $(RACE_PKGS); \
 	else echo "race detector skipped: it needs cgo and a C compiler (apt-get install gcc)"; fi
