@@ -28,9 +28,13 @@ code=0
 "$work/rxevm" --prepare || code=$?
 if [ $code = 77 ]; then exit 0; fi
 [ $code = 0 ] || exit $code
+if ! command -v "${CC:-gcc}" >/dev/null || ! echo '#include <infiniband/verbs.h>' | "${CC:-gcc}" -E - >/dev/null 2>&1; then
+	echo "test-rdma: skipped, the verbs provider cannot be built here: apt-get install gcc libibverbs-dev"
+	exit 0
+fi
 build() {
 	if ! CGO_ENABLED=1 go "$@"; then
-		echo "test-rdma: the verbs provider does not build: needs gcc, libibverbs-dev"
+		echo "test-rdma: the verbs provider does not build"
 		exit 1
 	fi
 }

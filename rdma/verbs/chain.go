@@ -195,7 +195,7 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 		d.local, d.lkey = C.uint64_t(addressOf(v.Buf)), C.uint32_t(c.cached.lkey)
 	} else {
 		var at int
-		if at, full, err = c.room(len(v.Buf)); full || err != nil {
+		if at, full, err = c.room(len(v.Buf), p.chain.Verbs[p.to:]); full || err != nil {
 			return full, err
 		}
 		c.dialer.copied.Add(1)

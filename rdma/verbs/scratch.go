@@ -18,8 +18,10 @@ const (
 	inlineBytes = 128
 	// slots is how many chains of a lane can be under way.
 	slots = 4
-	// stageBytes holds the largest chain, each buffer aligned to a cache line.
+	// stageBytes holds the largest chain, each buffer aligned to a cache line. Few
+	// lanes need as much: it is pinned memory.
 	stageBytes = rdma.MaxChainBytes + 64*rdma.MaxChainVerbs
+	stageLeast = 256 << 10
 )
 
 var _ = [1]struct{}{}[rdma.MaxChainVerbs-C.Q_CHAIN]
@@ -62,12 +64,13 @@ func (c *conn) pinned(bytes int) ([]byte, *C.struct_ibv_mr, error) {
 	return mem, mr, nil
 }
 
-// room finds n bytes of the stage. full: there will be some when chains under way
-// have been awaited.
-func (c *conn) room(n int) (at int, full bool, err error) {
-	if c.stage == nil {
-		if c.stage, c.stageMR, err = c.pinned(stageBytes); err != nil {
-			return 0, false, fmt.Errorf("%w: no memory to copy buffers through: %w", rdma.ErrLimit, err)
+// room finds n bytes of the stage for the first of verbs. full: there will be some when
+// chains under way have been awaited.
+func (c *conn) room(n int, verbs []rdma.Verb) (at int, full bool, err error) {
+	if c.slots == 0 && c.staged == 0 {
+		// The first buffer of the only chain: now the stage can grow, to hold all of it.
+		if err := c.grow(verbs); err != nil {
+			return 0, false, err
 		}
 	}
 	if c.staged+n > len(c.stage) {
@@ -76,6 +79,38 @@ func (c *conn) room(n int) (at int, full bool, err error) {
 	at = c.staged
 	c.staged += (n + 63) &^ 63
 	return at, false, nil
+}
+
+// grow makes the stage large enough for the buffers of verbs.
+// Preconditions: nothing is under way.
+func (c *conn) grow(verbs []rdma.Verb) error {
+	need := 0
+	for i := range verbs {
+		if v := &verbs[i]; v.Op == rdma.Read || v.Op == rdma.Write {
+			need += (len(v.Buf) + 63) &^ 63
+		}
+	}
+	if need <= len(c.stage) {
+		return nil
+	}
+	size := stageLeast
+	for size < need {
+		size *= 2
+	}
+	mem, mr, err := c.pinned(min(size, stageBytes))
+	if err != nil {
+		return fmt.Errorf("%w: no memory to copy buffers through: %w", rdma.ErrLimit, err)
+	}
+	if c.stageMR != nil {
+		if err := problem("deregistering a lane's memory", C.q_deregister(c.stageMR)); err != nil {
+			C.q_deregister(mr)
+			unix.Munmap(mem)
+			return fmt.Errorf("%w: %w", rdma.ErrLimit, err)
+		}
+		unix.Munmap(c.stage)
+	}
+	c.stage, c.stageMR = mem, mr
+	return nil
 }
 
 // release gives the memory back.

@@ -324,6 +324,21 @@ func TestBuffers(t *testing.T) {
 	require.LessOrEqual(t, d.Stats().Registered, uint64(4*pieceBytes), "only what is used is pinned")
 	require.NoError(t, chain(to, 5*time.Second, func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }).Err)
 	require.Equal(t, uint64(1), d.Stats().Copied)
+	// The memory for copies grows with the largest chain.
+	c := to.Conn.(*conn)
+	require.Len(t, c.stage, stageLeast)
+	for _, test := range []struct{ verbs, bytes, stage int }{{3, 100_000, 512 << 10}, {256, 1000, 512 << 10}, {1, 1 << 20, 1 << 20}, {4, 1 << 20, stageLeast << 4}, {256, 16 << 10, stageLeast << 4}} {
+		out := make([][]byte, test.verbs)
+		got := chain(to, 20*time.Second, func(c *rdma.Chain) {
+			for i := range out {
+				out[i] = bytes.Repeat([]byte{byte(i + 1)}, test.bytes)
+				c.Write(uint64(i%4)<<20, out[i])
+			}
+		})
+		require.NoError(t, got.Err)
+		require.Len(t, c.stage, test.stage)
+		require.Equal(t, out[test.verbs-1], n.Bytes(1)[(test.verbs-1)%4<<20:][:test.bytes])
+	}
 	require.Error(t, d.Register(a.Bytes()), "twice")
 }
 
