@@ -32,6 +32,8 @@ type machines struct {
 	agents [maxNodes]agent
 	seats  [maxProcs]seat
 	plan   []machineFault
+	// directed, if set, plans the faults of a scenario in place of planFaults.
+	directed func()
 
 	// Links that are cut, by direction: what was on its way is lost.
 	toNode, fromNode [controllers][maxNodes]bool

@@ -46,6 +46,10 @@ type machineFault struct {
 func (m *machines) planFaults() {
 	w := m.w
 	m.plan = m.plan[:0]
+	if m.directed != nil {
+		m.directed()
+		return
+	}
 	if w.opt.Faults == 0 || w.opt.Script != nil {
 		return
 	}

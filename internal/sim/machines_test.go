@@ -60,3 +60,32 @@ func TestMachines_SameSeedSameDigest(t *testing.T) {
 	o.Seed++
 	require.NotEqual(t, a.Digest, Run(o, nil).Digest)
 }
+
+// Hazard 12: a session that is fenced while its lease still runs is waited for too: it
+// may read from the node that nobody reaches, and not know that it is fenced.
+func TestHazard12_AFencedSessionIsWaitedFor(t *testing.T) {
+	r := NewRunner()
+	defer r.Close()
+	o := Options{Seed: 1, Schedules: 1, Machines: true, Replicas: 2, Clients: 2, Ops: 24, Faults: Break, MaxFaults: 1}
+	r.Run(o, nil) // so that there are machines
+	w := r.w
+	m := w.machines
+	m.directed = func() {
+		lease := w.d.lease
+		at := func(kind machineFaultKind, at, lasts int64) {
+			m.plan = append(m.plan, machineFault{kind: kind, at: at, lasts: lasts, ctl: controllers})
+			w.at(at)
+		}
+		at(deafNode, 100*step, 4*lease) // node 0, the primary; clients reach it
+		noticed := 100*step + lease/20*int64(10+w.ch.choose(20))
+		at(revokeSession, noticed, step) // client 0 ...
+		at(deafClient, noticed, 2*lease) // ... which does not hear of it
+	}
+	o.Schedules = schedules(t, 400)
+	rep := r.Run(o, nil)
+	if rep.Failure != nil {
+		t.Fatal(rep.Failure.String())
+	}
+	require.NotZero(t, m.stats.Faults[revokeSession])
+	require.NotZero(t, rep.Coverage.Epochs)
+}
