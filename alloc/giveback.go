@@ -3,7 +3,7 @@ package alloc
 import (
 	"errors"
 	"fmt"
-	mathbits "math/bits"
+	"slices"
 
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
@@ -60,6 +60,7 @@ func (a *Allocator) releaseClaims(claims []slab.Claim) error {
 
 // flushCleared clears the bits of freed slabs, word by word.
 func (a *Allocator) flushCleared() error {
+	all := slices.Clone(a.cleared)
 	for len(a.cleared) > 0 {
 		c := a.cleared[0]
 		block, _ := c.reg.Geometry.BlockOf(c.slab.Off)
@@ -79,47 +80,59 @@ func (a *Allocator) flushCleared() error {
 		if err := a.clearBits(c.reg, block, word, bits); err != nil {
 			return err
 		}
-		if err := a.lookBehind(c, block, word, bits); err != nil {
-			return err
-		}
 	}
-	return nil
+	return a.lookBehind(all)
 }
 
 // lookBehind looks at slabs whose bits have just been cleared: a scrub may have
 // taken them for leaks before, and somebody have claimed them since. Then the bit
 // is set again. A claimer looks at its bits once more when it has stamped its
 // claims, so whoever of the two comes second sees the other.
-func (a *Allocator) lookBehind(c clearing, block uint32, word int, bits uint64) error {
-	if over, err := a.epochOver(c.reg); over || err != nil {
-		return err
-	}
-	first := c.reg.Geometry.BlockOff(block) + uint64(64*word*c.slab.Class.Bytes())
-	err := a.retry(c.reg, func() bool {
-		r := a.lane.Round()
-		r.Reset()
-		ch := r.Chain(c.reg.P())
-		for n, w := 0, bits; w != 0; n, w = n+1, w&(w-1) {
-			s := c.slab
-			s.Off = first + uint64(mathbits.TrailingZeros64(w)*s.Class.Bytes())
-			ch.Read(s.ROff(), a.pairs[16*n:16*n+16])
+func (a *Allocator) lookBehind(cleared []clearing) error {
+	for len(cleared) > 0 {
+		reg, n := cleared[0].reg, 1
+		for n < len(cleared) && n < claimSlabs && cleared[n].reg == reg {
+			n++
 		}
-		a.lane.Do()
-		return ch.Err == nil
-	})
-	if err != nil {
+		now := cleared[:n]
+		cleared = cleared[n:]
+		over, err := a.epochOver(reg)
+		if over {
+			continue
+		}
+		if err == nil {
+			err = a.retry(reg, func() bool {
+				r := a.lane.Round()
+				r.Reset()
+				ch := r.Chain(reg.P())
+				for j, c := range now {
+					ch.Read(c.slab.ROff(), a.pairs[16*j:16*j+16])
+				}
+				a.lane.Do()
+				return ch.Err == nil
+			})
+		}
 		if errors.Is(err, errFull) {
-			return nil
+			continue // the epoch is over, reconcile makes the map anew
 		}
-		return err
-	}
-	used := uint64(0)
-	for n, w := 0, bits; w != 0; n, w = n+1, w&(w-1) {
-		if r, v := proto.R(proto.Word(a.pairs, 16*n)), proto.V(proto.Word(a.pairs, 16*n+8)); r != 0 || v.State() == proto.StateLive {
-			used |= w & -w
+		if err != nil {
+			return err
+		}
+		var used []clearing
+		for j, c := range now {
+			if proto.Word(a.pairs, 16*j) != 0 || proto.V(proto.Word(a.pairs, 16*j+8)).State() == proto.StateLive {
+				used = append(used, c)
+			}
+		}
+		for _, c := range used {
+			block, _ := reg.Geometry.BlockOf(c.slab.Off)
+			i, _ := reg.Geometry.SlabIndex(c.slab.Off, c.slab.Class)
+			if err := a.setBits(reg, reg.Geometry.MapOff(block)+8*uint64(i/64), 1<<(i%64), 0); err != nil {
+				return err
+			}
 		}
 	}
-	return a.setBits(c.reg, c.reg.Geometry.MapOff(block)+8*uint64(word), used, 0)
+	return nil
 }
 
 // clearBits clears bits of one map word that are this lane's to clear.
