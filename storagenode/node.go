@@ -173,7 +173,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 		n.cfg.Logger.Warn("storage node: the agent port has no TLS: whoever reads its traffic can command the node", "agent", n.agentURL)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(&n.calls, agentauth.Server(n.ticketKey))))
+	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(&n.calls, agentauth.Server(n.ticketKey), n.thisLife())))
 	mux.HandleFunc("GET /healthz", health)
 	n.agent = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
 	n.wg.Go(func() {
