@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -262,7 +263,7 @@ func (p *program) open() error {
 		if !p.keyWorks(i) {
 			return rdma.ErrKey
 		}
-		win, err := conn.Open(nil, regionID, r.Epoch)
+		win, err := conn.Open(context.Background(), regionID, r.Epoch)
 		if err != nil {
 			return err
 		}
@@ -348,7 +349,7 @@ func (t *programPort) Settle(_ *slab.Region, r *rdma.Round) error {
 				return err
 			}
 			conn := ch.To.Conn.(*fabric.Conn)
-			err := conn.Reset(nil)
+			err := conn.Reset(context.Background())
 			if err == nil {
 				break
 			}
