@@ -129,8 +129,14 @@ func (k *control) copy() {
 func (k *control) reclaimBlocks() {
 	w := k.w
 	c := &w.clients[reclaimer]
-	if !w.opt.Grow || w.healed || c.state != procIdle || c.frozen > 0 || w.ch.choose(6) != 5 {
+	if !w.opt.Grow || c.state != procIdle || c.frozen > 0 || w.healed && !w.halfWay() || !w.healed && w.ch.choose(6) != 5 {
 		return
+	}
+	for id := range k.sess[:k.top+1] {
+		// One reclaim at a time: what a dead one has posted must not run any more.
+		if s := &k.sess[id]; s.client == reclaimer && uint32(id) != c.session && (s.state == sessionLive || s.state == sessionFencing) {
+			return
+		}
 	}
 	c.start(func() {
 		c.enter()
@@ -159,6 +165,20 @@ func (k *control) reclaimBlocks() {
 			w.fail("unexpected error", "reclaim: "+err.Error())
 		}
 	})
+}
+
+// halfWay says whether a reclaim has been left in the middle.
+func (w *world) halfWay() bool {
+	if !w.opt.Grow {
+		return false
+	}
+	p := w.mem(w.ctl.table.node[0])
+	for b := range w.geo.Blocks {
+		if s := proto.Header(p.Word(w.geo.HeaderOff(b))).State(); s == proto.BlockDraining || s == proto.BlockReclaim {
+			return true
+		}
+	}
+	return false
 }
 
 // emptiest is a block worth taking: one that is left half-way, or the open one of

@@ -242,7 +242,7 @@ func (k *checker) Wrote(m *fabric.Memory, session uint32, off, n uint64) {
 // settled says whether the healed cluster has come to rest.
 func (w *world) settled() bool {
 	k := &w.ctl
-	if k.phase != phaseOpen || !w.clientsDone() {
+	if k.phase != phaseOpen || !w.clientsDone() || w.mach == nil && w.halfWay() {
 		return false
 	}
 	if k.table.n < w.d.replicas {

@@ -46,6 +46,10 @@ func (w *world) planFaults() {
 	}
 	may, down := w.rotBudget()
 	kinds := bits.OnesCount16(uint16(may))
+	agents := 2 // scrubber and copier
+	if o.Grow && w.mach == nil {
+		agents = 3 // and reclaimer
+	}
 	for range w.ch.choose(most + 1) {
 		if kinds == 0 {
 			return
@@ -54,7 +58,7 @@ func (w *world) planFaults() {
 		for range w.ch.choose(kinds) {
 			m &= m - 1
 		}
-		f := faultPlan{kind: Fault(m & -m), at: int64(w.ch.choose(horizon)) * step, who: w.ch.choose(w.d.clients + 2), node: w.ch.choose(w.d.nodes), detail: w.ch.choose(8)}
+		f := faultPlan{kind: Fault(m & -m), at: int64(w.ch.choose(horizon)) * step, who: w.ch.choose(w.d.clients + agents), node: w.ch.choose(w.d.nodes), detail: w.ch.choose(8)}
 		if f.who >= w.d.clients {
 			f.who = scrubber + f.who - w.d.clients
 		}
