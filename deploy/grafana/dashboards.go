@@ -58,9 +58,10 @@ var dataPath = Dashboard{UID: "quarry-data-path", Title: "Quarry / Data path", R
 		{Title: "Providers that clients use", Type: Table, Unit: "short", Queries: []string{": count by (node, provider) (quarry_client_provider_info)"}},
 		{Title: "Verbs refused", Type: Lines, Unit: "ops", Queries: []string{`{{node}}: sum by (node) (rate(quarry_node_refusals_total{node=~"$node"}[$__rate_interval]))`, `{{node}}, not of a correct client: sum by (node) (rate(quarry_node_offences_total{node=~"$node"}[$__rate_interval]))`}},
 	}},
-	{"Adapters of the hosts (node_exporter)", []Panel{
-		{Title: "Received", Type: Lines, Unit: "Bps", Width: 12, Foreign: true, Queries: []string{"{{instance}} {{device}}: rate(node_infiniband_port_data_received_bytes_total[$__rate_interval])"}},
-		{Title: "Transmitted", Type: Lines, Unit: "Bps", Width: 12, Foreign: true, Queries: []string{"{{instance}} {{device}}: rate(node_infiniband_port_data_transmitted_bytes_total[$__rate_interval])"}},
+	{"Adapters", []Panel{
+		{Title: "Objects held", Type: Lines, Unit: "short", Queries: []string{"{{instance}} {{kind}}: sum by (instance, kind) (quarry_rdma_objects)"}},
+		{Title: "Received by the host (node_exporter)", Type: Lines, Unit: "Bps", Foreign: true, Queries: []string{"{{instance}} {{device}}: rate(node_infiniband_port_data_received_bytes_total[$__rate_interval])"}},
+		{Title: "Transmitted by the host (node_exporter)", Type: Lines, Unit: "Bps", Foreign: true, Queries: []string{"{{instance}} {{device}}: rate(node_infiniband_port_data_transmitted_bytes_total[$__rate_interval])"}},
 	}},
 }}
 

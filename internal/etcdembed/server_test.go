@@ -48,15 +48,17 @@ func TestMembersByName(t *testing.T) {
 	peer := func(i int) string { return fmt.Sprintf("http://localhost:%d", ports[i]) }
 	all := fmt.Sprintf("m0=%s,m1=%s", peer(0), peer(1))
 	servers := make([]*Server, 2)
+	errs := make([]error, 2)
 	var wg sync.WaitGroup
 	for i := range servers {
 		wg.Go(func() {
-			var err error
-			servers[i], err = Start(Config{Name: fmt.Sprintf("m%d", i), PeerURL: peer(i), InitialCluster: all, NoSync: true, StartTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
-			require.NoError(t, err)
+			servers[i], errs[i] = Start(Config{Name: fmt.Sprintf("m%d", i), PeerURL: peer(i), InitialCluster: all, NoSync: true, StartTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 		})
 	}
 	wg.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for i, s := range servers {

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/quarrystore/quarry/internal/metrics"
+	"github.com/quarrystore/quarry/rdma/verbs"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
@@ -41,6 +42,7 @@ var (
 	nodeRegions       = NodeGroup.Gauge("quarry_node_regions", "Replicas served, or closed while something is done with them.", "node", "state")
 	nodeCalls         = NodeGroup.Histogram("quarry_node_agent_call_duration_seconds", "Commands of controllers, by method and outcome.", "node", "method", "outcome")
 
+	rdmaObjects      = NodeGroup.Gauge("quarry_rdma_objects", "Objects of RDMA adapters that this process holds: contexts, protection domains, memory regions, completion queues, queue pairs. 0 without an adapter; more than there are lanes for is a leak.", "kind")
 	regionEpochHere  = NodeGroup.Gauge("quarry_node_region_epoch", "Epoch under which the replica was served last.", "node", "region")
 	regionTouched    = NodeGroup.Gauge("quarry_node_region_resident_bytes", "Memory that the replica has taken.", "node", "region")
 	regionBlocks     = NodeGroup.Gauge("quarry_node_region_blocks", "Blocks of 1 MiB by the state in their header. Every replica tells its own: take the largest of a region's, do not add them.", "node", "region", "state")
@@ -67,6 +69,11 @@ func (*Nodes) Describe(ch chan<- *prometheus.Desc) { NodeGroup.Describe(ch) }
 func (x *Nodes) Collect(ch chan<- prometheus.Metric) {
 	for _, n := range x.list {
 		node(ch, n)
+	}
+	o := verbs.Live()
+	for kind, n := range map[string]int64{"context": o.Contexts, "protection_domain": o.ProtectionDomains, "memory_region": o.MemoryRegions,
+		"completion_queue": o.CompletionQueues, "channel": o.Channels, "queue_pair": o.QueuePairs} {
+		ch <- rdmaObjects.Value(float64(n), kind)
 	}
 }
 
