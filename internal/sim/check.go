@@ -16,7 +16,6 @@ type checker struct {
 	values uint64
 	pos    []uint64
 	img    []byte
-	img2   []byte
 	lost   bool // power has been lost in this schedule
 	lostAt int64
 	// held is how many slabs a session has reserved at the primary in this epoch.

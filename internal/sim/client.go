@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -50,7 +51,6 @@ type client struct {
 	claims []slab.Claim
 	arena  []byte
 	used   int
-	values uint64
 }
 
 // opened is a region as a client has it open.
@@ -343,7 +343,7 @@ func (c *client) open() error {
 		if err != nil {
 			return err
 		}
-		win, err := conn.Open(nil, regionID, t.epoch)
+		win, err := conn.Open(context.Background(), regionID, t.epoch)
 		switch {
 		case errors.Is(err, rdma.ErrRevoked):
 			c.end("refused: revoked")
@@ -352,7 +352,7 @@ func (c *client) open() error {
 			return errNotYet
 		case err != nil:
 			// An operation under way may hold the connection: it stays the same one.
-			c.stale[k] = errors.Is(conn.Reset(nil), rdma.ErrRevoked)
+			c.stale[k] = errors.Is(conn.Reset(context.Background()), rdma.ErrRevoked)
 			return errNotYet
 		}
 		o.targets[i] = rdma.Target{Conn: conn, Window: win}
@@ -450,7 +450,7 @@ func (c *client) settleOnce(r *rdma.Round) (wait bool, err error) {
 			if c.ended {
 				return false, errEnded
 			}
-			switch err := conn.Reset(nil); {
+			switch err := conn.Reset(context.Background()); {
 			case errors.Is(err, rdma.ErrRevoked):
 				c.end("refused: revoked")
 				return false, errEnded

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/rdma"
 	fabric "github.com/quarrystore/quarry/rdma/sim"
@@ -552,7 +553,7 @@ func (k *control) reconcile() {
 			}
 			conn.Owner = c.id
 			c.conns[i] = conn
-			win, _ := conn.Open(nil, regionID, t.epoch)
+			win, _ := conn.Open(context.Background(), regionID, t.epoch)
 			o.targets[i] = rdma.Target{Conn: conn, Window: win}
 			o.To[i], o.Rebuilding[i] = &o.targets[i], t.rebuilding[i]
 			o.N++

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"math/rand/v2"
 	"testing"
 
@@ -21,7 +22,7 @@ func fabricOf(seed uint64, p Profile) (*Fabric, *Memory, *Conn, *rdma.Target) {
 	if err != nil {
 		panic(err)
 	}
-	w, err := c.Open(nil, 1, 1)
+	w, err := c.Open(context.Background(), 1, 1)
 	if err != nil {
 		panic(err)
 	}
@@ -107,7 +108,7 @@ func TestTornByLines(t *testing.T) {
 		f, m, _, to := fabricOf(seed, DRAM)
 		other, err := f.Dial(6, m.Node)
 		require.NoError(t, err)
-		w, err := other.Open(nil, 1, 1)
+		w, err := other.Open(context.Background(), 1, 1)
 		require.NoError(t, err)
 		to2 := &rdma.Target{Conn: other, Window: w}
 		var r rdma.Round
@@ -144,7 +145,7 @@ func TestBrokenChainRunsLater(t *testing.T) {
 		c.Break()
 		require.ErrorIs(t, ch.Err, rdma.ErrBroken)
 		if reset {
-			require.NoError(t, c.Reset(nil))
+			require.NoError(t, c.Reset(context.Background()))
 		}
 		for f.StepAny() {
 		}
@@ -217,10 +218,10 @@ func TestHazard34_AcrossDomains(t *testing.T) {
 	other, err := f.Dial(6, m.Node)
 	require.NoError(t, err)
 	other.Foreign()
-	_, err = other.Open(nil, 1, 1)
+	_, err = other.Open(context.Background(), 1, 1)
 	require.ErrorIs(t, err, rdma.ErrRefused)
 	f.CrossDomain = true // what if it were not
-	w, err := other.Open(nil, 1, 1)
+	w, err := other.Open(context.Background(), 1, 1)
 	require.NoError(t, err)
 	both := 0
 	for range 200 {
