@@ -144,6 +144,9 @@ func (p *parser) inline(b []byte) (n, argc int, err error) {
 	if i > 0 && line[i-1] == '\r' {
 		line = line[:i-1]
 	}
+	if z := bytes.IndexByte(line, 0); z >= 0 {
+		line = line[:z] // as Redis reads it
+	}
 	for {
 		for len(line) > 0 && space(line[0]) {
 			line = line[1:]
@@ -165,7 +168,7 @@ func wordOf(line []byte) (word, rest []byte, ok bool) {
 	word = []byte{}
 	for i := 0; i < len(line); {
 		switch c := line[i]; {
-		case c == 0 || space(c):
+		case space(c):
 			return word, line[i:], true
 		case c == '"':
 			for i++; ; i++ {

@@ -50,7 +50,7 @@ func commands(t testing.TB, b []byte, piece int) (out []string, err error) {
 func FuzzParser(f *testing.F) {
 	for _, s := range []string{
 		"*1\r\n$4\r\nPING\r\n", "*2\r\n$3\r\nGET\r\n$1\r\nk\r\nPING\r\n", "PING\r\nSET a \"b\\x41\\n\"\r\n", "*0\r\n*-1\r\n", "*1\r\n$-1\r\n", "*99999999999\r\n",
-		"*2\r\n$3\r\nGET\r\n:1\r\n", "\r\n\r\n", "set 'a b' \"c\n", "*1\r\n$0\r\n\r\n", "*1\n$4\nPING\n", "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$5\r\nb\r\nc\r\r\n", "$4\r\nPING\r\n", "*1\r\n$70000000\r\n",
+		"*2\r\n$3\r\nGET\r\n:1\r\n", "\r\n\r\n", "set 'a b' \"c\n", "*1\r\n$0\r\n\r\n", "*1\n$4\nPING\n", "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$5\r\nb\r\nc\r\r\n", "$4\r\nPING\r\n", "1\x00\x00*1\r\n", "\"a\x00\"\r\n", "*1\r\n$70000000\r\n",
 	} {
 		f.Add([]byte(s), 3)
 	}
@@ -71,6 +71,7 @@ func TestParser(t *testing.T) {
 		"*-5\r\n*0\r\nPING\r\n":                 `["PING"]`,
 		"set k \"a\\x00\\n\\\"\" 'it\\'s'\n":    `["set" "k" "a\x00\n\"" "it's"]`,
 		"   \r\n get   k  \r\n":                 `["get" "k"]`,
+		"1\x00\x00*1\r\nPING\n":                 `["1"] ["PING"]`,
 		"a\"b\"\r\n":                            `["ab"]`,
 		"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPI":    `["PING"]`,
 		"*x\r\n":                                "invalid multibulk length",
