@@ -91,7 +91,10 @@ func onVerbs(t testing.TB, r int) *World {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		go s.Serve(l)
-		t.Cleanup(func() { require.NoError(t, s.Close(context.Background())) })
+		t.Cleanup(func() {
+			require.NoError(t, s.Close(context.Background()))
+			require.NoError(t, m.Close()) // registering has filled it with pages
+		})
 		w.Nodes = append(w.Nodes, &Node{s, m, l.Addr().String()})
 	}
 	return w
