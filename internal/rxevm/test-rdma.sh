@@ -71,7 +71,8 @@ all)
 	part "the fabric" rdma/verbs "$work/verbs.test" -test.timeout 8m -test.skip Ratio
 	# Those that lose answers break thousands of connections, each of which costs a queue pair here.
 	part "the slab protocol" internal/slab "$work/slab.test" -test.short -test.skip 'LostAnswers|LoseAnswers' -test.timeout 5m
-	part "the allocator" alloc "$work/alloc.test" -test.short -test.timeout 5m
+	# ScrubAndClaimer makes dozens of regions at a time: more pinned memory than the machine has.
+	part "the allocator" alloc "$work/alloc.test" -test.short -test.skip ScrubAndClaimer -test.timeout 5m
 	echo "quarry litmus:"
 	"$work/quarry" litmus --each 700ms || { echo "test-rdma: litmus: FAILED"; failed=1; }
 	# Regions are copied in long READs: packets of 4 KiB, not of 1.
