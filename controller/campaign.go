@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -56,7 +57,7 @@ func (c *Controller) leadOnce() error {
 	e := concurrency.NewElection(session, c.electionPrefix())
 	stop := c.observe(ctx, e)
 	defer stop()
-	if err := e.Campaign(ctx, c.url); err != nil {
+	if err := e.Campaign(ctx, candidacy(c.url, c.cfg.Name)); err != nil {
 		return fmt.Errorf("campaign: %w", err)
 	}
 	t, err := c.newTerm(ctx, e, grant.ID)
@@ -74,6 +75,15 @@ func (c *Controller) leadOnce() error {
 	return err
 }
 
+// candidacy is what a controller writes into the election: its URL, which has no
+// spaces, and its name.
+func candidacy(url, name string) string { return url + " " + name }
+
+func candidate(value []byte) (url, name string) {
+	url, name, _ = strings.Cut(string(value), " ")
+	return url, name
+}
+
 // observe follows who leads, for the hint to clients.
 func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -82,7 +92,7 @@ func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop
 		defer close(done)
 		for res := range e.Observe(ctx) {
 			if len(res.Kvs) > 0 {
-				url := string(res.Kvs[0].Value)
+				url, _ := candidate(res.Kvs[0].Value)
 				c.leader.Store(&url)
 				c.signal()
 			}

@@ -273,7 +273,8 @@ func (c *Controller) candidates(ctx context.Context) (out []*quarrypb.Controller
 		return nil
 	}
 	for i, kv := range res.Kvs {
-		out = append(out, &quarrypb.ControllerInfo{Url: string(kv.Value), Leader: i == 0})
+		url, name := candidate(kv.Value)
+		out = append(out, &quarrypb.ControllerInfo{Name: name, Url: url, Leader: i == 0})
 	}
 	return out
 }
