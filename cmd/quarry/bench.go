@@ -22,8 +22,8 @@ type benchCmd struct {
 	Duration   time.Duration `default:"2s" short:"D" help:"Of each measurement."`
 	Replicas   int           `default:"1" short:"r" help:"Replicas of the objects."`
 	Batch      int           `default:"64" help:"Objects of one readmany or writemany, and commands of one Redis pipeline."`
-	Objects    int           `help:"Objects of each client; 0 means 48 MiB of them, up to 20000. Keys of a tree; 0 means a million."`
-	Rate       float64       `help:"Operations a second of each client; 0 means as fast as it goes."`
+	Objects    int           `placeholder:"N" help:"Objects of each client; 0 means 48 MiB of them, up to 20000. Keys of a tree; 0 means a million."`
+	Rate       float64       `placeholder:"N" help:"Operations a second of each client; 0 means as fast as it goes."`
 	Yardsticks bool          `default:"true" negatable:"" help:"Also measure a memory copy, a TCP ping-pong and Redis."`
 	Self       bool          `help:"Start a cluster of separate processes for the measurement."`
 	Role       string        `hidden:"" enum:"main,worker,pingpong,idle" default:"main"`

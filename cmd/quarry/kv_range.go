@@ -50,7 +50,7 @@ func after(prefix []byte) []byte {
 
 type kvScanCmd struct {
 	rangeFlags
-	Limit    int  `short:"n" help:"Most entries; 0 means all."`
+	Limit    int  `short:"n" placeholder:"N" help:"Most entries; 0 means all."`
 	Reverse  bool `help:"From the last to the first."`
 	KeysOnly bool `help:"Without the values."`
 }

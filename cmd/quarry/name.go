@@ -80,7 +80,7 @@ func (n *nameGetCmd) Run(ctx context.Context, a *app) error {
 
 type nameListCmd struct {
 	Prefix string `arg:"" optional:"" help:"Only names that begin so."`
-	Kind   string `help:"Only names of this kind."`
+	Kind   string `placeholder:"KIND" help:"Only names of this kind."`
 }
 
 func (n *nameListCmd) Run(ctx context.Context, a *app) error {

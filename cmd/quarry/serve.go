@@ -116,7 +116,7 @@ type controllerCmd struct {
 	metricsFlags
 	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port for clients, nodes and operators; port 0 takes a free one."`
 	Advertise   string        `placeholder:"URL" help:"How others reach this controller; default from --listen."`
-	Name        string        `help:"Name among the controllers; default the host's name."`
+	Name        string        `placeholder:"NAME" help:"Name among the controllers; default the host's name."`
 	Lease       time.Duration `default:"3s" help:"Lease of sessions: a dead client blocks what it was writing for about that long."`
 	RegionBytes sizeFlag      `default:"2GiB" help:"Size of regions that are made on demand."`
 	Replace     time.Duration `name:"replace-after" default:"1m" help:"How long a storage node that is gone may come back before its replicas are rebuilt on others."`
@@ -191,7 +191,7 @@ type storageCmd struct {
 	certFlags
 	metricsFlags
 	workerFlags
-	Name      string   `help:"Name in the cluster, unique; default the host's name."`
+	Name      string   `placeholder:"NAME" help:"Name in the cluster, unique; default the host's name."`
 	Domain    string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
 	Data      string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
 	Capacity  sizeFlag `default:"64GiB" help:"Bytes of all regions together; memory is used when it is touched."`

@@ -78,10 +78,10 @@ func (t *target) UnmarshalText(b []byte) error {
 
 type slabAllocCmd struct {
 	payloadFlags
-	Replicas  int      `default:"1" short:"r" help:"Replicas of the region."`
+	Replicas  int      `default:"1" short:"r" help:"Replicas of the object, each in another failure domain: 1 to 3."`
 	WriteOnce bool     `help:"Cannot be updated; takes half the memory."`
-	Capacity  sizeFlag `help:"Room for later payloads."`
-	Tag       uint32   `help:"What the object is for, a number of yours."`
+	Capacity  sizeFlag `placeholder:"SIZE" help:"Room for later payloads; default is what the payload needs."`
+	Tag       uint32   `placeholder:"N" help:"What the object is for, a number of yours."`
 	Name      string   `placeholder:"NAME" help:"Give it this name, too."`
 }
 

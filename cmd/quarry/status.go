@@ -191,7 +191,7 @@ type regionCmd struct {
 
 type regionCreateCmd struct {
 	Replicas uint32   `default:"1" short:"r" help:"Replicas, each in another failure domain: 1 to 3."`
-	Size     sizeFlag `help:"Bytes of a region: whole MiBs from 16MiB to 2GiB; default is the controllers'."`
+	Size     sizeFlag `placeholder:"SIZE" help:"Bytes of a region: whole MiBs from 16MiB to 2GiB; default is the controllers'."`
 	Count    uint32   `default:"1" short:"n" help:"How many."`
 	Durable  bool     `help:"Only on nodes whose memory survives a loss of power."`
 }

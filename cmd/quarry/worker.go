@@ -26,7 +26,7 @@ import (
 type workerCmd struct {
 	metricsFlags
 	Node   string   `help:"Storage node beside which it runs, whose memory it prefers."`
-	Name   string   `help:"Name among the workers; default host and process."`
+	Name   string   `placeholder:"NAME" help:"Name among the workers; default host and process."`
 	Slots  int      `default:"1" help:"Parts that run at the same time."`
 	Memory sizeFlag `default:"2GiB" help:"Live memory at which the worker gives up its part and ends."`
 	Module sizeFlag `default:"256MiB" help:"Memory of one instance of a WASM module."`
