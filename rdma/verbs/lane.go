@@ -30,6 +30,7 @@ type lane struct {
 	mu      sync.Mutex
 	qp      *C.struct_ibv_qp // nil once destroyed
 	stopped error            // why access was taken away
+	died    bool             // the queue pair was in the error state before we put it there
 	drained bool             // flushed is closed
 
 	sendMu sync.Mutex // of writes to nc
@@ -108,11 +109,12 @@ func (l *lane) send(a *answer) error {
 func (l *lane) flush() (unasked bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.drained {
-		l.drained = true
-		close(l.flushed)
+	if l.drained {
+		return false
 	}
-	return l.stopped == nil
+	l.drained = true
+	close(l.flushed)
+	return l.stopped == nil || l.died
 }
 
 // stop is the first step of taking access away: the queue pair goes to the error state.
@@ -121,6 +123,8 @@ func (l *lane) stop(why error) error {
 	defer l.mu.Unlock()
 	if l.stopped == nil {
 		l.stopped = why
+		// The client may have hung up before we have heard of the refusal.
+		l.died = l.qp != nil && C.q_state(l.qp) == C.IBV_QPS_ERR
 	}
 	if l.qp == nil {
 		return nil
