@@ -11,8 +11,6 @@ import (
 	"runtime"
 	"strings"
 	"time"
-
-	"github.com/quarrystore/quarry/internal/slab"
 )
 
 // DefaultTimeout bounds a call whose context has no deadline.
@@ -93,8 +91,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("client: transport %s is not RDMA, which is required: use auto", c.Transport)
 	case c.Lanes < 1 || c.Lanes > maxLanes:
 		return fmt.Errorf("client: %d lanes: want 1 to %d", c.Lanes, maxLanes)
-	case c.Replicas < 1 || c.Replicas > slab.MaxReplicas:
-		return fmt.Errorf("client: %d replicas: want 1 to %d", c.Replicas, slab.MaxReplicas)
+	case c.Replicas < 1 || c.Replicas > MaxReplicas:
+		return fmt.Errorf("client: %d replicas: want 1 to %d", c.Replicas, MaxReplicas)
 	case strings.ContainsAny(c.Name, "\n\r") || len(c.Name) > 255:
 		return fmt.Errorf("client: name %q: want one line of at most 255 bytes", c.Name)
 	}

@@ -19,6 +19,8 @@ var (
 	ErrLease     = slab.ErrLease
 	ErrNoRegion  = slab.ErrNoRegion
 	ErrNoSpace   = alloc.ErrNoSpace
+	// ErrArgument: the call asks for what there cannot be.
+	ErrArgument = errors.New("invalid argument")
 	// ErrUnknown: may have been done, at most once. Read to find out.
 	ErrUnknown = slab.ErrUnknown
 	// ErrFenced: the session was ended; the Client opens a new one by itself.

@@ -57,3 +57,26 @@ func TestLargeObjectsAreReadWholeBesideAWriter(t *testing.T) {
 		})
 	}
 }
+
+// The largest object there can be.
+func TestObjectOf64MiB(t *testing.T) {
+	if testing.Short() {
+		t.Skip("moves 256 MiB")
+	}
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
+	ctx := t.Context()
+	c := cluster.Connect(client.Config{})
+	want := bytes.Repeat([]byte("sixty-four bytes, a million times over, are the largest object.\n"), client.MaxObjectBytes/64)
+	require.Len(t, want, client.MaxObjectBytes)
+	ref, err := c.Alloc(ctx, want, client.AllocOptions{})
+	require.NoError(t, err)
+	got, err := c.Read(ctx, ref, nil)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+	want[0] = 'S'
+	require.NoError(t, c.Write(ctx, ref, want))
+	got, err = c.Read(ctx, ref, got[:0])
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+	require.NoError(t, c.Free(ctx, ref))
+}

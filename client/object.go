@@ -14,6 +14,9 @@ import (
 // Ref names an object for ever; see proto.Ref.
 type Ref = proto.Ref
 
+// MaxReplicas of an object: the most that controllers give a region.
+const MaxReplicas = 3
+
 // AllocOptions of one object. The zero value is a small mutable object.
 type AllocOptions struct {
 	// WriteOnce objects cannot be updated; they take half the memory.
@@ -43,10 +46,10 @@ func (c *Client) Alloc(ctx context.Context, payload []byte, o AllocOptions) (Ref
 		o.Replicas = c.cfg.Replicas
 	}
 	if o.Tag > proto.MaxUserTag {
-		return Ref{}, fmt.Errorf("tag %#x: want at most %#x", o.Tag, proto.MaxUserTag)
+		return Ref{}, fmt.Errorf("%w: tag %d: want at most %d", ErrArgument, o.Tag, proto.MaxUserTag)
 	}
-	if o.Replicas < 1 || o.Replicas > slab.MaxReplicas {
-		return Ref{}, fmt.Errorf("%d replicas: want 1 to %d", o.Replicas, slab.MaxReplicas)
+	if o.Replicas < 1 || o.Replicas > MaxReplicas {
+		return Ref{}, fmt.Errorf("%w: %d replicas: want 1 to %d", ErrArgument, o.Replicas, MaxReplicas)
 	}
 	if n := max(len(payload), o.Capacity); n > MaxObjectBytes {
 		return Ref{}, fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, n, MaxObjectBytes)

@@ -233,3 +233,25 @@ func FuzzDecodeRegionHeader(f *testing.F) {
 		}
 	})
 }
+
+// A word that is valid is one that could have been made, bit for bit: nothing hides
+// in spare bits.
+func FuzzWords(f *testing.F) {
+	f.Add(uint64(0))
+	f.Add(^uint64(0))
+	f.Add(uint64(MakeV(StateLive, 7)))
+	f.Add(uint64(MakeR(3, 9)))
+	f.Add(uint64(MakeHeader(BlockActive, Single, 2, 5, 0)))
+	f.Fuzz(func(t *testing.T, w uint64) {
+		if v := V(w); v.Valid() {
+			require.Equal(t, v, MakeV(v.State(), v.Version()))
+		}
+		r := R(w)
+		require.Equal(t, r, MakeR(r.Session(), r.Sequence()))
+		l := Life(w)
+		require.Equal(t, l, MakeLife(l.Generation(), l.Born()))
+		if h := Header(w); h.Valid() {
+			require.Equal(t, h, MakeHeader(h.State(), h.Kind(), h.Class(), h.Generation(), h.Session()))
+		}
+	})
+}

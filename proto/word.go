@@ -18,6 +18,17 @@ const (
 	MaxTag        = 1<<TagBits - 1
 )
 
+// The fields of each word fill it, or leave spare bits that are checked: R; V with 18
+// of them; length and version, tag and born of an image header; generation and born
+// of a Ref's life.
+var (
+	_ = [1]struct{}{}[SessionBits+SequenceBits-64]
+	_ = [1]struct{}{}[18+2+VersionBits-64]
+	_ = [1]struct{}{}[LengthBits+VersionBits-64]
+	_ = [1]struct{}{}[TagBits+VersionBits-64]
+	_ = [1]struct{}{}[GenerationBits+VersionBits-64]
+)
+
 // State of a slab, two bits of its V word.
 type State uint8
 

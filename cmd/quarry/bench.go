@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,6 +31,11 @@ type benchCmd struct {
 }
 
 func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
+	for _, op := range b.Ops {
+		if op != bench.Gateway && !slices.Contains(bench.Ops, op) {
+			return usagef("--ops %s: want one of %s", op, strings.Join(append(slices.Clone(bench.Ops), bench.Gateway), ", "))
+		}
+	}
 	switch b.Role {
 	case "worker":
 		return bench.Work(ctx, a.clientConfig(), a.in, a.out)

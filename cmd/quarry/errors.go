@@ -62,7 +62,7 @@ func exitCode(err error) int {
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace
-	case is(btree.ErrBadKey, kv.ErrNotTree):
+	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree):
 		return exitUsage
 	case is(client.ErrCorrupt, btree.ErrCorrupt, errFindings):
 		return exitDamaged

@@ -108,8 +108,8 @@ func TestSizesOutOfRange(t *testing.T) {
 	quarry(t, env, strings.Repeat("x", 100_000), "slab", "write", ref).fails(t, exitNoSpace, "too large", "100000")
 	quarry(t, env, strings.Repeat("x", 64<<20+1), "slab", "alloc").fails(t, exitNoSpace, "67108864")
 	on(t, "slab", "alloc", "--data", "x", "--capacity", "65MiB").fails(t, exitNoSpace, "too large")
-	on(t, "slab", "alloc", "--data", "x", "--tag", "99999999").fails(t, exitFailed, "tag")
-	on(t, "slab", "alloc", "--data", "x", "--replicas", "9").fails(t, exitFailed, "9 replicas")
+	on(t, "slab", "alloc", "--data", "x", "--tag", "99999999").fails(t, exitUsage, "tag 99999999: want at most 262143")
+	on(t, "slab", "alloc", "--data", "x", "--replicas", "9").fails(t, exitUsage, "9 replicas: want 1 to 3")
 	require.Equal(t, "small", on(t, "slab", "read", ref).ok(t))
 	on(t, "slab", "free", ref).ok(t)
 }
@@ -189,6 +189,6 @@ func TestBench(t *testing.T) {
 			require.Contains(t, found, y)
 		}
 	}
-	on(t, "bench", "--ops", "fly", "--no-yardsticks").fails(t, exitFailed, "fly")
+	on(t, "bench", "--ops", "fly", "--no-yardsticks").fails(t, exitUsage, "fly")
 	on(t, "fsck").ok(t)
 }

@@ -126,7 +126,7 @@ func (s *slabReadCmd) Run(ctx context.Context, a *app) error {
 		}
 		b, info, err := c.ReadInfo(ctx, ref, nil)
 		if err != nil {
-			return fmt.Errorf("%v: %w", ref, err)
+			return about(ref, err)
 		}
 		if s.Out != "" {
 			if err := os.WriteFile(s.Out, b, 0o600); err != nil {
@@ -136,6 +136,9 @@ func (s *slabReadCmd) Run(ctx context.Context, a *app) error {
 		}
 		if a.cli.JSON {
 			return a.print(objectView{ref, info, b}, nil)
+		}
+		if n := len(b); isTerminal(a.out) && n > 0 && b[n-1] != '\n' {
+			b = append(b, '\n') // a prompt follows
 		}
 		_, err = a.out.Write(b)
 		return err
@@ -156,7 +159,7 @@ func (s *slabStatCmd) Run(ctx context.Context, a *app) error {
 		}
 		i, err := c.Stat(ctx, ref)
 		if err != nil {
-			return fmt.Errorf("%v: %w", ref, err)
+			return about(ref, err)
 		}
 		return a.print(objectView{Ref: ref, Info: i}, func(w io.Writer) {
 			fmt.Fprintf(w, "ref\t%v\nbytes\t%d\nversion\t%d\nborn\t%d\ntag\t%d\nchunks\t%d\nwrite once\t%v\n", ref, i.Bytes, i.Version, i.Born, i.Tag, i.Chunks, i.WriteOnce)
@@ -186,7 +189,7 @@ func (s *slabWriteCmd) Run(ctx context.Context, a *app) error {
 			err = c.Write(ctx, ref, b)
 		}
 		if err != nil {
-			return fmt.Errorf("%v: %w", ref, err)
+			return about(ref, err)
 		}
 		return a.print(map[string]any{"ref": ref, "bytes": len(b)}, func(io.Writer) {})
 	})
@@ -211,7 +214,7 @@ func (s *slabFreeCmd) Run(ctx context.Context, a *app) error {
 				}
 			}
 			if err := c.Free(ctx, ref); err != nil {
-				return fmt.Errorf("%v: %w", ref, err)
+				return about(ref, err)
 			}
 			freed = append(freed, ref)
 		}
@@ -221,4 +224,12 @@ func (s *slabFreeCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	return a.print(map[string]any{"freed": freed}, func(io.Writer) {})
+}
+
+// about names the object in errors that do not.
+func about(ref client.Ref, err error) error {
+	if strings.Contains(err.Error(), ref.Addr.String()) {
+		return err
+	}
+	return fmt.Errorf("%v: %w", ref, err)
 }
