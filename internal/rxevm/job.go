@@ -207,6 +207,11 @@ func (im *Image) Run(ctx context.Context, j Job) (Result, error) {
 	}
 	result, err := im.runOn(ctx, j, accel)
 	var notUp *bootError
+	if accel == "tcg" && errors.As(err, &notUp) && ctx.Err() == nil {
+		// Once in some hundred boots the emulated processor faults where none should.
+		fmt.Fprintf(im.log, "rxevm: no boot, trying once more: %v\n", firstLine(err))
+		return im.runOn(ctx, j, accel)
+	}
 	if j.Accel == "" && accel == "kvm" && errors.As(err, &notUp) && ctx.Err() == nil {
 		fmt.Fprintf(im.log, "rxevm: no boot with kvm, trying tcg: %v\n", firstLine(err))
 		return im.runOn(ctx, j, "tcg")
