@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -77,13 +78,13 @@ func TestProgramsFindFaults(t *testing.T) {
 			c.Verbs[0], c.Verbs[1] = c.Verbs[1], c.Verbs[0]
 		}
 	}
-	n := 0
+	var n atomic.Int64
 	// seldom drops a verb now and then: it becomes a READ, and its answer is kept.
 	seldom := func(op rdma.Op) func(c *rdma.Chain) {
 		return func(c *rdma.Chain) {
 			for i := range c.Verbs {
 				if v := &c.Verbs[i]; v.Op == op {
-					if n++; n%7 == 0 {
+					if n.Add(1)%7 == 0 {
 						*v = rdma.Verb{Op: rdma.FetchAdd, Off: 1 << 20, Old: v.Expect}
 					}
 				}
@@ -104,7 +105,7 @@ func TestProgramsFindFaults(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n = 0
+			n.Store(0)
 			s := onTCP(t, func(d rdma.Dialer) rdma.Dialer { return &lying{Dialer: d, change: change} })
 			for _, p := range programs {
 				if p.name != name {

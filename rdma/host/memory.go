@@ -187,6 +187,13 @@ func (m *Memory) Persist(off, n uint64) error {
 // Descriptor opens the memory once more, to be sent to another process: with
 // write set the same open file, else one that cannot be mapped for writing.
 func (m *Memory) Descriptor(write bool) (*os.File, error) {
+	// Under the lock: a lane that opens the region while the node gives it up must
+	// not be sent whatever file has the number next.
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refs == 0 {
+		return nil, fmt.Errorf("memory of %s is closed", m.name)
+	}
 	if !write {
 		f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", m.file.Fd()), os.O_RDONLY, 0)
 		if err != nil {

@@ -154,3 +154,18 @@ func TestHugeMemory(t *testing.T) {
 	require.ErrorContains(t, err, "vm.nr_hugepages")
 	require.NoError(t, m.Close())
 }
+
+// Memory that has been given up hands out no descriptor: the number of its file may
+// be another one's by then.
+func TestClosedMemoryHasNoDescriptor(t *testing.T) {
+	m, err := NewMemory("gone", proto.MinRegionBytes)
+	require.NoError(t, err)
+	f, err := m.Descriptor(true)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.NoError(t, m.Close())
+	for _, write := range []bool{true, false} {
+		_, err = m.Descriptor(write)
+		require.ErrorContains(t, err, "is closed")
+	}
+}

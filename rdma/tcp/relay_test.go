@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,7 +58,7 @@ func (n *relayed) Bytes(region uint32) []byte { return n.inner.Bytes(region) }
 // breaking makes connections that fail when told.
 type breaking struct {
 	rdma.Dialer
-	chains int // until the next failure; 0 never
+	chains atomic.Int64 // until the next failure; 0 never
 }
 
 type breakingConn struct {
@@ -75,8 +76,8 @@ func (b *breaking) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane u
 
 func (c breakingConn) Wait(ch *rdma.Chain, deadline int64) {
 	c.Conn.Wait(ch, deadline)
-	if c.d.chains > 0 {
-		if c.d.chains--; c.d.chains == 0 {
+	if c.d.chains.Load() > 0 {
+		if c.d.chains.Add(-1) == 0 {
 			ch.Err, ch.Done = rdma.ErrBroken, 0
 		}
 	}
@@ -114,7 +115,7 @@ func TestRelayBreaks(t *testing.T) {
 	to := openOne(t, tcp.Dialer{}, n.Addr(), 0)
 	_, err := add(to)
 	require.NoError(t, err)
-	n.broken.chains = 1
+	n.broken.chains.Store(1)
 	_, err = add(to)
 	require.ErrorIs(t, err, rdma.ErrBroken)
 	require.NoError(t, to.Conn.Reset(t.Context()))
