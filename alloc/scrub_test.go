@@ -1,7 +1,6 @@
 package alloc_test
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -62,7 +61,7 @@ func TestScrubAndClaimerLeaveNoSlabFreeInTheMap(t *testing.T) {
 			require.Zero(t, mended, "words wrong after a scrub that began before round %d of the refill and paused before its round %d", at, pause)
 			b, _, err := p.Lane.Read(ref, nil)
 			require.NoError(t, err)
-			require.Equal(t, "refills", fmt.Sprintf("%s", b))
+			require.Equal(t, "refills", string(b))
 			if rounds > 40 {
 				cleared++ // one CAS for each of the bits that it took for leaks
 			}

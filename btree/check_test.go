@@ -2,7 +2,6 @@ package btree
 
 import (
 	"bytes"
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -70,7 +69,7 @@ func TestCheckFindsDamage(t *testing.T) {
 			damage(s, p, leaf, inner)
 			_, err = Check(s.st, s.root, nil)
 			require.Error(t, err)
-			t.Log(fmt.Sprintf("%.150s", err.Error()))
+			t.Logf("%.150s", err.Error())
 		})
 	}
 }

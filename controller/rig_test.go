@@ -27,10 +27,7 @@ import (
 
 const patience = 20 * time.Second
 
-type (
-	rpc   = quarrypbconnect.ControllerClient
-	table = quarrypb.Table
-)
+type rpc = quarrypbconnect.ControllerClient
 
 // store is an etcd of the test's own.
 func store(t testing.TB) (*etcdembed.Server, *clientv3.Client) {

@@ -175,7 +175,7 @@ func (m *Machine) Step(now int64, ev Event) []Action {
 		m.committed(ev.Revision)
 	case Failed:
 		m.down = true
-		return []Action{StepDown{Err: ev.Err}}
+		return []Action{StepDown(ev)}
 	case Lead:
 		m.lead = max(m.lead, ev.Until)
 	case Tick:

@@ -503,11 +503,11 @@ func init() {
 
 func TestGroupsComeWhole(t *testing.T) {
 	r := newRig(t)
-	in, want := map[string]string{}, map[string]string{}
+	in := map[string]string{}
 	for i := range 900 {
 		in[fmt.Sprint("k", i)] = []string{"three", "two", "stops early"}[i%3]
 	}
-	want = map[string]string{"three": "300", "two": "300", "stops early": "2"}
+	want := map[string]string{"three": "300", "two": "300", "stops early": "2"}
 	r.tree("in", in)
 	r.worker("a", nil)
 	r.done(job.Spec{Plugin: "group", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 9, ReduceParts: 2})
