@@ -62,9 +62,7 @@ type Access struct {
 	mu       sync.Mutex
 	regions  map[uint32]*region
 	sessions map[uint64]*session // by serial
-	fenced   map[uint64]struct{} // serials never admitted again
-	floor    uint64              // as are all below
-	live     map[uint64]struct{} // but these
+	ended    Ended
 	closed   bool
 	lanes    int   // of all sessions
 	past     Usage // of lanes that have left
@@ -99,7 +97,6 @@ func New(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, limits
 		counters: counters{refusals: make([]atomic.Uint64, len(rdma.Refusals))},
 		regions:  make(map[uint32]*region),
 		sessions: make(map[uint64]*session),
-		fenced:   make(map[uint64]struct{}),
 	}
 }
 
@@ -236,10 +233,7 @@ func (a *Access) cut(ctx context.Context, r *region) error {
 func (a *Access) Fence(ctx context.Context, serials ...uint64) error {
 	a.mu.Lock()
 	for _, serial := range serials {
-		if serial >= a.floor {
-			a.fenced[serial] = struct{}{}
-		}
-		delete(a.live, serial)
+		a.ended.Fence(serial)
 	}
 	a.mu.Unlock()
 	return a.end(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
@@ -249,38 +243,15 @@ func (a *Access) Fence(ctx context.Context, serials ...uint64) error {
 // Fence does; later it admits only those of live below next.
 func (a *Access) Settle(ctx context.Context, next uint64, live []uint64) error {
 	a.mu.Lock()
-	if next >= a.floor {
-		keep := make(map[uint64]struct{}, len(live))
-		for _, serial := range live {
-			if _, gone := a.fenced[serial]; !gone && a.admits(serial) {
-				keep[serial] = struct{}{}
-			}
-		}
-		a.floor, a.live = next, keep
-		for serial := range a.fenced {
-			if serial < a.floor {
-				delete(a.fenced, serial)
-			}
-		}
-	}
+	a.ended.Settle(next, live)
 	var gone []uint64
 	for serial := range a.sessions {
-		if !a.admits(serial) {
+		if !a.ended.Admits(serial) {
 			gone = append(gone, serial)
 		}
 	}
 	a.mu.Unlock()
 	return a.end(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
-}
-
-// admits says whether a session has not ended. Preconditions: a.mu is held.
-func (a *Access) admits(serial uint64) bool {
-	if serial < a.floor {
-		_, ok := a.live[serial]
-		return ok
-	}
-	_, ended := a.fenced[serial]
-	return !ended
 }
 
 // end revokes the sessions chosen and waits until nothing of theirs executes.

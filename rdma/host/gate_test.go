@@ -203,7 +203,7 @@ func TestEverythingAtOnce(t *testing.T) {
 	require.NoError(t, a.Settle(ctx, 1000, []uint64{500, 1, 2000}))
 	require.NoError(t, l.Ended())
 	require.Len(t, a.Sessions(), 1)
-	require.Empty(t, a.fenced, "Settle forgets the serials it stands for")
+	require.Empty(t, a.ended.fenced, "Settle forgets the serials it stands for")
 	require.NoError(t, a.Settle(ctx, 900, nil), "an older list says nothing")
 	require.NoError(t, l.Ended())
 	require.NoError(t, a.Fence(ctx, 500))

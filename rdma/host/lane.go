@@ -85,7 +85,7 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 	if a.closed {
 		return nil, rdma.ErrBroken
 	}
-	if !a.admits(t.Serial) {
+	if !a.ended.Admits(t.Serial) {
 		return nil, rdma.ErrRevoked
 	}
 	s := a.sessions[t.Serial]
@@ -177,11 +177,8 @@ func (l *Lane) note(err error) {
 	for _, lane := range s.lanes {
 		offences += peek(&lane.page.offence)
 	}
-	ended := offences > a.limits.Offences
-	if ended {
-		if _, again := a.fenced[s.ticket.Serial]; !again {
-			a.fenced[s.ticket.Serial] = struct{}{}
-			delete(a.live, s.ticket.Serial)
+	if offences > a.limits.Offences {
+		if a.ended.Fence(s.ticket.Serial) {
 			a.counters.expelled.Add(1)
 		}
 		for _, lane := range s.lanes {

@@ -84,31 +84,17 @@ func (s *Server) Serve(l *net.UnixListener) error {
 	}
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
-	for {
-		c, err := l.AcceptUnix()
-		if err != nil {
-			if s.ctx.Err() != nil {
-				return nil
-			}
-			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ECONNABORTED) {
-				s.log.Warn("shm accept", "err", err)
-				time.Sleep(10 * time.Millisecond)
-				continue
-			}
-			return fmt.Errorf("shm socket: %w", err)
-		}
-		if !s.take(c) {
-			c.Close()
-		}
-	}
+	return host.Accept(s.ctx, l, "shm", s.log, s.take)
 }
 
 // take starts serving a connection unless too many have shown nothing yet.
-func (s *Server) take(c *net.UnixConn) bool {
+func (s *Server) take(nc net.Conn) {
+	c := nc.(*net.UnixConn)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil || s.strangers >= maxStrangers {
-		return false
+		c.Close()
+		return
 	}
 	s.strangers++
 	s.conns[c] = struct{}{}
@@ -119,7 +105,6 @@ func (s *Server) take(c *net.UnixConn) bool {
 		delete(s.conns, c)
 		s.mu.Unlock()
 	})
-	return true
 }
 
 // Close ends all connections and waits for them. Lanes inside a chain are waited

@@ -3,7 +3,6 @@ package tcp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/rdma/host"
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -52,23 +50,7 @@ func NewServer(a *host.Access, log *slog.Logger) *Server {
 // Serve accepts connections until the listener fails or Close is called, which
 // makes it return nil.
 func (s *Server) Serve(l net.Listener) error {
-	stop := context.AfterFunc(s.ctx, func() { l.Close() })
-	defer stop()
-	for {
-		nc, err := l.Accept()
-		switch {
-		case err == nil:
-			s.take(nc)
-		case s.ctx.Err() != nil:
-			return nil
-		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.ENOBUFS):
-			// Connections that end will make room.
-			s.log.Warn("tcp fabric: accept", "error", err)
-			time.Sleep(10 * time.Millisecond)
-		default:
-			return fmt.Errorf("tcp fabric on %v: %w", l.Addr(), err)
-		}
-	}
+	return host.Accept(s.ctx, l, "tcp", s.log, s.take)
 }
 
 // take starts serving a connection.

@@ -63,9 +63,7 @@ type Server struct {
 	sessions  map[uint64]*session
 	lanes     map[uint64]*lane // by id
 	nextID    uint64
-	fenced    map[uint64]struct{}
-	floor     uint64 // below it only live is admitted
-	live      map[uint64]struct{}
+	ended     host.Ended
 	offences  map[uint64]uint64 // by serial; see offend
 	counting  time.Time         // since then
 	strangers []net.Conn        // oldest first
@@ -108,7 +106,7 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 	s := &Server{
 		cluster: cluster, key: key, node: node, incarnation: incarnation, limits: limits, log: log, device: dev,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
-		sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), fenced: make(map[uint64]struct{}), offences: make(map[uint64]uint64),
+		sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), offences: make(map[uint64]uint64),
 	}
 	if e := C.q_drains_open(dev.ctx, drainEntries, &s.channel, &s.drains); e != 0 {
 		dev.close()
@@ -139,22 +137,7 @@ func (s *Server) AccessErrors() uint64 { return s.access.Load() }
 // Serve accepts the sockets of lanes until the listener fails or Close is called,
 // which makes it return nil.
 func (s *Server) Serve(l net.Listener) error {
-	stop := context.AfterFunc(s.ctx, func() { l.Close() })
-	defer stop()
-	for {
-		nc, err := l.Accept()
-		switch {
-		case err == nil:
-			s.take(nc)
-		case s.ctx.Err() != nil:
-			return nil
-		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.ENOBUFS):
-			s.log.Warn("verbs fabric: accept", "error", err)
-			time.Sleep(10 * time.Millisecond)
-		default:
-			return fmt.Errorf("verbs fabric on %v: %w", l.Addr(), err)
-		}
-	}
+	return host.Accept(s.ctx, l, "verbs", s.log, s.take)
 }
 
 func (s *Server) take(nc net.Conn) {
@@ -260,7 +243,7 @@ func (s *Server) enter(l *lane) (old *lane, err error) {
 	if s.closed {
 		return nil, rdma.ErrBroken
 	}
-	if !s.admits(t.Serial) {
+	if !s.ended.Admits(t.Serial) {
 		return nil, rdma.ErrRevoked
 	}
 	ses := s.sessions[t.Serial]
@@ -369,10 +352,7 @@ func (s *Server) Expelled() uint64 { return s.expelled.Load() }
 func (s *Server) Fence(ctx context.Context, serials ...uint64) error {
 	s.mu.Lock()
 	for _, serial := range serials {
-		if serial >= s.floor {
-			s.fenced[serial] = struct{}{}
-		}
-		delete(s.live, serial)
+		s.ended.Fence(serial)
 	}
 	s.mu.Unlock()
 	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
@@ -382,38 +362,15 @@ func (s *Server) Fence(ctx context.Context, serials ...uint64) error {
 // Fence does; later it admits only those of live below next.
 func (s *Server) Settle(ctx context.Context, next uint64, live []uint64) error {
 	s.mu.Lock()
-	if next >= s.floor {
-		keep := make(map[uint64]struct{}, len(live))
-		for _, serial := range live {
-			if s.admits(serial) {
-				keep[serial] = struct{}{}
-			}
-		}
-		s.floor, s.live = next, keep
-		for serial := range s.fenced {
-			if serial < s.floor {
-				delete(s.fenced, serial)
-			}
-		}
-	}
+	s.ended.Settle(next, live)
 	var gone []uint64
 	for serial := range s.sessions {
-		if !s.admits(serial) {
+		if !s.ended.Admits(serial) {
 			gone = append(gone, serial)
 		}
 	}
 	s.mu.Unlock()
 	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
-}
-
-// admits says whether a session has not ended. Preconditions: mu is held.
-func (s *Server) admits(serial uint64) bool {
-	if serial < s.floor {
-		_, ok := s.live[serial]
-		return ok
-	}
-	_, ended := s.fenced[serial]
-	return !ended
 }
 
 func (s *Server) endSessions(ctx context.Context, chosen func(serial uint64) bool) error {
