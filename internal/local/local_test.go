@@ -32,9 +32,14 @@ func TestRunWaitsForTheReadyLine(t *testing.T) {
 }
 
 func TestRunSaysWhyNothingWasReady(t *testing.T) {
-	_, err := Run(t.Context(), script(t, "echo no such thing >&2\nexit 3"))
-	require.ErrorContains(t, err, "script ended before it was ready: no such thing")
-	_, err = Run(t.Context(), Command{Name: "x", Path: "/nonexistent"})
+	for _, text := range []string{
+		"echo no such thing >&2; exit 3",
+		"exec >&-; sleep 0.1; echo no such thing >&2; exit 3", // the reason comes last
+	} {
+		_, err := Run(t.Context(), script(t, text))
+		require.ErrorContains(t, err, "script ended before it was ready: no such thing")
+	}
+	_, err := Run(t.Context(), Command{Name: "x", Path: "/nonexistent"})
 	require.Error(t, err)
 }
 

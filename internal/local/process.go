@@ -83,10 +83,13 @@ func Run(ctx context.Context, c Command) (*Process, error) {
 	defer t.Stop()
 	select {
 	case line := <-lines:
-		if err = json.Unmarshal([]byte(line), &p.Ready); err == nil {
+		if json.Unmarshal([]byte(line), &p.Ready) == nil {
 			return p, nil
 		}
-		err = fmt.Errorf("%s ended before it was ready: %s", c.Name, p.errs)
+		// It may still be about to say why.
+		p.await(stopTimeout)
+		_ = p.Stop()
+		return nil, fmt.Errorf("%s ended before it was ready: %s", c.Name, p.errs)
 	case <-t.C:
 		err = fmt.Errorf("%s was not ready within %v: %s", c.Name, startTimeout, p.errs)
 	case <-ctx.Done():
@@ -138,15 +141,22 @@ func (p *Process) Wait() *os.ProcessState {
 // Stop ends the process: SIGTERM, and SIGKILL for one that does not listen.
 func (p *Process) Stop() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	t := time.NewTimer(stopTimeout)
+	if p.await(stopTimeout) {
+		return nil
+	}
+	p.Kill()
+	return fmt.Errorf("%s did not end within %v and was killed", p.Name, stopTimeout)
+}
+
+// await says whether the process ended within a time. What it wrote is then known.
+func (p *Process) await(within time.Duration) bool {
+	t := time.NewTimer(within)
 	defer t.Stop()
 	select {
 	case <-p.ended:
-		return nil
+		return true
 	case <-t.C:
-		_ = p.cmd.Process.Kill()
-		<-p.ended
-		return fmt.Errorf("%s did not end within %v and was killed", p.Name, stopTimeout)
+		return false
 	}
 }
 
