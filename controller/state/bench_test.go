@@ -70,7 +70,7 @@ func BenchmarkPush10000(b *testing.B) {
 // room for a slow machine.
 func TestTableOf10000(t *testing.T) {
 	if testing.Short() {
-		t.Skip("large")
+		t.Skip("fills a table with 10 000 nodes and regions; not with -short")
 	}
 	var before, after runtime.MemStats
 	runtime.GC()
