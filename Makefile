@@ -24,15 +24,16 @@ build: ## bin/quarry, one static binary
 demo: build ## a cluster of separate processes keeps a real source tree and gives every byte back
 	$(BIN)/quarry demo
 
-test: tools ## everything: build without cgo, gofmt, vet, tests, race detector on short tests
+test: tools ## everything: build without cgo, gofmt, vet, tests, Soft-RoCE, race detector on short tests
 	CGO_ENABLED=0 $(GO) build ./...
 	@files=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	  if [ -n "$$files" ]; then echo "not gofmt clean, run gofmt -w on:"; echo "$$files"; exit 1; fi
 	$(GO) vet ./...
-	$(GO) test -timeout 20m ./...
+	@GO=$(GO) .ci/gotest -timeout 20m ./...
 	$(GO) test -tags simbug -timeout 20m -run TestMutations ./internal/sim
+	sh internal/rxevm/test-rdma.sh suited
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $${CC:-gcc} >/dev/null; then \
-	  echo '$(GO) test -race -short (data path and control plane)'; $(GO) test -race -short -timeout 20m $(RACE_PKGS); \
+	  echo '$(GO) test -race -short (data path and control plane)'; GO=$(GO) LIST=no .ci/gotest -race -short -timeout 20m $(RACE_PKGS); \
 	else echo "race detector skipped: it needs cgo and a C compiler (apt-get install gcc)"; fi
 
 test-rdma: ## everything on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine
