@@ -44,7 +44,7 @@ func (a *app) jobs(ctx context.Context, timeout time.Duration, f func(context.Co
 
 type jobRunCmd struct {
 	Plugin  string            `arg:"" help:"Plugin; see quarry job plugins."`
-	Input   string            `required:"" placeholder:"SOURCE" help:"tree:NAME, or objects:PREFIX of names."`
+	Input   string            `required:"" placeholder:"SOURCE" help:"tree:NAME, redis:NAME[#DATABASE] for the strings of a Redis gateway's tree, or objects:PREFIX of names."`
 	From    string            `help:"First key of the tree's part to read."`
 	To      string            `help:"Key behind its last."`
 	Output  string            `required:"" placeholder:"tree:NAME" help:"Tree for the output; made if it is not there."`

@@ -473,8 +473,15 @@ func TestBadSpecs(t *testing.T) {
 	// The smallest module: it does nothing, so it does not say what it is.
 	_, err = r.store.PutModule(t.Context(), "m", []byte("\x00asm\x01\x00\x00\x00"))
 	require.ErrorContains(t, err, "no plugin")
-	_, err = job.ParseSource("file:x")
-	require.ErrorContains(t, err, "tree:NAME or objects:PREFIX")
+	for _, bad := range []string{"file:x", "tree:", "redis:", "redis:#1", "redis:x#16", "redis:x#", "redis:x#-1", "objects"} {
+		_, err = job.ParseSource(bad)
+		require.ErrorContains(t, err, "want", bad)
+	}
+	for _, good := range []string{"tree:a#b", "redis:x", "redis:x#15", "objects:a/"} {
+		s, err := job.ParseSource(good)
+		require.NoError(t, err)
+		require.Equal(t, good, s.String())
+	}
 }
 
 // group is a plugin that reduces without combining, to see the merge of many runs.

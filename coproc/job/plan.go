@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
@@ -42,7 +43,7 @@ func planTree(ctx context.Context, c *client.Client, j *Job) ([]*Part, error) {
 		node uint32
 	}
 	var leaves []leaf
-	r := btree.Range{From: j.Spec.Input.From, To: j.Spec.Input.To}
+	r := j.Spec.Input.keys()
 	err = t.Leaves(ctx, r, func(low []byte, ref btree.Ref) bool {
 		node, _ := c.Where(ref)
 		leaves = append(leaves, leaf{slices.Clone(low), node})
@@ -128,8 +129,13 @@ func input(ctx context.Context, c *client.Client, j *Job, p *Part, f func(key, v
 		return err
 	}
 	var failed error
+	now := time.Now()
 	err = t.Scan(ctx, btree.Range{From: p.From, To: p.To}, func(key, value []byte, _ uint64) bool {
-		if failed = ctx.Err(); failed == nil {
+		if failed = ctx.Err(); failed != nil {
+			return false
+		}
+		var ok bool
+		if key, value, ok, failed = j.Spec.Input.record(key, value, now); ok && failed == nil {
 			failed = f(slices.Clip(key), slices.Clip(value)) // a plugin may append
 		}
 		return failed == nil

@@ -3,10 +3,13 @@ package job
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/internal/resp"
 	"github.com/quarrystore/quarry/proto"
 )
 
@@ -59,31 +62,71 @@ type Spec struct {
 	PartTimeout time.Duration `json:"part_timeout_ns"`
 }
 
-// Source of records: tree:NAME, or objects:PREFIX.
+// Source of records: tree:NAME, redis:NAME#DATABASE or objects:PREFIX.
 type Source struct {
 	Tree    string `json:"tree,omitempty"`
 	Objects string `json:"objects,omitempty"`
+	// Redis says that the tree is a Redis gateway's: the records are the strings of
+	// this database of it.
+	Redis    bool `json:"redis,omitempty"`
+	Database int  `json:"database,omitempty"`
 	// From and To bound the keys of a tree.
 	From, To []byte
 }
 
-// ParseSource reads tree:NAME and objects:PREFIX.
+const sources = "tree:NAME, redis:NAME, redis:NAME#DATABASE or objects:PREFIX"
+
+// ParseSource reads what String writes.
 func ParseSource(s string) (Source, error) {
 	kind, rest, ok := strings.Cut(s, ":")
 	switch {
 	case ok && kind == "tree" && rest != "":
 		return Source{Tree: rest}, nil
+	case ok && kind == "redis" && rest != "":
+		name, db, chosen := strings.Cut(rest, "#")
+		s := Source{Tree: name, Redis: true}
+		n, err := strconv.ParseUint(db, 10, 8)
+		if s.Database = int(n); chosen && (err != nil || s.Database >= resp.Databases) || name == "" {
+			return Source{}, fmt.Errorf("input %q: want redis:NAME, or redis:NAME#DATABASE with 0 to %d", "redis:"+rest, resp.Databases-1)
+		}
+		return s, nil
 	case ok && kind == "objects" && rest != "":
 		return Source{Objects: rest}, nil
 	}
-	return Source{}, fmt.Errorf("input %q: want tree:NAME or objects:PREFIX", s)
+	return Source{}, fmt.Errorf("input %q: want %s", s, sources)
 }
 
 func (s Source) String() string {
-	if s.Tree != "" {
+	switch {
+	case s.Redis && s.Database != 0:
+		return fmt.Sprintf("redis:%s#%d", s.Tree, s.Database)
+	case s.Redis:
+		return "redis:" + s.Tree
+	case s.Tree != "":
 		return "tree:" + s.Tree
 	}
 	return "objects:" + s.Objects
+}
+
+// keys are those of the tree that the source has.
+func (s Source) keys() btree.Range {
+	if !s.Redis {
+		return btree.Range{From: s.From, To: s.To}
+	}
+	to := []byte{byte(s.Database + 1)}
+	if len(s.To) > 0 {
+		to = resp.AppendKey(nil, s.Database, s.To)
+	}
+	return btree.Range{From: resp.AppendKey(nil, s.Database, s.From), To: to}
+}
+
+// record is what a plugin gets of a key of the tree; false for what is no record.
+func (s Source) record(key, value []byte, now time.Time) (k, v []byte, ok bool, err error) {
+	if !s.Redis {
+		return key, value, true, nil
+	}
+	v, ok, err = resp.CutString(value, now)
+	return key[1:], v, ok, err
 }
 
 func (s *Spec) check() error {
@@ -95,7 +138,9 @@ func (s *Spec) check() error {
 	case s.Plugin == "":
 		return fmt.Errorf("job: no plugin named")
 	case (s.Input.Tree == "") == (s.Input.Objects == ""):
-		return fmt.Errorf("job: want one input, tree:NAME or objects:PREFIX")
+		return fmt.Errorf("job: want one input: " + sources)
+	case s.Input.Database < 0 || s.Input.Database >= resp.Databases:
+		return fmt.Errorf("job: input: database %d, want 0 to %d", s.Input.Database, resp.Databases-1)
 	case s.Output == "":
 		return fmt.Errorf("job: no output tree named")
 	case s.Output == s.Input.Tree:

@@ -29,6 +29,7 @@ var layers = map[string]int{
 	"storagenode":              40,
 	"btree":                    50,
 	"coproc":                   60,
+	"coproc/job":               65, // reads what the gateway has written
 	"internal/resp":            60,
 	"internal/fsck":            50,
 	"internal/kvfile":          50,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/quarrystore/quarry/btree"
 )
@@ -123,6 +124,13 @@ func AppendKey(dst []byte, db int, key []byte) []byte { return append(append(dst
 // AppendString appends the tree's value of a string that does not expire.
 func AppendString(dst, value []byte) []byte {
 	return append(appendHead(dst, kindString, 0), value...)
+}
+
+// CutString is the value of a string out of the tree's value; false for what is no
+// string, or has expired.
+func CutString(b []byte, now time.Time) (value []byte, ok bool, err error) {
+	r, err := decode(b, 0, now.UnixMilli())
+	return r.value, err == nil && r.kind == kindString, err
 }
 
 func appendID(b []byte, family byte, id uint64) []byte {
