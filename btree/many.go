@@ -156,6 +156,17 @@ func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int 
 	for k := range n {
 		errs[order[k]] = p.batch[k].Err
 	}
+	// The callback ran again, on a leaf that had changed: what did not go in then goes
+	// in now, unless a write of the same key behind it went in.
+	for k := n - 1; k >= 0; k-- {
+		switch i := order[k]; {
+		case !p.batch[k].Alone:
+		case k+1 < n && bytes.Equal(keys[i], keys[order[k+1]]):
+			errs[i] = errs[order[k+1]]
+		default:
+			_, errs[i] = p.Put(keys[i], values[i], Cond{})
+		}
+	}
 	clear(p.batch)
 	if n == 0 {
 		return alone()

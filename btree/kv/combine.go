@@ -32,13 +32,22 @@ type gate struct {
 func (t *Tree) change(ctx context.Context, w btree.Write) (version uint64, err error) {
 	p := t.program(ctx)
 	defer t.done(p)
-	p.write = w
+	return t.one(ctx, p, w)
+}
+
+// one is change with a program in hand.
+func (t *Tree) one(ctx context.Context, p *program, w btree.Write) (version uint64, err error) {
+	p.single[0] = w
 	alone := true
-	if leaf, ok := p.Leaf(&p.write); ok {
-		alone = t.combine(ctx, p, leaf)
-		version, err = p.write.Version, p.write.Err
+	if leaf, ok := p.Leaf(&p.single[0]); ok {
+		p.writes = p.single[:]
+		t.combine(ctx, p, leaf)
+		x := &p.single[0]
+		alone = p.at == 0 || x.Alone
+		version, err = x.Version, x.Err
+		p.writes = nil
 	}
-	p.write = btree.Write{}
+	p.single[0] = btree.Write{}
 	switch {
 	case !alone:
 		return version, err
@@ -48,34 +57,30 @@ func (t *Tree) change(ctx context.Context, w btree.Write) (version uint64, err e
 	return p.Put(w.Key, w.Value, w.Cond)
 }
 
-// combine makes p.write with those of others; alone says that it could not be made so.
-func (t *Tree) combine(ctx context.Context, p *program, leaf btree.Ref) (alone bool) {
+// combine makes the first p.at of p.writes, all for one leaf, with those of others:
+// they have their answers then. At least one is made unless the context ends.
+func (t *Tree) combine(ctx context.Context, p *program, leaf btree.Ref) {
 	h := uint64(leaf.Addr) * 0x9e3779b97f4a7c15
 	g := &t.gates[h>>58%gates]
-	p.gate, p.leaf = g, leaf
+	p.gate, p.leaf, p.at = g, leaf, 0
 	g.mu.Lock()
 	if g.busy {
 		g.queue = append(g.queue, p)
 		g.waiting.Store(int32(len(g.queue)))
 		g.mu.Unlock()
-		lead, ok := t.wait(ctx, p)
-		if !ok {
-			return true // not taken by anybody: the long way meets the context's end
-		}
-		if !lead {
-			return p.write.Alone
+		if !t.wait(ctx, p) {
+			return
 		}
 	} else {
 		g.busy = true
 		g.mu.Unlock()
 	}
-	p.begun, p.given = false, p.given[:0]
+	p.giver, p.given = p, p.given[:0]
 	p.WriteGroup(leaf, p.next)
-	if n := len(p.given); n > 0 {
-		t.shared.Add(uint64(n))
-	}
+	p.giver = nil
 	for i, other := range p.given {
 		p.given[i] = nil
+		t.shared.Add(uint64(other.at))
 		other.wake <- false
 	}
 	g.mu.Lock()
@@ -87,15 +92,14 @@ func (t *Tree) combine(ctx context.Context, p *program, leaf btree.Ref) (alone b
 		g.busy = false
 		g.mu.Unlock()
 	}
-	return p.write.Alone
 }
 
-// wait waits until a leader has made p.write, or p is to lead. Not ok if the context
-// ended and nobody had taken the write.
-func (t *Tree) wait(ctx context.Context, p *program) (lead, ok bool) {
+// wait waits until a leader has made some of p.writes, or p is to lead. It does not
+// lead either if the context ended and nobody had taken any of them.
+func (t *Tree) wait(ctx context.Context, p *program) (lead bool) {
 	select {
 	case lead = <-p.wake:
-		return lead, true
+		return lead
 	case <-ctx.Done():
 	}
 	g := p.gate
@@ -104,11 +108,11 @@ func (t *Tree) wait(ctx context.Context, p *program) (lead, ok bool) {
 		if x == p {
 			g.take(i)
 			g.mu.Unlock()
-			return false, false
+			return false
 		}
 	}
 	g.mu.Unlock()
-	return <-p.wake, true // taken: the leader's own deadline bounds the wait
+	return <-p.wake // taken: the leader's own deadline bounds the wait
 }
 
 // take takes a program out of the queue. The caller holds the lock.
@@ -122,12 +126,22 @@ func (g *gate) take(i int) *program {
 }
 
 // nextWrite is the next write of the leader's group: its own, then those that wait
-// for the same leaf.
+// for the same leaf. Behind one that has to be made in another way its owner makes
+// none, so that writes of one key keep their order.
 func (p *program) nextWrite() *btree.Write {
-	if !p.begun {
-		p.begun = true
-		return &p.write
+	for x := p.giver; ; p.giver = x {
+		if x.at < len(x.writes) && (x.at == 0 || !x.writes[x.at-1].Alone) {
+			x.at++
+			return &x.writes[x.at-1]
+		}
+		if x = p.another(); x == nil {
+			return nil
+		}
 	}
+}
+
+// another is a program that waits for the leader's leaf; the leader owes it an answer.
+func (p *program) another() *program {
 	g := p.gate
 	if g.waiting.Load() == 0 {
 		return nil
@@ -137,7 +151,7 @@ func (p *program) nextWrite() *btree.Write {
 	for i, x := range g.queue {
 		if x.leaf == p.leaf {
 			p.given = append(p.given, g.take(i))
-			return &x.write
+			return x
 		}
 	}
 	return nil

@@ -107,13 +107,16 @@ type program struct {
 	objects objects
 
 	// For writes that share a reservation; see combine.go.
-	write btree.Write
-	leaf  btree.Ref
-	gate  *gate
-	wake  chan bool
-	next  func() *btree.Write
-	given []*program // others' writes in the group in hand
-	begun bool
+	writes []btree.Write // for leaf
+	at     int           // of writes: how many a leader has taken
+	single [1]btree.Write
+	leaf   btree.Ref
+	gate   *gate
+	wake   chan bool
+	next   func() *btree.Write
+	giver  *program   // whose writes the leader gives out
+	given  []*program // others with writes in the group in hand
+	many   *many      // nil before the first PutMany
 }
 
 // program takes a program for one call; done gives it back.
@@ -182,14 +185,6 @@ func (t *Tree) GetMany(ctx context.Context, keys [][]byte, fn func(i int, value 
 	err := p.GetMany(keys, fn)
 	t.done(p)
 	return err
-}
-
-// PutMany sets keys, each by itself: errs[i] is the answer for keys[i].
-func (t *Tree) PutMany(ctx context.Context, keys, values [][]byte) []error {
-	p := t.program(ctx)
-	errs := p.PutMany(keys, values)
-	t.done(p)
-	return errs
 }
 
 // Scan calls fn with the entries of a range in order, each key once, until it

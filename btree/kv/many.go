@@ -1,0 +1,135 @@
+package kv
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/quarrystore/quarry/btree"
+)
+
+// window is how many writes of one PutMany are looked at together: as many as share
+// a reservation.
+const window = btree.MaxGroup
+
+// many is a program's room for PutMany.
+type many struct {
+	leaf   [window]btree.Ref
+	order  [window]uint8
+	table  [4 * window]uint8 // of leaves: 1 + the first write to it
+	writes [window]btree.Write
+}
+
+// PutMany sets keys, each by itself: errs[i] is the answer for keys[i]. Keys of one
+// leaf share an Update, with those of other callers. Of equal keys the last one stays.
+//
+// Linearizes like as many Puts, those of one key in their order.
+func (t *Tree) PutMany(ctx context.Context, keys, values [][]byte) []error {
+	errs := make([]error, len(keys))
+	if len(values) != len(keys) {
+		for i := range errs {
+			errs[i] = errors.New("kv: as many values as keys, please")
+		}
+		return errs
+	}
+	p := t.program(ctx)
+	defer t.done(p)
+	if p.many == nil {
+		p.many = new(many)
+	}
+	for at := 0; at < len(keys); {
+		at += t.putWindow(ctx, p, keys[at:], values[at:], errs[at:])
+	}
+	return errs
+}
+
+// putWindow puts some of the first keys, at least one.
+func (t *Tree) putWindow(ctx context.Context, p *program, keys, values [][]byte, errs []error) int {
+	m := p.many
+	n, leaves, shared := 0, 0, false
+	clear(m.table[:])
+	for ; n < min(len(keys), window); n++ {
+		leaf, ok := p.Leaf(&btree.Write{Key: keys[n], Value: values[n]})
+		if !ok {
+			break // by itself, after what comes before
+		}
+		m.leaf[n], m.order[n] = leaf, uint8(n)
+		at := uint64(leaf.Addr) * 0x9e3779b97f4a7c15 >> 56 // len(m.table) is 256
+		for m.table[at] != 0 && m.leaf[m.table[at]-1] != leaf {
+			at = (at + 1) % uint64(len(m.table))
+		}
+		if shared = shared || m.table[at] != 0; m.table[at] == 0 {
+			m.table[at], leaves = uint8(n+1), leaves+1
+		}
+	}
+	if n == 0 {
+		_, errs[0] = p.Put(keys[0], values[0], btree.Cond{})
+		return 1
+	}
+	order := m.order[:n]
+	if shared && leaves > 1 {
+		// Leaves one after the other; equal keys stay in their order, whatever the cache
+		// has said of each.
+		slices.SortStableFunc(order, func(a, b uint8) int { return bytes.Compare(keys[a], keys[b]) })
+		for i := 1; i < n; i++ {
+			if a, b := order[i-1], order[i]; bytes.Equal(keys[a], keys[b]) {
+				m.leaf[b] = m.leaf[a]
+			}
+		}
+	}
+	for len(order) > 0 {
+		k := 1
+		for k < len(order) && m.leaf[order[k]] == m.leaf[order[0]] {
+			k++
+		}
+		t.putLeaf(ctx, p, order[:k], keys, values, errs)
+		order = order[k:]
+	}
+	return n
+}
+
+// putLeaf puts keys that should be in one leaf.
+func (t *Tree) putLeaf(ctx context.Context, p *program, order []uint8, keys, values [][]byte, errs []error) {
+	m := p.many
+	for leaf := m.leaf[order[0]]; len(order) > 0; {
+		writes := m.writes[:len(order)]
+		for k, i := range order {
+			writes[k] = btree.Write{Key: keys[i], Value: values[i]}
+		}
+		p.writes = writes
+		t.combine(ctx, p, leaf)
+		p.writes = nil
+		done, alone := p.at, p.at == 0 // the context has ended: one by one they say so
+		for k := range done {
+			w := &writes[k]
+			if alone = alone || w.Alone; w.Alone {
+				w.Err = t.putLate(p, writes[k:done])
+			}
+			errs[order[k]] = w.Err
+		}
+		clear(writes)
+		order = order[done:]
+		if !alone {
+			continue
+		}
+		// The leaf is not what it was.
+		for _, i := range order {
+			_, errs[i] = t.one(ctx, p, btree.Write{Key: keys[i], Value: values[i]})
+		}
+		return
+	}
+}
+
+// putLate puts the first of some writes of a group, which was not part of it. If one
+// behind it has overwritten the key in the same instant there is nothing to do: its
+// answer is good for both.
+func (t *Tree) putLate(p *program, writes []btree.Write) error {
+	for i := len(writes) - 1; i > 0; i-- {
+		if w := &writes[i]; !w.Alone && bytes.Equal(w.Key, writes[0].Key) {
+			return w.Err
+		}
+	}
+	_, err := p.Put(writes[0].Key, writes[0].Value, btree.Cond{})
+	return err
+}
