@@ -248,37 +248,59 @@ func (v *view) appendKey(b []byte, i int) []byte {
 
 // valid checks all of a node: every gateway but the reading of one leaf calls it.
 func (v *view) valid() error {
-	var last []byte
-	next := v.slots + 2*v.count
+	b, next := v.raw, v.slots+2*v.count
+	last := v.low[v.prefix:]
 	for i := range v.count {
-		b := v.entryBytes(i)
-		s, ok := v.suffix(i)
-		if b == nil || !ok || cap(v.raw)-cap(b) != next {
+		from, to := int(binary.LittleEndian.Uint16(b[v.slots+2*i:])), len(b)
+		if i+1 < v.count {
+			to = int(binary.LittleEndian.Uint16(b[v.slots+2*i+2:]))
+		}
+		if from != next || from >= to || to > len(b) {
 			return corrupt("node %q: entry %d of %d does not lie where it should", v.low, i, v.count)
 		}
-		next += len(b)
-		if v.level == 0 {
-			_, ok = v.leaf(i)
-		} else {
-			var r proto.Ref
-			r, ok = v.child(i)
-			ok = ok && r.Valid() && (i > 0 || len(s) == 0)
+		e := b[from:to]
+		next = to
+		n, at := uvarint(e)
+		if at <= 0 || n > uint64(len(e)-at) {
+			return corrupt("node %q: entry %d of %d is cut short", v.low, i, v.count)
 		}
-		if !ok {
+		s, rest := e[at:at+int(n)], e[at+int(n):]
+		if v.level == 0 && !validValue(rest) || v.level > 0 && (len(rest) != proto.RefBytes || !proto.DecodeRef(rest).Valid() || i == 0 && len(s) > 0) {
 			return corrupt("node %q: entry %d of %d", v.low, i, v.count)
 		}
+		// In order, so only the first has to be compared with the low fence, which it
+		// stands for in an inner node, and only the last with the high one.
 		if v.level > 0 && i == 0 {
-			s = v.low[v.prefix:]
+			continue
 		}
-		if i > 0 && bytes.Compare(last, s) >= 0 || bytes.Compare(s, v.low[v.prefix:]) < 0 || v.bounded() && bytes.Compare(s, v.high[v.prefix:]) >= 0 {
+		if c := bytes.Compare(last, s); c > 0 || c == 0 && i > 0 {
 			return corrupt("node %q: entry %d of %d is out of order", v.low, i, v.count)
 		}
 		last = s
 	}
-	if next != len(v.raw) {
-		return corrupt("node %q: %d bytes behind the last entry", v.low, len(v.raw)-next)
+	if v.bounded() && v.count > 0 && bytes.Compare(last, v.high[v.prefix:]) >= 0 {
+		return corrupt("node %q: the last of %d entries is out of order", v.low, v.count)
+	}
+	if next != len(b) {
+		return corrupt("node %q: %d bytes behind the last entry", v.low, len(b)-next)
 	}
 	return nil
+}
+
+// validValue checks what follows the suffix of a leaf's entry: length, version, value.
+func validValue(b []byte) bool {
+	n, at := uvarint(b)
+	if at <= 0 {
+		return false
+	}
+	b = b[at:]
+	for at = 0; at < len(b) && b[at] >= 0x80; at++ {
+	}
+	if at++; at > len(b) || at > binary.MaxVarintLen64 || at == binary.MaxVarintLen64 && b[at-1] > 1 {
+		return false
+	}
+	size := uint64(len(b) - at)
+	return n>>1 == size && (n&1 == 0 || size > proto.RefBytes)
 }
 
 // open is parse and valid.
