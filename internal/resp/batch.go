@@ -173,25 +173,31 @@ func (c *conn) sets(batch []request) {
 	}
 }
 
-// putMany puts keys, each by itself.
+// putMany puts keys, each by itself; those of one key in their order.
 func (s *Server) putMany(keys, values [][]byte) []error {
-	errs := make([]error, len(keys))
-	n := 1
-	if s.far.Load() {
-		n = min(spread, len(keys))
+	if !s.far.Load() || len(keys) == 1 {
+		return s.tree.PutMany(s.ctx, keys, values)
 	}
-	put := func(part int) {
-		for i, key := range keys {
-			if n == 1 || int(maphash.Bytes(s.seed, key)%uint64(n)) == part {
-				errs[i] = s.tree.Put(s.ctx, key, values[i])
-			}
+	type part struct {
+		keys, values [][]byte
+		at           []int
+	}
+	parts := make([]part, min(spread, len(keys)))
+	for i, key := range keys {
+		p := &parts[maphash.Bytes(s.seed, key)%uint64(len(parts))]
+		p.keys, p.values, p.at = append(p.keys, key), append(p.values, values[i]), append(p.at, i)
+	}
+	errs := make([]error, len(keys))
+	put := func(p *part) {
+		for k, err := range s.tree.PutMany(s.ctx, p.keys, p.values) {
+			errs[p.at[k]] = err
 		}
 	}
 	var wg sync.WaitGroup
-	for part := 1; part < n; part++ {
-		wg.Go(func() { put(part) })
+	for i := range parts[1:] {
+		wg.Go(func() { put(&parts[i+1]) })
 	}
-	put(0)
+	put(&parts[0])
 	wg.Wait()
 	return errs
 }

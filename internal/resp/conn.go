@@ -205,10 +205,10 @@ func (c *conn) execute() {
 }
 
 // run executes request i, or a run of equal ones that go to the tree together, and
-// says how many. Together they cost fewer rounds, and more work: not worth it where
-// a round is a look at memory.
+// says how many. SETs share a reservation where they meet in a leaf. GETs together cost
+// fewer rounds, and more work: not worth it where a round is a look at memory.
 func (c *conn) run(i int) int {
-	if cmd := c.batch[i].cmd; c.s.far.Load() && c.known && c.silence == 0 && (cmd == c.s.getCmd || cmd == c.s.setCmd) {
+	if cmd := c.batch[i].cmd; c.known && c.silence == 0 && (cmd == c.s.setCmd || cmd == c.s.getCmd && c.s.far.Load()) {
 		if n := c.alike(i); n > 1 {
 			if cmd == c.s.getCmd {
 				c.gets(c.batch[i : i+n])
@@ -251,15 +251,16 @@ func (c *conn) hold() bool {
 	return true
 }
 
-// alike is how many plain GETs or SETs follow each other.
+// alike is how many plain GETs or SETs follow each other, whose values are copied
+// before they are written: no more than memory is kept for.
 func (c *conn) alike(i int) int {
 	cmd, argc := c.batch[i].cmd, 2
 	if cmd == c.s.setCmd {
 		argc = 3
 	}
-	n := 0
+	n, bytes := 0, 0
 	for _, r := range c.batch[i:] {
-		if r.cmd != cmd || r.to-r.from != argc {
+		if bytes += len(c.p.words[r.to-1]); r.cmd != cmd || r.to-r.from != argc || bytes > maxTogetherBytes {
 			break
 		}
 		n++

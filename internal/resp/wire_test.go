@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -142,6 +143,19 @@ func TestPipelineInOrder(t *testing.T) {
 					t.Fatalf("far %v: %.60s, want %.60s", far, got, w)
 				}
 			}
+		}
+	}
+}
+
+// TestRefusedInAPipeline: a SET that is refused among others is refused by itself.
+func TestRefusedInAPipeline(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		p := dial(t, gateway(t, resp.Config{Far: func() bool { return far }}))
+		long := strings.Repeat("k", 2000)
+		p.send(slices.Concat(frame("SET", "a", "1"), frame("SET", long, "2"), frame("SET", "a", "3"), frame("GET", "a"), frame("SET", "a", "4", "KEEPTTL"),
+			frame("SET", "b", "5"), frame("SET", "b"), frame("SET", "b", "6"), frame("MGET", "a", "b")))
+		for _, want := range []string{"+OK", "-ERR key or field is too long", "+OK", `"3"`, "+OK", "+OK", "-ERR wrong number of arguments for 'set' command", "+OK", `*["4" "6"]`} {
+			require.Contains(t, p.reply().String(), want)
 		}
 	}
 }
