@@ -15,7 +15,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build-rdma: ## bin/quarry with verbs; needs gcc and libibverbs-dev, runs with libibverbs1
+build-rdma: ## bin/quarry with verbs; needs gcc, libibverbs-dev, librdmacm-dev; runs with libibverbs1, librdmacm1
 	CGO_ENABLED=1 $(GO) build -trimpath -tags verbs -ldflags '$(LDFLAGS)' -o $(BIN)/quarry ./cmd/quarry
 
 build: ## bin/quarry, one static binary

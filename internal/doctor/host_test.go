@@ -118,7 +118,7 @@ func adapter(state, layer, gid, kind string) map[string]string {
 	return map[string]string{
 		dir + "state": state, dir + "link_layer": layer, dir + "rate": "100 Gb/sec (4X EDR)", dir + "gids/0": gid, dir + "gid_attrs/types/0": kind,
 		dir + "gids/1": "0000:0000:0000:0000:0000:0000:0000:0000", dir + "gid_attrs/types/1": "",
-		"sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0", "dev/infiniband/uverbs0": "",
+		"sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0", "dev/infiniband/uverbs0": "", "dev/infiniband/rdma_cm": "",
 	}
 }
 
@@ -133,6 +133,9 @@ func TestAdapters(t *testing.T) {
 	require.Contains(t, the(t, host(t, adapter("4: ACTIVE", "Ethernet", gid, "IB/RoCE v1")).Check(Plan{}), "rdma").What, "no RoCE v2")
 	require.Equal(t, OK, the(t, host(t, adapter("4: ACTIVE", "InfiniBand", gid, "IB/RoCE v1")).Check(Plan{}), "rdma").Level)
 	files := adapter("4: ACTIVE", "Ethernet", gid, "RoCE v2")
+	delete(files, "dev/infiniband/rdma_cm")
+	require.Contains(t, the(t, host(t, files).Check(Plan{}), "rdma").What, "/dev/infiniband/rdma_cm")
+	files["dev/infiniband/rdma_cm"] = ""
 	delete(files, "dev/infiniband/uverbs0")
 	require.Contains(t, the(t, host(t, files).Check(Plan{}), "rdma").What, "/dev/infiniband/uverbs0")
 	delete(files, "sys/class/infiniband_verbs/uverbs0/ibdev")

@@ -68,6 +68,8 @@ func (h Host) adapter(name string) (out []Finding) {
 	switch {
 	case uverbs == "":
 		out = append(out, found(check, Error, "modprobe ib_uverbs", "%s has no device for programs", name))
+	case len(h.list("dev/infiniband/rdma_cm")) == 0:
+		out = append(out, found(check, Error, "modprobe rdma_ucm; pass /dev/infiniband/rdma_cm to the container", "%s: /dev/infiniband/rdma_cm is not there", name))
 	case len(h.list("dev/infiniband/"+uverbs)) == 0:
 		out = append(out, found(check, Error, "pass /dev/infiniband/"+uverbs+" to the container: a device plugin does it on Kubernetes", "%s: /dev/infiniband/%s is not there", name, uverbs))
 	}

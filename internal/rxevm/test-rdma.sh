@@ -28,8 +28,8 @@ code=0
 "$work/rxevm" --prepare || code=$?
 if [ $code = 77 ]; then exit 0; fi
 [ $code = 0 ] || exit $code
-if ! command -v "${CC:-gcc}" >/dev/null || ! echo '#include <infiniband/verbs.h>' | "${CC:-gcc}" -E - >/dev/null 2>&1; then
-	echo "test-rdma: skipped, the verbs provider cannot be built here: apt-get install gcc libibverbs-dev"
+if ! command -v "${CC:-gcc}" >/dev/null || ! printf '#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n' | "${CC:-gcc}" -E - >/dev/null 2>&1; then
+	echo "test-rdma: skipped, the verbs provider cannot be built here: apt-get install gcc libibverbs-dev librdmacm-dev"
 	exit 0
 fi
 build() {

@@ -127,51 +127,6 @@ func TestAtomicsAreNeeded(t *testing.T) {
 	}
 }
 
-// A node that dies in each phase of the handshake, or is of another version.
-func TestNodeDiesInHandshake(t *testing.T) {
-	d := newDialer(t)
-	welcome := (&host.Welcome{Node: 1, Incarnation: 1}).Append(nil)
-	own := d.device.endpoint(77, 5)
-	good := own.append(bytes.Clone(welcome))
-	spoil := func(at int, b byte) []byte { c := bytes.Clone(good); c[at] = b; return c }
-	for name, test := range map[string]struct {
-		answer []byte
-		dialed bool
-	}{
-		"at once":             {nil, false},
-		"half a welcome":      {good[:20], false},
-		"no endpoint":         {welcome, false},
-		"version":             {spoil(8, 99), false},
-		"endpoint version":    {spoil(host.WelcomeBytes+4, 9), false},
-		"endpoint":            {spoil(host.WelcomeBytes, 0), false},
-		"mtu":                 {spoil(host.WelcomeBytes+32, 77), false},
-		"welcomed, then gone": {good, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			defer l.Close()
-			go func() {
-				if nc, err := l.Accept(); err == nil {
-					if test.answer != nil {
-						io.ReadFull(nc, make([]byte, host.HelloBytes+endpointBytes))
-						nc.Write(test.answer)
-					}
-					nc.Close()
-				}
-			}()
-			c, err := d.Dial(t.Context(), l.Addr().String(), ticket(1, 1, rdma.ReadWrite), 0)
-			if test.dialed {
-				require.NoError(t, err)
-				_, err = c.Open(t.Context(), 1, 1)
-				c.Close()
-			}
-			require.ErrorIs(t, err, rdma.ErrBroken)
-			require.Zero(t, Live().QueuePairs)
-		})
-	}
-}
-
 // A hello whose sender has given up, read after that of a later connection, must not
 // take the lane.
 func TestLateHello(t *testing.T) {
@@ -181,7 +136,7 @@ func TestLateHello(t *testing.T) {
 	require.NoError(t, err)
 	defer nc.Close()
 	tk := ticket(1, 1, rdma.ReadWrite)
-	late := (&endpoint{qpn: 17, psn: 5, mtu: 3, reads: 16, gid: n.Caps().GID.As16()}).append((&host.Hello{Ticket: *tk, Attempt: host.NextAttempt()}).Append(nil))
+	late := (&host.Hello{Ticket: *tk, Attempt: host.NextAttempt()}).Append(appendIntro(nil))
 	_, err = nc.Write(late[:60])
 	require.NoError(t, err)
 	d := newDialer(t)

@@ -8,7 +8,7 @@
 #include <poll.h>
 #include <time.h>
 
-static int64_t now_ns(void)
+int64_t q_now(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
@@ -80,7 +80,23 @@ static int look(q_lane *l, uint64_t sequence)
 // first, and where the clock is a system call it is not asked all the time.
 #define LOOKS 64
 
-// Spins for spin_ns, then sleeps until the device, the node's socket or the limit wakes it.
+// Looks at what the connection manager has to say.
+static int manager(q_lane *l)
+{
+	struct rdma_cm_event *e;
+	int r = Q_PENDING;
+	while (!r && !rdma_get_cm_event(l->events, &e)) {
+		if (e->event == RDMA_CM_EVENT_DISCONNECTED)
+			r = Q_GONE;
+		else if (e->event == RDMA_CM_EVENT_DEVICE_REMOVAL)
+			r = Q_REMOVED;
+		rdma_ack_cm_event(e);
+	}
+	return r;
+}
+
+// Spins for spin_ns, then sleeps until the device, the node's socket, the connection
+// manager or the limit wakes it.
 int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns)
 {
 	int r;
@@ -89,7 +105,7 @@ int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns)
 		for (int i = 0; i < LOOKS; i++)
 			if ((r = look(l, sequence)))
 				return r;
-		int64_t t = now_ns();
+		int64_t t = q_now();
 		if (!start)
 			start = t;
 		if (t - start >= limit_ns)
@@ -102,14 +118,15 @@ int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns)
 			return Q_SYSTEM;
 		if ((r = look(l, sequence)))
 			return r;
-		int64_t left = limit_ns - (now_ns() - start);
+		int64_t left = limit_ns - (q_now() - start);
 		if (left <= 0)
 			return Q_TIMEOUT;
 		if (left > 1000000000LL)
 			left = 1000000000LL;
 		struct timespec ts = {left / 1000000000LL, left % 1000000000LL};
-		struct pollfd p[2] = {{.fd = l->channel->fd, .events = POLLIN}, {.fd = l->socket, .events = POLLIN | POLLRDHUP}};
-		int n = ppoll(p, 2, &ts, NULL);
+		struct pollfd p[3] = {{.fd = l->channel->fd, .events = POLLIN}, {.fd = l->socket, .events = POLLIN | POLLRDHUP},
+			{.fd = l->events->fd, .events = POLLIN}};
+		int n = ppoll(p, 3, &ts, NULL);
 		if (n < 0 && errno != EINTR)
 			return Q_SYSTEM;
 		if (n > 0 && p[0].revents) {
@@ -122,6 +139,8 @@ int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns)
 			return r;
 		if (n > 0 && p[1].revents)
 			return Q_SOCKET;
+		if (n > 0 && p[2].revents && (r = manager(l)))
+			return r;
 	}
 }
 

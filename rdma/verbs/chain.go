@@ -332,7 +332,10 @@ func (c *conn) await(p *posted, written bool, deadline int64) bool {
 	case C.Q_TIMEOUT:
 		c.fail(errors.New("no answer by the deadline"))
 		ch.Err = c.dead
-	case C.Q_SOCKET:
+	case C.Q_REMOVED:
+		c.fail(fmt.Errorf("%s was removed", c.dialer.device.caps.Device))
+		ch.Err = c.dead
+	case C.Q_SOCKET, C.Q_GONE: // where the manager is the first to know, the socket follows
 		c.hear()
 		ch.Err = c.dead
 		if errors.Is(c.dead, rdma.ErrRefused) {

@@ -10,7 +10,7 @@ import (
 )
 
 // ErrNotBuilt: this program has no RDMA in it.
-var ErrNotBuilt = errors.New("built without RDMA: build with CGO_ENABLED=1 and -tags verbs, with the headers of libibverbs installed")
+var ErrNotBuilt = errors.New("built without RDMA: build with CGO_ENABLED=1 and -tags verbs, with the headers of libibverbs and librdmacm installed")
 
 // ErrDevice: no RDMA device can be used; the error says which and why.
 var ErrDevice = errors.New("no usable RDMA device")
@@ -65,6 +65,8 @@ type Objects struct {
 	CompletionQueues  int64 `json:"completion_queues"`
 	Channels          int64 `json:"channels"`
 	QueuePairs        int64 `json:"queue_pairs"`
+	ConnectionIDs     int64 `json:"connection_ids"`
+	EventChannels     int64 `json:"event_channels"`
 }
 
 // Caps are what a device says it can do.

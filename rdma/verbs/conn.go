@@ -7,12 +7,11 @@ import "C"
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -84,9 +83,12 @@ func (c *conn) connect(ctx context.Context) error {
 	c.ncMu.Lock()
 	c.nc = generic.(*net.TCPConn)
 	c.ncMu.Unlock()
-	stop := context.AfterFunc(ctx, func() { generic.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() {
+		generic.SetDeadline(time.Unix(1, 0))
+		generic.(*net.TCPConn).CloseRead() // wakes who waits for the connection manager
+	})
 	err = c.greet()
-	if !stop() && err == nil {
+	if !stop() && !errors.Is(err, rdma.ErrRefused) {
 		err = fmt.Errorf("%w: %w", rdma.ErrBroken, context.Cause(ctx))
 	}
 	if err != nil {
@@ -101,20 +103,38 @@ func (c *conn) connect(ctx context.Context) error {
 	return c.reopen(ctx)
 }
 
+// openLane makes a queue pair.
+func (d *Dialer) openLane() (lane *C.q_lane, err error) {
+	if e := C.q_lane_open(d.device.ctx, d.buffers.pd, inlineBytes, &lane); e != 0 {
+		return nil, fmt.Errorf("%w: queue pair on %s: %w: it has no more, or locked memory is limited (ulimit -l)", rdma.ErrBroken, d.device.caps.Device, unix.Errno(e))
+	}
+	return lane, nil
+}
+
+// closeLane destroys a queue pair, after which the device touches no buffer of it.
+func closeLane(l *C.q_lane) error { return problem("destroying a queue pair", C.q_lane_close(l)) }
+
+// watch lets a lane's waits end when its socket has something to say.
+func watch(l *C.q_lane, nc *net.TCPConn) error {
+	raw, err := nc.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) { l.socket = C.int(fd) })
+}
+
 // greet says who we are and connects the queue pairs.
 func (c *conn) greet() error {
-	dev := c.dialer.device
-	var lane *C.q_lane
-	if e := C.q_lane_open(dev.ctx, c.dialer.buffers.pd, inlineBytes, &lane); e != 0 {
-		return fmt.Errorf("%w: queue pair on %s: %w: it has no more, or locked memory is limited (ulimit -l)", rdma.ErrBroken, dev.caps.Device, unix.Errno(e))
+	lane, err := c.dialer.openLane()
+	if err != nil {
+		return err
 	}
 	c.lane, c.verbs = lane, lane.verbs[:]
-	if err := problem("queue pair on "+dev.caps.Device, C.q_init(lane.qp, C.uint8_t(dev.caps.Port), 0)); err != nil {
+	if err := watch(lane, c.nc); err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	own := dev.endpoint(uint32(lane.qp.qp_num), randomPSN())
 	c.hello.Attempt = host.NextAttempt()
-	if _, err := c.nc.Write(own.append(c.hello.Append(nil))); err != nil {
+	if _, err := c.nc.Write(c.hello.Append(appendIntro(nil))); err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
 	var b [host.WelcomeBytes + endpointBytes]byte
@@ -132,21 +152,18 @@ func (c *conn) greet() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	if err := dev.connect(lane.qp, own, peer); err != nil {
+	own := claim{lane: c.hello.Lane, nonce: peer.nonce}
+	if err := c.dialer.device.join(lane, peer, own.append(nil), connectTimeout); err != nil {
+		if err == errHeard {
+			err = c.farewell()
+		}
+		if errors.Is(err, rdma.ErrRefused) {
+			return err
+		}
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	raw, err := c.nc.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(fd uintptr) { lane.socket = C.int(fd) })
-	}
 	c.welcome = w
-	return err
-}
-
-func randomPSN() uint32 {
-	var b [4]byte
-	rand.Read(b[:])
-	return binary.LittleEndian.Uint32(b[:]) & 0xffffff
+	return nil
 }
 
 // drop destroys the queue pair, after which the device touches no buffer of this
@@ -154,7 +171,7 @@ func randomPSN() uint32 {
 // Preconditions: mu is held.
 func (c *conn) drop() {
 	if c.lane != nil {
-		C.q_lane_close(c.lane)
+		closeLane(c.lane)
 		c.lane, c.verbs = nil, nil
 	}
 	c.forget()
@@ -172,20 +189,33 @@ func (c *conn) fail(err error) {
 	c.dead, c.mends = fmt.Errorf("%w: node %s: %w", rdma.ErrBroken, c.addr, err), false
 }
 
-// hear reads why the node ended the connection. A definite reason counts for
-// all that is posted later; what was under way is unknown all the same.
-func (c *conn) hear() {
+// farewell reads why the node ended the connection.
+func (c *conn) farewell() error {
 	var b [answerBytes]byte
 	c.nc.SetReadDeadline(time.Now().Add(time.Second))
-	_, err := io.ReadFull(c.nc, b[:])
-	if err == nil {
-		a := decodeAnswer(b[:])
-		if a.kind == kindFarewell && errors.Is(a.err, rdma.ErrRefused) {
-			c.drop()
-			c.dead, c.mends = a.err, false
-			return
-		}
-		err = errPeer
+	if _, err := io.ReadFull(c.nc, b[:]); err != nil {
+		return err
+	}
+	if a := decodeAnswer(b[:]); a.kind == kindFarewell && a.err != nil {
+		return a.err
+	}
+	return errPeer
+}
+
+// errDisconnected: the connection manager is the only one to say so.
+var errDisconnected = fmt.Errorf("%w: the node's end of the queue pair is gone", rdma.ErrBroken)
+
+// hear is for when the node ended the connection. A definite reason counts for
+// all that is posted later; what was under way is unknown all the same.
+func (c *conn) hear() {
+	err := c.farewell()
+	if errors.Is(err, rdma.ErrRefused) {
+		c.drop()
+		c.dead, c.mends = err, false
+		return
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = errDisconnected
 	}
 	c.fail(err)
 }

@@ -2,7 +2,7 @@
 
 package verbs
 
-// #cgo LDFLAGS: -libverbs
+// #cgo LDFLAGS: -lrdmacm -libverbs
 // #cgo noescape q_post
 // #cgo nocallback q_post
 // #cgo noescape q_wait
@@ -38,17 +38,15 @@ const (
 
 // device is an open adapter with the port and address chosen.
 type device struct {
-	ctx  *C.struct_ibv_context
-	caps Caps
-	lid  uint16
-	mtu  C.int
+	ctx   *C.struct_ibv_context
+	caps  Caps
+	scope uint32
 }
 
 // candidate is one address of one port of one device.
 type candidate struct {
 	caps  Caps
-	lid   uint16
-	mtu   C.int
+	scope uint32 // interface that has the address
 	score int
 }
 
@@ -92,7 +90,11 @@ func openDevice(c Config, near netip.Addr) (*device, error) {
 	if ctx == nil {
 		return nil, fmt.Errorf("%w: %s cannot be opened: give this user access to /dev/infiniband", ErrDevice, best.caps.Device)
 	}
-	return &device{ctx: ctx, caps: best.caps, lid: best.lid, mtu: best.mtu}, nil
+	if e := C.q_manager(); e != 0 {
+		C.q_close(ctx)
+		return nil, fmt.Errorf("%w: %s: no connection manager: %w: load rdma_ucm, and give this user access to /dev/infiniband/rdma_cm", ErrDevice, best.caps.Device, unix.Errno(e))
+	}
+	return &device{ctx: ctx, caps: best.caps, scope: best.scope}, nil
 }
 
 func (d *device) close() error { return problem("closing "+d.caps.Device, C.q_close(d.ctx)) }
@@ -135,7 +137,7 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 			continue
 		}
 		caps.Port, caps.RoCE, caps.MTU = port, p.link_layer == C.IBV_LINK_LAYER_ETHERNET, 128<<p.active_mtu
-		found = append(found, addresses(ctx, caps, &p, c, near)...)
+		found = append(found, addresses(ctx, caps, c, near)...)
 	}
 	if len(found) == 0 {
 		if len(down) > 0 {
@@ -160,7 +162,7 @@ func atomicScope(name string, scope int) (string, error) {
 
 // addresses scores the GIDs of a port: the one the peer is reached from, then RoCE
 // version 2 with IPv4, global IPv6, link-local.
-func addresses(ctx *C.struct_ibv_context, caps Caps, p *C.struct_ibv_port_attr, c Config, near netip.Addr) (found []candidate) {
+func addresses(ctx *C.struct_ibv_context, caps Caps, c Config, near netip.Addr) (found []candidate) {
 	var entries [256]C.struct_ibv_gid_entry
 	n := int(C.ibv_query_gid_table(ctx, &entries[0], C.size_t(len(entries)), 0))
 	for i := range max(n, 0) {
@@ -170,7 +172,7 @@ func addresses(ctx *C.struct_ibv_context, caps Caps, p *C.struct_ibv_port_attr, 
 		}
 		gid := netip.AddrFrom16(gidBytes(e))
 		plain := gid.Unmap()
-		f := candidate{caps: caps, lid: uint16(p.lid), mtu: C.int(p.active_mtu)}
+		f := candidate{caps: caps, scope: uint32(e.ndev_ifindex)}
 		f.caps.GID, f.caps.GIDIndex = plain, int(e.gid_index)
 		switch {
 		case plain.Is4():
@@ -192,28 +194,6 @@ func addresses(ctx *C.struct_ibv_context, caps Caps, p *C.struct_ibv_port_attr, 
 		found = append(found, f)
 	}
 	return found
-}
-
-// endpoint describes a queue pair of this device to the other end.
-func (d *device) endpoint(qpn, psn uint32) endpoint {
-	return endpoint{lid: d.lid, qpn: qpn, psn: psn, gid: d.caps.GID.As16(), mtu: uint8(d.mtu), reads: uint8(d.caps.MaxReads)}
-}
-
-// connect takes a queue pair that talks to peer to the state RTR, and on to RTS.
-func (d *device) connect(qp *C.struct_ibv_qp, own, peer endpoint) error {
-	mtu := min(own.mtu, peer.mtu)
-	reads := C.uint8_t(min(own.reads, peer.reads))
-	global := C.int(0)
-	if d.caps.RoCE || d.lid == 0 {
-		global = 1
-	}
-	gid := peer.gid
-	e := C.q_rtr(qp, C.uint8_t(d.caps.Port), C.uint8_t(d.caps.GIDIndex), C.int(mtu), (*C.uint8_t)(&gid[0]), global,
-		C.uint16_t(peer.lid), C.uint32_t(peer.qpn), C.uint32_t(peer.psn), reads)
-	if e != 0 {
-		return fmt.Errorf("%s cannot reach %v: %w: check that both ends have addresses of one kind", d.caps.Device, netip.AddrFrom16(gid).Unmap(), unix.Errno(e))
-	}
-	return problem("starting a queue pair on "+d.caps.Device, C.q_rts(qp, C.uint32_t(own.psn), reads))
 }
 
 // Probe says whether a device can be used, and can serve memory of this kind.
@@ -263,6 +243,7 @@ func Live() Objects {
 	return Objects{
 		Contexts: int64(o.contexts), ProtectionDomains: int64(o.pds), MemoryRegions: int64(o.mrs),
 		CompletionQueues: int64(o.cqs), Channels: int64(o.channels), QueuePairs: int64(o.qps),
+		ConnectionIDs: int64(o.ids), EventChannels: int64(o.event_channels),
 	}
 }
 

@@ -1,15 +1,17 @@
 // Package verbs is the fabric over RDMA adapters: reliable connected queue pairs
-// of libibverbs, driven through a small C shim. It is built with cgo and the tag
+// of libibverbs, connected through librdmacm, driven through a small C shim. It is built with cgo and the tag
 // "verbs"; otherwise Dial and NewServer answer with ErrNotBuilt.
 //
 //	client                                    node
 //	  Dialer  device, protection domain         Server  device, drains queue
-//	   └ conn  one lane                          ├ domain  one for each tenant
-//	      ├ socket: hello, open, flush, end      ├ region  one memory region for each tenant
-//	      └ queue pair ── READ WRITE CAS FAA ──  └ lane    socket, queue pair
+//	   └ conn  one lane                          ├ listener of the connection manager
+//	      ├ socket: hello, open, flush, end      ├ domain  one for each tenant
+//	      ├ connection id: claim                 ├ region  one memory region for each tenant
+//	      └ queue pair ── READ WRITE CAS FAA ──  └ lane    socket, queue pair, connection id
 //
-// The socket (tcp) carries the ticket and the numbers of both queue pairs, which
-// rdma_cm's 56 bytes of private data could not hold, afterwards opens windows, and by closing
+// The socket (tcp) carries the ticket, which 56 bytes of private data could not hold,
+// and answers with a nonce; whoever names it in a request to connect gets the queue pair that
+// was made for the ticket. Afterwards the socket opens windows, and by closing
 // tells either end that the other is gone. The data path is the queue pair alone:
 // no thread of the node takes part.
 //

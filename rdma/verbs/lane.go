@@ -24,14 +24,16 @@ type lane struct {
 	number  uint32
 	attempt uint64
 	ticket  rdma.Ticket
+	nonce   [16]byte // what the client's request to connect has to name
 	domain  *domain
 	flushed chan struct{} // closed by the flush of the receive
 
 	mu      sync.Mutex
-	qp      *C.struct_ibv_qp // nil once destroyed
-	stopped error            // why access was taken away
-	died    bool             // the queue pair was in the error state before we put it there
-	drained bool             // flushed is closed
+	qp      *C.struct_ibv_qp     // nil once destroyed
+	cm      *C.struct_rdma_cm_id // nil before the client has come, and at the end
+	stopped error                // why access was taken away
+	died    bool                 // the queue pair was in the error state before we put it there
+	drained bool                 // flushed is closed
 
 	sendMu sync.Mutex // of writes to nc
 }
@@ -45,11 +47,7 @@ func (l *lane) create(d *domain) error {
 	if l.qp = C.q_responder(d.pd, s.drains); l.qp == nil {
 		return fmt.Errorf("%w: queue pair on %s: it has no more", rdma.ErrLimit, s.device.caps.Device)
 	}
-	access := C.int(C.IBV_ACCESS_REMOTE_READ)
-	if l.ticket.Rights == rdma.ReadWrite {
-		access |= C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
-	}
-	err := problem("queue pair", C.q_init(l.qp, C.uint8_t(s.device.caps.Port), access))
+	err := problem("queue pair", C.q_init(l.qp, C.uint8_t(s.device.caps.Port), l.access()))
 	if err == nil {
 		err = problem("receive for the drain", C.q_receive(l.qp, C.uint64_t(l.id)))
 	}
@@ -60,16 +58,12 @@ func (l *lane) create(d *domain) error {
 	return err
 }
 
-// connect lets the client in.
-func (l *lane) connect(peer endpoint) (endpoint, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.stopped != nil {
-		return endpoint{}, l.stopped
+// access is what the adapter lets the client do.
+func (l *lane) access() C.int {
+	if l.ticket.Rights == rdma.ReadWrite {
+		return C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
 	}
-	d := l.server.device
-	own := d.endpoint(uint32(l.qp.qp_num), randomPSN())
-	return own, d.connect(l.qp, own, peer)
+	return C.IBV_ACCESS_REMOTE_READ
 }
 
 // serve answers requests until the client or the node has had enough.
@@ -156,7 +150,8 @@ func (l *lane) finish(ctx context.Context, why error) error {
 		}
 		l.qp = nil
 	}
-	told := l.stopped
+	told, id := l.stopped, l.cm
+	l.cm = nil
 	l.mu.Unlock()
 	if !first {
 		return nil
@@ -164,6 +159,7 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	s := l.server
 	s.mu.Lock()
 	delete(s.lanes, l.id)
+	delete(s.joins, l.nonce)
 	l.domain.lanes--
 	if ses := s.sessions[l.ticket.Serial]; ses != nil && ses.lanes[l.number] == l {
 		delete(ses.lanes, l.number)
@@ -179,5 +175,8 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	l.nc.Write(farewell.append(make([]byte, 0, answerBytes)))
 	l.sendMu.Unlock()
 	l.nc.Close()
+	if id != nil {
+		return problem("ending a connection", C.q_drop(id))
+	}
 	return nil
 }

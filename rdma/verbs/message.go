@@ -10,19 +10,25 @@ import (
 
 // What the socket carries. Sizes are fixed, fields little endian.
 //
-//	client  hello of package host, endpoint
+//	client  intro     0 magic  4 version  6 zero, then the hello of package host
 //	node    welcome of package host, endpoint
 //	client  request   0 kind  4 tag  8 region  12 slot   16 epoch  24 offset  32 bytes
 //	node    answer    0 kind  4 tag  8 code    12 flags  16 key    24 bytes   32 rkey  36 zero
 //
-//	endpoint  0 magic  4 version  6 lid  8 queue pair  12 packet sequence  16 gid  32 mtu  33 reads  34 zero
+//	endpoint  0 magic  4 version  6 port  8 address  24 nonce
+//
+// A request to connect through librdmacm carries at most 56 bytes, padded to that:
+//
+//	client  claim     0 magic  4 version  6 length  8 lane  12 nonce
 const (
+	introBytes    = 8
 	endpointBytes = 40
+	claimBytes    = 28
 	requestBytes  = 40
 	answerBytes   = 40
 
-	endpointMagic   = 0x51425651 // "QVBQ"
-	endpointVersion = 1
+	magic   = 0x51425651 // "QVBQ"
+	version = 2
 
 	kindOpen     = 1
 	kindFlush    = 2
@@ -33,45 +39,81 @@ const (
 
 var errPeer = errors.New("the peer does not speak the verbs protocol of this version")
 
-// endpoint is one end's queue pair.
+func appendMagic(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, magic)
+	return binary.LittleEndian.AppendUint16(b, version)
+}
+
+// checkMagic looks at the first 6 of n bytes.
+func checkMagic(b []byte, n int) error {
+	if len(b) < n || binary.LittleEndian.Uint32(b) != magic {
+		return errPeer
+	}
+	if v := binary.LittleEndian.Uint16(b[4:]); v != version {
+		return fmt.Errorf("%w: it has version %d, this build %d", errPeer, v, version)
+	}
+	return nil
+}
+
+func appendIntro(b []byte) []byte { return append(appendMagic(b), 0, 0) }
+
+func checkIntro(b []byte) error {
+	if err := checkMagic(b, introBytes); err != nil {
+		return err
+	}
+	if b[6] != 0 || b[7] != 0 {
+		return errPeer
+	}
+	return nil
+}
+
+// endpoint is where a node's adapter takes requests to connect, and what such a request
+// has to name.
 type endpoint struct {
-	lid   uint16
-	qpn   uint32
-	psn   uint32
-	gid   [16]byte
-	mtu   uint8 // enum ibv_mtu
-	reads uint8 // READs and atomics that it takes at a time
+	port  uint16
+	addr  [16]byte // as a GID
+	nonce [16]byte
 }
 
 func (e *endpoint) append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint32(b, endpointMagic)
-	b = binary.LittleEndian.AppendUint16(b, endpointVersion)
-	b = binary.LittleEndian.AppendUint16(b, e.lid)
-	b = binary.LittleEndian.AppendUint32(b, e.qpn)
-	b = binary.LittleEndian.AppendUint32(b, e.psn)
-	b = append(b, e.gid[:]...)
-	b = append(b, e.mtu, e.reads)
-	return append(b, make([]byte, 6)...)
+	b = binary.LittleEndian.AppendUint16(appendMagic(b), e.port)
+	b = append(b, e.addr[:]...)
+	return append(b, e.nonce[:]...)
 }
 
 func decodeEndpoint(b []byte) (endpoint, error) {
-	if len(b) != endpointBytes || binary.LittleEndian.Uint32(b) != endpointMagic {
-		return endpoint{}, errPeer
+	if err := checkMagic(b, endpointBytes); err != nil {
+		return endpoint{}, err
 	}
-	if v := binary.LittleEndian.Uint16(b[4:]); v != endpointVersion {
-		return endpoint{}, fmt.Errorf("%w: it has version %d, this build %d", errPeer, v, endpointVersion)
-	}
-	e := endpoint{
-		lid: binary.LittleEndian.Uint16(b[6:]),
-		qpn: binary.LittleEndian.Uint32(b[8:]),
-		psn: binary.LittleEndian.Uint32(b[12:]),
-		gid: [16]byte(b[16:]),
-		mtu: b[32], reads: b[33],
-	}
-	if e.qpn >= 1<<24 || e.psn >= 1<<24 || e.mtu < 1 || e.mtu > 5 || e.reads == 0 {
+	e := endpoint{port: binary.LittleEndian.Uint16(b[6:]), addr: [16]byte(b[8:]), nonce: [16]byte(b[24:])}
+	if e.port == 0 || e.addr == [16]byte{} || e.nonce == [16]byte{} {
 		return endpoint{}, fmt.Errorf("%w: endpoint out of range", errPeer)
 	}
 	return e, nil
+}
+
+// claim says whose queue pair a request to connect is for. The nonce came over the
+// socket, where the ticket was shown.
+type claim struct {
+	lane  uint32
+	nonce [16]byte
+}
+
+func (c *claim) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint16(appendMagic(b), claimBytes)
+	b = binary.LittleEndian.AppendUint32(b, c.lane)
+	return append(b, c.nonce[:]...)
+}
+
+// decodeClaim reads private data, which is padded.
+func decodeClaim(b []byte) (claim, error) {
+	if err := checkMagic(b, claimBytes); err != nil {
+		return claim{}, err
+	}
+	if binary.LittleEndian.Uint16(b[6:]) != claimBytes {
+		return claim{}, errPeer
+	}
+	return claim{lane: binary.LittleEndian.Uint32(b[8:]), nonce: [16]byte(b[12:])}, nil
 }
 
 type request struct {

@@ -10,19 +10,49 @@ import (
 )
 
 func TestMessageForms(t *testing.T) {
-	e := endpoint{lid: 1, qpn: 1<<24 - 1, psn: 3, gid: [16]byte{4, 15: 5}, mtu: 5, reads: 16}
+	require.NoError(t, checkIntro(appendIntro(nil)))
+	require.Len(t, appendIntro(nil), introBytes)
+	for at, bad := range map[int]byte{0: 0, 4: 1, 5: 1, 6: 1, 7: 1} {
+		c := appendIntro(nil)
+		c[at] = bad
+		require.ErrorIs(t, checkIntro(c), errPeer, "byte %d", at)
+	}
+	require.ErrorIs(t, checkIntro(appendIntro(nil)[:introBytes-1]), errPeer)
+
+	e := endpoint{port: 1, addr: [16]byte{4, 15: 5}, nonce: [16]byte{6, 15: 7}}
 	b := e.append(nil)
 	require.Len(t, b, endpointBytes)
 	got, err := decodeEndpoint(b)
 	require.NoError(t, err)
 	require.Equal(t, e, got)
-	for at, bad := range map[int]byte{0: 0, 4: 2, 11: 1, 15: 1, 32: 0, 33: 0} {
+	for at, bad := range map[int]byte{0: 0, 4: 1, 5: 1, 6: 0} {
 		c := bytes.Clone(b)
 		c[at] = bad
 		_, err := decodeEndpoint(c)
 		require.ErrorIs(t, err, errPeer, "byte %d", at)
 	}
+	for _, bad := range []endpoint{{addr: e.addr, nonce: e.nonce}, {port: 1, nonce: e.nonce}, {port: 1, addr: e.addr}} {
+		_, err := decodeEndpoint(bad.append(nil))
+		require.ErrorIs(t, err, errPeer)
+	}
 	_, err = decodeEndpoint(b[:endpointBytes-1])
+	require.ErrorIs(t, err, errPeer)
+
+	c := claim{lane: 9, nonce: e.nonce}
+	b = c.append(nil)
+	require.Len(t, b, claimBytes)
+	for _, b := range [][]byte{b, append(bytes.Clone(b), make([]byte, 56-claimBytes)...)} {
+		got, err := decodeClaim(b)
+		require.NoError(t, err)
+		require.Equal(t, c, got)
+	}
+	for at, bad := range map[int]byte{0: 0, 4: 1, 6: 29, 7: 1} {
+		c := bytes.Clone(b)
+		c[at] = bad
+		_, err := decodeClaim(c)
+		require.ErrorIs(t, err, errPeer, "byte %d", at)
+	}
+	_, err = decodeClaim(b[:claimBytes-1])
 	require.ErrorIs(t, err, errPeer)
 
 	for _, kind := range []uint32{kindOpen, kindFlush} {
@@ -41,11 +71,15 @@ func TestMessageForms(t *testing.T) {
 
 // Whatever comes from a socket is refused or has one form.
 func FuzzMessages(f *testing.F) {
-	f.Add((&endpoint{mtu: 1, reads: 1}).append(nil))
+	f.Add((&endpoint{port: 1, addr: [16]byte{1}, nonce: [16]byte{1}}).append(nil))
+	f.Add((&claim{lane: 1}).append(nil))
 	f.Add((&answer{err: rdma.ErrKey}).append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if e, err := decodeEndpoint(b); err == nil && !bytes.Equal(e.append(nil)[:34], b[:34]) {
+		if e, err := decodeEndpoint(b); err == nil && !bytes.Equal(e.append(nil), b) {
 			t.Fatal("an endpoint has two forms")
+		}
+		if c, err := decodeClaim(b); err == nil && !bytes.Equal(c.append(nil), b[:claimBytes]) {
+			t.Fatal("a claim has two forms")
 		}
 		if len(b) == requestBytes {
 			r := decodeRequest(b)

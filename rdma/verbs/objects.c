@@ -8,25 +8,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-static q_objects live;
-#define BORN(x) __atomic_add_fetch(&live.x, 1, __ATOMIC_RELAXED)
-#define GONE(x) __atomic_sub_fetch(&live.x, 1, __ATOMIC_RELAXED)
+q_objects q_live;
 
 void q_count(q_objects *out)
 {
-	out->contexts = __atomic_load_n(&live.contexts, __ATOMIC_RELAXED);
-	out->pds = __atomic_load_n(&live.pds, __ATOMIC_RELAXED);
-	out->mrs = __atomic_load_n(&live.mrs, __ATOMIC_RELAXED);
-	out->cqs = __atomic_load_n(&live.cqs, __ATOMIC_RELAXED);
-	out->channels = __atomic_load_n(&live.channels, __ATOMIC_RELAXED);
-	out->qps = __atomic_load_n(&live.qps, __ATOMIC_RELAXED);
+	out->contexts = __atomic_load_n(&q_live.contexts, __ATOMIC_RELAXED);
+	out->pds = __atomic_load_n(&q_live.pds, __ATOMIC_RELAXED);
+	out->mrs = __atomic_load_n(&q_live.mrs, __ATOMIC_RELAXED);
+	out->cqs = __atomic_load_n(&q_live.cqs, __ATOMIC_RELAXED);
+	out->channels = __atomic_load_n(&q_live.channels, __ATOMIC_RELAXED);
+	out->qps = __atomic_load_n(&q_live.qps, __ATOMIC_RELAXED);
+	out->ids = __atomic_load_n(&q_live.ids, __ATOMIC_RELAXED);
+	out->event_channels = __atomic_load_n(&q_live.event_channels, __ATOMIC_RELAXED);
 }
 
 struct ibv_context *q_open(struct ibv_device *d)
 {
 	struct ibv_context *ctx = ibv_open_device(d);
 	if (ctx)
-		BORN(contexts);
+		Q_BORN(contexts);
 	return ctx;
 }
 
@@ -34,7 +34,7 @@ int q_close(struct ibv_context *ctx)
 {
 	int e = ibv_close_device(ctx);
 	if (!e)
-		GONE(contexts);
+		Q_DIED(contexts);
 	return e;
 }
 
@@ -47,7 +47,7 @@ struct ibv_pd *q_pd(struct ibv_context *ctx)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	if (pd)
-		BORN(pds);
+		Q_BORN(pds);
 	return pd;
 }
 
@@ -55,7 +55,7 @@ int q_free_pd(struct ibv_pd *pd)
 {
 	int e = ibv_dealloc_pd(pd);
 	if (!e)
-		GONE(pds);
+		Q_DIED(pds);
 	return e;
 }
 
@@ -63,7 +63,7 @@ struct ibv_mr *q_register(struct ibv_pd *pd, void *addr, uint64_t bytes, uint64_
 {
 	struct ibv_mr *mr = ibv_reg_mr_iova(pd, addr, bytes, base, access);
 	if (mr)
-		BORN(mrs);
+		Q_BORN(mrs);
 	return mr;
 }
 
@@ -71,7 +71,7 @@ int q_deregister(struct ibv_mr *mr)
 {
 	int e = ibv_dereg_mr(mr);
 	if (!e)
-		GONE(mrs);
+		Q_DIED(mrs);
 	return e;
 }
 
@@ -80,16 +80,16 @@ static int queue(struct ibv_context *ctx, int entries, struct ibv_comp_channel *
 {
 	if (!(*ch = ibv_create_comp_channel(ctx)))
 		return errno;
-	BORN(channels);
+	Q_BORN(channels);
 	fcntl((*ch)->fd, F_SETFL, fcntl((*ch)->fd, F_GETFL) | O_NONBLOCK);
 	if (!(*cq = ibv_create_cq(ctx, entries, NULL, *ch, 0))) {
 		int e = errno;
 		if (!ibv_destroy_comp_channel(*ch))
-			GONE(channels);
+			Q_DIED(channels);
 		*ch = NULL;
 		return e;
 	}
-	BORN(cqs);
+	Q_BORN(cqs);
 	return 0;
 }
 
@@ -98,10 +98,10 @@ static int unqueue(struct ibv_comp_channel *ch, struct ibv_cq *cq)
 	int e = ibv_destroy_cq(cq);
 	if (e)
 		return e;
-	GONE(cqs);
+	Q_DIED(cqs);
 	if ((e = ibv_destroy_comp_channel(ch)))
 		return e;
-	GONE(channels);
+	Q_DIED(channels);
 	return 0;
 }
 
@@ -116,7 +116,7 @@ int q_destroy_qp(struct ibv_qp *qp)
 {
 	int e = ibv_destroy_qp(qp);
 	if (!e)
-		GONE(qps);
+		Q_DIED(qps);
 	return e;
 }
 
@@ -133,7 +133,7 @@ static struct ibv_qp *queue_pair(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t 
 		qp = ibv_create_qp(pd, &a);
 	}
 	if (qp) {
-		BORN(qps);
+		Q_BORN(qps);
 		*inline_max = a.cap.max_inline_data;
 	}
 	return qp;
@@ -176,6 +176,15 @@ int q_lane_close(q_lane *l)
 	if (l->qp && (e = q_destroy_qp(l->qp)))
 		return e;
 	l->qp = NULL;
+	// Tells the node, should the socket not.
+	if (l->id && (e = q_drop(l->id)))
+		return e;
+	l->id = NULL;
+	if (l->events) {
+		rdma_destroy_event_channel(l->events);
+		Q_DIED(event_channels);
+	}
+	l->events = NULL;
 	if ((e = unqueue(l->channel, l->cq)))
 		return e;
 	free(l);
@@ -192,34 +201,6 @@ int q_init(struct ibv_qp *qp, uint8_t port, int access)
 {
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = port, .qp_access_flags = access};
 	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-}
-
-int q_rtr(struct ibv_qp *qp, uint8_t port, uint8_t sgid_index, int mtu, const uint8_t *dgid, int global,
-	  uint16_t dlid, uint32_t dqpn, uint32_t psn, uint8_t rd_atomic)
-{
-	struct ibv_qp_attr a = {
-		.qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = dqpn, .rq_psn = psn,
-		.max_dest_rd_atomic = rd_atomic, .min_rnr_timer = 12,
-		.ah_attr = {.dlid = dlid, .port_num = port, .is_global = global},
-	};
-	if (global) {
-		memcpy(a.ah_attr.grh.dgid.raw, dgid, 16);
-		a.ah_attr.grh.sgid_index = sgid_index;
-		a.ah_attr.grh.hop_limit = 64;
-	}
-	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-}
-
-int q_rts(struct ibv_qp *qp, uint32_t psn, uint8_t rd_atomic)
-{
-	// 4.096 us << 16 = 268 ms, up to 7 times. 7 as a retry count would mean for ever.
-	struct ibv_qp_attr a = {
-		.qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 6, .rnr_retry = 6, .sq_psn = psn,
-		.max_rd_atomic = rd_atomic,
-	};
-	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-		IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 int q_error(struct ibv_qp *qp)

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -47,13 +48,18 @@ type Server struct {
 	ctx         context.Context
 	cancel      context.CancelFunc
 
-	channel *C.struct_ibv_comp_channel
-	drains  *C.struct_ibv_cq
-	wake    int // eventfd that ends the drainer
+	channel  *C.struct_ibv_comp_channel
+	drains   *C.struct_ibv_cq
+	events   *C.struct_rdma_event_channel
+	listener *C.struct_rdma_cm_id
+	port     uint16        // of the listener
+	wake     int           // eventfd that ends drain and meet
+	patience time.Duration // joinTimeout
 
 	served  sync.WaitGroup // sockets
-	drained sync.WaitGroup // the drainer
+	drained sync.WaitGroup // drain and meet
 	access  atomic.Uint64  // queue pairs that died of what their client sent
+	strays  atomic.Uint64  // requests to connect that were refused
 
 	registrations, registeredNs, expelled atomic.Uint64
 
@@ -61,7 +67,8 @@ type Server struct {
 	regions   map[uint32]*region
 	domains   map[uint32]*domain // by tenant
 	sessions  map[uint64]*session
-	lanes     map[uint64]*lane // by id
+	lanes     map[uint64]*lane   // by id
+	joins     map[[16]byte]*lane // whose client has yet to connect, by nonce
 	nextID    uint64
 	ended     host.Ended
 	offences  map[uint64]uint64 // by serial; see offend
@@ -104,9 +111,9 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 		return nil, err
 	}
 	s := &Server{
-		cluster: cluster, key: key, node: node, incarnation: incarnation, limits: limits, log: log, device: dev,
+		cluster: cluster, key: key, node: node, incarnation: incarnation, limits: limits, log: log, device: dev, patience: joinTimeout,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
-		sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), offences: make(map[uint64]uint64),
+		sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
 	}
 	if e := C.q_drains_open(dev.ctx, drainEntries, &s.channel, &s.drains); e != 0 {
 		dev.close()
@@ -117,8 +124,15 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 		dev.close()
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
+	if err := s.listen(); err != nil {
+		unix.Close(s.wake)
+		C.q_drains_close(s.channel, s.drains)
+		dev.close()
+		return nil, err
+	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.drained.Go(s.drain)
+	s.drained.Go(s.meet)
 	return s, nil
 }
 
@@ -184,32 +198,29 @@ func (s *Server) known(nc net.Conn) {
 // ended first: a welcome proves that it is dead.
 func (s *Server) greet(nc net.Conn) (*lane, error) {
 	nc.SetDeadline(time.Now().Add(helloTimeout))
-	var b [host.HelloBytes + endpointBytes]byte
+	var b [introBytes + host.HelloBytes]byte
 	if _, err := io.ReadFull(nc, b[:]); err != nil {
 		return nil, err
 	}
-	hello, err := host.DecodeHello(b[:host.HelloBytes])
+	if err := checkIntro(b[:introBytes]); err != nil {
+		return nil, err
+	}
+	hello, err := host.DecodeHello(b[introBytes:])
 	if err != nil {
 		return nil, err
 	}
-	peer, err := decodeEndpoint(b[host.HelloBytes:])
-	if err != nil {
-		return nil, err
-	}
-	var own endpoint
 	l, err := s.admit(&hello, nc)
-	if err == nil {
-		if own, err = l.connect(peer); err != nil {
-			s.log.Warn("verbs fabric: queue pair", "peer", nc.RemoteAddr(), "error", err)
-		}
+	own := endpoint{port: s.port, addr: s.device.caps.GID.As16()}
+	if l != nil {
+		own.nonce = l.nonce
 	}
 	w := host.Welcome{Err: err, Node: s.node, Incarnation: s.incarnation}
-	nc.SetDeadline(time.Now().Add(helloTimeout))
+	nc.SetReadDeadline(time.Now().Add(s.patience)) // until the queue pair is connected
+	nc.SetWriteDeadline(time.Now().Add(helloTimeout))
 	_, sendErr := nc.Write(own.append(w.Append(b[:0])))
-	if l != nil && (err != nil || sendErr != nil) {
+	if l != nil && sendErr != nil {
 		s.leave(l)
 	}
-	nc.SetDeadline(time.Time{})
 	return l, errors.Join(err, sendErr)
 }
 
@@ -220,6 +231,7 @@ func (s *Server) admit(h *host.Hello, nc net.Conn) (*lane, error) {
 		return nil, rdma.ErrTicket
 	}
 	l := &lane{server: s, nc: nc, number: h.Lane, attempt: h.Attempt, ticket: *t, flushed: make(chan struct{})}
+	rand.Read(l.nonce[:])
 	for {
 		old, err := s.enter(l)
 		if err != nil {
@@ -273,6 +285,7 @@ func (s *Server) enter(l *lane) (old *lane, err error) {
 	}
 	ses.lanes[l.number] = l
 	s.lanes[l.id] = l
+	s.joins[l.nonce] = l
 	d.lanes++
 	return nil, nil
 }
@@ -441,6 +454,9 @@ func (s *Server) Close(ctx context.Context) error {
 	s.drained.Wait()
 	unix.Close(s.wake)
 	if err := problem("destroying the completion queue", C.q_drains_close(s.channel, s.drains)); err != nil {
+		return err
+	}
+	if err := s.deafen(); err != nil {
 		return err
 	}
 	err := s.device.close()

@@ -4,12 +4,15 @@
 #define QUARRY_VERBS_H
 
 #include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
 #include <stdint.h>
 
 // A chain has at most this many verbs (rdma.MaxChainVerbs).
 #define Q_CHAIN 256
 // Work requests of one queue pair: four full chains under way.
 #define Q_SEND_WRS 1024
+// What a request to connect can carry.
+#define Q_PRIVATE 56
 
 enum { Q_READ = 1, Q_WRITE, Q_CAS, Q_FAA };
 
@@ -29,6 +32,8 @@ typedef struct {
 	struct ibv_cq *cq;
 	struct ibv_comp_channel *channel;
 	int socket; // wakes a wait when the node says or hangs up
+	struct rdma_event_channel *events; // as does this
+	struct rdma_cm_id *id;
 	uint32_t inline_max;
 
 	uint64_t done;   // highest sequence completed
@@ -41,13 +46,24 @@ typedef struct {
 	struct ibv_sge sge[Q_CHAIN];
 } q_lane;
 
-enum { Q_PENDING, Q_DONE, Q_FAILED, Q_TIMEOUT, Q_SOCKET, Q_SYSTEM };
+enum { Q_PENDING, Q_DONE, Q_FAILED, Q_TIMEOUT, Q_SOCKET, Q_GONE, Q_REMOVED, Q_SYSTEM };
 
 // What exists, to be compared with what should.
 typedef struct {
-	int64_t contexts, pds, mrs, cqs, channels, qps;
+	int64_t contexts, pds, mrs, cqs, channels, qps, ids, event_channels;
 } q_objects;
 void q_count(q_objects *out);
+extern q_objects q_live;
+#define Q_BORN(x) __atomic_add_fetch(&q_live.x, 1, __ATOMIC_RELAXED)
+#define Q_DIED(x) __atomic_sub_fetch(&q_live.x, 1, __ATOMIC_RELAXED)
+
+// An address of the connection manager.
+typedef struct {
+	uint8_t gid[16];
+	uint32_t scope; // interface of a link-local address
+	uint16_t port;
+	uint8_t infiniband, spare;
+} q_addr;
 
 struct ibv_context *q_open(struct ibv_device *d);
 int q_close(struct ibv_context *ctx);
@@ -76,10 +92,37 @@ int q_receive(struct ibv_qp *qp, uint64_t id);
 int q_destroy_qp(struct ibv_qp *qp);
 
 int q_init(struct ibv_qp *qp, uint8_t port, int access);
-int q_rtr(struct ibv_qp *qp, uint8_t port, uint8_t sgid_index, int mtu, const uint8_t *dgid, int global,
-	  uint16_t dlid, uint32_t dqpn, uint32_t psn, uint8_t rd_atomic);
-int q_rts(struct ibv_qp *qp, uint32_t psn, uint8_t rd_atomic);
 int q_error(struct ibv_qp *qp);
 int q_state(struct ibv_qp *qp);
+
+// The connection manager. Nanoseconds of the monotonic clock.
+int64_t q_now(void);
+// What went wrong: the step, and for an answer of the manager its event and status.
+enum { Q_STEP_OPEN = 1, Q_STEP_ADDRESS, Q_STEP_DEVICE, Q_STEP_ROUTE, Q_STEP_CONNECT, Q_STEP_QUEUE_PAIR };
+typedef struct {
+	int step, event, status, error;
+} q_failure;
+// Connects a lane whose queue pair is in state RESET; Q_DONE, or why not.
+int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port, const uint8_t *data, uint8_t len,
+		   uint8_t reads, int64_t limit_ns, q_failure *why);
+// 0 if this process may use the manager.
+int q_manager(void);
+// Listens; to->port becomes the port.
+int q_listen(struct ibv_context *ctx, uint8_t port, q_addr *at, struct rdma_event_channel **events, struct rdma_cm_id **id);
+int q_listen_close(struct rdma_event_channel *events, struct rdma_cm_id *id);
+
+enum { Q_EVENT_OTHER, Q_EVENT_REQUEST, Q_EVENT_GONE, Q_EVENT_REMOVED };
+typedef struct {
+	int kind;
+	uint64_t lane;         // whom it is about, 0 = the listener
+	struct rdma_cm_id *id; // of a request: accept or drop it
+	uint8_t reads, len;    // what the client wants to have under way
+	uint8_t data[Q_PRIVATE];
+} q_event;
+// Waits for an event or a readable wake: 1, 0, or -errno.
+int q_event_next(struct rdma_event_channel *events, int wake, q_event *out);
+int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, uint64_t lane);
+int q_drop(struct rdma_cm_id *id);
+int q_reject(struct rdma_cm_id *id);
 
 #endif

@@ -234,13 +234,12 @@ func TestGarbageHello(t *testing.T) {
 	n := startNode(t, testCluster)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	hello := host.Hello{Ticket: *ticket(1, 1, rdma.ReadWrite)}
-	good := (&endpoint{qpn: 17, psn: 5, mtu: 3, reads: 16, gid: n.Caps().GID.As16()}).append(hello.Append(nil))
+	good := hello.Append(appendIntro(nil))
 	spoil := func(at int, b byte) []byte { c := bytes.Clone(good); c[at] = b; return c }
 	for name, b := range map[string][]byte{
-		"nothing": nil, "half": good[:50], "without endpoint": good[:host.HelloBytes], "magic": spoil(0, 'X'), "version": spoil(8, 99),
-		"endpoint magic": spoil(host.HelloBytes, 0), "endpoint version": spoil(host.HelloBytes+4, 9),
-		"mtu": spoil(host.HelloBytes+32, 77), "reads": spoil(host.HelloBytes+33, 0), "queue pair": spoil(host.HelloBytes+11, 255),
-		"unreachable": spoil(host.HelloBytes+16, 0x20), "good, then gone": good, "zeros": make([]byte, 4096),
+		"nothing": nil, "half": good[:50], "without hello": good[:introBytes], "magic": spoil(0, 'X'), "version": spoil(4, 99),
+		"hello magic": spoil(introBytes, 0), "hello version": spoil(introBytes+8, 99), "ticket": spoil(introBytes+70, good[introBytes+70]^1),
+		"good, then gone": good, "zeros": make([]byte, 4096),
 	} {
 		nc, err := net.Dial("tcp", n.addr)
 		require.NoError(t, err)
@@ -282,6 +281,7 @@ func TestGarbageWelcome(t *testing.T) {
 func TestNothingLeaks(t *testing.T) {
 	needDevice(t)
 	require.Equal(t, Objects{}, Live())
+	var connecting time.Duration
 	for range 5 {
 		n := startNode(t, testCluster)
 		require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
@@ -294,13 +294,18 @@ func TestNothingLeaks(t *testing.T) {
 			require.NoError(t, err)
 			to := &rdma.Target{Conn: c, Window: w}
 			require.NoError(t, chain(to, 5*time.Second, func(c *rdma.Chain) { c.Write(0, make([]byte, 5000)) }).Err)
+			start := time.Now()
 			require.NoError(t, c.Reset(t.Context()))
+			connecting += time.Since(start)
 		}
 		require.Equal(t, int64(8), Live().QueuePairs)
+		require.Equal(t, int64(9), Live().ConnectionIDs, "both ends of four lanes, and a listener")
+		require.Equal(t, int64(5), Live().EventChannels)
 		require.NoError(t, d.Close())
 		n.Stop()
 		require.Equal(t, Objects{}, Live())
 	}
+	t.Logf("a lane is connected again in %v", connecting/20)
 	t.Logf("verbs objects after tear-down: %+v", Live())
 }
 
