@@ -19,7 +19,7 @@
 //
 //	func init() { coproc.Register("words", "counts words", func() coproc.Plugin { return words{} }) }
 //
-// The same source is compiled into a worker (job.Main), or into a WASM module
+// The same source is compiled into a worker (worker.Main), or into a WASM module
 // (guest.Main, GOOS=wasip1) that `quarry job put` uploads. A job runs at least
 // once: a part that was cut short runs again, elsewhere if need be, and what it
 // emits must not depend on when and where it runs.

@@ -59,7 +59,7 @@ func TestJobs(t *testing.T) {
 	on(t, "job", "run", "counter", "--input", "tree:job-texts", "--output", "tree:x").fails(t, exitNotFound, `"counter"`)
 	on(t, "job", "put", "bad", os.Args[0]).fails(t, exitFailed, "bad")
 
-	on(t, "job", "run", "words", "--input", "job-texts", "--output", "tree:x").fails(t, exitUsage, "tree:NAME or objects:PREFIX")
+	on(t, "job", "run", "words", "--input", "job-texts", "--output", "tree:x").fails(t, exitUsage, "or objects:PREFIX")
 	on(t, "job", "run", "words", "--input", "tree:job-texts", "--output", "x").fails(t, exitUsage, "tree:NAME")
 	on(t, "job", "run", "nearest", "--input", "tree:job-texts", "--output", "tree:y", "--arg", "query=a").fails(t, exitFailed, "argument query")
 }

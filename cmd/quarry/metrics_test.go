@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -98,6 +99,18 @@ func TestClusterServesItsMetrics(t *testing.T) {
 		}
 	}
 
+	w, err := local.Spawn(t.Context(), executable(t), "worker", "-C", p.Ready["url"], "--name", "watched", "--metrics-listen", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer w.Stop()
+	require.Eventually(t, func() bool { // until it has begun
+		for name, f := range scrape(t, w.Ready["metrics"]) {
+			if strings.HasPrefix(name, "quarry_worker_") || strings.HasPrefix(name, "quarry_jobs_") {
+				families[name] = f
+			}
+		}
+		return families["quarry_jobs_running"] != nil
+	}, 30*time.Second, 50*time.Millisecond)
+
 	declared := map[string]*metrics.Def{}
 	for _, g := range collect.Groups() {
 		for _, d := range g.Defs {
@@ -169,5 +182,9 @@ func TestMetricsPortInUse(t *testing.T) {
 	quarry(t, nil, "", "dev", "--listen", "127.0.0.1:0", "--metrics-listen", at).fails(t, exitFailed, at, "--metrics-listen")
 	quarry(t, nil, "", "controller", "--listen", "127.0.0.1:0", "--metrics-listen", at).fails(t, exitFailed, at, "--metrics-listen")
 	quarry(t, nil, "", "storage", "-C", cluster(t).URL, "--name", "m", "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0", "--metrics-listen", at).fails(t, exitFailed, at, "--metrics-listen")
+	quarry(t, nil, "", "worker", "-C", cluster(t).URL, "--metrics-listen", at).fails(t, exitFailed, at, "--metrics-listen")
+	quarry(t, nil, "", "gateway", "redis", "-C", cluster(t).URL, "--tree", "m", "--create", "--metrics-listen", at).fails(t, exitFailed, at, "--metrics-listen")
+	quarry(t, nil, "", "dev", "--listen", "127.0.0.1:0", "--workers", "1", "--worker-metrics-listen", "127.0.0.1:0").fails(t, exitUsage, "--worker-metrics-listen")
+	quarry(t, nil, "", "dev", "--listen", "127.0.0.1:0", "--workers", "2", "--worker-metrics-listen", "127.0.0.1:65535").fails(t, exitUsage, "--worker-metrics-listen")
 	quarry(t, nil, "", "dev", "--listen", "127.0.0.1:0", "--metrics-listen", "nonsense").fails(t, exitFailed, "--metrics-listen")
 }

@@ -6,16 +6,20 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/coproc/worker"
 
 	// Plugins that every worker has.
 	_ "github.com/quarrystore/quarry/coproc/plugins/nearest"
@@ -30,6 +34,8 @@ type workerCmd struct {
 	Slots  int      `default:"1" help:"Parts that run at the same time."`
 	Memory sizeFlag `default:"2GiB" help:"Live memory at which the worker gives up its part and ends."`
 	Module sizeFlag `default:"256MiB" help:"Memory of one instance of a WASM module."`
+
+	Replicas int `default:"1" short:"r" help:"Replicas of what it makes: the jobs' own tree, outputs, intermediate results."`
 }
 
 func (c *workerCmd) Run(ctx context.Context, a *app) error {
@@ -38,14 +44,19 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer port.close()
-	cl, err := a.connect(ctx, nil)
+	cl, err := a.connect(ctx, func(cfg *client.Config) { cfg.Replicas = c.Replicas })
 	if err != nil {
 		return err
 	}
-	port.watch(prom.NewCollector(cl))
-	err = a.ready(port.tell(map[string]string{"ready": "worker", "node": c.Node}), func(w io.Writer) { fmt.Fprintln(w, "worker ready") })
+	worker.StandBack()
+	tally := &job.Tally{}
+	port.watch(prom.NewCollector(cl), worker.NewCollector(tally))
+	err = a.ready(port.tell(map[string]string{"ready": "worker", "node": c.Node}), func(w io.Writer) {
+		fmt.Fprintln(w, "worker ready")
+		port.text(w)
+	})
 	if err == nil {
-		err = job.Work(ctx, job.Config{Client: cl, Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory), Logger: a.log})
+		err = job.Work(ctx, job.Config{Client: cl, Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory), Tally: tally, Logger: a.log})
 	}
 	return errors.Join(err, cl.Close())
 }
@@ -53,8 +64,12 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 // workerFlags start workers beside a storage node, as processes of their own: a
 // plugin that takes its process down takes nothing else with it.
 type workerFlags struct {
-	Workers       int    `default:"0" help:"Worker processes to run beside each storage node, for jobs."`
-	WorkerCommand string `placeholder:"COMMAND" help:"Program to run as worker, with plugins of its own; default this one."`
+	Workers        int    `default:"0" help:"Worker processes to run beside each storage node, for jobs."`
+	WorkerReplicas int    `default:"1" help:"Replicas of what workers make; with 2 or more, jobs outlive a node and its memory."`
+	WorkerCommand  string `placeholder:"COMMAND" help:"Program to run as worker, with plugins of its own; default this one."`
+	WorkerMetrics  string `name:"worker-metrics-listen" placeholder:"HOST:PORT" help:"Serve the first worker's Prometheus metrics there, and those of the others at the ports above."`
+
+	begun int // workers of this process's nodes so far
 }
 
 const (
@@ -69,6 +84,9 @@ func (f *workerFlags) start(ctx context.Context, a *app, node string, controller
 	if f.Workers < 0 || f.Workers > maxWorkers {
 		return nil, usagef("--workers %d: want 0 to %d", f.Workers, maxWorkers)
 	}
+	if f.WorkerReplicas < 1 || f.WorkerReplicas > client.MaxReplicas {
+		return nil, usagef("--worker-replicas %d: want 1 to %d", f.WorkerReplicas, client.MaxReplicas)
+	}
 	exe := f.WorkerCommand
 	if exe == "" {
 		if exe, err = os.Executable(); err != nil {
@@ -77,19 +95,47 @@ func (f *workerFlags) start(ctx context.Context, a *app, node string, controller
 	} else if exe, err = exec.LookPath(exe); err != nil {
 		return nil, usagef("--worker-command: %w", err)
 	}
+	more := make([][]string, f.Workers)
+	for i := range more {
+		if more[i], err = f.metrics(f.begun + i); err != nil {
+			return nil, err
+		}
+	}
+	f.begun += f.Workers
 	var wg sync.WaitGroup
 	for i := range f.Workers {
 		name := fmt.Sprintf("%s-%d", node, i+1)
-		wg.Go(func() { keepWorker(ctx, a, exe, name, node, controllers) })
+		wg.Go(func() { f.keep(ctx, a, exe, name, node, controllers, more[i]) })
 	}
 	return wg.Wait, nil
 }
 
-func keepWorker(ctx context.Context, a *app, exe, name, node string, controllers []string) {
+// metrics are the flags that make worker number i serve its metrics.
+func (f *workerFlags) metrics(i int) ([]string, error) {
+	if f.WorkerMetrics == "" {
+		return nil, nil
+	}
+	host, port, err := net.SplitHostPort(f.WorkerMetrics)
+	n, perr := strconv.ParseUint(port, 10, 16)
+	if err != nil || perr != nil || n == 0 || int(n)+i > 65535 {
+		return nil, usagef("--worker-metrics-listen %q: want HOST:PORT with a port above 0, and one more for each further worker", f.WorkerMetrics)
+	}
+	return []string{"--metrics-listen", net.JoinHostPort(host, strconv.Itoa(int(n)+i))}, nil
+}
+
+func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, controllers, more []string) {
 	pause := restartMin
 	for ctx.Err() == nil {
 		began := time.Now()
-		cmd := exec.CommandContext(ctx, exe, "worker", "--controller", strings.Join(controllers, ","), "--node", node, "--name", name, "--fabric", a.cli.Transport)
+		cmd := exec.CommandContext(ctx, exe, "worker", "--controller", strings.Join(controllers, ","), "--node", node, "--name", name, "--fabric", a.cli.Transport,
+			"--replicas", strconv.Itoa(f.WorkerReplicas))
+		if a.cli.RDMA {
+			cmd.Args = append(cmd.Args, "--require-rdma")
+		}
+		if a.cli.RDMADevice != "" {
+			cmd.Args = append(cmd.Args, "--rdma-device", a.cli.RDMADevice)
+		}
+		cmd.Args = append(cmd.Args, more...)
 		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+a.cli.Token, "QUARRY_CA="+a.cli.CA, "QUARRY_CONFIG=")
 		cmd.Stderr = a.errOut
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }

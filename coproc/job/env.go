@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -17,6 +18,7 @@ import (
 // env is the coproc.Env of one attempt of one part, for plugins of all kinds.
 type env struct {
 	ctx      context.Context
+	w        *worker
 	c        *client.Client
 	job      *Job
 	part     coproc.Part
@@ -24,6 +26,7 @@ type env struct {
 	trees    map[string]*tree
 	owned    map[coproc.Ref]struct{} // allocated by this attempt
 	told     *told
+	seen     *atomic.Uint64 // records of the input so far
 }
 
 // told is what the beat puts into the part's record.
@@ -33,9 +36,9 @@ type told struct {
 	lines    []string
 }
 
-func newEnv(ctx context.Context, c *client.Client, j *Job, p coproc.Part) *env {
+func newEnv(ctx context.Context, w *worker, j *Job, p coproc.Part) *env {
 	deadline, _ := ctx.Deadline()
-	return &env{ctx: ctx, c: c, job: j, part: p, deadline: deadline, trees: map[string]*tree{}, owned: map[coproc.Ref]struct{}{}, told: &told{}}
+	return &env{ctx: ctx, w: w, c: w.c, seen: new(atomic.Uint64), job: j, part: p, deadline: deadline, trees: map[string]*tree{}, owned: map[coproc.Ref]struct{}{}, told: &told{}}
 }
 
 func (e *env) Context() context.Context { return e.ctx }
@@ -68,7 +71,9 @@ func (e *env) Logf(format string, args ...any) {
 func (e *env) tell(p *Part) {
 	e.told.Lock()
 	defer e.told.Unlock()
-	p.Done, p.Of = e.told.done, e.told.of
+	if p.Done, p.Of = e.told.done, e.told.of; p.Done == 0 && p.Of == 0 {
+		p.Done = e.seen.Load()
+	}
 	for _, l := range e.told.lines {
 		p.log(l)
 	}
@@ -107,6 +112,11 @@ func (e *env) Free(ref coproc.Ref) error {
 	return e.c.Free(e.ctx, ref)
 }
 
+// reads begins to count what the attempt reads.
+func (e *env) reads(origin int) *reading {
+	return &reading{to: &e.w.Tally.read[origin], seen: e.seen}
+}
+
 // giveUp frees what an attempt that failed has allocated.
 func (e *env) giveUp(ctx context.Context) {
 	for ref := range e.owned {
@@ -132,7 +142,7 @@ func (e *env) open(name string) (*tree, error) {
 		return t, nil
 	}
 	writable := name == e.job.Spec.Output || slices.Contains(e.job.Spec.Writes, name)
-	kt, err := kv.Open(e.ctx, e.c, name, btree.Config{ReadOnly: !writable})
+	kt, err := e.w.trees.tree(e.ctx, e.job.ID, name, writable)
 	if err != nil {
 		return nil, err
 	}

@@ -39,9 +39,12 @@ type rig struct {
 	store   *job.Store
 }
 
-func newRig(t testing.TB) *rig {
+func newRig(t testing.TB) *rig { return newRigOf(t, 1) }
+
+// newRigOf makes everything with so many replicas.
+func newRigOf(t testing.TB, replicas int) *rig {
 	r := &rig{TB: t, cluster: testcluster.New(t, testcluster.Options{Nodes: 2})}
-	r.c = r.cluster.Connect(client.Config{})
+	r.c = r.cluster.Connect(client.Config{Replicas: replicas})
 	var err error
 	r.store, err = job.Open(t.Context(), r.c)
 	require.NoError(t, err)
@@ -221,25 +224,6 @@ func TestEmptyInput(t *testing.T) {
 	require.Zero(t, j.Maps)
 }
 
-// treeOf shows a tree to what runs outside of a job.
-type treeOf struct {
-	ctx context.Context
-	t   *kv.Tree
-}
-
-func (t treeOf) Get(key, dst []byte) ([]byte, error) {
-	b, err := t.t.Get(t.ctx, key, dst)
-	if errors.Is(err, btree.ErrNoKey) {
-		err = coproc.ErrNoKey
-	}
-	return b, err
-}
-func (t treeOf) Put(key, value []byte) error { return t.t.Put(t.ctx, key, value) }
-func (t treeOf) Delete(key []byte) error     { return t.t.Delete(t.ctx, key) }
-func (t treeOf) Scan(from, to []byte, limit int, f func(key, value []byte) bool) error {
-	return t.t.Scan(t.ctx, btree.Range{From: from, To: to, Limit: limit}, func(k, v []byte, _ uint64) bool { return f(k, v) })
-}
-
 func TestTextsAreFound(t *testing.T) {
 	r := newRig(t)
 	for name, text := range map[string]string{
@@ -261,7 +245,7 @@ func TestTextsAreFound(t *testing.T) {
 		r.done(job.Spec{Plugin: plugin, Input: job.Source{Objects: "text/"}, Output: out})
 		index, err := kv.Open(t.Context(), r.c, out, btree.Config{})
 		require.NoError(t, err)
-		hits, err := search.Query(treeOf{t.Context(), index}, "grey Stone", 3, 10)
+		hits, err := search.Query(job.ReadTree(t.Context(), index), "grey Stone", 3, 10)
 		require.NoError(t, err)
 		require.Len(t, hits, 2)
 		require.Equal(t, "text/b", hits[0].Name)
@@ -269,7 +253,7 @@ func TestTextsAreFound(t *testing.T) {
 		require.Equal(t, "text/a", hits[1].Name)
 		// tf-idf by hand: stone is in 2 of 3 texts and 1 of 4 words of a.
 		require.InDelta(t, 0.25*math.Log(1+3.0/3), hits[1].Score, 1e-9)
-		hits, err = search.Query(treeOf{t.Context(), index}, "mountain", 3, 10)
+		hits, err = search.Query(job.ReadTree(t.Context(), index), "mountain", 3, 10)
 		require.NoError(t, err)
 		require.Empty(t, hits)
 	}

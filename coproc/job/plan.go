@@ -105,8 +105,11 @@ func planObjects(ctx context.Context, c *client.Client, j *Job) ([]*Part, error)
 }
 
 // input calls f with the records of a map part.
-func input(ctx context.Context, c *client.Client, j *Job, p *Part, f func(key, value []byte) error) error {
+func (e *env) input(p *Part, f func(key, value []byte) error) error {
+	ctx, c, j := e.ctx, e.c, e.job
 	if j.Spec.Input.Objects != "" {
+		r := e.reads(fromObjects)
+		defer r.flush()
 		var buf []byte
 		for _, o := range p.Objects {
 			if err := ctx.Err(); err != nil {
@@ -118,16 +121,20 @@ func input(ctx context.Context, c *client.Client, j *Job, p *Part, f func(key, v
 			} else if err != nil {
 				return fmt.Errorf("%q: %w", o.Name, err)
 			}
+			r.note(len(buf))
+			r.to.objects.Add(1)
 			if err := f([]byte(o.Name), buf); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	t, err := kv.Open(ctx, c, j.Spec.Input.Tree, btree.Config{ReadOnly: true})
+	t, err := e.w.trees.tree(ctx, j.ID, j.Spec.Input.Tree, false)
 	if err != nil {
 		return err
 	}
+	r := e.reads(fromTree)
+	defer r.flush()
 	var failed error
 	now := time.Now()
 	err = t.Scan(ctx, btree.Range{From: p.From, To: p.To}, func(key, value []byte, _ uint64) bool {
@@ -135,6 +142,7 @@ func input(ctx context.Context, c *client.Client, j *Job, p *Part, f func(key, v
 			return false
 		}
 		var ok bool
+		r.note(len(key) + len(value))
 		if key, value, ok, failed = j.Spec.Input.record(key, value, now); ok && failed == nil {
 			failed = f(slices.Clip(key), slices.Clip(value)) // a plugin may append
 		}

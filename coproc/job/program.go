@@ -82,7 +82,7 @@ func (w *worker) runMap(ctx context.Context, prog program, j *Job, p *Part, e *e
 		}
 	}
 	in := func(f func(key, value []byte) error) error {
-		return input(ctx, w.c, j, p, func(key, value []byte) error {
+		return e.input(p, func(key, value []byte) error {
 			p.Records++
 			return f(key, value)
 		})
@@ -99,6 +99,7 @@ func (w *worker) runMap(ctx context.Context, prog program, j *Job, p *Part, e *e
 		return s.flush()
 	}
 	s := newShuffle(ctx, w.c, j.Reduces)
+	s.wrote = &w.Tally.shuffled
 	if prog.about().Combines {
 		ce := *e
 		ce.part.Phase = coproc.PhaseCombine
@@ -136,8 +137,10 @@ func (w *worker) runReduce(ctx context.Context, prog program, j *Job, p *Part, e
 	}
 	s := &sink{ctx: ctx, t: t.t}
 	var failed error
+	r := e.reads(fromRuns)
+	defer r.flush()
 	counted := func(yield func([]byte, iter.Seq[[]byte]) bool) {
-		for key, values := range merge(ctx, w.c, runs, &failed) {
+		for key, values := range merge(ctx, w.c, runs, r, &failed) {
 			p.Records++
 			if !yield(key, values) {
 				return

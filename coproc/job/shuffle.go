@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
 
@@ -36,6 +37,7 @@ type shuffle struct {
 	bytes   int
 	limit   int
 	runs    [][][]proto.Ref // of each bucket: runs, each a list of objects
+	wrote   *atomic.Uint64  // bytes
 }
 
 // bucket is what one reduce part gets: records one behind the other, and where
@@ -75,7 +77,7 @@ func (b *bucket) sort() {
 }
 
 func newShuffle(ctx context.Context, c *client.Client, reduces int) *shuffle {
-	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, runs: make([][][]proto.Ref, reduces)}
+	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, wrote: new(atomic.Uint64), runs: make([][][]proto.Ref, reduces)}
 }
 
 // bucketOf is the same for a key everywhere and for ever: parts run again elsewhere.
@@ -98,7 +100,7 @@ func (s *shuffle) spill() error {
 		if len(b.starts) == 0 {
 			continue
 		}
-		w := &runWriter{ctx: s.ctx, c: s.c}
+		w := &runWriter{ctx: s.ctx, c: s.c, wrote: s.wrote}
 		err := b.each(s.combine, w.add)
 		if err == nil {
 			err = w.flush()
@@ -185,10 +187,11 @@ func freeRefs(ctx context.Context, c *client.Client, refs []proto.Ref) {
 
 // runWriter cuts records into objects.
 type runWriter struct {
-	ctx  context.Context
-	c    *client.Client
-	buf  []byte
-	refs []proto.Ref
+	ctx   context.Context
+	c     *client.Client
+	buf   []byte
+	refs  []proto.Ref
+	wrote *atomic.Uint64
 }
 
 func (w *runWriter) add(key, value []byte) error {
@@ -207,6 +210,7 @@ func (w *runWriter) flush() error {
 	if err != nil {
 		return fmt.Errorf("shuffle: %w", err)
 	}
+	w.wrote.Add(uint64(len(w.buf)))
 	w.refs, w.buf = append(w.refs, ref), w.buf[:0]
 	return nil
 }
@@ -216,6 +220,7 @@ type runReader struct {
 	ctx   context.Context
 	c     *client.Client
 	refs  []proto.Ref
+	read  *reading
 	buf   []byte
 	rest  []byte
 	key   []byte
@@ -234,11 +239,13 @@ func (r *runReader) next() bool {
 			return false
 		}
 		r.rest, r.refs = r.buf, r.refs[1:]
+		r.read.to.objects.Add(1)
 	}
 	var ok bool
 	if r.key, r.value, r.rest, ok = coproc.CutRecord(r.rest); !ok {
 		r.err = errors.New("shuffle: a run is damaged")
 	}
+	r.read.note(len(r.key) + len(r.value))
 	return ok
 }
 
@@ -262,11 +269,11 @@ func (h *readers) Pop() any {
 }
 
 // merge brings runs together by key. fail is told what ends it early.
-func merge(ctx context.Context, c *client.Client, runs [][]proto.Ref, fail *error) iter.Seq2[[]byte, iter.Seq[[]byte]] {
+func merge(ctx context.Context, c *client.Client, runs [][]proto.Ref, read *reading, fail *error) iter.Seq2[[]byte, iter.Seq[[]byte]] {
 	return func(yield func([]byte, iter.Seq[[]byte]) bool) {
 		var h readers
 		for i, refs := range runs {
-			r := &runReader{ctx: ctx, c: c, refs: refs, order: i}
+			r := &runReader{ctx: ctx, c: c, refs: refs, read: read, order: i}
 			if r.next() {
 				h = append(h, r)
 			} else if r.err != nil {

@@ -185,20 +185,34 @@ func (s *Store) Job(ctx context.Context, id uint64) (*Job, error) {
 
 // Wait returns a job when it has ended.
 func (s *Store) Wait(ctx context.Context, id uint64) (*Job, error) {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
+	return s.Follow(ctx, id, func(*Job) error { return nil })
+}
+
+// Follow returns a job when it has ended, and shows it until then, again and again.
+func (s *Store) Follow(ctx context.Context, id uint64, show func(*Job) error) (*Job, error) {
+	pause := followMin
 	for {
 		j, err := s.Job(ctx, id)
 		if err != nil || j.State.Ended() {
 			return j, err
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := show(j); err != nil {
+			return nil, err
 		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("job %d goes on; quarry job cancel %d ends it: %w", id, id, ctx.Err())
+		}
+		pause = min(followMax, pause+pause/4)
 	}
 }
+
+// A job is looked at often while it may be a short one.
+const (
+	followMin = time.Millisecond
+	followMax = 20 * time.Millisecond
+)
 
 // Jobs lists all jobs, oldest first.
 func (s *Store) Jobs(ctx context.Context) ([]*Job, error) {

@@ -1,0 +1,225 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/metrics"
+	"time"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/proto"
+)
+
+// work runs one attempt of a part and records how it ended.
+func (w *worker) work(ctx context.Context, j *Job, p *Part) {
+	began := time.Now()
+	w.Tally.busy.Add(1)
+	defer w.Tally.busy.Add(-1)
+	pctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	dctx, stop := context.WithTimeoutCause(pctx, j.Spec.PartTimeout, errDeadline)
+	defer stop()
+	total := max(1, map[string]int{phaseMap: j.Maps, phaseReduce: j.Reduces}[p.Phase])
+	e := newEnv(dctx, w, j, coproc.Part{Job: j.ID, Phase: coproc.Phase(p.Phase), Index: p.Index, Of: total, Attempt: p.Attempt})
+
+	// The attempt works on a copy of the record; the beat owns p.
+	result := make(chan attempt, 1)
+	go func() {
+		a := attempt{Part: *p}
+		a.Records, a.Emitted, a.Runs, a.Error = 0, 0, nil, ""
+		a.err = w.attempt(dctx, j, &a.Part, e)
+		result <- a
+	}()
+	a, ok := w.await(dctx, cancel, p, e, result)
+	if !ok {
+		// The plugin does not stop: give the part up, then the process.
+		w.record(j, p, attempt{err: context.Cause(dctx)}, e, began)
+		w.Die(fmt.Sprintf("%v: %v, and it does not stop", p, context.Cause(dctx)))
+		a = <-result // Die of a test returns
+		dropRuns(w.tidy, w.c, a.Runs)
+		return
+	}
+	if a.err != nil && context.Cause(dctx) != nil {
+		a.err = context.Cause(dctx)
+	}
+	w.record(j, p, a, e, began)
+	if errors.Is(a.err, errMemory) {
+		w.Die(a.err.Error())
+	}
+}
+
+// attempt is how a part's attempt ended.
+type attempt struct {
+	Part
+	err error
+}
+
+func dropRuns(ctx context.Context, c *client.Client, runs [][][]proto.Ref) {
+	for _, bucket := range runs {
+		for _, refs := range bucket {
+			freeRefs(ctx, c, refs)
+		}
+	}
+}
+
+// await beats for a part until its attempt has ended; false: it does not end.
+func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, p *Part, e *env, result <-chan attempt) (attempt, bool) {
+	beat := time.NewTicker(w.Lease / 6)
+	defer beat.Stop()
+	var weigh <-chan time.Time
+	if w.ProcessBytes > 0 {
+		t := time.NewTicker(weighEvery)
+		defer t.Stop()
+		weigh = t.C
+	}
+	var over <-chan time.Time
+	ended := ctx.Done()
+	for {
+		select {
+		case a := <-result:
+			return a, true
+		case <-over:
+			return attempt{}, false
+		case <-ended:
+			ended, over = nil, time.After(stopGrace)
+		case <-weigh:
+			if heapBytes() > uint64(w.ProcessBytes) {
+				cancel(fmt.Errorf("%w: %d MiB", errMemory, w.ProcessBytes>>20))
+			}
+		case <-beat.C:
+			j, err := w.store.Job(w.tidy, p.Job)
+			if err == nil && j.State.Ended() {
+				cancel(errCancelled)
+				continue
+			}
+			p.Beat++
+			e.tell(p)
+			if err := w.store.swapPart(w.tidy, p); errors.Is(err, errLost) {
+				cancel(errLost)
+			}
+		}
+	}
+}
+
+// weighEvery is how often a worker looks at its own memory while a part runs: a plugin
+// can take some hundred MiB in that time.
+const weighEvery = 20 * time.Millisecond
+
+func heapBytes() uint64 {
+	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64()
+}
+
+// record writes down how an attempt ended.
+func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
+	ctx, cancel := context.WithTimeout(w.tidy, w.Lease)
+	defer cancel()
+	e.tell(p)
+	p.Took = time.Since(began)
+	outcome := outcomeDone
+	switch {
+	case a.err == nil:
+		p.State, p.Error, p.Records, p.Emitted, p.Runs, p.Plan = Done, "", a.Records, a.Emitted, a.Runs, a.Plan
+	case errors.Is(a.err, errLost):
+		outcome = outcomeLost
+	case errors.Is(a.err, errCancelled):
+		p.State, outcome = Cancelled, outcomeCancelled
+	default:
+		outcome = outcomeFailed
+		w.trees.forget(p.Job) // one may have been dropped
+		p.State, p.Error = Pending, cut(a.err.Error(), maxErrorLen)
+		p.log(fmt.Sprintf("attempt %d on %s: %s", p.Attempt, w.Name, p.Error))
+		if p.Attempt >= MaxAttempts {
+			p.State = Failed
+		}
+	}
+	err := errLost
+	if !errors.Is(a.err, errLost) {
+		err = w.store.swapPart(ctx, p)
+	}
+	if errors.Is(err, errLost) {
+		outcome = outcomeLost
+	}
+	w.Tally.attempt(p.Phase, outcome, p.Took)
+	w.Tally.emitted.Add(a.Emitted)
+	if a.err != nil || err != nil {
+		e.giveUp(ctx)
+	}
+	switch {
+	case errors.Is(err, client.ErrUnknown):
+		// It may stand there: whoever looks at the part's beat finds out.
+		w.Logger.Warn("part's end may not be recorded", "part", p.String(), "error", err)
+	case err != nil:
+		dropRuns(ctx, w.c, a.Runs)
+	case p.State == Failed:
+		err = w.store.end(ctx, p.Job, Failed, fmt.Sprintf("%v: %s", p, p.Error))
+	}
+	if err != nil {
+		w.Logger.Warn("part is lost", "part", p.String(), "error", err)
+	}
+}
+
+// attempt does what the part says.
+func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) error {
+	if p.Phase == phasePlan {
+		return w.makePlan(ctx, j, p)
+	}
+	prog, err := w.program(ctx, j.Spec.Plugin)
+	if err != nil {
+		return err
+	}
+	if p.Phase == phaseReduce {
+		return w.runReduce(ctx, prog, j, p, e)
+	}
+	return w.runMap(ctx, prog, j, p, e)
+}
+
+// makePlan cuts the input and makes the output.
+func (w *worker) makePlan(ctx context.Context, j *Job, p *Part) error {
+	if _, err := kv.Open(ctx, w.c, j.Spec.Output, btree.Config{}); errors.Is(err, client.ErrNoName) {
+		if _, err = kv.Create(ctx, w.c, j.Spec.Output, btree.Config{}); err != nil && !errors.Is(err, client.ErrNameExists) {
+			return fmt.Errorf("output: %w", err)
+		}
+	} else if err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	parts, err := plan(ctx, w.c, j)
+	if err != nil {
+		return err
+	}
+	// The plan becomes one by being recorded: an attempt that lost its part has none.
+	p.Plan = parts
+	return nil
+}
+
+// program finds a plugin: compiled in, or uploaded.
+func (w *worker) program(ctx context.Context, name string) (program, error) {
+	if about, make, ok := coproc.Lookup(name); ok {
+		return compiled{about, make}, nil
+	}
+	m, err := w.store.module(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if have := w.modules[m.SHA256]; have != nil {
+		return have, nil
+	}
+	b, err := w.store.wasm(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	code, err := w.rt.CompileModule(w.tidy, b)
+	if err != nil {
+		return nil, fmt.Errorf("module %s: %w", name, err)
+	}
+	have := &module{About: m.About, rt: w.rt, code: code}
+	w.modules[m.SHA256] = have
+	return have, nil
+}

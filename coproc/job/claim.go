@@ -1,0 +1,230 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/quarrystore/quarry/btree"
+)
+
+// claim takes a part, and moves jobs on whose parts are all done.
+func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
+	if j, p, err := w.claimReady(ctx); err != nil || p != nil {
+		return j, p, err
+	}
+	ids, err := w.store.active(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, id := range ids {
+		j, err := w.store.Job(ctx, id)
+		if err != nil {
+			return nil, nil, err
+		}
+		for !j.State.Ended() {
+			parts, err := w.store.Parts(ctx, id, j.Phase)
+			if err != nil {
+				return nil, nil, err
+			}
+			p, done, err := w.choose(ctx, parts)
+			if err != nil || p != nil {
+				return j, p, err
+			}
+			if !done {
+				break
+			}
+			if j, err = w.advance(ctx, j, parts); err != nil {
+				return nil, nil, err
+			}
+		}
+		if j.State.Ended() {
+			if err := w.cleanUp(ctx, j); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	return nil, nil, nil
+}
+
+// readyFor is how long parts that were seen to want a worker are worth a try: whoever
+// was faster costs a failed compare-and-swap each.
+const readyFor = time.Second
+
+// claimReady claims one of the parts that were seen when they were last looked at:
+// looking at all of them for each would take a time that grows with their square.
+func (w *worker) claimReady(ctx context.Context) (*Job, *Part, error) {
+	for {
+		w.mu.Lock()
+		if time.Since(w.looked) > readyFor {
+			w.ready = nil
+		}
+		var p *Part
+		if n := len(w.ready); n > 0 {
+			p, w.ready = w.ready[n-1], w.ready[:n-1]
+		}
+		w.mu.Unlock()
+		if p == nil {
+			return nil, nil, nil
+		}
+		j, err := w.store.Job(ctx, p.Job)
+		if err != nil {
+			return nil, nil, err
+		}
+		if j.State.Ended() || j.Phase != p.Phase {
+			continue
+		}
+		if ok, err := w.take(ctx, p); err != nil || ok {
+			return j, p, err
+		}
+	}
+}
+
+// take claims a part; false if it has another worker, or was the end of its job.
+func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
+	silent := p.State == Running
+	p.State, p.Worker, p.Attempt, p.Beat = Running, w.Name, p.Attempt+1, p.Beat+1
+	if p.Attempt > MaxAttempts {
+		// Whoever had it died each time: the part is what kills.
+		p.State, p.Error = Failed, fmt.Sprintf("its workers died %d times", MaxAttempts)
+	}
+	switch err := w.store.swapPart(ctx, p); {
+	case errors.Is(err, errLost):
+		return false, nil
+	case err != nil:
+		return false, err
+	case p.State == Failed:
+		return false, w.store.end(ctx, p.Job, Failed, fmt.Sprintf("%v: %s", p, p.Error))
+	}
+	at := placeElsewhere
+	switch p.Node {
+	case 0:
+		at = placeAnywhere
+	case w.node:
+		at = placeNear
+	}
+	w.Tally.places[at].Add(1)
+	if p.Attempt > 1 {
+		w.Tally.retries.Add(1)
+	}
+	if silent {
+		w.Tally.takeovers.Add(1)
+	}
+	return true, nil
+}
+
+// choose claims a part that wants a worker. done: all parts are.
+func (w *worker) choose(ctx context.Context, parts []*Part) (claimed *Part, done bool, err error) {
+	left := 0
+	var best []*Part
+	rank := 0
+	staff := w.staff.Load()
+	for _, p := range parts {
+		switch p.State {
+		case Done:
+			continue
+		case Failed: // and whoever saw that did not live to say so
+			return nil, false, w.store.end(ctx, p.Job, Failed, fmt.Sprintf("%v: %s", p, p.Error))
+		}
+		left++
+		key := string(partKey(p.Job, p.Phase, p.Index))
+		r := 0
+		switch still := w.still(key, p.Beat<<8|uint64(p.Attempt)); {
+		case p.State == Running && still > w.Lease:
+			r = 2 // its worker is gone
+		case p.State != Pending:
+		case p.Attempt > 0 && p.Worker == w.Name && still < elsewhere && staff.workers > 1:
+		case p.Node == w.node || p.Node == 0:
+			r = 2
+		case staff.beside[p.Node] && still < w.Patience: // its own worker comes, or is busy
+		default:
+			r = 1
+		}
+		if r > rank {
+			best, rank = best[:0], r
+		}
+		if r > 0 && r == rank {
+			best = append(best, p)
+		}
+	}
+	rand.Shuffle(len(best), func(i, j int) { best[i], best[j] = best[j], best[i] })
+	for i, p := range best {
+		ok, err := w.take(ctx, p)
+		if err != nil || p.State == Failed {
+			return nil, false, err
+		}
+		if ok {
+			w.mu.Lock()
+			w.ready, w.looked = best[i+1:], time.Now()
+			w.mu.Unlock()
+			return p, false, nil
+		}
+	}
+	return nil, left == 0, nil
+}
+
+// advance moves a job to its next phase. Any worker may; one does.
+func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, error) {
+	var next []*Part
+	switch j.Phase {
+	case phasePlan:
+		next = parts[0].Plan
+		j.Maps, j.Phase = len(next), phaseMap
+	case phaseMap:
+		for i := range j.Reduces {
+			next = append(next, &Part{Job: j.ID, Phase: phaseReduce, Index: i, State: Pending})
+		}
+		j.Phase = phaseReduce
+	}
+	for _, p := range next {
+		if err := w.store.t.PutIfAbsent(ctx, partKey(p.Job, p.Phase, p.Index), encode(p)); err != nil && !errors.Is(err, btree.ErrKeyExists) {
+			return nil, err
+		}
+	}
+	if len(next) == 0 {
+		j.State, j.Ended = Done, time.Now().UTC()
+	}
+	err := w.store.swapJob(ctx, j)
+	if errors.Is(err, btree.ErrConflict) {
+		return w.store.Job(ctx, j.ID)
+	}
+	return j, err
+}
+
+// cleanUp frees what an ended job has put between its phases, once nobody can be
+// writing it, and takes the job off the list.
+func (w *worker) cleanUp(ctx context.Context, j *Job) error {
+	parts, err := w.store.Parts(ctx, j.ID, "")
+	if err != nil {
+		return err
+	}
+	for _, p := range parts {
+		if p.State == Running && w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)) <= w.Lease {
+			return nil // it will see that the job has ended
+		}
+	}
+	for _, p := range parts {
+		dropRuns(ctx, w.c, p.Runs)
+		if p.State.Ended() && p.Runs == nil {
+			continue
+		}
+		if p.Runs = nil; !p.State.Ended() {
+			p.State = Cancelled
+		}
+		if err := w.store.swapPart(ctx, p); errors.Is(err, errLost) {
+			return nil // somebody else does it, or the part was not dead; look again
+		} else if err != nil {
+			return err
+		}
+	}
+	w.trees.forget(j.ID)
+	switch err := w.store.t.Delete(ctx, activeKey(j.ID)); {
+	case err == nil: // and for nobody else
+		w.Tally.ended[place(endings[:], j.State)].Add(1)
+	case !errors.Is(err, btree.ErrNoKey):
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/internal/latency"
+)
+
+// How attempts end, where parts run, and what is read, for Stats.
+var (
+	phases   = [...]string{phasePlan, phaseMap, phaseReduce}
+	outcomes = [...]string{"done", "failed", "cancelled", "lost"}
+	places   = [...]string{"near", "elsewhere", "anywhere"}
+	origins  = [...]string{"tree", "objects", "runs"}
+	endings  = [...]State{Done, Failed, Cancelled}
+)
+
+const (
+	outcomeDone = iota
+	outcomeFailed
+	outcomeCancelled
+	outcomeLost
+)
+
+const (
+	placeNear = iota
+	placeElsewhere
+	placeAnywhere
+)
+
+const (
+	fromTree = iota
+	fromObjects
+	fromRuns
+)
+
+// Tally counts what a worker does. The zero value is ready: give it to a worker in
+// its Config, and look at it while that works.
+type Tally struct {
+	w         atomic.Pointer[worker]
+	busy      atomic.Int64
+	attempts  [len(phases)][len(outcomes)]atomic.Uint64
+	took      [len(phases)]latency.Histogram
+	places    [len(places)]atomic.Uint64
+	retries   atomic.Uint64
+	takeovers atomic.Uint64
+	read      [len(origins)]volume
+	emitted   atomic.Uint64
+	shuffled  atomic.Uint64
+	ended     [len(endings)]atomic.Uint64
+}
+
+// volume is how much has been read.
+type volume struct{ records, bytes, objects atomic.Uint64 }
+
+// reading counts for one attempt what it reads, in plain words: the shared ones are
+// touched once for many records.
+type reading struct {
+	to             *volume
+	seen           *atomic.Uint64 // records, for the attempt's progress
+	records, bytes uint64
+}
+
+const readingBatch = 64
+
+func (r *reading) note(bytes int) {
+	r.bytes += uint64(bytes)
+	if r.records++; r.records == readingBatch {
+		r.flush()
+	}
+}
+
+func (r *reading) flush() {
+	r.to.records.Add(r.records)
+	r.to.bytes.Add(r.bytes)
+	r.seen.Add(r.records)
+	r.records, r.bytes = 0, 0
+}
+
+func place[T comparable](list []T, x T) int {
+	for i, y := range list {
+		if x == y {
+			return i
+		}
+	}
+	return 0
+}
+
+// attempt counts the end of an attempt of a part.
+func (t *Tally) attempt(phase string, outcome int, took time.Duration) {
+	i := place(phases[:], phase)
+	t.attempts[i][outcome].Add(1)
+	t.took[i].Observe(took)
+}
+
+// Volume is how much a worker has read from somewhere.
+type Volume struct{ Records, Bytes, Objects uint64 }
+
+// Stats is a Tally at one time.
+type Stats struct {
+	Worker      string // "" before it works
+	Slots, Busy int
+	Staff       int // workers that it knows of, itself among them
+	// Attempts by phase (plan, map, reduce) and outcome (done, failed, cancelled,
+	// lost), and how long they took.
+	Attempts map[string]map[string]uint64
+	Took     map[string]latency.Snapshot
+	// Places of parts claimed: near the memory that they read, elsewhere, or
+	// anywhere where it is all the same.
+	Places map[string]uint64
+	// Retries are parts begun that had been begun before; Takeovers those of them
+	// whose worker had gone silent.
+	Retries, Takeovers uint64
+	// Read by origin: tree, objects, runs (what map parts have put ready for a reduction).
+	Read map[string]Volume
+	// Emitted records, and bytes of runs written.
+	Emitted, Shuffled uint64
+	// Ended jobs that this worker has cleaned up after, by state.
+	Ended map[State]uint64
+	Trees []kv.Stats
+}
+
+// Stats is what has been counted.
+func (t *Tally) Stats() Stats {
+	s := Stats{Busy: int(t.busy.Load()), Attempts: map[string]map[string]uint64{}, Took: map[string]latency.Snapshot{}, Places: map[string]uint64{},
+		Retries: t.retries.Load(), Takeovers: t.takeovers.Load(), Read: map[string]Volume{}, Emitted: t.emitted.Load(), Shuffled: t.shuffled.Load(), Ended: map[State]uint64{}}
+	for i, phase := range phases {
+		s.Attempts[phase] = map[string]uint64{}
+		for k, outcome := range outcomes {
+			s.Attempts[phase][outcome] = t.attempts[i][k].Load()
+		}
+		s.Took[phase] = t.took[i].Snapshot()
+	}
+	for i, p := range places {
+		s.Places[p] = t.places[i].Load()
+	}
+	for i, o := range origins {
+		v := &t.read[i]
+		s.Read[o] = Volume{v.records.Load(), v.bytes.Load(), v.objects.Load()}
+	}
+	for i, state := range endings {
+		s.Ended[state] = t.ended[i].Load()
+	}
+	if w := t.w.Load(); w != nil {
+		s.Worker, s.Slots, s.Staff = w.Name, w.Slots, w.staff.Load().workers
+		s.Trees = w.trees.stats()
+	}
+	return s
+}
+
+// Census is how the jobs of the cluster stand that have not ended.
+type Census struct {
+	Running int
+	Parts   map[State]int
+	Workers int
+	// Quiet is how long, at most, one of them has been seen with nothing begun, done
+	// or told. It is seen when a Census is taken.
+	Quiet time.Duration
+}
+
+// maxCensus bounds the jobs that are looked at.
+const maxCensus = 64
+
+// Census looks at the jobs. It reads the records of all their parts: not for the
+// data path.
+func (t *Tally) Census(ctx context.Context) (c Census, err error) {
+	c.Parts = map[State]int{Pending: 0, Running: 0, Done: 0, Failed: 0, Cancelled: 0}
+	w := t.w.Load()
+	if w == nil {
+		return c, nil
+	}
+	workers, err := w.store.Workers(ctx)
+	if err != nil {
+		return c, err
+	}
+	c.Workers = len(workers)
+	ids, err := w.store.active(ctx)
+	if err != nil {
+		return c, err
+	}
+	for _, id := range ids[:min(len(ids), maxCensus)] {
+		j, err := w.store.Job(ctx, id)
+		if errors.Is(err, ErrNoJob) {
+			continue
+		}
+		if err != nil {
+			return c, err
+		}
+		if j.State.Ended() {
+			continue
+		}
+		c.Running++
+		parts, err := w.store.Parts(ctx, id, "")
+		if err != nil {
+			return c, err
+		}
+		moved := uint64(len(parts))
+		for _, p := range parts {
+			c.Parts[p.State]++
+			if moved += uint64(p.Attempt) + p.Done; p.State.Ended() {
+				moved++
+			}
+		}
+		c.Quiet = max(c.Quiet, w.still(fmt.Sprint("census/", id), moved))
+	}
+	return c, nil
+}

@@ -1,0 +1,155 @@
+package worker
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/client/prom"
+	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/internal/metrics"
+)
+
+// Exit codes, as those of the command.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// Main runs a worker with the plugins of this program until it is interrupted, and
+// does not return. It says {"ready": "worker", ...} on standard output when it has begun.
+func Main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
+}
+
+// options are the flags of quarry worker that such a program has.
+type options struct {
+	client  client.Config
+	ca      string
+	listen  string
+	work    job.Config
+	memory  int
+	module  int
+	version string
+}
+
+func parse(args []string, env func(string) string, errOut io.Writer) (*options, error) {
+	o := &options{}
+	f := flag.NewFlagSet("worker", flag.ContinueOnError)
+	f.SetOutput(errOut)
+	text := func(p *string, name, variable, missing, help string) {
+		if v := env(variable); v != "" {
+			missing = v
+		}
+		f.StringVar(p, name, missing, help)
+	}
+	var controllers string
+	text(&controllers, "controller", "QUARRY_CONTROLLER", "http://127.0.0.1:7420", "controllers, comma separated")
+	text(&o.client.Token, "token", "QUARRY_TOKEN", "", "token that the cluster asks for")
+	text(&o.ca, "ca", "QUARRY_CA", "", "certificate authority of https controllers, PEM")
+	f.StringVar(&o.client.Transport, "fabric", client.TransportAuto, "way to the memory: auto, verbs, shm or tcp")
+	f.BoolVar(&o.client.RequireRDMA, "require-rdma", false, "refuse what does not go through an RDMA adapter")
+	f.StringVar(&o.client.RDMADevice, "rdma-device", "", "RDMA device as NAME[/PORT][@ADDRESS]")
+	f.IntVar(&o.client.Replicas, "replicas", 1, "replicas of what it makes: the jobs' own tree, outputs, intermediate results")
+	f.StringVar(&o.work.Name, "name", "", "name among the workers; default host and process")
+	f.StringVar(&o.work.Node, "node", "", "storage node beside which it runs, whose memory it prefers")
+	f.IntVar(&o.work.Slots, "slots", 1, "parts that run at the same time")
+	f.IntVar(&o.memory, "memory-mib", 2048, "live memory at which the worker gives up its part and ends")
+	f.IntVar(&o.module, "module-mib", job.DefaultMemoryBytes>>20, "memory of one instance of a WASM module")
+	f.StringVar(&o.listen, "metrics-listen", "", "serve Prometheus metrics there, HOST:PORT")
+	if len(args) > 0 && args[0] == "worker" { // as storage nodes say it
+		args = args[1:]
+	}
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	if f.NArg() > 0 {
+		return nil, fmt.Errorf("%q: want flags alone; --help lists them", f.Arg(0))
+	}
+	if o.memory < 1 || o.module < 1 || o.memory > 1<<30 || o.module > 4<<10 {
+		return nil, fmt.Errorf("--memory-mib %d, --module-mib %d: want 1 or more, and at most 4096 for a module", o.memory, o.module)
+	}
+	if o.client.Replicas < 1 || o.client.Replicas > client.MaxReplicas {
+		return nil, fmt.Errorf("--replicas %d: want 1 to %d", o.client.Replicas, client.MaxReplicas)
+	}
+	o.client.Controllers = strings.Split(controllers, ",")
+	o.work.ProcessBytes, o.work.ModuleBytes = o.memory<<20, o.module<<20
+	if o.ca != "" {
+		pem, err := os.ReadFile(o.ca)
+		if err != nil {
+			return nil, fmt.Errorf("--ca: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("--ca %s: no PEM certificate in it", o.ca)
+		}
+		o.client.TLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}
+	}
+	o.version = "unknown"
+	if b, ok := debug.ReadBuildInfo(); ok {
+		o.version = b.Main.Version
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string, env func(string) string, out, errOut io.Writer) int {
+	o, err := parse(args, env, errOut)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintln(errOut, "worker:", err)
+		return exitUsage
+	}
+	if err := o.run(ctx, out, slog.New(slog.NewTextHandler(errOut, nil))); err != nil {
+		fmt.Fprintln(errOut, "worker:", err)
+		return exitFailed
+	}
+	return 0
+}
+
+func (o *options) run(ctx context.Context, out io.Writer, log *slog.Logger) error {
+	registry := metrics.NewRegistry(o.version, "worker")
+	ready := map[string]string{"ready": "worker", "node": o.work.Node}
+	if o.listen != "" { // first: a port that is taken is found while nothing has to be undone
+		s, err := metrics.Serve(ctx, o.listen, registry)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		ready["metrics"] = s.URL() + "/metrics"
+	}
+	StandBack()
+	o.client.Logger, o.work.Logger = log, log
+	c, err := client.Connect(ctx, o.client)
+	if err != nil {
+		return err
+	}
+	o.work.Client, o.work.Tally = c, &job.Tally{}
+	registry.MustRegister(prom.NewCollector(c), NewCollector(o.work.Tally))
+	if err = json.NewEncoder(out).Encode(ready); err == nil {
+		err = job.Work(ctx, o.work)
+	}
+	return errors.Join(err, c.Close())
+}
+
+// StandBack lets the kernel end this process first where memory runs out: what a
+// plugin has taken comes back, and the storage node beside it, whose regions would be
+// gone, stays. A node that systemd has started is protected, and its workers would be.
+func StandBack() {
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0) // where that is not allowed, nothing is lost
+}
