@@ -233,7 +233,7 @@ func (c *conn) line(now time.Time, last string) string {
 	c.mu.Unlock()
 	user := "default"
 	return fmt.Sprintf("id=%d addr=%v laddr=%v fd=-1 name=%s age=%d idle=%d flags=N db=%d sub=0 psub=0 ssub=0 multi=-1 qbuf=0 qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl=0 oll=0 omem=0 tot-mem=0 events=r cmd=%s user=%s redir=-1 resp=%d\n",
-		c.id, c.nc.RemoteAddr(), c.nc.LocalAddr(), d.name, int(now.Sub(c.since).Seconds()), max(0, now.Unix()-c.seen.Load()), d.db, last, user, d.proto)
+		c.id, c.remote, c.local, d.name, int(now.Sub(c.since).Seconds()), max(0, now.Unix()-c.seen.Load()), d.db, last, user, d.proto)
 }
 
 func clientInfo(c *conn, _ [][]byte) error {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -37,11 +36,13 @@ type request struct {
 // conn is the connection of one client. All but about belongs to its goroutine.
 type conn struct {
 	s     *Server
-	nc    net.Conn
-	sys   syscall.RawConn // nil: none
+	sock  socket
 	id    uint64
 	since time.Time
-	quick int // times in a row that the client came back soon
+	quick int   // times in a row that the client came back soon
+	slice int64 // of time, when it came last
+
+	remote, local net.Addr
 
 	p      parser
 	in     []byte // whole capacity in use
@@ -83,9 +84,10 @@ type about struct {
 }
 
 func newConn(s *Server, nc net.Conn, id uint64) *conn {
-	c := &conn{s: s, nc: nc, sys: system(nc), id: id, since: time.Now(), in: make([]byte, firstBufferBytes), proto: 2, known: s.cfg.Password == ""}
+	c := &conn{s: s, remote: nc.RemoteAddr(), local: nc.LocalAddr(), id: id, since: time.Now(), in: make([]byte, firstBufferBytes), proto: 2, known: s.cfg.Password == ""}
 	c.p.stranger = !c.known
 	c.about.proto = 2
+	c.sock.init(s, nc)
 	c.fetch = c.take
 	c.seen.Store(c.since.Unix())
 	return c
@@ -100,8 +102,7 @@ func (c *conn) serve() {
 			c.flush()
 			return
 		}
-		c.linger()
-		n, err := c.nc.Read(c.in[c.filled:])
+		n, err := c.sock.read(c.in[c.filled:], c.alone())
 		c.filled += n
 		if n > 0 {
 			c.s.stats.bytesIn.Add(uint64(n))
@@ -357,12 +358,12 @@ func (c *conn) flush() bool {
 	if now := c.began; now.Sub(c.armed) > c.s.patience/8 || len(c.out) > flushBytes {
 		now = time.Now()
 		c.armed = now
-		_ = c.nc.SetWriteDeadline(now.Add(c.s.patience))
+		_ = c.sock.nc.SetWriteDeadline(now.Add(c.s.patience))
 		if c.s.ending.Load() {
-			_ = c.nc.SetWriteDeadline(now.Add(lastWords))
+			_ = c.sock.nc.SetWriteDeadline(now.Add(lastWords))
 		}
 	}
-	n, err := c.nc.Write(c.out)
+	n, err := c.sock.write(c.out)
 	if c.unread > 0 {
 		c.s.held.Add(-c.unread)
 		c.unread = 0

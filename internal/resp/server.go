@@ -84,8 +84,11 @@ type Server struct {
 	lastID uint64
 	wg     sync.WaitGroup
 
-	close    atomic.Int32 // connections that linger
+	close    atomic.Int32 // connections that are out of Go's poller
 	maxClose int32
+	slice    atomic.Int64 // of time, of the batch last executed
+	company  atomic.Int32 // connections that came in it
+	before   atomic.Int32 // and in the one before
 
 	far    atomic.Bool
 	ending atomic.Bool
@@ -123,10 +126,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, c := range s.conns {
-			// Ends waiting for a command, not the command in hand; its answer has to be
-			// read soon.
-			_ = c.nc.SetReadDeadline(time.Unix(1, 0))
-			_ = c.nc.SetWriteDeadline(time.Now().Add(lastWords))
+			c.sock.end() // not the command in hand
 		}
 	})
 	defer stop()
@@ -200,8 +200,8 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 	}
 	s.wg.Go(func() {
 		c.serve()
-		nc.Close()
 		s.mu.Lock()
+		c.sock.close()
 		delete(s.conns, c.id)
 		s.mu.Unlock()
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -303,6 +304,63 @@ func TestShutdown(t *testing.T) {
 		require.NoError(t, err)
 	case <-time.After(patience):
 		t.Fatal("Serve does not return")
+	}
+}
+
+// TestAlone: a connection that is alone and busy is taken out of Go's poller, and comes
+// back with nothing lost when it is idle, when its client reads slowly, when it ends,
+// and when the gateway does.
+func TestAlone(t *testing.T) {
+	for _, network := range []string{"tcp", "unix"} {
+		t.Run(network, func(t *testing.T) {
+			_, tree := newTree(t, testcluster.Options{})
+			s := resp.New(resp.Config{Tree: tree})
+			at := "127.0.0.1:0"
+			if network == "unix" {
+				at = filepath.Join(t.TempDir(), "s")
+			}
+			l, err := net.Listen(network, at)
+			require.NoError(t, err)
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			done := make(chan error, 1)
+			go func() { done <- s.Serve(ctx, l) }()
+			addr := l.Addr().String()
+			if network == "unix" {
+				addr = "unix:" + at
+			}
+			p := dial(t, addr)
+			busy := func() {
+				t.Helper()
+				require.Eventually(t, func() bool { return p.cmd("PING") == "+PONG" && s.Lingering() == 1 }, patience, time.Microsecond)
+			}
+			busy()
+			require.Eventually(t, func() bool { return s.Lingering() == 0 }, patience, time.Millisecond, "idle")
+			busy()
+			large := strings.Repeat("0123456789", 400_000)
+			require.Equal(t, "+OK", p.do("SET", "large", large))
+			busy()
+			p.send(bytes.Repeat(frame("GET", "large"), 10))
+			require.Eventually(t, func() bool { return s.Lingering() == 0 }, patience, time.Millisecond, "nobody reads the answers")
+			for range 10 {
+				require.True(t, p.reply().text == large)
+			}
+			busy()
+			p.send(frame("SET", "large", large)[:3_000_000]) // and never the rest
+			p.Close()
+			require.Eventually(t, func() bool { return s.Lingering() == 0 && s.Connections() == 0 }, patience, time.Millisecond, "the client leaves")
+			p = dial(t, addr)
+			busy()
+			end()
+			select {
+			case err := <-done:
+				require.NoError(t, err)
+			case <-time.After(patience):
+				t.Fatal("the gateway does not end")
+			}
+			p.gone()
+			require.Zero(t, s.Lingering())
+		})
 	}
 }
 
