@@ -224,7 +224,10 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 
 // Pause backs off. A program has no deadline but the end of its epoch.
 func (l *workLane) Pause(attempt int) error {
-	if attempt <= 1 {
+	if attempt == 0 {
+		return context.Cause(l.w.ctx)
+	}
+	if attempt == 1 {
 		l.waited, l.asked = 0, 0
 	}
 	most := min(pauseLongest, 20*time.Microsecond<<min(attempt, 16))

@@ -474,6 +474,8 @@ func (c *client) Pause(attempt int) error {
 		return errEnded
 	case c.w.now >= c.deadline:
 		return errDeadline
+	case attempt == 0:
+		return nil
 	}
 	c.sleep(int64(1+c.w.ch.choose(1<<min(attempt, 6))) * step)
 	return nil

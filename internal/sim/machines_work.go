@@ -379,7 +379,7 @@ func (p *program) lifeOf(conn *fabric.Conn) uint64 { return p.req.Peers[p.indexO
 
 func (t *programPort) Pause(attempt int) error {
 	p := t.p()
-	if err := p.over(); err != nil {
+	if err := p.over(); err != nil || attempt == 0 {
 		return err
 	}
 	p.c.sleep(int64(1+p.c.w.ch.choose(1<<min(attempt, 6))) * step)

@@ -80,6 +80,7 @@ var mutations = []mutation{
 	{slab.BugJoinerNotZeroed, "joiner neither zeroed nor reset", rebuilds, 8000},
 	{slab.BugCopierUnreserved, "copier without reservation", rebuilds, 20000},
 	{slab.BugCopierKeepsR, "copier keeps R", rebuilds, 5000},
+	{slab.BugCopierTrustsScan, "copier does not look at V again", rebuilds, 20000},
 	{slab.BugNoReconcile, "no reconcile", failures, 5000},
 	{slab.BugKeysKept, "no key rotation", replicas(with(failures, func(o *Options) { o.Faults, o.MaxFaults = NodeDown|CutClient|CutControl|Stall, 8 }), 3), 20000},
 	{slab.BugLeasesIgnored, "no wait for leases", cuts, 4000},

@@ -43,6 +43,7 @@ const (
 	BugJoinerNotZeroed                 // a joiner is neither zeroed nor reset
 	BugCopierUnreserved                // the copier does not take the reservation
 	BugCopierKeepsR                    // the copier keeps the reservation
+	BugCopierTrustsScan                // the copier does not look at V again under the reservation
 	BugReconcileUnflushed              // reconcile flushes only what it changes
 	BugNoReconcile                     // a failover opens without reconciling
 	BugKeysKept                        // a failover does not rotate keys

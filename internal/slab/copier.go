@@ -53,13 +53,16 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 		return nil // whoever opens it includes the joiner
 	}
 	size := h.Class().Bytes()
-	piece := max(pieceBytes, size)
+	piece := max(copyBytes, size)
 	buf, err := l.buffer(&l.batch.slabs, piece)
 	if err != nil {
 		return err
 	}
-	k := newCopies()
+	k := l.copies()
 	for at := 0; at < proto.BlockBytes; at += piece {
+		if err := l.port.Pause(0); err != nil {
+			return err
+		}
 		err := l.repeat(reg, func() {
 			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
 		})
@@ -73,9 +76,9 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 			switch {
 			case v == 0: // never used; whoever uses it includes the joiner
 			case v.State() == proto.StateLive && !bug(BugCopierUnreserved) && !bug(BugCopierKeepsR):
-				k.live = append(k.live, s)
+				k.add(reg, s, h.Generation(), v, buf[in:in+size])
 			case v.State() == proto.StateFree:
-				k.free, k.words = append(k.free, s), append(k.words, v)
+				k.free = append(k.free, word{s, v})
 			default:
 				if err := l.copySlab(reg, s, h.Generation(), v, st); err != nil {
 					return err
@@ -148,7 +151,7 @@ func (l *Lane) copySlab(reg *Region, s proto.Slab, gen uint32, v proto.V, st *Co
 		}
 		o.v = v
 		if v.State() == proto.StateLive {
-			if err := l.copyImage(o, st); err != nil {
+			if err := l.copyImage(o, l.wholeImage(o), st); err != nil {
 				return err
 			}
 		}
@@ -164,18 +167,24 @@ func (l *Lane) copySlab(reg *Region, s proto.Slab, gen uint32, v proto.V, st *Co
 	}
 }
 
-// copyImage writes the active image and V of a slab that the lane holds to every
-// joiner that is behind.
-func (l *Lane) copyImage(o *op, st *Copied) error {
+// wholeImage is the active image of the slab that has been READ, nil if it is damaged.
+func (l *Lane) wholeImage(o *op) []byte {
 	img := o.slab.Image(l.slab, o.v.Version())
 	h, _, ok := proto.OpenImage(img, o.seed)
 	if !ok || h.Version != o.v.Version() {
+		return nil
+	}
+	return img[:proto.ImageLen(h.Length)]
+}
+
+// copyImage writes the active image and V of a slab that the lane holds to every
+// joiner that is behind. An image that the primary does not have is nil.
+func (l *Lane) copyImage(o *op, img []byte, st *Copied) error {
+	if img == nil {
 		var err error
 		if img, err = l.imageElsewhere(o); err != nil {
 			return err
 		}
-	} else {
-		img = img[:proto.ImageLen(h.Length)]
 	}
 	ch := change{v: o.v, at: o.slab.ImageOff(o.v.Version()), img: img}
 	var from [MaxReplicas]proto.V

@@ -5,17 +5,40 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// maxCopied slabs are reserved, copied and released together: three rounds for all
-// of them. Each is held for as long as that takes, so they are not many.
-const maxCopied = 32
+const (
+	// copyBytes is how much of a block a copier READs at once, and so the most that it
+	// holds reserved: writers wait for that as long as its copying takes.
+	copyBytes = 256 << 10
+	// maxCopied slabs are reserved, copied and released together: three rounds for
+	// all of them.
+	maxCopied = 512
+	// frameBytes of images go into one chain: what a responder behind a socket takes
+	// in one piece, while the next chain is on its way.
+	frameBytes = 48 << 10
+)
 
 // copies is what a copier gathers from one piece of a block.
 type copies struct {
-	live  []proto.Slab
-	ops   []op
-	fate  []fate
-	free  []proto.Slab
-	words []proto.V // of free
+	live []copying
+	free []word
+}
+
+// copying is a LIVE slab in hand.
+type copying struct {
+	op
+	// img is the image that op.v names, as it was READ before the slab was reserved.
+	// An image of one version is written once, and not changed before V is: under the
+	// reservation V alone is READ again. nil if what was READ is not whole.
+	img  []byte
+	fate fate
+	// Of the CAS, among the chains to one replica.
+	chain, verb int
+}
+
+// word is V of a FREE slab.
+type word struct {
+	slab proto.Slab
+	v    proto.V
 }
 
 // fate of a slab that was to be copied with others.
@@ -23,214 +46,242 @@ type fate uint8
 
 const (
 	copied  fate = iota // released with the others
-	alone               // not held: to be copied alone
+	alone               // not held, or to be released with the others, and copied alone then
 	waiting             // held, and to be copied alone before it is released
 )
 
-func newCopies() *copies {
-	return &copies{ops: make([]op, maxCopied), fate: make([]fate, maxCopied)}
+// copies is the lane's storage for what it gathers.
+func (l *Lane) copies() *copies {
+	if l.gathered == nil {
+		l.gathered = &copies{live: make([]copying, 0, maxCopied), free: make([]word, 0, maxCopied)}
+	}
+	l.gathered.live, l.gathered.free = l.gathered.live[:0], l.gathered.free[:0]
+	return l.gathered
 }
 
-// copyGathered copies what has been gathered.
+// add gathers a LIVE slab that has been READ into buf.
+func (k *copies) add(reg *Region, s proto.Slab, gen uint32, v proto.V, buf []byte) {
+	c := copying{op: op{reg: reg, slab: s, seed: proto.Seed(reg.Seed, s.Off, gen), ref: proto.Ref{Addr: proto.MakeAddr(reg.ID, uint32(s.Off))}, v: v}}
+	img := s.Image(buf, v.Version())
+	if h, _, ok := proto.OpenImage(img, c.seed); ok && h.Version == v.Version() {
+		c.img = img[:proto.ImageLen(h.Length)]
+	}
+	k.live = append(k.live, c)
+}
+
+// copyGathered copies what has been gathered, and forgets it.
 func (l *Lane) copyGathered(reg *Region, gen uint32, k *copies, st *Copied) error {
-	for len(k.live) > 0 {
-		n := min(len(k.live), maxCopied, max(1, pieceBytes/k.live[0].Class.Bytes()))
-		if err := l.copyMany(reg, gen, k, k.live[:n], st); err != nil {
+	for rest := k.live; len(rest) > 0; {
+		n := min(len(rest), maxCopied)
+		if err := l.copyMany(reg, gen, rest[:n], st); err != nil {
 			return err
 		}
-		k.live = k.live[n:]
+		rest = rest[n:]
 	}
-	for len(k.free) > 0 {
-		n := min(len(k.free), maxCopied)
-		if err := l.copyWords(reg, k.free[:n], k.words[:n], st); err != nil {
+	for rest := k.free; len(rest) > 0; {
+		n := min(len(rest), maxCopied)
+		if err := l.copyWords(reg, rest[:n], st); err != nil {
 			return err
 		}
-		k.free, k.words = k.free[n:], k.words[n:]
+		rest = rest[n:]
 	}
+	k.live, k.free = k.live[:0], k.free[:0]
 	return nil
 }
 
+// chains opens one chain after the other to a target of the round.
+type chains struct {
+	round *rdma.Round
+	to    *rdma.Target
+	first int // in the round
+	bytes int // of the last chain's WRITEs
+}
+
+func (l *Lane) chains(to *rdma.Target) chains {
+	return chains{round: &l.round, to: to, first: l.round.Len()}
+}
+
+// next is a chain with room, and its number among those of the target.
+func (cs *chains) next(verbs, bytes int) (*rdma.Chain, int) {
+	n := cs.round.Len()
+	if n > cs.first {
+		c := cs.round.At(n - 1)
+		if len(c.Verbs)+verbs <= rdma.MaxChainVerbs && cs.bytes+bytes <= frameBytes {
+			cs.bytes += bytes
+			return c, n - 1 - cs.first
+		}
+	}
+	cs.bytes = bytes
+	return cs.round.Chain(cs.to), n - cs.first
+}
+
 // copyMany copies LIVE slabs together. What does not go smoothly is copied alone.
-func (l *Lane) copyMany(reg *Region, gen uint32, k *copies, slabs []proto.Slab, st *Copied) error {
-	size := slabs[0].Class.Bytes()
-	buf, err := l.buffer(&l.batch.imgs, size*len(slabs))
+func (l *Lane) copyMany(reg *Region, gen uint32, slabs []copying, st *Copied) error {
+	words, err := l.buffer(&l.batch.imgs, 8*len(slabs))
 	if err != nil {
 		return err
 	}
-	ops, fates := k.ops[:len(slabs)], k.fate[:len(slabs)]
 	l.round.Reset()
-	c := l.round.Chain(reg.P())
-	for i, s := range slabs {
-		ops[i] = op{reg: reg, slab: s, seed: proto.Seed(reg.Seed, s.Off, gen), ref: proto.Ref{Addr: proto.MakeAddr(reg.ID, uint32(s.Off))}, r: l.port.Reservation()}
-		fates[i] = copied
-		c.CAS(s.ROff(), 0, uint64(ops[i].r))
-		c.Read(s.Off, buf[i*size:(i+1)*size])
+	cs := l.chains(reg.P())
+	for i := range slabs {
+		o := &slabs[i]
+		o.r, o.fate = l.port.Reservation(), copied
+		var c *rdma.Chain
+		c, o.chain = cs.next(2, 0)
+		o.verb = c.CAS(o.slab.ROff(), 0, uint64(o.r))
+		c.Read(o.slab.VOff(), words[8*i:8*i+8])
 	}
 	l.do()
-	if c.Err != nil {
-		for i := range fates {
-			fates[i] = alone
+	if l.round.Err() != nil {
+		for i := range slabs {
+			slabs[i].fate = alone
 		}
-		if err := l.releaseAll(reg, ops); err != nil { // those that were reserved
+		if err := l.releaseAll(reg, slabs); err != nil { // those that were reserved
 			return err
 		}
-		return l.copyRest(reg, gen, ops, fates, buf, st)
+		return l.copyRest(reg, gen, slabs, st)
 	}
-	for i := range ops {
-		o := &ops[i]
-		_, o.v = o.slab.Words(buf[i*size:])
-		if c.Verbs[2*i].Old != 0 {
-			fates[i] = alone
-			o.r = 0 // somebody else's
-		} else if o.v.State() != proto.StateLive {
-			fates[i] = alone // once it has been released
+	for i := range slabs {
+		o := &slabs[i]
+		v := proto.V(proto.Word(words, 8*i))
+		switch {
+		case l.round.At(o.chain).Verbs[o.verb].Old != 0:
+			o.fate, o.r = alone, 0 // somebody else's
+		case o.img == nil, v != o.v && !bug(BugCopierTrustsScan):
+			o.fate = alone // changed since, or damaged: once it has been released
 		}
 	}
-	if err := l.writeCopies(reg, ops, fates, buf, st); err != nil {
+	if err := l.writeCopies(reg, slabs, st); err != nil {
 		return err
 	}
-	if err := l.releaseMany(reg, ops, fates); err != nil {
+	if err := l.releaseMany(reg, slabs); err != nil {
 		return err
 	}
-	return l.copyRest(reg, gen, ops, fates, buf, st)
+	return l.copyRest(reg, gen, slabs, st)
 }
 
 // writeCopies writes the images of the slabs that are held, and their V, to every joiner.
-func (l *Lane) writeCopies(reg *Region, ops []op, fates []fate, buf []byte, st *Copied) error {
-	size := ops[0].slab.Class.Bytes()
-	bytes, images := 0, 0
+func (l *Lane) writeCopies(reg *Region, slabs []copying, st *Copied) error {
 	l.round.Reset()
+	var joiners [MaxReplicas]int // where the chains of each begin
+	n := 0
 	for j := 1; j < reg.N; j++ {
-		if reg.Rebuilding[j] {
-			l.round.Chain(reg.To[j])
-		}
-	}
-	for i := range ops {
-		o := &ops[i]
-		if fates[i] != copied {
+		if !reg.Rebuilding[j] {
 			continue
 		}
-		img := o.slab.Image(buf[i*size:(i+1)*size], o.v.Version())
-		h, _, ok := proto.OpenImage(img, o.seed)
-		if !ok || h.Version != o.v.Version() {
-			fates[i] = waiting // damaged: another replica may have it
-			continue
-		}
-		img = img[:proto.ImageLen(h.Length)]
-		bytes, images = bytes+len(img), images+1
-		for j := range l.round.Len() {
-			c := l.round.At(j)
-			l.writeImage(c, o, change{v: o.v, at: o.slab.ImageOff(o.v.Version()), img: img})
-			c.CAS(o.slab.VOff(), 0, uint64(o.v))
+		cs := l.chains(reg.To[j])
+		for i := range slabs {
+			o := &slabs[i]
+			if o.fate != copied {
+				continue
+			}
+			var c *rdma.Chain
+			c, o.chain = cs.next(4, len(o.img))
+			l.writeImage(c, &o.op, change{v: o.v, at: o.slab.ImageOff(o.v.Version()), img: o.img})
+			o.verb = c.CAS(o.slab.VOff(), 0, uint64(o.v))
 			if reg.Durable {
 				l.fence(c)
 				l.flush(c, o.slab.VOff(), 8)
 			}
 		}
+		joiners[n], n = cs.first, n+1
 	}
-	if images == 0 {
+	if l.round.Len() == 0 {
 		return nil
 	}
 	l.do()
 	if l.round.Err() != nil {
 		if err := l.settle(reg); err != nil {
-			return l.abandon(&ops[0], err)
+			return l.abandon(&slabs[0].op, err)
 		}
-		if l.epochOver(&ops[0]) {
+		if l.epochOver(&slabs[0].op) {
 			return ErrEpochOver
 		}
-		for i := range fates {
-			if fates[i] == copied {
-				fates[i] = waiting // written or not: alone it finds out
+		for i := range slabs {
+			if slabs[i].fate == copied {
+				slabs[i].fate = waiting // written or not: alone it finds out
 			}
 		}
 		return nil
 	}
-	for j := range l.round.Len() {
-		verbs := l.round.At(j).Verbs
-		at := 0
-		for i := range ops {
-			// The flips stand in the order of the slabs, one for each.
-			if fates[i] != copied && fates[i] != waiting || !written(verbs, &at, ops[i].slab.VOff()) {
-				continue
+	for i := range slabs {
+		o := &slabs[i]
+		if o.fate != copied {
+			continue
+		}
+		for _, first := range joiners[:n] {
+			if !l.round.At(first + o.chain).Verbs[o.verb].Swapped() {
+				o.fate = waiting
 			}
-			if !verbs[at].Swapped() {
-				fates[i] = waiting
-			}
-			at++
+		}
+		if o.fate == copied {
+			st.Images++
+			st.Bytes += len(o.img)
 		}
 	}
-	st.Images, st.Bytes = st.Images+images, st.Bytes+bytes
 	return nil
 }
 
-// releaseMany releases the slabs that are held and have been copied, or were not LIVE.
-func (l *Lane) releaseMany(reg *Region, ops []op, fates []fate) error {
+// releaseMany releases the slabs that are held and have been copied, or are to be
+// copied alone.
+func (l *Lane) releaseMany(reg *Region, slabs []copying) error {
 	l.round.Reset()
-	c := l.round.Chain(reg.P())
-	for i := range ops {
-		if ops[i].r != 0 && fates[i] != waiting {
-			c.CAS(ops[i].slab.ROff(), uint64(ops[i].r), 0)
+	cs := l.chains(reg.P())
+	for i := range slabs {
+		if o := &slabs[i]; o.r != 0 && o.fate != waiting {
+			c, _ := cs.next(1, 0)
+			c.CAS(o.slab.ROff(), uint64(o.r), 0)
 		}
 	}
-	if len(c.Verbs) == 0 {
+	if l.round.Len() == 0 {
 		return nil
 	}
 	l.do()
-	if c.Err == nil {
+	if l.round.Err() == nil {
 		return nil
 	}
-	var again []op
-	for i := range ops {
-		if ops[i].r != 0 && fates[i] != waiting {
-			again = append(again, ops[i])
-		}
-	}
-	return l.releaseAll(reg, again)
+	return l.releaseAll(reg, slabs)
 }
 
 // releaseAll settles a failed round and releases, one by one, what the lane may
-// hold: the values of R are nobody else's, so that it can be repeated.
-func (l *Lane) releaseAll(reg *Region, ops []op) error {
+// hold and is not to copy alone first: the values of R are nobody else's, so that it
+// can be repeated.
+func (l *Lane) releaseAll(reg *Region, slabs []copying) error {
 	if err := l.settle(reg); err != nil {
-		return l.abandon(&ops[0], err)
+		return l.abandon(&slabs[0].op, err)
 	}
-	if l.epochOver(&ops[0]) {
+	if l.epochOver(&slabs[0].op) {
 		return ErrEpochOver // reservations do not outlive an epoch
 	}
-	for i := range ops {
-		if err := l.release(&ops[i]); err != nil {
-			return err
+	for i := range slabs {
+		if o := &slabs[i]; o.r != 0 && o.fate != waiting {
+			if err := l.release(&o.op); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
 // copyRest copies alone what could not be copied with the others.
-func (l *Lane) copyRest(reg *Region, gen uint32, ops []op, fates []fate, buf []byte, st *Copied) error {
-	size := ops[0].slab.Class.Bytes()
+func (l *Lane) copyRest(reg *Region, gen uint32, slabs []copying, st *Copied) error {
 	// Those that are held first: others wait for them.
-	for i := range ops {
-		if fates[i] != waiting {
+	for i := range slabs {
+		if slabs[i].fate != waiting {
 			continue
 		}
-		l.op = ops[i]
-		slab, err := l.buffer(&l.slab, size)
-		if err != nil {
-			return l.abandon(&l.op, err)
-		}
-		copy(slab, buf[i*size:(i+1)*size])
-		if err := l.copyImage(&l.op, st); err != nil {
+		l.op = slabs[i].op
+		if err := l.copyImage(&l.op, slabs[i].img, st); err != nil {
 			return err
 		}
 		if err := l.release(&l.op); err != nil {
 			return err
 		}
 	}
-	for i := range ops {
-		if fates[i] == alone {
+	for i := range slabs {
+		if slabs[i].fate == alone {
 			// LIVE, so that it is looked at under a reservation.
-			if err := l.copySlab(reg, ops[i].slab, gen, proto.MakeV(proto.StateLive, 0), st); err != nil {
+			if err := l.copySlab(reg, slabs[i].slab, gen, proto.MakeV(proto.StateLive, 0), st); err != nil {
 				return err
 			}
 		}
@@ -240,56 +291,43 @@ func (l *Lane) copyRest(reg *Region, gen uint32, ops []op, fates []fate, buf []b
 
 // copyWords moves V of FREE slabs forward together, from 0; those that are found
 // otherwise are moved alone.
-func (l *Lane) copyWords(reg *Region, slabs []proto.Slab, words []proto.V, st *Copied) error {
-	st.Words += len(slabs)
+func (l *Lane) copyWords(reg *Region, words []word, st *Copied) error {
+	st.Words += len(words)
+	var at [maxCopied]struct{ chain, verb int }
+	var joiners [MaxReplicas]int
+	n := 0
 	err := l.repeat(reg, func() {
+		n = 0
 		for j := 1; j < reg.N; j++ {
 			if !reg.Rebuilding[j] {
 				continue
 			}
-			c := l.round.Chain(reg.To[j])
-			for i, s := range slabs {
-				c.CAS(s.VOff(), 0, uint64(words[i]))
+			cs := l.chains(reg.To[j])
+			for i, w := range words {
+				c, chain := cs.next(2, 0)
+				at[i].chain, at[i].verb = chain, c.CAS(w.slab.VOff(), 0, uint64(w.v))
 				if reg.Durable {
-					l.flush(c, s.VOff(), 8)
+					l.flush(c, w.slab.VOff(), 8)
 				}
 			}
+			joiners[n], n = cs.first, n+1
 		}
 	})
 	if err != nil {
 		return err
 	}
 	var late [maxCopied]bool
-	for j := range l.round.Len() {
-		verbs := l.round.At(j).Verbs
-		at := 0
-		for i, s := range slabs {
-			if written(verbs, &at, s.VOff()) {
-				late[i] = late[i] || !verbs[at].Swapped()
-				at++
-			}
+	for i := range words {
+		for _, first := range joiners[:n] {
+			late[i] = late[i] || !l.round.At(first + at[i].chain).Verbs[at[i].verb].Swapped()
 		}
 	}
-	for i, s := range slabs {
+	for i, w := range words {
 		if late[i] {
-			if err := l.copyWord(reg, s, words[i]); err != nil {
+			if err := l.copyWord(reg, w.slab, w.v); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// written moves at forward to the CAS of a word, if it is the next in the list.
-func written(verbs []rdma.Verb, at *int, off uint64) bool {
-	for k := *at; k < len(verbs); k++ {
-		if verbs[k].Op == rdma.CompareSwap {
-			if verbs[k].Off != off {
-				return false
-			}
-			*at = k
-			return true
-		}
-	}
-	return false
 }

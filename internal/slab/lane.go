@@ -14,10 +14,11 @@ type Lane struct {
 	tally rdma.Tally
 	op    op
 	// freeing: the operation in hand is a Free, which write-once slabs allow.
-	freeing bool
-	batch   batch
-	halves  halves
-	info    Info // lent to the callback of Update
+	freeing  bool
+	batch    batch
+	halves   halves
+	info     Info    // lent to the callback of Update
+	gathered *copies // of a copier
 
 	word  []byte              // 16 bytes: headers, R and V of the primary
 	words [MaxReplicas][]byte // 8 bytes each: V of each replica

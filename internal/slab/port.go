@@ -24,7 +24,9 @@ type Port interface {
 	// refusal is one that no retry mends.
 	Settle(reg *Region, r *rdma.Round) error
 	// Pause backs off before attempt n (from 1), with full jitter. An error means
-	// the deadline leaves no room for another attempt.
+	// the deadline leaves no room for another attempt. Attempt 0 is no attempt: a
+	// program that looks through blocks has done another piece and holds nothing, so
+	// that others may go first.
 	Pause(attempt int) error
 	// HolderFenced says whether a session found holding a reservation is known to
 	// be fenced everywhere: the certificate. It may ask the controller, no more

@@ -249,7 +249,7 @@ func (p *Port) Settle(_ *slab.Region, r *rdma.Round) error {
 }
 
 func (p *Port) Pause(attempt int) error {
-	if attempt == 1 {
+	if attempt <= 1 {
 		p.deadline = time.Now().Add(10 * time.Second)
 	}
 	if time.Now().After(p.deadline) {
