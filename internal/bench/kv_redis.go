@@ -84,34 +84,13 @@ func redisKVLoop(ctx context.Context, network, addr, op string, id, keys, size, 
 	}
 	defer c.Close()
 	r := bufio.NewReaderSize(c, 64<<10)
-	value, key, out := make([]byte, size), []byte(nil), []byte(nil)
-	want := -1
-	if op == "GET" {
-		want = size
-	}
-	o := &outcome{hist: newHist()}
+	value, key := make([]byte, size), []byte(nil)
 	seed := random(uint64(id+1) * 0x9e3779b97f4a7c15)
-	start := time.Now()
-	last := start
-	for last.Sub(start) < d && ctx.Err() == nil {
-		out = out[:0]
-		for range pipeline {
-			key = appendKey(key[:0], seed.next(keys))
-			if op == "GET" {
-				out = bulk(append(out, "*2\r\n$3\r\nGET\r\n"...), key)
-			} else {
-				out = bulk(bulk(append(out, "*3\r\n$3\r\nSET\r\n"...), key), value)
-			}
+	return redisAsk(ctx, c, r, op, size, pipeline, d, func(out []byte) []byte {
+		key = appendKey(key[:0], seed.next(keys))
+		if op == "GET" {
+			return bulk(append(out, "*2\r\n$3\r\nGET\r\n"...), key)
 		}
-		if err := exchange(c, r, out, pipeline, want); err != nil {
-			return nil, err
-		}
-		now := time.Now()
-		record(o.hist, int64(now.Sub(last)))
-		last = now
-		o.Calls++
-		o.Ops += int64(pipeline)
-	}
-	o.Elapsed = last.Sub(start)
-	return o, ctx.Err()
+		return bulk(bulk(append(out, "*3\r\n$3\r\nSET\r\n"...), key), value)
+	})
 }

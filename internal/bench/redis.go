@@ -115,21 +115,29 @@ func redisLoop(ctx context.Context, addr, op string, id, size, pipeline int, d t
 			return nil, err
 		}
 	}
+	seed := uint64(id+1) * 0x9e3779b97f4a7c15
+	return redisAsk(ctx, c, r, op, size, pipeline, d, func(out []byte) []byte {
+		seed ^= seed << 13
+		seed ^= seed >> 7
+		seed ^= seed << 17
+		return appendCommand(out, op, id, int(seed%uint64(keys)), payload)
+	})
+}
+
+// redisAsk sends pipelines of commands that next appends, until the time is over.
+func redisAsk(ctx context.Context, c net.Conn, r *bufio.Reader, op string, size, pipeline int, d time.Duration, next func(out []byte) []byte) (*outcome, error) {
 	o := &outcome{hist: newHist()}
 	want := -1
 	if op == "GET" {
 		want = size
 	}
-	seed := uint64(id+1) * 0x9e3779b97f4a7c15
+	var out []byte
 	start := time.Now()
 	last := start
 	for last.Sub(start) < d && ctx.Err() == nil {
 		out = out[:0]
 		for range pipeline {
-			seed ^= seed << 13
-			seed ^= seed >> 7
-			seed ^= seed << 17
-			out = appendCommand(out, op, id, int(seed%uint64(keys)), payload)
+			out = next(out)
 		}
 		if err := exchange(c, r, out, pipeline, want); err != nil {
 			return nil, err

@@ -222,7 +222,20 @@ func hexists(c *conn, a [][]byte) error {
 }
 
 func hdel(c *conn, a [][]byte) error {
-	id, err := c.family(a[1], kindHash)
+	return c.removeAll(a, kindHash, func(id uint64, field []byte) (bool, error) {
+		c.key2 = appendField(c.key2[:0], id, field)
+		err := c.s.tree.Delete(c.s.ctx, c.key2)
+		if errors.Is(err, btree.ErrNoKey) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+}
+
+// removeAll removes the fields or members that a command names, and the key with the
+// last of them. one says whether there was such a field.
+func (c *conn) removeAll(a [][]byte, kind byte, one func(id uint64, field []byte) (bool, error)) error {
+	id, err := c.family(a[1], kind)
 	if err != nil {
 		return err
 	}
@@ -231,15 +244,14 @@ func hdel(c *conn, a [][]byte) error {
 		if id == 0 || len(field) > c.s.maxFieldBytes() {
 			continue
 		}
-		c.key2 = appendField(c.key2[:0], id, field)
-		err := c.s.tree.Delete(c.s.ctx, c.key2)
-		if errors.Is(err, btree.ErrNoKey) {
-			continue
-		} else if err != nil {
+		ok, err := one(id, field)
+		if err != nil {
 			return err
 		}
-		n++
-		c.partly = true
+		if ok {
+			n++
+			c.partly = true
+		}
 	}
 	if n > 0 {
 		if err := c.s.reap(c.s.ctx, AppendKey(nil, c.db, a[1]), id); err != nil {

@@ -197,33 +197,7 @@ func (c *conn) unplace(key []byte, version uint64) error {
 	return nil
 }
 
-func zrem(c *conn, a [][]byte) error {
-	id, err := c.family(a[1], kindZset)
-	if err != nil {
-		return err
-	}
-	n := 0
-	for _, member := range a[2:] {
-		if id == 0 || len(member) > c.s.maxFieldBytes() {
-			continue
-		}
-		ok, err := c.unmember(id, member)
-		if err != nil {
-			return err
-		}
-		if ok {
-			n++
-			c.partly = true
-		}
-	}
-	if n > 0 {
-		if err := c.s.reap(c.s.ctx, AppendKey(nil, c.db, a[1]), id); err != nil {
-			return err
-		}
-	}
-	c.integer(int64(n))
-	return nil
-}
+func zrem(c *conn, a [][]byte) error { return c.removeAll(a, kindZset, c.unmember) }
 
 // unmember removes a member.
 func (c *conn) unmember(id uint64, member []byte) (bool, error) {
