@@ -91,6 +91,13 @@ func TestHugePages(t *testing.T) {
 	require.Equal(t, Error, f.Level)
 	require.Contains(t, f.Remedy, "1024")
 	require.Equal(t, Info, the(t, host(t, nil).Check(Plan{}), "huge pages").Level)
+	shmem := "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+	f = the(t, host(t, map[string]string{shmem: "always within_size advise [never] deny force"}).Check(Plan{}), "huge pages")
+	require.Equal(t, Info, f.Level)
+	require.Contains(t, f.Remedy, shmem)
+	f = the(t, host(t, map[string]string{shmem: "always within_size [advise] never deny force"}).Check(Plan{}), "huge pages")
+	require.Equal(t, OK, f.Level)
+	require.Contains(t, f.What, "advise")
 }
 
 func TestNUMA(t *testing.T) {

@@ -155,7 +155,20 @@ func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error
 	if err != nil {
 		return nil, fmt.Errorf("memory of %s: mapping %d bytes: %w", name, bytes, err)
 	}
+	Advise(f, mem)
 	return &Memory{name: name, file: f, mem: mem, refs: 1}, nil
+}
+
+// Advise asks for huge pages under mapped region memory that is no file on a disk,
+// where the host's own switch leaves that to who maps it (shmem_enabled is advise,
+// which it is not unless somebody has said so). The first touch makes the page,
+// whoever it comes from: so node and clients all ask. Without them nothing is lost
+// but speed.
+func Advise(f *os.File, mem []byte) {
+	var fs unix.Statfs_t
+	if unix.Fstatfs(int(f.Fd()), &fs) == nil && fs.Type == unix.TMPFS_MAGIC {
+		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
+	}
 }
 
 // Bytes is the memory itself, shared with everyone who maps it. Agents touch it

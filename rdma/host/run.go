@@ -104,8 +104,16 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 		runtime.KeepAlive(r)
 		return done, nil
 	}
+	seen := 1 // verbs whose memory has been asked for, the first by its own copy
 	for done = range verbs {
 		v := &verbs[done]
+		if seen < len(verbs) && seen <= done+aheadVerbs/4 {
+			if verbs[seen].Op != rdma.Read {
+				seen++
+			} else {
+				seen = w.foresee(verbs[:min(len(verbs), done+aheadVerbs)], seen)
+			}
+		}
 		if err = r.check(w, v); err != nil {
 			break
 		}
@@ -152,6 +160,9 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 	runtime.KeepAlive(r)
 	return done, nil
 }
+
+// aheadVerbs bounds how many verbs the memory is ahead of the one that runs.
+const aheadVerbs = 8
 
 // check says whether a verb may run. Nothing has been touched yet.
 func (r *Runner) check(w *window, v *rdma.Verb) error {

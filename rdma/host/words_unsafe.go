@@ -3,6 +3,8 @@ package host
 import (
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // Region memory is touched by many processes at once. Everything here moves whole
@@ -12,7 +14,9 @@ import (
 //     AMD APM 2 7.3.2) and on arm64 (Arm ARM B2.2.1), the two architectures this
 //     package is written for; both are little endian. Go's compiler neither splits,
 //     repeats nor invents word accesses through a pointer. Plain stores are used for
-//     WRITE because a sequentially consistent store costs twenty times as much.
+//     WRITE because a sequentially consistent store costs twenty times as much. What
+//     is longer goes by aligned 16-byte moves where these do not tear either: see
+//     copy_amd64_unsafe.go.
 //   - A word that a WRITE covers only in part is merged by CAS, so that a
 //     neighbour's bytes in the same word are never put back to an older value.
 //   - Order between verbs is made by Runner, not here.
@@ -37,6 +41,10 @@ func copyOut(dst, mem []byte, off uint64) {
 	src, to := unsafe.Add(unsafe.Pointer(unsafe.SliceData(mem)), off), unsafe.Pointer(unsafe.SliceData(dst))
 	words := uint64(len(dst)) &^ 7
 	i := uint64(0)
+	if wide && words > shortBytes {
+		loadWords(to, src, words)
+		i = words
+	}
 	for ; i+32 <= words; i += 32 {
 		s, t := (*[4]uint64)(unsafe.Add(src, i)), (*[4]uint64)(unsafe.Add(to, i))
 		a, b, c, d := s[0], s[1], s[2], s[3]
@@ -48,6 +56,26 @@ func copyOut(dst, mem []byte, off uint64) {
 	if words < uint64(len(dst)) {
 		spill(dst[words:], *wordAt(mem, off+words))
 	}
+}
+
+// aheadBytes is how much memory is asked for ahead of the verb that runs: what the
+// processor can have under way at once.
+const aheadBytes = 4 << 10
+
+// foresee asks for the memory that the verbs after the first are going to touch, so
+// that it is on its way while the first waits for its own. from is the first verb
+// that has not been asked for yet, and so is what is returned.
+func (w *window) foresee(verbs []rdma.Verb, from int) int {
+	var asked uint64
+	for ; from < len(verbs) && asked < aheadBytes; from++ {
+		v := &verbs[from]
+		if n, size := uint64(len(v.Buf)), uint64(len(w.mem)); v.Op == rdma.Read && n > 0 && v.Off < size && n <= size-v.Off {
+			n = min(n, aheadBytes)
+			askFor(unsafe.Add(unsafe.Pointer(unsafe.SliceData(w.mem)), v.Off), n)
+			asked += n
+		}
+	}
+	return from
 }
 
 // spill stores the low bytes of a word.
@@ -69,6 +97,10 @@ func copyIn(mem []byte, off uint64, src []byte) {
 	from, to := unsafe.Pointer(unsafe.SliceData(src)), unsafe.Add(unsafe.Pointer(unsafe.SliceData(mem)), off)
 	words := uint64(len(src)) &^ 7
 	i := uint64(0)
+	if wide && words > shortBytes {
+		storeWords(to, from, words)
+		i = words
+	}
 	for ; i+32 <= words; i += 32 {
 		s, t := (*[4]uint64)(unsafe.Add(from, i)), (*[4]uint64)(unsafe.Add(to, i))
 		a, b, c, d := s[0], s[1], s[2], s[3]

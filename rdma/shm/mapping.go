@@ -5,6 +5,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/quarrystore/quarry/rdma/host"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,6 +51,7 @@ func (m *mappings) enter(f *os.File, bytes uint64, write bool) (*mapping, error)
 	if err != nil {
 		return nil, fmt.Errorf("mapping %d bytes of region memory: %w", bytes, err)
 	}
+	host.Advise(f, mem)
 	made := &mapping{id: id, mem: mem, refs: 1}
 	if m.by == nil {
 		m.by = make(map[identity]*mapping)
