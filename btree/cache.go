@@ -28,7 +28,7 @@ type Cache struct {
 // newCache makes a cache for nodes of so many bytes of payload; 0 bytes keep nothing.
 func newCache(bytes, room int) *Cache {
 	// Beside the payload: its heads and children once more, and what Go needs.
-	each := room + room/minInner*(8+proto.RefBytes) + 256
+	each := room + room/minInner*(9+proto.RefBytes) + 8*groupWords + 256
 	return &Cache{slots: make([]atomic.Pointer[page], bytes/each/cacheWays*cacheWays), node: each}
 }
 
@@ -47,6 +47,47 @@ func head(key []byte) uint64 {
 	return h
 }
 
+// groupEntries is how many beginnings of separators fill a cache line. A cached node
+// keeps them in groups, each with its children behind it, and in front of the groups
+// the first beginning of each: a descent looks at few lines, the last two neighbours.
+//
+//	index: first of group 0, 1, ... | 8 beginnings, 8 children | 8 beginnings, 8 children | ...
+const (
+	groupEntries = 8
+	groupWords   = 3 * groupEntries
+)
+
+// indexed prepares a cached node for descents.
+func (pg *page) indexed() {
+	pg.shared, pg.height, pg.kids = uint16(pg.prefix), uint8(pg.level), uint16(pg.count)
+	if pg.count > 1 {
+		// What all separators begin with need not be compared one by one: the fences of
+		// the outermost nodes share nothing.
+		first, _ := pg.suffix(1)
+		last, _ := pg.suffix(pg.count - 1)
+		n := 0
+		for n < min(len(first), len(last)) && first[n] == last[n] {
+			n++
+		}
+		pg.lead = first[:n]
+	}
+	groups := (pg.count + groupEntries - 1) / groupEntries
+	pg.index = make([]uint64, groups*(1+groupWords))
+	for i := range pg.count {
+		s, _ := pg.suffix(i)
+		kid, _ := pg.child(i)
+		at := groups + i/groupEntries*groupWords + i%groupEntries
+		if i > 0 {
+			pg.index[at] = head(s[len(pg.lead):])
+		}
+		if i%groupEntries == 0 {
+			pg.index[i/groupEntries] = pg.index[at]
+		}
+		at += groupEntries + i%groupEntries
+		pg.index[at], pg.index[at+1] = uint64(kid.Addr), uint64(kid.Life)
+	}
+}
+
 // childOf is the entry that a descent follows, and its child. In a cached node it
 // compares numbers, keys only where these are equal.
 // Preconditions: place(pr) == 0, level > 0.
@@ -58,7 +99,7 @@ func (pg *page) childOf(pr probe) (i int, child proto.Ref, ok bool) {
 		}
 		return i, child, ok && i >= 0
 	case pr.end:
-		i = len(pg.index)/3 - 1
+		i = int(pg.kids) - 1
 	default:
 		i = pg.route(pr.key[pg.shared:], !pr.before)
 	}
@@ -68,28 +109,48 @@ func (pg *page) childOf(pr probe) (i int, child proto.Ref, ok bool) {
 // route is the entry of a cached node that a descent for a key follows; the key is
 // given without the node's prefix.
 func (pg *page) route(key []byte, orEqual bool) int {
-	want := head(key)
-	lo, hi := 1, len(pg.index)/3
+	n := len(pg.lead)
+	if n > 0 {
+		switch c := bytes.Compare(key[:min(n, len(key))], pg.lead); {
+		case c < 0:
+			return 0
+		case c > 0:
+			return int(pg.kids) - 1
+		}
+	}
+	want := head(key[n:])
+	groups := (int(pg.kids) + groupEntries - 1) / groupEntries
+	lo, hi := 1, groups
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
-		below := pg.index[mid] < want
-		if pg.index[mid] == want {
-			s, _ := pg.suffix(mid)
-			c := bytes.Compare(s, key)
-			below = c < 0 || c == 0 && orEqual
-		}
-		if below {
+		if at := pg.index[mid]; at < want || at == want && pg.reached(mid*groupEntries, key, orEqual) {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
-	return lo - 1
+	first := (lo - 1) * groupEntries
+	i := first + 1
+	group := pg.index[groups+(lo-1)*groupWords:][:groupEntries]
+	for end := min(first+groupEntries, int(pg.kids)); i < end; i++ {
+		if at := group[i-first]; at > want || at == want && !pg.reached(i, key, orEqual) {
+			break
+		}
+	}
+	return i - 1
+}
+
+// reached says whether a key comes behind the separator i, or with orEqual at it.
+func (pg *page) reached(i int, key []byte, orEqual bool) bool {
+	s, _ := pg.suffix(i)
+	c := bytes.Compare(s, key)
+	return c < 0 || c == 0 && orEqual
 }
 
 // kid is child i of a cached node.
 func (pg *page) kid(i int) proto.Ref {
-	at := len(pg.index)/3 + 2*i
+	groups := (int(pg.kids) + groupEntries - 1) / groupEntries
+	at := groups + i/groupEntries*groupWords + groupEntries + 2*(i%groupEntries)
 	return proto.Ref{Addr: proto.Addr(pg.index[at]), Life: proto.Life(pg.index[at+1])}
 }
 
@@ -170,14 +231,7 @@ func (c *Cache) store(from *page) {
 	cp := &page{ref: from.ref, cached: true}
 	b := append(make([]byte, 0, len(from.raw)), from.raw...)
 	cp.view, _ = parse(b)
-	cp.shared, cp.height = uint16(cp.prefix), uint8(cp.level)
-	cp.index = make([]uint64, 3*cp.count)
-	for i := range cp.count {
-		s, _ := cp.suffix(i)
-		kid, _ := cp.child(i)
-		cp.index[i] = head(s)
-		cp.index[cp.count+2*i], cp.index[cp.count+2*i+1] = uint64(kid.Addr), uint64(kid.Life)
-	}
+	cp.indexed()
 	set[at].Store(cp)
 }
 

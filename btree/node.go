@@ -172,19 +172,39 @@ func (v *view) search(key []byte, orEqual bool) (int, bool) {
 	if v.level > 0 {
 		lo = 1 // the first entry stands for the low fence
 	}
+	want := head(key)
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
-		s, ok := v.suffix(mid)
-		if !ok {
-			return 0, false
+		below, certain := v.below(mid, want)
+		if !certain {
+			s, ok := v.suffix(mid)
+			if !ok {
+				return 0, false
+			}
+			c := bytes.Compare(s, key)
+			below = c < 0 || c == 0 && orEqual
 		}
-		if c := bytes.Compare(s, key); c < 0 || c == 0 && orEqual {
+		if below {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
 	return lo, true
+}
+
+// below says whether entry i comes before all keys that begin with want, or behind
+// them, if its first bytes tell.
+func (v *view) below(i int, want uint64) (below, certain bool) {
+	at := int(binary.LittleEndian.Uint16(v.raw[v.slots+2*i:]))
+	if at < v.slots+2*v.count || at+9 > len(v.raw) || v.raw[at] >= 0x80 {
+		return false, false
+	}
+	have := binary.BigEndian.Uint64(v.raw[at+1:])
+	if n := v.raw[at]; n < 8 {
+		have &^= ^uint64(0) >> (8 * n)
+	}
+	return have < want, have != want
 }
 
 // lookup finds a key in a leaf: its place, and whether it is there.

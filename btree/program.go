@@ -201,11 +201,13 @@ func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
 type page struct {
 	// What a descent through the cache looks at comes first: it is one cache line.
 	ref    Ref
-	index  []uint64 // of a cached node: the beginnings of its suffixes, then its children
+	index  []uint64 // of a cached node: see indexed
 	shared uint16   // prefix
+	kids   uint16   // count
 	height uint8    // level
 	cached bool
 	used   atomic.Bool
+	lead   []byte // of all separators of a cached node, without the prefix
 
 	view
 	buf []byte
