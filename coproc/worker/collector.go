@@ -12,7 +12,7 @@ import (
 )
 
 // Group lists the metrics of workers.
-var Group = metrics.NewGroup("Workers of jobs", "Served by `quarry worker`, also where `quarry storage --workers` and `quarry dev --workers` start it, with `--worker-metrics-listen`. What begins with `quarry_jobs_` is of the whole cluster, and every worker tells the same: take the largest.")
+var Group = metrics.NewGroup("Workers of jobs", "Served by `quarry worker`, also where `quarry storage --workers` and `quarry dev --workers` start it, with `--worker-metrics-listen`. What has jobs and not worker in its name is of the whole cluster, and every worker tells the same: take the largest.")
 
 var (
 	slots     = Group.Gauge("quarry_worker_slots", "Parts that the worker can run at the same time.", "worker")

@@ -1,7 +1,7 @@
 package grafana
 
 // Dashboards are all of them.
-var Dashboards = []Dashboard{overview, dataPath, capacity, events, keyValue}
+var Dashboards = []Dashboard{overview, dataPath, capacity, events, keyValue, jobs}
 
 var overview = Dashboard{UID: "quarry-overview", Title: "Quarry / Overview", Rows: []Row{
 	{"Is it well?", []Panel{

@@ -49,7 +49,7 @@ func TestComposeServices(t *testing.T) {
 		understood(t, name, s.Command...)
 		roles[s.Command[0]]++
 		for i, a := range s.Command {
-			if a == "--metrics-listen" {
+			if a == "--metrics-listen" || a == "--worker-metrics-listen" {
 				_, port, _ := strings.Cut(s.Command[i+1], ":")
 				require.Contains(t, scraped, `"`+name+":"+port+`"`, "prometheus.yml")
 			}

@@ -171,6 +171,8 @@ func TestChartForARack(t *testing.T) {
 	require.Equal(t, "rdma-net", all["StatefulSet/storage"].Spec.Template.Metadata.Annotations["k8s.v1.cni.cncf.io/networks"])
 	require.NotContains(t, all, "Secret/token", "it exists already")
 	require.Equal(t, "metrics", all["ServiceMonitor/storage"].Spec.Endpoints[0].Port)
+	require.Contains(t, storage.Ports, struct{ Name string }{"worker-1"})
+	require.Equal(t, "worker-1", all["ServiceMonitor/storage"].Spec.Endpoints[2].Port)
 	require.Len(t, all["PrometheusRule/"].Spec.Groups, 2)
 	require.Contains(t, all, "NetworkPolicy/")
 	for _, file := range files(t, "deploy/grafana/dashboards") {
@@ -190,6 +192,10 @@ func TestChartWithItsOwnEtcd(t *testing.T) {
 	storage := all["StatefulSet/storage"]
 	require.Contains(t, storage.container().Args, "--data=/regions/data")
 	require.Len(t, storage.Spec.VolumeClaimTemplates, 1)
+	// Workers beside the node, over shm, with metrics.
+	require.Contains(t, storage.container().Args, "--workers=2")
+	require.Contains(t, storage.container().Args, "--socket=/tmp/$(POD_NAME).sock")
+	require.NotContains(t, storage.container().Args, "--fabric=tcp")
 	require.NotContains(t, all, "PodDisruptionBudget/storage")
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -29,6 +30,10 @@ import (
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/prom"
+	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/coproc/plugins/nearest"
+	"github.com/quarrystore/quarry/coproc/plugins/words"
+	"github.com/quarrystore/quarry/coproc/worker"
 	"github.com/quarrystore/quarry/deploy/grafana"
 	"github.com/quarrystore/quarry/internal/metrics"
 	"github.com/quarrystore/quarry/internal/metrics/collect"
@@ -98,6 +103,9 @@ func watch(t *testing.T) *watched {
 		"quarry-client":     serve("client", prom.NewCollector(c), collect.NewGateway(gateway, tree)),
 	}
 	work(t, cluster, c)
+	tally := &job.Tally{}
+	ports["quarry-worker"] = serve("worker", worker.NewCollector(tally))
+	jobs(t, cluster, c, tally)
 
 	dir := t.TempDir()
 	abs, err := filepath.Abs(filepath.Join(root, "deploy", "prometheus", "rules"))
@@ -197,6 +205,50 @@ func work(t *testing.T, cluster *testcluster.Cluster, c *client.Client) {
 	})
 }
 
+// jobs keeps a worker busy until the test ends: with a tree and with objects, and now
+// and then with a job that fails.
+func jobs(t *testing.T, cluster *testcluster.Cluster, c *client.Client, tally *job.Tally) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() {
+		err := job.Work(ctx, job.Config{Client: cluster.Connect(client.Config{}), Name: "watched", Tally: tally, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Errorf("worker: %v", err)
+		}
+	})
+	texts, err := kv.Create(ctx, c, "texts", btree.Config{})
+	require.NoError(t, err)
+	require.NoError(t, texts.Put(ctx, []byte("a"), []byte("stone on stone")))
+	ref, err := c.Alloc(ctx, []byte("one two three"), client.AllocOptions{})
+	require.NoError(t, err)
+	_, err = c.Names().Create(ctx, "texts/a", "object", ref)
+	require.NoError(t, err)
+	store, err := job.Open(ctx, c)
+	require.NoError(t, err)
+	specs := []job.Spec{
+		{Plugin: words.Name, Input: job.Source{Tree: "texts"}, Output: "counts", MapParts: 2, ReduceParts: 1},
+		{Plugin: words.Name, Input: job.Source{Objects: "texts/"}, Output: "counts", MapParts: 2, ReduceParts: 1},
+		{Plugin: nearest.Name, Input: job.Source{Tree: "texts"}, Output: "counts", Args: map[string]string{"query": "nonsense"}},
+	}
+	wg.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			j, err := store.Submit(ctx, specs[i%len(specs)])
+			if err == nil {
+				_, err = store.Wait(ctx, j.ID)
+			}
+			if err != nil && ctx.Err() == nil && !errors.Is(err, job.ErrNoPlugin) { // the worker is not there yet
+				t.Errorf("job: %v", err)
+				return
+			}
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	})
+}
+
 type sample struct {
 	Metric map[string]string
 	Value  []any
@@ -277,7 +329,7 @@ func TestPanelsShowARunningCluster(t *testing.T) {
 		t.Errorf("%s shows nothing: %s", x.where, x.query)
 	}
 	legends(t, w)
-	for _, a := range w.ask(t, `ALERTS{alertname=~"QuarryTargetDown|QuarryNoLeader|QuarryNodeNotUp|QuarryRegion.*|QuarryClientsBreakRules|QuarryTicketsRefused|QuarryCommitsFail"}`) {
+	for _, a := range w.ask(t, `ALERTS{alertname=~"QuarryTargetDown|QuarryNoLeader|QuarryNodeNotUp|QuarryRegion.*|QuarryClientsBreakRules|QuarryTicketsRefused|QuarryCommitsFail|QuarryJobStandsStill|QuarryWorkersDie"}`) {
 		t.Errorf("a cluster that is well raises %v", a.Metric)
 	}
 }
