@@ -52,11 +52,57 @@ func commandCount(c *conn, _ [][]byte) error {
 	return nil
 }
 
-func commandList(c *conn, _ [][]byte) error {
-	list := c.s.sorted()
-	c.array(len(list))
-	for _, cmd := range list {
-		c.text(cmd.name)
+// commandList names commands and subcommands: all, or those that a filter lets through.
+func commandList(c *conn, a [][]byte) error {
+	let := func(string) bool { return true }
+	switch {
+	case len(a) == 2:
+	case len(a) != 5 || !equalFold(a[2], "filterby"):
+		return errSyntax
+	case equalFold(a[3], "module"):
+		let = func(string) bool { return false }
+	case equalFold(a[3], "pattern"):
+		let = func(name string) bool { return match(a[4], []byte(name), true) }
+	case equalFold(a[3], "aclcat"):
+		return fault("ERR this server keeps no categories of commands")
+	default:
+		return errSyntax
+	}
+	var names []string
+	for _, cmd := range c.s.sorted() {
+		for _, name := range append([]string{cmd.name}, slices.Sorted(maps.Keys(cmd.subs))...) {
+			if sub := cmd.subs[name]; sub != nil {
+				name = sub.name
+			}
+			if let(name) {
+				names = append(names, name)
+			}
+		}
+	}
+	c.array(len(names))
+	for _, name := range names {
+		c.text(name)
+	}
+	return nil
+}
+
+// help is the subcommand HELP of all containers.
+func help(c *conn, a [][]byte) error {
+	container := lowered(a[0])
+	lines := []string{strings.ToUpper(container) + " <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"}
+	subs := c.s.commands[container].subs
+	for _, name := range slices.Sorted(maps.Keys(subs)) {
+		if name != "help" {
+			text, usage := subs[name].summary, ""
+			if subs[name].usage != "" {
+				usage = " " + subs[name].usage
+			}
+			lines = append(lines, strings.ToUpper(name)+usage, "    "+text+".")
+		}
+	}
+	c.array(len(lines) + 2)
+	for _, line := range append(lines, "HELP", "    Print this help.") {
+		c.status(line)
 	}
 	return nil
 }

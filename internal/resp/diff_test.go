@@ -407,7 +407,7 @@ func TestLexRangesAsRedis(t *testing.T) {
 		require.Equal(t, a.do(cmd...), b.do(cmd...), "%q", cmd)
 	}
 	for range 400 {
-		cmd := cat(words("ZRANGEBYLEX", "lex", edge(), edge()), g.maybe(3, "LIMIT", g.number(), g.number()))
+		cmd := cat(words("ZRANGEBYLEX", "lex", edge(), edge()), g.maybe(3, "LIMIT", g.number(), g.number()), g.maybe(20, "WITHSCORES"))
 		if g.rnd.IntN(2) == 0 {
 			cmd = cat(words("ZRANGE", "lex", edge(), edge(), "BYLEX"), g.maybe(2, "REV"), g.maybe(3, "LIMIT", g.number(), g.number()), g.maybe(9, "WITHSCORES"))
 		}

@@ -10,6 +10,7 @@ type command struct {
 	// first, last and step say which arguments are keys, as COMMAND tells it.
 	first, last, step int
 	group, summary    string
+	usage             string // of a subcommand: its arguments, for HELP
 	run               func(c *conn, a [][]byte) error
 	subs              map[string]*command
 	stranger          bool // also before the password
@@ -26,24 +27,34 @@ func commandTable() []*command {
 		{name: "reset", arity: 1, flags: "noscript loading stale fast no_auth allow_busy", group: "connection", summary: "Reset the connection", run: reset, stranger: true},
 		{name: "select", arity: 2, flags: "loading stale fast", group: "connection", summary: "Change the selected database of the connection", run: selectDB},
 		{name: "client", arity: -2, group: "connection", summary: "A container for client connection commands", run: bare, subs: subcommands("client",
-			&command{name: "id", arity: 2, run: clientID}, &command{name: "getname", arity: 2, run: clientGetname},
-			&command{name: "setname", arity: 3, run: clientSetname}, &command{name: "setinfo", arity: 4, run: clientSetinfo},
-			&command{name: "info", arity: 2, run: clientInfo}, &command{name: "list", arity: -2, run: clientList},
-			&command{name: "reply", arity: 3, run: clientReply}, &command{name: "no-evict", arity: 3, run: clientNoEvict})},
+			&command{name: "id", summary: "Return the ID of the current connection", arity: 2, run: clientID},
+			&command{name: "getname", summary: "Return the name of the current connection", arity: 2, run: clientGetname},
+			&command{name: "setname", summary: "Assign the name <name> to the current connection", usage: "<name>", arity: 3, run: clientSetname},
+			&command{name: "setinfo", summary: "Note the library of the client", usage: "<LIB-NAME|LIB-VER> <value>", arity: 4, run: clientSetinfo},
+			&command{name: "info", summary: "Return information about the current client connection", arity: 2, run: clientInfo},
+			&command{name: "list", summary: "Return information about client connections", usage: "[TYPE <type>] [ID <id> ...]", arity: -2, run: clientList},
+			&command{name: "reply", summary: "Control the replies sent to the current connection", usage: "<ON|OFF|SKIP>", arity: 3, run: clientReply},
+			&command{name: "no-evict", summary: "Accepted; nothing is evicted", usage: "<ON|OFF>", arity: 3, run: clientNoEvict})},
 		{name: "info", arity: -1, flags: "loading stale", group: "server", summary: "Get information and statistics about the server", run: info},
 		{name: "command", arity: -1, flags: "loading stale", group: "server", summary: "Get array of command details", run: commandAll, subs: subcommands("command",
-			&command{name: "count", arity: 2, run: commandCount}, &command{name: "info", arity: -2, run: commandInfo},
-			&command{name: "docs", arity: -2, run: commandDocs}, &command{name: "list", arity: 2, run: commandList})},
+			&command{name: "count", summary: "Return the total number of commands", arity: 2, run: commandCount},
+			&command{name: "info", summary: "Return details about multiple commands", usage: "[<command-name> ...]", arity: -2, run: commandInfo},
+			&command{name: "docs", summary: "Return documentation about commands", usage: "[<command-name> ...]", arity: -2, run: commandDocs},
+			&command{name: "list", summary: "Return the names of commands", usage: "[FILTERBY <MODULE|PATTERN> <value>]", arity: -2, run: commandList})},
 		{name: "config", arity: -2, group: "server", summary: "A container for server configuration commands", run: bare, subs: subcommands("config",
-			&command{name: "get", arity: -3, run: configGet}, &command{name: "set", arity: -4, run: configSet},
-			&command{name: "resetstat", arity: 2, run: configResetstat})},
+			&command{name: "get", summary: "Return parameters matching the glob-like patterns and their values", usage: "<pattern> [<pattern> ...]", arity: -3, run: configGet},
+			&command{name: "set", summary: "Set configuration parameters", usage: "<directive> <value> [<directive> <value> ...]", arity: -4, run: configSet},
+			&command{name: "resetstat", summary: "Reset statistics reported by the INFO command", arity: 2, run: configResetstat})},
 		{name: "function", arity: -2, group: "scripting", summary: "A container for function commands", run: bare, subs: subcommands("function",
-			&command{name: "flush", arity: -2, run: functionFlush}, &command{name: "list", arity: -2, run: functionList})},
+			&command{name: "flush", summary: "Accepted; there are no libraries", usage: "[ASYNC|SYNC]", arity: -2, run: functionFlush},
+			&command{name: "list", summary: "Return the libraries: none", usage: "[LIBRARYNAME <pattern>] [WITHCODE]", arity: -2, run: functionList})},
 		{name: "memory", arity: -2, group: "server", summary: "A container for memory diagnostics commands", run: bare, subs: subcommands("memory",
-			&command{name: "usage", arity: -3, first: 2, last: 2, step: 1, run: memoryUsage})},
+			&command{name: "usage", summary: "Return memory in bytes used by <key> and its value", usage: "<key> [SAMPLES <count>]", arity: -3, first: 2, last: 2, step: 1, run: memoryUsage})},
 		{name: "object", arity: -2, group: "generic", summary: "A container for object introspection commands", run: bare, subs: subcommands("object",
-			&command{name: "encoding", arity: 3, first: 2, last: 2, step: 1, run: objectEncoding}, &command{name: "freq", arity: 3, first: 2, last: 2, step: 1, run: objectFreq},
-			&command{name: "idletime", arity: 3, first: 2, last: 2, step: 1, run: objectNumber(0)}, &command{name: "refcount", arity: 3, first: 2, last: 2, step: 1, run: objectNumber(1)})},
+			&command{name: "encoding", summary: "Return what Redis would keep the value of a <key> as", usage: "<key>", arity: 3, first: 2, last: 2, step: 1, run: objectEncoding},
+			&command{name: "freq", summary: "Return the access frequency index of the <key>", usage: "<key>", arity: 3, first: 2, last: 2, step: 1, run: objectFreq},
+			&command{name: "idletime", summary: "Return the idle time of the <key>", usage: "<key>", arity: 3, first: 2, last: 2, step: 1, run: objectNumber(0)},
+			&command{name: "refcount", summary: "Return the number of references of the value of the <key>", usage: "<key>", arity: 3, first: 2, last: 2, step: 1, run: objectNumber(1)})},
 		{name: "dbsize", arity: 1, flags: "readonly fast", group: "server", summary: "Return the number of keys in the selected database", run: dbsize},
 		{name: "flushall", arity: -1, flags: "write", group: "server", summary: "Remove all keys from all databases", run: flushall},
 		{name: "flushdb", arity: -1, flags: "write", group: "server", summary: "Remove all keys from the current database", run: flushdb},
@@ -136,7 +147,7 @@ func commandTable() []*command {
 // subcommands gives commands the names of their container.
 func subcommands(container string, list ...*command) map[string]*command {
 	subs := map[string]*command{}
-	for _, cmd := range list {
+	for _, cmd := range append(list, &command{name: "help", arity: 2, run: help, summary: "Show helpful text about the different subcommands"}) {
 		subs[cmd.name] = cmd
 		cmd.name = container + "|" + cmd.name
 	}

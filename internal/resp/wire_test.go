@@ -407,7 +407,18 @@ func TestCommandDocs(t *testing.T) {
 	p.send(frame("COMMAND", "COUNT"))
 	count := p.reply().text
 	p.send(frame("COMMAND", "LIST"))
-	require.Equal(t, count, strconv.Itoa(len(p.reply().list)))
+	names := p.reply().list
+	names = slices.DeleteFunc(names, func(v value) bool { return strings.Contains(v.text, "|") })
+	require.Equal(t, count, strconv.Itoa(len(names)))
+	require.Equal(t, `*["config" "config|get" "config|help" "config|resetstat" "config|set"]`, p.cmd("COMMAND LIST FILTERBY PATTERN conf*"))
+	require.Equal(t, "*[]", p.cmd("COMMAND LIST FILTERBY MODULE x"))
+	for _, line := range []string{"x", "FILTERBY", "FILTERBY PATTERN", "FILTERBY FOO x", "FILTERBY MODULE x y"} {
+		require.Equal(t, "-ERR syntax error", p.cmd("COMMAND LIST "+line))
+	}
+	for _, container := range []string{"CLIENT", "COMMAND", "CONFIG", "FUNCTION", "MEMORY", "OBJECT"} {
+		require.Regexp(t, `^\*\[\+`+container+` <subcommand> \[<arg> \[value\] \[opt\] \.\.\.\]\. Subcommands are: \+.*\+HELP \+    Print this help\.\]$`, p.cmd(container+" help"))
+		require.Equal(t, "-ERR wrong number of arguments for '"+strings.ToLower(container)+"|help' command", p.cmd(container+" HELP x"))
+	}
 	p.send(frame("COMMAND"))
 	require.Equal(t, count, strconv.Itoa(len(p.reply().list)))
 	require.Equal(t, `%["get" %["summary" "Get the value of a key" "group" "string"]]`, p.cmd("COMMAND DOCS get nosuch"))

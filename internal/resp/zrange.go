@@ -70,7 +70,7 @@ func (q *zquery) options(a [][]byte, full bool) error {
 	limited := false
 	for i := 0; i < len(a); i++ {
 		switch opt := lowered(a[i]); {
-		case full && opt == "withscores":
+		case opt == "withscores":
 			q.scores = true
 		case opt == "limit" && i+2 < len(a):
 			var ok1, ok2 bool
