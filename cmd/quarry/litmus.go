@@ -53,7 +53,7 @@ func (l *litmusCmd) Run(ctx context.Context, a *app) error {
 func printLitmus(w io.Writer, rep *litmus.Report) {
 	d := &rep.Device
 	fmt.Fprintf(w, "%s port %d, %v, MTU %d, atomics %s, %d READs and atomics at a time\n", d.Device, d.Port, d.GID, d.MTU, d.Atomics, d.MaxReads)
-	fmt.Fprintf(w, "windows of type 2B: %s; native FLUSH: %s; native ATOMIC_WRITE: %s\n\n", yes(d.Windows2B), yes(d.Flush), yes(d.AtomicWrite))
+	fmt.Fprintf(w, "windows of type 2B: %s, enforced: %s; native FLUSH: %s; native ATOMIC_WRITE: %s\n\n", yes(d.Windows2B), d.Enforced, yes(d.Flush), yes(d.AtomicWrite))
 	fmt.Fprintln(w, "PROGRAM\tROUNDS\tBAD\tVERDICT\tASKS FOR")
 	for i := range rep.Results {
 		r := &rep.Results[i]

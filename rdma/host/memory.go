@@ -23,6 +23,7 @@ type Memory struct {
 
 	mu   sync.Mutex
 	refs int // the owner's, and one for each Access that serves it
+	end  []func() error
 }
 
 // NewMemory makes anonymous memory, which lives as long as somebody maps it.
@@ -237,15 +238,34 @@ func (m *Memory) retain() error {
 
 func (m *Memory) release() error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	if m.refs == 0 {
+		m.mu.Unlock()
 		return fmt.Errorf("memory of %s is closed already", m.name)
 	}
 	m.refs--
-	if m.refs > 0 {
+	last, end := m.refs == 0, m.end
+	m.mu.Unlock()
+	if !last {
 		return nil
 	}
+	for _, f := range end {
+		if err := f(); err != nil {
+			return fmt.Errorf("memory of %s stays mapped: %w", m.name, err)
+		}
+	}
 	return errors.Join(unix.Munmap(m.mem), m.file.Close())
+}
+
+// AtEnd has f called when nobody holds the memory any more, before it is unmapped: for
+// who has told a device about it. After an error of f it stays mapped.
+func (m *Memory) AtEnd(f func() error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refs == 0 {
+		return fmt.Errorf("memory of %s is closed", m.name)
+	}
+	m.end = append(m.end, f)
+	return nil
 }
 
 // persist flushes whole pages around a range.

@@ -36,6 +36,10 @@ int q_post(q_lane *l, int n, uint64_t sequence, int *posted)
 			w->wr.rdma.remote_addr = v->remote;
 			w->wr.rdma.rkey = v->rkey;
 			break;
+		case Q_SEND: // of nothing
+			w->opcode = IBV_WR_SEND;
+			w->num_sge = 0;
+			break;
 		default:
 			w->opcode = v->op == Q_CAS ? IBV_WR_ATOMIC_CMP_AND_SWP : IBV_WR_ATOMIC_FETCH_AND_ADD;
 			w->wr.atomic.remote_addr = v->remote;
@@ -151,7 +155,7 @@ int q_once(q_lane *l, int n, uint64_t sequence, int *posted, int64_t spin_ns, in
 	return e ? -e : q_wait(l, sequence, spin_ns, limit_ns);
 }
 
-int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, uint64_t *ids, int max)
+int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, q_completion *out, int max)
 {
 	struct ibv_wc wc[16];
 	for (;;) {
@@ -162,7 +166,7 @@ int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, uint
 			return -EIO;
 		if (n > 0) {
 			for (int i = 0; i < n; i++)
-				ids[i] = wc[i].wr_id;
+				out[i] = (q_completion){.id = wc[i].wr_id, .status = wc[i].status};
 			return n;
 		}
 		struct pollfd p[2] = {{.fd = ch->fd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};

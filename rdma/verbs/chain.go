@@ -112,10 +112,18 @@ func (c *conn) send(p *posted) {
 	if !c.write(p) {
 		return
 	}
-	var taken C.int
-	if e := C.q_post(c.lane, C.int(p.wrs), C.uint64_t(p.seq), &taken); e != 0 {
-		c.unposted(p, int(taken), unix.Errno(e))
+	if taken, err := c.post(p.wrs, p.seq); err != nil {
+		c.unposted(p, taken, err)
 	}
+}
+
+// post hands the first n of verbs to the device; taken is how many it has accepted.
+func (c *conn) post(n int, sequence uint64) (taken int, err error) {
+	var count C.int
+	if e := C.q_post(c.lane, C.int(n), C.uint64_t(sequence), &count); e != 0 {
+		err = unix.Errno(e)
+	}
+	return int(count), err
 }
 
 func (c *conn) unposted(p *posted, taken int, err error) {

@@ -24,7 +24,19 @@ type Config struct {
 	Port   int           `json:"port"`    // 0 any
 	GID    netip.Addr    `json:"address"` // the port's address, zero: by score
 	Spin   time.Duration // how long a wait polls before it sleeps; 100 us
+
+	windows windowUse // for tests
 }
+
+// windowUse is when a node gives out windows of type 2: where the device is seen to
+// enforce them. Tests know already, or want them all the same.
+type windowUse uint8
+
+const (
+	windowsProbed windowUse = iota
+	windowsNever
+	windowsAlways
+)
 
 // ParseConfig reads the form DEVICE[/PORT][@ADDRESS], such as mlx5_0, mlx5_0/2,
 // mlx5_0/1@10.0.0.7 or @fd00::7. Empty is the best device there is.
@@ -67,6 +79,7 @@ type Objects struct {
 	QueuePairs        int64 `json:"queue_pairs"`
 	ConnectionIDs     int64 `json:"connection_ids"`
 	EventChannels     int64 `json:"event_channels"`
+	Windows           int64 `json:"windows"`
 }
 
 // Caps are what a device says it can do.
@@ -79,7 +92,8 @@ type Caps struct {
 	MTU          int        `json:"mtu_bytes"`
 	Atomics      string     `json:"atomics"`             // "hca" or "global"
 	MaxReads     int        `json:"max_reads"`           // READs and atomics under way on a queue pair
-	Windows2B    bool       `json:"windows_2b"`          // memory windows of type 2B
+	Windows2B    bool       `json:"windows_2b"`          // memory windows of type 2B, so it says
+	Enforced     string     `json:"windows_enforced"`    // what of them a node has seen enforced: "bounds and queue pair", ...; "" not tried
 	Flush        bool       `json:"native_flush"`        // native FLUSH, by the capability bits; not used yet
 	AtomicWrite  bool       `json:"native_atomic_write"` // native ATOMIC_WRITE; not used yet
 	MaxQueuePair int        `json:"max_queue_pairs"`

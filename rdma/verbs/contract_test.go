@@ -39,10 +39,12 @@ type node struct {
 	stopped  bool
 }
 
-func startNode(t testing.TB, c rdmatest.Cluster) *node {
+func startNode(t testing.TB, c rdmatest.Cluster) *node { return startNodeWith(t, c, windowsNever) }
+
+func startNodeWith(t testing.TB, c rdmatest.Cluster, w windowUse) *node {
 	needDevice(t)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	s, err := NewServer(c.UUID, c.Key, 1, lives.Add(1), host.Limits{LanesPerSession: 32}, Config{}, log)
+	s, err := NewServer(c.UUID, c.Key, 1, lives.Add(1), host.Limits{LanesPerSession: 32}, Config{windows: w}, log)
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -104,4 +106,16 @@ func TestContract(t *testing.T) {
 		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startNode(t, c) },
 	})
 	require.Equal(t, int64(0), Live().QueuePairs, "queue pairs are left")
+}
+
+// The same, where a device enforces windows. Soft-RoCE does not enforce their bounds, but
+// a window onto a whole region has those of its memory region.
+func TestContractWithWindows(t *testing.T) {
+	d := newDialer(t)
+	rdmatest.Run(t, rdmatest.Provider{
+		Name: "verbs", Dialer: d,
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startNodeWith(t, c, windowsAlways) },
+	})
+	require.Zero(t, Live().QueuePairs, "queue pairs are left")
+	require.Zero(t, Live().Windows, "windows are left")
 }

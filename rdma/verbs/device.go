@@ -243,7 +243,7 @@ func Live() Objects {
 	return Objects{
 		Contexts: int64(o.contexts), ProtectionDomains: int64(o.pds), MemoryRegions: int64(o.mrs),
 		CompletionQueues: int64(o.cqs), Channels: int64(o.channels), QueuePairs: int64(o.qps),
-		ConnectionIDs: int64(o.ids), EventChannels: int64(o.event_channels),
+		ConnectionIDs: int64(o.ids), EventChannels: int64(o.event_channels), Windows: int64(o.windows),
 	}
 }
 

@@ -24,8 +24,9 @@ type Dialer struct {
 	copied  atomic.Uint64
 	mended  atomic.Uint64
 
-	mu    sync.Mutex
-	conns map[*conn]struct{}
+	mu     sync.Mutex
+	conns  map[*conn]struct{}
+	closed bool
 }
 
 var _ rdma.Dialer = (*Dialer)(nil)
@@ -84,14 +85,19 @@ func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uin
 	return c, nil
 }
 
-// Close ends the dialer's connections and closes the device.
+// Close ends the dialer's connections and closes the device. A second time it does nothing.
 func (d *Dialer) Close() error {
 	d.mu.Lock()
+	closed := d.closed
+	d.closed = true
 	var open []*conn
 	for c := range d.conns {
 		open = append(open, c)
 	}
 	d.mu.Unlock()
+	if closed {
+		return nil
+	}
 	for _, c := range open {
 		c.Close()
 	}

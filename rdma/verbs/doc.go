@@ -21,7 +21,9 @@
 // completion of a receive that was posted before is awaited, because the change of
 // state alone is not a fence; the queue pair is destroyed; only then is the client told.
 // The keys of a region end with its memory regions: deregistration returns when
-// the adapter has let go of the memory.
+// the adapter has let go of the memory. Where the device is seen to enforce windows of
+// type 2B, each lane has one onto each region instead; a window ends by its
+// invalidation, and the memory stays registered until it is unmapped.
 //
 // # Keys
 //

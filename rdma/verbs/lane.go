@@ -28,12 +28,16 @@ type lane struct {
 	domain  *domain
 	flushed chan struct{} // closed by the flush of the receive
 
+	bindMu sync.Mutex      // one bind or invalidation at a time
+	bound  chan C.uint32_t // its status
+
 	mu      sync.Mutex
 	qp      *C.struct_ibv_qp     // nil once destroyed
 	cm      *C.struct_rdma_cm_id // nil before the client has come, and at the end
 	stopped error                // why access was taken away
 	died    bool                 // the queue pair was in the error state before we put it there
 	drained bool                 // flushed is closed
+	granted map[uint32]*grant    // windows, by region
 
 	sendMu sync.Mutex // of writes to nc
 }
@@ -111,6 +115,25 @@ func (l *lane) flush() (unasked bool) {
 	return l.stopped == nil || l.died
 }
 
+// spoke is for a receive that something else than the error state has completed: the
+// client has sent a message, which no client of ours does. It ends the lane, by the
+// drain of another receive.
+func (l *lane) spoke() {
+	l.mu.Lock()
+	if l.qp != nil {
+		C.q_receive(l.qp, C.uint64_t(l.id))
+	}
+	l.mu.Unlock()
+	l.server.log.Warn("verbs fabric: a client has sent a message: its lane ends", "session", l.ticket.Session)
+	if err := l.stop(rdma.ErrBroken); err != nil {
+		l.server.log.Error("verbs fabric: a queue pair cannot be ended", "session", l.ticket.Session, "error", err)
+	}
+	l.mu.Lock()
+	l.died = true // of what its client sent
+	l.mu.Unlock()
+	l.nc.Close() // its goroutine does the rest
+}
+
 // stop is the first step of taking access away: the queue pair goes to the error state.
 func (l *lane) stop(why error) error {
 	l.mu.Lock()
@@ -144,6 +167,14 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	l.mu.Lock()
 	first := l.qp != nil
 	if first {
+		// Before the queue pair, which would wait for them.
+		for region, g := range l.granted {
+			if err := problem("freeing a window", C.q_free_window(g.window)); err != nil {
+				l.mu.Unlock()
+				return err
+			}
+			delete(l.granted, region)
+		}
 		if err := problem("destroying a queue pair", C.q_destroy_qp(l.qp)); err != nil {
 			l.mu.Unlock()
 			return err

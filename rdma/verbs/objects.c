@@ -19,6 +19,7 @@ void q_count(q_objects *out)
 	out->channels = __atomic_load_n(&q_live.channels, __ATOMIC_RELAXED);
 	out->qps = __atomic_load_n(&q_live.qps, __ATOMIC_RELAXED);
 	out->ids = __atomic_load_n(&q_live.ids, __ATOMIC_RELAXED);
+	out->windows = __atomic_load_n(&q_live.windows, __ATOMIC_RELAXED);
 	out->event_channels = __atomic_load_n(&q_live.event_channels, __ATOMIC_RELAXED);
 }
 
@@ -142,7 +143,7 @@ static struct ibv_qp *queue_pair(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t 
 struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq)
 {
 	uint32_t none = 0;
-	return queue_pair(pd, cq, 1, 1, &none);
+	return queue_pair(pd, cq, 2, 1, &none);
 }
 
 int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want, q_lane **out)
@@ -189,6 +190,42 @@ int q_lane_close(q_lane *l)
 		return e;
 	free(l);
 	return 0;
+}
+
+struct ibv_mw *q_window(struct ibv_pd *pd)
+{
+	struct ibv_mw *w = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	if (w)
+		Q_BORN(windows);
+	return w;
+}
+
+int q_free_window(struct ibv_mw *w)
+{
+	int e = ibv_dealloc_mw(w);
+	if (!e)
+		Q_DIED(windows);
+	return e;
+}
+
+int q_bind(struct ibv_qp *qp, struct ibv_mw *w, struct ibv_mr *mr, uint32_t rkey, uint64_t off, uint64_t bytes, int access, uint64_t id)
+{
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = id, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED,
+		.bind_mw = {.mw = w, .rkey = rkey, .bind_info = {.mr = mr, .addr = off, .length = bytes, .mw_access_flags = access}},
+	};
+	int e = ibv_post_send(qp, &wr, &bad);
+	if (!e)
+		w->rkey = rkey; // no provider does it for a bind that was posted
+	return e;
+}
+
+int q_invalidate(struct ibv_qp *qp, uint32_t rkey, uint64_t id)
+{
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = id, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED, .invalidate_rkey = rkey,
+	};
+	return ibv_post_send(qp, &wr, &bad);
 }
 
 int q_receive(struct ibv_qp *qp, uint64_t id)

@@ -38,6 +38,10 @@ type region struct {
 	memory *host.Memory // nil while not served
 	mrs    map[*domain]*C.struct_ibv_mr
 	past   []uint32 // keys of former epochs
+
+	// With windows, memory regions outlast epochs: nothing reaches them but through windows.
+	pinned *host.Memory     // what mrs are of
+	grants map[*lane]*grant // windows of the present epoch
 }
 
 func (s *Server) region(number uint32) *region {
@@ -45,7 +49,7 @@ func (s *Server) region(number uint32) *region {
 	defer s.mu.Unlock()
 	r := s.regions[number]
 	if r == nil {
-		r = &region{number: number, mrs: make(map[*domain]*C.struct_ibv_mr)}
+		r = &region{number: number, mrs: make(map[*domain]*C.struct_ibv_mr), grants: make(map[*lane]*grant)}
 		s.regions[number] = r
 	}
 	return r
@@ -65,7 +69,7 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	if epoch <= r.closed || r.memory != nil && epoch <= r.epoch {
 		return fmt.Errorf("region %d: opening epoch %d: %w (served %d, closed %d)", number, epoch, host.ErrEpoch, r.epoch, r.closed)
 	}
-	if err := r.letGo(); err != nil {
+	if err := r.letGo(ctx, s.windows && r.pinned == m); err != nil {
 		return err
 	}
 	s.forgive()
@@ -84,7 +88,7 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	// Now, not when the first client asks, who would have to wait for it.
 	if err := s.registerFor(r); err != nil {
 		r.memory = nil
-		return errors.Join(err, r.letGo())
+		return errors.Join(err, r.letGo(ctx, false))
 	}
 	return nil
 }
@@ -93,6 +97,14 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 // of tenant 0. Regions register side by side.
 // Preconditions: r.mu is held.
 func (s *Server) registerFor(r *region) error {
+	if s.windows && r.pinned != r.memory {
+		// The memory is given up some time after its last epoch was closed.
+		m := r.memory
+		if err := m.AtEnd(func() error { return r.unpin(s, m) }); err != nil {
+			return err
+		}
+		r.pinned = r.memory
+	}
 	s.mu.Lock()
 	_, err := s.domain(0)
 	domains := make(map[uint32]*domain, len(s.domains))
@@ -117,7 +129,7 @@ func (s *Server) registered(r *region, d *domain, tenant uint32) (*C.struct_ibv_
 		return mr, nil
 	}
 	started := time.Now()
-	mr, err := r.register(d)
+	mr, err := r.register(d, s.regionAccess())
 	if err != nil {
 		s.log.Error("verbs fabric: region cannot be registered", "region", r.number, "error", err)
 		return nil, err
@@ -140,7 +152,7 @@ func (s *Server) CloseRegion(ctx context.Context, number uint32, epoch uint64) e
 	if r.memory != nil && r.epoch > epoch {
 		return nil
 	}
-	return r.letGo()
+	return r.letGo(ctx, s.windows)
 }
 
 // forgive is for a change of keys: who uses the old ones is late, not hostile.
@@ -150,29 +162,56 @@ func (s *Server) forgive() {
 	clear(s.offences)
 }
 
-func (r *region) cut() error {
+func (r *region) cut(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.letGo()
+	return r.letGo(ctx, false)
 }
 
-// letGo takes the memory from the adapter: deregistration returns when no verb
-// touches it any more.
+// unpin is for memory that is about to be unmapped.
+func (r *region) unpin(s *Server, m *host.Memory) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pinned != m {
+		return nil // other memory has taken its place
+	}
+	return r.letGo(s.ctx, false)
+}
+
+// letGo ends access under the present epoch: an invalidated window and a deregistered
+// memory region let no verb touch the memory any more. keep spares the latter, which
+// nothing reaches but through windows.
 // Preconditions: mu is held.
-func (r *region) letGo() error {
+func (r *region) letGo(ctx context.Context, keep bool) error {
 	r.memory = nil
+	for l, g := range r.grants {
+		if err := l.takeBack(ctx, g); err != nil {
+			return fmt.Errorf("region %d: %w", r.number, err)
+		}
+		r.remember(g.rkey)
+		delete(r.grants, l)
+	}
+	if keep {
+		return nil
+	}
+	r.pinned = nil
 	for d, mr := range r.mrs {
 		key := uint32(mr.rkey)
 		if err := problem(fmt.Sprintf("region %d: deregistering", r.number), C.q_deregister(mr)); err != nil {
 			return err
 		}
 		delete(r.mrs, d)
-		if len(r.past) == rememberedKeys {
-			r.past = slices.Delete(r.past, 0, 1)
-		}
-		r.past = append(r.past, key)
+		r.remember(key)
 	}
 	return nil
+}
+
+// remember keeps a key from being given out again.
+func (r *region) remember(key uint32) {
+	if len(r.past) == rememberedKeys {
+		r.past = slices.Delete(r.past, 0, 1)
+	}
+	r.past = append(r.past, key)
 }
 
 // grant gives a lane access to a region under an epoch. ErrKey while the region is
@@ -193,14 +232,29 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64) (key uint64, rkey u
 	if err != nil {
 		return 0, 0, 0, false, err
 	}
-	return r.windowKey(l.ticket.Serial), uint32(mr.rkey), uint64(len(r.memory.Bytes())), r.memory.Persistent(), nil
+	rkey = uint32(mr.rkey)
+	if s.windows {
+		if rkey, err = r.bind(l, mr); err != nil {
+			s.log.Warn("verbs fabric: window", "region", number, "session", l.ticket.Session, "error", err)
+			return 0, 0, 0, false, rdma.ErrBroken
+		}
+	}
+	return r.windowKey(l.ticket.Serial), rkey, uint64(len(r.memory.Bytes())), r.memory.Persistent(), nil
 }
 
-// regionAccess is what queue pairs may be allowed; those of read-only sessions are not.
+// regionAccess is what queue pairs may be allowed; those of read-only sessions are not. Where
+// there are windows they alone give access.
+func (s *Server) regionAccess() C.int {
+	if s.windows {
+		return C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_MW_BIND
+	}
+	return regionAccess
+}
+
 const regionAccess = C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
 
 // register hands the region to the adapter, addressed from 0, under a new key.
-func (r *region) register(d *domain) (*C.struct_ibv_mr, error) {
+func (r *region) register(d *domain, access C.int) (*C.struct_ibv_mr, error) {
 	var used []*C.struct_ibv_mr
 	defer func() {
 		for _, mr := range used {
@@ -208,7 +262,7 @@ func (r *region) register(d *domain) (*C.struct_ibv_mr, error) {
 		}
 	}()
 	for {
-		mr, err := register(d.pd, r.memory.Bytes(), 0, regionAccess)
+		mr, err := register(d.pd, r.memory.Bytes(), 0, access)
 		if err != nil {
 			return nil, fmt.Errorf("region %d: %w", r.number, err)
 		}

@@ -29,8 +29,11 @@ const (
 	helloTimeout = 5 * time.Second
 	// maxStrangers bounds the connections that have not said it yet.
 	maxStrangers = 256
-	// drainEntries is the size of the queue of flushes, one for each lane.
-	drainEntries = 8192
+	// maxLanes bounds the lanes of a node. The queue of flushes has two entries for each: one
+	// for a bind.
+	maxLanes = 8192
+	// bindID marks the completions of binds among those of receives.
+	bindID = 1 << 63
 	// answerTimeout bounds how long a client may take to accept an answer.
 	answerTimeout = 5 * time.Second
 )
@@ -55,6 +58,7 @@ type Server struct {
 	port     uint16        // of the listener
 	wake     int           // eventfd that ends drain and meet
 	patience time.Duration // joinTimeout
+	windows  bool          // of type 2, for each lane and region
 
 	served  sync.WaitGroup // sockets
 	drained sync.WaitGroup // drain and meet
@@ -115,7 +119,7 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
 		sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
 	}
-	if e := C.q_drains_open(dev.ctx, drainEntries, &s.channel, &s.drains); e != 0 {
+	if e := C.q_drains_open(dev.ctx, 2*maxLanes, &s.channel, &s.drains); e != 0 {
 		dev.close()
 		return nil, problem("completion queue on "+dev.caps.Device, e)
 	}
@@ -133,6 +137,7 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.drained.Go(s.drain)
 	s.drained.Go(s.meet)
+	s.chooseWindows(c.windows)
 	return s, nil
 }
 
@@ -230,8 +235,7 @@ func (s *Server) admit(h *host.Hello, nc net.Conn) (*lane, error) {
 	if t.Cluster != s.cluster || !t.Verify(s.key) {
 		return nil, rdma.ErrTicket
 	}
-	l := &lane{server: s, nc: nc, number: h.Lane, attempt: h.Attempt, ticket: *t, flushed: make(chan struct{})}
-	rand.Read(l.nonce[:])
+	l := s.newLane(nc, h.Lane, h.Attempt, t)
 	for {
 		old, err := s.enter(l)
 		if err != nil {
@@ -244,6 +248,12 @@ func (s *Server) admit(h *host.Hello, nc net.Conn) (*lane, error) {
 			return nil, err
 		}
 	}
+}
+
+func (s *Server) newLane(nc net.Conn, number uint32, attempt uint64, t *rdma.Ticket) *lane {
+	l := &lane{server: s, nc: nc, number: number, attempt: attempt, ticket: *t, flushed: make(chan struct{}), bound: make(chan C.uint32_t, 1)}
+	rand.Read(l.nonce[:])
+	return l
 }
 
 // enter adds a lane, or returns the one that is in its place. A lane with an error
@@ -266,17 +276,14 @@ func (s *Server) enter(l *lane) (old *lane, err error) {
 		}
 		return old, nil
 	}
-	if ses == nil && len(s.sessions) >= s.limits.Sessions || ses != nil && len(ses.lanes) >= s.limits.LanesPerSession && t.Serial != host.LoopSerial || len(s.lanes) >= drainEntries {
+	if ses == nil && len(s.sessions) >= s.limits.Sessions || ses != nil && len(ses.lanes) >= s.limits.LanesPerSession && t.Serial != host.LoopSerial || len(s.lanes) >= maxLanes {
 		return nil, rdma.ErrLimit
 	}
 	d, err := s.domain(t.Tenant)
 	if err != nil {
 		return nil, err
 	}
-	s.nextID++
-	l.id = s.nextID
-	if err := l.create(d); err != nil {
-		s.log.Warn("verbs fabric: queue pair", "error", err)
+	if err := s.add(l, d); err != nil {
 		return nil, err
 	}
 	if ses == nil {
@@ -284,10 +291,22 @@ func (s *Server) enter(l *lane) (old *lane, err error) {
 		s.sessions[t.Serial] = ses
 	}
 	ses.lanes[l.number] = l
+	return nil, nil
+}
+
+// add makes a lane's queue pair, which then waits for its client.
+// Preconditions: mu is held.
+func (s *Server) add(l *lane, d *domain) error {
+	s.nextID++
+	l.id = s.nextID
+	if err := l.create(d); err != nil {
+		s.log.Warn("verbs fabric: queue pair", "error", err)
+		return err
+	}
 	s.lanes[l.id] = l
 	s.joins[l.nonce] = l
 	d.lanes++
-	return nil, nil
+	return nil
 }
 
 // domain is the protection domain of a tenant.
@@ -307,9 +326,9 @@ func (s *Server) domain(tenant uint32) (*domain, error) {
 
 // drain passes on the flushes of queue pairs in the error state.
 func (s *Server) drain() {
-	var ids [16]C.uint64_t
+	var done [16]C.q_completion
 	for {
-		n := C.q_drains_wait(s.channel, s.drains, C.int(s.wake), &ids[0], C.int(len(ids)))
+		n := C.q_drains_wait(s.channel, s.drains, C.int(s.wake), &done[0], C.int(len(done)))
 		if n == 0 {
 			return
 		}
@@ -317,11 +336,17 @@ func (s *Server) drain() {
 			s.log.Error("verbs fabric: completion queue failed: no session can be fenced, stop this node", "error", unix.Errno(-n))
 			return
 		}
-		for _, id := range ids[:n] {
+		for _, d := range done[:n] {
 			s.mu.Lock()
-			l := s.lanes[uint64(id)]
+			l := s.lanes[uint64(d.id)&^bindID]
 			s.mu.Unlock()
-			if l != nil && l.flush() {
+			switch {
+			case l == nil:
+			case d.id&bindID != 0:
+				l.bound <- C.uint32_t(d.status) // has room, and one is under way
+			case d.status != C.IBV_WC_WR_FLUSH_ERR:
+				l.spoke()
+			case l.flush():
 				s.access.Add(1)
 				s.offend(l.ticket.Serial)
 			}
@@ -435,7 +460,7 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 	s.served.Wait()
 	for _, r := range regions {
-		if err := r.cut(); err != nil {
+		if err := r.cut(ctx); err != nil {
 			return err
 		}
 	}

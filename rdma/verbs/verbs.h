@@ -14,7 +14,7 @@
 // What a request to connect can carry.
 #define Q_PRIVATE 56
 
-enum { Q_READ = 1, Q_WRITE, Q_CAS, Q_FAA };
+enum { Q_READ = 1, Q_WRITE, Q_CAS, Q_FAA, Q_SEND };
 
 // One verb as Go describes it, in C memory.
 typedef struct {
@@ -50,7 +50,7 @@ enum { Q_PENDING, Q_DONE, Q_FAILED, Q_TIMEOUT, Q_SOCKET, Q_GONE, Q_REMOVED, Q_SY
 
 // What exists, to be compared with what should.
 typedef struct {
-	int64_t contexts, pds, mrs, cqs, channels, qps, ids, event_channels;
+	int64_t contexts, pds, mrs, cqs, channels, qps, ids, event_channels, windows;
 } q_objects;
 void q_count(q_objects *out);
 extern q_objects q_live;
@@ -85,9 +85,18 @@ int q_once(q_lane *l, int n, uint64_t sequence, int *posted, int64_t spin_ns, in
 // Node's end: one completion queue for the flush of all queue pairs' receives.
 int q_drains_open(struct ibv_context *ctx, int entries, struct ibv_comp_channel **ch, struct ibv_cq **cq);
 int q_drains_close(struct ibv_comp_channel *ch, struct ibv_cq *cq);
-// Waits for completions or a readable wake; returns how many ids, or -errno.
-int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, uint64_t *ids, int max);
+typedef struct {
+	uint64_t id;
+	uint32_t status; // enum ibv_wc_status
+} q_completion;
+// Waits for completions or a readable wake; returns how many, or -errno.
+int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, q_completion *out, int max);
 struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq);
+// Windows of type 2. Their verbs are signaled, one at a time on a queue pair.
+struct ibv_mw *q_window(struct ibv_pd *pd);
+int q_free_window(struct ibv_mw *w);
+int q_bind(struct ibv_qp *qp, struct ibv_mw *w, struct ibv_mr *mr, uint32_t rkey, uint64_t off, uint64_t bytes, int access, uint64_t id);
+int q_invalidate(struct ibv_qp *qp, uint32_t rkey, uint64_t id);
 int q_receive(struct ibv_qp *qp, uint64_t id);
 int q_destroy_qp(struct ibv_qp *qp);
 

@@ -97,7 +97,12 @@ func TestAdapterRefuses(t *testing.T) {
 
 // DESIGN 7: after a fence no byte changes, with as many WRITEs under way as fit.
 func TestFenceWith256WritesUnderWay(t *testing.T) {
-	n := startNode(t, testCluster)
+	t.Run("memory regions", func(t *testing.T) { fenceUnderWrites(t, windowsNever) })
+	t.Run("windows", func(t *testing.T) { fenceUnderWrites(t, windowsAlways) })
+}
+
+func fenceUnderWrites(t *testing.T, w windowUse) {
+	n := startNodeWith(t, testCluster, w)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d := newDialer(t)
 	mem := n.Bytes(1)

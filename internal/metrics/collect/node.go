@@ -73,7 +73,7 @@ func (x *Nodes) Collect(ch chan<- prometheus.Metric) {
 	o := verbs.Live()
 	for kind, n := range map[string]int64{"context": o.Contexts, "protection_domain": o.ProtectionDomains, "memory_region": o.MemoryRegions,
 		"completion_queue": o.CompletionQueues, "channel": o.Channels, "queue_pair": o.QueuePairs,
-		"connection_id": o.ConnectionIDs, "event_channel": o.EventChannels} {
+		"connection_id": o.ConnectionIDs, "event_channel": o.EventChannels, "window": o.Windows} {
 		ch <- rdmaObjects.Value(float64(n), kind)
 	}
 }
