@@ -202,6 +202,12 @@ func (v *view) splice(b []byte, i, j int, enc []byte, stamp uint64, flags uint8)
 	if v.count == 0 {
 		off = func(int) int { return body }
 	}
+	if i+1 == j && len(enc) == off(j)-off(i) {
+		// The usual change: another value of the same length.
+		b = append(b, v.raw[v.slots:]...)
+		copy(b[off(i):], enc)
+		return b
+	}
 	shift := 2 * (count - v.count)
 	for k := range i {
 		b = binary.LittleEndian.AppendUint16(b, uint16(off(k)+shift))

@@ -7,6 +7,11 @@ type Write struct {
 	Key, Value []byte
 	Cond       Cond
 	Remove     bool
+	// Edit, if there is one, makes Value and Remove of what the key has, in the place of
+	// a condition; version is 0 if it has nothing. An error from it is the answer. It may
+	// be called more than once, on another goroutine, and must not keep old. The value
+	// must stay in the leaf: if it or the old one cannot, the write is Alone.
+	Edit func(old []byte, version uint64) (value []byte, remove bool, err error)
 
 	// Version and Err are the answer, unless Alone says that the write has to be
 	// made by Put or Delete: nothing of it was done.
@@ -102,18 +107,20 @@ func (g *group) run(b []byte) ([]byte, error) {
 		}
 		x := g.taken[i]
 		x.Err, x.Alone, x.old = nil, false, Ref{}
-		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, enc: w.enc, out: g.bufs[at], room: p.limits.Room, ours: changed}
+		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, edit: x.Edit, most: p.inlineBytes(x.Key), enc: w.enc, out: g.bufs[at], room: p.limits.Room, ours: changed}
 		out, err := w.apply(b)
 		g.bufs[at] = w.out
 		switch {
 		case err == nil:
 			x.Version, x.old = w.version, w.old
-			if g.left = w.left; x.Remove {
+			if g.left = w.left; w.remove {
 				g.empty = true
 			}
 			changed, b, at = true, out, 1-at // the buffers take turns
 		case errors.Is(err, ErrKeyExists), errors.Is(err, ErrNoKey), errors.Is(err, ErrConflict):
 			x.Err = err
+		case errors.Is(err, errRefused):
+			x.Err = w.refusal
 		default:
 			if x.Alone = true; i == 0 && errors.Is(err, errFull) {
 				g.full, g.atEnd = g.leaf, w.atEnd

@@ -15,6 +15,8 @@ var (
 	errDead   = errors.New("layer has been given up")
 	// errOutside: the condition is about a value that is not in the leaf.
 	errOutside = errors.New("value to compare is external")
+	// errRefused: Write.Edit has refused, with w.refusal.
+	errRefused = errors.New("refused")
 )
 
 // Cond is what must hold for a write. The zero Cond always holds.
@@ -50,6 +52,8 @@ type write struct {
 	remove bool
 	value  []byte // or Ref and length
 	ext    bool
+	edit   func(old []byte, version uint64) (value []byte, remove bool, err error) // makes value and remove
+	most   int                                                                     // bytes of what edit may make
 	room   int
 	ours   bool // the payload is what an earlier write of the group made
 	enc    []byte
@@ -61,6 +65,7 @@ type write struct {
 	left    int // bytes in the leaf afterwards
 	count   int // entries
 	atEnd   bool
+	refusal error // of edit
 }
 
 // apply is the callback of Update.
@@ -83,7 +88,9 @@ func (w *write) apply(old []byte) ([]byte, error) {
 		return nil, errDead
 	}
 	i, e, found, err := v.lookup(w.key)
-	if err == nil {
+	if err == nil && w.edit != nil {
+		err = w.ask(&e, found)
+	} else if err == nil {
 		err = w.check(&e, found)
 	}
 	if err != nil {
@@ -115,6 +122,28 @@ func (w *write) apply(old []byte) ([]byte, error) {
 		return nil, errFull
 	}
 	return w.out, nil
+}
+
+// ask lets edit say what the write is.
+func (w *write) ask(e *leafEntry, found bool) error {
+	var old []byte
+	var version uint64
+	switch {
+	case found && e.external:
+		return errOutside
+	case found:
+		old, version = e.value, e.version
+	}
+	w.value, w.remove, w.refusal = w.edit(old, version)
+	switch {
+	case w.refusal != nil:
+		return errRefused
+	case w.remove && !found:
+		return fmt.Errorf("%w: %q", ErrNoKey, w.name)
+	case !w.remove && len(w.value) > w.most:
+		return errOutside
+	}
+	return nil
 }
 
 func (w *write) check(e *leafEntry, found bool) error {
@@ -207,11 +236,14 @@ func (p *Program) Put(key, value []byte, cond Cond) (version uint64, err error) 
 }
 
 // outOfLine says whether a value has to be an object of its own.
-func (p *Program) outOfLine(key, value []byte) bool {
+func (p *Program) outOfLine(key, value []byte) bool { return len(value) > p.inlineBytes(key) }
+
+// inlineBytes is the largest value of a key that stands in its leaf.
+func (p *Program) inlineBytes(key []byte) int {
 	for len(key) > p.limits.InlineKeyBytes {
 		key = key[p.limits.InlineKeyBytes:]
 	}
-	return len(value) > MaxInlineBytes || entryHead+len(key)+len(value) > p.limits.entry
+	return min(MaxInlineBytes, p.limits.entry-entryHead-len(key))
 }
 
 // Delete removes the key if the condition holds; ErrNoKey if it is not there.

@@ -50,6 +50,8 @@ func TestRoundsOfTheTable(t *testing.T) {
 			require.EqualValues(t, 2, cost(get([]byte("large"))), "Get of a large value")
 			require.EqualValues(t, 2, cost(get(long)), "Get of a long key")
 			require.Equal(t, put, cost(func() error { return tree.Put(ctx, key(78), []byte("new")) }), "Put, %s R=%d", transport, replicas)
+			edit := func(old []byte, _ uint64) ([]byte, bool, error) { return []byte(string(old)), false, nil }
+			require.Equal(t, put, cost(func() error { return tree.Edit(ctx, key(79), edit) }), "Edit, %s R=%d", transport, replicas)
 			require.Equal(t, put+1, cost(func() error { return tree.Put(ctx, long, []byte("new")) }), "Put of a long key")
 			var keys, values [][]byte
 			for i := range 100 {

@@ -168,6 +168,50 @@ func (t *Tree) PutIf(ctx context.Context, key, value []byte, cond btree.Cond) (v
 	return t.change(ctx, btree.Write{Key: key, Value: value, Cond: cond})
 }
 
+// ErrNoEdit: Edit has changed nothing. The key, its value or the next one is too long
+// for a leaf, or the leaf is full, or the only one.
+var ErrNoEdit = errors.New("cannot be changed in its leaf")
+
+// Edit changes a key by what f makes of its value, in as many rounds as Put: f runs
+// under the reservation of the leaf. version is 0 if there is no value. An error from f
+// leaves all as it is and comes back. f may run more than once, and on another
+// goroutine, while the call lasts; it must not keep old or use the tree.
+//
+// ErrNoEdit asks for another way, Get and PutIf.
+//
+// Linearizes like Put; where f refuses, at the READ under the reservation.
+func (t *Tree) Edit(ctx context.Context, key []byte, f func(old []byte, version uint64) (value []byte, remove bool, err error)) error {
+	p := t.program(ctx)
+	defer t.done(p)
+	for range maxEdits {
+		w := &p.single[0]
+		*w = btree.Write{Key: key, Edit: f}
+		leaf, ok := p.Leaf(w)
+		if !ok {
+			break
+		}
+		p.writes = p.single[:]
+		t.combine(ctx, p, leaf)
+		taken, alone, err := p.at > 0, w.Alone, w.Err
+		p.writes, p.single[0] = nil, btree.Write{}
+		switch {
+		case taken && !alone:
+			return err
+		case !taken:
+			return ctx.Err()
+		}
+		// Too long, or the leaf is full or not the one any more: who looks for the key
+		// leads the cache to the right one.
+		if _, _, err := p.Get(key, nil); err != nil && !errors.Is(err, btree.ErrNoKey) {
+			return err
+		}
+	}
+	return ErrNoEdit
+}
+
+// maxEdits bounds how often Edit looks for the leaf before it leaves it to others.
+const maxEdits = 2
+
 // Delete removes a key; ErrNoKey if it is not there.
 func (t *Tree) Delete(ctx context.Context, key []byte) error {
 	return t.DeleteIf(ctx, key, btree.Cond{})

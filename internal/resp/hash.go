@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 )
 
 // checkFields refuses fields that the tree cannot hold, before anything is written.
@@ -39,8 +40,23 @@ func fieldCond(version uint64) btree.Cond {
 }
 
 // editField changes a field atomically: f appends its next value to b, or says
-// errLeave. version is 0 where there is none.
-func (c *conn) editField(id uint64, field []byte, f func(value []byte, version uint64, b []byte) ([]byte, error)) (wrote bool, err error) {
+// errLeave. version is 0 where there is none. bytes is about what f makes.
+func (c *conn) editField(id uint64, field []byte, bytes int, f func(value []byte, version uint64, b []byte) ([]byte, error)) (wrote bool, err error) {
+	if bytes <= shortBytes {
+		c.key2 = appendField(c.key2[:0], id, field)
+		err := c.s.tree.Edit(c.s.ctx, c.key2, func(old []byte, version uint64) ([]byte, bool, error) {
+			b, err := f(old, version, c.enc[:0])
+			if err == nil {
+				c.enc = b
+			}
+			return b, false, err
+		})
+		if err == errLeave {
+			return false, nil
+		} else if !errors.Is(err, kv.ErrNoEdit) {
+			return err == nil, err
+		}
+	}
 	for try := range maxTries {
 		value, version, err := c.field(id, field)
 		if err != nil {
@@ -71,7 +87,7 @@ func (c *conn) setFields(key []byte, pairs [][]byte) (added int, err error) {
 		any := false
 		for i := 0; i < len(pairs); i += 2 {
 			fresh := false
-			_, err := c.editField(id, pairs[i], func(_ []byte, version uint64, b []byte) ([]byte, error) {
+			_, err := c.editField(id, pairs[i], len(pairs[i+1]), func(_ []byte, version uint64, b []byte) ([]byte, error) {
 				fresh = version == 0
 				return append(b, pairs[i+1]...), nil
 			})
@@ -117,7 +133,7 @@ func hsetnx(c *conn, a [][]byte) error {
 	}
 	done := false
 	err := c.within(a[1], kindHash, true, func(id uint64) (bool, error) {
-		return c.editField(id, a[2], func(_ []byte, version uint64, b []byte) ([]byte, error) {
+		return c.editField(id, a[2], len(a[3]), func(_ []byte, version uint64, b []byte) ([]byte, error) {
 			if done = version == 0; !done {
 				return nil, errLeave
 			}
@@ -138,12 +154,9 @@ func hincrby(c *conn, a [][]byte) error {
 	if err := c.checkFields(a[2:3], 1); err != nil {
 		return err
 	}
-	lock := c.s.stripe(a[2])
-	lock.Lock()
-	defer lock.Unlock()
 	var sum int64
 	err := c.within(a[1], kindHash, true, func(id uint64) (bool, error) {
-		return c.editField(id, a[2], func(value []byte, version uint64, b []byte) (_ []byte, err error) {
+		return c.editField(id, a[2], 0, func(value []byte, version uint64, b []byte) (_ []byte, err error) {
 			sum = 0
 			if version != 0 {
 				if sum, ok = parseInt(value); !ok {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 )
 
@@ -109,6 +110,53 @@ func (c *conn) edit(key []byte, f func(r *record, b []byte) ([]byte, error)) err
 		pause(try)
 	}
 	return errContended
+}
+
+// shortBytes is what stands in a leaf beside all but the longest keys: with no more it
+// is worth trying to change a value where it is.
+const shortBytes = 200
+
+// amend is edit for values that are most likely short: in one trip to the tree
+// instead of two, and together with what other connections do to the same leaf.
+func (c *conn) amend(key []byte, f func(r *record, b []byte) ([]byte, error)) error {
+	c.key = AppendKey(c.key[:0], c.db, key)
+	var id uint64 // that the record had
+	var b []byte
+	err := c.s.tree.Edit(c.s.ctx, c.key, func(old []byte, version uint64) ([]byte, bool, error) {
+		var r record
+		var err error
+		if b = nil; version != 0 {
+			if r, err = decode(old, version, c.now); err != nil {
+				return nil, false, err
+			}
+		}
+		id = r.id
+		next, err := f(&r, c.enc[:0])
+		switch {
+		case err == errRemove && version == 0:
+			err = errLeave
+		case err == errRemove:
+			return nil, true, nil
+		case err == nil:
+			b, c.enc = next, next
+		}
+		return next, false, err
+	})
+	switch {
+	case errors.Is(err, kv.ErrNoEdit):
+		return c.edit(key, f)
+	case err == errLeave:
+		return nil
+	case err != nil:
+		return err
+	}
+	if b != nil {
+		c.s.noteTime(b)
+	}
+	if id != 0 && !keepsID(b, id) {
+		c.s.later(id)
+	}
+	return nil
 }
 
 // keepsID says whether a record still names an id.

@@ -381,7 +381,7 @@ func plus(a, b int64) (int64, error) {
 
 func (c *conn) add(key []byte, by int64) error {
 	var sum int64
-	err := c.edit(key, func(r *record, b []byte) (_ []byte, err error) {
+	err := c.amend(key, func(r *record, b []byte) (_ []byte, err error) {
 		if err := r.is(kindString); err != nil {
 			return nil, err
 		}
@@ -405,7 +405,7 @@ func (c *conn) add(key []byte, by int64) error {
 
 func incrbyfloat(c *conn, a [][]byte) error {
 	mark := len(c.out)
-	return c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
+	return c.amend(a[1], func(r *record, b []byte) ([]byte, error) {
 		if err := r.is(kindString); err != nil {
 			return nil, err
 		}
