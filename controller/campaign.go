@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -11,13 +10,18 @@ import (
 )
 
 const (
-	// leaderTTL is how long a leader that has vanished keeps others from leading.
+	// leaderTTL is how long a leader that has vanished keeps others from leading if
+	// nobody deposes it.
 	leaderTTL = 2 // seconds; etcd counts in whole ones
-	// keepEvery renews the leadership; leadMargin is what a lease is counted short,
-	// for the drift of two clocks and for an answer that is on its way.
-	keepEvery  = 300 * time.Millisecond
-	leadMargin = 200 * time.Millisecond
-	retryEtcd  = 300 * time.Millisecond
+	// renewEvery renews the lease; leaseMargin is what it is counted short, for the drift
+	// of two clocks and for an answer that is on its way.
+	renewEvery  = 300 * time.Millisecond
+	leaseMargin = 200 * time.Millisecond
+	// keepEvery extends the leadership, five times in leadHold; keepTime is how long that
+	// may take. A member of etcd that has lost its leader lets it hang.
+	keepEvery = 120 * time.Millisecond
+	keepTime  = 300 * time.Millisecond
+	retryEtcd = 300 * time.Millisecond
 )
 
 // campaign leads whenever it can, until the controller closes.
@@ -57,10 +61,19 @@ func (c *Controller) leadOnce() error {
 	e := concurrency.NewElection(session, c.electionPrefix())
 	stop := c.observe(ctx, e)
 	defer stop()
-	if err := e.Campaign(ctx, candidacy(c.url, c.cfg.Name)); err != nil {
+	if err := e.Campaign(ctx, c.candidacy().encode()); err != nil {
 		return fmt.Errorf("campaign: %w", err)
 	}
-	t, err := c.newTerm(ctx, e, grant.ID)
+	won := time.Now()
+	// What the leader before has written is there: its writes fail from now on.
+	records, err := c.records(ctx)
+	if err == nil {
+		err = c.waitOut(ctx, e.Key(), e.Rev(), won)
+	}
+	if err != nil {
+		return fmt.Errorf("take up the leadership: %w", err)
+	}
+	t, err := c.newTerm(ctx, e, grant.ID, records)
 	if err != nil {
 		return fmt.Errorf("take up the leadership: %w", err)
 	}
@@ -68,6 +81,7 @@ func (c *Controller) leadOnce() error {
 	c.counted.terms.Add(1)
 	c.term.Store(t)
 	c.signal()
+	c.doubtSilent()
 	err = t.run(ctx, session.Done())
 	c.term.CompareAndSwap(t, nil)
 	c.signal()
@@ -75,16 +89,7 @@ func (c *Controller) leadOnce() error {
 	return err
 }
 
-// candidacy is what a controller writes into the election: its URL, which has no
-// spaces, and its name.
-func candidacy(url, name string) string { return url + " " + name }
-
-func candidate(value []byte) (url, name string) {
-	url, name, _ = strings.Cut(string(value), " ")
-	return url, name
-}
-
-// observe follows who leads, for the hint to clients.
+// observe follows who leads: for the hint to clients, and for watchLeader.
 func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -92,8 +97,10 @@ func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop
 		defer close(done)
 		for res := range e.Observe(ctx) {
 			if len(res.Kvs) > 0 {
-				url, _ := candidate(res.Kvs[0].Value)
-				c.leader.Store(&url)
+				kv := res.Kvs[0]
+				k := decodeCandidacy(kv.Value)
+				k.Key, k.Rev, k.Lease = string(kv.Key), kv.CreateRevision, kv.Lease
+				c.leader.Store(&k)
 				c.signal()
 			}
 		}

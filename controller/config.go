@@ -24,6 +24,9 @@ type Config struct {
 	Listen string
 	// Advertise is the URL that others reach it by; default from Listen.
 	Advertise string
+	// GossipListen is where the cluster's gossip is heard, host:port of UDP and TCP;
+	// default a free port of the host in Listen. NoGossip takes no part in it.
+	GossipListen string
 	// Name among the controllers; default the host's name and the port.
 	Name string
 	// Lease of sessions; default 3 s, at least 300 ms.

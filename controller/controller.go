@@ -32,11 +32,13 @@ type Controller struct {
 
 	// term is the leadership in hand, nil on a standby.
 	term atomic.Pointer[term]
-	// leader is the URL of whoever leads, as far as known.
-	leader  atomic.Pointer[string]
+	// leader is whoever leads, as far as known; an empty one is not.
+	leader  atomic.Pointer[candidacy]
 	changed atomic.Pointer[chan struct{}] // closed when term changes
 	failed  chan error
 	counted counted
+	gossip  gossip
+	probes  *http.Client // of the leader
 }
 
 // Start serves a controller. It returns once the port is open; leading comes later.
@@ -58,11 +60,15 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 		}
 		c.url = scheme + "://" + l.Addr().String()
 	}
-	none := ""
-	c.leader.Store(&none)
+	c.leader.Store(&candidacy{})
 	ch := make(chan struct{})
 	c.changed.Store(&ch)
+	if err := c.listenGossip(ctx, l.Addr()); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("controller: %w", err)
+	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.probes = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.AgentTLS, IdleConnTimeout: time.Minute}}
 
 	mux := http.NewServeMux()
 	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, append(limits(), connect.WithInterceptors(&c.counted.requests, agentauth.RequireToken(cfg.Token,
@@ -77,6 +83,7 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
 	c.server.Protocols = &p
+	c.watchConnections(c.server)
 	if cfg.TLS != nil {
 		l = tls.NewListener(l, cfg.TLS)
 	}
@@ -86,6 +93,10 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 		}
 	})
 	c.wg.Go(c.campaign)
+	if c.gossip.port != nil {
+		c.wg.Go(c.joinGossip)
+		c.wg.Go(c.watchLeader)
+	}
 	return c, nil
 }
 
@@ -102,7 +113,7 @@ func (c *Controller) Err() <-chan error { return c.failed }
 func (c *Controller) WaitLeader(ctx context.Context) error {
 	for {
 		ch := *c.changed.Load()
-		if c.term.Load() != nil || *c.leader.Load() != "" {
+		if c.term.Load() != nil || c.leader.Load().URL != "" {
 			return nil
 		}
 		select {
@@ -116,7 +127,7 @@ func (c *Controller) WaitLeader(ctx context.Context) error {
 // health answers 200 while this controller leads or knows who does.
 func (c *Controller) health(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set(quarrypb.VersionHeader, Version)
-	if c.term.Load() == nil && *c.leader.Load() == "" {
+	if c.term.Load() == nil && c.leader.Load().URL == "" {
 		http.Error(w, "no leader known", http.StatusServiceUnavailable)
 		return
 	}
@@ -139,5 +150,6 @@ func (c *Controller) Close() error {
 		err = c.server.Close()
 	}
 	c.wg.Wait()
+	c.probes.CloseIdleConnections()
 	return err
 }

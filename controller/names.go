@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -263,18 +262,25 @@ func (s *service) ListNames(ctx context.Context, r *connect.Request[quarrypb.Lis
 	}
 }
 
-// candidates are the controllers that lead or stand by, as the election shows them.
+// candidates are the controllers that lead or stand by.
 func (c *Controller) candidates(ctx context.Context) (out []*quarrypb.ControllerInfo) {
+	for i, k := range c.candidacies(ctx) {
+		out = append(out, &quarrypb.ControllerInfo{Name: k.Name, Url: k.URL, Leader: i == 0})
+	}
+	return out
+}
+
+// candidacies are those who lead or stand by as the election shows them, the leader first.
+func (c *Controller) candidacies(ctx context.Context) (out []candidacy) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
 	res, err := c.cfg.Etcd.Get(ctx, c.electionPrefix()+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if err != nil {
 		c.cfg.Logger.Debug("controllers not listed", "error", err)
 		return nil
 	}
-	for i, kv := range res.Kvs {
-		url, name := candidate(kv.Value)
-		out = append(out, &quarrypb.ControllerInfo{Name: name, Url: url, Leader: i == 0})
+	for _, kv := range res.Kvs {
+		out = append(out, decodeCandidacy(kv.Value))
 	}
 	return out
 }

@@ -33,7 +33,7 @@ func limits() []connect.HandlerOption {
 
 // notLeading is a standby's answer; it names the leader.
 func (s *service) notLeading() error {
-	leader := *s.c.leader.Load()
+	leader := s.c.leader.Load().URL
 	err := connect.NewError(connect.CodeUnavailable, fmt.Errorf("controller %s does not lead; the leader is %q", s.c.url, leader))
 	if leader != "" && leader != s.c.url {
 		err.Meta().Set(quarrypb.LeaderHeader, leader)
@@ -126,11 +126,22 @@ func (s *service) RegisterNode(ctx context.Context, r *connect.Request[quarrypb.
 	if err := s.token(r.Msg.Token, r.Header()); err != nil {
 		return nil, err
 	}
-	return do[quarrypb.RegisterNodeResponse](ctx, s, r.Msg, nil)
+	res, err := do[quarrypb.RegisterNodeResponse](ctx, s, r.Msg, nil)
+	if err == nil {
+		s.c.gossips(res.Msg.Id, r.Msg.Gossip)
+		if r.Msg.Gossip != "" {
+			res.Msg.Gossip = s.c.gossipers(ctx)
+		}
+	}
+	return res, err
 }
 
 func (s *service) NodeHeartbeat(ctx context.Context, r *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error) {
-	return do[quarrypb.NodeHeartbeatResponse](ctx, s, r.Msg, nil)
+	res, err := do[quarrypb.NodeHeartbeatResponse](ctx, s, r.Msg, nil)
+	if err == nil && !res.Msg.Unknown {
+		heartbeatOf(ctx, r.Msg.Id, r.Msg.Incarnation)
+	}
+	return res, err
 }
 
 func (s *service) AddNode(ctx context.Context, r *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error) {
@@ -157,6 +168,7 @@ func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.Status
 	res, err := do[quarrypb.StatusResponse](ctx, s, r.Msg, nil)
 	if err == nil {
 		res.Msg.Controllers = s.c.candidates(ctx)
+		res.Msg.Members = s.c.members()
 	}
 	return res, err
 }

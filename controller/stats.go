@@ -10,6 +10,7 @@ import (
 
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/latency"
+	"github.com/quarrystore/quarry/internal/member"
 	"github.com/quarrystore/quarry/internal/rpcstats"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
@@ -21,7 +22,10 @@ type counted struct {
 	commits  latency.Histogram
 	terms    atomic.Uint64
 	failed   atomic.Uint64 // commits
-	tables   atomic.Uint64
+	deposed  atomic.Uint64 // leaders, by us
+	// suspicions of nodes, by source
+	suspicions [sources]atomic.Uint64
+	tables     atomic.Uint64
 }
 
 // commit counts one transaction.
@@ -58,6 +62,11 @@ type Stats struct {
 	Requests      []rpcstats.Call
 	Watches       int64
 	AgentCalls    []rpcstats.Call
+	// Deposed leaders, by this controller; Suspicions of storage nodes by SuspicionSources.
+	Deposed    uint64
+	Suspicions [sources]uint64
+	// Members as gossip shows them to this controller.
+	Members []member.Member
 	// Status is the cluster's, if this controller leads and answers in time.
 	Status *quarrypb.StatusResponse
 }
@@ -67,6 +76,13 @@ func (c *Controller) Stats(ctx context.Context) Stats {
 	k := &c.counted
 	s := Stats{Leads: c.Leads(), Terms: k.terms.Load(), TableChanges: k.tables.Load(), Commits: k.commits.Snapshot(), FailedCommits: k.failed.Load(),
 		Requests: k.requests.Snapshot(), Watches: k.requests.Streams(), AgentCalls: k.agents.Snapshot()}
+	s.Deposed = k.deposed.Load()
+	for i := range k.suspicions {
+		s.Suspicions[i] = k.suspicions[i].Load()
+	}
+	if l := c.gossip.list.Load(); l != nil {
+		s.Members = l.Members()
+	}
 	if t := c.term.Load(); t != nil {
 		if out, err := t.ask(ctx, &quarrypb.StatusRequest{}, nil); err == nil {
 			s.Status, _ = out.(*quarrypb.StatusResponse)

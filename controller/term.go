@@ -35,7 +35,8 @@ type term struct {
 	lease     clientv3.LeaseID
 	etcdTTL   time.Duration
 	http      *http.Client
-	ticketKey []byte // the ticket key: what agents obey
+	leased    atomic.Int64 // until then the lease is there, as etcd has said last
+	ticketKey []byte       // the ticket key: what agents obey
 	events    chan state.Event
 	over      chan struct{} // closed when the term ends
 	why       error         // good once over is closed
@@ -62,19 +63,17 @@ const (
 	scrubEvery       = 2 * time.Second
 )
 
-// newTerm reads all records and makes the machine.
-func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease clientv3.LeaseID) (*term, error) {
+// newTerm makes the machine of all the records.
+// Preconditions: no leader before this one can still answer.
+func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease clientv3.LeaseID, records []state.Record) (*term, error) {
 	t := &term{c: c, key: e.Key(), rev: e.Rev(), lease: lease, etcdTTL: leaderTTL * time.Second,
 		http:   &http.Client{Transport: &http.Transport{TLSClientConfig: c.cfg.AgentTLS, MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute}},
 		events: make(chan state.Event, maxEvents), over: make(chan struct{}), waiters: map[uint64]chan state.Answer{}}
 	ch := make(chan struct{})
 	t.table.Store(&ch)
-	records, err := t.records(ctx)
-	if err != nil {
-		return nil, err
-	}
 	random := make([]byte, 48)
 	rand.Read(random)
+	var err error
 	t.machine, t.first, err = state.New(state.Config{
 		Lease: c.cfg.Lease, NodeHeartbeat: max(c.cfg.Lease/beatsInLease, minNodeHeartbeat), RegionBytes: c.cfg.RegionBytes, Version: Version,
 		ReplaceAfter: c.cfg.ReplaceAfter, ScrubEvery: scrubEvery, RebuildBytesPerSecond: c.cfg.RebuildBytesPerSecond,
@@ -84,6 +83,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 	}
 	t.ticketKey = bytes.Clone(t.machine.TicketKey())
 	// Nobody may ask before the machine knows that it leads: it would refuse.
+	t.renew(ctx)
 	lead, ok := t.extend(ctx)
 	if !ok {
 		return nil, errors.New("etcd does not extend the lease of the election")
@@ -93,8 +93,8 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 }
 
 // records reads the state's records, a page at a time, at one revision.
-func (t *term) records(ctx context.Context) (out []state.Record, err error) {
-	prefix := t.c.cfg.Prefix
+func (c *Controller) records(ctx context.Context) (out []state.Record, err error) {
+	prefix := c.cfg.Prefix
 	var at int64
 	for _, p := range state.Prefixes {
 		from, end := prefix+p, clientv3.GetPrefixRangeEnd(prefix+p)
@@ -103,7 +103,7 @@ func (t *term) records(ctx context.Context) (out []state.Record, err error) {
 			if at > 0 {
 				opts = append(opts, clientv3.WithRev(at))
 			}
-			res, err := t.c.cfg.Etcd.Get(ctx, from, opts...)
+			res, err := c.cfg.Etcd.Get(ctx, from, opts...)
 			if err != nil {
 				return nil, fmt.Errorf("etcd: %w", err)
 			}
@@ -128,6 +128,7 @@ func (t *term) run(ctx context.Context, lost <-chan struct{}) error {
 	defer t.wg.Wait()
 	defer cancel()
 	t.wg.Go(func() { t.keep(ctx) })
+	t.wg.Go(func() { t.renewOften(ctx) })
 	tick := time.NewTicker(state.TickEvery)
 	defer tick.Stop()
 	if err := t.act(ctx, t.first); err != nil {
@@ -165,15 +166,41 @@ func (t *term) keep(ctx context.Context) {
 }
 
 // extend extends the leadership once: counted from before it was asked for.
+//
+// A read of the election key that is linearizable shows that nobody has taken it
+// away. The renewal of the lease does not: a member of etcd that is cut off, and does
+// not know yet that it does not lead any more, renews what another has revoked.
 func (t *term) extend(ctx context.Context) (state.Lead, bool) {
-	ctx, cancel := context.WithTimeout(ctx, t.etcdTTL)
+	ctx, cancel := context.WithTimeout(ctx, keepTime)
 	defer cancel()
 	sent := now()
-	res, err := t.c.cfg.Etcd.KeepAliveOnce(ctx, t.lease)
-	if err != nil || res.TTL <= 0 {
+	res, err := t.c.cfg.Etcd.Get(ctx, t.key)
+	if err != nil || len(res.Kvs) == 0 || res.Kvs[0].CreateRevision != t.rev {
 		return state.Lead{}, false
 	}
-	return state.Lead{Until: sent + int64(time.Duration(res.TTL)*time.Second-leadMargin)}, true
+	return state.Lead{Until: min(sent+int64(leadHold), t.leased.Load())}, true
+}
+
+// renewOften keeps the lease that the election key hangs on.
+func (t *term) renewOften(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(renewEvery):
+		}
+		t.renew(ctx)
+	}
+}
+
+// renew extends the lease once, and notes for how long it is there at least.
+func (t *term) renew(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, t.etcdTTL/2)
+	defer cancel()
+	sent := now()
+	if res, err := t.c.cfg.Etcd.KeepAliveOnce(ctx, t.lease); err == nil && res.TTL > 0 {
+		t.leased.Store(sent + int64(time.Duration(res.TTL)*time.Second-leaseMargin))
+	}
 }
 
 // send hands an event to the machine; false if the term ended first.

@@ -38,6 +38,9 @@ type Config struct {
 	// Advertise is the host name or address that others reach both ports at; default
 	// that of Listen and of AgentListen. Needed where they listen on all addresses.
 	Advertise string
+	// GossipListen is where the cluster's gossip is heard, host:port of UDP and TCP;
+	// default a free port of the host in Listen. NoGossip takes no part in it.
+	GossipListen string
 	// Socket is the path of the shm fabric's socket; default in Dir or, without one,
 	// in the system's folder for temporary files. "none" serves no shm.
 	Socket string
@@ -140,6 +143,7 @@ func (c Config) advertised(what string, l net.Addr) (string, error) {
 
 const (
 	fetchTimeout = 3 * time.Second        // of one call of a controller
+	beatTimeout  = time.Second            // of one heartbeat
 	retryEvery   = 200 * time.Millisecond // between registrations
 	stopTimeout  = 5 * time.Second        // until Close gives up waiting for verbs
 	// actTimeout of one command; the controller has given it up by then and asks again.

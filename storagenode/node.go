@@ -46,6 +46,7 @@ type Node struct {
 	agent         *http.Server
 	agentURL      string
 	controllers   *controllers
+	gossip        gossip
 	ctx           context.Context
 	cancel        context.CancelFunc
 	wg            sync.WaitGroup
@@ -99,9 +100,15 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := n.listen(ctx); err != nil {
 		return nil, err
 	}
+	if err := n.listenGossip(ctx); err != nil {
+		return nil, fmt.Errorf("storage node %s: %w", cfg.Name, err)
+	}
 	n.controllers = newControllers(cfg)
 	if err := n.register(ctx); err != nil {
 		return nil, err
+	}
+	if err := n.joinGossip(); err != nil {
+		return nil, fmt.Errorf("storage node %s: %w", cfg.Name, err)
 	}
 	n.wg.Go(n.beat)
 	return n, nil
@@ -258,6 +265,7 @@ func (n *Node) Close() error {
 
 func (n *Node) close() error {
 	n.cancel()
+	n.leaveGossip() // first: controllers look at once what has become of the node
 	var errs []error
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()

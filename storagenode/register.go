@@ -113,7 +113,7 @@ func (n *Node) register(ctx context.Context) error {
 }
 
 func (n *Node) registerOnce(ctx context.Context) error {
-	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.hosted(), Token: n.cfg.Token}
+	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.hosted(), Token: n.cfg.Token, Gossip: n.gossipAddress()}
 	n.mu.Lock()
 	if c := n.state.Cluster; c != [16]byte{} {
 		req.Cluster = c[:]
@@ -155,6 +155,7 @@ func (n *Node) registerOnce(ctx context.Context) error {
 		Next: res.NextSerial, Live: res.LiveSerials, Fenced: res.FencedSerials})
 	if err == nil {
 		n.life.registrations.Add(1)
+		n.learnSeeds(res.Gossip)
 		n.serve(res.TicketKey)
 	}
 	return err
@@ -194,7 +195,10 @@ func (n *Node) heartbeat() (unknown bool) {
 	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize}
 	n.mu.Unlock()
 	req.ResidentBytes, req.Connected = n.resident(), n.connected()
-	err := n.controllers.call(n.ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+	// One controller that takes a heartbeat and is stopped does not keep us from the others.
+	ctx, cancel := context.WithTimeout(n.ctx, beatTimeout)
+	defer cancel()
+	err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		r, err := cl.NodeHeartbeat(ctx, connect.NewRequest(req))
 		if err == nil {
 			unknown = r.Msg.Unknown

@@ -53,9 +53,9 @@ func (*nodeListCmd) Run(ctx context.Context, a *app) error {
 	}
 	list := nodeLines(v)
 	return a.print(list, func(w io.Writer) {
-		fmt.Fprintln(w, "NODE\tNAME\tSTATE\tFAILURE DOMAIN\tREPLICAS\tPRIMARIES\tHOSTED\tCAPACITY")
+		fmt.Fprintln(w, "NODE\tNAME\tSTATE\tGOSSIP\tFAILURE DOMAIN\tREPLICAS\tPRIMARIES\tHOSTED\tCAPACITY")
 		for _, n := range list {
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", n.ID, n.Name, n.State, n.Domain, n.Replicas, n.Primaries, bytesText(n.Hosted), bytesText(n.Capacity))
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", n.ID, n.Name, n.State, v.gossipText(n.nodeView), n.Domain, n.Replicas, n.Primaries, bytesText(n.Hosted), bytesText(n.Capacity))
 		}
 	})
 }

@@ -116,6 +116,7 @@ type controllerCmd struct {
 	metricsFlags
 	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port for clients, nodes and operators; port 0 takes a free one."`
 	Advertise   string        `placeholder:"URL" help:"How others reach this controller; default from --listen."`
+	Gossip      string        `name:"gossip-listen" placeholder:"HOST:PORT" help:"Where the gossip of the cluster's processes is heard, UDP and TCP; none for no part in it. Default a free port beside --listen."`
 	Name        string        `placeholder:"NAME" help:"Name among the controllers; default the host's name."`
 	Lease       time.Duration `default:"3s" help:"Lease of sessions: a dead client blocks what it was writing for about that long."`
 	RegionBytes sizeFlag      `default:"2GiB" help:"Size of regions that are made on demand."`
@@ -140,7 +141,7 @@ func (c *controllerCmd) Run(ctx context.Context, a *app) error {
 	defer stop()
 	controller.Version, storagenode.Version = version, version
 	pages := a.console()
-	srv, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, Name: c.Name, Lease: c.Lease,
+	srv, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, GossipListen: c.Gossip, Name: c.Name, Lease: c.Lease,
 		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
@@ -199,6 +200,7 @@ type storageCmd struct {
 	Listen    string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
 	Advertise string   `placeholder:"HOST" help:"Name or address, without port, that others reach this node by; needed where it listens on all addresses."`
 	Agent     string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
+	Gossip    string   `name:"gossip-listen" placeholder:"HOST:PORT" help:"Where the gossip of the cluster's processes is heard, UDP and TCP; none for no part in it. Default a free port beside --listen."`
 	Verbs     string   `name:"rdma-listen" placeholder:"HOST:PORT" help:"Port at which verbs clients exchange queue pairs; default a free one."`
 	Socket    string   `placeholder:"PATH" help:"Socket of the shm fabric; none serves no shm. Default in the folder for temporary files."`
 }
@@ -215,7 +217,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	defer port.close()
 	storagenode.Version = version
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
-		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
+		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}

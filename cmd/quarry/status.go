@@ -24,6 +24,10 @@ type nodeView struct {
 	Endpoints []string `json:"endpoints"`
 	// Connected is how many connections each provider carries.
 	Connected map[string]uint32 `json:"connections"`
+	// Gossip is what other members hear of it: alive, silent, or none if it takes no part.
+	Gossip string `json:"gossip"`
+	// SeenBy are the controllers to which it is alive.
+	SeenBy []string `json:"seen_by"`
 }
 
 type replicaView struct {
@@ -90,6 +94,12 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 		for _, e := range n.Endpoints {
 			nv.Endpoints = append(nv.Endpoints, word(e.Provider, "PROVIDER_")+":"+e.Address)
 		}
+		nv.Gossip, nv.SeenBy = "none", []string{}
+		for _, m := range s.Members {
+			if m.Node == n.Id && m.Life == n.Incarnation {
+				nv.Gossip, nv.SeenBy = m.State, append(nv.SeenBy, m.SeenBy...)
+			}
+		}
 		v.Nodes = append(v.Nodes, nv)
 	}
 	for _, r := range s.GetTable().GetRegions() {
@@ -107,6 +117,15 @@ func regionViewOf(r *quarrypb.Region, names map[uint32]string) regionView {
 		rv.Replicas = append(rv.Replicas, replicaView{p.Node, names[p.Node], word(p.State, "REPLICA_STATE_"), p.Leaving})
 	}
 	return rv
+}
+
+// gossipText is what gossip says of a node, and which of the controllers do not see
+// what most see.
+func (v *statusView) gossipText(n nodeView) string {
+	if n.Gossip != "alive" || len(n.SeenBy) >= len(v.Controllers) {
+		return n.Gossip
+	}
+	return fmt.Sprintf("%s to %s", n.Gossip, strings.Join(n.SeenBy, " "))
 }
 
 func (a *app) status(ctx context.Context) (statusView, error) {
@@ -132,9 +151,9 @@ func (*statusCmd) Run(ctx context.Context, a *app) error {
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s\n", c.Name, c.URL, role)
 		}
-		fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tFAILURE DOMAIN\tHOSTED\tCAPACITY\tCONNECTIONS\tENDPOINTS")
+		fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tGOSSIP\tFAILURE DOMAIN\tHOSTED\tCAPACITY\tCONNECTIONS\tENDPOINTS")
 		for _, n := range v.Nodes {
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, n.Domain, bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), strings.Join(n.Endpoints, " "))
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.gossipText(n), n.Domain, bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), strings.Join(n.Endpoints, " "))
 		}
 		fmt.Fprintln(w)
 		printRegions(w, v.Regions)

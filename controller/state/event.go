@@ -6,7 +6,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Event is something that has happened: Ask, Cancel, Reply, Committed, Failed, Lead or Tick.
+// Event is something that has happened: Ask, Cancel, Reply, Committed, Failed,
+// Suspect, Lead or Tick.
 type Event interface{ event() }
 
 // Ask is a request of the control plane, one of the request messages of
@@ -37,6 +38,13 @@ type Committed struct{ Revision uint64 }
 // Failed says that it has not, or that nobody knows.
 type Failed struct{ Err error }
 
+// Suspect says that a life of a node may be gone: somebody could not reach it, or a
+// connection with it has ended. It is probed; that is all that comes of it.
+type Suspect struct {
+	Node        uint32
+	Incarnation uint64
+}
+
 // Lead says that no other controller leads before Until.
 type Lead struct{ Until int64 }
 
@@ -63,6 +71,7 @@ func (Cancel) event()    {}
 func (Reply) event()     {}
 func (Committed) event() {}
 func (Failed) event()    {}
+func (Suspect) event()   {}
 func (Lead) event()      {}
 func (Tick) event()      {}
 

@@ -176,6 +176,10 @@ func (m *Machine) Step(now int64, ev Event) []Action {
 	case Failed:
 		m.down = true
 		return []Action{StepDown(ev)}
+	case Suspect:
+		if n := m.node(ev.Node); n != nil && n.rec.Incarnation == ev.Incarnation {
+			m.doubt(n)
+		}
 	case Lead:
 		m.lead = max(m.lead, ev.Until)
 	case Tick:

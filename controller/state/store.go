@@ -11,11 +11,14 @@ import (
 
 // Keys of the records. Part of the format of the store: append only.
 const (
-	clusterKey    = "cluster"
+	clusterKey    = ClusterKey
 	nodePrefix    = "nodes/"
 	regionPrefix  = "regions/"
 	sessionPrefix = "sessions/"
 )
+
+// ClusterKey is the key of the cluster's record.
+const ClusterKey = "cluster"
 
 // Prefixes are the key prefixes of all records that New wants to see.
 var Prefixes = []string{clusterKey, nodePrefix, regionPrefix, sessionPrefix}

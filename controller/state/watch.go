@@ -7,8 +7,8 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// What makes a node a lost one: late heartbeats, calls without an answer or clients'
-// trouble only raise a suspicion; the controller's own probes decide.
+// What makes a node a lost one: late heartbeats, calls without an answer, clients'
+// trouble, gossip and connections that end only raise a suspicion; the controller's own probes decide.
 const (
 	suspectProbes = 3                      // in a row without the right answer
 	probeTimeout  = 500 * time.Millisecond // of one

@@ -104,6 +104,10 @@ func (s *Server) start(c Config) (err error) {
 		e.InitialCluster = c.Name + "=" + peer.String()
 		// Nobody to wait for: a cluster of one need not sit out an election of 1 s.
 		e.TickMs, e.ElectionMs = 20, 200
+	} else {
+		// Controllers change nothing while their etcds have no leader. Members are near
+		// each other: ten heartbeats lost are enough.
+		e.TickMs, e.ElectionMs = 40, 400
 	}
 	e.UnsafeNoFsync = c.NoSync
 	// A controller writes little and reads no history.

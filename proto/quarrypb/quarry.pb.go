@@ -2469,6 +2469,7 @@ type RegisterNodeRequest struct {
 	Cluster       []byte                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"` // of the regions found on the node; empty if none
 	Found         []*HostedRegion        `protobuf:"bytes,3,rep,name=found,proto3" json:"found,omitempty"`
 	Token         string                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
+	Gossip        string                 `protobuf:"bytes,5,opt,name=gossip,proto3" json:"gossip,omitempty"` // host:port where the node hears gossip; empty: it does not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2531,6 +2532,13 @@ func (x *RegisterNodeRequest) GetToken() string {
 	return ""
 }
 
+func (x *RegisterNodeRequest) GetGossip() string {
+	if x != nil {
+		return x.Gossip
+	}
+	return ""
+}
+
 type RegisterNodeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2543,6 +2551,7 @@ type RegisterNodeResponse struct {
 	LiveSerials    []uint64 `protobuf:"varint,6,rep,packed,name=live_serials,json=liveSerials,proto3" json:"live_serials,omitempty"`
 	NextSerial     uint64   `protobuf:"varint,7,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
 	ControllerTerm uint64   `protobuf:"varint,8,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"` // the node obeys no older leader from here on
+	Gossip         []string `protobuf:"bytes,9,rep,name=gossip,proto3" json:"gossip,omitempty"`                                        // addresses of controllers that take part in the cluster's gossip
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2631,6 +2640,13 @@ func (x *RegisterNodeResponse) GetControllerTerm() uint64 {
 		return x.ControllerTerm
 	}
 	return 0
+}
+
+func (x *RegisterNodeResponse) GetGossip() []string {
+	if x != nil {
+		return x.Gossip
+	}
+	return nil
 }
 
 type NodeHeartbeatRequest struct {
@@ -4048,6 +4064,7 @@ type Cluster struct {
 	NextSerial    uint64                 `protobuf:"varint,5,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
 	ReclaimEpoch  uint64                 `protobuf:"varint,6,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
 	LastSession   uint32                 `protobuf:"varint,7,opt,name=last_session,json=lastSession,proto3" json:"last_session,omitempty"` // the search for a free session id goes on behind it
+	Moves         []*Move                `protobuf:"bytes,8,rep,name=moves,proto3" json:"moves,omitempty"`                                 // of a rebalance, not carried out yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4129,6 +4146,13 @@ func (x *Cluster) GetLastSession() uint32 {
 		return x.LastSession
 	}
 	return 0
+}
+
+func (x *Cluster) GetMoves() []*Move {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
 }
 
 type StatusRequest struct {
@@ -4235,6 +4259,7 @@ type StatusResponse struct {
 	FencedSessions uint32                 `protobuf:"varint,4,opt,name=fenced_sessions,json=fencedSessions,proto3" json:"fenced_sessions,omitempty"`
 	Version        string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
 	Progress       []*Progress            `protobuf:"bytes,6,rep,name=progress,proto3" json:"progress,omitempty"`
+	Members        []*Member              `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4311,6 +4336,147 @@ func (x *StatusResponse) GetProgress() []*Progress {
 	return nil
 }
 
+func (x *StatusResponse) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+// Member is a process as the cluster's gossip shows it to the controllers: what
+// makes them look, and decides nothing.
+type Member struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "storage" or "controller"
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Life          uint64                 `protobuf:"varint,3,opt,name=life,proto3" json:"life,omitempty"`      // of a storage node: its incarnation
+	Node          uint32                 `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`      // number of a storage node
+	Address       string                 `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"` // of its gossip
+	FailureDomain string                 `protobuf:"bytes,6,opt,name=failure_domain,json=failureDomain,proto3" json:"failure_domain,omitempty"`
+	Health        string                 `protobuf:"bytes,7,opt,name=health,proto3" json:"health,omitempty"` // one word, its own
+	CapacityBytes uint64                 `protobuf:"varint,8,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
+	FreeBytes     uint64                 `protobuf:"varint,9,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
+	State         string                 `protobuf:"bytes,10,opt,name=state,proto3" json:"state,omitempty"`                     // to the controller that answers: "alive" or "silent"
+	StateMs       uint64                 `protobuf:"varint,11,opt,name=state_ms,json=stateMs,proto3" json:"state_ms,omitempty"` // since when
+	SeenBy        []string               `protobuf:"bytes,12,rep,name=seen_by,json=seenBy,proto3" json:"seen_by,omitempty"`     // controllers to which it is alive
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_quarry_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *Member) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetLife() uint64 {
+	if x != nil {
+		return x.Life
+	}
+	return 0
+}
+
+func (x *Member) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *Member) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Member) GetFailureDomain() string {
+	if x != nil {
+		return x.FailureDomain
+	}
+	return ""
+}
+
+func (x *Member) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
+}
+
+func (x *Member) GetCapacityBytes() uint64 {
+	if x != nil {
+		return x.CapacityBytes
+	}
+	return 0
+}
+
+func (x *Member) GetFreeBytes() uint64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *Member) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Member) GetStateMs() uint64 {
+	if x != nil {
+		return x.StateMs
+	}
+	return 0
+}
+
+func (x *Member) GetSeenBy() []string {
+	if x != nil {
+		return x.SeenBy
+	}
+	return nil
+}
+
 // Progress is of a program that runs over a region at this moment.
 type Progress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4326,7 +4492,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4338,7 +4504,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4351,7 +4517,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -4405,7 +4571,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4417,7 +4583,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4430,7 +4596,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -4454,7 +4620,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +4632,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +4645,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -4537,7 +4703,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4549,7 +4715,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4562,7 +4728,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{68}
+	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -4744,12 +4910,13 @@ const file_quarry_proto_rawDesc = "" +
 	"\acluster\x18\x03 \x01(\fR\acluster\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12\x14\n" +
-	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\"\x99\x01\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\"\xb1\x01\n" +
 	"\x13RegisterNodeRequest\x12#\n" +
 	"\x04node\x18\x01 \x01(\v2\x0f.quarry.v1.NodeR\x04node\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12-\n" +
 	"\x05found\x18\x03 \x03(\v2\x17.quarry.v1.HostedRegionR\x05found\x12\x14\n" +
-	"\x05token\x18\x04 \x01(\tR\x05token\"\x96\x02\n" +
+	"\x05token\x18\x04 \x01(\tR\x05token\x12\x16\n" +
+	"\x06gossip\x18\x05 \x01(\tR\x06gossip\"\xae\x02\n" +
 	"\x14RegisterNodeResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12\x1d\n" +
@@ -4760,7 +4927,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\flive_serials\x18\x06 \x03(\x04R\vliveSerials\x12\x1f\n" +
 	"\vnext_serial\x18\a \x01(\x04R\n" +
 	"nextSerial\x12'\n" +
-	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\"\xc6\x01\n" +
+	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\x12\x16\n" +
+	"\x06gossip\x18\t \x03(\tR\x06gossip\"\xc6\x01\n" +
 	"\x14NodeHeartbeatRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
@@ -4855,7 +5023,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\rR\x02to\":\n" +
 	"\x11RebalanceResponse\x12%\n" +
-	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\xe3\x01\n" +
+	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\x8a\x02\n" +
 	"\aCluster\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1d\n" +
 	"\n" +
@@ -4866,19 +5034,36 @@ const file_quarry_proto_rawDesc = "" +
 	"\vnext_serial\x18\x05 \x01(\x04R\n" +
 	"nextSerial\x12#\n" +
 	"\rreclaim_epoch\x18\x06 \x01(\x04R\freclaimEpoch\x12!\n" +
-	"\flast_session\x18\a \x01(\rR\vlastSession\"\x0f\n" +
+	"\flast_session\x18\a \x01(\rR\vlastSession\x12%\n" +
+	"\x05moves\x18\b \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\x0f\n" +
 	"\rStatusRequest\"N\n" +
 	"\x0eControllerInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x16\n" +
-	"\x06leader\x18\x03 \x01(\bR\x06leader\"\x8e\x02\n" +
+	"\x06leader\x18\x03 \x01(\bR\x06leader\"\xbb\x02\n" +
 	"\x0eStatusResponse\x12&\n" +
 	"\x05table\x18\x01 \x01(\v2\x10.quarry.v1.TableR\x05table\x12;\n" +
 	"\vcontrollers\x18\x02 \x03(\v2\x19.quarry.v1.ControllerInfoR\vcontrollers\x12#\n" +
 	"\rlive_sessions\x18\x03 \x01(\rR\fliveSessions\x12'\n" +
 	"\x0ffenced_sessions\x18\x04 \x01(\rR\x0efencedSessions\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\tR\aversion\x12/\n" +
-	"\bprogress\x18\x06 \x03(\v2\x13.quarry.v1.ProgressR\bprogress\"\xae\x01\n" +
+	"\bprogress\x18\x06 \x03(\v2\x13.quarry.v1.ProgressR\bprogress\x12+\n" +
+	"\amembers\x18\a \x03(\v2\x11.quarry.v1.MemberR\amembers\"\xc1\x02\n" +
+	"\x06Member\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04life\x18\x03 \x01(\x04R\x04life\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\rR\x04node\x12\x18\n" +
+	"\aaddress\x18\x05 \x01(\tR\aaddress\x12%\n" +
+	"\x0efailure_domain\x18\x06 \x01(\tR\rfailureDomain\x12\x16\n" +
+	"\x06health\x18\a \x01(\tR\x06health\x12%\n" +
+	"\x0ecapacity_bytes\x18\b \x01(\x04R\rcapacityBytes\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\t \x01(\x04R\tfreeBytes\x12\x14\n" +
+	"\x05state\x18\n" +
+	" \x01(\tR\x05state\x12\x19\n" +
+	"\bstate_ms\x18\v \x01(\x04R\astateMs\x12\x17\n" +
+	"\aseen_by\x18\f \x03(\tR\x06seenBy\"\xae\x01\n" +
 	"\bProgress\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.quarry.v1.WorkKindR\x04kind\x12\x12\n" +
@@ -4993,7 +5178,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                 // 0: quarry.v1.Provider
 	(NodeState)(0),                // 1: quarry.v1.NodeState
@@ -5066,12 +5251,13 @@ var file_quarry_proto_goTypes = []any{
 	(*StatusRequest)(nil),         // 68: quarry.v1.StatusRequest
 	(*ControllerInfo)(nil),        // 69: quarry.v1.ControllerInfo
 	(*StatusResponse)(nil),        // 70: quarry.v1.StatusResponse
-	(*Progress)(nil),              // 71: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),    // 72: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),   // 73: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),             // 74: quarry.v1.RegionMap
-	nil,                           // 75: quarry.v1.Name.NotesEntry
-	nil,                           // 76: quarry.v1.InspectNodeResponse.LanesEntry
+	(*Member)(nil),                // 71: quarry.v1.Member
+	(*Progress)(nil),              // 72: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),    // 73: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),   // 74: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),             // 75: quarry.v1.RegionMap
+	nil,                           // 76: quarry.v1.Name.NotesEntry
+	nil,                           // 77: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -5092,7 +5278,7 @@ var file_quarry_proto_depIdxs = []int32{
 	20, // 15: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
 	11, // 16: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	28, // 17: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	75, // 18: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	76, // 18: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	31, // 19: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	31, // 20: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
 	31, // 21: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
@@ -5104,79 +5290,81 @@ var file_quarry_proto_depIdxs = []int32{
 	54, // 27: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
 	7,  // 28: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
 	65, // 29: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	11, // 30: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	69, // 31: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	71, // 32: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	5,  // 33: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	74, // 34: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	76, // 35: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	16, // 36: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	19, // 37: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	22, // 38: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	24, // 39: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	26, // 40: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	29, // 41: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	12, // 42: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	13, // 43: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	14, // 44: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	32, // 45: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	33, // 46: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	34, // 47: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	35, // 48: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	37, // 49: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	40, // 50: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	42, // 51: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	59, // 52: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	60, // 53: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	62, // 54: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	63, // 55: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	64, // 56: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	68, // 57: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	72, // 58: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	44, // 59: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	46, // 60: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	48, // 61: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	50, // 62: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	52, // 63: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	55, // 64: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	57, // 65: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	72, // 66: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	18, // 67: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	21, // 68: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	23, // 69: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	25, // 70: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	27, // 71: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	30, // 72: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	11, // 73: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	11, // 74: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	15, // 75: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	31, // 76: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	31, // 77: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	31, // 78: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	36, // 79: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	38, // 80: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	41, // 81: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	43, // 82: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,  // 83: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	61, // 84: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,  // 85: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	10, // 86: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	66, // 87: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	70, // 88: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	73, // 89: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	45, // 90: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	47, // 91: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	49, // 92: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	51, // 93: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	53, // 94: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	56, // 95: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	58, // 96: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	73, // 97: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	67, // [67:98] is the sub-list for method output_type
-	36, // [36:67] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	65, // 30: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	11, // 31: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	69, // 32: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	72, // 33: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	71, // 34: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	5,  // 35: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	75, // 36: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	77, // 37: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	16, // 38: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	19, // 39: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	22, // 40: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	24, // 41: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	26, // 42: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	29, // 43: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	12, // 44: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	13, // 45: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	14, // 46: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	32, // 47: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	33, // 48: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	34, // 49: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	35, // 50: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	37, // 51: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	40, // 52: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	42, // 53: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	59, // 54: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	60, // 55: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	62, // 56: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	63, // 57: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	64, // 58: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	68, // 59: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	73, // 60: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	44, // 61: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	46, // 62: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	48, // 63: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	50, // 64: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	52, // 65: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	55, // 66: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	57, // 67: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	73, // 68: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	18, // 69: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	21, // 70: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	23, // 71: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	25, // 72: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	27, // 73: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	30, // 74: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	11, // 75: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	11, // 76: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	15, // 77: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	31, // 78: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	31, // 79: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	31, // 80: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	36, // 81: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	38, // 82: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	41, // 83: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	43, // 84: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,  // 85: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	61, // 86: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,  // 87: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	10, // 88: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	66, // 89: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	70, // 90: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	74, // 91: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	45, // 92: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	47, // 93: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	49, // 94: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	51, // 95: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	53, // 96: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	56, // 97: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	58, // 98: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	74, // 99: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	69, // [69:100] is the sub-list for method output_type
+	38, // [38:69] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -5191,7 +5379,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   71,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

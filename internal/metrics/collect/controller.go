@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/quarrystore/quarry/controller"
+	"github.com/quarrystore/quarry/internal/member"
 	"github.com/quarrystore/quarry/internal/metrics"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
@@ -27,6 +28,9 @@ var (
 	tables       = ControllerGroup.Counter("quarry_controller_table_changes_total", "Changes of the distribution table.")
 	requests     = ControllerGroup.Histogram("quarry_controller_request_duration_seconds", "Requests of clients, nodes and operators, by method and outcome.", "method", "outcome")
 	watches      = ControllerGroup.Gauge("quarry_controller_watches", "Clients that watch the distribution table.")
+	members      = ControllerGroup.Gauge("quarry_controller_members", "Processes as the cluster's gossip shows them to this controller, by kind and state: alive, or silent within the last hour.", "kind", "state")
+	suspicions   = ControllerGroup.Counter("quarry_controller_suspicions_total", "Suspicions that had a storage node probed sooner than its heartbeats would have, by source: gossip, or a connection that ended.", "source")
+	deposed      = ControllerGroup.Counter("quarry_controller_deposed_leaders_total", "Leaders that answered neither gossip nor probes, and whose place this controller took away.")
 	agentCalls   = ControllerGroup.Histogram("quarry_controller_agent_call_duration_seconds", "Commands to the agents of storage nodes, by method and outcome.", "method", "outcome")
 
 	nodesTotal    = TableGroup.Gauge("quarry_cluster_nodes", "Storage nodes by state: up, silent (no heartbeat lately), down (removed from every region), draining.", "state")
@@ -75,6 +79,17 @@ func (x *Controller) Collect(ch chan<- prometheus.Metric) {
 	ch <- commitErrors.Value(float64(s.FailedCommits))
 	ch <- tables.Value(float64(s.TableChanges))
 	ch <- watches.Value(float64(s.Watches))
+	ch <- deposed.Value(float64(s.Deposed))
+	for i, n := range s.Suspicions {
+		ch <- suspicions.Value(float64(n), controller.SuspicionSources[i])
+	}
+	byMember := map[[2]string]int{{member.Storage, string(member.Alive)}: 0, {member.Storage, string(member.Silent)}: 0, {member.Controller, string(member.Alive)}: 0, {member.Controller, string(member.Silent)}: 0}
+	for _, m := range s.Members {
+		byMember[[2]string{m.Kind, string(m.State)}]++
+	}
+	for k, n := range byMember {
+		ch <- members.Value(float64(n), k[0], k[1])
+	}
 	for _, r := range s.Requests {
 		ch <- requests.Latency(r.Took, r.Method, r.Outcome)
 	}

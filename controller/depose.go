@@ -1,0 +1,194 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A leader that is killed would hold its place until etcd counts its lease as over,
+// 2 to 3 s. Standbys do not wait for that: when gossip and probes of their own get no
+// answer from it, one takes its lease away.
+//
+// What that must not break: a leader answers without a write only until an instant
+// that it has counted itself, hold from the sending of its last read of the election
+// key that has shown it there. So the successor waits out hold,
+// from when it has won: not before then does it do or say anything. That the lease
+// has been taken away, and did not run out, it knows from a mark that is written
+// before, and names the leadership by its revision in etcd.
+
+const (
+	// leadHold is how long a look at the election key lets a leader answer. Others have it
+	// from its candidacy: another version may hold for longer.
+	leadHold = 600 * time.Millisecond
+	// holdMargin is what a successor waits beyond hold, for the drift of two clocks.
+	holdMargin = leadHold / 50
+	// Of a leader that gossip calls silent.
+	leaderProbes    = 3
+	leaderProbeTime = 300 * time.Millisecond
+	leaderProbeGap  = 30 * time.Millisecond
+	lookEvery       = 500 * time.Millisecond
+	// deposeAgain is how long a standby leaves leaders alone after it has deposed one:
+	// where the net is cut in odd ways, they do not take turns at it.
+	deposeAgain = 5 * time.Second
+)
+
+// candidacy is what a controller writes into the election: its URL, which has no
+// spaces, and its name; then, on a line of its own, what else others want to know.
+type candidacy struct {
+	URL    string `json:"-"`
+	Name   string `json:"-"`
+	Gossip string `json:"gossip,omitempty"`
+	Life   uint64 `json:"life,omitempty"`
+	HoldMs uint32 `json:"hold_ms,omitempty"` // 0: not known
+	// Where it was read from.
+	Key   string `json:"-"`
+	Rev   int64  `json:"-"`
+	Lease int64  `json:"-"`
+}
+
+func (k candidacy) encode() string {
+	b, err := json.Marshal(k)
+	if err != nil {
+		panic(err) // no value of these types fails
+	}
+	return k.URL + " " + strings.ReplaceAll(k.Name, "\n", " ") + "\n" + string(b)
+}
+
+func decodeCandidacy(value []byte) (k candidacy) {
+	line, more, _ := strings.Cut(string(value), "\n")
+	if json.Unmarshal([]byte(more), &k) != nil {
+		k = candidacy{} // of another version
+	}
+	k.URL, k.Name, _ = strings.Cut(line, " ")
+	return k
+}
+
+func (c *Controller) candidacy() candidacy {
+	k := candidacy{URL: c.url, Name: c.cfg.Name, Life: c.gossip.life, HoldMs: uint32(leadHold.Milliseconds())}
+	if p := c.gossip.port; p != nil {
+		k.Gossip = p.Address()
+	}
+	return k
+}
+
+// watchLeader has standbys depose a leader that is gone.
+func (c *Controller) watchLeader() {
+	var since time.Time // the last deposition by this one
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-c.gossip.wake:
+		case <-time.After(lookEvery):
+		}
+		k := c.leader.Load()
+		if c.Leads() || k.Lease == 0 || k.HoldMs == 0 || k.Life == c.gossip.life || time.Since(since) < deposeAgain || !c.gone(k) {
+			continue
+		}
+		if err := c.depose(k); err != nil {
+			c.cfg.Logger.Warn("controller: the leader is gone and could not be deposed", "leader", k.URL, "error", err)
+			continue
+		}
+		since = time.Now()
+		c.counted.deposed.Add(1)
+		c.cfg.Logger.Warn("controller: the leader was gone and is deposed", "leader", k.URL, "term", k.Rev)
+	}
+}
+
+// gone says whether neither other members nor we get an answer from a leader.
+func (c *Controller) gone(k *candidacy) bool {
+	for i := range leaderProbes {
+		if !c.silent(k.Life) || c.answers(k.URL) {
+			return false
+		}
+		if i < leaderProbes-1 {
+			select {
+			case <-c.ctx.Done():
+				return false
+			case <-time.After(leaderProbeGap):
+			}
+		}
+	}
+	return c.leader.Load() == k
+}
+
+// answers says whether a controller answers at all, whatever it says.
+func (c *Controller) answers(url string) bool {
+	ctx, cancel := context.WithTimeout(c.ctx, leaderProbeTime)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
+	if err != nil {
+		return true // nothing that we could judge by
+	}
+	res, err := c.probes.Do(r)
+	if err != nil {
+		return false
+	}
+	res.Body.Close()
+	return true
+}
+
+func (c *Controller) deposedPrefix() string { return c.cfg.Prefix + "deposed/" }
+
+// depose writes the mark, then takes the lease away.
+func (c *Controller) depose(k *candidacy) error {
+	ctx, cancel := context.WithTimeout(c.ctx, etcdTimeout)
+	defer cancel()
+	mark := c.deposedPrefix() + fmt.Sprintf("%016x", k.Rev)
+	res, err := c.cfg.Etcd.Txn(ctx).If(guard(k.Key, k.Rev)).Then(clientv3.OpPut(mark, strconv.Itoa(int(k.HoldMs)))).Commit()
+	if err != nil {
+		return err
+	}
+	if !res.Succeeded {
+		return nil // it has lost its place already
+	}
+	_, err = c.cfg.Etcd.Revoke(ctx, clientv3.LeaseID(k.Lease))
+	return err
+}
+
+// waitOut returns when no leader before this one, whose key has a revision, can
+// still answer. won is when this one won.
+func (c *Controller) waitOut(ctx context.Context, key string, rev int64, won time.Time) error {
+	// Linearizable, and after the victory: the mark of whoever made room for us is there.
+	res, err := c.cfg.Etcd.Get(ctx, c.deposedPrefix(), clientv3.WithPrefix())
+	if err != nil {
+		return fmt.Errorf("etcd: %w", err)
+	}
+	var hold time.Duration
+	var done []clientv3.Op
+	for _, kv := range res.Kvs {
+		of, err := strconv.ParseInt(strings.TrimPrefix(string(kv.Key), c.deposedPrefix()), 16, 64)
+		if err == nil && of >= rev {
+			continue // ours, or not for us: our successor waits for it
+		}
+		ms, err := strconv.Atoi(string(kv.Value))
+		if err != nil {
+			ms = int(leaderTTL * time.Second / time.Millisecond)
+		}
+		hold = max(hold, time.Duration(ms)*time.Millisecond)
+		done = append(done, clientv3.OpDelete(string(kv.Key)))
+	}
+	if len(done) == 0 {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Until(won.Add(hold + holdMargin))):
+	}
+	for len(done) > 0 { // etcd takes 128 operations at a time
+		n := min(len(done), 100)
+		if _, err := c.cfg.Etcd.Txn(ctx).If(guard(key, rev)).Then(done[:n]...).Commit(); err != nil {
+			return fmt.Errorf("etcd: %w", err)
+		}
+		done = done[n:]
+	}
+	return nil
+}
