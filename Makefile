@@ -30,7 +30,7 @@ test: tools ## everything: build without cgo, gofmt, vet, tests, Soft-RoCE, race
 	  if [ -n "$$files" ]; then echo "not gofmt clean, run gofmt -w on:"; echo "$$files"; exit 1; fi
 	$(GO) vet ./...
 	@GO=$(GO) .ci/gotest -timeout 20m ./...
-	$(GO) test -tags simbug -timeout 20m -run TestMutations ./internal/sim
+	$(GO) test -tags simbug -timeout 20m -run 'TestMutations|TestReplaysCanFail' ./internal/sim
 	sh internal/rxevm/test-rdma.sh suited
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $${CC:-gcc} >/dev/null; then \
 	  echo '$(GO) test -race -short (data path and control plane)'; GO=$(GO) LIST=no .ci/gotest -race -short -timeout 20m $(RACE_PKGS); \

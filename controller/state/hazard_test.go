@@ -100,6 +100,17 @@ func TestHazard31_SessionIdsAreNotReused(t *testing.T) {
 	r.run()
 	w = r.ask(Scrubbed{Serials: []uint64{victim.Serial}})
 	r.settle()
+	// Somebody may still be about to take over what the victim had reserved: a call
+	// that has begun before, or whose session has not told what it is in.
+	epoch := r.table().ReclaimEpoch
+	for i, ack := range map[int]uint64{0: epoch, 1: epoch, 3: epoch - 1} {
+		r.ask(&quarrypb.HeartbeatRequest{Serial: tickets[i].Serial, ReclaimEpoch: ack})
+	}
+	r.run()
+	full()
+	require.False(t, r.answered(w))
+	r.ask(&quarrypb.HeartbeatRequest{Serial: tickets[3].Serial, ReclaimEpoch: epoch})
+	r.run()
 	answerOf[Done](r, w)
 	again := r.open("second")
 	require.Equal(t, victim.Session, again.Session)

@@ -254,7 +254,7 @@ func (m *Machine) ask(a Ask) {
 	case *quarrypb.StatusRequest:
 		m.status(a.Waiter)
 	case RaiseReclaim:
-		m.raiseReclaim(a.Waiter)
+		m.raise(func(epoch uint64) { m.answer(a.Waiter, ReclaimPassed{Epoch: epoch}) })
 	case Scrubbed:
 		m.scrubbed(a.Waiter, r.Serials)
 	default:

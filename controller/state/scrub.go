@@ -44,12 +44,7 @@ func (m *Machine) scrubNext() {
 		return
 	}
 	m.scrub = nil
-	for _, serial := range s.serials {
-		if d := m.session(serial); d != nil {
-			m.forget(d)
-		}
-	}
-	m.note("%d sessions have been scrubbed", len(s.serials))
+	m.retire(s.serials, func() { m.note("%d sessions have been scrubbed", len(s.serials)) })
 }
 
 func (m *Machine) scrubRegion(s *scrub, g *region) {
@@ -70,7 +65,7 @@ func (m *Machine) scrubRegion(s *scrub, g *region) {
 func (m *Machine) newScrub() *scrub {
 	s := &scrub{}
 	for _, d := range m.sessions {
-		if d.rec.State == stateFenced && m.now >= d.until && len(s.serials) < MaxScrubbed {
+		if d.rec.State == stateFenced && !d.retiring && m.now >= d.until && len(s.serials) < MaxScrubbed {
 			s.serials, s.dead = append(s.serials, d.rec.Serial), append(s.dead, d.rec.Session)
 		}
 	}

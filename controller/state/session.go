@@ -29,6 +29,7 @@ type session struct {
 	ackTable   uint64
 	ackReclaim uint64
 	revokers   []uint64 // waiters of RevokeSession
+	retiring   bool     // scrubbed, and waits for the others: see retire
 }
 
 // lease is how long we count a lease: a client whose clock is slower than ours
@@ -189,12 +190,28 @@ func (m *Machine) scrubbed(waiter uint64, serials []uint64) {
 			return
 		}
 	}
+	m.retire(serials, func() { m.answer(waiter, Done{}) })
+}
+
+// retire forgets scrubbed sessions once nobody can still be about to change a word
+// that one of them had reserved: a takeover that its certificate has let go may
+// execute late, and must not find the id in the hand of a new session that counts
+// from one again. Whoever began before the epoch has finished when it has passed, and
+// who begins later meets none of the ids.
+func (m *Machine) retire(serials []uint64, done func()) {
 	for _, serial := range serials {
 		if s := m.session(serial); s != nil {
-			m.forget(s)
+			s.retiring = true
 		}
 	}
-	m.answer(waiter, Done{})
+	m.raise(func(uint64) {
+		for _, serial := range serials {
+			if s := m.session(serial); s != nil {
+				m.forget(s)
+			}
+		}
+		done()
+	})
 }
 
 func (m *Machine) status(waiter uint64) {

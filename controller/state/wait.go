@@ -59,14 +59,14 @@ func (m *Machine) awaitTable(rev uint64, done func()) *wait {
 	}, done)
 }
 
-// raiseReclaim raises the reclaim epoch and waits for the pass: every session has
+// raise raises the reclaim epoch and waits for the pass: every session has
 // acknowledged it or is fenced. A lease that is over is not enough, for it stops no write.
-func (m *Machine) raiseReclaim(waiter uint64) {
+func (m *Machine) raise(passed func(epoch uint64)) {
 	c := m.editCluster()
 	c.ReclaimEpoch++
 	epoch := c.ReclaimEpoch
 	m.putCluster(c)
 	m.await(func(s *session) bool {
 		return m.gone(s) || s.rec.State == stateFenced || s.ackReclaim >= epoch
-	}, func() { m.answer(waiter, ReclaimPassed{Epoch: epoch}) })
+	}, func() { passed(epoch) })
 }

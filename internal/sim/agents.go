@@ -15,7 +15,7 @@ func (k *control) scrub() {
 	c := &k.w.clients[scrubber]
 	any := k.sweep
 	for id := range k.sess[:k.top+1] {
-		any = any || k.sess[id].state == sessionFenced
+		any = any || k.sess[id].scrubs()
 	}
 	if !any || c.state != procIdle || c.frozen > 0 || k.w.ch.choose(3) == 1 {
 		return
@@ -29,7 +29,7 @@ func (k *control) scrub() {
 		}
 		var serials [maxSessions]uint64
 		for id := range k.sess[:k.top+1] {
-			if k.dead[id] = k.sess[id].state == sessionFenced; k.dead[id] {
+			if k.dead[id] = k.sess[id].scrubs(); k.dead[id] {
 				serials[id] = k.sess[id].serial
 			}
 		}
@@ -45,13 +45,18 @@ func (k *control) scrub() {
 		}
 		k.scrubbed++
 		k.sweep = false
+		k.table.reclaim++
+		k.table.rev++
 		for id := range k.sess[:k.top+1] {
 			if s := &k.sess[id]; k.dead[id] && s.serial == serials[id] && s.state == sessionFenced {
-				s.state = sessionFree
+				s.retire = k.table.reclaim
 			}
 		}
 	})
 }
+
+// scrubs says whether a scrub has to look for the session.
+func (s *session) scrubs() bool { return s.state == sessionFenced && s.retire == 0 }
 
 // rebuild brings the region back to the number of replicas it should have.
 func (k *control) rebuild() {

@@ -493,7 +493,11 @@ func (c *client) HolderFenced(holder uint32, attempt int) bool {
 		return m.certified(c, holder)
 	}
 	c.rtt()
-	return c.hears() && c.w.ctl.certified(holder)
+	fenced := c.hears() && c.w.ctl.certified(holder)
+	if sc := c.w.opt.Script; fenced && sc != nil && sc.certified != nil {
+		sc.certified(c)
+	}
+	return fenced
 }
 
 func (c *client) LeaseValid() bool { return !c.ended && c.clock() < c.leaseUntil }

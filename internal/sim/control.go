@@ -37,6 +37,7 @@ type session struct {
 	acked   uint64
 	reclaim uint64
 	fenced  [maxNodes]uint64 // life of the node that acknowledged
+	retire  uint64           // reclaim epoch behind which its id is free; 0 before its scrub
 }
 
 type phase uint8
@@ -202,6 +203,16 @@ func (k *control) passed(want uint64, but uint32) bool {
 	return true
 }
 
+// retire sets the ids free that are in no word any more, once nobody can still be
+// about to change a word in which one was.
+func (k *control) retire() {
+	for id := range k.sess[:k.top+1] {
+		if s := &k.sess[id]; s.state == sessionFenced && s.retire > 0 && (k.passed(s.retire, 0) || slab.Broken(slab.BugReusedUnpassed)) {
+			s.state = sessionFree
+		}
+	}
+}
+
 func (k *control) endSession(id uint32, serial uint64) {
 	if s := &k.sess[id]; s.state == sessionLive && s.serial == serial {
 		s.state = sessionFencing
@@ -342,6 +353,7 @@ func (k *control) tick() {
 	w.at(k.next)
 	k.expire()
 	k.fence()
+	k.retire()
 	k.watch()
 	switch k.phase {
 	case phaseOpen:

@@ -3,11 +3,14 @@
 package sim
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/slab"
 )
@@ -89,6 +92,7 @@ var mutations = []mutation{
 	{slab.BugFencePrimaryOnly, "fence at the primary only", replicas(crashes, 3), 4000},
 	{slab.BugTimeoutIsFence, "timeout taken for a fence", cuts, 16000},
 	{slab.BugSessionReused, "session id reused at once", crashes, 20000},
+	{slab.BugReusedUnpassed, "session id reused before a takeover has ended", Options{Script: LateTaker(), Clients: 3, Slabs: 1, Replicas: 1, AnyScheduler: true}, 5000},
 	{slab.BugNoHeaderCheck, "claim does not look at the block header", quiet, 5000},
 	{slab.BugStaleHeaders, "cached headers survive the epoch", grow, 5000},
 	{slab.BugNoVersionSkip, "no version skip", Options{Script: SlowReader(), Clients: 3, Slabs: 1, Replicas: 1, AnyScheduler: true}, 40000},
@@ -134,4 +138,50 @@ func TestMutations(t *testing.T) {
 		t.Logf("%-50s %6d schedules   %s, %v", m.name, rep.Schedules, rep.Failure.What, rep.Took.Round(time.Millisecond))
 	}
 	t.Logf("%d of %d found\n%s", len(lines), len(mutations), strings.Join(lines, "\n"))
+}
+
+// TestReplaysCanFail: with the bug that each was kept for, it fails again. SIM_KEEP=NAME
+// finds one for the mutation that SIM_BUG names, and keeps it.
+func TestReplaysCanFail(t *testing.T) {
+	if keep := os.Getenv("SIM_KEEP"); keep != "" {
+		keepReplay(t, keep, os.Getenv("SIM_BUG"))
+	}
+	for name, k := range readKept(t) {
+		for _, m := range mutations {
+			if m.name == k.Mutation {
+				slab.Bugs[m.bug] = true
+				rep := k.play(t)
+				slab.Bugs[m.bug] = false
+				require.NotNil(t, rep.Failure, name)
+				require.Equal(t, k.Found, rep.Failure.What, name)
+			}
+		}
+	}
+}
+
+func keepReplay(t *testing.T, name, bug string) {
+	for _, m := range mutations {
+		if m.name != bug {
+			continue
+		}
+		slab.Bugs[m.bug] = true
+		r := NewRunner()
+		defer r.Close()
+		o := m.o
+		o.Seed, o.Schedules = 1, m.budget
+		rep := r.Run(o, nil)
+		require.NotNil(t, rep.Failure)
+		f := r.Shrink(rep.Failure, 2000)
+		slab.Bugs[m.bug] = false
+		o = f.Options
+		k := &kept{Found: f.What, Mutation: bug, Seed: o.Seed, Faults: o.Faults, Clients: o.Clients, Ops: o.Ops, Slabs: o.Slabs,
+			Replicas: o.Replicas, Choices: EncodeChoices(o.Choices)}
+		if o.Script != nil {
+			k.Script = o.Script.String()
+		}
+		b, err := json.MarshalIndent(k, "", "  ")
+		require.NoError(t, err)
+		require.NoError(t, os.MkdirAll("testdata/sim", 0o755))
+		require.NoError(t, os.WriteFile("testdata/sim/"+name+".json", append(b, '\n'), 0o644))
+	}
 }

@@ -23,10 +23,13 @@ type Script struct {
 	// Hold is how many steps client 0's verbs stand still from the moment on at which
 	// Fault strikes.
 	Hold int
-	what int            // of CrashAt
-	who  int            // of CutOff
-	also func(w *world) // more that happens then
-	trap trap
+	// certified is told of each certificate that a client has got.
+	certified func(c *client)
+	what      int            // of CrashAt
+	who       int            // of CutOff
+	tree      *treeScript    // of CrashTree
+	also      func(w *world) // more that happens then
+	trap      trap
 }
 
 // String is what ParseScript reads.
@@ -34,6 +37,8 @@ func (s *Script) String() string {
 	switch s.Name {
 	case "crash":
 		return fmt.Sprintf("crash:%s:%d:%v:%d:%d:%d", whatNames[s.what], s.At, s.Fault, s.Node, s.Linger, s.Hold)
+	case "tree":
+		return fmt.Sprintf("tree:%s:%d:%v:%d:%d", treeWhatNames[s.tree.what], s.At, s.Fault, s.Node, s.Linger)
 	case "cut-off":
 		return fmt.Sprintf("cut-off:%d:%v", s.who, s.Fault)
 	}
@@ -43,7 +48,7 @@ func (s *Script) String() string {
 // ParseScript makes a directed schedule from its name.
 func ParseScript(name string) (*Script, error) {
 	parts := strings.Split(name, ":")
-	bad := fmt.Errorf("script %q: want slow-reader, cut-off:PROCESS:FAULT, or crash:OPERATION:VERB:FAULT:REPLICA:LINGER:HOLD", name)
+	bad := fmt.Errorf("script %q: want slow-reader, late-taker, cut-off:PROCESS:FAULT, tree:OPERATION:VERB:FAULT:REPLICA:LINGER, or crash:OPERATION:VERB:FAULT:REPLICA:LINGER:HOLD", name)
 	number := func(i, most int) int {
 		n, err := strconv.Atoi(parts[i])
 		if err != nil || n < 0 || n > most {
@@ -54,10 +59,21 @@ func ParseScript(name string) (*Script, error) {
 	switch {
 	case name == "slow-reader":
 		return SlowReader(), nil
+	case name == "late-taker":
+		return LateTaker(), nil
 	case parts[0] == "cut-off" && len(parts) == 3:
 		f, err := ParseFaults(parts[2])
 		if who := number(1, maxProcs-1); err == nil && who >= 0 && bits.OnesCount16(uint16(f)) == 1 {
 			return CutOff(who, f), nil
+		}
+	case parts[0] == "tree" && len(parts) == 6:
+		f, err := ParseFaults(parts[3])
+		what := slices.Index(treeWhatNames[:], parts[1])
+		at, node, linger := number(2, 1000), number(4, maxNodes-1), number(5, 1000)
+		if err == nil && what >= 0 && min(at, node, linger) >= 0 && bits.OnesCount16(uint16(f)) == 1 {
+			s := CrashTree(what, at, f, node)
+			s.Linger = linger
+			return s, nil
 		}
 	case parts[0] == "crash" && len(parts) == 7:
 		f, err := ParseFaults(parts[3])
@@ -183,6 +199,46 @@ func SlowReader() *Script {
 	s.also = func(w *world) {
 		w.faults = append(w.faults, faultPlan{kind: Stall, at: w.now + int64(w.ch.choose(12))*step, lasts: int64(50+w.ch.choose(80)) * step, who: 1, node: w.ctl.table.node[0]})
 		w.at(w.now)
+	}
+	return s
+}
+
+// LateTaker: a holder dies, and who takes its slab over stands still with the CAS
+// already sent. Meanwhile the slab is settled, and the holder's id is given to a new
+// session, whose first reservation looks like the dead one's.
+func LateTaker() *Script {
+	s := CrashAt(whatUpdate, 1, Kill, 0)
+	s.Name = "late-taker"
+	begin := s.Start
+	s.Start = func(w *world) {
+		w.d.smallIDs = true
+		s.At = 1 + w.ch.choose(3)
+		begin(w)
+		for i := 1; i < 3; i++ {
+			c := &w.clients[i]
+			c.kill()
+			c.start(func() {
+				for n := 0; n < 12; n++ {
+					if c.ended || c.session == 0 {
+						c.openSession()
+					}
+					c.operateOn(whatUpdate, 0)
+					if i == 2 && !c.ended {
+						c.end("closed") // the next one is another session
+					}
+				}
+				if !c.ended {
+					c.end("closed")
+				}
+			})
+		}
+	}
+	s.certified = func(c *client) {
+		w := c.w
+		if c.id == 1 {
+			w.faults = append(w.faults, faultPlan{kind: Stall, at: w.now, lasts: int64(50+w.ch.choose(400)) * step, who: 1, node: w.ctl.table.node[0]})
+			w.at(w.now)
+		}
 	}
 	return s
 }

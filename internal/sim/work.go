@@ -257,8 +257,11 @@ func (c *client) birth(i int) {
 	got, err := c.lane.Birth(cl, w.payload(buf[:], value, ref), 1)
 	w.logf("client %d: birth of %v: %v", c.id, got, err)
 	w.count(opBirth, err)
-	if err == nil {
+	switch {
+	case err == nil:
 		w.born(got, value, false)
+	case !errors.Is(err, slab.ErrUnknown) && !errors.Is(err, slab.ErrStaleClaim):
+		c.claims = append(c.claims, cl) // nothing was posted: it is still this client's
 	}
 }
 

@@ -26,7 +26,8 @@ var ErrStaleClaim = errors.New("claim of an earlier epoch")
 
 // Birth writes an object's first image into a claimed slab. One round with one
 // replica, two with more. A Birth that does not return nil has no Ref; after
-// ErrStaleClaim another claim may be tried.
+// ErrStaleClaim another claim may be tried. After any other error but ErrUnknown
+// nothing was posted, and the claim is still the caller's.
 //
 // Linearizes at: the CAS of V at the primary.
 func (l *Lane) Birth(c Claim, payload []byte, tag uint32) (proto.Ref, error) {

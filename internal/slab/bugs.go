@@ -53,6 +53,7 @@ const (
 	BugFencePrimaryOnly                // only the primary is asked to fence
 	BugTimeoutIsFence                  // a node that does not answer counts as fenced
 	BugSessionReused                   // a session id is given out again before its fence
+	BugReusedUnpassed                  // a session id is given out again while a takeover from it may be under way
 	BugOldEpochAccepted                // agents accept an epoch that is over
 	BugReleaseByWrite                  // R is released by a WRITE of 0
 	BugCrossDomain                     // a region is opened through another atomicity domain
