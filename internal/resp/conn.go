@@ -238,7 +238,37 @@ func (c *conn) run(i int) int {
 	if swallow > 0 && c.silence == swallow {
 		c.silence--
 	}
+	if r.cmd == c.s.getCmd && swallow == 0 && len(c.out)-mark <= maxAgainBytes {
+		return 1 + c.again(i, mark, err != nil)
+	}
 	return 1
+}
+
+// maxAgainBytes bounds an answer that is given several times.
+const maxAgainBytes = 4 << 10
+
+// again gives the answer to GET i, which begins at mark, to those directly behind it
+// that ask for the same key: what was read a moment ago, after they had come, is as
+// good as what they would read. It says how many there were.
+func (c *conn) again(i, mark int, failed bool) (n int) {
+	r := c.batch[i]
+	answer, key := c.out[mark:], c.p.words[r.from+1:r.to]
+	for _, next := range c.batch[i+1:] {
+		if next.cmd != r.cmd || len(key) != 1 || next.to-next.from != 2 || !bytes.Equal(c.p.words[next.from+1], key[0]) || len(c.out) > flushBytes {
+			break
+		}
+		c.out = append(c.out, answer...)
+		n++
+	}
+	switch {
+	case failed:
+		c.failed += uint64(n)
+	case answer[0] == '$' && answer[1] != '-':
+		c.hits += uint64(n)
+	default:
+		c.misses += uint64(n)
+	}
+	return n
 }
 
 // hold counts a long answer until it is sent.

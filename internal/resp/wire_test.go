@@ -161,6 +161,49 @@ func TestRefusedInAPipeline(t *testing.T) {
 	}
 }
 
+// TestGetAgain: GETs of one key that follow each other, and their neighbours.
+func TestGetAgain(t *testing.T) {
+	p := dial(t, gateway(t, resp.Config{}))
+	other := dial(t, p.RemoteAddr().String())
+	require.Equal(t, "+OK", p.cmd("SET a 1"))
+	require.Equal(t, ":1", p.cmd("HSET h f v"))
+	require.Equal(t, "+OK", p.cmd("CONFIG RESETSTAT"))
+	var out []byte
+	var want []string
+	for _, line := range []string{"GET a", "GET a", "GET a", "GET", "GET a", "GET a b", "GET h", "GET h", "GET n", "GET n", "GET a", "SET a 2", "GET a", "GET a", "ECHO a", "get a"} {
+		out = append(out, frame(strings.Fields(line)...)...)
+		want = append(want, other.cmd(line))
+	}
+	for i, line := range []string{"1", "1", "1", "", "1", "", "", "", "", "", "1", "", "2", "2", "", "2"} {
+		if line != "" {
+			want[i] = strconv.Quote(line)
+		}
+	}
+	require.Equal(t, "+OK", p.cmd("SET a 1"))
+	require.Equal(t, "+OK", p.cmd("CONFIG RESETSTAT"))
+	p.send(out)
+	for i, w := range want {
+		require.Equal(t, w, p.reply().String(), i)
+	}
+	require.Contains(t, p.cmd("INFO stats"), `keyspace_hits:8\r\nkeyspace_misses:2\r\n`)
+	require.Contains(t, p.cmd("INFO stats"), "total_error_replies:4")
+	// Values that change meanwhile do not go backwards.
+	other.send(bytes.Repeat(frame("INCR", "n"), 2000))
+	last := 0
+	for range 100 {
+		p.send(bytes.Repeat(frame("GET", "n"), 20))
+		for range 20 {
+			n, _ := strconv.Atoi(p.reply().text)
+			require.GreaterOrEqual(t, max(n, 0), last)
+			last = max(n, 0)
+		}
+	}
+	for range 2000 {
+		other.reply()
+	}
+	require.Equal(t, `"2000"`, p.cmd("GET n"))
+}
+
 // TestSlowReader: who does not read what it asked for is cut off, and takes bounded
 // memory meanwhile.
 func TestSlowReader(t *testing.T) {
