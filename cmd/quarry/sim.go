@@ -26,6 +26,7 @@ type simCmd struct {
 	Grow        bool          `help:"Allocate and free objects, reclaim blocks."`
 	Wrap        bool          `help:"Objects begin a few versions before the last one."`
 	StrictReads bool          `help:"Ask more of durable reads than is promised: finds schedules."`
+	Tree        bool          `help:"Clients work on a B-tree in place of objects."`
 	Machines    bool          `help:"Real controllers and agents instead of a model of them: slower."`
 	Script      string        `placeholder:"NAME" help:"A directed schedule, as a failure names it."`
 	Replay      string        `placeholder:"CHOICES" help:"Play the choices of a failure again: one schedule."`
@@ -69,7 +70,7 @@ type simFailure struct {
 func (s *simCmd) options() (o sim.Options, err error) {
 	o = sim.Options{
 		Seed: s.Seed, Clients: s.Clients, Ops: s.Ops, Replicas: s.Replicas, Slabs: s.Slabs, MaxFaults: s.MaxFaults,
-		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Machines: s.Machines, Porcupine: 16,
+		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Machines: s.Machines, Porcupine: 16,
 	}
 	for _, l := range []struct {
 		flag      string

@@ -189,20 +189,30 @@ func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Sla
 			w.fail("committed without its image", fmt.Sprintf("%v at node %d: %v", addr, b.Node.ID, new))
 			return
 		}
-		if w.opt.Durable && (i > 0 && b.Dirty(s.VOff(), 8) || new.State() == proto.StateLive && b.Dirty(s.ImageOff(new.Version()), uint64(proto.ImageHeaderBytes+w.d.payload))) {
+		if w.opt.Durable && (i > 0 && b.Dirty(s.VOff(), 8) || new.State() == proto.StateLive && b.Dirty(s.ImageOff(new.Version()), k.imageBytes(b, s, new))) {
 			w.fail("committed before it is durable", fmt.Sprintf("%v at node %d: %v", addr, b.Node.ID, new))
 			return
 		}
 	}
 }
 
+// imageBytes is how long the image that v names is.
+func (k *checker) imageBytes(m *fabric.Memory, s proto.Slab, v proto.V) uint64 {
+	if k.w.tree == nil {
+		return uint64(proto.ImageHeaderBytes + k.w.d.payload)
+	}
+	n := m.Word(s.ImageOff(v.Version())+8) >> proto.VersionBits
+	return min(proto.ImageHeaderBytes+n, uint64(s.Class.ImageBytes(s.Kind)))
+}
+
 // whole says whether the image that v names is whole.
 func (k *checker) whole(m *fabric.Memory, s proto.Slab, seed uint64, v proto.V) bool {
-	n := proto.ImageHeaderBytes + k.w.d.payload
+	n := int(k.imageBytes(m, s, v))
 	if cap(k.img) < n {
-		k.img = make([]byte, proto.ImageHeaderBytes+maxPayload)
+		k.img = make([]byte, max(n, proto.ImageHeaderBytes+maxPayload))
 	}
-	img := k.img[:n]
+	k.img = k.img[:n]
+	img := k.img
 	m.Load(s.ImageOff(v.Version()), img)
 	h, _, ok := proto.OpenImage(img, seed)
 	return ok && h.Version == v.Version()
@@ -310,6 +320,10 @@ func (w *world) finalChecks() {
 		w.checkBlock(b, h)
 	}
 	if w.failed != nil {
+		return
+	}
+	if w.tree != nil {
+		w.tree.check()
 		return
 	}
 	// Every object's last state is part of its history.

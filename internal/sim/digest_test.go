@@ -14,6 +14,7 @@ func TestSameSeedSameDigest(t *testing.T) {
 		{Seed: 7, Schedules: n, AnyScheduler: true, Faults: AllFaults},
 		{Seed: 7, Schedules: n, AnyScheduler: true, Faults: AllFaults, Durable: true},
 		{Seed: 7, Schedules: n / 5, AnyScheduler: true, Faults: AllFaults, Grow: true},
+		{Seed: 7, Schedules: n / 10, AnyScheduler: true, Faults: AllFaults, Tree: true},
 	} {
 		r := NewRunner()
 		a := r.Run(o, nil)

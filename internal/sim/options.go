@@ -109,6 +109,7 @@ type Options struct {
 	// StrictReads takes every answer to a reader of durable memory for durable, which
 	// is more than is promised; see softAnswer.
 	StrictReads bool
+	Tree        bool // clients work on a B-tree
 	Machines    bool // real controllers and agents in place of a model of them
 	// Choices, if set, are played instead of drawing: one schedule.
 	Choices []uint16

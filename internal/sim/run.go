@@ -52,6 +52,9 @@ func (o *Options) flags() string {
 	if o.StrictReads {
 		s += " --strict-reads"
 	}
+	if o.Tree {
+		s += " --tree"
+	}
 	if o.Machines {
 		s += " --machines"
 	}
@@ -87,6 +90,7 @@ type Coverage struct {
 	Scrubs   uint64
 	Reclaims uint64 // blocks
 	Spent    uint64 // operations that found no version left
+	Tree     TreeCoverage
 	Gone     uint64 // durable reads that the power took, as it may
 }
 
@@ -110,6 +114,7 @@ func (c *Coverage) Add(o *Coverage) {
 	c.Scrubs += o.Scrubs
 	c.Gone += o.Gone
 	c.Spent += o.Spent
+	c.Tree.Add(&o.Tree)
 }
 
 // struck counts a fault and the operations that it met.
@@ -150,6 +155,9 @@ func (c *Coverage) String() string {
 	fmt.Fprintf(&b, "\n%-70s", "faults")
 	for _, n := range c.Faults {
 		fmt.Fprintf(&b, " %8d", n)
+	}
+	if t := c.Tree; t != (TreeCoverage{}) {
+		fmt.Fprintf(&b, "\ntrees: splits %d, grows %d, merges %d, shrinks %d, thawed %d, unlinked %d, posted %d, strays collected %d", t.Splits, t.Grows, t.Merges, t.Shrinks, t.Thawed, t.Unlinked, t.Posted, t.Strays)
 	}
 	fmt.Fprintf(&b, "\nepoch changes %d, scrubs %d, blocks reclaimed %d, reads gone with the power %d\n", c.Epochs, c.Scrubs, c.Reclaims, c.Gone)
 	return b.String()

@@ -26,8 +26,11 @@ type register struct {
 // seedObjects makes the objects that a schedule begins with: the first slabs of
 // block 0, on every replica.
 func (w *world) seedObjects() {
+	if w.check.regs = w.check.regs[:0]; w.tree != nil {
+		w.tree.reset()
+		return
+	}
 	h := proto.MakeHeader(proto.BlockActive, proto.Pair, w.d.class, 0, 0)
-	w.check.regs = w.check.regs[:0]
 	for i := range w.d.slabs {
 		s := w.geo.Slab(0, i, h)
 		n := w.d.version
@@ -107,6 +110,10 @@ func (w *world) clientsDone() bool {
 
 // work is the life of a random client.
 func (c *client) work() {
+	if c.w.tree != nil {
+		c.w.tree.work(c)
+		return
+	}
 	for c.left > 0 {
 		if c.session == 0 || c.ended {
 			c.openSession()

@@ -33,13 +33,15 @@ type world struct {
 	away           [maxProcs]bool               // client cannot hear the controller
 	healed         bool
 
-	objs   []object
-	hist   []event
-	check  checker
-	prio   [maxProcs + fabric.MaxConns]uint32
-	change []int // steps at which PCT lowers somebody
-	lastOn int   // who moved last
-	again  int   // how often in a row by choice 0
+	objs []object
+	// tree, if set, is what clients work on in place of objs.
+	tree, trees *tree
+	hist        []event
+	check       checker
+	prio        [maxProcs + fabric.MaxConns]uint32
+	change      []int // steps at which PCT lowers somebody
+	lastOn      int   // who moved last
+	again       int   // how often in a row by choice 0
 
 	digest uint64
 	failed *Failure
@@ -101,6 +103,14 @@ const never = int64(1) << 62
 // reset makes the world new for a schedule.
 func (w *world) reset(opt Options, seed uint64) {
 	w.opt = opt
+	if w.tree = nil; opt.Tree {
+		w.opt.Faults &^= Rot // of objects
+		if w.trees == nil {
+			w.trees = &tree{w: w}
+			w.trees.mem.w = w
+		}
+		w.tree = w.trees
+	}
 	w.failed = nil
 	for i := range w.clients {
 		w.clients[i].kill()
@@ -175,6 +185,9 @@ func (w *world) run() {
 	if w.failed == nil {
 		w.heal()
 		w.until(func() bool { return w.settled() })
+	}
+	if w.failed == nil && w.tree != nil {
+		w.tree.tidy()
 	}
 	if w.failed == nil {
 		w.finalChecks()
