@@ -59,8 +59,8 @@ func TestComposeServices(t *testing.T) {
 }
 
 var (
-	from = regexp.MustCompile(`(?m)^FROM (\S+)(?: AS (\S+))?$`)
-	copy = regexp.MustCompile(`(?m)^COPY (?:--from=(\S+) )?(?:--chown=\S+ )?(.+) \S+$`)
+	from   = regexp.MustCompile(`(?m)^FROM (\S+)(?: AS (\S+))?$`)
+	copies = regexp.MustCompile(`(?m)^COPY (?:--from=(\S+) )?(?:--chown=\S+ )?(.+) \S+$`)
 )
 
 // Stages exist before they are used, and what is copied from the repository is there.
@@ -76,7 +76,7 @@ func TestDockerfile(t *testing.T) {
 	for _, want := range []string{"source", "build", "verbs", "static"} {
 		require.True(t, stages[want], want)
 	}
-	for _, m := range copy.FindAllStringSubmatch(text, -1) {
+	for _, m := range copies.FindAllStringSubmatch(text, -1) {
 		if m[1] != "" {
 			require.True(t, stages[m[1]], "COPY --from=%s", m[1])
 			continue
