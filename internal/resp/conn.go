@@ -42,6 +42,7 @@ type conn struct {
 	quick int   // times in a row that the client came back soon
 	slice int64 // of time, when it came last
 
+	yielded       time.Time
 	remote, local net.Addr
 
 	p      parser
