@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -31,6 +32,10 @@ const (
 	// callTimeout bounds one try at one controller, so that a stopped one does not
 	// use up the caller's deadline.
 	callTimeout = 2 * time.Second
+	// electionPatience is how long controllers that are there may take to agree on a
+	// leader; electionPause is between two rounds of questions.
+	electionPatience = 8 * time.Second
+	electionPause    = 50 * time.Millisecond
 )
 
 func newControl(cfg Config) *control {
@@ -53,7 +58,8 @@ func newControl(cfg Config) *control {
 func (c *control) close() { c.http.CloseIdleConnections() }
 
 // call runs f against one controller after the other until one has an answer of
-// its own. It gives every controller two tries within the context's deadline.
+// its own. It gives every controller two tries within the context's deadline, and
+// more while one of them is there but nobody leads.
 func (c *control) call(ctx context.Context, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
 	return c.callFor(ctx, callTimeout, false, f)
 }
@@ -62,7 +68,8 @@ func (c *control) call(ctx context.Context, f func(context.Context, quarrypbconn
 // twice is sent once: ErrUnknown when it may have arrived and no answer came.
 func (c *control) callFor(ctx context.Context, each time.Duration, once bool, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
 	var last error
-	for range 2 * len(c.clients) {
+	patience := clock.In(electionPatience)
+	for try := 1; ; try++ {
 		i := int(c.current.Load())
 		tctx, cancel := context.WithTimeout(ctx, each)
 		err := f(tctx, c.clients[i])
@@ -80,11 +87,24 @@ func (c *control) callFor(ctx context.Context, each time.Duration, once bool, f 
 		if once && !undelivered(err) {
 			return fmt.Errorf("%w: controller %s: %w", ErrUnknown, c.urls[i], plain(err))
 		}
-		last = err
+		if last == nil || !connect.IsWireError(last) {
+			last = err // what a controller has said says more than silence
+		}
+		c.next(i, ce)
+		if round := 2 * len(c.clients); try >= round {
+			if !connect.IsWireError(last) || clock.Now() > patience {
+				break
+			}
+			if try%round == 0 {
+				select {
+				case <-ctx.Done():
+				case <-time.After(electionPause):
+				}
+			}
+		}
 		if ctx.Err() != nil {
 			break
 		}
-		c.next(i, ce)
 	}
 	return fmt.Errorf("%w: no controller answers at %s: %w", ErrUnreachable, strings.Join(c.urls, ", "), plain(last))
 }

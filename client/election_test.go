@@ -1,0 +1,74 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+// electing is a controller that does not lead before it has been asked some times.
+type electing struct {
+	quarrypbconnect.UnimplementedControllerHandler
+	asked, leadsAfter atomic.Int32
+}
+
+func (e *electing) Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
+	if e.asked.Add(1) <= e.leadsAfter.Load() {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("does not lead"))
+	}
+	return connect.NewResponse(&quarrypb.StatusResponse{LiveSessions: 7}), nil
+}
+
+// A call waits for the end of an election, and not for controllers that are gone.
+func TestCallsWaitForALeader(t *testing.T) {
+	e := &electing{}
+	e.leadsAfter.Store(9)
+	mux := http.NewServeMux()
+	mux.Handle(quarrypbconnect.NewControllerHandler(e))
+	s := httptest.NewServer(mux)
+	defer s.Close()
+	gone := httptest.NewServer(mux)
+	gone.Close()
+	c := newControl(Config{Controllers: []string{gone.URL, s.URL}})
+	defer c.close()
+	got, err := unary(c, t.Context(), &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
+	require.NoError(t, err)
+	require.EqualValues(t, 7, got.LiveSessions)
+	require.EqualValues(t, 10, e.asked.Load())
+
+	// The caller's patience counts.
+	ctx, cancel := context.WithCancel(t.Context())
+	e.asked.Store(0)
+	e.leadsAfter.Store(1 << 30)
+	tries := 0
+	err = c.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		if tries++; tries == 7 {
+			cancel()
+		}
+		_, err := cl.Status(ctx, connect.NewRequest(&quarrypb.StatusRequest{}))
+		return err
+	})
+	require.ErrorIs(t, err, ErrUnreachable)
+	require.ErrorContains(t, err, "does not lead")
+	require.Equal(t, 7, tries)
+
+	// Nobody is there: two tries each.
+	s.Close()
+	tries = 0
+	err = c.call(t.Context(), func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		tries++
+		_, err := cl.Status(ctx, connect.NewRequest(&quarrypb.StatusRequest{}))
+		return err
+	})
+	require.ErrorIs(t, err, ErrUnreachable)
+	require.Equal(t, 4, tries)
+}
