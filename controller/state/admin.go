@@ -17,11 +17,35 @@ const (
 // maxMoves bounds what one Rebalance begins.
 const maxMoves = 64
 
-// move is a replica that is to go from one node to another when its turn comes. A
-// new leader has forgotten those that have not begun.
+// move is a replica that is to go from one node to another when its turn comes. It
+// stays in the cluster's record until the region's record shows the joiner.
 type move struct {
 	g        *region
 	from, to *node
+	begun    bool // its memory is being made
+}
+
+// setMoves changes the plan, in the record too.
+func (m *Machine) setMoves(moves []*move) {
+	m.moves = moves
+	c := m.editCluster()
+	c.Moves = nil
+	for _, mv := range moves {
+		c.Moves = append(c.Moves, &quarrypb.Move{Region: mv.g.rec.Id, From: mv.from.rec.Id, To: mv.to.rec.Id})
+	}
+	if !proto.Equal(c, m.cluster) {
+		m.stage(m.clusterChange(c))
+	}
+}
+
+// resumeMoves takes up the plan of a leader before.
+func (m *Machine) resumeMoves() {
+	for _, p := range m.cluster.Moves {
+		g, from, to := m.region(p.Region), m.node(p.From), m.node(p.To)
+		if g != nil && from != nil && to != nil && published(g.rec) && len(m.moves) < maxMoves {
+			m.moves = append(m.moves, &move{g: g, from: from, to: to})
+		}
+	}
 }
 
 func (m *Machine) named(name string) (*node, *Error) {
@@ -250,7 +274,7 @@ func (m *Machine) rebalance(waiter uint64, r *quarrypb.RebalanceRequest) {
 	fill := func(i int, plus int64) float64 {
 		return float64(int64(load[i])+plus) / float64(m.nodes[i].rec.CapacityBytes)
 	}
-	var moves []move
+	var moves []*move
 	planned := map[uint32]bool{} // never ranged over
 	for len(moves) < maxMoves {
 		slices.SortStableFunc(able, func(a, b int) int { return cmp.Compare(fill(b, 0), fill(a, 0)) })
@@ -266,14 +290,14 @@ func (m *Machine) rebalance(waiter uint64, r *quarrypb.RebalanceRequest) {
 		resp.Moves = append(resp.Moves, &quarrypb.Move{Region: mv.g.rec.Id, From: mv.from.rec.Id, To: mv.to.rec.Id})
 	}
 	if !r.DryRun {
-		m.moves = moves
+		m.setMoves(moves)
 	}
 	m.answer(waiter, resp)
 }
 
 // nextMove is a move that makes the fullest node less full than the target becomes.
 // able are indexes of nodes, the fullest first.
-func (m *Machine) nextMove(able []int, fill func(i int, plus int64) float64, planned map[uint32]bool) (move, bool) {
+func (m *Machine) nextMove(able []int, fill func(i int, plus int64) float64, planned map[uint32]bool) (*move, bool) {
 	for _, f := range able {
 		for k := len(able) - 1; k >= 0; k-- {
 			from, to := m.nodes[f], m.nodes[able[k]]
@@ -287,26 +311,35 @@ func (m *Machine) nextMove(able []int, fill func(i int, plus int64) float64, pla
 					fill(able[k], size) > 1 || fill(f, 0) <= fill(able[k], size) || !m.fits(g, to, from) {
 					continue
 				}
-				return move{g, from, to}, true
+				return &move{g: g, from: from, to: to}, true
 			}
 		}
 	}
-	return move{}, false
+	return nil, false
 }
 
-// moveOn begins the next planned move that can begin; true if one has.
-func (m *Machine) moveOn() bool {
-	for i, mv := range m.moves {
-		g := mv.g
-		if g.rec.State != open || g.pub != g.rec || g.job != nil || g.lacking {
-			continue
-		}
-		m.moves = slices.Delete(m.moves, i, i+1)
-		if r := g.on(mv.from.rec.Id); r != nil && r.State == inSync && m.fits(g, mv.to, mv.from) && m.free(mv.to, nil) >= g.rec.SizeBytes {
+// moveOn begins the next planned move that can begin; true if one has. Moves that
+// are done, or cannot be done any more, leave the plan.
+func (m *Machine) moveOn() (began bool) {
+	left := m.moves[:0:0]
+	for _, mv := range m.moves {
+		g, from := mv.g, mv.g.on(mv.from.rec.Id)
+		switch {
+		case mv.begun && g.joining == mv.to:
+			left = append(left, mv) // under way
+		case g.on(mv.to.rec.Id) != nil || from == nil || from.State != inSync || from.Leaving ||
+			mv.to.rec.State != nodeUp || mv.to.lost || m.now < mv.to.refusedUntil || m.free(mv.to, nil) < g.rec.SizeBytes:
+		case began || g.rec.State != open || g.pub != g.rec || g.job != nil || g.lacking || !m.up(mv.to) || mv.to.fails > 0:
+			mv.begun = false
+			left = append(left, mv) // later
+		case m.fits(g, mv.to, mv.from):
+			began, mv.begun = true, true
+			left = append(left, mv)
 			m.join(g, mv.to, mv.from, 0)
-			return true
 		}
-		return false
 	}
-	return false
+	if len(left) < len(m.moves) {
+		m.setMoves(left)
+	}
+	return began
 }

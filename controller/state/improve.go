@@ -70,6 +70,7 @@ func (m *Machine) improve() {
 	for growing < maxGrowing && m.moveOn() {
 		growing++
 	}
+	m.balance()
 }
 
 func isRebuilding(r *quarrypb.Replica) bool { return r.State == rebuilding }

@@ -62,7 +62,7 @@ type Machine struct {
 
 	jobs    []*job
 	tasks   []*task
-	moves   []move // that have not begun
+	moves   []*move // of a rebalance, not done yet
 	scrub   *scrub
 	calls   map[uint64]func(Reply)
 	lastID  uint64 // of a call
@@ -78,6 +78,7 @@ type Machine struct {
 	sweeps int64    // when expired sessions are looked for next
 	// When regions that lack something, and fenced sessions to scrub, are looked for next.
 	improves, scrubs int64
+	balances         int64 // when primaries are counted next
 	lastScrub        uint64
 
 	// What work has to look at before the step is over. Nothing is looked at in the
@@ -145,6 +146,8 @@ func (m *Machine) resume() {
 			m.settle(g)
 		}
 	}
+	m.resumeMoves()
+	m.balances = m.now + int64(balanceAfter)
 	m.fencesDirty = true
 }
 

@@ -105,6 +105,7 @@ func (m *Machine) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest, r
 		return
 	}
 	taken := make([]uint64, len(m.nodes))
+	primaries := m.primaries()
 	sets := make([][]*node, r.Count)
 	for i := range sets {
 		set, err := m.place(r, taken)
@@ -115,6 +116,7 @@ func (m *Machine) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest, r
 		for _, n := range set {
 			taken[slices.Index(m.nodes, n)] += r.SizeBytes
 		}
+		m.fewestFirst(set, primaries)
 		sets[i] = set
 	}
 	c := m.editCluster()

@@ -1,0 +1,93 @@
+package state
+
+import (
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// A failover makes a backup the primary, and the node that comes back is rebuilt as
+// a backup: after some failures one node would do the reads of all. So primaries go
+// back to where there are few, one at a time, when nothing else is going on. Each
+// costs its region an epoch, the time of a failover without its detection.
+const (
+	balanceAfter = 10 * time.Second // without any region that lacks something
+	balanceEvery = 2 * time.Second  // between two
+)
+
+// balance gives one region another of its replicas as primary, if that makes the
+// nodes more alike: by two regions at least, or it would go to and fro.
+func (m *Machine) balance() {
+	for _, g := range m.regions {
+		if !published(g.rec) {
+			continue
+		}
+		if g.rec.State != open || g.lacking || g.job != nil || g.pub != g.rec {
+			m.balances = m.now + int64(balanceAfter)
+			return
+		}
+	}
+	if len(m.moves) > 0 {
+		m.balances = m.now + int64(balanceAfter)
+	}
+	if m.now < m.balances {
+		return
+	}
+	m.balances = m.now + int64(balanceEvery)
+	primaries := m.primaries()
+	var best *region
+	var to, most int
+	for _, g := range m.regions {
+		from := primaries[m.nodeIndex(g.rec.Replicas[0].Node)]
+		for i, r := range g.rec.Replicas {
+			// Invariant: with all replicas in sync the choice of the primary is free.
+			n := m.node(r.Node)
+			if less := from - primaries[m.nodeIndex(r.Node)]; i > 0 && less >= 2 && less > most && m.allWell(g) && m.steady(n) {
+				best, to, most = g, i, less
+			}
+		}
+	}
+	if best == nil {
+		return
+	}
+	rec := proto.CloneOf(best.rec)
+	r := rec.Replicas[to]
+	rec.Replicas = slices.Insert(slices.Delete(rec.Replicas, to, to+1), 0, r)
+	m.note("region %d gets its primary on node %d, which has %d primaries less", rec.Id, r.Node, most)
+	m.change(best, rec)
+}
+
+// primaries counts those of each node.
+func (m *Machine) primaries() []int {
+	count := make([]int, len(m.nodes))
+	for _, g := range m.regions {
+		count[m.nodeIndex(g.rec.Replicas[0].Node)]++
+	}
+	return count
+}
+
+// fewestFirst makes the node of a new region's set that has the fewest primaries the primary.
+func (m *Machine) fewestFirst(set []*node, primaries []int) {
+	best := 0
+	for i, n := range set {
+		if primaries[slices.Index(m.nodes, n)] < primaries[slices.Index(m.nodes, set[best])] {
+			best = i
+		}
+	}
+	first := set[best]
+	copy(set[1:best+1], set[:best])
+	set[0] = first
+	primaries[slices.Index(m.nodes, first)]++
+}
+
+func (m *Machine) nodeIndex(id uint32) int { return slices.Index(m.nodes, m.node(id)) }
+
+func (m *Machine) allWell(g *region) bool {
+	for _, r := range g.rec.Replicas {
+		if m.health(r) != well {
+			return false
+		}
+	}
+	return true
+}
