@@ -251,14 +251,16 @@ type CacheStats struct {
 	Nodes    int    `json:"nodes"`
 	Bytes    int    `json:"bytes"`
 	MaxBytes int    `json:"max_bytes"`
+	Levels   int    `json:"levels"` // of the tree as far as the cache knows: 1 where it has no inner node
 }
 
 // Stats of the cache. Not for the hot path.
 func (c *Cache) Stats() CacheStats {
-	s := CacheStats{Hits: c.hits.Load(), Misses: c.miss.Load(), MaxBytes: len(c.slots) * c.node}
+	s := CacheStats{Hits: c.hits.Load(), Misses: c.miss.Load(), MaxBytes: len(c.slots) * c.node, Levels: 1}
 	for i := range c.slots {
 		if p := c.slots[i].Load(); p != nil {
 			s.Nodes++
+			s.Levels = max(s.Levels, int(p.height)+1)
 			s.Bytes += cap(p.raw) + 8*cap(p.index) + 256
 		}
 	}

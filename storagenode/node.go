@@ -55,6 +55,7 @@ type Node struct {
 	lost          bool // no controller answers; the heartbeat's own
 	calls         rpcstats.Calls
 	life          life
+	settled       settled
 	closing       sync.Once
 	closed        error
 

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/internal/rpcstats"
+	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma/host"
 )
@@ -50,14 +51,40 @@ type Stats struct {
 	Registrations uint64          `json:"registrations"`
 	Cut           bool            `json:"no_controller"`
 	Calls         []rpcstats.Call `json:"-"` // of controllers
+	Settled       Settled         `json:"settled"`
 	// FileSystem holds the regions.
 	FileSystem FileSystem `json:"file_system"`
+}
+
+// Settled is what the programs over regions have found and done here.
+type Settled struct {
+	ScrubbedSlabs uint64 `json:"scrubbed_slabs"` // looked at
+	// What sessions had left that are fenced: reservations, map bits of slabs that
+	// nobody held, blocks half formatted.
+	Reservations uint64 `json:"reservations"`
+	MapBits      uint64 `json:"map_bits"`
+	BlockHeaders uint64 `json:"block_headers"`
+	CopiedBytes  uint64 `json:"copied_bytes"` // to replicas that are rebuilt
+}
+
+// settled counts for Settled.
+type settled struct{ slabs, reservations, bits, headers, copied atomic.Uint64 }
+
+func (s *settled) scrubbed(st *slab.Scrubbed) {
+	s.slabs.Add(uint64(st.Slabs))
+	s.reservations.Add(uint64(st.Taken))
+	s.bits.Add(uint64(st.Bits))
+	s.headers.Add(uint64(st.Headers))
+}
+
+func (s *settled) snapshot() Settled {
+	return Settled{ScrubbedSlabs: s.slabs.Load(), Reservations: s.reservations.Load(), MapBits: s.bits.Load(), BlockHeaders: s.headers.Load(), CopiedBytes: s.copied.Load()}
 }
 
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
 	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
-		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.life.registrations.Load(), Cut: n.life.cut.Load(), Calls: n.calls.Snapshot(), FileSystem: n.fileSystem()}
+		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.life.registrations.Load(), Cut: n.life.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), FileSystem: n.fileSystem()}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket
 	}

@@ -119,6 +119,7 @@ func (t *trees) stats() (out []kv.Stats) {
 			have.Cache.Nodes += s.Cache.Nodes
 			have.Cache.Bytes += s.Cache.Bytes
 			have.Cache.MaxBytes += s.Cache.MaxBytes
+			have.Cache.Levels = max(have.Cache.Levels, s.Cache.Levels)
 		}
 	}
 	for _, s := range all {

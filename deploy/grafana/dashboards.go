@@ -104,6 +104,8 @@ var events = Dashboard{UID: "quarry-events", Title: "Quarry / Cluster events", R
 			"fenced on {{node}}: increase(quarry_node_fenced_sessions_total[10m])",
 			"expelled on {{node}}: increase(quarry_node_expelled_sessions_total[10m])",
 			"killed on {{node}}: increase(quarry_node_killed_clients_total[10m])"}},
+		{Title: "What dead sessions had left", Type: Lines, Unit: "short", Help: "Found and settled by the scrub after each fence.", Queries: []string{"{{found}} on {{node}}: increase(quarry_node_scrub_findings_total[10m])"}},
+		{Title: "Copied to replicas that are rebuilt", Type: Lines, Unit: "Bps", Queries: []string{"{{node}}: rate(quarry_node_copied_bytes_total[$__rate_interval])"}},
 		{Title: "Keys rotated, tickets refused", Type: Lines, Unit: "short", Queries: []string{
 			"rotations on {{node}}: increase(quarry_node_key_rotations_total[10m])",
 			"bad tickets on {{node}}: increase(quarry_node_bad_tickets_total[10m])"}},
@@ -135,6 +137,7 @@ var keyValue = Dashboard{UID: "quarry-key-value", Title: "Quarry / Key-value", R
 	{"Trees", []Panel{
 		{Title: "Inner nodes found in the cache", Type: Lines, Unit: "percentunit", Help: "Every miss is a round trip more.", Queries: []string{"{{tree}}: sum by (tree) (quarry_tree_cache_hits_total) / (sum by (tree) (quarry_tree_cache_hits_total + quarry_tree_cache_misses_total) > 0) or sum by (tree) (quarry_tree_cached_nodes * 0 + 1)"}},
 		{Title: "Cache", Type: Lines, Unit: "bytes", Queries: []string{"{{tree}}: sum by (tree) (quarry_tree_cached_bytes)", "{{tree}} limit: sum by (tree) (quarry_tree_cache_limit_bytes)"}},
+		{Title: "Levels", Type: Lines, Unit: "short", Queries: []string{"{{tree}}: max by (tree) (quarry_tree_levels)"}},
 		{Title: "Changes of structure", Type: Lines, Unit: "ops", Queries: []string{"{{tree}} {{change}}: sum by (tree, change) (rate(quarry_tree_changes_total[$__rate_interval]))"}},
 		{Title: "Writes under another one's reservation", Type: Lines, Unit: "ops", Queries: []string{"{{tree}}: sum by (tree) (rate(quarry_tree_shared_writes_total[$__rate_interval]))"}},
 	}},

@@ -40,6 +40,9 @@ var (
 	nodeAdapterTook   = NodeGroup.Counter("quarry_node_adapter_register_seconds_total", "Time that took.", "node", "device").Rarely()
 	nodeAdapterErrors = NodeGroup.Counter("quarry_node_adapter_access_errors_total", "Queue pairs that died of what their client sent, such as a wrong key.", "node", "device").Rarely()
 	nodeRegions       = NodeGroup.Gauge("quarry_node_regions", "Replicas served, or closed while something is done with them.", "node", "state")
+	nodeScrubbed      = NodeGroup.Counter("quarry_node_scrubbed_slabs_total", "Slabs that scrubs after fences have looked at, of regions whose primary is here.", "node")
+	nodeScrubFindings = NodeGroup.Counter("quarry_node_scrub_findings_total", "What scrubs have found that dead sessions had left, and settled: reservation, map_bit (of a slab that nobody held), block_header (half formatted).", "node", "found")
+	nodeCopied        = NodeGroup.Counter("quarry_node_copied_bytes_total", "Bytes copied to replicas that are rebuilt, of regions whose primary is here.", "node")
 	nodeCalls         = NodeGroup.Histogram("quarry_node_agent_call_duration_seconds", "Commands of controllers, by method and outcome.", "node", "method", "outcome")
 
 	rdmaObjects      = NodeGroup.Gauge("quarry_rdma_objects", "Objects of RDMA adapters that this process holds: contexts, protection domains, memory regions, completion queues, queue pairs. 0 without an adapter; more than there are lanes for is a leak.", "kind")
@@ -93,8 +96,12 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 		{nodeSessions, uint64(len(s.Sessions))}, {nodeAdmitted, c.Admitted}, {nodeBadTickets, c.BadTickets}, {nodeFenced, c.Fenced},
 		{nodeExpelled, expelled}, {nodeKilled, c.Killed}, {nodeRotations, c.Rotations}, {nodeChains, c.Usage.Chains}, {nodeVerbs, c.Usage.Verbs},
 		{nodeRead, c.Usage.ReadBytes}, {nodeWritten, c.Usage.WrittenBytes}, {nodeRefused, c.Usage.Refusals}, {nodeOffences, c.Usage.Offences},
+		{nodeScrubbed, s.Settled.ScrubbedSlabs}, {nodeCopied, s.Settled.CopiedBytes},
 	} {
 		ch <- v.def.Value(float64(v.n), s.Name)
+	}
+	for found, k := range map[string]uint64{"reservation": s.Settled.Reservations, "map_bit": s.Settled.MapBits, "block_header": s.Settled.BlockHeaders} {
+		ch <- nodeScrubFindings.Value(float64(k), s.Name, found)
 	}
 	ch <- nodeFSBytes.Value(float64(s.FileSystem.Bytes), s.Name, s.FileSystem.Kind)
 	ch <- nodeFSAvailable.Value(float64(s.FileSystem.AvailableBytes), s.Name, s.FileSystem.Kind)
