@@ -35,9 +35,11 @@ func limits() []connect.HandlerOption {
 func (s *service) notLeading() error {
 	leader := s.c.leader.Load().URL
 	err := connect.NewError(connect.CodeUnavailable, fmt.Errorf("controller %s does not lead; the leader is %q", s.c.url, leader))
-	if leader != "" && leader != s.c.url {
-		err.Meta().Set(quarrypb.LeaderHeader, leader)
+	// Always there, so that who asks knows that nothing was done.
+	if leader == s.c.url {
+		leader = ""
 	}
+	err.Meta().Set(quarrypb.LeaderHeader, leader)
 	return err
 }
 

@@ -23,7 +23,7 @@ import (
 // in the configuration file under the same name; a flag beats a variable beats
 // the file beats the default.
 type cli struct {
-	Controller []string      `short:"C" default:"http://127.0.0.1:7420" placeholder:"URL" help:"Controllers, comma separated."`
+	Controller []string      `short:"C" aliases:"controllers" default:"http://127.0.0.1:7420" placeholder:"URL" help:"Controllers, comma separated."`
 	Config     string        `short:"c" placeholder:"FILE" help:"YAML configuration file; default /etc/quarry/quarry.yml if it is there."`
 	JSON       bool          `short:"j" name:"json" help:"Print JSON."`
 	Token      string        `placeholder:"TOKEN" help:"Token that the cluster asks for."`

@@ -35,6 +35,12 @@ func configPath(args []string) string {
 //	controller-url flags at the top:    token: secret
 //	of `quarry storage`:                storage: {name: n1, listen: 10.0.0.1:7421}
 //
+// The list of controllers has a second name, controllers, for files that also have
+// the section of `quarry controller`:
+//
+//	controllers: [http://10.0.0.1:7420, http://10.0.0.2:7420]
+//	controller: {listen: 10.0.0.1:7420}
+//
 // Every key must be a flag: a misspelt one is an error, not a default.
 type configFile struct {
 	path   string
@@ -76,6 +82,9 @@ func (c *configFile) check(values map[string]any, node *kong.Node, at string) er
 				return err
 			}
 		case !isSection && hasFlag(node, key):
+			if other := otherName(node, key, values); other != "" {
+				return fmt.Errorf("configuration %s: %q and %q are two names of one thing: keep one", c.path, at+key, at+other)
+			}
 		default:
 			return fmt.Errorf("configuration %s: unknown key %q; keys are the names of flags, see quarry %s--help", c.path, at+key, strings.ReplaceAll(at, ".", " "))
 		}
@@ -93,7 +102,27 @@ func child(n *kong.Node, name string) *kong.Node {
 }
 
 func hasFlag(n *kong.Node, name string) bool {
-	return name != "help" && name != "config" && slices.ContainsFunc(n.Flags, func(f *kong.Flag) bool { return f.Name == name })
+	return name != "help" && name != "config" && slices.ContainsFunc(n.Flags, func(f *kong.Flag) bool { return slices.Contains(names(f), name) })
+}
+
+// names are those of a flag, its own first.
+func names(f *kong.Flag) []string { return append([]string{f.Name}, f.Aliases...) }
+
+// otherName is another name of a key's flag that the values have too; a section of
+// that name is another thing.
+func otherName(n *kong.Node, key string, values map[string]any) string {
+	for _, f := range n.Flags {
+		if !slices.Contains(names(f), key) {
+			continue
+		}
+		for _, name := range names(f) {
+			_, isSection := values[name].(map[string]any)
+			if _, given := values[name]; given && name != key && !isSection {
+				return name
+			}
+		}
+	}
+	return ""
 }
 
 // Validate implements kong.Resolver; check has done it.
@@ -116,7 +145,13 @@ func (c *configFile) Resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag
 			values = next
 		}
 	}
-	v, ok := values[flag.Name]
+	var v any
+	ok := false
+	for _, name := range names(flag) {
+		if _, isSection := values[name].(map[string]any); !ok && !isSection {
+			v, ok = values[name]
+		}
+	}
 	if !ok {
 		return nil, nil
 	}

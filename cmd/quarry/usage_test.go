@@ -71,19 +71,26 @@ func TestConfigurationPrecedence(t *testing.T) {
 	write("controller: " + cluster(t).URL + "\nregion:\n  create:\n    replicas: 7\n")
 	quarry(t, nil, "", "status", "-c", file).ok(t)
 	require.NotZero(t, quarry(t, nil, "", "region", "create", "-c", file).code)
+
+	// One file for all: the list of controllers, and the section of their command.
+	write("controllers: [" + cluster(t).URL + "]\ncontroller:\n  listen: nonsense\n")
+	quarry(t, nil, "", "status", "-c", file).ok(t)
+	require.Contains(t, quarry(t, nil, "", "controller", "-c", file).err, "nonsense")
+	quarry(t, nil, "", "status", "--controllers", nobody("4"), "-c", file).fails(t, exitUnreachable, nobody("4"))
 }
 
 func TestConfigurationIsStrict(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "quarry.yml")
 	for content, what := range map[string]string{
-		"controler: http://x\n":         `"controler"`,
-		"storage:\n  lisen: 1\n":        `"storage.lisen"`,
-		"status: 3\n":                   `"status"`,
-		"timeout: {a: 1}\n":             `"timeout"`,
-		"a: b: c\n":                     "mapping values",
-		"storage:\n  config: x\n":       "config",
-		"timeout: later\n":              "later",
-		"region:\n  create: {fly: 1}\n": `"region.create.fly"`,
+		"controler: http://x\n":                         `"controler"`,
+		"storage:\n  lisen: 1\n":                        `"storage.lisen"`,
+		"status: 3\n":                                   `"status"`,
+		"controllers: http://x\ncontroller: http://y\n": "two names of one thing",
+		"timeout: {a: 1}\n":                             `"timeout"`,
+		"a: b: c\n":                                     "mapping values",
+		"storage:\n  config: x\n":                       "config",
+		"timeout: later\n":                              "later",
+		"region:\n  create: {fly: 1}\n":                 `"region.create.fly"`,
 	} {
 		require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
 		quarry(t, nil, "", "status", "-c", file).fails(t, exitUsage, what)

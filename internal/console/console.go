@@ -3,18 +3,11 @@ package console
 import (
 	"context"
 	"crypto/tls"
-	"errors"
-	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
-	"github.com/quarrystore/quarry/internal/agentauth"
-	"github.com/quarrystore/quarry/proto/quarrypb"
-	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/internal/control"
 )
 
 // Config of a Console.
@@ -70,7 +63,7 @@ type totals struct {
 // New makes a Console. Run makes it gather.
 func New(cfg Config) *Console {
 	c := &Console{cfg: cfg, look: make(chan struct{}, 1), before: map[uint32]totals{}}
-	c.http = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true}}
+	c.http = control.Client(&http.Transport{TLSClientConfig: cfg.TLS})
 	c.snap.Rates = map[uint32][]Rate{}
 	c.handler = c.routes()
 	return c
@@ -104,23 +97,8 @@ func (c *Console) Run(ctx context.Context, controllers ...string) {
 	}
 }
 
-// ask puts a question to one controller after the other, and to the leader that a
-// standby names.
-func ask[Q, A any](ctx context.Context, c *Console, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
-	urls, last := c.urls, errors.New("no controller is named")
-	for i := 0; i < len(urls) && i < 16; i++ {
-		res, err := method(quarrypbconnect.NewControllerClient(c.http, urls[i], connect.WithInterceptors(agentauth.Token(c.cfg.Token))), ctx, connect.NewRequest(q))
-		if err == nil {
-			return res.Msg, nil
-		}
-		last = err
-		var ce *connect.Error
-		if !errors.As(err, &ce) || ce.Code() != connect.CodeUnavailable {
-			return nil, err
-		}
-		if leader := strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/"); leader != "" && len(urls) == len(c.urls) {
-			urls = append(urls[:len(urls):len(urls)], leader)
-		}
-	}
-	return nil, last
+// ask puts a question to the controllers.
+func ask[Q, A any](ctx context.Context, c *Console, q *Q, method control.Method[Q, A]) (*A, error) {
+	a, _, err := control.Ask(ctx, control.Controllers{URLs: c.urls, HTTP: c.http, Token: c.cfg.Token}, q, method)
+	return a, err
 }

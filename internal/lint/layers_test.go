@@ -14,6 +14,7 @@ var layers = map[string]int{
 	"internal/clock":           0,
 	"internal/latency":         0,
 	"internal/member":          5,
+	"internal/control":         5,
 	"internal/rpcstats":        1,
 	"internal/table":           2,
 	"rdma":                     10,

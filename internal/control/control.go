@@ -1,0 +1,126 @@
+// Package control asks the controllers of a cluster from outside: one after the
+// other, until the one that leads has answered.
+package control
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+const (
+	// most is how many controllers are asked, those that others name included.
+	most = 32
+	// lookTime is the longest wait for a sign of life of a controller that is one of several.
+	lookTime = time.Second
+	// leaderless is how long a leader is waited for while some controller answers that
+	// it is not the one: a change of the leader takes about a second.
+	leaderless = 5 * time.Second
+	again      = 50 * time.Millisecond
+)
+
+// ErrNoAnswer is the outcome when no controller was there to be asked.
+var ErrNoAnswer = errors.New("no answer")
+
+// Controllers are whom to ask.
+type Controllers struct {
+	URLs  []string
+	HTTP  *http.Client
+	Token string // of the cluster; "" for none
+}
+
+// Method is a call of a controller, such as quarrypbconnect.ControllerClient.Status.
+type Method[Q, A any] func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)
+
+// Ask asks one controller after the other, and the leader that a standby names,
+// until one answers. by is the one that has, with an answer or with a refusal.
+//
+// Where there are several, each is first asked whether it is there at all: one that
+// is stopped takes connections and never answers, and must not use up the time in
+// which another could. A request is put once to a controller that leads; whatever
+// comes of it is the outcome, unless the controller says that it does not lead.
+func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]) (answer *A, by string, err error) {
+	var urls []string
+	for _, u := range c.URLs {
+		if u = strings.TrimRight(u, "/"); !slices.Contains(urls, u) {
+			urls = append(urls, u)
+		}
+	}
+	last := error(ErrNoAnswer)
+	for until := time.Now().Add(leaderless); ; {
+		standby := false
+		for i := 0; i < len(urls) && i < most && ctx.Err() == nil; i++ {
+			if err := c.there(ctx, urls[i], len(urls)-i); err != nil {
+				last = err
+				continue
+			}
+			res, err := method(quarrypbconnect.NewControllerClient(c.HTTP, urls[i], connect.WithInterceptors(agentauth.Token(c.Token))), ctx, connect.NewRequest(q))
+			if err == nil {
+				return res.Msg, urls[i], nil
+			}
+			var ce *connect.Error
+			if !errors.As(err, &ce) || ce.Code() != connect.CodeUnavailable && ce.Code() != connect.CodeDeadlineExceeded {
+				return nil, urls[i], err
+			}
+			last = err
+			named := ce.Meta().Values(quarrypb.LeaderHeader) // a standby's answer has one, though it may name nobody
+			standby = standby || len(named) > 0
+			if len(named) > 0 && named[0] != "" {
+				if leader := strings.TrimRight(named[0], "/"); !slices.Contains(urls, leader) {
+					urls = append(urls, leader)
+				}
+			}
+		}
+		if !standby || time.Now().After(until) {
+			return nil, "", last
+		}
+		select {
+		case <-ctx.Done():
+			return nil, "", last
+		case <-time.After(again):
+		}
+	}
+}
+
+// there says whether a controller answers anything, in its share of the time that
+// is left for it and the others behind it. One that is alone is not asked.
+func (c Controllers) there(ctx context.Context, url string, left int) error {
+	if left == 1 {
+		return nil
+	}
+	share := lookTime
+	if d, ok := ctx.Deadline(); ok {
+		share = min(share, time.Until(d)/time.Duration(left+1))
+	}
+	ctx, cancel := context.WithTimeout(ctx, share)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
+	if err != nil {
+		return err
+	}
+	res, err := c.HTTP.Do(r)
+	if err != nil {
+		return connect.NewError(connect.CodeUnavailable, err)
+	}
+	defer res.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096))
+	return nil
+}
+
+// Client is an HTTP client that does not wait long for hosts that are not there.
+func Client(t *http.Transport) *http.Client {
+	t.DialContext = (&net.Dialer{Timeout: time.Second}).DialContext
+	t.ForceAttemptHTTP2 = true
+	return &http.Client{Transport: t}
+}
