@@ -28,7 +28,7 @@ type Cache struct {
 // newCache makes a cache for nodes of so many bytes of payload; 0 bytes keep nothing.
 func newCache(bytes, room int) *Cache {
 	// Beside the payload: its heads and children once more, and what Go needs.
-	each := room + room/minInner*(9+proto.RefBytes) + 8*groupWords + 256
+	each := room + room/minInner*(9+proto.RefBytes) + 8*(groupWords+groupEntries) + 256
 	return &Cache{slots: make([]atomic.Pointer[page], bytes/each/cacheWays*cacheWays), node: each}
 }
 
@@ -47,15 +47,24 @@ func head(key []byte) uint64 {
 	return h
 }
 
+// short is the beginning of a key and its length as a number of the same order: seven
+// bytes, and 8 for all that is longer. Of keys that are not, equal numbers are equal
+// keys: most separators need not be looked at themselves.
+func short(key []byte) uint64 { return head(key)&^0xff | uint64(min(len(key), 8)) }
+
 // groupEntries is how many beginnings of separators fill a cache line. A cached node
 // keeps them in groups, each with its children behind it, and in front of the groups
-// the first beginning of each: a descent looks at few lines, the last two neighbours.
+// the first beginning of each, filled up to whole lines: a descent looks at few lines,
+// the last ones neighbours.
 //
 //	index: first of group 0, 1, ... | 8 beginnings, 8 children | 8 beginnings, 8 children | ...
 const (
 	groupEntries = 8
 	groupWords   = 3 * groupEntries
 )
+
+// frontWords is what the first beginnings of so many groups take.
+func frontWords(groups int) int { return (groups + groupEntries - 1) &^ (groupEntries - 1) }
 
 // indexed prepares a cached node for descents.
 func (pg *page) indexed() {
@@ -72,13 +81,14 @@ func (pg *page) indexed() {
 		pg.lead = first[:n]
 	}
 	groups := (pg.count + groupEntries - 1) / groupEntries
-	pg.index = make([]uint64, groups*(1+groupWords))
+	front := frontWords(groups)
+	pg.index = make([]uint64, front+groups*groupWords)
 	for i := range pg.count {
 		s, _ := pg.suffix(i)
 		kid, _ := pg.child(i)
-		at := groups + i/groupEntries*groupWords + i%groupEntries
+		at := front + i/groupEntries*groupWords + i%groupEntries
 		if i > 0 {
-			pg.index[at] = head(s[len(pg.lead):])
+			pg.index[at] = short(s[len(pg.lead):])
 		}
 		if i%groupEntries == 0 {
 			pg.index[i/groupEntries] = pg.index[at]
@@ -118,12 +128,12 @@ func (pg *page) route(key []byte, orEqual bool) int {
 			return int(pg.kids) - 1
 		}
 	}
-	want := head(key[n:])
+	want := short(key[n:])
 	groups := (int(pg.kids) + groupEntries - 1) / groupEntries
 	lo, hi := 1, groups
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
-		if at := pg.index[mid]; at < want || at == want && pg.reached(mid*groupEntries, key, orEqual) {
+		if at := pg.index[mid]; at < want || at == want && pg.reached(mid*groupEntries, at, key, orEqual) {
 			lo = mid + 1
 		} else {
 			hi = mid
@@ -131,17 +141,21 @@ func (pg *page) route(key []byte, orEqual bool) int {
 	}
 	first := (lo - 1) * groupEntries
 	i := first + 1
-	group := pg.index[groups+(lo-1)*groupWords:][:groupEntries]
+	group := pg.index[frontWords(groups)+(lo-1)*groupWords:][:groupEntries]
 	for end := min(first+groupEntries, int(pg.kids)); i < end; i++ {
-		if at := group[i-first]; at > want || at == want && !pg.reached(i, key, orEqual) {
+		if at := group[i-first]; at > want || at == want && !pg.reached(i, at, key, orEqual) {
 			break
 		}
 	}
 	return i - 1
 }
 
-// reached says whether a key comes behind the separator i, or with orEqual at it.
-func (pg *page) reached(i int, key []byte, orEqual bool) bool {
+// reached says whether a key comes behind the separator i, or with orEqual at it, if
+// both have the same beginning.
+func (pg *page) reached(i int, same uint64, key []byte, orEqual bool) bool {
+	if same&0xff < 8 {
+		return orEqual
+	}
 	s, _ := pg.suffix(i)
 	c := bytes.Compare(s, key)
 	return c < 0 || c == 0 && orEqual
@@ -150,7 +164,7 @@ func (pg *page) reached(i int, key []byte, orEqual bool) bool {
 // kid is child i of a cached node.
 func (pg *page) kid(i int) proto.Ref {
 	groups := (int(pg.kids) + groupEntries - 1) / groupEntries
-	at := groups + i/groupEntries*groupWords + groupEntries + 2*(i%groupEntries)
+	at := frontWords(groups) + i/groupEntries*groupWords + groupEntries + 2*(i%groupEntries)
 	return proto.Ref{Addr: proto.Addr(pg.index[at]), Life: proto.Life(pg.index[at+1])}
 }
 
