@@ -50,7 +50,6 @@ type treeEvent struct {
 	out       int  // value seen; 0 for none
 	ok        bool // found (get, delete), put (put-if-absent)
 	result    result
-	soft      bool // an answer from a READ of what the power has taken since; see softAnswer
 }
 
 const (
