@@ -286,6 +286,7 @@ func TestMemoryOfAnswers(t *testing.T) {
 	slow, other := dial(t, addr), dial(t, addr)
 	go slow.Write(frame("SET", "k", value))
 	require.Equal(t, "+OK", slow.reply().String())
+	require.Eventually(t, func() bool { return s.Held() == 0 }, patience, time.Millisecond, "the command")
 	slow.send(frame("GET", "k"))
 	require.Eventually(t, func() bool { return s.Held() > 25<<20 }, patience, time.Millisecond, "nobody reads it")
 	require.Contains(t, other.cmd("GET k"), "-TRYAGAIN clients have not read")
