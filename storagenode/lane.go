@@ -30,6 +30,8 @@ type workLane struct {
 	sequence uint64
 	waited   time.Duration // for the slab in hand
 	asked    time.Duration
+	pace     pace
+	patience patience
 	fault    error // the session was given up
 	// began is the reclaim epoch by whose block headers the lane works.
 	began atomic.Uint64
@@ -72,11 +74,9 @@ func (l *workLane) block(b uint32) (err error) {
 		var st slab.Copied
 		err = l.slab.CopyBlock(&l.region, b, &st)
 		w.bytes.Add(uint64(st.Bytes))
-		w.n.settled.copied.Add(uint64(st.Bytes))
 	case state.Scrub:
 		var st slab.Scrubbed
 		err = l.slab.ScrubBlock(&l.region, b, func(id uint32) bool { return w.dead[id] }, &st)
-		w.n.settled.scrubbed(&st)
 		if st.Slabs > 0 {
 			w.bytes.Add(proto.BlockBytes)
 		}
@@ -92,7 +92,7 @@ func (l *workLane) open() error {
 	r := &l.region
 	r.ID, r.Epoch, r.Seed, r.Geometry, r.Durable = w.req.Region, w.req.Epoch, proto.RegionSeed([16]byte(w.req.Uuid)), w.geo, w.req.Durable
 	for i, p := range w.req.Peers {
-		ctx, cancel := context.WithTimeout(w.ctx, roundTimeout)
+		ctx, cancel := context.WithTimeout(w.ctx, answerTimeout)
 		conn, win, err := l.dial(ctx, i)
 		cancel()
 		if err != nil {
@@ -167,8 +167,17 @@ func (l *workLane) close() {
 
 // Do performs a round.
 func (l *workLane) Do(r *rdma.Round) {
-	r.Deadline = clock.In(roundTimeout)
+	bytes := uint64(0)
+	for i := range r.Len() {
+		for _, v := range r.At(i).Verbs {
+			bytes += uint64(len(v.Buf))
+		}
+	}
+	began, limit := clock.Now(), l.patience.limit(bytes)
+	r.Deadline = began + int64(limit)
 	rdma.Do(r)
+	took := time.Duration(clock.Now() - began)
+	l.patience.learn(took, r.Err() != nil && took >= limit)
 }
 
 // Region is the region of the program, in its one epoch.
@@ -201,7 +210,7 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 			return fmt.Errorf("a chain without a replica: %w", c.Err)
 		}
 		for {
-			ctx, cancel := context.WithTimeout(l.w.ctx, roundTimeout)
+			ctx, cancel := context.WithTimeout(l.w.ctx, answerTimeout)
 			err := c.To.Conn.Reset(ctx)
 			cancel()
 			if err == nil {
@@ -227,7 +236,7 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 // Pause backs off. A program has no deadline but the end of its epoch.
 func (l *workLane) Pause(attempt int) error {
 	if attempt == 0 {
-		return context.Cause(l.w.ctx)
+		return l.pace.rest(l.w.ctx, l.slab.Tally().Bytes)
 	}
 	if attempt == 1 {
 		l.waited, l.asked = 0, 0

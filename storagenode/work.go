@@ -21,14 +21,14 @@ import (
 var workLanes = [...]int{state.Reconcile: 4, state.Copy: 4, state.Scrub: 2}
 
 const (
-	maxWorkWait  = 30 * time.Second
-	maxDead      = 1 << 12                // sessions of one scrub
-	laneArena    = 16 << 20               // address space; pages are taken when touched
-	resetEvery   = 20 * time.Millisecond  // while a peer does not answer
-	roundTimeout = time.Second            // of a program's round
-	agentSerial  = uint64(1) << 63        // controllers never number so many sessions
-	pauseLongest = 10 * time.Millisecond  // between two looks at a slab that somebody holds
-	askHolder    = 100 * time.Millisecond // of waiting, between two questions whether the holder is fenced
+	maxWorkWait   = 30 * time.Second
+	maxDead       = 1 << 12                // sessions of one scrub
+	laneArena     = 16 << 20               // address space; pages are taken when touched
+	resetEvery    = 20 * time.Millisecond  // while a peer does not answer
+	answerTimeout = 5 * time.Second        // of a peer that is dialled; the end of the program ends it too
+	agentSerial   = uint64(1) << 63        // controllers never number so many sessions
+	pauseLongest  = 10 * time.Millisecond  // between two looks at a slab that somebody holds
+	askHolder     = 100 * time.Millisecond // of waiting, between two questions whether the holder is fenced
 )
 
 // workKey: one program of each kind over each region.

@@ -7,8 +7,9 @@ import (
 
 const (
 	// copyBytes is how much of a block a copier READs at once, and so the most that it
-	// holds reserved: writers wait for that as long as its copying takes.
-	copyBytes = 256 << 10
+	// holds reserved, and that a joiner has to take in without a pause. Four times as
+	// much is quicker by a third, and keeps clients beside it waiting three times longer.
+	copyBytes = 64 << 10
 	// maxCopied slabs are reserved, copied and released together: three rounds for
 	// all of them.
 	maxCopied = 512

@@ -37,7 +37,7 @@ type Cluster struct {
 
 // Options of a cluster.
 type Options struct {
-	Nodes int           // default 1
+	Nodes int           // default 1; see NoNodes
 	Lease time.Duration // default 3 s
 	Dir   bool          // nodes keep files
 	// ReplaceAfter is when replicas of a node that is gone are rebuilt on others; default the controller's.
@@ -46,6 +46,9 @@ type Options struct {
 	// Log shows what controllers and nodes say.
 	Log bool
 }
+
+// NoNodes is a cluster whose storage nodes the test starts by itself.
+const NoNodes = -1
 
 // New starts a cluster that ends with the test.
 func New(t testing.TB, o Options) *Cluster {
@@ -58,7 +61,7 @@ func New(t testing.TB, o Options) *Cluster {
 	require.NoError(t, err)
 	t.Cleanup(c.Etcd.Close)
 	c.StartController("127.0.0.1:0")
-	for i := range o.Nodes {
+	for i := range max(0, o.Nodes) {
 		c.StartNode(i)
 	}
 	return c

@@ -1,0 +1,115 @@
+package storagenode
+
+import (
+	"context"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
+)
+
+// A copy goes as fast as it can while nobody else wants the processors and the
+// fabric, and makes room when somebody does. It cannot ask; but its own pieces then
+// take longer than the quickest have, and others are made to wait as it is. The lane
+// rests in proportion, holding nothing.
+const (
+	// restFor is how long a lane rests for each nanosecond that a piece took longer
+	// than the quickest: with 3 the p99 of clients that use up both processors of a
+	// machine stays below three times what it is without a copy.
+	restFor = 3
+	// restLeast is slept at once: shorter sleeps take as long. The debt is kept.
+	restLeast = int64(time.Millisecond)
+	// restMost of a debt is kept: a lane that was stopped with its whole machine does
+	// not sit that out a second time.
+	restMost = int64(20 * time.Millisecond)
+	// forget is how fast the quickest piece is forgotten: within ten thousands of pieces,
+	// as when the fabric to a peer has become slower for good.
+	forget = 1 << 16
+	// smallPiece is work that says nothing about speed: its rounds cost more than its bytes.
+	smallPiece = 16 << 10
+)
+
+// pace is one lane's.
+type pace struct {
+	since int64  // when the piece in hand was begun
+	moved uint64 // what the lane had moved by then
+	best  int64  // of the quickest pieces, nanoseconds for a MiB
+	debt  int64
+}
+
+// rest ends a piece, makes room for others, and begins the next one.
+func (p *pace) rest(ctx context.Context, moved uint64) error {
+	now := clock.Now()
+	if debt := p.owe(now, moved); debt > 0 {
+		t := time.NewTimer(time.Duration(debt))
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		p.rested(clock.Now())
+	}
+	return context.Cause(ctx)
+}
+
+// owe is how long to rest now, 0 for not yet. moved is what the lane has READ and
+// WRITTEN in all.
+func (p *pace) owe(now int64, moved uint64) int64 {
+	took, bytes := now-p.since, int64(moved-p.moved)
+	first := p.since == 0
+	p.since, p.moved = now, moved
+	if first || bytes < smallPiece {
+		return 0
+	}
+	perMiB := max(1, took*(1<<20)/bytes)
+	switch {
+	case p.best == 0:
+		p.best = perMiB
+	case perMiB < p.best: // one lucky piece is no measure
+		p.best -= (p.best - perMiB) / 8
+	}
+	p.best += p.best / forget
+	// At most restFor times as long as the piece took: a quarter of its speed is left,
+	// for as long as a replica is missing, data are in danger.
+	p.debt += restFor * max(0, took-p.best*bytes/(1<<20))
+	p.debt = min(p.debt, restMost, restFor*max(took, restLeast))
+	if p.debt < restLeast {
+		return 0
+	}
+	return p.debt
+}
+
+// rested pays the debt. Who slept too long, because nobody woke it, has rested more.
+func (p *pace) rested(now int64) {
+	p.debt = max(p.debt-(now-p.since), -restMost)
+	p.since = now
+}
+
+// How long a round may take before its connection is given up.
+//
+// A round that never ends must end some time; but on a host where the processors are
+// starved, an answer that is merely late is given up too, and everything since is done
+// again. So the limit follows what was seen: it is a multiple of the slowest round, and
+// doubles with each one that was given up for nothing.
+const (
+	roundLeast  = time.Second
+	roundMost   = 10 * time.Second // an end of the epoch is not seen within a round
+	roundFactor = 8                // times the slowest
+	// roundBytes a second are always expected.
+	roundBytes = 4 << 20
+)
+
+// patience is one lane's.
+type patience struct{ slowest time.Duration }
+
+func (p *patience) limit(bytes uint64) time.Duration {
+	return min(max(roundLeast, roundFactor*p.slowest)+time.Duration(bytes)*time.Second/roundBytes, roundMost)
+}
+
+// learn takes a round in: how long it took, and whether it was given up.
+func (p *patience) learn(took time.Duration, late bool) {
+	if late {
+		took /= roundFactor / 2
+	}
+	// Forgotten slowly: what was slow once is soon slow again.
+	p.slowest = max(took, p.slowest-p.slowest/64)
+}
