@@ -16,6 +16,7 @@ import (
 	"github.com/quarrystore/quarry/internal/demo"
 	"github.com/quarrystore/quarry/internal/fsck"
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/internal/resp"
 )
 
 type demoCmd struct {
@@ -23,7 +24,8 @@ type demoCmd struct {
 	Replicas int    `default:"2" short:"r" help:"Replicas of each object."`
 	Nodes    int    `default:"3" help:"Storage nodes, each a process."`
 	Workers  int    `default:"4" help:"Goroutines of each client."`
-	Role     string `hidden:"" enum:"main,read" default:"main"`
+	Query    string `default:"garbage collector" placeholder:"WORDS" help:"What to ask the search index at the end."`
+	Role     string `hidden:"" enum:"main,read,read-less" default:"main"`
 }
 
 // demoReport is what the demo found.
@@ -32,6 +34,8 @@ type demoReport struct {
 	Dir     string        `json:"dir"`
 	Parts   []demo.Result `json:"parts"`
 	Killed  *demoKill     `json:"killed,omitempty"` // nil with one replica: its node is needed
+	Index   *demo.Found   `json:"index"`
+	NoRedis string        `json:"no_redis,omitempty"` // why redis-cli was not asked
 	Fsck    *fsck.Report  `json:"fsck"`
 	Seconds float64       `json:"seconds"`
 	OK      bool          `json:"ok"`
@@ -60,7 +64,7 @@ func (d *demoCmd) Run(ctx context.Context, a *app) error {
 		return usagef("directory to keep: %w", err)
 	}
 	d.Dir = dir
-	if d.Role == "read" {
+	if d.Role != "main" {
 		return d.readBack(ctx, a)
 	}
 	if d.Nodes < d.Replicas {
@@ -72,7 +76,7 @@ func (d *demoCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	a.say("starting a controller and %d storage nodes, each a process", d.Nodes)
-	cluster, err := local.Start(ctx, local.Config{Binary: exe, Nodes: d.Nodes})
+	cluster, err := local.Start(ctx, local.Config{Binary: exe, Nodes: d.Nodes, NodeArgs: []string{"--workers", "1", "--worker-replicas", fmt.Sprint(d.Replicas)}})
 	if err != nil {
 		return err
 	}
@@ -86,16 +90,17 @@ func (d *demoCmd) Run(ctx context.Context, a *app) error {
 	}
 	a.say("all processes ended, nothing left behind")
 	rep.Seconds = time.Since(start).Seconds()
-	wrong := 0
+	var wrong []string
 	for _, p := range rep.Parts {
-		wrong += len(p.Mismatches)
+		wrong = append(wrong, p.Mismatches...)
 	}
-	rep.OK = wrong == 0 && rep.Fsck.OK()
+	wrong = append(wrong, rep.Index.Wrong...)
+	rep.OK = len(wrong) == 0 && rep.Fsck.OK()
 	if err := a.print(rep, rep.text); err != nil {
 		return err
 	}
-	if wrong > 0 {
-		return fmt.Errorf("%w: %d objects are not what the files are, the first: %s", client.ErrCorrupt, wrong, firstMismatch(rep.Parts))
+	if len(wrong) > 0 {
+		return fmt.Errorf("%w: %d files are not what they were, the first: %s", client.ErrCorrupt, len(wrong), wrong[0])
 	}
 	if !rep.Fsck.OK() {
 		return fmt.Errorf("%d %w, the first: %s", len(rep.Fsck.Findings), errFindings, rep.Fsck.Findings[0])
@@ -103,8 +108,9 @@ func (d *demoCmd) Run(ctx context.Context, a *app) error {
 	return nil
 }
 
-// work loads over shm, kills a storage node, reads back in another process over
-// tcp, frees a third, reads back again, starts the node again, and checks.
+// work loads over shm, kills a storage node, reads back in another process over tcp
+// and through a Redis gateway, scans a folder, deletes a third, reads back again,
+// starts the node again, builds a search index and asks it, and checks.
 func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe string, rep *demoReport) error {
 	cfg := a.clientConfig()
 	cfg.Controllers, cfg.Transport, cfg.Replicas = []string{cluster.URL}, "shm", d.Replicas
@@ -114,44 +120,68 @@ func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe 
 	if err != nil {
 		return err
 	}
-	part := func(what string, f func(demo.Options) (demo.Result, error)) error {
-		a.say("%s", what)
-		bar := a.progress(what)
-		r, err := f(demo.Options{Workers: d.Workers, Replicas: d.Replicas, Progress: bar.set})
-		bar.end()
-		if err == nil {
-			rep.Parts = append(rep.Parts, r)
+	part := func(what string, f func(demo.Options) (demo.Result, error)) func() error {
+		return func() error {
+			a.say("%s", what)
+			bar := a.progress(what)
+			r, err := f(demo.Options{Workers: d.Workers, Progress: bar.set})
+			bar.end()
+			if err == nil {
+				rep.Parts = append(rep.Parts, r)
+			}
+			return err
 		}
-		return err
 	}
-	reader := func(demo.Options) (r demo.Result, err error) {
-		out, err := output(ctx, exe, "demo", "--role", "read", "--json", "--transport", "tcp", "-C", cluster.URL, "--workers", fmt.Sprint(d.Workers), d.Dir)
-		if err == nil {
-			err = json.Unmarshal([]byte(out), &r)
+	reader := func(role string) func(demo.Options) (demo.Result, error) {
+		return func(demo.Options) (r demo.Result, err error) {
+			out, err := output(ctx, exe, "demo", "--role", role, "--json", "--transport", "tcp", "-C", cluster.URL, "--workers", fmt.Sprint(d.Workers), d.Dir)
+			if err == nil {
+				err = json.Unmarshal([]byte(out), &r)
+			}
+			return r, err
 		}
-		return r, err
 	}
-	err = part("loading every file of "+d.Dir+" over shm", func(o demo.Options) (demo.Result, error) { return demo.Load(ctx, c, d.Dir, o) })
-	if err == nil && d.Replicas > 1 {
-		rep.Killed, err = d.kill(ctx, a, cluster, c)
+	steps := []func() error{
+		part("loading every file of "+d.Dir+" into a tree, over shm", func(o demo.Options) (demo.Result, error) { return demo.Load(ctx, c, d.Dir, o) }),
+		func() (err error) {
+			if d.Replicas > 1 {
+				rep.Killed, err = d.kill(ctx, a, cluster, c)
+			}
+			return err
+		},
+		part("reading every byte back in another process over tcp", reader("read")),
+		func() error {
+			err := part("asking redis-cli for some, through a gateway", func(demo.Options) (demo.Result, error) { return demo.AskRedis(ctx, c, d.Dir) })()
+			if errors.Is(err, resp.ErrNoCLI) {
+				rep.NoRedis = err.Error()
+				return nil
+			}
+			return err
+		},
+		part("scanning a folder", func(o demo.Options) (demo.Result, error) { return demo.Scan(ctx, c, d.Dir, o) }),
+		part("deleting a third", func(o demo.Options) (demo.Result, error) { return demo.DeleteThird(ctx, c, d.Dir, o) }),
+		part("reading back what is left, and that the rest is gone", reader("read-less")),
+		func() error {
+			if rep.Killed == nil {
+				return nil
+			}
+			return d.rejoin(ctx, a, cluster, rep.Killed)
+		},
+		func() error {
+			a.say("building a search index in the cluster")
+			found, err := demo.Index(ctx, c, d.Dir, d.Query)
+			rep.Index = &found
+			return err
+		},
 	}
-	if err == nil {
-		err = part("reading every byte back in another process over tcp", reader)
-	}
-	if err == nil {
-		err = part("freeing a third", func(o demo.Options) (demo.Result, error) { return demo.FreeThird(ctx, c, o) })
-	}
-	if err == nil {
-		err = part("reading back what is left, and that the rest is gone", reader)
+	for _, step := range steps {
+		if err = step(); err != nil {
+			break
+		}
 	}
 	// The client gives back what it holds: what is found afterwards is really there.
 	if err := errors.Join(err, c.Close()); err != nil {
 		return err
-	}
-	if rep.Killed != nil {
-		if err := d.rejoin(ctx, a, cluster, rep.Killed); err != nil {
-			return err
-		}
 	}
 	a.say("checking the whole structure")
 	bar := a.progress("checking")
@@ -177,6 +207,10 @@ func (d *demoCmd) kill(ctx context.Context, a *app, cluster *local.Cluster, c *c
 			}
 		}
 	}
+	sample, err := demo.TakeSample(ctx, c)
+	if err != nil {
+		return nil, err
+	}
 	k := &demoKill{}
 	for _, n := range s.Nodes { // the first of equals
 		if k.Node == "" || primaries[n.Name] > k.Primaries {
@@ -187,7 +221,7 @@ func (d *demoCmd) kill(ctx context.Context, a *app, cluster *local.Cluster, c *c
 	a.say("killing storage node %s (process %d): primary of %d regions, a replica of %d", k.Node, p.PID(), k.Primaries, k.Regions)
 	start := time.Now()
 	p.Kill()
-	if err := demo.Touch(ctx, c); err != nil {
+	if err := demo.Touch(ctx, c, sample); err != nil {
 		return k, fmt.Errorf("after the kill of %s: %w", k.Node, err)
 	}
 	k.GapS = time.Since(start).Seconds()
@@ -241,20 +275,11 @@ func (d *demoCmd) readBack(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	r, err := demo.ReadBack(ctx, c, d.Dir, demo.Options{Workers: d.Workers})
+	r, err := demo.ReadBack(ctx, c, d.Dir, d.Role == "read-less", demo.Options{Workers: d.Workers})
 	if err := errors.Join(err, c.Close()); err != nil {
 		return err
 	}
 	return json.NewEncoder(a.out).Encode(r)
-}
-
-func firstMismatch(parts []demo.Result) string {
-	for _, p := range parts {
-		if len(p.Mismatches) > 0 {
-			return p.Mismatches[0]
-		}
-	}
-	return ""
 }
 
 // say tells people what is going on; with --json nobody is listening.
@@ -265,13 +290,16 @@ func (a *app) say(format string, args ...any) {
 }
 
 func (r *demoReport) text(w io.Writer) {
-	fmt.Fprintf(w, "\n%s\n\nPART\tPROVIDER\tFILES\tBYTES\tMB/s\tp50\tp99\tROUNDS/OP\tVERBS/OP\n", r.Machine)
+	fmt.Fprintf(w, "\n%s\n\nPART\tPROVIDER\tFILES\tBYTES\tMB/s\tp50\tp99\tROUNDS/FILE\tVERBS/FILE\n", r.Machine)
 	for _, p := range r.Parts {
-		rate := fmt.Sprintf("%.1f", p.MBPerS)
-		if p.What == "free a third" {
-			rate = "-" // no payload moves
+		rate := "-"
+		if p.MBPerS > 0 {
+			rate = fmt.Sprintf("%.1f", p.MBPerS)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%.3f\t%.3f\n", p.What, p.Provider, p.Files, p.Bytes, rate, ns(p.P50NS), ns(p.P99NS), p.Rounds, p.Verbs)
+	}
+	if r.NoRedis != "" {
+		fmt.Fprintf(w, "\nno look through the Redis gateway: %s\n", r.NoRedis)
 	}
 	if k := r.Killed; k != nil {
 		fmt.Fprintf(w, "\nstorage node %s was killed after the load (primary of %d regions, a replica of %d): all could be read and written again after %.2f s\n"+
@@ -279,6 +307,14 @@ func (r *demoReport) text(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	printReport(w, r.Fsck)
+	x := r.Index
+	fmt.Fprintf(w, "\n%d workers beside the memory indexed %d files in %.2f s; %q was answered in %.1f ms:\n\n", x.Workers, x.Files, x.BuiltS, x.Query, x.AskedMS)
+	for _, h := range x.Hits {
+		fmt.Fprintf(w, "%.5f\t%s\t%s\n", h.Score, h.Name, strings.Join(h.Words, " "))
+	}
+	if len(x.Hits) == 0 {
+		fmt.Fprintln(w, "no file has one of these words")
+	}
 	verdict := "every byte came back"
 	if !r.OK {
 		verdict = "NOT ALL IS RIGHT"

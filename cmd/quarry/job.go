@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/job"
 )
@@ -35,7 +36,14 @@ func (a *app) jobs(ctx context.Context, timeout time.Duration, f func(context.Co
 		tctx, cancel = context.WithTimeout(ctx, timeout)
 	}
 	defer cancel()
-	s, err := job.Open(tctx, c)
+	// The jobs' tree is made by the first worker, with as many replicas as it has been told.
+	if _, err = c.Names().Lookup(tctx, job.StateTree); errors.Is(err, client.ErrNoName) {
+		err = fmt.Errorf("no worker has run in this cluster yet: start some with quarry storage --workers 1, or quarry worker: %w", err)
+	}
+	var s *job.Store
+	if err == nil {
+		s, err = job.Open(tctx, c)
+	}
 	if err == nil {
 		err = f(tctx, s)
 	}
@@ -90,33 +98,29 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 func (a *app) awaitJob(ctx context.Context, s *job.Store, id uint64) (*job.Job, error) {
 	bar := a.progress(fmt.Sprintf("job %d", id))
 	defer bar.end()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for n := 0; ; n++ {
-		j, err := s.Job(ctx, id)
-		if err != nil || j.State.Ended() {
-			return j, err
+	shown := time.Now()
+	return s.Follow(ctx, id, func(j *job.Job) error {
+		if bar.p == nil || time.Since(shown) < barEvery {
+			return nil
 		}
-		if bar.p != nil && n%10 == 0 {
-			parts, err := s.Parts(ctx, id, "")
-			if err != nil {
-				return nil, err
+		shown = time.Now()
+		parts, err := s.Parts(ctx, id, "")
+		if err != nil {
+			return err
+		}
+		done := 0
+		for _, p := range parts {
+			if p.State == job.Done {
+				done++
 			}
-			done := 0
-			for _, p := range parts {
-				if p.State == job.Done {
-					done++
-				}
-			}
-			bar.set(done, 1+j.Maps+j.Reduces)
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("job %d goes on; quarry job cancel %d ends it: %w", id, id, ctx.Err())
-		}
-	}
+		bar.set(done, 1+j.Maps+j.Reduces)
+		return nil
+	})
 }
+
+// barEvery is how often the parts of a job are read for a progress bar.
+const barEvery = 200 * time.Millisecond
 
 func jobText(w io.Writer, j *job.Job) {
 	took := "-"

@@ -28,7 +28,7 @@ func (c *searchCmd) Run(ctx context.Context, a *app) error {
 		if err != nil {
 			return err
 		}
-		texts, err := t.Count(ctx, btree.Range{From: []byte("d/"), To: []byte("d0")})
+		texts, err := t.Count(ctx, btree.Range{From: []byte(search.TextsFrom), To: []byte(search.TextsTo)})
 		if err != nil {
 			return err
 		}

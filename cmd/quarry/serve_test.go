@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -116,19 +117,32 @@ func TestFullCluster(t *testing.T) {
 
 func TestDemo(t *testing.T) {
 	dir := t.TempDir()
-	for i, n := range []int{0, 1, 100, 5000, 70_000, 300_000, 2 << 20} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, string(rune('a'+i))), []byte(strings.Repeat(string(rune('A'+i)), n)), 0o600))
+	for i, n := range []int{0, 1, 100, 70_000, 300_000, 2 << 20} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, string("abcefg"[i])), []byte(strings.Repeat(string(rune('A'+i)), n)), 0o600))
 	}
-	var rep struct {
-		Parts []demo.Result
-		OK    bool
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "d"), 0o700))
+	for name, text := range map[string]string{"x": "hay, hay", "y": "a needle in hay", "z": "nothing"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "d", name), []byte(text), 0o600))
 	}
-	quarry(t, nil, "", "demo", dir, "--json").decode(t, &rep)
+	var rep demoReport
+	quarry(t, nil, "", "demo", dir, "--json", "--query", "needle").decode(t, &rep)
 	require.True(t, rep.OK)
-	require.Len(t, rep.Parts, 4)
-	require.Equal(t, 7, rep.Parts[1].Files)
-	require.Equal(t, "tcp", rep.Parts[1].Provider)
-	require.Equal(t, 4, rep.Parts[3].Files)
+	parts := map[string]demo.Result{}
+	for _, p := range rep.Parts {
+		parts[fmt.Sprint(p.What, p.Files)] = p
+	}
+	require.Contains(t, parts, "load9")
+	require.Equal(t, "tcp", parts["read back9"].Provider)
+	require.Contains(t, parts, "scan d/3")
+	require.Contains(t, parts, "delete a third3")
+	require.Contains(t, parts, "read back6")
+	if rep.NoRedis == "" {
+		require.Contains(t, parts, "redis-cli GET5")
+	}
+	require.NotNil(t, rep.Killed)
+	require.Equal(t, 6, rep.Index.Files)
+	require.Len(t, rep.Index.Hits, 1)
+	require.Equal(t, "d/y", rep.Index.Hits[0].Name)
 }
 
 // A client killed in the middle of its work leaves nothing that is wrong: at most

@@ -5,22 +5,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/resp"
 )
+
+// TreeName is the tree that the files are in: path -> content, as database 0 of a
+// Redis gateway has it.
+const TreeName = "demo"
 
 // Options of each part.
 type Options struct {
 	Workers  int                   // goroutines; 0 means 4
-	Replicas int                   // of what Load makes; 0 means 2
 	Progress func(done, total int) // may be nil
 }
 
@@ -28,233 +29,251 @@ func (o Options) withDefaults() Options {
 	if o.Workers == 0 {
 		o.Workers = 4
 	}
-	if o.Replicas == 0 {
-		o.Replicas = 2
-	}
 	if o.Progress == nil {
 		o.Progress = func(int, int) {}
 	}
 	return o
 }
 
-// Result of one part.
-type Result struct {
-	What       string   `json:"what"`
-	Provider   string   `json:"provider"`
-	Files      int      `json:"files"`
-	Bytes      int64    `json:"bytes"`
-	Seconds    float64  `json:"seconds"`
-	MBPerS     float64  `json:"mb_per_s"` // 10^6 bytes a second
-	P50NS      int64    `json:"p50_ns"`
-	P99NS      int64    `json:"p99_ns"`
-	Rounds     float64  `json:"rounds_per_op"`
-	Verbs      float64  `json:"verbs_per_op"`
-	Mismatches []string `json:"mismatches"`
-}
-
-// tally is a Result in the making; safe for many goroutines.
-type tally struct {
-	mu    sync.Mutex
-	hist  *hdrhistogram.Histogram
-	r     Result
-	start time.Time
-	kind  client.Kind
-	base  client.KindStats
-	c     *client.Client
-}
-
-func begin(c *client.Client, what string, kind client.Kind) *tally {
-	return &tally{hist: hdrhistogram.New(1, int64(time.Minute), 3), r: Result{What: what, Mismatches: []string{}}, start: time.Now(),
-		kind: kind, base: c.Stats().Kinds[kind.String()], c: c}
-}
-
-func (t *tally) add(d time.Duration, n int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_ = t.hist.RecordValue(max(1, int64(d)))
-	t.r.Files++
-	t.r.Bytes += int64(n)
-}
-
-func (t *tally) mismatch(e Entry, why string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.r.Mismatches = append(t.r.Mismatches, e.Path+": "+why)
-}
-
-func (t *tally) end() Result {
-	r := t.r
-	r.Seconds = time.Since(t.start).Seconds()
-	r.MBPerS = float64(r.Bytes) / 1e6 / r.Seconds
-	r.P50NS, r.P99NS = t.hist.ValueAtQuantile(50), t.hist.ValueAtQuantile(99)
-	s := t.c.Stats()
-	now := s.Kinds[t.kind.String()]
-	if n := now.Calls - t.base.Calls; n > 0 {
-		r.Rounds = float64(now.Rounds-t.base.Rounds) / float64(n)
-		r.Verbs = float64(now.AllVerbs()-t.base.AllVerbs()) / float64(n)
-	}
-	providers := map[string]bool{}
-	for _, p := range s.Providers {
-		providers[p] = true
-	}
-	r.Provider = strings.Join(slices.Sorted(maps.Keys(providers)), ",")
-	return r
-}
-
-// each calls f for every entry on several goroutines; the first error ends it.
-func each(ctx context.Context, entries []Entry, o Options, f func(context.Context, int) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var next, done atomic.Int64
-	var wg sync.WaitGroup
-	for range o.Workers {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= len(entries) {
-					return
-				}
-				if err := f(ctx, i); err != nil {
-					cancel(fmt.Errorf("%s: %w", entries[i].Path, err))
-					return
-				}
-				o.Progress(int(done.Add(1)), len(entries))
-			}
-		})
-	}
-	wg.Wait()
-	return context.Cause(ctx)
-}
-
-// Load keeps every file of a directory and makes the catalogue.
+// Load keeps every file of a directory in a new tree.
 func Load(ctx context.Context, c *client.Client, dir string, o Options) (Result, error) {
 	o = o.withDefaults()
 	files, _, err := Find(dir)
 	if err != nil {
 		return Result{}, err
 	}
-	t := begin(c, "load", client.KindAlloc)
-	err = each(ctx, files, o, func(ctx context.Context, i int) error {
-		b, err := readFile(dir, files[i])
+	tree, err := kv.Create(ctx, c, TreeName, btree.Config{})
+	if err != nil {
+		return Result{}, err
+	}
+	t := begin(c, "load")
+	err = each(ctx, files, o, func(ctx context.Context, f File) error {
+		b, err := f.read(dir)
 		if err != nil {
 			return err
 		}
+		key, value := resp.AppendKey(nil, 0, []byte(f.Path)), resp.AppendString(nil, b)
 		at := time.Now()
-		files[i].Ref, err = c.Alloc(ctx, b, client.AllocOptions{WriteOnce: true, Replicas: o.Replicas})
-		if err == nil {
+		if err = tree.PutIfAbsent(ctx, key, value); err == nil {
 			t.add(time.Since(at), len(b))
 		}
 		return err
 	})
-	if err != nil {
-		return Result{}, err
-	}
-	result := t.end()
-	k := Catalogue{Entries: files}
-	b, err := k.encode()
-	if err != nil {
-		return result, err
-	}
-	ref, err := c.Alloc(ctx, b, client.AllocOptions{Replicas: o.Replicas})
-	if err != nil {
-		return result, fmt.Errorf("catalogue: %w", err)
-	}
-	_, err = c.Names().Create(ctx, CatalogueName, "catalogue", ref)
-	return result, err
+	return t.end(), err
 }
 
-// ReadBack reads every object of the catalogue and compares it with its file, byte
-// for byte; what has been freed must be gone.
-func ReadBack(ctx context.Context, c *client.Client, dir string, o Options) (Result, error) {
+// tree opens the tree of the files.
+func tree(ctx context.Context, c *client.Client) (*kv.Tree, error) {
+	return kv.Open(ctx, c, TreeName, btree.Config{})
+}
+
+// compare says where what a tree has differs from the file, byte for byte.
+func (t *tally) compare(dir string, f File, value []byte) error {
+	want, err := f.read(dir)
+	if err != nil {
+		return err
+	}
+	got, ok, err := resp.CutString(value, time.Now())
+	switch {
+	case err != nil || !ok:
+		t.mismatch(f.Path, "no string in the tree: %v", err)
+	case !bytes.Equal(got, want):
+		t.mismatch(f.Path, "%d bytes differ from the file's %d", len(got), len(want))
+	}
+	return nil
+}
+
+// ReadBack reads every file from the tree and compares it byte for byte. With less,
+// every third file must be gone. Nothing else may be in the tree.
+func ReadBack(ctx context.Context, c *client.Client, dir string, less bool, o Options) (Result, error) {
 	o = o.withDefaults()
-	k, _, err := open(ctx, c)
+	files, _, err := Find(dir)
 	if err != nil {
 		return Result{}, err
 	}
-	t := begin(c, "read back", client.KindRead)
-	err = each(ctx, k.Entries, o, func(ctx context.Context, i int) error {
-		e := k.Entries[i]
+	var gone []File
+	if less {
+		gone, files = thirds(files)
+	}
+	tree, err := tree(ctx, c)
+	if err != nil {
+		return Result{}, err
+	}
+	t := begin(c, "read back")
+	err = each(ctx, files, o, func(ctx context.Context, f File) error {
 		at := time.Now()
-		got, err := c.Read(ctx, e.Ref, nil)
-		if err != nil {
+		value, err := tree.Get(ctx, resp.AppendKey(nil, 0, []byte(f.Path)), nil)
+		if errors.Is(err, btree.ErrNoKey) {
+			t.mismatch(f.Path, "not in the tree")
+			return nil
+		} else if err != nil {
 			return err
 		}
-		t.add(time.Since(at), len(got))
-		want, err := readFile(dir, e)
-		if err != nil {
-			return err
-		}
-		if !bytes.Equal(got, want) {
-			t.mismatch(e, fmt.Sprintf("%d bytes differ from the file's %d", len(got), len(want)))
-		}
-		return nil
+		t.add(time.Since(at), len(value)-1)
+		return t.compare(dir, f, value)
 	})
 	if err != nil {
 		return Result{}, err
 	}
 	result := t.end()
-	for _, e := range k.Freed {
-		if _, err := c.Read(ctx, e.Ref, nil); !errors.Is(err, client.ErrFreed) {
-			result.Mismatches = append(result.Mismatches, fmt.Sprintf("%s was freed, reading it says: %v", e.Path, err))
+	for _, f := range gone {
+		if _, err := tree.Get(ctx, resp.AppendKey(nil, 0, []byte(f.Path)), nil); !errors.Is(err, btree.ErrNoKey) {
+			t.mismatch(f.Path, "was deleted, reading it says: %v", err)
 		}
 	}
+	if n, err := tree.Count(ctx, btree.Range{}); err != nil {
+		return Result{}, err
+	} else if n != len(files) {
+		t.mismatch(tree.String(), "has %d keys, there are %d files", n, len(files))
+	}
+	result.Mismatches = t.r.Mismatches
 	return result, nil
 }
 
-// Touch reads an object of every region and writes the catalogue as it is: when it
-// returns, all that the catalogue names can be reached.
-func Touch(ctx context.Context, c *client.Client) error {
-	k, ref, err := open(ctx, c)
+// Scan reads all files of a folder in one scan and compares them. The folder is the
+// first part of the path of the file in the middle.
+func Scan(ctx context.Context, c *client.Client, dir string, o Options) (Result, error) {
+	files, _, err := Find(dir)
 	if err != nil {
-		return err
+		return Result{}, err
 	}
-	seen := map[uint32]bool{}
-	for _, e := range k.Entries {
-		if id := e.Ref.Addr.Region(); !seen[id] {
-			if _, err := c.Read(ctx, e.Ref, nil); err != nil {
-				return fmt.Errorf("%s: %w", e.Path, err)
-			}
-			seen[id] = true
+	folder, rest, _ := strings.Cut(files[len(files)/2].Path, "/")
+	if rest != "" {
+		folder += "/"
+	}
+	files = slices.DeleteFunc(files, func(f File) bool { return !strings.HasPrefix(f.Path, folder) })
+	tree, err := tree(ctx, c)
+	if err != nil {
+		return Result{}, err
+	}
+	o = o.withDefaults()
+	t := begin(c, "scan "+folder)
+	at, n := time.Now(), 0
+	var failed error
+	from := resp.AppendKey(nil, 0, []byte(folder))
+	to := append(slices.Clone(from[:len(from)-1]), from[len(from)-1]+1) // behind all that start so
+	err = tree.Scan(ctx, btree.Range{From: from, To: to}, func(key, value []byte, _ uint64) bool {
+		path := string(key[1:])
+		if n == len(files) || files[n].Path != path {
+			t.mismatch(path, "not the next of the folder's %d files", len(files))
+			return false
 		}
+		t.add(time.Since(at), len(value)-1)
+		failed = t.compare(dir, files[n], value)
+		n++
+		o.Progress(n, len(files))
+		at = time.Now()
+		return failed == nil
+	})
+	if n < len(files) && len(t.r.Mismatches) == 0 {
+		t.mismatch(folder, "the scan found %d of %d files", n, len(files))
 	}
-	b, err := k.encode()
-	if err != nil {
-		return err
-	}
-	return c.Write(ctx, ref, b)
+	return t.end(), errors.Join(failed, err)
 }
 
-// FreeThird frees every third object and writes the catalogue anew.
-func FreeThird(ctx context.Context, c *client.Client, o Options) (Result, error) {
-	o = o.withDefaults()
-	k, ref, err := open(ctx, c)
+// lookups is how many files redis-cli is asked for: a process each.
+const lookups = 5
+
+// AskRedis asks redis-cli for some files through a Redis gateway to the tree. The
+// error is resp.ErrNoCLI where it is not installed.
+func AskRedis(ctx context.Context, c *client.Client, dir string) (Result, error) {
+	files, _, err := Find(dir)
 	if err != nil {
 		return Result{}, err
 	}
-	var keep, free []Entry
-	for i, e := range k.Entries {
-		if i%3 == 0 {
-			free = append(free, e)
-		} else {
-			keep = append(keep, e)
+	var some []File
+	var keys []string
+	for i := range min(lookups, len(files)) {
+		f := files[(2*i+1)*len(files)/(2*lookups)]
+		some, keys = append(some, f), append(keys, f.Path)
+	}
+	tree, err := tree(ctx, c)
+	if err != nil {
+		return Result{}, err
+	}
+	t := begin(c, "redis-cli GET")
+	values, err := resp.AskCLI(ctx, tree, keys)
+	if err != nil {
+		return Result{}, err
+	}
+	each := time.Since(t.start) / time.Duration(len(some))
+	for i, f := range some {
+		if values[i] == nil {
+			t.mismatch(f.Path, "redis-cli does not find it")
+			continue
+		}
+		t.add(each, len(values[i]))
+		if err := t.compare(dir, f, resp.AppendString(nil, values[i])); err != nil {
+			return Result{}, err
 		}
 	}
-	// The catalogue first: it never names what is no longer there.
-	b, err := (&Catalogue{Entries: keep, Freed: free}).encode()
+	r := t.end()
+	r.MBPerS = 0 // what takes time is starting processes
+	return r, nil
+}
+
+// Sample is an object of each region that has one: whoever can read them reaches all
+// memory.
+type Sample []client.Ref
+
+// TakeSample finds one.
+func TakeSample(ctx context.Context, c *client.Client) (s Sample, err error) {
+	t, err := tree(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[uint32]bool{}
+	err = t.Walk(ctx, func(o btree.Object) error {
+		if id := o.Ref.Addr.Region(); !seen[id] {
+			seen[id], s = true, append(s, o.Ref)
+		}
+		return nil
+	})
+	return s, err
+}
+
+// Touch reads the sample and writes a key: when it returns, the store serves.
+func Touch(ctx context.Context, c *client.Client, s Sample) error {
+	var buf []byte
+	for _, ref := range s {
+		var err error
+		if buf, err = c.Read(ctx, ref, buf[:0]); err != nil {
+			return fmt.Errorf("object %v: %w", ref, err)
+		}
+	}
+	t, err := tree(ctx, c)
+	if err != nil {
+		return err
+	}
+	key := resp.AppendKey(nil, 0, []byte("touch"))
+	if err := t.Put(ctx, key, resp.AppendString(nil, nil)); err != nil {
+		return err
+	}
+	return t.Delete(ctx, key)
+}
+
+// DeleteThird deletes every third file.
+func DeleteThird(ctx context.Context, c *client.Client, dir string, o Options) (Result, error) {
+	o = o.withDefaults()
+	files, _, err := Find(dir)
 	if err != nil {
 		return Result{}, err
 	}
-	if err := c.Write(ctx, ref, b); err != nil {
-		return Result{}, fmt.Errorf("catalogue: %w", err)
+	third, _ := thirds(files)
+	tree, err := tree(ctx, c)
+	if err != nil {
+		return Result{}, err
 	}
-	t := begin(c, "free a third", client.KindFree)
-	err = each(ctx, free, o, func(ctx context.Context, i int) error {
+	t := begin(c, "delete a third")
+	err = each(ctx, third, o, func(ctx context.Context, f File) error {
 		at := time.Now()
-		err := c.Free(ctx, free[i].Ref)
+		err := tree.Delete(ctx, resp.AppendKey(nil, 0, []byte(f.Path)))
 		if err == nil {
-			t.add(time.Since(at), int(free[i].Bytes))
+			t.add(time.Since(at), int(f.Bytes))
 		}
 		return err
 	})
-	return t.end(), err
+	r := t.end()
+	r.MBPerS = 0
+	return r, err
 }

@@ -1,8 +1,9 @@
-// Package demo is Quarry's main job on real input: keep every file of a directory
-// as an object, with a catalogue that is an object itself, and give every byte back
-// to another process over another provider.
+// Package demo is Quarry's main job on real input: keep every file of a directory in
+// a tree, path -> content, and give every byte back: to another process over another
+// provider, to redis-cli through a gateway, and to a job that indexes the texts.
 //
-//	loaded, err := demo.Load(ctx, c, dir, demo.Options{})      // one process
-//	read, err := demo.ReadBack(ctx, c2, dir, demo.Options{})   // another one
-//	freed, err := demo.FreeThird(ctx, c, demo.Options{})
+//	loaded, err := demo.Load(ctx, c, dir, demo.Options{})             // one process
+//	read, err := demo.ReadBack(ctx, c2, dir, false, demo.Options{})   // another one
+//	gone, err := demo.DeleteThird(ctx, c, dir, demo.Options{})
+//	found, err := demo.Index(ctx, c, dir, "garbage collector")
 package demo

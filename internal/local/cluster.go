@@ -28,6 +28,8 @@ type Config struct {
 	RegionBytes string
 	// Capacity of each node, as text; empty means the default.
 	Capacity string
+	// NodeArgs are further arguments of each node.
+	NodeArgs []string
 	// Lease of sessions, as text such as 1s; empty means the controller's default.
 	Lease string
 	// Host says where a member runs; nil means on this host's loopback.
@@ -202,6 +204,7 @@ func (c *Cluster) AddNode(ctx context.Context, name string, more ...string) erro
 	}
 	args := append([]string{"storage", "--controller", strings.Join(c.URLs, ","), "--name", name, "--domain", "/local/" + name + "/" + name,
 		"--listen", listen, "--agent", agent}, more...)
+	args = append(args, c.cfg.NodeArgs...)
 	if c.cfg.Keep {
 		args = append(args, "--data", c.NodeDir(name))
 	}

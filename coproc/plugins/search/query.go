@@ -19,9 +19,13 @@ type Hit struct {
 	Words []string `json:"words"` // of the query, that the text has
 }
 
+// TextsFrom and TextsTo bound the keys of the index that stand for a text each.
+const TextsFrom, TextsTo = "d/", "d0"
+
 // Query finds the texts that have words of a query, best first: the sum over the
 // words of tf * idf, where tf is the word's share of the text and idf the logarithm
-// of how rare it is among texts. texts is how many the index has; see Texts.
+// of how rare it is among texts. texts is how many the index has, the keys from TextsFrom
+// to TextsTo.
 func Query(index coproc.Tree, query string, texts, limit int) ([]Hit, error) {
 	var buf, list []byte
 	var asked []string
