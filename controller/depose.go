@@ -3,12 +3,14 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -34,6 +36,11 @@ const (
 	leaderProbeTime = 300 * time.Millisecond
 	leaderProbeGap  = 30 * time.Millisecond
 	lookEvery       = 500 * time.Millisecond
+	// deposeTime is how long each step of a deposition may take before it is tried
+	// again. Members of etcd pass what they are asked on to their leader, also to one
+	// that has just died with the controller beside it: that is lost.
+	deposeTime  = 300 * time.Millisecond
+	deposeRetry = 30 * time.Millisecond
 	// deposeAgain is how long a standby leaves leaders alone after it has deposed one:
 	// where the net is cut in odd ways, they do not take turns at it.
 	deposeAgain = 5 * time.Second
@@ -81,19 +88,22 @@ func (c *Controller) candidacy() candidacy {
 // watchLeader has standbys depose a leader that is gone.
 func (c *Controller) watchLeader() {
 	var since time.Time // the last deposition by this one
+	wait := lookEvery
 	for {
 		select {
 		case <-c.ctx.Done():
 			return
 		case <-c.gossip.wake:
-		case <-time.After(lookEvery):
+		case <-time.After(wait):
 		}
+		wait = lookEvery
 		k := c.leader.Load()
 		if c.Leads() || k.Lease == 0 || k.HoldMs == 0 || k.Life == c.gossip.life || time.Since(since) < deposeAgain || !c.gone(k) {
 			continue
 		}
 		if err := c.depose(k); err != nil {
-			c.cfg.Logger.Warn("controller: the leader is gone and could not be deposed", "leader", k.URL, "error", err)
+			c.cfg.Logger.Info("controller: the leader is gone and not deposed yet", "leader", k.URL, "error", err)
+			wait = deposeRetry
 			continue
 		}
 		since = time.Now()
@@ -139,7 +149,7 @@ func (c *Controller) deposedPrefix() string { return c.cfg.Prefix + "deposed/" }
 
 // depose writes the mark, then takes the lease away.
 func (c *Controller) depose(k *candidacy) error {
-	ctx, cancel := context.WithTimeout(c.ctx, etcdTimeout)
+	ctx, cancel := context.WithTimeout(c.ctx, deposeTime)
 	defer cancel()
 	mark := c.deposedPrefix() + fmt.Sprintf("%016x", k.Rev)
 	res, err := c.cfg.Etcd.Txn(ctx).If(guard(k.Key, k.Rev)).Then(clientv3.OpPut(mark, strconv.Itoa(int(k.HoldMs)))).Commit()
@@ -149,7 +159,12 @@ func (c *Controller) depose(k *candidacy) error {
 	if !res.Succeeded {
 		return nil // it has lost its place already
 	}
-	_, err = c.cfg.Etcd.Revoke(ctx, clientv3.LeaseID(k.Lease))
+	// Only now, that the mark is known to be there.
+	rctx, cancel := context.WithTimeout(c.ctx, deposeTime)
+	defer cancel()
+	if _, err = c.cfg.Etcd.Revoke(rctx, clientv3.LeaseID(k.Lease)); errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return nil // another standby was faster
+	}
 	return err
 }
 

@@ -273,3 +273,10 @@ func (a *agent) Fence(ctx context.Context, r *connect.Request[quarrypb.FenceRequ
 func (a *agent) Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {
 	return connect.NewResponse(&quarrypb.PingResponse{Id: a.rec.Id, Incarnation: a.rec.Incarnation}), nil
 }
+
+// ownConnection is a client with connections of its own, and what ends them.
+func ownConnection(t testing.TB, url string) (rpc, func()) {
+	tr := &http.Transport{}
+	t.Cleanup(tr.CloseIdleConnections)
+	return quarrypbconnect.NewControllerClient(&http.Client{Transport: tr}, url), tr.CloseIdleConnections
+}
