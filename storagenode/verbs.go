@@ -244,7 +244,7 @@ func (a *access) lanes() map[string]int {
 // Adapter describes the adapter of a node that serves verbs.
 type Adapter struct {
 	Device          string  `json:"device"`
-	Registrations   uint64  `json:"registrations"` // of regions, one for each tenant and epoch
+	Registrations   uint64  `json:"registrations"` // of regions, one for each tenant; for each epoch too, without windows
 	RegisterSeconds float64 `json:"register_seconds"`
 	AccessErrors    uint64  `json:"access_errors"` // queue pairs that died of what their client sent
 	Expelled        uint64  `json:"expelled"`      // sessions ended for that

@@ -52,6 +52,23 @@ func TestNoPermission(t *testing.T) {
 	require.Equal(t, Objects{}, Live())
 }
 
+// Without the connection manager a device cannot be used; the error says what is missing.
+func TestNoConnectionManager(t *testing.T) {
+	needDevice(t)
+	if os.Getenv("VERBS_NOBODY") == "" && os.Geteuid() == 0 {
+		require.NoError(t, os.Chmod("/dev/infiniband/uverbs0", 0o666))
+		require.NoError(t, os.Chmod("/dev/infiniband/rdma_cm", 0o600))
+		defer os.Chmod("/dev/infiniband/rdma_cm", 0o666)
+	}
+	if asNobody(t, "TestNoConnectionManager") {
+		return
+	}
+	_, err := NewDialer(Config{})
+	require.ErrorIs(t, err, ErrDevice)
+	require.ErrorContains(t, err, "/dev/infiniband/rdma_cm")
+	require.Equal(t, Objects{}, Live())
+}
+
 func TestWrongAddress(t *testing.T) {
 	needDevice(t)
 	for _, a := range []string{"192.0.2.1", "2001:db8::1"} {

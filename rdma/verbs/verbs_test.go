@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -350,6 +352,37 @@ func TestBuffers(t *testing.T) {
 		require.Equal(t, out[test.verbs-1], n.Bytes(1)[(test.verbs-1)%4<<20:][:test.bytes])
 	}
 	require.Error(t, d.Register(a.Bytes()), "twice")
+}
+
+// Regions can lie on huge pages, and several are registered at a time.
+func TestHugePages(t *testing.T) {
+	needDevice(t)
+	const page, regions = 2 << 20, 3
+	f := "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+	before, err := os.ReadFile(f)
+	if err != nil || os.WriteFile(f, []byte("16"), 0) != nil {
+		t.Skip("needs root, and huge pages of 2 MiB")
+	}
+	defer os.WriteFile(f, before, 0)
+	n := startNode(t, testCluster)
+	d := newDialer(t)
+	var all sync.WaitGroup
+	errs := make([]error, regions)
+	for i := range uint32(regions) {
+		m, err := host.NewHugeMemory("test", 2*page, page)
+		require.NoError(t, err)
+		n.memories[i+1] = m
+		all.Go(func() { errs[i] = n.Server.OpenRegion(t.Context(), i+1, 1, m) })
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs...))
+	times, took := n.Registration()
+	require.Equal(t, uint64(regions), times)
+	require.Positive(t, took)
+	_, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	out := bytes.Repeat([]byte{3}, page)
+	require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.Write(page/2, out[:1<<20]) }).Err)
+	require.Equal(t, out[:1<<20], n.Bytes(1)[page/2:][:1<<20])
 }
 
 // Without a right to lock memory the error says what to do.
