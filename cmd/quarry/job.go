@@ -38,7 +38,7 @@ func (a *app) jobs(ctx context.Context, timeout time.Duration, f func(context.Co
 	defer cancel()
 	// The jobs' tree is made by the first worker, with as many replicas as it has been told.
 	if _, err = c.Names().Lookup(tctx, job.StateTree); errors.Is(err, client.ErrNoName) {
-		err = fmt.Errorf("no worker has run in this cluster yet: start some with quarry storage --workers 1, or quarry worker: %w", err)
+		err = fmt.Errorf("no worker is there, nor has there been one: start some with quarry storage --workers 1, or quarry worker: %w", err)
 	}
 	var s *job.Store
 	if err == nil {
