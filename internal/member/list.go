@@ -222,8 +222,8 @@ func (p *Port) Join(cfg Config) (*List, error) {
 func (l *List) Close() error {
 	l.cancel()
 	l.wg.Wait()
-	err := l.ml.Leave(leaveTime)
-	return errors.Join(err, l.ml.Shutdown())
+	_ = l.ml.Leave(leaveTime) // who does not hear the goodbye finds out
+	return l.ml.Shutdown()
 }
 
 // Members are those of whom the list knows, this one too, by kind and name.
