@@ -121,7 +121,8 @@ func TestMemoryIsTouchedPagesAndLittleMore(t *testing.T) {
 		require.Less(t, rss, touched+60<<20)
 	}
 	eventually(t, "the heartbeat tells", func() (ok bool) {
-		b.with(func() { ok = b.resident >= touched && b.resident < touched+(1<<20) })
+		// The header may lie on a page of 2 MiB, where the host gives such.
+		b.with(func() { ok = b.resident >= touched && b.resident < touched+(4<<20) })
 		return ok
 	})
 	require.NoError(t, p.end(syscall.SIGTERM), "it ends in good order")
