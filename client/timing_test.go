@@ -6,6 +6,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/internal/latency"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // BenchmarkTiming is what taking the time of one call in thirty-two adds to every call,
@@ -22,5 +23,18 @@ func BenchmarkTiming(b *testing.B) {
 		if clocked != 0 {
 			h.Observe(time.Duration(clock.Now() - clocked))
 		}
+	}
+}
+
+// BenchmarkCounting is what counting a call adds to it: one verb of one round.
+func BenchmarkCounting(b *testing.B) {
+	var k kindStats
+	var was, now rdma.Tally
+	for b.Loop() {
+		now.Rounds++
+		now.Bytes += 128
+		now.Verbs[rdma.Read]++
+		k.add(&was, &now, nil)
+		was = now
 	}
 }
