@@ -74,9 +74,11 @@ func (l *workLane) block(b uint32) (err error) {
 		var st slab.Copied
 		err = l.slab.CopyBlock(&l.region, b, &st)
 		w.bytes.Add(uint64(st.Bytes))
+		w.n.settled.copied.Add(uint64(st.Bytes))
 	case state.Scrub:
 		var st slab.Scrubbed
 		err = l.slab.ScrubBlock(&l.region, b, func(id uint32) bool { return w.dead[id] }, &st)
+		w.n.settled.scrubbed(&st)
 		if st.Slabs > 0 {
 			w.bytes.Add(proto.BlockBytes)
 		}
