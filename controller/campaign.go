@@ -17,7 +17,7 @@ const (
 	// of two clocks and for an answer that is on its way.
 	renewEvery  = 300 * time.Millisecond
 	leaseMargin = 200 * time.Millisecond
-	// keepEvery extends the leadership, five times in leadHold; keepTime is how long that
+	// keepEvery extends the leadership, ten times in leadHold; keepTime is how long that
 	// may take. A member of etcd that has lost its leader lets it hang.
 	keepEvery = 120 * time.Millisecond
 	keepTime  = 300 * time.Millisecond

@@ -28,7 +28,8 @@ import (
 const (
 	// leadHold is how long a look at the election key lets a leader answer. Others have it
 	// from its candidacy: another version may hold for longer.
-	leadHold = 600 * time.Millisecond
+	// Shorter ones make leaders of starved hosts fall silent for moments.
+	leadHold = 1200 * time.Millisecond
 	// holdMargin is what a successor waits beyond hold, for the drift of two clocks.
 	holdMargin = leadHold / 50
 	// Of a leader that gossip calls silent.

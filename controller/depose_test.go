@@ -49,12 +49,12 @@ func TestSuccessorWaitsOut(t *testing.T) {
 	require.NoError(t, err)
 	leader := res.Kvs[0]
 	require.Contains(t, string(leader.Value), " a\n")
-	require.Contains(t, string(leader.Value), `"hold_ms":600`)
+	require.Contains(t, string(leader.Value), `"hold_ms":1200`)
 	mark := fmt.Sprintf("/quarry/deposed/%016x", leader.CreateRevision)
-	_, err = etcd.Put(ctx, mark, "600")
+	_, err = etcd.Put(ctx, mark, "1200")
 	require.NoError(t, err)
 	later := fmt.Sprintf("/quarry/deposed/%016x", leader.CreateRevision+1_000_000)
-	_, err = etcd.Put(ctx, later, "600") // of a leadership that has not been yet
+	_, err = etcd.Put(ctx, later, "1200") // of a leadership that has not been yet
 	require.NoError(t, err)
 	_, err = etcd.Revoke(ctx, clientv3.LeaseID(leader.Lease))
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestSuccessorWaitsOut(t *testing.T) {
 	<-done
 	<-done
 	require.Greater(t, firstB.Load(), lastA.Load(), "a answered while b led")
-	require.GreaterOrEqual(t, time.Duration(firstB.Load()-revoked), 600*time.Millisecond)
+	require.GreaterOrEqual(t, time.Duration(firstB.Load()-revoked), 1200*time.Millisecond)
 	left, err := etcd.Get(t.Context(), "/quarry/deposed/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	require.Len(t, left.Kvs, 1, "the mark is removed by whom it was for")
