@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -158,14 +157,6 @@ func TestClusterServesItsMetrics(t *testing.T) {
 	require.Positive(t, value("quarry_node_chains_total", "node", "n1")+value("quarry_node_chains_total", "node", "n2"))
 	require.EqualValues(t, 1, value("quarry_node_controller_reachable", "node", "n1"))
 	require.EqualValues(t, 1, value("quarry_node_class_blocks", "slab_bytes", "128", "kind", "PAIR"))
-
-	// What a session had claimed that is fenced, a scrub finds.
-	quarry(t, nil, "", "session", "revoke", "-C", p.Ready["url"], fmt.Sprint(c.Stats().Session)).ok(t)
-	require.Eventually(t, func() bool {
-		families = scrape(t, p.Ready["metrics"])
-		return value("quarry_node_scrub_findings_total", "found", "reservation", "node", "n1")+value("quarry_node_scrub_findings_total", "found", "reservation", "node", "n2") > 0
-	}, 60*time.Second, 50*time.Millisecond)
-	require.Positive(t, value("quarry_node_scrubbed_slabs_total", "node", "n1")+value("quarry_node_scrubbed_slabs_total", "node", "n2"))
 }
 
 // The canary of the cluster's token is nowhere on the page.
