@@ -27,6 +27,9 @@ type Config struct {
 	// GossipListen is where the cluster's gossip is heard, host:port of UDP and TCP;
 	// default a free port of the host in Listen. NoGossip takes no part in it.
 	GossipListen string
+	// Alone says that no other controller stands by: nobody deposes this one, which
+	// then leads for as long as its lease lasts, also on a host that is starved for moments.
+	Alone bool
 	// Name among the controllers; default the host's name and the port.
 	Name string
 	// Lease of sessions; default 3 s, at least 300 ms.
@@ -48,6 +51,14 @@ type Config struct {
 	Pages http.Handler
 	// Logger; nil means slog.Default.
 	Logger *slog.Logger
+}
+
+// hold is how long a look at the election key lets this controller answer.
+func (c *Config) hold() time.Duration {
+	if c.Alone {
+		return leaderTTL * time.Second
+	}
+	return leadHold
 }
 
 const minLease = 300 * time.Millisecond

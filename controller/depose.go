@@ -79,7 +79,7 @@ func decodeCandidacy(value []byte) (k candidacy) {
 }
 
 func (c *Controller) candidacy() candidacy {
-	k := candidacy{URL: c.url, Name: c.cfg.Name, Life: c.gossip.life, HoldMs: uint32(leadHold.Milliseconds())}
+	k := candidacy{URL: c.url, Name: c.cfg.Name, Life: c.gossip.life, HoldMs: uint32(c.cfg.hold().Milliseconds())}
 	if p := c.gossip.port; p != nil {
 		k.Gossip = p.Address()
 	}

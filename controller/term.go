@@ -178,7 +178,7 @@ func (t *term) extend(ctx context.Context) (state.Lead, bool) {
 	if err != nil || len(res.Kvs) == 0 || res.Kvs[0].CreateRevision != t.rev {
 		return state.Lead{}, false
 	}
-	return state.Lead{Until: min(sent+int64(leadHold), t.leased.Load())}, true
+	return state.Lead{Until: min(sent+int64(t.c.cfg.hold()), t.leased.Load())}, true
 }
 
 // renewOften keeps the lease that the election key hangs on.

@@ -141,7 +141,7 @@ func (c *controllerCmd) Run(ctx context.Context, a *app) error {
 	defer stop()
 	controller.Version, storagenode.Version = version, version
 	pages := a.console()
-	srv, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: c.Listen, Advertise: c.Advertise, GossipListen: c.Gossip, Name: c.Name, Lease: c.Lease,
+	srv, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Alone: len(c.Etcd) == 0 && c.All == "", Listen: c.Listen, Advertise: c.Advertise, GossipListen: c.Gossip, Name: c.Name, Lease: c.Lease,
 		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
@@ -277,7 +277,7 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	defer stop()
 	controller.Version, storagenode.Version = version, version
 	pages := a.console()
-	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
+	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Alone: true, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}

@@ -76,7 +76,7 @@ func (c *Cluster) StartController(listen string) {
 	c.T.Cleanup(func() { etcd.Close() })
 	c.Controller, err = controller.Start(c.T.Context(), controller.Config{
 		Etcd: etcd, Listen: listen, Lease: c.Options.Lease, RegionBytes: max(c.Options.RegionBytes, proto.MinRegionBytes), Logger: c.logger(),
-		ReplaceAfter: c.Options.ReplaceAfter,
+		ReplaceAfter: c.Options.ReplaceAfter, Alone: true,
 	})
 	require.NoError(c.T, err)
 	ctrl := c.Controller
