@@ -20,7 +20,7 @@ func TestMemoryIsSparse(t *testing.T) {
 	m.Bytes()[1<<30] = 1
 	var st unix.Stat_t
 	require.NoError(t, unix.Fstat(int(m.file.Fd()), &st))
-	require.Less(t, st.Blocks*512, int64(1<<20))
+	require.Less(t, st.Blocks*512, int64(4<<20)) // at most a huge page
 	require.False(t, m.Persistent())
 	require.ErrorIs(t, m.Persist(0, 8), rdma.ErrNotPersistent)
 
@@ -29,7 +29,7 @@ func TestMemoryIsSparse(t *testing.T) {
 	require.NoError(t, err)
 	f.Bytes()[1<<30] = 1
 	require.NoError(t, unix.Fstat(int(f.file.Fd()), &st))
-	require.Less(t, st.Blocks*512, int64(1<<20))
+	require.Less(t, st.Blocks*512, int64(4<<20))
 	require.NoError(t, f.Close())
 	require.Error(t, f.Close())
 }
