@@ -61,17 +61,25 @@ func (c *control) close() { c.http.CloseIdleConnections() }
 // its own. It gives every controller two tries within the context's deadline, and
 // more while one of them is there but nobody leads.
 func (c *control) call(ctx context.Context, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
-	return c.callFor(ctx, callTimeout, false, f)
+	return c.callFor(ctx, manner{each: callTimeout, patience: electionPatience}, f)
 }
 
-// callFor is call with a bound on each try. A request that must not be carried out
-// twice is sent once: ErrUnknown when it may have arrived and no answer came.
-func (c *control) callFor(ctx context.Context, each time.Duration, once bool, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
+// manner of a call.
+type manner struct {
+	each     time.Duration // bound on each try
+	patience time.Duration // with controllers that are there and have no leader
+	// once: the request must not be carried out twice. ErrUnknown when it may have
+	// arrived and no answer came.
+	once bool
+}
+
+// callFor is call in another manner.
+func (c *control) callFor(ctx context.Context, how manner, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
 	var last error
-	patience := clock.In(electionPatience)
+	patience := clock.In(how.patience)
 	for try := 1; ; try++ {
 		i := int(c.current.Load())
-		tctx, cancel := context.WithTimeout(ctx, each)
+		tctx, cancel := context.WithTimeout(ctx, how.each)
 		err := f(tctx, c.clients[i])
 		cancel()
 		if err == nil {
@@ -84,15 +92,16 @@ func (c *control) callFor(ctx context.Context, each time.Duration, once bool, f 
 			}
 			return ce
 		}
-		if once && !undelivered(err) {
+		if how.once && !undelivered(err) {
 			return fmt.Errorf("%w: controller %s: %w", ErrUnknown, c.urls[i], plain(err))
 		}
-		if last == nil || !connect.IsWireError(last) {
-			last = err // what a controller has said says more than silence
+		if !electing(err) && electing(last) {
+			err = last // what a controller has said says more than silence
 		}
+		last = err
 		c.next(i, ce)
 		if round := 2 * len(c.clients); try >= round {
-			if !connect.IsWireError(last) || clock.Now() > patience {
+			if !electing(last) || clock.Now() > patience {
 				break
 			}
 			if try%round == 0 {
@@ -135,7 +144,14 @@ func (e *plainError) Unwrap() error { return e.cause }
 // nobody was reached, or a controller said that it does not lead.
 func undelivered(err error) bool {
 	var op *net.OpError
-	return connect.IsWireError(err) || errors.As(err, &op) && op.Op == "dial"
+	return electing(err) || errors.As(err, &op) && op.Op == "dial"
+}
+
+// electing says whether an error is the answer of a controller that does not lead. It
+// names the leader, if there is one.
+func electing(err error) bool {
+	var ce *connect.Error
+	return errors.As(err, &ce) && ce.Code() == connect.CodeUnavailable && len(ce.Meta().Values(quarrypb.LeaderHeader)) > 0
 }
 
 // next chooses whom to ask after controller i did not answer.
@@ -174,7 +190,7 @@ func oneTry[Q, A any](out **A, q *Q, method func(quarrypbconnect.ControllerClien
 // change is unary for what must not be carried out twice.
 func change[Q, A any](c *control, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
 	var out *A
-	err := c.callFor(ctx, callTimeout, true, oneTry(&out, q, method))
+	err := c.callFor(ctx, manner{each: callTimeout, patience: electionPatience, once: true}, oneTry(&out, q, method))
 	return out, err
 }
 

@@ -15,22 +15,24 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-// electing is a controller that does not lead before it has been asked some times.
-type electing struct {
+// undecided is a controller that does not lead before it has been asked some times.
+type undecided struct {
 	quarrypbconnect.UnimplementedControllerHandler
 	asked, leadsAfter atomic.Int32
 }
 
-func (e *electing) Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
+func (e *undecided) Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
 	if e.asked.Add(1) <= e.leadsAfter.Load() {
-		return nil, connect.NewError(connect.CodeUnavailable, errors.New("does not lead"))
+		err := connect.NewError(connect.CodeUnavailable, errors.New("does not lead"))
+		err.Meta().Set(quarrypb.LeaderHeader, "")
+		return nil, err
 	}
 	return connect.NewResponse(&quarrypb.StatusResponse{LiveSessions: 7}), nil
 }
 
 // A call waits for the end of an election, and not for controllers that are gone.
 func TestCallsWaitForALeader(t *testing.T) {
-	e := &electing{}
+	e := &undecided{}
 	e.leadsAfter.Store(9)
 	mux := http.NewServeMux()
 	mux.Handle(quarrypbconnect.NewControllerHandler(e))
@@ -60,6 +62,22 @@ func TestCallsWaitForALeader(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnreachable)
 	require.ErrorContains(t, err, "does not lead")
 	require.Equal(t, 7, tries)
+
+	// Whoever has no patience is told at once; so is everybody when it is not an election.
+	e.asked.Store(0)
+	err = c.callFor(t.Context(), manner{each: callTimeout}, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+		_, err := cl.Status(ctx, connect.NewRequest(&quarrypb.StatusRequest{}))
+		return err
+	})
+	require.ErrorIs(t, err, ErrUnreachable)
+	require.LessOrEqual(t, e.asked.Load(), int32(4))
+	tries = 0
+	err = c.call(t.Context(), func(context.Context, quarrypbconnect.ControllerClient) error {
+		tries++
+		return connect.NewError(connect.CodeDeadlineExceeded, errors.New("slow"))
+	})
+	require.ErrorIs(t, err, ErrUnreachable)
+	require.Equal(t, 4, tries)
 
 	// Nobody is there: two tries each.
 	s.Close()

@@ -234,7 +234,11 @@ func (l *lane) HolderFenced(holder uint32, attempt int) bool {
 	sent := clock.Now()
 	defer func() { l.waited += time.Duration(clock.Now() - sent) }()
 	fenced := false
-	err := l.session.client.control.callFor(l.ctx, certifyBound, false, certify(l.session.ticket.Serial, holder, &fenced))
+	// No patience with elections: the slab may be free long before there is a leader,
+	// and a call that stands here acknowledges no table.
+	ctx, cancel := context.WithTimeout(l.ctx, 2*certifyBound)
+	defer cancel()
+	err := l.session.client.control.callFor(ctx, manner{each: certifyBound}, certify(l.session.ticket.Serial, holder, &fenced))
 	if err == nil && fenced {
 		l.events.certificates.Add(1)
 	}
@@ -280,7 +284,10 @@ func (l *lane) Grow(replicas int, newest uint32) error {
 	if l.suspend() {
 		defer l.resume()
 	}
-	_, err := unary(l.session.client.control, l.bounded(), &quarrypb.CreateRegionRequest{Replicas: uint32(replicas), UnlessNewerThan: &newest}, quarrypbconnect.ControllerClient.CreateRegion)
+	// A timer of its own: bounded has none.
+	ctx, cancel := context.WithTimeout(l.ctx, time.Duration(l.deadline-clock.Now()))
+	defer cancel()
+	_, err := unary(l.session.client.control, ctx, &quarrypb.CreateRegionRequest{Replicas: uint32(replicas), UnlessNewerThan: &newest}, quarrypbconnect.ControllerClient.CreateRegion)
 	if err != nil {
 		known.Store(&refusal{err, clock.In(growPatience)})
 		return err

@@ -126,12 +126,17 @@ func (s *session) beatEvery() time.Duration {
 // heartbeat sends one; acked is the table revision that it has acknowledged.
 func (s *session) heartbeat(ctx context.Context) (acked uint64, ok bool) {
 	revision, reclaim := s.settled()
+	if s.err() != nil {
+		// A call that ended the session has left what it sent on its way: it is not
+		// settled, and only the fence will do that. (end comes before the lane is free.)
+		return 0, false
+	}
 	troubles := s.troubles.take()
 	sent := clock.Now()
 	var res *quarrypb.HeartbeatResponse
 	// A stopped controller must not use up the lease: there are others.
 	each := min(callTimeout, max(beatTryLeast, time.Duration(s.leaseUntil.Load()-sent)/3))
-	err := s.client.control.callFor(ctx, each, false, oneTry(&res, &quarrypb.HeartbeatRequest{
+	err := s.client.control.callFor(ctx, manner{each: each, patience: electionPatience}, oneTry(&res, &quarrypb.HeartbeatRequest{
 		Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim, Troubles: troubles,
 	}, quarrypbconnect.ControllerClient.Heartbeat))
 	if w := s.watching.Load(); w != nil && w.at != s.client.control.current.Load() {
