@@ -33,7 +33,7 @@ func TestDoctorOfAWellCluster(t *testing.T) {
 			require.NotEmpty(t, f.Remedy, "%+v", f)
 		}
 	}
-	require.Contains(t, on(t, "doctor").ok(t), "quarry")
+	require.Contains(t, on(t, "doctor").ok(t), "is well and answers in")
 }
 
 func TestDoctorFindsWhatIsWrong(t *testing.T) {

@@ -232,9 +232,15 @@ func TestAnotherClientFromThePage(t *testing.T) {
 	require.EqualValues(t, 16<<20, size)
 	le := bin.LittleEndian
 
-	// Format the last block, which the other client will not have come to.
-	const block, blocks, data = 14, 15, 1 << 20
-	header := uint64(4096 + 8*block)
+	// Format a block that is free.
+	const blocks, data = 15, 1 << 20
+	block, header := blocks, uint64(0)
+	for taken := uint64(1); taken != 0; {
+		block--
+		require.GreaterOrEqual(t, block, 0)
+		header = uint64(4096 + 8*block)
+		taken = le.Uint64(h.chain(verb{op: opREAD, off: header, bytes: 8})[0])
+	}
 	require.Zero(t, le.Uint64(h.chain(h.cas(0, header, 0, formattingPair1|uint64(h.session)<<17))[0]), "FREE")
 	require.NotZero(t, le.Uint64(h.chain(h.cas(0, header, formattingPair1|uint64(h.session)<<17, activePair1))[0]))
 
