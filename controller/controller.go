@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -126,6 +127,7 @@ func (c *Controller) WaitLeader(ctx context.Context) error {
 
 // health answers 200 while this controller leads or knows who does.
 func (c *Controller) health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set(lifeHeader, strconv.FormatUint(c.gossip.life, 10))
 	w.Header().Set(quarrypb.VersionHeader, Version)
 	if c.term.Load() == nil && c.leader.Load().URL == "" {
 		http.Error(w, "no leader known", http.StatusServiceUnavailable)

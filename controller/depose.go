@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -102,9 +104,13 @@ func (c *Controller) watchLeader() {
 		if c.Leads() || k.Lease == 0 || k.HoldMs == 0 || k.Life == c.gossip.life || time.Since(since) < deposeAgain || !c.gone(k) {
 			continue
 		}
-		if err := c.depose(k); err != nil {
+		done, err := c.depose(k)
+		if err != nil {
 			c.cfg.Logger.Info("controller: the leader is gone and not deposed yet", "leader", k.URL, "error", err)
 			wait = deposeRetry
+			continue
+		}
+		if !done {
 			continue
 		}
 		since = time.Now()
@@ -116,7 +122,7 @@ func (c *Controller) watchLeader() {
 // gone says whether neither other members nor we get an answer from a leader.
 func (c *Controller) gone(k *candidacy) bool {
 	for i := range leaderProbes {
-		if !c.silent(k.Life) || c.answers(k.URL) {
+		if !c.silent(k.Life) || c.answers(k.URL, k.Life) {
 			return false
 		}
 		if i < leaderProbes-1 {
@@ -130,8 +136,8 @@ func (c *Controller) gone(k *candidacy) bool {
 	return c.leader.Load() == k
 }
 
-// answers says whether a controller answers at all, whatever it says.
-func (c *Controller) answers(url string) bool {
+// answers says whether a life of a controller answers at all, whatever it says.
+func (c *Controller) answers(url string, life uint64) bool {
 	ctx, cancel := context.WithTimeout(c.ctx, leaderProbeTime)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
@@ -140,33 +146,40 @@ func (c *Controller) answers(url string) bool {
 	}
 	res, err := c.probes.Do(r)
 	if err != nil {
-		return false
+		// A certificate that does not verify says nothing about who is there.
+		var op *net.OpError
+		return !errors.As(err, &op) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, io.EOF)
 	}
 	res.Body.Close()
-	return true
+	// Another life at the same address is not the one that leads.
+	is := res.Header.Get(lifeHeader)
+	return is == "" || is == strconv.FormatUint(life, 10)
 }
+
+// lifeHeader of /healthz says which life of a controller answers.
+const lifeHeader = "Quarry-Controller-Life"
 
 func (c *Controller) deposedPrefix() string { return c.cfg.Prefix + "deposed/" }
 
-// depose writes the mark, then takes the lease away.
-func (c *Controller) depose(k *candidacy) error {
+// depose writes the mark, then takes the lease away; false if somebody else has done it.
+func (c *Controller) depose(k *candidacy) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(c.ctx, deposeTime)
 	defer cancel()
 	mark := c.deposedPrefix() + fmt.Sprintf("%016x", k.Rev)
 	res, err := c.cfg.Etcd.Txn(ctx).If(guard(k.Key, k.Rev)).Then(clientv3.OpPut(mark, strconv.Itoa(int(k.HoldMs)))).Commit()
 	if err != nil {
-		return err
+		return false, err
 	}
 	if !res.Succeeded {
-		return nil // it has lost its place already
+		return false, nil // it has lost its place already
 	}
 	// Only now, that the mark is known to be there.
 	rctx, cancel := context.WithTimeout(c.ctx, deposeTime)
 	defer cancel()
 	if _, err = c.cfg.Etcd.Revoke(rctx, clientv3.LeaseID(k.Lease)); errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return nil // another standby was faster
+		return false, nil // another standby was faster
 	}
-	return err
+	return err == nil, err
 }
 
 // waitOut returns when no leader before this one, whose key has a revision, can

@@ -20,7 +20,7 @@ const (
 // nodes more alike: by two regions at least, or it would go to and fro.
 func (m *Machine) balance() {
 	for _, g := range m.regions {
-		if !published(g.rec) {
+		if !published(g.rec) || g.rec.State == regionLost {
 			continue
 		}
 		if g.rec.State != open || g.lacking || g.job != nil || g.pub != g.rec {

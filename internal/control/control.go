@@ -5,6 +5,7 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -73,8 +74,12 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 			if !errors.As(err, &ce) || ce.Code() != connect.CodeUnavailable && ce.Code() != connect.CodeDeadlineExceeded {
 				return nil, urls[i], err
 			}
-			last = err
 			named := ce.Meta().Values(quarrypb.LeaderHeader) // a standby's answer has one, though it may name nobody
+			var op *net.OpError
+			if len(named) == 0 && !reads(q) && !(errors.As(err, &op) && op.Op == "dial") {
+				return nil, urls[i], fmt.Errorf("whether it was done is unknown: %w", err)
+			}
+			last = err
 			standby = standby || len(named) > 0
 			if len(named) > 0 && named[0] != "" {
 				if leader := strings.TrimRight(named[0], "/"); !slices.Contains(urls, leader) {
@@ -91,6 +96,15 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 		case <-time.After(again):
 		}
 	}
+}
+
+// reads says whether a request changes nothing, so that it may be put twice.
+func reads(q any) bool {
+	switch q.(type) {
+	case *quarrypb.StatusRequest, *quarrypb.ListSessionsRequest, *quarrypb.LookupNameRequest, *quarrypb.InspectNodeRequest, *quarrypb.ReadTableRequest:
+		return true
+	}
+	return false
 }
 
 // there says whether a controller answers anything, in its share of the time that

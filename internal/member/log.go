@@ -8,7 +8,8 @@ import (
 )
 
 // lines hands memberlist's lines to slog. What it warns of is what gossip is there
-// to find, and what it calls an error is a stranger's packet: neither is one of ours.
+// to find, and what it calls an error is a stranger's packet, as many of them as the
+// stranger likes: neither is an error of ours.
 type lines struct{ log *slog.Logger }
 
 func quiet(l *slog.Logger) *log.Logger { return log.New(lines{l}, "", 0) }
@@ -17,10 +18,10 @@ func (w lines) Write(b []byte) (int, error) {
 	if w.log == nil {
 		return len(b), nil
 	}
-	level, text := slog.LevelDebug, strings.TrimSpace(string(b))
+	text := strings.TrimSpace(string(b))
 	if rest, is := strings.CutPrefix(text, "[ERR] "); is {
-		level, text = slog.LevelInfo, rest
+		text = rest
 	}
-	w.log.Log(context.Background(), level, "gossip: "+text)
+	w.log.Log(context.Background(), slog.LevelDebug, "gossip: "+text)
 	return len(b), nil
 }
