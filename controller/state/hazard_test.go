@@ -117,6 +117,45 @@ func TestHazard31_SessionIdsAreNotReused(t *testing.T) {
 	require.Greater(t, again.Serial, tickets[3].Serial, "serials are never used twice")
 }
 
+// However many scrubs end while one session does not acknowledge, one wait stands for
+// the first, and one for all the others.
+func TestScrubbedSessionsRetireTogether(t *testing.T) {
+	r := cluster(t)
+	slow := r.open("slow")
+	var dead []*quarrypb.Ticket
+	for range 5 {
+		dead = append(dead, r.open("dead"))
+	}
+	for _, d := range dead {
+		w := r.ask(&quarrypb.RevokeSessionRequest{Session: d.Session})
+		r.run()
+		answerOf[*quarrypb.RevokeSessionResponse](r, w)
+	}
+	for range 20 { // until the leases of the dead are over
+		r.ask(&quarrypb.HeartbeatRequest{Serial: slow.Serial})
+		r.advance(200 * time.Millisecond)
+	}
+	epoch := r.table().ReclaimEpoch
+	var asked []uint64
+	for _, d := range dead {
+		asked = append(asked, r.ask(Scrubbed{Serials: []uint64{d.Serial}}))
+		r.run()
+	}
+	require.Equal(t, epoch+1, r.table().ReclaimEpoch)
+	require.Len(t, r.m.waits, 1)
+	r.ask(&quarrypb.HeartbeatRequest{Serial: slow.Serial, ReclaimEpoch: epoch + 1})
+	r.run()
+	answerOf[Done](r, asked[0])
+	require.False(t, r.answered(asked[1]))
+	require.Equal(t, epoch+2, r.table().ReclaimEpoch)
+	r.ask(&quarrypb.HeartbeatRequest{Serial: slow.Serial, ReclaimEpoch: epoch + 2})
+	r.run()
+	for _, w := range asked[1:] {
+		answerOf[Done](r, w)
+	}
+	require.Empty(t, r.m.waits)
+}
+
 // Hazard 33: we count a lease longer than its holder may believe in it.
 func TestHazard33_LeaseIsCountedLongerHere(t *testing.T) {
 	r := cluster(t)

@@ -64,6 +64,7 @@ type Machine struct {
 	tasks   []*task
 	moves   []*move // of a rebalance, not done yet
 	scrub   *scrub
+	retired []retired // the first of them have raised the reclaim epoch; see retire
 	calls   map[uint64]func(Reply)
 	lastID  uint64 // of a call
 	joins   []*join

@@ -204,14 +204,33 @@ func (m *Machine) retire(serials []uint64, done func()) {
 			s.retiring = true
 		}
 	}
-	m.raise(func(uint64) {
-		for _, serial := range serials {
+	m.retired = append(m.retired, retired{serials, done})
+	if len(m.retired) == 1 {
+		m.retireNext(0)
+	}
+}
+
+// retired are scrubbed sessions, and what to do when they are forgotten.
+type retired struct {
+	serials []uint64
+	done    func()
+}
+
+// retireNext forgets the first n and raises the epoch for the others together: one
+// wait at a time, however long a call keeps its session from acknowledging.
+func (m *Machine) retireNext(n int) {
+	for _, r := range m.retired[:n] {
+		for _, serial := range r.serials {
 			if s := m.session(serial); s != nil {
 				m.forget(s)
 			}
 		}
-		done()
-	})
+		r.done()
+	}
+	if m.retired = slices.Delete(m.retired, 0, n); len(m.retired) > 0 {
+		waiting := len(m.retired)
+		m.raise(func(uint64) { m.retireNext(waiting) })
+	}
 }
 
 func (m *Machine) status(waiter uint64) {
