@@ -98,7 +98,7 @@ func Listen(ctx context.Context, listen, advertise string) (*Port, error) {
 			p.host = p.ip.String()
 		}
 	}
-	nt, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{at.String()}, BindPort: int(number), Logger: quiet(nil)})
+	nt, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{at.String()}, BindPort: int(number), Logger: new(lines).logger()})
 	if err != nil {
 		return nil, fmt.Errorf("gossip on %s: %w", listen, err)
 	}
@@ -175,6 +175,7 @@ type List struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	lines  lines
 
 	mu   sync.Mutex
 	self []byte
@@ -208,7 +209,8 @@ func (p *Port) Join(cfg Config) (*List, error) {
 	m.TCPTimeout = streamTime
 	m.EnableCompression = false // a few hundred bytes
 	m.Delegate, m.Events, m.Alive = delegate{l}, events{l}, alive{l}
-	m.Logger = quiet(cfg.Logger)
+	l.lines.log = cfg.Logger
+	m.Logger = l.lines.logger()
 	if l.ml, err = memberlist.Create(m); err != nil {
 		l.cancel()
 		return nil, fmt.Errorf("gossip at %s: %w", p.Address(), err)
@@ -222,6 +224,7 @@ func (p *Port) Join(cfg Config) (*List, error) {
 func (l *List) Close() error {
 	l.cancel()
 	l.wg.Wait()
+	defer l.lines.stop()
 	_ = l.ml.Leave(leaveTime) // who does not hear the goodbye finds out
 	return l.ml.Shutdown()
 }

@@ -5,23 +5,31 @@ import (
 	"log"
 	"log/slog"
 	"strings"
+	"sync"
 )
 
 // lines hands memberlist's lines to slog. What it warns of is what gossip is there
 // to find, and what it calls an error is a stranger's packet, as many of them as the
 // stranger likes: neither is an error of ours.
-type lines struct{ log *slog.Logger }
+type lines struct {
+	mu  sync.Mutex
+	log *slog.Logger // nil: nobody listens
+}
 
-func quiet(l *slog.Logger) *log.Logger { return log.New(lines{l}, "", 0) }
+func (w *lines) logger() *log.Logger { return log.New(w, "", 0) }
 
-func (w lines) Write(b []byte) (int, error) {
-	if w.log == nil {
-		return len(b), nil
+// stop lets no line through any more: memberlist does not wait for its goroutines.
+func (w *lines) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.log = nil
+}
+
+func (w *lines) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.log != nil {
+		w.log.Log(context.Background(), slog.LevelDebug, "gossip: "+strings.TrimPrefix(strings.TrimSpace(string(b)), "[ERR] "))
 	}
-	text := strings.TrimSpace(string(b))
-	if rest, is := strings.CutPrefix(text, "[ERR] "); is {
-		text = rest
-	}
-	w.log.Log(context.Background(), slog.LevelDebug, "gossip: "+text)
 	return len(b), nil
 }
