@@ -303,6 +303,7 @@ func (r *demoReport) text(w io.Writer) {
 	}
 	if k := r.Killed; k != nil {
 		fmt.Fprintf(w, "\nstorage node %s was killed after the load (primary of %d regions, a replica of %d): all could be read and written again after %.2f s\n"+
+			"(a worker died with it, and what it might have read counts until its lease is over)\n"+
 			"started again with empty memory at the end: all replicas in sync after %.2f s\n", k.Node, k.Primaries, k.Regions, k.GapS, k.RejoinedS)
 	}
 	fmt.Fprintln(w)
