@@ -1,3 +1,5 @@
+//lint:file-ignore U1000 what chooses windows is used with the tag verbs only
+
 package verbs
 
 import (
