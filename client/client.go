@@ -165,17 +165,17 @@ func (c *Client) session(ctx context.Context) (*session, error) {
 
 // on runs a call on a lane.
 func (c *Client) on(ctx context.Context, k Kind, f func(*lane) error) error {
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, k)
 	if err != nil {
 		return err
 	}
 	err = f(l)
-	c.done(l, k, err)
+	c.done(l, err)
 	return err
 }
 
 // lane takes a lane for a call; done gives it back.
-func (c *Client) lane(ctx context.Context) (*lane, error) {
+func (c *Client) lane(ctx context.Context, k Kind) (*lane, error) {
 	s, err := c.session(ctx)
 	if err != nil {
 		return nil, err
@@ -184,15 +184,15 @@ func (c *Client) lane(ctx context.Context) (*lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.start(ctx); err != nil {
+	if err := l.start(ctx, k); err != nil {
 		s.release(l)
 		return nil, err
 	}
 	return l, nil
 }
 
-func (c *Client) done(l *lane, k Kind, err error) {
-	l.finish(k, err)
+func (c *Client) done(l *lane, err error) {
+	l.finish(err)
 	l.session.release(l)
 }
 

@@ -15,11 +15,11 @@ type Held struct{ l *lane }
 
 // Hold begins a call.
 func Hold(ctx context.Context, c *Client) (*Held, error) {
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, KindOther)
 	return &Held{l}, err
 }
 
-func (h *Held) Release()                                   { h.l.session.client.done(h.l, KindOther, nil) }
+func (h *Held) Release()                                   { h.l.session.client.done(h.l, nil) }
 func (h *Held) Region(id uint32) (*slab.Region, error)     { return h.l.Region(id) }
 func (h *Held) Do(r *rdma.Round)                           { h.l.Do(r) }
 func (h *Held) Settle(r *slab.Region, d *rdma.Round) error { return h.l.Settle(r, d) }

@@ -49,8 +49,7 @@ type lane struct {
 
 	sequence uint64
 	rng      *rand.Rand
-	tally    rdma.Tally // as of the end of the last call
-	stats    [kinds]kindStats
+	counts   counting
 	dice     uint64 // thrown at each call
 	clocked  int64  // when the call in hand began, 0 unless it is one whose time is taken
 	events   laneEvents
@@ -61,8 +60,8 @@ func newLane(s *session, number uint32) *lane {
 		rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 }
 
-// start begins a call on the lane.
-func (l *lane) start(ctx context.Context) error {
+// start begins a call of a kind on the lane.
+func (l *lane) start(ctx context.Context, k Kind) error {
 	if l.slab == nil {
 		var err error
 		if l.slab, err = slab.NewLane(l); err != nil {
@@ -81,6 +80,9 @@ func (l *lane) start(ctx context.Context) error {
 	l.deadline = now + int64(DefaultTimeout)
 	if d, ok := ctx.Deadline(); ok {
 		l.deadline = now + int64(time.Until(d))
+	}
+	if k != l.counts.kind {
+		l.counts.turn(k, l.slab.Tally())
 	}
 	l.clocked = 0
 	if l.dice = l.dice*lcgFactor + lcgStep; l.dice>>(64-clockBits) == 0 {
@@ -113,6 +115,7 @@ func (l *lane) suspend() bool {
 	if l.idle.Load() {
 		return false
 	}
+	l.publish() // it may be long
 	l.waits = true
 	l.idle.Store(true)
 	return true
@@ -136,17 +139,20 @@ func (l *lane) resume() {
 }
 
 // finish ends the call.
-func (l *lane) finish(k Kind, err error) {
+func (l *lane) finish(err error) {
 	l.began.Store(nil)
 	if l.waits {
 		l.waits = false
 		l.resumed.Store(nil)
 	}
-	l.stats[k].add(&l.tally, l.slab.Tally(), err)
-	if l.clocked != 0 {
-		l.stats[k].took.Observe(time.Duration(clock.Now() - l.clocked))
+	l.counts.calls++
+	if err != nil {
+		l.counts.failed(err)
 	}
-	l.tally = *l.slab.Tally()
+	if l.clocked != 0 {
+		l.counts.took(time.Duration(clock.Now() - l.clocked))
+		l.publish()
+	}
 	l.ctx = nil
 }
 
@@ -300,11 +306,11 @@ func (l *lane) Grow(replicas int, newest uint32) error {
 func (l *lane) close(ctx context.Context) error {
 	var err error
 	if l.slab != nil {
-		if err = l.start(ctx); err == nil {
+		if err = l.start(ctx, KindOther); err == nil {
 			if l.session.err() == nil {
 				err = l.alloc.Close()
 			}
-			l.finish(KindOther, err)
+			l.finish(err)
 		}
 	}
 	for _, c := range l.conns {

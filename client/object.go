@@ -54,12 +54,12 @@ func (c *Client) Alloc(ctx context.Context, payload []byte, o AllocOptions) (Ref
 	if n := max(len(payload), o.Capacity); n > MaxObjectBytes {
 		return Ref{}, fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, n, MaxObjectBytes)
 	}
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, KindAlloc)
 	if err != nil {
 		return Ref{}, err
 	}
 	ref, err := l.allocObject(payload, o)
-	c.done(l, KindAlloc, err)
+	c.done(l, err)
 	return ref, err
 }
 
@@ -76,7 +76,7 @@ func (l *lane) allocObject(payload []byte, o AllocOptions) (Ref, error) {
 
 // Read returns the object's payload, appended to dst. One round; large objects two.
 func (c *Client) Read(ctx context.Context, ref Ref, dst []byte) ([]byte, error) {
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, KindRead)
 	if err != nil {
 		return dst, err
 	}
@@ -84,7 +84,7 @@ func (c *Client) Read(ctx context.Context, ref Ref, dst []byte) ([]byte, error) 
 	if err == nil && info.Tag&proto.TagIndex != 0 {
 		out, err = l.readLarge(ref, dst, out[len(dst):])
 	}
-	c.done(l, KindRead, err)
+	c.done(l, err)
 	return out, err
 }
 
@@ -158,12 +158,12 @@ func (c *Client) Replicas(ref Ref) int {
 
 // Write replaces the payload, whatever it was.
 func (c *Client) Write(ctx context.Context, ref Ref, payload []byte) error {
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, KindUpdate)
 	if err != nil {
 		return err
 	}
 	err = l.write(ref, payload, anyVersion)
-	c.done(l, KindUpdate, err)
+	c.done(l, err)
 	return err
 }
 
@@ -173,12 +173,12 @@ func (c *Client) CompareAndWrite(ctx context.Context, ref Ref, version uint64, p
 	if version == anyVersion || version > proto.MaxVersion {
 		return fmt.Errorf("%w: version %d is none", ErrConflict, version)
 	}
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, KindUpdate)
 	if err != nil {
 		return err
 	}
 	err = l.write(ref, payload, version)
-	c.done(l, KindUpdate, err)
+	c.done(l, err)
 	return err
 }
 
@@ -226,7 +226,7 @@ func (l *lane) write(ref Ref, payload []byte, version uint64) error {
 
 // Free ends the object. A second Free of the same Ref fails with ErrFreed.
 func (c *Client) Free(ctx context.Context, ref Ref) error {
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, KindFree)
 	if err != nil {
 		return err
 	}
@@ -238,14 +238,14 @@ func (c *Client) Free(ctx context.Context, ref Ref) error {
 		// The object is freed; a failure to tidy map bits is the scrub's.
 		_ = l.alloc.Tidy()
 	}
-	c.done(l, KindFree, err)
+	c.done(l, err)
 	return err
 }
 
 // ReadMany reads objects and calls fn once for each, in any order. The payload is
 // good during the call of fn. One round for up to 128 small objects a node.
 func (c *Client) ReadMany(ctx context.Context, refs []Ref, fn func(i int, payload []byte, err error)) error {
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, KindReadMany)
 	if err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func (c *Client) ReadMany(ctx context.Context, refs []Ref, fn func(i int, payloa
 		}
 		fn(i, out, rerr)
 	}
-	c.done(l, KindReadMany, err)
+	c.done(l, err)
 	return err
 }
 
@@ -285,7 +285,7 @@ func (c *Client) WriteMany(ctx context.Context, refs []Ref, payloads [][]byte) [
 	if len(payloads) != len(refs) {
 		return fail(fmt.Errorf("%d refs and %d payloads", len(refs), len(payloads)))
 	}
-	l, err := c.lane(ctx)
+	l, err := c.lane(ctx, KindWriteMany)
 	if err != nil {
 		return fail(err)
 	}
@@ -296,6 +296,6 @@ func (c *Client) WriteMany(ctx context.Context, refs []Ref, payloads [][]byte) [
 			errs[i] = l.write(refs[i], payloads[i], anyVersion)
 		}
 	}
-	c.done(l, KindWriteMany, nil)
+	c.done(l, nil)
 	return errs
 }

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"errors"
 	"sync"
 	"sync/atomic"
 
@@ -28,39 +27,6 @@ func (k Kind) String() string {
 	return [...]string{"read", "update", "alloc", "free", "read_many", "write_many", "other"}[k]
 }
 
-// kindStats counts what a lane did for one kind of call. One writer; atomics let
-// Stats read while it goes on.
-type kindStats struct {
-	calls, errors, unknown, rounds, bytes atomic.Uint64
-	verbs                                 [rdma.Ops]atomic.Uint64
-	took                                  latency.Histogram // of one call in clockEvery
-}
-
-// add counts a call that took the tally from was to now.
-func (k *kindStats) add(was, now *rdma.Tally, err error) {
-	bump(&k.calls, 1)
-	if err != nil {
-		bump(&k.errors, 1)
-		if errors.Is(err, ErrUnknown) {
-			bump(&k.unknown, 1)
-		}
-	}
-	bump(&k.rounds, now.Rounds-was.Rounds)
-	bump(&k.bytes, now.Bytes-was.Bytes)
-	for op := range now.Verbs {
-		if n := now.Verbs[op] - was.Verbs[op]; n != 0 {
-			bump(&k.verbs[op], n)
-		}
-	}
-}
-
-// bump adds without a locked instruction's cost being paid for nothing.
-func bump(a *atomic.Uint64, n uint64) {
-	if n != 0 {
-		a.Add(n)
-	}
-}
-
 // KindStats is what calls of one kind have cost.
 type KindStats struct {
 	Calls  uint64 `json:"calls"`
@@ -84,7 +50,8 @@ func (k KindStats) AllVerbs() uint64 {
 	return n
 }
 
-// Stats is what a Client has done so far.
+// Stats is what a Client has done so far. The last calls of lanes that are busy may be
+// missing: fewer than thirty-two of each, mostly.
 type Stats struct {
 	Kinds     map[string]KindStats `json:"kinds"`     // by Kind
 	Providers map[uint32]string    `json:"providers"` // by node id
@@ -124,16 +91,6 @@ func (e *laneEvents) sum(into *Events) {
 	into.StaleKeys += e.staleKeys.Load()
 }
 
-// One call in 1 << clockBits has its time taken: reading the clock once more would
-// cost a call over shm a tenth of its own time. Which one is left to the high bits
-// of a linear congruential generator (Knuth's MMIX): counting would time the same
-// step of a program's loop again and again.
-const (
-	clockBits = 5
-	lcgFactor = 6364136223846793005
-	lcgStep   = 1442695040888963407
-)
-
 // pastStats keeps the sums of sessions that have ended.
 type pastStats struct {
 	mu       sync.Mutex
@@ -143,6 +100,7 @@ type pastStats struct {
 }
 
 func (p *pastStats) add(s *session) {
+	s.harvest()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.sum(&p.sum)
@@ -152,8 +110,8 @@ func (p *pastStats) add(s *session) {
 
 func (s *session) sum(into *[kinds]KindStats) {
 	for _, l := range s.lanes {
-		for k := range l.stats {
-			from, to := &l.stats[k], &into[k]
+		for k := range l.counts.stats {
+			from, to := &l.counts.stats[k], &into[k]
 			to.Calls += from.calls.Load()
 			to.Errors += from.errors.Load()
 			to.Unknown += from.unknown.Load()
@@ -179,10 +137,12 @@ func (s *session) sumEvents(into *Events) {
 	}
 }
 
-// claims counts what idle lanes have in their magazines, and the lanes that are busy.
-func (s *session) claims() (claims, busy int) {
+// harvest has idle lanes publish what they have counted, and tells how many slabs are
+// in magazines and how many lanes are busy.
+func (s *session) harvest() (claims, busy int) {
 	for _, l := range s.lanes {
 		if l.busy.CompareAndSwap(false, true) {
+			l.publish()
 			if l.alloc != nil {
 				l.events.claims.Store(int64(l.alloc.Held()))
 			}
@@ -209,11 +169,11 @@ func (c *Client) Stats() Stats {
 	events, sessions := c.past.events, c.past.sessions
 	c.past.mu.Unlock()
 	s := c.current.Load()
+	claims, busy := s.harvest()
 	s.sum(&sum)
 	s.sumEvents(&events)
 	out := Stats{Kinds: map[string]KindStats{}, Providers: map[uint32]string{}, Session: s.ticket.Session,
-		Sessions: sessions + 1, LeaseLeftNS: max(0, s.leaseUntil.Load()-clock.Now()), Lanes: len(s.lanes), Events: events}
-	out.Claims, out.BusyLanes = s.claims()
+		Sessions: sessions + 1, LeaseLeftNS: max(0, s.leaseUntil.Load()-clock.Now()), Lanes: len(s.lanes), Claims: claims, BusyLanes: busy, Events: events}
 	if v := s.now.Load(); v != nil {
 		out.TableRevision, out.ReclaimEpoch = v.table.Revision(), v.table.ReclaimEpoch()
 	}

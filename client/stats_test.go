@@ -36,3 +36,29 @@ func TestStatsTellWhatCallsTook(t *testing.T) {
 	require.Zero(t, s.BusyLanes)
 	require.Positive(t, s.Claims, "the magazine that the slab came from")
 }
+
+// TestCountsAreOfTheirKind: rounds go down to the calls that needed them, also where
+// kinds take turns on one lane, and before a call waits all of it can be seen.
+func TestCountsAreOfTheirKind(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{})
+	c := cluster.Connect(client.Config{Lanes: 1})
+	ref, err := c.Alloc(t.Context(), []byte("x"), client.AllocOptions{})
+	require.NoError(t, err)
+	before := c.Stats()
+	const turns = 10
+	for range turns {
+		_, err := c.Read(t.Context(), ref, nil)
+		require.NoError(t, err)
+		require.NoError(t, c.Write(t.Context(), ref, []byte("y")))
+	}
+	held, err := client.Hold(t.Context(), c)
+	require.NoError(t, err)
+	require.NoError(t, held.Pause())
+	now := c.Stats()
+	require.Equal(t, 1, now.BusyLanes)
+	for kind, rounds := range map[string]uint64{"read": 1, "update": 2} {
+		require.EqualValues(t, turns, now.Kinds[kind].Calls-before.Kinds[kind].Calls, kind)
+		require.Equal(t, turns*rounds, now.Kinds[kind].Rounds-before.Kinds[kind].Rounds, kind)
+	}
+	held.Release()
+}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -26,15 +27,26 @@ func BenchmarkTiming(b *testing.B) {
 	}
 }
 
-// BenchmarkCounting is what counting a call adds to it: one verb of one round.
+// BenchmarkCounting is what counting a call adds to it, beside the tally that the slab
+// protocol keeps: one verb of one round; of the same kind as the last call, or in turns.
 func BenchmarkCounting(b *testing.B) {
-	var k kindStats
-	var was, now rdma.Tally
-	for b.Loop() {
-		now.Rounds++
-		now.Bytes += 128
-		now.Verbs[rdma.Read]++
-		k.add(&was, &now, nil)
-		was = now
+	for _, turns := range []Kind{1, 2} {
+		b.Run(fmt.Sprint("kinds=", int(turns)), func(b *testing.B) {
+			var c counting
+			var tally rdma.Tally
+			i := Kind(0)
+			for b.Loop() {
+				if i++; i == turns {
+					i = 0
+				}
+				if i != c.kind {
+					c.turn(i, &tally)
+				}
+				tally.Rounds++
+				tally.Bytes += 128
+				tally.Verbs[rdma.Read]++
+				c.calls++
+			}
+		})
 	}
 }

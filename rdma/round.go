@@ -92,6 +92,15 @@ func (t *Tally) Count(r *Round) {
 	}
 }
 
+// Add adds what a tally has gained from one time to a later one.
+func (t *Tally) Add(now, since *Tally) {
+	t.Rounds += now.Rounds - since.Rounds
+	t.Bytes += now.Bytes - since.Bytes
+	for op := range t.Verbs {
+		t.Verbs[op] += now.Verbs[op] - since.Verbs[op]
+	}
+}
+
 // AllVerbs is the sum over all kinds of verbs.
 func (t *Tally) AllVerbs() uint64 {
 	var n uint64
