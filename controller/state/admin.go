@@ -131,7 +131,7 @@ func (m *Machine) canDrain(n *node) *Error {
 		if to == nil {
 			return errorf(Precondition, "region %d wants %d replicas in different failure domains and no other node can take the one on node %s: start one with %s free", g.rec.Id, g.rec.WantReplicas, n.rec.Name, bytesText(g.rec.SizeBytes))
 		}
-		taken[slices.Index(m.nodes, to)] += g.rec.SizeBytes
+		taken[to.at] += g.rec.SizeBytes
 	}
 	return nil
 }
@@ -283,8 +283,8 @@ func (m *Machine) rebalance(waiter uint64, r *quarrypb.RebalanceRequest) {
 			break
 		}
 		size := mv.g.rec.SizeBytes
-		load[slices.Index(m.nodes, mv.from)] -= size
-		load[slices.Index(m.nodes, mv.to)] += size
+		load[mv.from.at] -= size
+		load[mv.to.at] += size
 		planned[mv.g.rec.Id] = true
 		moves = append(moves, mv)
 		resp.Moves = append(resp.Moves, &quarrypb.Move{Region: mv.g.rec.Id, From: mv.from.rec.Id, To: mv.to.rec.Id})

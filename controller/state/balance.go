@@ -16,34 +16,44 @@ const (
 	balanceEvery = 2 * time.Second  // between two
 )
 
+// restless puts the next look at the primaries off: a region changes, or what it lacks does.
+func (m *Machine) restless() { m.balances = max(m.balances, m.now+int64(balanceAfter)) }
+
 // balance gives one region another of its replicas as primary, if that makes the
 // nodes more alike: by two regions at least, or it would go to and fro.
 func (m *Machine) balance() {
+	if m.now < m.balances {
+		return
+	}
+	m.balances = m.now + int64(balanceEvery)
+	if len(m.moves) > 0 {
+		m.restless()
+		return
+	}
+	fewest := 0
+	for i, n := range m.nodes {
+		if i == 0 || n.primary < fewest {
+			fewest = n.primary
+		}
+	}
+	var best *region
+	var to, most int
 	for _, g := range m.regions {
 		if !published(g.rec) || g.rec.State == regionLost {
 			continue
 		}
 		if g.rec.State != open || g.lacking || g.job != nil || g.pub != g.rec {
-			m.balances = m.now + int64(balanceAfter)
+			m.restless()
 			return
 		}
-	}
-	if len(m.moves) > 0 {
-		m.balances = m.now + int64(balanceAfter)
-	}
-	if m.now < m.balances {
-		return
-	}
-	m.balances = m.now + int64(balanceEvery)
-	primaries := m.primaries()
-	var best *region
-	var to, most int
-	for _, g := range m.regions {
-		from := primaries[m.nodeIndex(g.rec.Replicas[0].Node)]
+		from := m.node(g.rec.Replicas[0].Node).primary
+		if from-fewest < 2 || from-fewest <= most {
+			continue // no node has so many less
+		}
 		for i, r := range g.rec.Replicas {
 			// Invariant: with all replicas in sync the choice of the primary is free.
 			n := m.node(r.Node)
-			if less := from - primaries[m.nodeIndex(r.Node)]; i > 0 && less >= 2 && less > most && m.allWell(g) && m.steady(n) {
+			if less := from - n.primary; i > 0 && less >= 2 && less > most && m.allWell(g) && m.steady(n) {
 				best, to, most = g, i, less
 			}
 		}
@@ -61,8 +71,8 @@ func (m *Machine) balance() {
 // primaries counts those of each node.
 func (m *Machine) primaries() []int {
 	count := make([]int, len(m.nodes))
-	for _, g := range m.regions {
-		count[m.nodeIndex(g.rec.Replicas[0].Node)]++
+	for i, n := range m.nodes {
+		count[i] = n.primary
 	}
 	return count
 }
@@ -71,17 +81,15 @@ func (m *Machine) primaries() []int {
 func (m *Machine) fewestFirst(set []*node, primaries []int) {
 	best := 0
 	for i, n := range set {
-		if primaries[slices.Index(m.nodes, n)] < primaries[slices.Index(m.nodes, set[best])] {
+		if primaries[n.at] < primaries[set[best].at] {
 			best = i
 		}
 	}
 	first := set[best]
 	copy(set[1:best+1], set[:best])
 	set[0] = first
-	primaries[slices.Index(m.nodes, first)]++
+	primaries[first.at]++
 }
-
-func (m *Machine) nodeIndex(id uint32) int { return slices.Index(m.nodes, m.node(id)) }
 
 func (m *Machine) allWell(g *region) bool {
 	for _, r := range g.rec.Replicas {

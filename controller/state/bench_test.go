@@ -1,6 +1,7 @@
 package state
 
 import (
+	"fmt"
 	"runtime"
 	"testing"
 	"time"
@@ -87,4 +88,23 @@ func TestTableOf10000(t *testing.T) {
 	}
 	require.Less(t, time.Since(began), 5*time.Second)
 	runtime.KeepAlive(r)
+}
+
+// BenchmarkBalance is one look at the primaries: of nodes that have as many as they
+// should, and with one that has none and cannot take any yet, so that every replica is
+// looked at.
+func BenchmarkBalance(b *testing.B) {
+	for _, regions := range []int{10000, 262144} {
+		r, _ := large(b, regions, 0)
+		look := func(b *testing.B) {
+			for b.Loop() {
+				r.m.balances = r.m.now
+				r.m.balance()
+			}
+			require.Equal(b, r.m.now+int64(balanceEvery), r.m.balances, "all regions were looked at")
+		}
+		b.Run(fmt.Sprintf("%d/alike", regions), look)
+		r.m.nodes[9].primary, r.m.nodes[9].refusedUntil = 0, 1<<62
+		b.Run(fmt.Sprintf("%d/one-idle", regions), look)
+	}
 }

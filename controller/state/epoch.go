@@ -165,6 +165,7 @@ func (m *Machine) change(g *region, rec *quarrypb.Region, extra ...change) {
 		g.job.end()
 	}
 	g.changing = true
+	m.restless()
 	m.stage(append(extra, m.regionChange(g, rec, func(rev uint64) {
 		if g.rec == rec {
 			g.changing = false
@@ -196,6 +197,7 @@ func (m *Machine) reconfigure(g *region, rev uint64) {
 						rec.Epoch++
 						j.end()
 						g.opened = m.now
+						m.restless()
 						m.stage(m.regionChange(g, rec, nil))
 						m.note("region %d is open at epoch %d", rec.Id, rec.Epoch)
 					})

@@ -27,6 +27,10 @@ func (m *Machine) look(g *region) {
 	}
 	if lacks = lacks && published(g.rec); lacks != g.lacking {
 		g.lacking, g.short, g.next = lacks, m.now, 0
+		if m.lacks--; lacks {
+			m.lacks += 2
+		}
+		m.restless()
 	}
 }
 
@@ -37,12 +41,18 @@ func (m *Machine) improve() {
 	}
 	m.improves = m.now + improveEvery
 	growing := 0
-	for _, g := range m.regions {
-		if g.lacking && (g.joining != nil || slices.ContainsFunc(g.rec.Replicas, isRebuilding)) {
-			growing++
+	var lacking []*region
+	if m.lacks > 0 {
+		for _, g := range m.regions {
+			if g.lacking {
+				lacking = append(lacking, g)
+				if g.joining != nil || slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
+					growing++
+				}
+			}
 		}
 	}
-	for _, g := range slices.Clone(m.regions) {
+	for _, g := range lacking {
 		// Invariant: a region is changed only from what is in the table.
 		if !g.lacking || g.rec.State != open || g.pub != g.rec || g.job != nil || m.now < g.next {
 			continue

@@ -79,7 +79,8 @@ type Machine struct {
 	sweeps int64    // when expired sessions are looked for next
 	// When regions that lack something, and fenced sessions to scrub, are looked for next.
 	improves, scrubs int64
-	balances         int64 // when primaries are counted next
+	lacks            int   // regions that lack something
+	balances         int64 // when primaries are looked at next
 	lastScrub        uint64
 
 	// What work has to look at before the step is over. Nothing is looked at in the
@@ -129,6 +130,9 @@ func (m *Machine) resume() {
 	slices.SortFunc(m.nodes, func(a, b *node) int { return cmp.Compare(a.rec.Id, b.rec.Id) })
 	slices.SortFunc(m.regions, func(a, b *region) int { return cmp.Compare(a.rec.Id, b.rec.Id) })
 	slices.SortFunc(m.sessions, func(a, b *session) int { return cmp.Compare(a.rec.Serial, b.rec.Serial) })
+	for i, n := range m.nodes {
+		n.at = i
+	}
 	m.log.rebuild(m)
 	for _, g := range m.regions {
 		m.account(g.rec, +1)

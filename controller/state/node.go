@@ -39,7 +39,9 @@ type node struct {
 	complaints           []complaint
 	sickUntil            int64 // left for what clients said, however it answers
 
+	at       int    // Invariant: m.nodes[at] is this one; nodes are never taken out
 	hosts    int    // replicas that may be open here
+	primary  int    // regions that have their primary here
 	assigned uint64 // bytes of all replicas here
 
 	// owed are the serials whose fence this node has not acknowledged. Sorted.
@@ -104,7 +106,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		c := m.editCluster()
 		rec.Id = c.NextNode
 		c.NextNode++
-		n = &node{rec: rec}
+		n = &node{rec: rec, at: len(m.nodes)}
 		m.nodes = append(m.nodes, n) // numbers rise
 		m.nodeByName[rec.Name] = n
 		m.stage(m.clusterChange(c), m.nodeChange(n, rec))

@@ -67,8 +67,8 @@ func (m *Machine) place(r *quarrypb.CreateRegionRequest, taken []uint64) ([]*nod
 
 func (m *Machine) free(n *node, taken []uint64) uint64 {
 	used := n.assigned
-	if i := slices.Index(m.nodes, n); i < len(taken) {
-		used += taken[i]
+	if n.at < len(taken) {
+		used += taken[n.at]
 	}
 	return n.rec.CapacityBytes - min(n.rec.CapacityBytes, used)
 }

@@ -50,10 +50,13 @@ func (g *region) on(node uint32) *quarrypb.Replica {
 
 // account adds a region's replicas to their nodes, or takes them away.
 func (m *Machine) account(rec *quarrypb.Region, sign int) {
-	for _, r := range rec.Replicas {
+	for i, r := range rec.Replicas {
 		n := m.node(r.Node)
 		if n == nil {
 			continue
+		}
+		if i == 0 {
+			n.primary += sign
 		}
 		n.assigned += uint64(sign) * rec.SizeBytes
 		if r.State != quarrypb.ReplicaState_REPLICA_STATE_OUT {
@@ -114,7 +117,7 @@ func (m *Machine) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest, r
 			return
 		}
 		for _, n := range set {
-			taken[slices.Index(m.nodes, n)] += r.SizeBytes
+			taken[n.at] += r.SizeBytes
 		}
 		m.fewestFirst(set, primaries)
 		sets[i] = set

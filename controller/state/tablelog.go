@@ -104,6 +104,10 @@ func (m *Machine) statusTable() *quarrypb.Table {
 }
 
 func (m *Machine) node(id uint32) *node {
+	// Ids rise by one, and no node is ever taken out: that is where it is.
+	if i := int(id) - 1; i >= 0 && i < len(m.nodes) && m.nodes[i].rec.Id == id {
+		return m.nodes[i]
+	}
 	i, ok := slices.BinarySearchFunc(m.nodes, id, func(n *node, id uint32) int { return cmp.Compare(n.rec.Id, id) })
 	if !ok {
 		return nil

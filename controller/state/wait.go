@@ -5,6 +5,7 @@ import "slices"
 // wait is something that waits until sessions have acknowledged it.
 type wait struct {
 	owing []*session // those who may not have. Checked from the end.
+	table uint64     // the revision waited for, by awaitTable
 	done  func()
 	// settled says that s need not be waited for any more. It may end s.
 	settled func(s *session) bool
@@ -43,8 +44,15 @@ func (m *Machine) gone(s *session) bool {
 // awaitTable waits until nobody reads by a table older than rev: every session whose
 // lease is not over, fenced or not, has acknowledged rev. (DESIGN 8, failover step 3.)
 // Programs of agents are not waited for: they answer nobody, and their keys are dead.
-func (m *Machine) awaitTable(rev uint64, done func()) *wait {
-	return m.await(func(s *session) bool {
+// Regions that one transaction has changed wait together: a node's death changes
+// many, and each wait asks after every session.
+func (m *Machine) awaitTable(rev uint64, done func()) {
+	if n := len(m.waits); n > 0 && m.waits[n-1].table == rev && m.waits[n-1].done != nil {
+		w, before := m.waits[n-1], m.waits[n-1].done
+		w.done = func() { before(); done() }
+		return
+	}
+	m.await(func(s *session) bool {
 		if m.gone(s) || s.rec.Agent || s.ackTable >= rev {
 			return true
 		}
@@ -56,7 +64,7 @@ func (m *Machine) awaitTable(rev uint64, done func()) *wait {
 			m.end(s, stateFencing)
 		}
 		return true
-	}, done)
+	}, done).table = rev
 }
 
 // raise raises the reclaim epoch and waits for the pass: every session has
