@@ -112,13 +112,13 @@ func (l *workLane) open() error {
 func (l *workLane) dial(ctx context.Context, i int) (rdma.Conn, rdma.Window, error) {
 	w, p := l.w, l.w.req.Peers[i]
 	ways := []func() (rdma.Conn, error){
-		func() (rdma.Conn, error) { return tcp.Dialer{}.Dial(ctx, p.Address, &w.ticket, l.number) },
+		func() (rdma.Conn, error) { return tcp.Dialer{}.Dial(ctx, p.Address, &w.ticket, programLane|l.number) },
 	}
 	if w.n.is(p.Node, p.Incarnation) {
 		ways = append([]func() (rdma.Conn, error){func() (rdma.Conn, error) {
 			own := shm.NewInproc()
 			own.Add("self", w.n.access.Access)
-			return own.Dial(ctx, "self", &w.ticket, l.number)
+			return own.Dial(ctx, "self", &w.ticket, programLane|l.number)
 		}}, ways...)
 	}
 	var errs []error
@@ -238,7 +238,7 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 // Pause backs off. A program has no deadline but the end of its epoch.
 func (l *workLane) Pause(attempt int) error {
 	if attempt == 0 {
-		return l.pace.rest(l.w.ctx, l.slab.Tally().Bytes)
+		return l.makeRoom()
 	}
 	if attempt == 1 {
 		l.waited, l.asked = 0, 0
@@ -252,6 +252,17 @@ func (l *workLane) Pause(attempt int) error {
 	case <-l.w.ctx.Done():
 		return context.Cause(l.w.ctx)
 	}
+}
+
+// makeRoom is between two pieces of a block.
+func (l *workLane) makeRoom() error {
+	others := l.w.n.others.there(clock.Now())
+	if others {
+		l.slab.CopyBy(smallCopy)
+	} else {
+		l.slab.CopyBy(largeCopy)
+	}
+	return l.pace.rest(l.w.ctx, l.slab.Tally().Bytes, others || l.w.remote)
 }
 
 // HolderFenced knows the dead of a scrub, and asks about others when waiting has taken long.

@@ -56,6 +56,7 @@ type Node struct {
 	calls         rpcstats.Calls
 	life          life
 	settled       settled
+	others        others
 	closing       sync.Once
 	closed        error
 
@@ -78,6 +79,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 		return nil, err
 	}
 	n := &Node{cfg: cfg, memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4), renew: make(chan struct{}, 1)}
+	n.others.count = func() uint64 { return n.access.Chains("tcp", programLane) }
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

@@ -2,15 +2,22 @@ package storagenode
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
 )
 
-// A copy goes as fast as it can while nobody else wants the processors and the
-// fabric, and makes room when somebody does. It cannot ask; but its own pieces then
+// A copy goes as fast as it can while this node serves nobody else over tcp: nobody is
+// served faster for its sparing the processors then, for clients on shm execute their
+// calls themselves and gain nothing from pauses in between, which was measured. While
+// there are such others it works in smaller pieces, and makes room: its own pieces then
 // take longer than the quickest have, and others are made to wait as it is. The lane
 // rests in proportion, holding nothing.
+//
+// Whom a joiner on another host serves is not seen from here. There the time of the
+// pieces alone has to tell, in which the lanes of the copy hold up each other too.
 const (
 	// restFor is how long a lane rests for each nanosecond that a piece took longer
 	// than the quickest. With 3 the p99 of clients that use up both processors of a
@@ -36,10 +43,9 @@ type pace struct {
 	debt  int64
 }
 
-// rest ends a piece, makes room for others, and begins the next one.
-func (p *pace) rest(ctx context.Context, moved uint64) error {
-	now := clock.Now()
-	if debt := p.owe(now, moved); debt > 0 {
+// rest ends a piece, makes room for others if there are any, and begins the next one.
+func (p *pace) rest(ctx context.Context, moved uint64, others bool) error {
+	if debt := p.owe(clock.Now(), moved, others); debt > 0 {
 		t := time.NewTimer(time.Duration(debt))
 		defer t.Stop()
 		select {
@@ -52,8 +58,8 @@ func (p *pace) rest(ctx context.Context, moved uint64) error {
 }
 
 // owe is how long to rest now, 0 for not yet. moved is what the lane has READ and
-// WRITTEN in all.
-func (p *pace) owe(now int64, moved uint64) int64 {
+// WRITTEN in all. Nothing is owed to nobody.
+func (p *pace) owe(now int64, moved uint64, others bool) int64 {
 	took, bytes := now-p.since, int64(moved-p.moved)
 	first := p.since == 0
 	p.since, p.moved = now, moved
@@ -68,6 +74,10 @@ func (p *pace) owe(now int64, moved uint64) int64 {
 		p.best -= (p.best - perMiB) / 8
 	}
 	p.best += p.best / forget
+	if !others {
+		p.debt = min(p.debt, 0)
+		return 0
+	}
 	// At most restFor times as long as the piece took: a quarter of its speed is left,
 	// for as long as a replica is missing, data are in danger.
 	p.debt += restFor * max(0, took-p.best*bytes/(1<<20))
@@ -82,6 +92,52 @@ func (p *pace) owe(now int64, moved uint64) int64 {
 func (p *pace) rested(now int64) {
 	p.debt = max(p.debt-(now-p.since), -restMost)
 	p.since = now
+}
+
+const (
+	// lookEvery others are looked for; a look at many lanes takes its time, and is
+	// taken at most lookShare of all time.
+	lookEvery = int64(5 * time.Millisecond)
+	lookShare = 50
+	// How much of a block is copied at once, with others there and without. Each piece
+	// wakes up threads on both sides, which keeps who is there on shm from its work, not
+	// for long but often; whoever waits for an answer over tcp waits for a piece to end.
+	smallCopy = 64 << 10
+	largeCopy = 256 << 10
+	// programLane is the first number of the lanes of programs over regions: a copy
+	// makes no room for another copy.
+	programLane = 1 << 31
+)
+
+// others knows whether this node executes calls of clients: it looks at the counts
+// that their lanes keep anyway.
+type others struct {
+	count func() uint64
+
+	next, until atomic.Int64 // when to look again, and when nobody is there if nobody was seen
+	mu          sync.Mutex
+	at          int64 // of the last look
+	chains      uint64
+}
+
+// there says whether somebody has been served a moment ago. Who calls it pays for the
+// look when it is time for one.
+func (o *others) there(now int64) bool {
+	if now >= o.next.Load() && o.mu.TryLock() {
+		chains := o.count()
+		o.next.Store(now + max(lookEvery, lookShare*(clock.Now()-now)))
+		o.look(now, chains)
+		o.mu.Unlock()
+	}
+	return now < o.until.Load()
+}
+
+// look takes a count in. What came since a look of long ago says nothing about now.
+func (o *others) look(now int64, chains uint64) {
+	if late := o.next.Load() - now; chains != o.chains && o.at != 0 && now-o.at < 4*late {
+		o.until.Store(now + 2*late)
+	}
+	o.at, o.chains = now, chains
 }
 
 // How long a round may take before its connection is given up.

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/clock"
 )
 
 // TestPace: nobody rests on an idle machine; who is held up rests in proportion, and
@@ -14,10 +16,10 @@ func TestPace(t *testing.T) {
 	const piece, quick = 64 << 10, int64(200 * time.Microsecond)
 	p := pace{}
 	now, moved := int64(1), uint64(0)
-	require.Zero(t, p.owe(now, moved))
+	require.Zero(t, p.owe(now, moved, true))
 	step := func(took int64) (rest int64) {
 		now, moved = now+took, moved+piece
-		if rest = p.owe(now, moved); rest > 0 {
+		if rest = p.owe(now, moved, true); rest > 0 {
 			now += rest
 			p.rested(now)
 			require.Zero(t, p.debt)
@@ -38,6 +40,10 @@ func TestPace(t *testing.T) {
 	}
 	require.Less(t, rested, restFor*worked, "a quarter of the speed is left")
 	require.Positive(t, rested)
+	debt := p.debt
+	now, moved = now+50*quick, moved+piece
+	require.Zero(t, p.owe(now, moved, false), "nobody is there to make room for")
+	require.LessOrEqual(t, p.debt, min(debt, 0))
 	for range 200_000 { // slower for good
 		step(4 * quick)
 	}
@@ -47,14 +53,48 @@ func TestPace(t *testing.T) {
 
 	// Sleeping longer than was owed counts, but not for ever.
 	now, moved = now+int64(time.Second), moved+piece
-	require.Positive(t, p.owe(now, moved))
+	require.Positive(t, p.owe(now, moved, true))
 	p.rested(now + int64(time.Hour))
 	require.Equal(t, -restMost, p.debt)
 
 	// A program that is told to end does not rest.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, p.rest(ctx, moved+piece), context.Canceled)
+	require.ErrorIs(t, p.rest(ctx, moved+piece, false), context.Canceled)
+}
+
+// TestOthers: calls of clients are seen within two looks, and forgotten soon; what came
+// in since a look of long ago is not taken for now.
+func TestOthers(t *testing.T) {
+	chains, looks := uint64(5), 0
+	o := others{count: func() uint64 { looks++; return chains }}
+	now := clock.Now()
+	require.False(t, o.there(now), "what had been before is no news")
+	require.False(t, o.there(now+1))
+	require.Equal(t, 1, looks, "a look now and then, not one for each piece")
+	chains++
+	now = o.next.Load()
+	require.True(t, o.there(now))
+	now = o.next.Load()
+	require.True(t, o.there(now), "who was there a moment ago comes again")
+	for range 3 {
+		now = o.next.Load()
+		o.there(now)
+	}
+	require.False(t, o.there(now))
+	chains++
+	now += int64(time.Minute)
+	require.False(t, o.there(now))
+	chains++
+	require.True(t, o.there(o.next.Load()))
+}
+
+// TestSameHost: names are compared as they are written.
+func TestSameHost(t *testing.T) {
+	require.True(t, sameHost("127.0.0.1:1", "127.0.0.1:2"))
+	require.True(t, sameHost("[::1]:1", "[::1]:2"))
+	require.False(t, sameHost("10.0.0.1:1", "10.0.0.2:1"))
+	require.False(t, sameHost("", ""))
 }
 
 // TestPatience: a round that was given up is waited for longer the next time; the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,7 @@ type work struct {
 	cancel context.CancelCauseFunc
 	arena  *rdma.Arena
 	dead   map[uint32]bool
+	remote bool // a joiner is on another host
 	ticket rdma.Ticket
 	// session is the program's own at the controllers; a reconcile has none, for it
 	// reserves nothing and nobody else has a key.
@@ -149,6 +151,9 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 	for _, id := range m.DeadSessions {
 		w.dead[id] = true
 	}
+	for _, p := range m.Peers {
+		w.remote = w.remote || p.Rebuilding && !sameHost(p.Address, n.tcpAddress)
+	}
 	if w.arena, err = rdma.NewArena(workLanes[key.kind] * laneArena); err != nil {
 		return err
 	}
@@ -172,6 +177,16 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 		close(w.ended)
 	})
 	return nil
+}
+
+// sameHost compares the hosts of two addresses, not looking names up.
+func sameHost(x, y string) bool {
+	a, _, err := net.SplitHostPort(x)
+	if err != nil {
+		return false
+	}
+	b, _, err := net.SplitHostPort(y)
+	return err == nil && a == b
 }
 
 var errReplaced = errors.New("stopped: the region's access changes")

@@ -52,18 +52,18 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 	if !h.State().Open() || !h.Valid() {
 		return nil // whoever opens it includes the joiner
 	}
-	size := h.Class().Bytes()
-	piece := max(copyBytes, size)
-	buf, err := l.buffer(&l.batch.slabs, piece)
-	if err != nil {
-		return err
-	}
+	size, piece := h.Class().Bytes(), 0
 	k := l.copies()
 	for at := 0; at < proto.BlockBytes; at += piece {
 		if err := l.port.Pause(0); err != nil {
 			return err
 		}
-		err := l.repeat(reg, func() {
+		piece = min(max(l.copyBytes, size), proto.BlockBytes-at)
+		buf, err := l.buffer(&l.batch.slabs, piece)
+		if err != nil {
+			return err
+		}
+		err = l.repeat(reg, func() {
 			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
 		})
 		if err != nil {

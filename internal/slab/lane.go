@@ -14,11 +14,13 @@ type Lane struct {
 	tally rdma.Tally
 	op    op
 	// freeing: the operation in hand is a Free, which write-once slabs allow.
-	freeing  bool
-	batch    batch
-	halves   halves
-	info     Info    // lent to the callback of Update
-	gathered *copies // of a copier
+	freeing bool
+	batch   batch
+	halves  halves
+	info    Info // lent to the callback of Update
+	// Of a copier: what it gathers, of pieces of so many bytes.
+	gathered  *copies
+	copyBytes int
 
 	word  []byte              // 16 bytes: headers, R and V of the primary
 	words [MaxReplicas][]byte // 8 bytes each: V of each replica
@@ -32,7 +34,7 @@ func NewLane(p Port) (*Lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lane{port: p, word: small[:16]}
+	l := &Lane{port: p, copyBytes: copyBytes, word: small[:16]}
 	for i := range l.words {
 		l.words[i] = small[16+8*i : 24+8*i]
 	}

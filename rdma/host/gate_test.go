@@ -319,3 +319,24 @@ func TestSecurity11_Limits(t *testing.T) {
 	require.ErrorIs(t, err, rdma.ErrLimit, "a region has one slot")
 	require.NoError(t, a.Close(t.Context()))
 }
+
+// TestChains: the calls of one provider's lanes below a number are counted, and no
+// others, for as long as the lanes are there.
+func TestChains(t *testing.T) {
+	a := New(testCluster, testKey, 1, 1, Limits{})
+	require.NoError(t, a.OpenRegion(t.Context(), 1, 1, memory(t, 1<<20)))
+	for i, number := range []uint32{3, 1 << 31} {
+		l := admit(t, a, uint64(i+1), number)
+		w, _, err := l.Open(1, 1, 0)
+		require.NoError(t, err)
+		for range i + 2 {
+			_, err := l.Run(w.Slot, w.Key, []rdma.Verb{{Op: rdma.Read, Buf: make([]byte, 8)}})
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, uint64(2), a.Chains("test", 1<<31))
+	require.Equal(t, uint64(5), a.Chains("test", 1<<32-1))
+	require.Zero(t, a.Chains("tcp", 1<<32-1))
+	require.NoError(t, a.Fence(t.Context(), 1))
+	require.Zero(t, a.Chains("test", 1<<31))
+}
