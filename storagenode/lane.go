@@ -59,6 +59,9 @@ func (l *workLane) run() error {
 			return errors.Join(err, l.fault)
 		}
 		w.done.Add(1)
+		if w.used[b] {
+			w.speed.passed.Add(proto.BlockBytes)
+		}
 		w.pace()
 	}
 }

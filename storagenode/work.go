@@ -11,10 +11,12 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
@@ -58,6 +60,9 @@ type work struct {
 	next  atomic.Uint32 // block
 	done  atomic.Uint32
 	bytes atomic.Uint64
+	used  []bool // blocks, when the program began
+	total uint64 // bytes of them
+	speed speed
 	ended chan struct{}
 	err   error // good once ended is closed
 }
@@ -89,6 +94,7 @@ func (a *agent) Work(ctx context.Context, r *connect.Request[quarrypb.WorkReques
 		return nil, connect.NewError(connect.CodeDeadlineExceeded, ctx.Err())
 	}
 	res.BlocksDone, res.Bytes = w.done.Load(), w.bytes.Load()
+	res.UsedBytes, res.PassedBytes, res.BytesPerSecond = w.total, w.speed.passed.Load(), w.speed.lately(clock.Now())
 	return connect.NewResponse(res), nil
 }
 
@@ -148,6 +154,7 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 		return err
 	}
 	w := &work{n: n, kind: key.kind, req: m, geo: geo, dead: map[uint32]bool{}, ended: make(chan struct{}), began: time.Now()}
+	w.survey(n.memories[m.Region])
 	for _, id := range m.DeadSessions {
 		w.dead[id] = true
 	}
@@ -187,6 +194,24 @@ func sameHost(x, y string) bool {
 	}
 	b, _, err := net.SplitHostPort(y)
 	return err == nil && a == b
+}
+
+// survey sees which blocks of the primary's memory are in use: for people, who want to
+// know how much there is to do.
+func (w *work) survey(m *host.Memory) {
+	w.used = make([]bool, w.geo.Blocks)
+	w.speed.began(clock.Now())
+	if m == nil || uint64(len(m.Bytes())) != w.geo.RegionBytes {
+		return
+	}
+	headers := make([]byte, 8*w.geo.Blocks)
+	m.Peek(headers, w.geo.HeaderOff(0))
+	for b := range w.used {
+		if h := proto.Header(proto.Word(headers, 8*b)); h.Valid() && h.State().Open() {
+			w.used[b] = true
+			w.total += proto.BlockBytes
+		}
+	}
 }
 
 var errReplaced = errors.New("stopped: the region's access changes")

@@ -80,6 +80,7 @@ func TestNodeCommands(t *testing.T) {
 	}
 	on(t, "status", "--json").decode(t, &status)
 	require.NotNil(t, status.Progress)
+	require.Contains(t, on(t, "status", "--wait", "--timeout", "1m").ok(t), "REPLICAS")
 	require.NotEmpty(t, status.Regions)
 	require.NotZero(t, status.Regions[0].Epoch)
 }

@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-type statusCmd struct{}
+type statusCmd struct {
+	Wait bool `short:"w" help:"Return when every region is open and all its replicas are in sync, with a bar of the memory that programs have passed."`
+}
 
 type nodeView struct {
 	ID        uint32   `json:"id"`
@@ -44,7 +47,40 @@ type progressView struct {
 	Node       string `json:"node"`
 	BlocksDone uint32 `json:"blocks_done"`
 	Blocks     uint32 `json:"blocks"`
-	Bytes      uint64 `json:"bytes"`
+	Bytes      uint64 `json:"bytes"` // of objects copied, or of memory looked through
+	// Of the memory of blocks that were in use when the program began.
+	Used   uint64 `json:"used_bytes"`
+	Passed uint64 `json:"passed_bytes"`
+	Speed  uint64 `json:"bytes_per_second"` // of Passed, lately
+	Left   *int64 `json:"left_ms"`          // at that speed; null while nobody can tell
+}
+
+func progressOf(p *quarrypb.Progress, names map[uint32]string) progressView {
+	v := progressView{Region: p.Region, Work: word(p.Kind, "WORK_KIND_"), Node: names[p.Node], BlocksDone: p.BlocksDone, Blocks: p.Blocks, Bytes: p.Bytes,
+		Used: p.UsedBytes, Passed: min(p.PassedBytes, p.UsedBytes), Speed: p.BytesPerSecond}
+	if v.Speed > 0 {
+		left := int64(float64(v.Used-v.Passed) / float64(v.Speed) * 1000)
+		v.Left = &left
+	}
+	return v
+}
+
+// barText is a bar of the part that has been passed.
+func (p *progressView) barText() string {
+	const width = 20
+	if p.Used == 0 {
+		return ""
+	}
+	n := int(width * float64(p.Passed) / float64(p.Used))
+	return fmt.Sprintf("[%s%s] %d %%", strings.Repeat("#", n), strings.Repeat(".", width-n), int(100*float64(p.Passed)/float64(p.Used)))
+}
+
+// leftText is how long it will take.
+func (p *progressView) leftText() string {
+	if p.Left == nil {
+		return "-"
+	}
+	return (time.Duration(*p.Left) * time.Millisecond).Round(time.Second).String()
 }
 
 type regionView struct {
@@ -106,7 +142,7 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 		v.Regions = append(v.Regions, regionViewOf(r, names))
 	}
 	for _, p := range s.Progress {
-		v.Progress = append(v.Progress, progressView{p.Region, word(p.Kind, "WORK_KIND_"), names[p.Node], p.BlocksDone, p.Blocks, p.Bytes})
+		v.Progress = append(v.Progress, progressOf(p, names))
 	}
 	return v
 }
@@ -136,34 +172,79 @@ func (a *app) status(ctx context.Context) (statusView, error) {
 	return viewOf(res), nil
 }
 
-func (*statusCmd) Run(ctx context.Context, a *app) error {
+// calm says whether every region is open, with all its replicas in sync and where they are to be.
+func (v *statusView) calm() bool {
+	for _, r := range v.Regions {
+		if r.State != "open" {
+			return false
+		}
+		for _, p := range r.Replicas {
+			if p.State != "in_sync" || p.Moves {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// passed is the MiB that programs have passed of all that they have to pass; scrubs
+// are nothing to wait for.
+func (v *statusView) passed() (done, total int) {
+	for _, p := range v.Progress {
+		if p.Work != "scrub" {
+			done, total = done+int(p.Passed>>20), total+int(p.Used>>20)
+		}
+	}
+	return done, total
+}
+
+func (c *statusCmd) Run(ctx context.Context, a *app) error {
 	v, err := a.status(ctx)
 	if err != nil {
 		return err
 	}
-	return a.print(v, func(w io.Writer) {
-		fmt.Fprintf(w, "cluster %s, revision %d, %d sessions (%d fenced), version %s\n\n", v.Cluster, v.Revision, v.LiveSessions, v.FencedSessions, v.Version)
-		fmt.Fprintln(w, "CONTROLLER\tURL\tROLE")
-		for _, c := range v.Controllers {
-			role := "standby"
-			if c.Leader {
-				role = "leader"
+	if c.Wait {
+		b := a.progress("MiB copied")
+		defer b.end()
+		for !v.calm() {
+			b.set(v.passed())
+			select {
+			case <-time.After(200 * time.Millisecond):
+			case <-ctx.Done():
+				return ctx.Err()
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\n", c.Name, c.URL, role)
-		}
-		fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tGOSSIP\tFAILURE DOMAIN\tHOSTED\tCAPACITY\tCONNECTIONS\tENDPOINTS")
-		for _, n := range v.Nodes {
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.gossipText(n), n.Domain, bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), strings.Join(n.Endpoints, " "))
-		}
-		fmt.Fprintln(w)
-		printRegions(w, v.Regions)
-		if len(v.Progress) > 0 {
-			fmt.Fprintln(w, "\nWORK\tREGION\tBY\tBLOCKS\tBYTES")
-			for _, p := range v.Progress {
-				fmt.Fprintf(w, "%s\t%d\t%s\t%d of %d\t%s\n", p.Work, p.Region, p.Node, p.BlocksDone, p.Blocks, bytesText(p.Bytes))
+			if v, err = a.status(ctx); err != nil {
+				return err
 			}
 		}
-	})
+		b.end()
+	}
+	return a.print(v, v.text)
+}
+
+func (v *statusView) text(w io.Writer) {
+	fmt.Fprintf(w, "cluster %s, revision %d, %d sessions (%d fenced), version %s\n\n", v.Cluster, v.Revision, v.LiveSessions, v.FencedSessions, v.Version)
+	fmt.Fprintln(w, "CONTROLLER\tURL\tROLE")
+	for _, c := range v.Controllers {
+		role := "standby"
+		if c.Leader {
+			role = "leader"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", c.Name, c.URL, role)
+	}
+	fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tGOSSIP\tFAILURE DOMAIN\tHOSTED\tCAPACITY\tCONNECTIONS\tENDPOINTS")
+	for _, n := range v.Nodes {
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.gossipText(n), n.Domain, bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), strings.Join(n.Endpoints, " "))
+	}
+	fmt.Fprintln(w)
+	printRegions(w, v.Regions)
+	if len(v.Progress) > 0 {
+		fmt.Fprintln(w, "\nWORK\tREGION\tBY\tBLOCKS\tBYTES\tMEMORY PASSED\t\tSPEED\tLEFT")
+		for _, p := range v.Progress {
+			fmt.Fprintf(w, "%s\t%d\t%s\t%d of %d\t%s\t%s of %s\t%s\t%s/s\t%s\n", p.Work, p.Region, p.Node, p.BlocksDone, p.Blocks, bytesText(p.Bytes),
+				bytesText(p.Passed), bytesText(p.Used), p.barText(), bytesText(p.Speed), p.leftText())
+		}
+	}
 }
 
 // providersInUse is connections by provider, the best first.

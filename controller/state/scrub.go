@@ -80,7 +80,8 @@ func (m *Machine) newScrub() *scrub {
 // progress of all programs, as far as agents have told.
 func (m *Machine) progress() (all []*quarrypb.Progress) {
 	add := func(g *region, n *node, kind quarrypb.WorkKind, w *quarrypb.WorkResponse) {
-		all = append(all, &quarrypb.Progress{Region: g.rec.Id, Kind: kind, Node: n.rec.Id, BlocksDone: w.GetBlocksDone(), Blocks: w.GetBlocks(), Bytes: w.GetBytes()})
+		all = append(all, &quarrypb.Progress{Region: g.rec.Id, Kind: kind, Node: n.rec.Id, BlocksDone: w.GetBlocksDone(), Blocks: w.GetBlocks(), Bytes: w.GetBytes(),
+			UsedBytes: w.GetUsedBytes(), PassedBytes: w.GetPassedBytes(), BytesPerSecond: w.GetBytesPerSecond()})
 	}
 	for _, t := range m.tasks {
 		add(t.g, t.n, t.msg.Kind, t.last)

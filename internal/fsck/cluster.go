@@ -66,6 +66,7 @@ func Cluster(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, err
 	}
 	report, err := Regions(ctx, regions, Options{
+		Round:    s.round,
 		Session:  func(id uint32) SessionState { return s.state(ctx, id) },
 		Writers:  func() bool { return s.writers.Load() },
 		Progress: cfg.Progress,
@@ -97,6 +98,8 @@ type session struct {
 	table   *quarrypb.Table
 	conns   []rdma.Conn
 	writers atomic.Bool
+	reclaim atomic.Uint64 // epoch, as heard last
+	began   atomic.Uint64 // reclaim epoch that the round in hand began in
 	known   map[uint32]SessionState
 	asked   map[uint32]bool // unknown even after asking again
 }
@@ -131,6 +134,8 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 		}
 		s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
 		s.lease, s.table = time.Duration(res.Msg.LeaseMs)*time.Millisecond, res.Msg.Table
+		s.reclaim.Store(s.table.GetReclaimEpoch())
+		s.began.Store(s.table.GetReclaimEpoch())
 		return s, nil
 	}
 	s.http.CloseIdleConnections()
@@ -148,9 +153,23 @@ func leaderOf(err error) string {
 	return ""
 }
 
-// beat keeps the lease until the context ends.
+// round begins another round of the check. Each is an operation of its own: blocks are
+// judged by headers that are READ with them. So the session acknowledges the reclaim
+// epoch that its round began in, and no scrubbed session has to wait for the end of a
+// long check. Ids of sessions may belong to others from then on: they are learned again.
+func (s *session) round() {
+	if now := s.reclaim.Load(); now != s.began.Load() {
+		clear(s.known)
+		clear(s.asked)
+		s.began.Store(now)
+	}
+}
+
+// beat keeps the lease until the context ends. The regions stay those of the table that
+// the check began with: one that changes ends the check, and nobody waits for it.
 func (s *session) beat(ctx context.Context, cancel context.CancelCauseFunc) {
 	until := time.Now().Add(s.lease)
+	revision := s.table.GetRevision()
 	for {
 		select {
 		case <-ctx.Done():
@@ -158,12 +177,13 @@ func (s *session) beat(ctx context.Context, cancel context.CancelCauseFunc) {
 		case <-time.After(s.lease / 3):
 		}
 		sent := time.Now()
-		// Only the epochs it began with: a check is one operation.
-		_, err := s.ctl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{
-			Serial: s.ticket.Serial, TableRevision: s.table.GetRevision(), ReclaimEpoch: s.table.GetReclaimEpoch()}))
+		res, err := s.ctl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{
+			Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: s.began.Load()}))
 		switch {
 		case err == nil:
 			until = sent.Add(s.lease)
+			revision = max(revision, res.Msg.Table.GetRevision())
+			s.reclaim.Store(max(s.reclaim.Load(), res.Msg.ReclaimEpoch))
 		case ctx.Err() == nil && time.Now().After(until):
 			cancel(fmt.Errorf("the lease of the check has run out: %w", err))
 			return

@@ -29,6 +29,9 @@ type Options struct {
 	Writers func() bool
 	// Progress is told the blocks done so far, of all blocks in use. May be nil.
 	Progress func(done, total int)
+	// Round is called before each round: nothing is under way then, and the check holds
+	// no header that it would not read again. May be nil.
+	Round func()
 	// Pause waits between two looks at a slab that seems wrong. nil: not at all.
 	Pause func(attempt int)
 	// Object is told every object that is LIVE and whole. May be nil.
@@ -73,6 +76,9 @@ func Regions(ctx context.Context, regions []Region, o Options) (*Report, error) 
 	}
 	if o.Pause == nil {
 		o.Pause = func(int) {}
+	}
+	if o.Round == nil {
+		o.Round = func() {}
 	}
 	c := &check{ctx: ctx, o: o, report: &Report{Findings: []Finding{}, Regions: []RegionReport{}}, live: map[proto.Ref]bool{}}
 	most := 1
@@ -155,6 +161,7 @@ func (c *check) do(w *work) error {
 	if err := c.ctx.Err(); err != nil {
 		return err
 	}
+	c.o.Round()
 	rdma.Do(&c.round)
 	if err := c.round.Err(); err != nil {
 		if errors.Is(err, rdma.ErrKey) {

@@ -3496,13 +3496,18 @@ func (x *WorkRequest) GetDurable() bool {
 }
 
 type WorkResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Done          bool                   `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`
-	BlocksDone    uint32                 `protobuf:"varint,2,opt,name=blocks_done,json=blocksDone,proto3" json:"blocks_done,omitempty"`
-	Blocks        uint32                 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // copied, or looked through
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Done       bool                   `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`
+	BlocksDone uint32                 `protobuf:"varint,2,opt,name=blocks_done,json=blocksDone,proto3" json:"blocks_done,omitempty"`
+	Blocks     uint32                 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Bytes      uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // copied, or looked through
+	// For people: the memory of blocks that were in use when the program began, how
+	// much of it has been passed, and how fast that goes lately.
+	UsedBytes      uint64 `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	PassedBytes    uint64 `protobuf:"varint,6,opt,name=passed_bytes,json=passedBytes,proto3" json:"passed_bytes,omitempty"`
+	BytesPerSecond uint64 `protobuf:"varint,7,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *WorkResponse) Reset() {
@@ -3559,6 +3564,27 @@ func (x *WorkResponse) GetBlocks() uint32 {
 func (x *WorkResponse) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
+	}
+	return 0
+}
+
+func (x *WorkResponse) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *WorkResponse) GetPassedBytes() uint64 {
+	if x != nil {
+		return x.PassedBytes
+	}
+	return 0
+}
+
+func (x *WorkResponse) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
 	}
 	return 0
 }
@@ -4479,15 +4505,19 @@ func (x *Member) GetSeenBy() []string {
 
 // Progress is of a program that runs over a region at this moment.
 type Progress struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
-	Kind          WorkKind               `protobuf:"varint,2,opt,name=kind,proto3,enum=quarry.v1.WorkKind" json:"kind,omitempty"`
-	Node          uint32                 `protobuf:"varint,3,opt,name=node,proto3" json:"node,omitempty"` // where it runs
-	BlocksDone    uint32                 `protobuf:"varint,4,opt,name=blocks_done,json=blocksDone,proto3" json:"blocks_done,omitempty"`
-	Blocks        uint32                 `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Region     uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
+	Kind       WorkKind               `protobuf:"varint,2,opt,name=kind,proto3,enum=quarry.v1.WorkKind" json:"kind,omitempty"`
+	Node       uint32                 `protobuf:"varint,3,opt,name=node,proto3" json:"node,omitempty"` // where it runs
+	BlocksDone uint32                 `protobuf:"varint,4,opt,name=blocks_done,json=blocksDone,proto3" json:"blocks_done,omitempty"`
+	Blocks     uint32                 `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Bytes      uint64                 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// As in WorkResponse.
+	UsedBytes      uint64 `protobuf:"varint,7,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	PassedBytes    uint64 `protobuf:"varint,8,opt,name=passed_bytes,json=passedBytes,proto3" json:"passed_bytes,omitempty"`
+	BytesPerSecond uint64 `protobuf:"varint,9,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Progress) Reset() {
@@ -4558,6 +4588,27 @@ func (x *Progress) GetBlocks() uint32 {
 func (x *Progress) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Progress) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *Progress) GetPassedBytes() uint64 {
+	if x != nil {
+		return x.PassedBytes
+	}
+	return 0
+}
+
+func (x *Progress) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
 	}
 	return 0
 }
@@ -4991,13 +5042,17 @@ const file_quarry_proto_rawDesc = "" +
 	"\x10bytes_per_second\x18\t \x01(\x04R\x0ebytesPerSecond\x12\x12\n" +
 	"\x04uuid\x18\n" +
 	" \x01(\fR\x04uuid\x12\x18\n" +
-	"\adurable\x18\v \x01(\bR\adurable\"q\n" +
+	"\adurable\x18\v \x01(\bR\adurable\"\xdd\x01\n" +
 	"\fWorkResponse\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\bR\x04done\x12\x1f\n" +
 	"\vblocks_done\x18\x02 \x01(\rR\n" +
 	"blocksDone\x12\x16\n" +
 	"\x06blocks\x18\x03 \x01(\rR\x06blocks\x12\x14\n" +
-	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\"\r\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\x12!\n" +
+	"\fpassed_bytes\x18\x06 \x01(\x04R\vpassedBytes\x12(\n" +
+	"\x10bytes_per_second\x18\a \x01(\x04R\x0ebytesPerSecond\"\r\n" +
 	"\vPingRequest\"@\n" +
 	"\fPingResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
@@ -5063,7 +5118,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05state\x18\n" +
 	" \x01(\tR\x05state\x12\x19\n" +
 	"\bstate_ms\x18\v \x01(\x04R\astateMs\x12\x17\n" +
-	"\aseen_by\x18\f \x03(\tR\x06seenBy\"\xae\x01\n" +
+	"\aseen_by\x18\f \x03(\tR\x06seenBy\"\x9a\x02\n" +
 	"\bProgress\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.quarry.v1.WorkKindR\x04kind\x12\x12\n" +
@@ -5071,7 +5126,11 @@ const file_quarry_proto_rawDesc = "" +
 	"\vblocks_done\x18\x04 \x01(\rR\n" +
 	"blocksDone\x12\x16\n" +
 	"\x06blocks\x18\x05 \x01(\rR\x06blocks\x12\x14\n" +
-	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\"(\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\a \x01(\x04R\tusedBytes\x12!\n" +
+	"\fpassed_bytes\x18\b \x01(\x04R\vpassedBytes\x12(\n" +
+	"\x10bytes_per_second\x18\t \x01(\x04R\x0ebytesPerSecond\"(\n" +
 	"\x12InspectNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\"\xc1\x02\n" +
 	"\x13InspectNodeResponse\x12.\n" +
