@@ -8,6 +8,8 @@
 #   test-rdma.sh ratios     latencies beside perftest's alone
 #   test-rdma.sh suited     everything where a device or KVM makes that quick, else contract
 #   test-rdma.sh two        between two virtual machines joined by a wire
+#   RDMA_CORE=DIR test-rdma.sh contract   with the libraries of another rdma-core (45 has native FLUSH)
+#                           and the C library beside them: Debian packages unpacked into DIR
 #   test-rdma.sh -test.run Fence   arguments for the fabric's test binary
 set -eu
 cd "$(dirname "$0")/../.."
@@ -39,7 +41,7 @@ build() {
 		exit 1
 	fi
 }
-build test -c -tags verbs -o "$work/verbs.test" ./rdma/verbs
+build test -c -tags verbs,yardstick -o "$work/verbs.test" ./rdma/verbs
 if [ $what = all ] || [ $what = ratios ]; then build test -c -tags verbs -o "$work/beside.test" ./internal/rxevm/beside; fi
 if [ $what = all ]; then
 	build test -c -tags verbs -o "$work/alloc.test" ./alloc
@@ -52,6 +54,22 @@ set -u
 work=$1 what=$2
 shift 2
 failed=0
+# The machine's own device may be taken away and given back; a host's may not.
+if [ -d /run/rxevm/job ]; then
+	RXE_REMOVABLE=$RXE_DEVICE
+	export RXE_REMOVABLE
+fi
+# The fabric's tests against the libraries of another rdma-core, with the C library they need.
+tests=$work/verbs.test
+if [ -n "${RDMA_CORE:-}" ]; then
+	printf '#!/bin/sh\nexec %s --library-path %s --argv0 %s %s "$@"\n' "$(ls "$RDMA_CORE"/usr/lib*/ld-linux-x86-64.so.2)" \
+		"$RDMA_CORE/usr/lib/x86_64-linux-gnu:$RDMA_CORE/usr/lib/x86_64-linux-gnu/libibverbs" "$work/verbs.test" "$work/verbs.test" >/tmp/verbs.test
+	chmod +x /tmp/verbs.test
+	tests=/tmp/verbs.test
+	RXE_NATIVE_FLUSH=1
+	RDMAV_DRIVERS=$RDMA_CORE/usr/lib/x86_64-linux-gnu/libibverbs/librxe
+	export RXE_NATIVE_FLUSH RDMAV_DRIVERS
+fi
 part() {
 	name=$1 dir=$2
 	shift 2
@@ -71,11 +89,11 @@ ratios() {
 }
 case $what in
 ratios) ratios ;;
-fabric) cd rdma/verbs && exec "$work/verbs.test" -test.v -test.timeout 280s "$@" ;;
-contract) part "the fabric" rdma/verbs "$work/verbs.test" -test.timeout 12m -test.skip 'Ratio|ContractWithWindows' ;;
+fabric) cd rdma/verbs && exec "$tests" -test.v -test.timeout 280s "$@" ;;
+contract) part "the fabric" rdma/verbs "$tests" -test.timeout 12m -test.skip 'Ratio|ContractWithWindows' ;;
 all)
 	ratios
-	part "the fabric" rdma/verbs "$work/verbs.test" -test.timeout 20m -test.skip Ratio
+	part "the fabric" rdma/verbs "$tests" -test.timeout 20m -test.skip Ratio
 	# Those that lose answers break thousands of connections, each of which costs a queue pair here.
 	part "the slab protocol" internal/slab "$work/slab.test" -test.short -test.skip 'LostAnswers|LoseAnswers' -test.timeout 15m
 	# ScrubAndClaimer makes dozens of regions at a time: more pinned memory than the machine has.

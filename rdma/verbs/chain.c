@@ -36,6 +36,12 @@ int q_post(q_lane *l, int n, uint64_t sequence, int *posted)
 			w->wr.rdma.remote_addr = v->remote;
 			w->wr.rdma.rkey = v->rkey;
 			break;
+		case Q_FLUSH:
+			*posted = 0;
+			int all = q_post_flushing(l, n, sequence);
+			if (!all)
+				*posted = n;
+			return all;
 		case Q_SEND: // of nothing
 			w->opcode = IBV_WR_SEND;
 			w->num_sge = 0;

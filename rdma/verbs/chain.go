@@ -188,6 +188,11 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 	c.stageAt[p.slot][n] = 0
 	switch v.Op {
 	case rdma.Flush:
+		if w.flushes && c.lane.flushes != nil && v.Kind == rdma.Visible && v.Bytes <= math.MaxUint32 {
+			d.op, d.len = C.Q_FLUSH, C.uint32_t(v.Bytes)
+			c.dialer.flushed.Add(1)
+			return false, nil
+		}
 		// A READ is ordered after earlier WRITEs of the queue pair, and so pushes them out.
 		d.len = C.uint32_t(min(8, v.Bytes))
 		return false, nil
@@ -341,7 +346,8 @@ func (c *conn) await(p *posted, written bool, deadline int64) bool {
 		c.fail(errors.New("no answer by the deadline"))
 		ch.Err = c.dead
 	case C.Q_REMOVED:
-		c.fail(fmt.Errorf("%s was removed", c.dialer.device.caps.Device))
+		c.drop()
+		c.dead, c.mends = c.removed(), false
 		ch.Err = c.dead
 	case C.Q_SOCKET, C.Q_GONE: // where the manager is the first to know, the socket follows
 		c.hear()

@@ -96,8 +96,8 @@ type Caps struct {
 	MaxReads     int        `json:"max_reads"`           // READs and atomics under way on a queue pair
 	Windows2B    bool       `json:"windows_2b"`          // memory windows of type 2B, so it says
 	Enforced     string     `json:"windows_enforced"`    // what of them a node has seen enforced: "bounds and queue pair", ...; "" not tried
-	Flush        bool       `json:"native_flush"`        // native FLUSH, by the capability bits; not used yet
-	AtomicWrite  bool       `json:"native_atomic_write"` // native ATOMIC_WRITE; not used yet
+	Flush        bool       `json:"native_flush"`        // native FLUSH, by the capability bits; used for visible FLUSHes where the library has it too
+	AtomicWrite  bool       `json:"native_atomic_write"` // native ATOMIC_WRITE; no protocol needs it
 	MaxQueuePair int        `json:"max_queue_pairs"`
 }
 
@@ -106,4 +106,5 @@ type Stats struct {
 	Copied     uint64 // buffers outside of registered memory
 	Registered uint64 // bytes
 	Mended     uint64 // connections made again after a refusal
+	Flushed    uint64 // native FLUSHes
 }

@@ -32,7 +32,7 @@ type conn struct {
 	ncMu sync.Mutex // of nc, so that Close can wake who waits on it
 	nc   *net.TCPConn
 
-	// mu is free but for Close, which waits until the lane's goroutine has left.
+	// mu is free but for Close and vanish, which wait until the lane's goroutine has left.
 	mu      sync.Mutex
 	welcome host.Welcome
 	windows []window // by slot
@@ -52,6 +52,7 @@ type window struct {
 	rdma.Window
 	rkey       uint32
 	persistent bool
+	flushes    bool // the node's adapter takes native FLUSHes
 }
 
 var errClosed = fmt.Errorf("%w: closed", rdma.ErrBroken)
@@ -71,6 +72,10 @@ func (c *conn) connect(ctx context.Context) error {
 	c.dead, c.mends = fmt.Errorf("%w: node %s: not connected", rdma.ErrBroken, c.addr), false
 	if c.closed || c.life.Err() != nil {
 		return errClosed
+	}
+	if c.dialer.gone.Load() {
+		c.dead = c.removed()
+		return c.dead
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -105,7 +110,11 @@ func (c *conn) connect(ctx context.Context) error {
 
 // openLane makes a queue pair.
 func (d *Dialer) openLane() (lane *C.q_lane, err error) {
-	if e := C.q_lane_open(d.device.ctx, d.buffers.pd, inlineBytes, &lane); e != 0 {
+	var flush C.int
+	if d.device.caps.Flush {
+		flush = 1
+	}
+	if e := C.q_lane_open(d.device.ctx, d.buffers.pd, inlineBytes, flush, &lane); e != 0 {
 		return nil, fmt.Errorf("%w: queue pair on %s: %w: it has no more, or locked memory is limited (ulimit -l)", rdma.ErrBroken, d.device.caps.Device, unix.Errno(e))
 	}
 	return lane, nil
@@ -187,6 +196,22 @@ func (c *conn) drop() {
 func (c *conn) fail(err error) {
 	c.drop()
 	c.dead, c.mends = fmt.Errorf("%w: node %s: %w", rdma.ErrBroken, c.addr, err), false
+}
+
+// removed is the outcome of all that a lane is asked once its device is gone.
+func (c *conn) removed() error {
+	return fmt.Errorf("%w: node %s: %s was removed: start this program again when it is back", rdma.ErrBroken, c.addr, c.dialer.device.caps.Device)
+}
+
+// vanish ends a lane whose device is removed, also one that is idle, or whose verbs still
+// succeed: the removal waits for it.
+func (c *conn) vanish() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.drop()
+		c.dead, c.mends = c.removed(), false
+	}
 }
 
 // farewell reads why the node ended the connection.
@@ -293,7 +318,7 @@ func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32
 	}
 	return window{
 		Window: rdma.Window{Region: region, Epoch: epoch, Key: a.key, Bytes: a.bytes, Slot: slot},
-		rkey:   a.rkey, persistent: a.persistent,
+		rkey:   a.rkey, persistent: a.persistent, flushes: a.flushes,
 	}, nil
 }
 

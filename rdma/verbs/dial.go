@@ -23,6 +23,9 @@ type Dialer struct {
 	buffers buffers
 	copied  atomic.Uint64
 	mended  atomic.Uint64
+	flushed atomic.Uint64
+	gone    atomic.Bool // the device is removed
+	watch   *removal
 
 	mu     sync.Mutex
 	conns  map[*conn]struct{}
@@ -42,7 +45,26 @@ func NewDialer(c Config) (*Dialer, error) {
 		dev.close()
 		return nil, fmt.Errorf("protection domain on %s: the device has no more", dev.caps.Device)
 	}
+	if d.watch, err = d.device.watch(d.vanish); err != nil {
+		C.q_free_pd(d.buffers.pd)
+		dev.close()
+		return nil, err
+	}
 	return d, nil
+}
+
+// vanish ends all lanes of a device that is removed.
+func (d *Dialer) vanish() {
+	d.gone.Store(true)
+	d.mu.Lock()
+	conns := make([]*conn, 0, len(d.conns))
+	for c := range d.conns {
+		conns = append(conns, c)
+	}
+	d.mu.Unlock()
+	for _, c := range conns {
+		c.vanish()
+	}
 }
 
 // Provider is "verbs".
@@ -53,7 +75,7 @@ func (d *Dialer) Caps() Caps { return d.device.caps }
 
 // Stats is a snapshot.
 func (d *Dialer) Stats() Stats {
-	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Mended: d.mended.Load()}
+	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Mended: d.mended.Load(), Flushed: d.flushed.Load()}
 }
 
 // Register makes mapped memory, such as an Arena's, known as a source of
@@ -100,6 +122,9 @@ func (d *Dialer) Close() error {
 	}
 	for _, c := range open {
 		c.Close()
+	}
+	if err := d.watch.close(); err != nil {
+		return err
 	}
 	if err := d.buffers.close(); err != nil {
 		return err

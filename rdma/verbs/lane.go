@@ -64,10 +64,14 @@ func (l *lane) create(d *domain) error {
 
 // access is what the adapter lets the client do.
 func (l *lane) access() C.int {
+	var access C.int = C.IBV_ACCESS_REMOTE_READ
 	if l.ticket.Rights == rdma.ReadWrite {
-		return C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
+		access |= C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC
 	}
-	return C.IBV_ACCESS_REMOTE_READ
+	if l.server.flushes {
+		access |= C.Q_ACCESS_FLUSH
+	}
+	return access
 }
 
 // serve answers requests until the client or the node has had enough.
@@ -81,7 +85,7 @@ func (l *lane) serve() {
 		a := answer{kind: r.kind, tag: r.tag}
 		switch r.kind {
 		case kindOpen:
-			a.key, a.rkey, a.bytes, a.persistent, a.err = l.server.grant(l, r.region, r.epoch)
+			a.err = l.server.grant(l, r.region, r.epoch, &a)
 		case kindFlush:
 			a.err = l.server.persist(r.region, r.epoch, r.off, r.bytes)
 		default:

@@ -202,6 +202,40 @@ int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port
 	return Q_DONE;
 }
 
+int q_watch(struct ibv_context *ctx, uint8_t port, const q_addr *at, struct rdma_event_channel **events, struct rdma_cm_id **id)
+{
+	struct sockaddr_storage own;
+	int e = open_events(events);
+	if (e)
+		return e;
+	if (rdma_create_id(*events, id, NULL, RDMA_PS_TCP)) {
+		e = failed();
+		close_events(*events);
+		return e;
+	}
+	Q_BORN(ids);
+	address(&own, at);
+	e = 0;
+	if (rdma_bind_addr(*id, (struct sockaddr *)&own))
+		e = failed();
+	else if (!same_device(*id, ctx, port))
+		e = EXDEV;
+	if (e)
+		q_listen_close(*events, *id);
+	return e;
+}
+
+int q_removed(struct rdma_event_channel *events)
+{
+	struct rdma_cm_event *e;
+	int removed = 0;
+	while (!rdma_get_cm_event(events, &e)) {
+		removed |= e->event == RDMA_CM_EVENT_DEVICE_REMOVAL;
+		rdma_ack_cm_event(e);
+	}
+	return removed;
+}
+
 int q_listen(struct ibv_context *ctx, uint8_t port, q_addr *at, struct rdma_event_channel **events, struct rdma_cm_id **id)
 {
 	struct sockaddr_storage own;

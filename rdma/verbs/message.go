@@ -35,6 +35,7 @@ const (
 	kindFarewell = 3
 
 	flagPersistent = 1
+	flagFlushes    = 2 // takes native FLUSHes
 )
 
 var errPeer = errors.New("the peer does not speak the verbs protocol of this version")
@@ -145,6 +146,7 @@ type answer struct {
 	kind, tag  uint32
 	err        error
 	persistent bool
+	flushes    bool
 	key, bytes uint64
 	rkey       uint32
 }
@@ -153,6 +155,9 @@ func (a *answer) append(b []byte) []byte {
 	var flags uint32
 	if a.persistent {
 		flags = flagPersistent
+	}
+	if a.flushes {
+		flags |= flagFlushes
 	}
 	b = binary.LittleEndian.AppendUint32(b, a.kind)
 	b = binary.LittleEndian.AppendUint32(b, a.tag)
@@ -169,6 +174,7 @@ func decodeAnswer(b []byte) answer {
 		kind: binary.LittleEndian.Uint32(b), tag: binary.LittleEndian.Uint32(b[4:]),
 		err:        host.CodeError(byte(min(binary.LittleEndian.Uint32(b[8:]), 255))),
 		persistent: binary.LittleEndian.Uint32(b[12:])&flagPersistent != 0,
+		flushes:    binary.LittleEndian.Uint32(b[12:])&flagFlushes != 0,
 		key:        binary.LittleEndian.Uint64(b[16:]), bytes: binary.LittleEndian.Uint64(b[24:]),
 		rkey: uint32(binary.LittleEndian.Uint64(b[32:])),
 	}

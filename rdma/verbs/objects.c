@@ -146,7 +146,7 @@ struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq)
 	return queue_pair(pd, cq, 2, 1, &none);
 }
 
-int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want, q_lane **out)
+int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want, int flush, q_lane **out)
 {
 	q_lane *l = calloc(1, sizeof *l);
 	if (!l)
@@ -159,7 +159,9 @@ int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want
 	}
 	l->socket = -1;
 	l->inline_max = inline_want;
-	if (!(l->qp = queue_pair(pd, l->cq, Q_SEND_WRS, 1, &l->inline_max))) {
+	if (flush && (l->qp = q_flushing(pd, l->cq, Q_SEND_WRS, 1, &l->inline_max, &l->flushes)))
+		Q_BORN(qps);
+	if (!l->qp && !(l->qp = queue_pair(pd, l->cq, Q_SEND_WRS, 1, &l->inline_max))) {
 		e = errno;
 		unqueue(l->channel, l->cq);
 		free(l);

@@ -19,6 +19,7 @@ import (
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"golang.org/x/sys/unix"
 )
 
 // rememberedKeys is how many old keys of a region are never given out again: they
@@ -216,30 +217,32 @@ func (r *region) remember(key uint32) {
 
 // grant gives a lane access to a region under an epoch. ErrKey while the region is
 // not served under that epoch.
-func (s *Server) grant(l *lane, number uint32, epoch uint64) (key uint64, rkey uint32, bytes uint64, persistent bool, err error) {
+func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 	s.mu.Lock()
 	r := s.regions[number]
 	s.mu.Unlock()
 	if r == nil {
-		return 0, 0, 0, false, rdma.ErrKey
+		return rdma.ErrKey
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.memory == nil || r.epoch != epoch {
-		return 0, 0, 0, false, rdma.ErrKey
+		return rdma.ErrKey
 	}
 	mr, err := s.registered(r, l.domain, l.ticket.Tenant)
 	if err != nil {
-		return 0, 0, 0, false, err
+		return err
 	}
-	rkey = uint32(mr.rkey)
+	rkey := uint32(mr.rkey)
 	if s.windows {
 		if rkey, err = r.bind(l, mr); err != nil {
 			s.log.Warn("verbs fabric: window", "region", number, "session", l.ticket.Session, "error", err)
-			return 0, 0, 0, false, rdma.ErrBroken
+			return rdma.ErrBroken
 		}
 	}
-	return r.windowKey(l.ticket.Serial), rkey, uint64(len(r.memory.Bytes())), r.memory.Persistent(), nil
+	a.key, a.rkey, a.bytes = r.windowKey(l.ticket.Serial), rkey, uint64(len(r.memory.Bytes()))
+	a.persistent, a.flushes = r.memory.Persistent(), s.flushes
+	return nil
 }
 
 // regionAccess is what queue pairs may be allowed; those of read-only sessions are not. Where
@@ -248,7 +251,31 @@ func (s *Server) regionAccess() C.int {
 	if s.windows {
 		return C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_MW_BIND
 	}
+	if s.flushes {
+		return regionAccess | C.Q_ACCESS_FLUSH
+	}
 	return regionAccess
+}
+
+// chooseFlush sees whether memory can be registered so that clients may FLUSH it. Windows
+// cannot have that right.
+func (s *Server) chooseFlush() error {
+	if !s.device.caps.Flush || s.windows {
+		return nil
+	}
+	pd := C.q_pd(s.device.ctx)
+	if pd == nil {
+		return nil
+	}
+	mem, err := unix.Mmap(-1, 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err == nil {
+		if mr, refused := register(pd, mem, 0, regionAccess|C.Q_ACCESS_FLUSH); refused == nil {
+			s.flushes = true
+			err = problem("deregistering the probe", C.q_deregister(mr))
+		}
+		err = errors.Join(err, unix.Munmap(mem))
+	}
+	return errors.Join(err, problem("freeing a protection domain", C.q_free_pd(pd)))
 }
 
 const regionAccess = C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC

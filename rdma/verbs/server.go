@@ -59,6 +59,7 @@ type Server struct {
 	wake     int           // eventfd that ends drain and meet
 	patience time.Duration // joinTimeout
 	windows  bool          // of type 2, for each lane and region
+	flushes  bool          // regions take native FLUSHes
 
 	served  sync.WaitGroup // sockets
 	drained sync.WaitGroup // drain and meet
@@ -138,6 +139,9 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 	s.drained.Go(s.drain)
 	s.drained.Go(s.meet)
 	s.chooseWindows(c.windows)
+	if err := s.chooseFlush(); err != nil {
+		return nil, errors.Join(err, s.Close(context.Background()))
+	}
 	return s, nil
 }
 

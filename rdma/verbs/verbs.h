@@ -14,7 +14,9 @@
 // What a request to connect can carry.
 #define Q_PRIVATE 56
 
-enum { Q_READ = 1, Q_WRITE, Q_CAS, Q_FAA, Q_SEND };
+enum { Q_READ = 1, Q_WRITE, Q_CAS, Q_FAA, Q_SEND, Q_FLUSH };
+// Headers before rdma-core 45 have no IBV_ACCESS_FLUSH_GLOBAL.
+#define Q_ACCESS_FLUSH (1 << 8)
 
 // One verb as Go describes it, in C memory.
 typedef struct {
@@ -29,6 +31,7 @@ _Static_assert(sizeof(q_verb) == 48, "q_verb has padding");
 // The client's end of a connection. Used by one thread at a time.
 typedef struct {
 	struct ibv_qp *qp;
+	struct ibv_qp_ex *flushes; // the same, if it has native FLUSH
 	struct ibv_cq *cq;
 	struct ibv_comp_channel *channel;
 	int socket; // wakes a wait when the node says or hangs up
@@ -75,10 +78,13 @@ struct ibv_mr *q_register(struct ibv_pd *pd, void *addr, uint64_t bytes, uint64_
 int q_deregister(struct ibv_mr *mr);
 
 // Lane: completion channel, completion queue and queue pair, in state RESET.
-int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want, q_lane **out);
+int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want, int flush, q_lane **out);
 int q_lane_close(q_lane *l);
 int q_post(q_lane *l, int n, uint64_t sequence, int *posted);
 int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns);
+// Native FLUSH, see flush.c.
+struct ibv_qp *q_flushing(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t send, uint32_t recv, uint32_t *inline_max, struct ibv_qp_ex **ex);
+int q_post_flushing(q_lane *l, int n, uint64_t sequence);
 // q_post and q_wait; a negative answer is the error of the former.
 int q_once(q_lane *l, int n, uint64_t sequence, int *posted, int64_t spin_ns, int64_t limit_ns);
 
@@ -118,6 +124,10 @@ int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port
 int q_manager(void);
 // Listens; to->port becomes the port.
 int q_listen(struct ibv_context *ctx, uint8_t port, q_addr *at, struct rdma_event_channel **events, struct rdma_cm_id **id);
+// Binds an id to a device, to be told when that is removed; q_listen_close drops it.
+int q_watch(struct ibv_context *ctx, uint8_t port, const q_addr *at, struct rdma_event_channel **events, struct rdma_cm_id **id);
+// Takes what events there are, without waiting: 1 if one of them is the device's removal.
+int q_removed(struct rdma_event_channel *events);
 int q_listen_close(struct rdma_event_channel *events, struct rdma_cm_id *id);
 
 enum { Q_EVENT_OTHER, Q_EVENT_REQUEST, Q_EVENT_GONE, Q_EVENT_REMOVED };

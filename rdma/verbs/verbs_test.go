@@ -306,8 +306,8 @@ func TestNothingLeaks(t *testing.T) {
 			connecting += time.Since(start)
 		}
 		require.Equal(t, int64(8), Live().QueuePairs)
-		require.Equal(t, int64(9), Live().ConnectionIDs, "both ends of four lanes, and a listener")
-		require.Equal(t, int64(5), Live().EventChannels)
+		require.Equal(t, int64(10), Live().ConnectionIDs, "both ends of four lanes, a listener, and the dialer's watch")
+		require.Equal(t, int64(6), Live().EventChannels)
 		require.NoError(t, d.Close())
 		n.Stop()
 		require.Equal(t, Objects{}, Live())
