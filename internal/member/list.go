@@ -26,15 +26,18 @@ const (
 	probeEvery   = 50 * time.Millisecond
 	probeTimeout = 25 * time.Millisecond // of the direct way; then by others, and over TCP
 	gossipEvery  = 20 * time.Millisecond
-	syncEvery    = 15 * time.Second // of whole lists, between two members
-	streamTime   = time.Second      // of a connection for such
-	leaveTime    = 100 * time.Millisecond
-	tellEvery    = time.Second     // looks whether there is something new to tell of oneself
-	seedEvery    = 2 * time.Second // looks whether those who should be there are
-	resolveTime  = time.Second
-	maxSeeds     = 4         // that are called at a time
-	keepSilent   = time.Hour // members that are no more are forgotten
-	maxMembers   = 10_000    // beyond them nobody is taken in
+	// syncEvery exchanges whole lists, between two members. One whose way to the others
+	// was lost for a while, and who has heard them all the time, learns only so that it
+	// is taken for silent: what it said against that was lost.
+	syncEvery   = 5 * time.Second
+	streamTime  = time.Second // of a connection for such
+	leaveTime   = 100 * time.Millisecond
+	tellEvery   = time.Second     // looks whether there is something new to tell of oneself
+	seedEvery   = 2 * time.Second // looks whether those who should be there are
+	resolveTime = time.Second
+	maxSeeds    = 4         // that are called at a time
+	keepSilent  = time.Hour // members that are no more are forgotten
+	maxMembers  = 10_000    // beyond them nobody is taken in
 )
 
 // Config of a List. All but Seeds, Changed, Token and Logger are needed.

@@ -2,6 +2,7 @@ package member
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -22,6 +23,7 @@ type joined struct {
 	*List
 	port *Port
 	deaf atomic.Bool // takes no packets and no connections
+	loss loss
 	mu   sync.Mutex
 	said About
 	news []Member
@@ -49,7 +51,7 @@ func join(t *testing.T, n uint32, others []*joined, changes ...change) *joined {
 	for _, c := range changes {
 		c(&cfg, &j.said)
 	}
-	p.transport = &muffled{Transport: p.transport, deaf: &j.deaf, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), end: make(chan struct{}), over: make(chan struct{})}
+	p.transport = &muffled{Transport: p.transport, deaf: &j.deaf, loss: &j.loss, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), end: make(chan struct{}), over: make(chan struct{})}
 	j.List, err = p.Join(cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -60,10 +62,42 @@ func join(t *testing.T, n uint32, others []*joined, changes ...change) *joined {
 	return j
 }
 
-// muffled is a transport that loses what comes in while its member is deaf.
+// loss loses what a member sends to some addresses.
+type loss struct {
+	mu   sync.Mutex
+	to   func(address string) bool // nil: nothing is lost
+	lost int
+}
+
+// begin loses what is sent to addresses from now on; nil ends it.
+func (l *loss) begin(to func(address string) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.to, l.lost = to, 0
+}
+
+func (l *loss) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
+}
+
+func (l *loss) takes(address string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.to == nil || !l.to(address) {
+		return false
+	}
+	l.lost++
+	return true
+}
+
+// muffled is a transport that loses what comes in while its member is deaf, and what
+// goes out to whom its loss says.
 type muffled struct {
 	Transport
 	deaf    *atomic.Bool
+	loss    *loss
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	begin   sync.Once
@@ -84,7 +118,7 @@ func (m *muffled) run() {
 						}
 					}
 				case c := <-m.Transport.StreamCh():
-					if m.deaf.Load() {
+					if m.deaf.Load() || m.loss.takes(c.RemoteAddr().String()) { // nor would it get its answer
 						c.Close()
 						continue
 					}
@@ -99,6 +133,28 @@ func (m *muffled) run() {
 			}
 		}()
 	})
+}
+
+func (m *muffled) WriteTo(b []byte, addr string) (time.Time, error) {
+	return m.WriteToAddress(b, memberlist.Address{Addr: addr})
+}
+
+func (m *muffled) WriteToAddress(b []byte, addr memberlist.Address) (time.Time, error) {
+	if m.loss.takes(addr.Addr) {
+		return time.Now(), nil
+	}
+	return m.Transport.WriteToAddress(b, addr)
+}
+
+func (m *muffled) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	return m.DialAddressTimeout(memberlist.Address{Addr: addr}, timeout)
+}
+
+func (m *muffled) DialAddressTimeout(addr memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	if m.deaf.Load() || m.loss.takes(addr.Addr) { // a connection needs both ways
+		return nil, errors.New("lost")
+	}
+	return m.Transport.DialAddressTimeout(addr, timeout)
 }
 
 func (m *muffled) PacketCh() <-chan *memberlist.Packet { m.run(); return m.packets }
@@ -176,6 +232,44 @@ func TestFalseAlarm(t *testing.T) {
 	eventually(t, "b is silent", func() bool { return a.state(2) == Silent && c.state(2) == Silent })
 	b.deaf.Store(false)
 	eventually(t, "and is heard again", func() bool { return a.state(2) == Alive && c.state(2) == Alive })
+}
+
+// What one member sends is lost, and what is sent to it is not; then the other way
+// round. All others find it silent, and go on seeing each other, whatever it says of them.
+func TestOneWayLoss(t *testing.T) {
+	a := join(t, 1, nil)
+	b := join(t, 2, []*joined{a})
+	c := join(t, 3, []*joined{a})
+	all := func() bool {
+		for _, j := range []*joined{a, b, c} {
+			for life := range uint64(3) {
+				if j.state(life+1) != Alive {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	eventually(t, "they see each other", all)
+
+	b.loss.begin(func(string) bool { return true })
+	eventually(t, "b is mute, and silent to the others", func() bool { return a.state(2) == Silent && c.state(2) == Silent })
+	eventually(t, "which see each other", func() bool { return a.state(3) == Alive && c.state(1) == Alive })
+	b.loss.begin(nil)
+	eventually(t, "it is heard again", all)
+
+	b.deaf.Store(true)
+	eventually(t, "b is deaf, and silent to the others", func() bool { return a.state(2) == Silent && c.state(2) == Silent })
+	eventually(t, "it takes them for gone, and says so", func() bool { return b.state(1) == Silent && b.state(3) == Silent })
+	eventually(t, "they know better", func() bool { return a.state(3) == Alive && c.state(1) == Alive })
+	b.deaf.Store(false)
+	eventually(t, "it hears again", all)
+
+	// Only the way from a to b is lost: c passes on what they ask about each other.
+	to := b.port.Address()
+	a.loss.begin(func(address string) bool { return address == to })
+	eventually(t, "much is lost", func() bool { return a.loss.count() > 20 })
+	eventually(t, "and nobody is taken for gone", all)
 }
 
 func TestStrangersAreRefused(t *testing.T) {
