@@ -1,7 +1,9 @@
 package controller
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -22,6 +24,8 @@ const (
 	keepEvery = 120 * time.Millisecond
 	keepTime  = 300 * time.Millisecond
 	retryEtcd = 300 * time.Millisecond
+	// lookAgain has who leads read anew, however quiet the watch is: it is a hint.
+	lookAgain = 10 * time.Second
 )
 
 // campaign leads whenever it can, until the controller closes.
@@ -46,8 +50,8 @@ func (c *Controller) leadOnce() error {
 	if err != nil {
 		return fmt.Errorf("etcd: %w", err)
 	}
-	ctx, cancel := context.WithCancel(c.ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	defer cancel(nil)
 	session, err := concurrency.NewSession(c.cfg.Etcd, concurrency.WithLease(grant.ID), concurrency.WithContext(ctx))
 	if err != nil {
 		return fmt.Errorf("etcd: %w", err)
@@ -58,11 +62,15 @@ func (c *Controller) leadOnce() error {
 		_, _ = c.cfg.Etcd.Revoke(rctx, grant.ID) // so that the next leader need not wait
 		session.Orphan()
 	}()
+	go func() { // a candidate whose lease is over is none any more: it stands again
+		<-session.Done()
+		cancel(errNoLease)
+	}()
 	e := concurrency.NewElection(session, c.electionPrefix())
 	stop := c.observe(ctx, e)
 	defer stop()
 	if err := e.Campaign(ctx, c.candidacy().encode()); err != nil {
-		return fmt.Errorf("campaign: %w", err)
+		return fmt.Errorf("campaign: %w", cmp.Or(context.Cause(ctx), err))
 	}
 	won := time.Now()
 	// What the leader before has written is there: its writes fail from now on.
@@ -82,30 +90,51 @@ func (c *Controller) leadOnce() error {
 	c.term.Store(t)
 	c.signal()
 	c.doubtSilent()
-	err = t.run(ctx, session.Done())
+	err = t.run(ctx)
+	c.restIfDeposed(t)
 	c.term.CompareAndSwap(t, nil)
 	c.signal()
 	t.close(err)
 	return err
 }
 
-// observe follows who leads: for the hint to clients, and for watchLeader.
+// errNoLease is why a candidate or a leader stops.
+var errNoLease = errors.New("its lease of the election is over")
+
+// observe follows who leads: for the hint to clients, and for watchLeader. A watch may
+// end, by a compaction or with the member of etcd that it was at, or just say nothing:
+// it is begun again, which reads who leads.
 func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for res := range e.Observe(ctx) {
-			if len(res.Kvs) > 0 {
-				kv := res.Kvs[0]
-				k := decodeCandidacy(kv.Value)
-				k.Key, k.Rev, k.Lease = string(kv.Key), kv.CreateRevision, kv.Lease
-				c.leader.Store(&k)
-				c.signal()
+		for ctx.Err() == nil {
+			c.observeFor(ctx, e, lookAgain)
+			select {
+			case <-ctx.Done():
+			case <-time.After(retryEtcd):
 			}
 		}
 	}()
 	return func() { cancel(); <-done }
+}
+
+func (c *Controller) observeFor(ctx context.Context, e *concurrency.Election, d time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	for res := range e.Observe(ctx) {
+		if len(res.Kvs) == 0 {
+			continue
+		}
+		kv := res.Kvs[0]
+		k := decodeCandidacy(kv.Value)
+		k.Key, k.Rev, k.Lease = string(kv.Key), kv.CreateRevision, kv.Lease
+		if *c.leader.Load() != k {
+			c.leader.Store(&k)
+			c.signal()
+		}
+	}
 }
 
 // guard is true in etcd while this leadership lasts.

@@ -40,6 +40,7 @@ type Controller struct {
 	counted counted
 	gossip  gossip
 	probes  *http.Client // of the leader
+	rests   atomic.Int64 // until then it deposes nobody: see restAfter
 }
 
 // Start serves a controller. It returns once the port is open; leading comes later.

@@ -47,6 +47,11 @@ const (
 	// deposeAgain is how long a standby leaves leaders alone after it has deposed one:
 	// where the net is cut in odd ways, they do not take turns at it.
 	deposeAgain = 5 * time.Second
+	// restAfter is how long one that was deposed although it was well leaves all leaders
+	// alone. What it sees of the others is not what they see: it and its successor would
+	// take turns, each out of reach of the other. It costs little, for the place of a
+	// leader that is really gone is free when etcd has counted its lease.
+	restAfter = 10 * time.Minute
 )
 
 // candidacy is what a controller writes into the election: its URL, which has no
@@ -101,7 +106,7 @@ func (c *Controller) watchLeader() {
 		}
 		wait = lookEvery
 		k := c.leader.Load()
-		if c.Leads() || k.Lease == 0 || k.HoldMs == 0 || k.Life == c.gossip.life || time.Since(since) < deposeAgain || !c.gone(k) {
+		if c.Leads() || k.Lease == 0 || k.HoldMs == 0 || k.Life == c.gossip.life || now() < c.rests.Load() || time.Since(since) < deposeAgain || !c.gone(k) {
 			continue
 		}
 		done, err := c.depose(k)
@@ -117,6 +122,23 @@ func (c *Controller) watchLeader() {
 		c.counted.deposed.Add(1)
 		c.cfg.Logger.Warn("controller: the leader was gone and is deposed", "leader", k.URL, "term", k.Rev)
 	}
+}
+
+// restIfDeposed looks why a term has ended: if its key is gone while its lease, as we
+// count it, is not, somebody has taken it away who had no answer from us.
+func (c *Controller) restIfDeposed(t *term) {
+	if now() >= t.leased.Load() || c.ctx.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, keepTime)
+	defer cancel()
+	res, err := c.cfg.Etcd.Get(ctx, t.key)
+	if err != nil || len(res.Kvs) > 0 && res.Kvs[0].CreateRevision == t.rev {
+		return // it has stepped down by itself, or nobody knows
+	}
+	c.rests.Store(now() + int64(restAfter))
+	c.cfg.Logger.Warn("controller: it was well and has been deposed; it deposes nobody for a while: is the network between controllers whole?",
+		"term", t.rev, "while", restAfter)
 }
 
 // gone says whether neither other members nor we get an answer from a leader.

@@ -24,8 +24,12 @@ type service struct {
 // maxMessageBytes bounds a request: a node that reports every region it has found.
 const maxMessageBytes = 16 << 20
 
+// compressFromBytes: smaller answers go as they are. Most are a few hundred bytes, and
+// to compress one takes longer than all else that is done for it.
+const compressFromBytes = 4096
+
 func limits() []connect.HandlerOption {
-	return []connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(
+	return []connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithCompressMinBytes(compressFromBytes), connect.WithRecover(
 		func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
 			return connect.NewError(connect.CodeInternal, fmt.Errorf("%s: %v", spec.Procedure, p))
 		})}
@@ -173,35 +177,4 @@ func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.Status
 		res.Msg.Members = s.c.members()
 	}
 	return res, err
-}
-
-// WatchTable sends what has changed since the revision that the watcher has, once
-// now and then whenever something changes. Changes that come faster than the
-// watcher reads are sent together: nothing is queued for it.
-func (s *service) WatchTable(ctx context.Context, r *connect.Request[quarrypb.WatchTableRequest], out *connect.ServerStream[quarrypb.Table]) error {
-	since := r.Msg.SinceRevision
-	for {
-		t := s.c.term.Load()
-		if t == nil {
-			return s.notLeading()
-		}
-		changed := *t.table.Load()
-		res, err := do[quarrypb.Table](ctx, s, &quarrypb.ReadTableRequest{SinceRevision: since}, nil)
-		if err != nil {
-			return err
-		}
-		if since == 0 || res.Msg.Revision > since {
-			if err := out.Send(res.Msg); err != nil {
-				return err
-			}
-			since = res.Msg.Revision
-		}
-		select {
-		case <-changed:
-		case <-t.over:
-			return s.notLeading()
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }

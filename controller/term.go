@@ -44,7 +44,7 @@ type term struct {
 	mu      sync.Mutex
 	waiters map[uint64]chan state.Answer
 	lastID  atomic.Uint64
-	table   atomic.Pointer[chan struct{}] // closed when the table changes
+	round   atomic.Pointer[round] // of the table
 	wg      sync.WaitGroup
 }
 
@@ -69,8 +69,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 	t := &term{c: c, key: e.Key(), rev: e.Rev(), lease: lease, etcdTTL: leaderTTL * time.Second,
 		http:   &http.Client{Transport: &http.Transport{TLSClientConfig: c.cfg.AgentTLS, MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute}},
 		events: make(chan state.Event, maxEvents), over: make(chan struct{}), waiters: map[uint64]chan state.Answer{}}
-	ch := make(chan struct{})
-	t.table.Store(&ch)
+	t.round.Store(newRound())
 	random := make([]byte, 48)
 	rand.Read(random)
 	var err error
@@ -123,7 +122,7 @@ func (c *Controller) records(ctx context.Context) (out []state.Record, err error
 }
 
 // run steps the machine until the leadership is over.
-func (t *term) run(ctx context.Context, lost <-chan struct{}) error {
+func (t *term) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer t.wg.Wait()
 	defer cancel()
@@ -138,9 +137,7 @@ func (t *term) run(ctx context.Context, lost <-chan struct{}) error {
 		var ev state.Event
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
-		case <-lost:
-			return errors.New("the leadership was lost")
+			return context.Cause(ctx)
 		case <-tick.C:
 			ev = state.Tick{}
 		case ev = <-t.events:
@@ -231,8 +228,7 @@ func (t *term) act(ctx context.Context, actions []state.Action) error {
 				w <- a // has room for one
 			}
 		case state.TableChanged:
-			ch := make(chan struct{})
-			close(*t.table.Swap(&ch))
+			close(t.round.Swap(newRound()).over)
 			t.c.counted.tables.Add(1)
 		case state.Note:
 			t.c.cfg.Logger.Info("controller: " + a.Text)

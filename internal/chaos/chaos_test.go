@@ -13,7 +13,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	lead := strings.Fields(os.Getenv(controllerEnv))
 	switch what := strings.Fields(os.Getenv(udpEnv)); {
+	case len(lead) == 2:
+		os.Exit(controllerProcess(lead[0], lead[1]))
 	case IsWorker():
 		os.Exit(Worker())
 	case len(what) == 2:

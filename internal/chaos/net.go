@@ -138,6 +138,13 @@ func (n *network) undeafen(member string) error {
 	return n.rule("del", "to", address(n.places[member], 2))
 }
 
+// part drops what two members send to each other; all others reach both.
+func (n *network) part(a, b string) error {
+	return errors.Join(
+		n.rule("add", "from", address(n.places[a], 2), "to", address(n.places[b], 2)),
+		n.rule("add", "from", address(n.places[b], 2), "to", address(n.places[a], 2)))
+}
+
 // rule adds or deletes a rule of the hub that swallows packets.
 func (n *network) rule(verb string, what ...string) error {
 	return ip(append(append([]string{"-n", n.ns("hub"), "rule", verb}, what...), "pref", "100", "blackhole")...)

@@ -1,0 +1,99 @@
+package controller
+
+import (
+	"context"
+	"sync"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// round is the time between two changes of the table, and what watchers share in it:
+// thousands who all have the last table ask the machine once.
+type round struct {
+	over chan struct{} // closed when the table changes
+
+	mu    sync.Mutex
+	since map[uint64]*difference // by the revision that a watcher has; at most maxShared
+}
+
+// maxShared bounds the differences that a round keeps. Watchers keep up, or take
+// part in changes together; those beyond it ask for themselves.
+const maxShared = 16
+
+// difference is what a watcher lacks. Read only: it is sent to many.
+type difference struct {
+	ready chan struct{} // closed when the others are set
+	table *quarrypb.Table
+	err   error
+}
+
+func newRound() *round {
+	return &round{over: make(chan struct{}), since: map[uint64]*difference{}}
+}
+
+// difference is the table, as a change of a revision, that is at least as new as the round.
+func (t *term) difference(ctx context.Context, r *round, since uint64) (*quarrypb.Table, error) {
+	r.mu.Lock()
+	d := r.since[since]
+	first := d == nil
+	if first {
+		d = &difference{ready: make(chan struct{})}
+		if len(r.since) < maxShared {
+			r.since[since] = d
+		}
+	}
+	r.mu.Unlock()
+	if first {
+		// For all: it goes on if this one leaves.
+		out, err := t.ask(context.WithoutCancel(ctx), &quarrypb.ReadTableRequest{SinceRevision: since}, nil)
+		d.table, _ = out.(*quarrypb.Table)
+		if d.err = err; err != nil {
+			r.mu.Lock()
+			delete(r.since, since)
+			r.mu.Unlock()
+		}
+		close(d.ready)
+	}
+	select {
+	case <-d.ready:
+		return d.table, d.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// WatchTable sends what has changed since the revision that the watcher has, once
+// now and then whenever something changes. Changes that come faster than the
+// watcher reads are sent together: nothing is queued for it. What it is sent is
+// committed, and may be old: a watch is a hint, and answers that must not be old come
+// with heartbeats.
+func (s *service) WatchTable(ctx context.Context, r *connect.Request[quarrypb.WatchTableRequest], out *connect.ServerStream[quarrypb.Table]) error {
+	since := r.Msg.SinceRevision
+	for {
+		t := s.c.term.Load()
+		if t == nil {
+			return s.notLeading()
+		}
+		round := t.round.Load()
+		table, err := t.difference(ctx, round, since)
+		if err != nil {
+			return s.coded(err)
+		}
+		if since == 0 || table.Revision > since {
+			if err := out.Send(table); err != nil {
+				return err
+			}
+			since = table.Revision
+		}
+		table = nil // what was sent is not kept while nothing changes
+		select {
+		case <-round.over:
+		case <-t.over:
+			return s.notLeading()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
