@@ -3,6 +3,7 @@ package btree
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 	"sync/atomic"
 
 	"github.com/quarrystore/quarry/proto"
@@ -27,8 +28,8 @@ type Cache struct {
 
 // newCache makes a cache for nodes of so many bytes of payload; 0 bytes keep nothing.
 func newCache(bytes, room int) *Cache {
-	// Beside the payload: its heads and children once more, and what Go needs.
-	each := room + room/minInner*(9+proto.RefBytes) + 8*(groupWords+groupEntries) + 256
+	// Beside the payload: beginnings and children once more, the ways to these, and what Go needs.
+	each := room + room/minInner*(17+proto.RefBytes) + 8*groupWords + 512
 	return &Cache{slots: make([]atomic.Pointer[page], bytes/each/cacheWays*cacheWays), node: each}
 }
 
@@ -53,18 +54,21 @@ func head(key []byte) uint64 {
 func short(key []byte) uint64 { return head(key)&^0xff | uint64(min(len(key), 8)) }
 
 // groupEntries is how many beginnings of separators fill a cache line. A cached node
-// keeps them in groups, each with its children behind it, and in front of the groups
-// the first beginning of each, filled up to whole lines: a descent looks at few lines,
-// the last ones neighbours.
+// keeps them in groups, each with its children behind it, and the first beginning of
+// each group beside its head: a descent waits for memory twice in a node, for the
+// lines of the head and for those of a group.
 //
-//	index: first of group 0, 1, ... | 8 beginnings, 8 children | 8 beginnings, 8 children | ...
+//	index: 8 beginnings, 8 children | 8 beginnings, 8 children | ...
 const (
 	groupEntries = 8
 	groupWords   = 3 * groupEntries
+	nearGroups   = 2 * groupEntries
+	// beyond is above all beginnings: it fills what is left of a line.
+	beyond = ^uint64(0)
 )
 
-// frontWords is what the first beginnings of so many groups take.
-func frontWords(groups int) int { return (groups + groupEntries - 1) &^ (groupEntries - 1) }
+// groups is how many a cached node has.
+func (pg *page) groups() int { return (int(pg.kids) + groupEntries - 1) / groupEntries }
 
 // indexed prepares a cached node for descents.
 func (pg *page) indexed() {
@@ -78,23 +82,37 @@ func (pg *page) indexed() {
 		for n < min(len(first), len(last)) && first[n] == last[n] {
 			n++
 		}
-		pg.lead = first[:n]
+		pg.lead = append(pg.space[:0], first[:n]...)
 	}
-	groups := (pg.count + groupEntries - 1) / groupEntries
-	front := frontWords(groups)
-	pg.index = make([]uint64, front+groups*groupWords)
-	for i := range pg.count {
-		s, _ := pg.suffix(i)
-		kid, _ := pg.child(i)
-		at := front + i/groupEntries*groupWords + i%groupEntries
-		if i > 0 {
-			pg.index[at] = short(s[len(pg.lead):])
+	groups := pg.groups()
+	fronts := pg.near[:]
+	if groups > nearGroups {
+		pg.far = make([]uint64, groups)
+		fronts = pg.far
+	}
+	for i := range fronts {
+		fronts[i] = beyond
+	}
+	pg.index = make([]uint64, groups*groupWords)
+	if pg.level > 1 {
+		pg.below = make([]atomic.Pointer[page], pg.count)
+	}
+	for g := range groups {
+		group := pg.index[g*groupWords:][:groupWords]
+		for j := range groupEntries {
+			i := g*groupEntries + j
+			if i >= pg.count {
+				group[j] = beyond
+				continue
+			}
+			if i > 0 {
+				s, _ := pg.suffix(i)
+				group[j] = short(s[len(pg.lead):])
+			}
+			kid, _ := pg.child(i)
+			group[groupEntries+2*j], group[groupEntries+2*j+1] = uint64(kid.Addr), uint64(kid.Life)
 		}
-		if i%groupEntries == 0 {
-			pg.index[i/groupEntries] = pg.index[at]
-		}
-		at += groupEntries + i%groupEntries
-		pg.index[at], pg.index[at+1] = uint64(kid.Addr), uint64(kid.Life)
+		fronts[g] = group[0]
 	}
 }
 
@@ -111,82 +129,144 @@ func (pg *page) childOf(pr probe) (i int, child proto.Ref, ok bool) {
 	case pr.end:
 		i = int(pg.kids) - 1
 	default:
-		i = pg.route(pr.key[pg.shared:], !pr.before)
+		i, _ = pg.route(pr.key[pg.shared:], !pr.before)
 	}
 	return i, pg.kid(i), true
 }
 
+// upTo counts the numbers of a line that are not above want. It branches nowhere, so
+// that a processor that waits for the line does not guess what is in it.
+func upTo(line *[groupEntries]uint64, want uint64) int {
+	_, a := bits.Sub64(want, line[0], 0)
+	_, b := bits.Sub64(want, line[1], 0)
+	_, c := bits.Sub64(want, line[2], 0)
+	_, d := bits.Sub64(want, line[3], 0)
+	_, e := bits.Sub64(want, line[4], 0)
+	_, f := bits.Sub64(want, line[5], 0)
+	_, g := bits.Sub64(want, line[6], 0)
+	_, h := bits.Sub64(want, line[7], 0)
+	return groupEntries - int(a+b+c+d+e+f+g+h)
+}
+
 // route is the entry of a cached node that a descent for a key follows; the key is
-// given without the node's prefix.
-func (pg *page) route(key []byte, orEqual bool) int {
-	n := len(pg.lead)
-	if n > 0 {
+// given without the node's prefix. touched depends on the lines that have the children
+// next to it: they come together with the line that tells which of them it is.
+func (pg *page) route(key []byte, orEqual bool) (i int, touched uint64) {
+	if n := len(pg.lead); n > 0 {
 		switch c := bytes.Compare(key[:min(n, len(key))], pg.lead); {
 		case c < 0:
-			return 0
+			return 0, 0
 		case c > 0:
-			return int(pg.kids) - 1
+			return int(pg.kids) - 1, 0
 		}
+		key = key[n:]
 	}
-	want := short(key[n:])
-	groups := (int(pg.kids) + groupEntries - 1) / groupEntries
-	lo, hi := 1, groups
+	want := short(key)
+	groups := pg.groups()
+	if groups > nearGroups {
+		return pg.routeFar(key, want, orEqual), 0
+	}
+	// The first beginning of all is 0.
+	g := upTo((*[groupEntries]uint64)(pg.near[:]), want) - 1
+	if groups > groupEntries {
+		g += upTo((*[groupEntries]uint64)(pg.near[groupEntries:]), want)
+	}
+	group := pg.index[g*groupWords:][:groupWords]
+	touched = group[groupEntries] | group[2*groupEntries]
+	j := upTo((*[groupEntries]uint64)(group), want) - 1
+	if i = g*groupEntries + j; group[j] != want || i == 0 {
+		return i, touched
+	}
+	return pg.routeFar(key, want, orEqual), touched
+}
+
+// routeFar is route where numbers do not decide, and for nodes of many groups.
+func (pg *page) routeFar(key []byte, want uint64, orEqual bool) int {
+	lo, hi := 1, int(pg.kids)
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
-		if at := pg.index[mid]; at < want || at == want && pg.reached(mid*groupEntries, at, key, orEqual) {
+		if at := pg.beginning(mid); at < want || at == want && pg.reached(mid, at, key, orEqual) {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
-	first := (lo - 1) * groupEntries
-	i := first + 1
-	group := pg.index[frontWords(groups)+(lo-1)*groupWords:][:groupEntries]
-	for end := min(first+groupEntries, int(pg.kids)); i < end; i++ {
-		if at := group[i-first]; at > want || at == want && !pg.reached(i, at, key, orEqual) {
-			break
-		}
-	}
-	return i - 1
+	return lo - 1
 }
 
-// reached says whether a key comes behind the separator i, or with orEqual at it, if
-// both have the same beginning.
+// beginning is that of the separator i.
+func (pg *page) beginning(i int) uint64 {
+	if g := i / groupEntries; i%groupEntries == 0 && pg.far != nil {
+		return pg.far[g]
+	}
+	return pg.index[i/groupEntries*groupWords+i%groupEntries]
+}
+
+// reached says whether a key, given without prefix and lead, comes behind the separator
+// i, or with orEqual at it, if both have the same beginning.
 func (pg *page) reached(i int, same uint64, key []byte, orEqual bool) bool {
 	if same&0xff < 8 {
 		return orEqual
 	}
 	s, _ := pg.suffix(i)
-	c := bytes.Compare(s, key)
+	c := bytes.Compare(s[len(pg.lead):], key)
 	return c < 0 || c == 0 && orEqual
 }
 
 // kid is child i of a cached node.
 func (pg *page) kid(i int) proto.Ref {
-	groups := (int(pg.kids) + groupEntries - 1) / groupEntries
-	at := frontWords(groups) + i/groupEntries*groupWords + groupEntries + 2*(i%groupEntries)
+	at := i/groupEntries*groupWords + groupEntries + 2*(i%groupEntries)
 	return proto.Ref{Addr: proto.Addr(pg.index[at]), Life: proto.Life(pg.index[at+1])}
 }
 
 // quick is the node of a level that should have a key, as far as the cache knows. It
 // looks at no fences: the node's own tell whether it is the right one.
 func (p *Program) quick(key []byte, level int) (ref Ref, ok bool) {
-	ref = p.root
-	for n := uint64(1); n < maxLevel; n++ {
-		pg := p.cache.load(ref)
-		if pg == nil || len(key) < int(pg.shared) {
-			return ref, false
-		}
-		if int(pg.height) == level {
-			return ref, true // the root
-		}
-		ref = pg.kid(pg.route(key[pg.shared:], true))
+	pg := p.cache.load(p.root)
+	if pg != nil && int(pg.height) == level {
+		return p.root, true
+	}
+	for n := uint64(1); pg != nil && len(key) >= int(pg.shared) && int(pg.height) > level; n++ {
+		i, touched := pg.route(key[pg.shared:], true)
 		if int(pg.height) == level+1 {
-			p.cache.hits.Add(n)
-			return ref, true
+			p.touched |= touched // or nobody would need it
+			p.hits += n
+			return pg.kid(i), true
 		}
+		next := pg.below[i].Load()
+		if next == nil {
+			next = p.cache.link(pg, i)
+		} else if !next.used.Load() {
+			next.used.Store(true)
+		}
+		pg = next
 	}
 	return ref, false
+}
+
+// link finds child i of a cached node in the cache, and lets the node lead there
+// without a search.
+func (c *Cache) link(pg *page, i int) *page {
+	kid := c.load(pg.kid(i))
+	if kid == nil {
+		return nil
+	}
+	way := &pg.below[i]
+	kid.above.Store(way)
+	way.Store(kid)
+	if kid.gone.Load() {
+		way.CompareAndSwap(kid, nil)
+	}
+	return kid
+}
+
+// leave ends what leads to a node that is not in the cache any more. Whoever comes
+// second of this and of link sees the other.
+func (pg *page) leave() {
+	pg.gone.Store(true)
+	if way := pg.above.Load(); way != nil {
+		way.CompareAndSwap(pg, nil)
+	}
 }
 
 func (c *Cache) set(ref proto.Ref) []atomic.Pointer[page] {
@@ -246,14 +326,18 @@ func (c *Cache) store(from *page) {
 	b := append(make([]byte, 0, len(from.raw)), from.raw...)
 	cp.view, _ = parse(b)
 	cp.indexed()
-	set[at].Store(cp)
+	if old := set[at].Swap(cp); old != nil {
+		old.leave()
+	}
 }
 
 func (c *Cache) drop(ref proto.Ref) {
 	set := c.set(ref)
 	for i := range set {
 		if p := set[i].Load(); p != nil && p.ref == ref {
-			set[i].CompareAndSwap(p, nil)
+			if set[i].CompareAndSwap(p, nil) {
+				p.leave()
+			}
 		}
 	}
 }
@@ -275,7 +359,7 @@ func (c *Cache) Stats() CacheStats {
 		if p := c.slots[i].Load(); p != nil {
 			s.Nodes++
 			s.Levels = max(s.Levels, int(p.height)+1)
-			s.Bytes += cap(p.raw) + 8*cap(p.index) + 256
+			s.Bytes += cap(p.raw) + 8*(cap(p.index)+cap(p.far)+cap(p.below)) + 512
 		}
 	}
 	return s

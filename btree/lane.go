@@ -20,6 +20,15 @@ func (l *Lane) Read(ref Ref, dst []byte) ([]byte, error) {
 	return out, err
 }
 
+// View calls fn with the payload in the lane's memory.
+func (l *Lane) View(ref Ref, fn func(payload []byte) error) error {
+	b, _, err := l.Slab.View(ref)
+	if err != nil {
+		return err
+	}
+	return fn(b)
+}
+
 // ReadMany reads many objects in a round.
 func (l *Lane) ReadMany(refs []Ref, fn func(i int, payload []byte, err error)) error {
 	return l.Slab.ReadMany(refs, func(i int, b []byte, _ slab.Info, err error) { fn(i, b, err) })

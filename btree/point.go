@@ -179,8 +179,18 @@ func (p *Program) Get(key, dst []byte) (value []byte, version uint64, err error)
 	}
 	p.begin()
 	defer p.end()
-	for range maxTries {
-		e, found, err := p.entry(key)
+	for try := range maxTries {
+		var e leafEntry
+		var found, ok bool
+		if try == 0 && !p.isLayerKey(key) {
+			value, e, found, ok, err = p.look(key, dst)
+			if ok && found && !e.external {
+				return value, e.version, err
+			}
+		}
+		if !ok {
+			e, found, err = p.entry(key)
+		}
 		switch {
 		case err != nil:
 			return dst, 0, err

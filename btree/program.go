@@ -19,6 +19,8 @@ type Store interface {
 	Read(ref Ref, dst []byte) ([]byte, error)
 	// ReadMany calls fn once for each ref, in any order; payloads die with the call.
 	ReadMany(refs []Ref, fn func(i int, payload []byte, err error)) error
+	// View calls fn with the payload, which dies with the call. fn must not use the Store.
+	View(ref Ref, fn func(payload []byte) error) error
 	// Update replaces the payload by what f makes of it, atomically.
 	Update(ref Ref, f func(old []byte) ([]byte, error)) error
 	// Alloc makes an object: a node with room for capacity bytes, or a write-once value.
@@ -199,38 +201,53 @@ func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
 
 // page is a node as read, or as cached.
 type page struct {
-	// What a descent through the cache looks at comes first: it is one cache line.
+	// What a descent through the cache looks at comes first, in four cache lines that
+	// can be asked for at once; see indexed.
 	ref    Ref
-	index  []uint64 // of a cached node: see indexed
-	shared uint16   // prefix
-	kids   uint16   // count
-	height uint8    // level
+	index  []uint64
+	shared uint16 // prefix
+	kids   uint16 // count
+	height uint8  // level
 	cached bool
 	used   atomic.Bool
+	gone   atomic.Bool // from the cache
+	_      [8]byte
 	lead   []byte // of all separators of a cached node, without the prefix
+	far    []uint64
+	space  [16]byte           // of lead
+	near   [nearGroups]uint64 // the first beginning of each group, or else they are in far
+
+	// Of a cached node: its children as far as they are inner nodes and have been looked
+	// for, and the word that leads to the node itself.
+	below []atomic.Pointer[page]
+	above atomic.Pointer[atomic.Pointer[page]]
 
 	view
 	buf []byte
+	_   [40]byte // to 512: the allocator puts objects of that size on lines of their own
 }
 
 // Program runs operations on a tree, one at a time.
 type Program struct {
 	*Shared
-	root  Ref    // of the layer in hand
-	floor uint64 // all versions in the layer in hand are above
-	lower *Program
-	mark  []byte
-	store Store
-	pages []*page // not in use
-	lent  []*page // in use by the operation in hand
-	depth int
-	mend  []mending
-	w     write
-	apply func([]byte) ([]byte, error) // w.apply, bound once
-	group group
-	batch []Write
-	out   []byte
-	enc   []byte
+	root    Ref    // of the layer in hand
+	floor   uint64 // all versions in the layer in hand are above
+	lower   *Program
+	mark    []byte
+	store   Store
+	pages   []*page // not in use
+	lent    []*page // in use by the operation in hand
+	depth   int
+	mend    []mending
+	w       write
+	apply   func([]byte) ([]byte, error) // w.apply, bound once
+	group   group
+	glance  glance
+	batch   []Write
+	out     []byte
+	enc     []byte
+	hits    uint64 // of the cache, not yet counted there
+	touched uint64 // see route
 }
 
 // NewProgram makes a program on a store.
@@ -238,6 +255,7 @@ func NewProgram(s *Shared, store Store) *Program {
 	p := &Program{Shared: s, root: s.root, store: store}
 	p.apply = p.w.apply
 	p.group.p, p.group.apply = p, p.group.run
+	p.glance.look = p.glance.run
 	return p
 }
 
@@ -252,9 +270,17 @@ func (p *Program) end() {
 	if len(p.mend) > 0 && !p.readOnly {
 		p.mendAll()
 	}
+	if p.hits >= hitsAtOnce {
+		p.cache.hits.Add(p.hits)
+		p.hits = 0
+	}
 	p.giveBack()
 	p.w.key, p.w.value, p.w.cond.value = nil, nil, nil // the caller's
 }
+
+// hitsAtOnce is how many hits are counted with one locked instruction, which a
+// processor does not carry out before all that it has asked for is there.
+const hitsAtOnce = 64
 
 func (p *Program) giveBack() {
 	p.pages = append(p.pages, p.lent...)

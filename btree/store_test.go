@@ -75,6 +75,16 @@ func (s *memStore) Read(ref Ref, dst []byte) ([]byte, error) {
 	return dst, nil
 }
 
+func (s *memStore) View(ref Ref, fn func([]byte) error) error {
+	b, err := s.Read(ref, nil)
+	if err != nil {
+		return err
+	}
+	err = fn(b)
+	clear(b)
+	return err
+}
+
 func (s *memStore) ReadMany(refs []Ref, fn func(i int, payload []byte, err error)) error {
 	s.rounds++
 	for k := range refs {

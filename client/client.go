@@ -191,6 +191,27 @@ func (c *Client) lane(ctx context.Context, k Kind) (*lane, error) {
 	return l, nil
 }
 
+// laneFor is lane for a call that begins with a READ of an object: its memory is asked
+// for before anything else is done, and comes nearer meanwhile.
+func (c *Client) laneFor(ctx context.Context, k Kind, ref Ref) (*lane, error) {
+	s, err := c.session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if o := l.last; o != nil && o.Near != nil && o.ID == ref.Addr.Region() {
+		l.slab.Foresee(&o.Region, ref)
+	}
+	if err := l.start(ctx, k); err != nil {
+		s.release(l)
+		return nil, err
+	}
+	return l, nil
+}
+
 func (c *Client) done(l *lane, err error) {
 	l.finish(err)
 	l.session.release(l)

@@ -181,6 +181,7 @@ func (l *lane) open(id uint32, attempt int) error {
 	if o.N == 0 || o.Rebuilding[0] {
 		return errNotYet
 	}
+	o.Near, _ = o.targets[0].Conn.(rdma.Near)
 	o.Local = o.targets[0].Conn.Provider() == TransportSHM
 	o.ready = true
 	l.regions[id] = o

@@ -76,7 +76,7 @@ func (l *lane) allocObject(payload []byte, o AllocOptions) (Ref, error) {
 
 // Read returns the object's payload, appended to dst. One round; large objects two.
 func (c *Client) Read(ctx context.Context, ref Ref, dst []byte) ([]byte, error) {
-	l, err := c.lane(ctx, KindRead)
+	l, err := c.laneFor(ctx, KindRead, ref)
 	if err != nil {
 		return dst, err
 	}
@@ -86,6 +86,26 @@ func (c *Client) Read(ctx context.Context, ref Ref, dst []byte) ([]byte, error) 
 	}
 	c.done(l, err)
 	return out, err
+}
+
+// View calls fn with the object's payload, which dies with the call: Read without the
+// copy. fn must not use the Client, and its error comes back as it is.
+func (c *Client) View(ctx context.Context, ref Ref, fn func(payload []byte) error) error {
+	l, err := c.laneFor(ctx, KindRead, ref)
+	if err != nil {
+		return err
+	}
+	b, info, err := l.slab.View(ref)
+	if err == nil && info.Tag&proto.TagIndex != 0 {
+		b, err = l.readLarge(ref, nil, append([]byte(nil), b...))
+	}
+	if err != nil {
+		c.done(l, err)
+		return err
+	}
+	err = fn(b)
+	c.done(l, nil)
+	return err
 }
 
 // ReadInfo is Read that also describes what it read: the version to name in
@@ -158,7 +178,7 @@ func (c *Client) Replicas(ref Ref) int {
 
 // Write replaces the payload, whatever it was.
 func (c *Client) Write(ctx context.Context, ref Ref, payload []byte) error {
-	l, err := c.lane(ctx, KindUpdate)
+	l, err := c.laneFor(ctx, KindUpdate, ref)
 	if err != nil {
 		return err
 	}
@@ -188,19 +208,22 @@ const anyVersion = 0
 // Update replaces the payload by what f makes of it; f may run more than once. An
 // error from f leaves the object as it was and is returned.
 func (c *Client) Update(ctx context.Context, ref Ref, f func(old []byte) ([]byte, error)) error {
-	return c.on(ctx, KindUpdate, func(l *lane) error {
-		large := false
-		_, err := l.slab.Update(ref, func(old []byte, info *slab.Info) ([]byte, error) {
-			if large = info.Tag&proto.TagIndex != 0; large {
-				return nil, errIsLarge
-			}
-			return f(old)
-		})
-		if large {
-			return l.updateLarge(ref, f)
-		}
+	l, err := c.laneFor(ctx, KindUpdate, ref)
+	if err != nil {
 		return err
+	}
+	large := false
+	_, err = l.slab.Update(ref, func(old []byte, info *slab.Info) ([]byte, error) {
+		if large = info.Tag&proto.TagIndex != 0; large {
+			return nil, errIsLarge
+		}
+		return f(old)
 	})
+	if large {
+		err = l.updateLarge(ref, f)
+	}
+	c.done(l, err)
+	return err
 }
 
 // write is Write and CompareAndWrite.

@@ -78,6 +78,14 @@ type Peer interface {
 	Peer() (node uint32, incarnation uint64)
 }
 
+// Near is implemented by connections whose verbs run in this process.
+type Near interface {
+	// Foresee asks the processor for memory that a verb is about to touch, so that it
+	// is on its way before the verb runs. It has no effect that could be seen, and
+	// refuses nothing: a window that is gone is none.
+	Foresee(w *Window, off uint64, bytes int)
+}
+
 // Ticket is what a controller gave a session to show to nodes: they check its
 // mark with the cluster's key and need not have heard of the session before.
 type Ticket struct {

@@ -37,6 +37,10 @@ type objects struct {
 
 func (o *objects) Read(ref btree.Ref, dst []byte) ([]byte, error) { return o.c.Read(o.ctx, ref, dst) }
 
+func (o *objects) View(ref btree.Ref, fn func(payload []byte) error) error {
+	return o.c.View(o.ctx, ref, fn)
+}
+
 func (o *objects) ReadMany(refs []btree.Ref, fn func(i int, payload []byte, err error)) error {
 	return o.c.ReadMany(o.ctx, refs, fn)
 }

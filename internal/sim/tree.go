@@ -155,6 +155,14 @@ func (s treeStore) Read(ref btree.Ref, dst []byte) ([]byte, error) {
 	return out, s.done(err)
 }
 
+func (s treeStore) View(ref btree.Ref, fn func(payload []byte) error) error {
+	b, _, err := s.call(opRead).lane.View(ref)
+	if err = s.done(err); err == nil {
+		err = fn(b)
+	}
+	return err
+}
+
 func (s treeStore) ReadMany(refs []btree.Ref, fn func(i int, payload []byte, err error)) error {
 	return s.done(s.call(opRead).lane.ReadMany(refs, func(i int, payload []byte, _ slab.Info, err error) { fn(i, payload, err) }))
 }

@@ -76,6 +76,14 @@ func (s *treeMemory) Read(ref btree.Ref, dst []byte) ([]byte, error) {
 	return append(dst, payload...), err
 }
 
+func (s *treeMemory) View(ref btree.Ref, fn func(payload []byte) error) error {
+	_, _, _, payload, err := s.at(ref)
+	if err == nil {
+		err = fn(payload)
+	}
+	return err
+}
+
 func (s *treeMemory) ReadMany(refs []btree.Ref, fn func(i int, payload []byte, err error)) error {
 	for i, ref := range refs {
 		_, _, _, payload, err := s.at(ref)

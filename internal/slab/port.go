@@ -63,7 +63,9 @@ type Region struct {
 	Fresh [MaxReplicas]bool
 	// Local: the primary's verbs run in this process, so that a round costs nothing
 	// and batches may be small enough to stay in the cache.
-	Local   bool
+	Local bool
+	// Near is the primary's memory where it is Local, or else nil.
+	Near    rdma.Near
 	Headers *Headers
 }
 

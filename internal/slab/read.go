@@ -27,29 +27,38 @@ const (
 // Linearizes at: the READ of V at the primary, if the active image then read is
 // whole. R plays no part: the active image of a reserved slab is intact.
 func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
+	payload, info, err := l.View(ref)
+	if err != nil {
+		return dst, Info{}, err
+	}
+	return append(dst, payload...), info, nil
+}
+
+// View is Read without the copy: the payload is the lane's, until its next operation.
+func (l *Lane) View(ref proto.Ref) ([]byte, Info, error) {
 	restarts, last, still, mended := 0, proto.V(0), 0, 0
 	for i := 1; ; i++ {
 		payload, v, info, vw, err := l.readOnce(ref, i == 1)
 		switch {
 		case errors.Is(err, errAgain):
 			if restarts++; restarts > maxRestarts {
-				return dst, Info{}, fmt.Errorf("%w: the table kept changing", ErrBusy)
+				return nil, Info{}, fmt.Errorf("%w: the table kept changing", ErrBusy)
 			}
 			if err := l.port.Pause(restarts); err != nil {
-				return dst, Info{}, err
+				return nil, Info{}, err
 			}
 			continue
 		case err != nil:
-			return dst, Info{}, err
+			return nil, Info{}, err
 		}
 		switch vw {
 		case viewLive:
 			if err := l.answer(nil); err != nil {
-				return dst, Info{}, err
+				return nil, Info{}, err
 			}
-			return append(dst, payload...), info, nil
+			return payload, info, nil
 		case viewFreed:
-			return dst, Info{}, l.answer(ErrFreed)
+			return nil, Info{}, l.answer(ErrFreed)
 		case viewOther:
 			continue
 		}
@@ -61,12 +70,12 @@ func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
 		if still >= stillReads {
 			// Not torn: damaged, or the block has moved on under a cached header.
 			if mended >= maxRepairs {
-				return dst, Info{}, fmt.Errorf("%w: %v", ErrCorrupt, ref)
+				return nil, Info{}, fmt.Errorf("%w: %v", ErrCorrupt, ref)
 			}
 			mended, still = mended+1, 0
 			l.op.reg.Headers.Store(l.block(), 0)
 			if _, err := l.locate(l.op.reg, ref); err != nil && !errors.Is(err, errAgain) {
-				return dst, Info{}, err
+				return nil, Info{}, err
 			}
 			if l.op.reg.ReadOnly {
 				payload, info, err := l.elsewhere(&l.op, v)
@@ -74,18 +83,18 @@ func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
 					err = l.answer(nil)
 				}
 				if err == nil {
-					return append(dst, payload...), info, nil
+					return payload, info, nil
 				} else if !errors.Is(err, ErrCorrupt) && !errors.Is(err, errAgain) {
-					return dst, Info{}, err
+					return nil, Info{}, err
 				}
 			} else if err := l.Repair(ref); errors.Is(err, ErrCorrupt) {
 				mended = maxRepairs // one more look
 			} else if err != nil {
-				return dst, Info{}, err
+				return nil, Info{}, err
 			}
 		}
 		if i >= maxReads {
-			return dst, Info{}, fmt.Errorf("%w: %v changed during %d reads", ErrBusy, ref, i)
+			return nil, Info{}, fmt.Errorf("%w: %v changed during %d reads", ErrBusy, ref, i)
 		}
 	}
 }
@@ -125,4 +134,27 @@ func (l *Lane) readOnce(ref proto.Ref, half bool) (payload []byte, v proto.V, in
 	}
 	vw, v, h, payload := l.lookIn(o, off, buf)
 	return payload, v, infoOf(h), vw, nil
+}
+
+// foreseenBytes bounds what Foresee asks for: what a processor can have under way.
+const foreseenBytes = 4 << 10
+
+// Foresee brings the memory of an object nearer that is going to be read, where verbs
+// run in this process. It sends nothing and tells nothing, so it may come before the
+// operation has begun, and reg may be of an earlier table.
+func (l *Lane) Foresee(reg *Region, ref proto.Ref) {
+	block, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
+	if !ok {
+		return
+	}
+	h := reg.Headers.Load(block)
+	if !h.State().Open() {
+		return
+	}
+	o := op{ref: ref, reg: reg, slab: proto.Slab{Off: uint64(ref.Addr.Off()), Class: h.Class(), Kind: h.Kind()}}
+	off, n := o.slab.Off, o.slab.Class.Bytes()
+	if n >= halfBytes {
+		off, n = l.halves.part(&o)
+	}
+	reg.Near.Foresee(&reg.P().Window, off, min(n, foreseenBytes))
 }

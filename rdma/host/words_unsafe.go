@@ -78,6 +78,18 @@ func (w *window) foresee(verbs []rdma.Verb, from int) int {
 	return from
 }
 
+// Foresee asks for memory that a verb is about to touch. That the window may have been
+// unmapped meanwhile does not matter: asking never faults.
+func (r *Runner) Foresee(slot int32, off uint64, bytes int) {
+	if uint(slot) >= uint(len(r.windows)) {
+		return
+	}
+	w := &r.windows[slot]
+	if n, size := uint64(bytes), uint64(len(w.mem)); bytes > 0 && w.target == nil && off < size && n <= size-off {
+		askFor(unsafe.Add(unsafe.Pointer(unsafe.SliceData(w.mem)), off), n)
+	}
+}
+
 // spill stores the low bytes of a word.
 func spill(dst []byte, w uint64) {
 	for i := range dst {

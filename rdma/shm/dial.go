@@ -234,6 +234,11 @@ func (c *conn) Post(ch *rdma.Chain) {
 	}
 }
 
+// Foresee asks for memory.
+func (c *conn) Foresee(w *rdma.Window, off uint64, bytes int) {
+	c.link.runner.Foresee(w.Slot, off, bytes)
+}
+
 // drop unmaps a window whose key the node has made invalid.
 func (c *conn) drop(slot int32) {
 	l := c.link

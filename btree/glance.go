@@ -1,0 +1,69 @@
+package btree
+
+import (
+	"errors"
+	"fmt"
+)
+
+// glance is a look at one leaf where it lies in the lane's memory: most Gets need no
+// copy of it.
+type glance struct {
+	look  func([]byte) error // run, bound once
+	key   []byte
+	dst   []byte
+	entry leafEntry
+	found bool
+	here  bool // the leaf is the one that has the key, or would have it
+	ext   []byte
+}
+
+// look finds a key in the leaf that the cache leads to; not ok if that is not the one,
+// or needs a closer look. A value that lies in the leaf is appended to dst.
+//
+// Linearizes at: the READ of the leaf.
+func (p *Program) look(key, dst []byte) (value []byte, e leafEntry, found, ok bool, err error) {
+	ref, ok := p.quick(key, 0)
+	if !ok {
+		return dst, e, false, false, nil
+	}
+	g := &p.glance
+	g.key, g.dst, g.here = key, dst, false
+	err = p.store.View(ref, g.look)
+	value, e, found, ok = g.dst, g.entry, g.found, g.here
+	g.key, g.dst, g.entry = nil, nil, leafEntry{}
+	switch {
+	case freed(err):
+		return dst, e, false, false, nil // entry drops the way that led there
+	case errors.Is(err, ErrCorrupt):
+		return dst, e, false, true, fmt.Errorf("%v: %w", ref, err)
+	case err != nil:
+		return dst, e, false, true, err
+	}
+	return value, e, found, ok, nil
+}
+
+// run is the callback of View.
+func (g *glance) run(b []byte) error {
+	v, err := parse(b)
+	if err != nil {
+		return err
+	}
+	if v.level > 0 || v.frozen() || v.place(probe{key: g.key}) != 0 {
+		return nil
+	}
+	if _, g.entry, g.found, err = v.lookup(g.key); err != nil {
+		return err
+	}
+	e := &g.entry
+	g.here = true
+	switch e.suffix = nil; {
+	case !g.found:
+		e.value = nil
+	case e.external:
+		g.ext = append(g.ext[:0], e.value...)
+		e.value = g.ext
+	default:
+		g.dst, e.value = append(g.dst, e.value...), nil
+	}
+	return nil
+}
