@@ -86,7 +86,13 @@ func TestDockerfile(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	require.True(t, strings.HasSuffix(strings.TrimSpace(text[:strings.LastIndex(text, "COPY --from=source")]), "AS static"), "the default target, which is the last, is the static one")
+	last := from.FindAllStringSubmatch(text, -1)
+	require.Equal(t, []string{"scratch", "static"}, last[len(last)-1][1:], "the default target, which is the last, is the static one")
+	for _, stage := range regexp.MustCompile(`(?m)^FROM `).Split(text, -1) {
+		if strings.Contains(stage, "${VERSION}") {
+			require.Contains(t, stage, "\nARG VERSION=", "not every builder lets a stage inherit it")
+		}
+	}
 	goMod := read(t, "go.mod")
 	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(goMod)[1]
 	require.Contains(t, text, "ARG GO_VERSION="+version, "the Go of go.mod")
