@@ -99,6 +99,12 @@ const (
 	// taken at most lookShare of all time.
 	lookEvery = int64(5 * time.Millisecond)
 	lookShare = 50
+	// othersStay is how long somebody counts as there after the last sign. On a machine
+	// with too much to do a client is not heard of for tens of milliseconds, the least
+	// while a copy takes all there is.
+	othersStay = int64(200 * time.Millisecond)
+	// othersWere: a call since a look longer ago than this says nothing about now.
+	othersWere = int64(time.Second)
 	// How much of a block is copied at once, with others there and without. Each piece
 	// wakes up threads on both sides, which keeps who is there on shm from its work, not
 	// for long but often; whoever waits for an answer over tcp waits for a piece to end.
@@ -120,7 +126,7 @@ type others struct {
 	chains      uint64
 }
 
-// there says whether somebody has been served a moment ago. Who calls it pays for the
+// there says whether somebody has been served lately. Who calls it pays for the
 // look when it is time for one.
 func (o *others) there(now int64) bool {
 	if now >= o.next.Load() && o.mu.TryLock() {
@@ -132,10 +138,10 @@ func (o *others) there(now int64) bool {
 	return now < o.until.Load()
 }
 
-// look takes a count in. What came since a look of long ago says nothing about now.
+// look takes a count in.
 func (o *others) look(now int64, chains uint64) {
-	if late := o.next.Load() - now; chains != o.chains && o.at != 0 && now-o.at < 4*late {
-		o.until.Store(now + 2*late)
+	if chains != o.chains && o.at != 0 && now-o.at < othersWere {
+		o.until.Store(now + othersStay)
 	}
 	o.at, o.chains = now, chains
 }
