@@ -16,7 +16,7 @@ type verdict struct {
 	undecided               []string // porcupine ran out of time
 }
 
-// porcupineTimeout bounds the check of one object. Running into it shows nothing
+// porcupineTimeout bounds the check of one segment. Running into it shows nothing
 // and is reported as such.
 const porcupineTimeout = 60 * time.Second
 
@@ -104,18 +104,25 @@ func (v *verdict) object(name string, born *event, all []*event) {
 			return
 		}
 	}
+	for _, part := range segments(born.in, settle(all), segmentLeast) {
+		switch part.check() {
+		case porcupine.Illegal:
+			v.illegal = append(v.illegal, name+": not linearizable")
+			return
+		case porcupine.Unknown:
+			v.undecided = append(v.undecided, fmt.Sprintf("%s: %d operations", name, len(part.ops)))
+		}
+	}
+}
+
+func (s *segment) check() porcupine.CheckResult {
 	var ops []porcupine.Operation
-	for _, e := range settle(all) {
+	for _, e := range s.ops {
 		ops = append(ops, porcupine.Operation{ClientId: 1000*e.worker + e.thread, Input: e, Call: e.call, Return: e.ret})
 	}
 	m := registerModel
-	m.Init = func() any { return born.in }
-	switch porcupine.CheckOperationsTimeout(m, ops, porcupineTimeout) {
-	case porcupine.Illegal:
-		v.illegal = append(v.illegal, name+": not linearizable")
-	case porcupine.Unknown:
-		v.undecided = append(v.undecided, fmt.Sprintf("%s: %d operations", name, len(ops)))
-	}
+	m.Init = func() any { return s.init }
+	return porcupine.CheckOperationsTimeout(m, ops, porcupineTimeout)
 }
 
 // settle leaves out what has no bearing and bounds what has no return. A change of
