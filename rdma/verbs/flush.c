@@ -78,10 +78,8 @@ int q_post_flushing(q_lane *l, int n, uint64_t sequence)
 			ibv_wr_abort(x);
 			return EINVAL;
 		}
-		if (v->inlined)
-			ibv_wr_set_inline_data(x, (void *)(uintptr_t)v->local, v->len);
-		else
-			ibv_wr_set_sge(x, v->lkey, v->local, v->len);
+		// Never inline: Soft-RoCE's library forgets to tell its kernel.
+		ibv_wr_set_sge(x, v->lkey, v->local, v->len);
 	}
 	return ibv_wr_complete(x);
 }
