@@ -160,6 +160,10 @@ func flushed(ctx context.Context, s *Stand, until time.Time) (rounds, bad uint64
 	if s.Memory.Persistent() {
 		kind = rdma.Persistent
 	}
+	var before uint64
+	if s.Flushed != nil {
+		before = s.Flushed()
+	}
 	const size = 4096
 	out, mem := lanes[0].buffer(size), s.Memory.Bytes()
 	for n := uint64(1); time.Now().Before(until); n++ {
@@ -175,7 +179,15 @@ func flushed(ctx context.Context, s *Stand, until time.Time) (rounds, bad uint64
 			}
 		}
 	}
-	return rounds, bad, map[rdma.FlushKind]string{rdma.Visible: "visible", rdma.Persistent: "persistent"}[kind], nil
+	switch {
+	case kind == rdma.Persistent:
+		note = "persistent"
+	case s.Flushed != nil && s.Flushed() > before:
+		note = "visible, native"
+	default:
+		note = "visible, by a READ"
+	}
+	return rounds, bad, note, nil
 }
 
 // writeOrder: a processor watches the last word of a WRITE and then looks at the others.

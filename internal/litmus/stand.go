@@ -32,6 +32,8 @@ type Stand struct {
 	Fence   func(ctx context.Context, serials ...uint64) error
 	// Register makes memory known to the dialer; may be nil.
 	Register func(mem []byte) error
+	// Flushed counts native FLUSHes; may be nil.
+	Flushed func() uint64
 
 	serials atomic.Uint64
 }
@@ -78,6 +80,7 @@ func OnDevice(ctx context.Context, c verbs.Config) (s *Stand, caps verbs.Caps, c
 	}
 	undo = append(undo, d.Close)
 	s.Dialer, s.Addr, s.Fence, s.Register = d, l.Addr().String(), server.Fence, d.Register
+	s.Flushed = func() uint64 { return d.Stats().Flushed }
 	return s, caps, close, nil
 }
 

@@ -25,6 +25,11 @@
 // type 2B, each lane has one onto each region instead; a window ends by its
 // invalidation, and the memory stays registered until it is unmapped.
 //
+// # Removal
+//
+// A device that is removed ends all lanes of its dialers and servers; programs start again
+// when it is back.
+//
 // # Keys
 //
 // Window.Key is a number of the session and the epoch, as on the other providers, and is

@@ -80,7 +80,7 @@ func TestRatioToPerftest(t *testing.T) {
 	} {
 		var ours, bare, perf, paused []time.Duration
 		var r rdma.Round
-		for range 5 {
+		for range 3 {
 			perf = append(perf, perftest(t, row.program, row.bytes, 0))
 			for range 500 {
 				r.Reset()
