@@ -196,7 +196,11 @@ func (a *Allocator) Tidy() error {
 // magazineRoom is how many claims of a class a lane keeps: at most claimBytes of them.
 func magazineRoom(c proto.Class) int { return max(1, min(magazineSlabs, claimBytes/c.Bytes())) }
 
-// Close gives every claim back. What cannot be given back is the scrub's.
+// Idle says whether there is nothing to give back.
+func (a *Allocator) Idle() bool { return len(a.cleared) == 0 && a.Held() == 0 }
+
+// Close gives every claim back. What cannot be given back is the scrub's. The
+// allocator may be used again.
 func (a *Allocator) Close() error {
 	var errs []error
 	for _, k := range a.keys() {

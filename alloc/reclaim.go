@@ -9,11 +9,13 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// ErrInUse: the block has slabs that live or are held; it stays as it was.
+// ErrInUse: somebody else has changed the block's header.
 var ErrInUse = errors.New("block is in use")
 
-// Reclaim takes an empty block back, so that it can be formatted for another
-// class. It runs under a session of its own, one reclaim of a block at a time.
+// Reclaim takes empty blocks back, so that they can be formatted for another
+// class: all of them with the same two passes, for a pass takes longer than the
+// rest. Blocks in use stay as they were. It runs under a session of its own, one
+// reclaim of a region at a time: what an earlier one has posted must not run any more.
 //
 //	ACTIVE ── P ──> DRAINING        no new claims
 //	   pass                         nobody works by a header from before
@@ -25,64 +27,143 @@ var ErrInUse = errors.New("block is in use")
 //
 // pass returns when every session has acknowledged a new reclaim epoch or is
 // fenced. An epoch of the region that ends meanwhile leaves the rest to
-// reconcile: RECLAIM is finished, DRAINING becomes ACTIVE again.
+// reconcile: RECLAIM is finished, DRAINING becomes ACTIVE again. freed counts
+// blocks that are FREE now, also where err says why there are not more.
 //
 // Hazard 20: without the first pass a client that has cached the header may
 // still claim; without the second one may still CAS by the old geometry.
-func (a *Allocator) Reclaim(reg *slab.Region, block uint32, pass func() error) error {
-	err := a.reclaim(reg, block, pass)
-	if errors.Is(err, errFull) {
-		return fmt.Errorf("block %d of region %d: the epoch changed; reconcile settles it", block, reg.ID)
+func (a *Allocator) Reclaim(reg *slab.Region, blocks []uint32, pass func() error) (freed int, err error) {
+	switch freed, err = a.reclaim(reg, blocks, pass); {
+	case errors.Is(err, errFull):
+		err = fmt.Errorf("region %d: the epoch changed; reconcile settles its half reclaimed blocks", reg.ID)
+	case err != nil && !errors.Is(err, ErrInUse):
+		// What may still be under way must not meet the next reclaim: a late CAS to
+		// RECLAIM would skip its passes.
+		a.lane.Port().EndSession(fmt.Errorf("reclaim in region %d could not be settled: %w", reg.ID, err))
 	}
-	return err
+	return freed, err
 }
 
-func (a *Allocator) reclaim(reg *slab.Region, block uint32, pass func() error) error {
+// taking is a block on its way back.
+type taking struct {
+	block uint32
+	h     proto.Header // while it was ACTIVE
+	gone  proto.Header // in RECLAIM
+	stage stage
+}
+
+type stage uint8
+
+const (
+	stageDraining stage = iota // no new claims; a pass is owed, then a look
+	stageEmpty                 // found empty: only forward from here
+	stageGone                  // RECLAIM everywhere; a pass is owed, then zeros
+)
+
+func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error) (freed int, err error) {
+	var all []taking
+	owed := false
+	for _, b := range blocks {
+		t, ok, err := a.drain(reg, b)
+		if err != nil {
+			return 0, errors.Join(err, a.reopen(reg, all))
+		}
+		if ok {
+			all = append(all, t)
+			owed = owed || t.stage == stageDraining
+		}
+	}
+	if owed && !slab.Broken(slab.BugReclaimNoPass) {
+		if err := pass(); err != nil {
+			return 0, errors.Join(err, a.reopen(reg, all))
+		}
+	}
+	kept := all[:0]
+	for i, t := range all {
+		if t.stage == stageDraining {
+			empty, err := a.empty(reg, t.block, t.h)
+			if err != nil {
+				return 0, errors.Join(err, a.reopen(reg, all[i:]))
+			}
+			if !empty {
+				if err := a.reopen(reg, all[i:i+1]); err != nil {
+					return 0, errors.Join(err, a.reopen(reg, all[i+1:]))
+				}
+				continue
+			}
+			t.stage = stageEmpty
+		}
+		if t.stage == stageEmpty {
+			if err := a.condemn(reg, &t); err != nil {
+				return 0, errors.Join(err, a.reopen(reg, all[i+1:]))
+			}
+		}
+		kept = append(kept, t)
+	}
+	if len(kept) == 0 {
+		return 0, nil
+	}
+	if !slab.Broken(slab.BugReclaimOnePhase) {
+		if err := pass(); err != nil {
+			return 0, err // RECLAIM is finished by whoever comes next
+		}
+	}
+	for _, t := range kept {
+		free := proto.MakeHeader(proto.BlockFree, 0, 0, t.gone.Generation(), 0)
+		if err := a.FinishReclaim(reg, t.block, t.gone, free); err != nil {
+			return freed, err
+		}
+		freed++
+	}
+	return freed, nil
+}
+
+// drain keeps new claims from a block. A reclaim that died is carried on: before
+// RECLAIM is on any replica from the start, after that only forward. Not ok: the
+// block is not one to be taken.
+func (a *Allocator) drain(reg *slab.Region, block uint32) (t taking, ok bool, err error) {
 	h, err := a.header(reg, block)
 	if err != nil {
-		return err
+		return t, false, err
 	}
-	// A reclaim that died is carried on: before RECLAIM is on any replica from the
-	// start, after that only forward.
 	begun := h.State()
 	if begun == proto.BlockReclaim {
-		return a.secondPhase(reg, block, h, pass)
+		return taking{block: block, gone: h, stage: stageGone}, true, nil
 	}
-	if begun != proto.BlockActive && begun != proto.BlockDraining {
-		return fmt.Errorf("%w: block %d of region %d is %v", ErrInUse, block, reg.ID, h)
+	if begun != proto.BlockActive && begun != proto.BlockDraining || h.Generation() == proto.MaxGeneration {
+		return t, false, nil
 	}
-	if h.Generation() == proto.MaxGeneration {
-		return fmt.Errorf("block %d of region %d has used up its generations", block, reg.ID)
-	}
-	h = h.With(proto.BlockActive)
-	draining := h.With(proto.BlockDraining)
-	gone := proto.MakeHeader(proto.BlockReclaim, h.Kind(), h.Class(), h.Generation()+1, 0)
+	t = taking{block: block, h: h.With(proto.BlockActive)}
+	t.gone = proto.MakeHeader(proto.BlockReclaim, h.Kind(), h.Class(), h.Generation()+1, 0)
 	if slab.Broken(slab.BugGenerationKept) {
-		gone = h.With(proto.BlockReclaim)
+		t.gone = h.With(proto.BlockReclaim)
 	}
-	forward := false
-	if begun == proto.BlockDraining {
-		if forward, err = a.onBackup(reg, block, gone); err != nil {
-			return err
-		}
-	} else if found, err := a.casHeader(reg, 0, block, h, draining); err != nil || found != h {
-		return a.changed(block, reg, found, err)
+	if begun == proto.BlockActive {
+		found, err := a.casHeader(reg, 0, block, t.h, t.draining())
+		return t, err == nil && found == t.h, err
 	}
-	if !forward {
-		if err := a.drained(reg, block, h, draining, pass); err != nil {
-			return err
-		}
+	forward, err := a.onBackup(reg, block, t.gone)
+	if forward {
+		t.stage = stageEmpty
 	}
+	return t, true, err
+}
+
+func (t *taking) draining() proto.Header { return t.h.With(proto.BlockDraining) }
+
+// condemn brings an empty block to RECLAIM, the primary last.
+func (a *Allocator) condemn(reg *slab.Region, t *taking) error {
 	for i := reg.N - 1; i >= 0; i-- {
-		was := h
+		was := t.h
 		if i == 0 {
-			was = draining
+			was = t.draining()
 		}
-		if found, err := a.casHeader(reg, i, block, was, gone); err != nil || found != was && found != gone {
-			return a.changed(block, reg, found, err)
+		if found, err := a.casHeader(reg, i, t.block, was, t.gone); err != nil || found != was && found != t.gone {
+			return a.changed(t.block, reg, found, err)
 		}
 	}
-	return a.secondPhase(reg, block, gone, pass)
+	t.stage = stageGone
+	return nil
 }
 
 // onBackup says whether any backup of a draining block is in RECLAIM already. Then
@@ -104,35 +185,6 @@ func (a *Allocator) onBackup(reg *slab.Region, block uint32, gone proto.Header) 
 		}
 	}
 	return false, nil
-}
-
-// drained waits for a pass and looks whether the block is empty; if not, it is
-// opened again.
-func (a *Allocator) drained(reg *slab.Region, block uint32, h, draining proto.Header, pass func() error) error {
-	if !slab.Broken(slab.BugReclaimNoPass) {
-		if err := pass(); err != nil {
-			return errors.Join(err, a.reopen(reg, block, draining, h))
-		}
-	}
-	empty, err := a.empty(reg, block, h)
-	if err != nil || !empty {
-		if rerr := a.reopen(reg, block, draining, h); rerr != nil || err != nil {
-			return errors.Join(err, rerr)
-		}
-		return fmt.Errorf("%w: block %d of region %d", ErrInUse, block, reg.ID)
-	}
-	return nil
-}
-
-// secondPhase is what comes after RECLAIM.
-func (a *Allocator) secondPhase(reg *slab.Region, block uint32, gone proto.Header, pass func() error) error {
-	free := proto.MakeHeader(proto.BlockFree, 0, 0, gone.Generation(), 0)
-	if !slab.Broken(slab.BugReclaimOnePhase) {
-		if err := pass(); err != nil {
-			return err // RECLAIM is finished by whoever comes next
-		}
-	}
-	return a.FinishReclaim(reg, block, gone, free)
 }
 
 // FinishReclaim zeroes a block that is in RECLAIM and frees it.
@@ -177,8 +229,13 @@ func (a *Allocator) changed(block uint32, reg *slab.Region, found proto.Header, 
 	return fmt.Errorf("%w: block %d of region %d became %v", ErrInUse, block, reg.ID, found)
 }
 
-func (a *Allocator) reopen(reg *slab.Region, block uint32, draining, active proto.Header) error {
-	_, err := a.casHeader(reg, 0, block, draining, active)
+// reopen gives blocks back that were not found empty yet.
+func (a *Allocator) reopen(reg *slab.Region, all []taking) (err error) {
+	for _, t := range all {
+		if t.stage == stageDraining && err == nil {
+			_, err = a.casHeader(reg, 0, t.block, t.draining(), t.h)
+		}
+	}
 	return err
 }
 

@@ -110,6 +110,10 @@ func (s *service) RevokeSession(ctx context.Context, r *connect.Request[quarrypb
 	return do[quarrypb.RevokeSessionResponse](ctx, s, r.Msg, nil)
 }
 
+func (s *service) Pass(ctx context.Context, r *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error) {
+	return do[quarrypb.PassResponse](ctx, s, r.Msg, nil)
+}
+
 func (s *service) CertifyFence(ctx context.Context, r *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error) {
 	return do[quarrypb.CertifyFenceResponse](ctx, s, r.Msg, nil)
 }

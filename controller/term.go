@@ -61,6 +61,7 @@ const (
 	beatsInLease     = 12
 	minNodeHeartbeat = 50 * time.Millisecond
 	scrubEvery       = 2 * time.Second
+	reclaimEvery     = 5 * time.Second // at once where there is no room for another region
 )
 
 // newTerm makes the machine of all the records.
@@ -75,7 +76,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 	var err error
 	t.machine, t.first, err = state.New(state.Config{
 		Lease: c.cfg.Lease, NodeHeartbeat: max(c.cfg.Lease/beatsInLease, minNodeHeartbeat), RegionBytes: c.cfg.RegionBytes, Version: Version,
-		ReplaceAfter: c.cfg.ReplaceAfter, ScrubEvery: scrubEvery, RebuildBytesPerSecond: c.cfg.RebuildBytesPerSecond,
+		ReplaceAfter: c.cfg.ReplaceAfter, ScrubEvery: scrubEvery, ReclaimEvery: reclaimEvery, RebuildBytesPerSecond: c.cfg.RebuildBytesPerSecond,
 	}, uint64(t.rev), now(), records, random)
 	if err != nil {
 		return nil, err

@@ -40,6 +40,9 @@ type workLane struct {
 // run takes one block after the other until there is none.
 func (l *workLane) run() error {
 	w := l.w
+	if w.kind == state.Reclaim {
+		return l.reclaim(w.blocks)
+	}
 	if err := l.open(); err != nil {
 		return err
 	}

@@ -33,6 +33,7 @@ type session struct {
 
 	mu    sync.Mutex
 	lanes []*workLane
+	acked uint64 // the newest reclaim epoch that has been acknowledged, as far as is known
 }
 
 // openSession opens one; lost is called when the controllers do not know it any more.
@@ -94,6 +95,7 @@ func (s *session) beat(ctx context.Context, revision uint64, lost context.Cancel
 		for _, l := range s.lanes {
 			reclaim = min(reclaim, l.began.Load())
 		}
+		s.acked = max(s.acked, reclaim)
 		s.mu.Unlock()
 		var res *quarrypb.HeartbeatResponse
 		err := s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {

@@ -65,10 +65,11 @@ type Settled struct {
 	MapBits      uint64 `json:"map_bits"`
 	BlockHeaders uint64 `json:"block_headers"`
 	CopiedBytes  uint64 `json:"copied_bytes"` // to replicas that are rebuilt
+	Reclaimed    uint64 `json:"reclaimed_blocks"`
 }
 
 // settled counts for Settled.
-type settled struct{ slabs, reservations, bits, headers, copied atomic.Uint64 }
+type settled struct{ slabs, reservations, bits, headers, copied, reclaimed atomic.Uint64 }
 
 func (s *settled) scrubbed(st *slab.Scrubbed) {
 	s.slabs.Add(uint64(st.Slabs))
@@ -78,7 +79,7 @@ func (s *settled) scrubbed(st *slab.Scrubbed) {
 }
 
 func (s *settled) snapshot() Settled {
-	return Settled{ScrubbedSlabs: s.slabs.Load(), Reservations: s.reservations.Load(), MapBits: s.bits.Load(), BlockHeaders: s.headers.Load(), CopiedBytes: s.copied.Load()}
+	return Settled{ScrubbedSlabs: s.slabs.Load(), Reservations: s.reservations.Load(), MapBits: s.bits.Load(), BlockHeaders: s.headers.Load(), CopiedBytes: s.copied.Load(), Reclaimed: s.reclaimed.Load()}
 }
 
 // Stats is a snapshot.

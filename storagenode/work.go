@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +22,7 @@ import (
 )
 
 // Lanes of a program: how many blocks are in hand at once, and so how many slabs.
-var workLanes = [...]int{state.Reconcile: 4, state.Copy: 4, state.Scrub: 2}
+var workLanes = [...]int{state.Reconcile: 4, state.Copy: 4, state.Scrub: 2, state.Reclaim: 1}
 
 const (
 	maxWorkWait   = 30 * time.Second
@@ -50,7 +51,8 @@ type work struct {
 	cancel context.CancelCauseFunc
 	arena  *rdma.Arena
 	dead   map[uint32]bool
-	remote bool // a joiner is on another host
+	remote bool     // a joiner is on another host
+	blocks []uint32 // of a reclaim
 	ticket rdma.Ticket
 	// session is the program's own at the controllers; a reconcile has none, for it
 	// reserves nothing and nobody else has a key.
@@ -104,6 +106,8 @@ func checkWork(m *quarrypb.WorkRequest) error {
 		return fmt.Errorf("work over %d replicas: want 1 to %d", len(m.Peers), slab.MaxReplicas)
 	case m.Peers[0].GetRebuilding():
 		return errors.New("work with a primary that is being rebuilt")
+	case m.Kind == quarrypb.WorkKind_WORK_KIND_RECLAIM && slices.ContainsFunc(m.Peers, (*quarrypb.WorkPeer).GetRebuilding):
+		return errors.New("a reclaim beside a replica that is being rebuilt")
 	case len(m.DeadSessions) > maxDead:
 		return fmt.Errorf("a scrub for %d sessions: want at most %d", len(m.DeadSessions), maxDead)
 	case len(m.Uuid) != 16:
@@ -154,7 +158,8 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 		return err
 	}
 	w := &work{n: n, kind: key.kind, req: m, geo: geo, dead: map[uint32]bool{}, ended: make(chan struct{}), began: time.Now()}
-	w.survey(n.memories[m.Region])
+	memory := n.memories[m.Region]
+	w.survey(memory)
 	for _, id := range m.DeadSessions {
 		w.dead[id] = true
 	}
@@ -170,6 +175,9 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 	}
 	n.works[key] = w
 	n.wg.Go(func() {
+		if key.kind == state.Reclaim {
+			w.blocks = reclaimable(memory, geo)
+		}
 		w.err = w.run()
 		w.cancel(nil)
 		w.arena.Close()
@@ -230,6 +238,9 @@ func (n *Node) stopWorks(region uint32) {
 
 // run is the program: its lanes share the blocks.
 func (w *work) run() (err error) {
+	if w.kind == state.Reclaim && len(w.blocks) == 0 {
+		return nil
+	}
 	w.ticket = rdma.Ticket{Cluster: w.n.cluster(), Serial: agentSerial | uint64(w.req.Region), Rights: rdma.ReadWrite}
 	w.ticket.Sign([32]byte(w.n.ticketKey()))
 	if w.kind != state.Reconcile {

@@ -11,8 +11,7 @@ import (
 type Event interface{ event() }
 
 // Ask is a request of the control plane, one of the request messages of
-// quarrypb.Controller that concern sessions, the table or nodes, or RaiseReclaim
-// or Scrubbed.
+// quarrypb.Controller that concern sessions, the table or nodes, or Scrubbed.
 type Ask struct {
 	Waiter uint64 // named again in the Answer; never used twice
 	Msg    any
@@ -50,13 +49,6 @@ type Lead struct{ Until int64 }
 
 // Tick lets time pass.
 type Tick struct{}
-
-// RaiseReclaim raises the reclaim epoch; it is answered with ReclaimPassed once
-// every session has acknowledged the new one or is fenced.
-type RaiseReclaim struct{}
-
-// ReclaimPassed answers RaiseReclaim.
-type ReclaimPassed struct{ Epoch uint64 }
 
 // Scrubbed says that a scrub begun after the fences of these sessions were
 // complete has found nothing of them in any word: their ids may be used again.

@@ -23,6 +23,8 @@ type Config struct {
 	ReplaceAfter time.Duration
 	// ScrubEvery is the time between two scrubs for fenced sessions; 0: none, somebody else says Scrubbed.
 	ScrubEvery time.Duration
+	// ReclaimEvery is the time between two looks for empty blocks to take back; 0: none are.
+	ReclaimEvery time.Duration
 	// RebuildBytesPerSecond bounds the copying to one joiner; 0: as fast as it goes.
 	RebuildBytesPerSecond uint64
 }
@@ -82,6 +84,12 @@ type Machine struct {
 	lacks            int   // regions that lack something
 	balances         int64 // when primaries are looked at next
 	lastScrub        uint64
+	// Reclaims: when the next round begins, the region looked at last, and whether one is being looked at.
+	reclaims    int64
+	presses     int64 // when clients may be asked again to give claims back
+	reclaimed   uint32
+	lastReclaim uint64
+	reclaiming  bool
 
 	// What work has to look at before the step is over. Nothing is looked at in the
 	// middle of a change: that would look at half of it.
@@ -261,8 +269,8 @@ func (m *Machine) ask(a Ask) {
 		m.rebalance(a.Waiter, r)
 	case *quarrypb.StatusRequest:
 		m.status(a.Waiter)
-	case RaiseReclaim:
-		m.raise(func(epoch uint64) { m.answer(a.Waiter, ReclaimPassed{Epoch: epoch}) })
+	case *quarrypb.PassRequest:
+		m.pass(a.Waiter, r)
 	case Scrubbed:
 		m.scrubbed(a.Waiter, r.Serials)
 	default:
@@ -284,6 +292,7 @@ func (m *Machine) tick() {
 	m.watch()
 	m.improve()
 	m.scrubNext()
+	m.reclaimNext()
 	for _, t := range slices.Clone(m.tasks) {
 		m.pump(t)
 	}

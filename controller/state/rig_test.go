@@ -382,6 +382,8 @@ func showMsg(msg any) string {
 		return out
 	case *quarrypb.CertifyFenceResponse:
 		return fmt.Sprintf("fenced %v, retry in %d ms", m.Fenced, m.RetryMs)
+	case *quarrypb.PassResponse:
+		return fmt.Sprintf("pass of %d: %v", m.Epoch, m.Passed)
 	case *quarrypb.RevokeSessionResponse:
 		return "revoked"
 	case *quarrypb.CloseSessionResponse:

@@ -17,6 +17,7 @@ type task struct {
 	next  int64 // no call before
 	last  *quarrypb.WorkResponse
 	over  bool
+	once  bool            // it is not begun again where it has failed
 	ended func(done bool) // done: in the region's present epoch
 }
 
@@ -50,6 +51,8 @@ func (m *Machine) pump(t *task) {
 		}
 		w, _ := r.Msg.(*quarrypb.WorkResponse)
 		switch {
+		case w == nil && t.once && r.Refused:
+			m.finish(t, false)
 		case w == nil:
 			t.next = m.now + int64(retryAfter)
 		case w.Done:

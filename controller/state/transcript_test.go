@@ -164,8 +164,10 @@ func (r *rig) play(t *testing.T, d *datadriven.TestData) string {
 	case "scrubs":
 		r.scrubEvery = 2 * time.Second
 		r.m.cfg.ScrubEvery = r.scrubEvery
-	case "reclaim":
-		ask(RaiseReclaim{})
+	case "pass":
+		ask(&quarrypb.PassRequest{Serial: num("serial"), Epoch: num("epoch")})
+	case "reclaims":
+		r.m.cfg.ReclaimEvery = 10 * time.Second
 	case "scrubbed":
 		ask(Scrubbed{Serials: []uint64{num("serial")}})
 	case "mute":

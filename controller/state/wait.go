@@ -68,13 +68,17 @@ func (m *Machine) awaitTable(rev uint64, done func()) {
 }
 
 // raise raises the reclaim epoch and waits for the pass: every session has
-// acknowledged it or is fenced. A lease that is over is not enough, for it stops no write.
+// acknowledged it or is fenced.
 func (m *Machine) raise(passed func(epoch uint64)) {
 	c := m.editCluster()
 	c.ReclaimEpoch++
 	epoch := c.ReclaimEpoch
 	m.putCluster(c)
-	m.await(func(s *session) bool {
-		return m.gone(s) || s.rec.State == stateFenced || s.ackReclaim >= epoch
-	}, func() { passed(epoch) })
+	m.await(func(s *session) bool { return m.passed(s, epoch) }, func() { passed(epoch) })
+}
+
+// passed says whether a session has no part in anything that began before a reclaim
+// epoch. A lease that is over is not enough, for it stops no write.
+func (m *Machine) passed(s *session, epoch uint64) bool {
+	return m.gone(s) || s.rec.State == stateFenced || s.ackReclaim >= epoch
 }

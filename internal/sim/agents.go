@@ -159,12 +159,13 @@ func (k *control) reclaimBlocks() {
 		if err != nil {
 			return
 		}
-		block := w.emptiest()
-		err = a.Reclaim(reg, block, c.pass)
-		w.logf("reclaim of block %d: %v", block, err)
-		if err == nil {
-			w.stats.Reclaims++
+		blocks := []uint32{w.emptiest()}
+		if k.table.reclaim%3 != 1 { // one in use beside it, or half reclaimed
+			blocks = append(blocks, (blocks[0]+1)%w.geo.Blocks)
 		}
+		freed, err := a.Reclaim(reg, blocks, c.pass)
+		w.logf("reclaim of blocks %v: %d, %v", blocks, freed, err)
+		w.stats.Reclaims += uint64(freed)
 		over := !k.table.open || k.table.epoch != reg.Epoch
 		if err != nil && !over && !errors.Is(err, alloc.ErrInUse) && !errors.Is(err, slab.ErrUnknown) && !w.notDone(err) {
 			w.fail("unexpected error", "reclaim: "+err.Error())

@@ -251,6 +251,9 @@ func (c *client) die() {
 	c.detach()
 	c.kill()
 	c.session, c.inOp = 0, false
+	if m := c.w.mach; m != nil {
+		m.seats[c.id].asked++ // what it has asked is answered to nobody
+	}
 }
 
 // start and finish of an operation.

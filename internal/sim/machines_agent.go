@@ -30,7 +30,7 @@ type agent struct {
 	kept   []byte
 	region *nodestate.Region // as its header says; nil: no memory is found
 
-	programs [4]*program // by kind
+	programs [5]*program // by kind
 
 	// What the node's access layer has been told.
 	next  uint64
@@ -333,7 +333,8 @@ func (g *agent) act(a nodestate.Action) {
 			g.region.Epoch = a.Epoch
 		}
 	case nodestate.Serve:
-		if a.Epoch == w.ctl.table.epoch && !w.ctl.table.open {
+		// An order of a change that was given up may come late to a node that has been lost since.
+		if t := &w.ctl.table; a.Epoch == t.epoch && !t.open && slices.Contains(t.node[:t.n], g.node) {
 			g.m.nobodyWorksByAnEarlierTable(a.Epoch) // from here on the replicas are made alike
 		}
 		mem.Open(a.Epoch)

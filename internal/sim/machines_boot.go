@@ -29,7 +29,11 @@ type bootKey struct {
 const leaseNs = int64(3e9)
 
 func (m *machines) config() state.Config {
-	return state.Config{Lease: time.Duration(leaseNs), NodeHeartbeat: time.Duration(leaseNs / 3), RegionBytes: m.w.geo.RegionBytes, Version: "sim",
+	every := time.Duration(0)
+	if m.w.opt.Grow {
+		every = 500 * time.Millisecond
+	}
+	return state.Config{ReclaimEvery: every, Lease: time.Duration(leaseNs), NodeHeartbeat: time.Duration(leaseNs / 3), RegionBytes: m.w.geo.RegionBytes, Version: "sim",
 		ReplaceAfter: 4 * time.Second, ScrubEvery: time.Second}
 }
 

@@ -19,6 +19,7 @@ type seat struct {
 	asked  uint64 // number of the last question
 	answer state.Answer
 	beats  uint64
+	acked  uint64 // the newest reclaim epoch that has been acknowledged, as far as is known
 	// What a storage node's program that runs on the process uses.
 	program *program
 	lane    *slab.Lane
@@ -114,7 +115,7 @@ func (m *machines) openSession(c *client) {
 			c.leaseUntil = sent + m.w.d.lease - m.w.d.lease/100
 			c.view, c.reg, c.headers = table{}, nil, nil
 			c.alloc, c.claims = nil, c.claims[:0]
-			s.tab = nil
+			s.tab, s.acked = nil, 0
 			m.install(c, r.Table)
 			c.beatNext = m.w.now + m.w.d.lease/3
 			m.w.at(c.beatNext)
@@ -183,6 +184,7 @@ func (m *machines) beat(c *client) {
 	if c.inOp {
 		rev, reclaim = min(rev, c.began), min(reclaim, c.beganReclaim)
 	}
+	s.acked = max(s.acked, reclaim)
 	s.beats++
 	beat, serial, sent, target := s.beats, c.serial, c.clock(), s.target
 	answered := false

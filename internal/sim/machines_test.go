@@ -11,7 +11,7 @@ import (
 const machineRuns = AllFaults &^ Rot
 
 // passMachines runs schedules over real controllers and agents.
-func passMachines(t *testing.T, o Options) {
+func passMachines(t *testing.T, o Options) *Report {
 	t.Helper()
 	o.Machines, o.AnyScheduler = true, true
 	r := NewRunner()
@@ -21,6 +21,7 @@ func passMachines(t *testing.T, o Options) {
 		t.Fatal(rep.Failure.String())
 	}
 	t.Logf("%d schedules, %.0f/s, %d steps each\n%v%v", rep.Schedules, rep.Rate(), rep.Steps/uint64(rep.Schedules), &rep.Coverage, &r.w.mach.stats)
+	return rep
 }
 
 func TestMachines_Quiet(t *testing.T) {
@@ -40,8 +41,15 @@ func TestMachines_Durable(t *testing.T) {
 	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 1500), Faults: machineRuns, Durable: true, Porcupine: 8})
 }
 
+// Hazard 20: agents take blocks back under all faults, in turns.
 func TestMachines_Allocator(t *testing.T) {
-	passMachines(t, Options{Seed: 1, Schedules: schedules(t, 200), Faults: machineRuns &^ Power, Grow: true, Porcupine: 8})
+	rep := passMachines(t, Options{Seed: 1, Schedules: schedules(t, 400), Faults: machineRuns &^ Power, Grow: true, Porcupine: 8})
+	require.NotZero(t, rep.Coverage.Reclaims)
+}
+
+func TestMachines_DurableAllocator(t *testing.T) {
+	rep := passMachines(t, Options{Seed: 1, Schedules: schedules(t, 400), Faults: machineRuns, Grow: true, Durable: true, Porcupine: 8})
+	require.NotZero(t, rep.Coverage.Reclaims)
 }
 
 // TestMachines_SameSeedSameDigest: nothing in the machines depends on the order of a

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/slab"
 	wire "github.com/quarrystore/quarry/proto"
@@ -199,21 +200,32 @@ func (p *program) work() error {
 	if err := p.open(); err != nil {
 		return err
 	}
+	c.inOp = true
+	defer c.leave()
+	blocks := func(one func(b uint32) error) (err error) {
+		for b := uint32(0); b < m.w.geo.Blocks && err == nil; b++ {
+			p.Free()
+			err = one(b)
+		}
+		return err
+	}
 	var err error
 	switch p.kind {
 	case nodestate.Reconcile:
 		var st slab.Reconciled
-		st, err = seat.lane.Reconcile(&p.reg)
+		err = blocks(func(b uint32) error { return seat.lane.ReconcileBlock(&p.reg, b, &st) })
 		m.w.logf("reconcile of epoch %d: %+v %v", p.req.Epoch, st, err)
 	case nodestate.Copy:
 		var st slab.Copied
-		st, err = seat.lane.Copy(&p.reg)
+		err = blocks(func(b uint32) error { return seat.lane.CopyBlock(&p.reg, b, &st) })
 		m.w.logf("copy in epoch %d: %+v %v", p.req.Epoch, st, err)
 	case nodestate.Scrub:
 		var st slab.Scrubbed
-		st, err = seat.lane.Scrub(&p.reg, p.dead)
+		err = blocks(func(b uint32) error { return seat.lane.ScrubBlock(&p.reg, b, p.dead, &st) })
 		m.w.logf("scrub in epoch %d: %+v %v", p.req.Epoch, st, err)
 		m.w.ctl.scrubbed++
+	case nodestate.Reclaim:
+		err = p.reclaim(seat.lane)
 	}
 	if err == nil {
 		err = p.over()
@@ -413,3 +425,69 @@ func (t *programPort) EndSession(reason error) {
 }
 
 func (t *programPort) Buffer(n int) ([]byte, error) { return t.p().c.Buffer(n) }
+
+// reclaim takes blocks back as an agent does: those half reclaimed, and empty ones.
+func (p *program) reclaim(lane *slab.Lane) error {
+	w := p.g.m.w
+	a, err := alloc.New(lane, p.c)
+	if err != nil {
+		return err
+	}
+	if err := alloc.Turn(p); err != nil {
+		return err
+	}
+	blocks := []uint32{w.emptiest()}
+	if w.ch.choose(3) == 2 { // one in use beside it, or half reclaimed
+		blocks = append(blocks, (blocks[0]+1)%w.geo.Blocks)
+	}
+	freed, err := a.Reclaim(&p.reg, blocks, func() error { return alloc.Pass(p) })
+	w.logf("reclaim of blocks %v in epoch %d: %d, %v", blocks, p.req.Epoch, freed, err)
+	w.stats.Reclaims += uint64(freed)
+	if errors.Is(err, alloc.ErrInUse) {
+		err = nil
+	}
+	return err
+}
+
+// Raise, Passed, Hold and Free are alloc.Epochs, as package storagenode has them.
+func (p *program) Raise() (uint64, error) {
+	res, err := p.askPass(0)
+	return res.GetEpoch(), err
+}
+
+func (p *program) Passed(epoch uint64) (bool, error) {
+	res, err := p.askPass(epoch)
+	if err != nil || res.Passed {
+		return err == nil, err
+	}
+	p.c.sleep(int64(1+p.c.w.ch.choose(30)) * step)
+	return false, p.over()
+}
+
+func (p *program) Hold(epoch uint64) bool {
+	if p.g.m.seats[p.c.id].acked > epoch {
+		return false
+	}
+	p.c.beganReclaim = epoch
+	return true
+}
+
+func (p *program) Free() { p.c.began, p.c.beganReclaim = p.c.view.rev, p.c.view.reclaim }
+
+func (p *program) askPass(epoch uint64) (*quarrypb.PassResponse, error) {
+	for {
+		ans, err := p.g.m.ask(p.c, &quarrypb.PassRequest{Serial: p.c.serial, Epoch: epoch})
+		if over := p.over(); over != nil {
+			return nil, over
+		}
+		if r, ok := ans.(*quarrypb.PassResponse); ok && err == nil {
+			return r, nil
+		}
+		var se *state.Error
+		if errors.As(err, &se) && se.Code == state.Precondition {
+			p.unsettled = true
+			return nil, err
+		}
+		p.c.sleep(int64(1+p.c.w.ch.choose(30)) * step)
+	}
+}

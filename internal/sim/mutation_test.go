@@ -46,6 +46,10 @@ func durable(o Options) Options {
 	return with(o, func(o *Options) { o.Durable, o.Faults = true, o.Faults|Power })
 }
 
+func machine(o Options) Options {
+	return with(o, func(o *Options) { o.Machines = true })
+}
+
 // cutOff: see CutOff.
 func cutOff(who int, f, more Fault) Options {
 	return Options{Script: CutOff(who, f), Faults: more, MaxFaults: 4, Clients: 3, Slabs: 1, Replicas: 2, AnyScheduler: true}
@@ -102,6 +106,7 @@ var mutations = []mutation{
 	{slab.BugReclaimNoPass, "reclaim without waiting", quiet, 5000},
 	{slab.BugReclaimOnePhase, "reclaim without the second pass", quiet, 5000},
 	{slab.BugReclaimIgnoresR, "reclaim ignores R", quiet, 8000},
+	{slab.BugReclaimNoTurn, "reclaim without its turn", machine(grow), 60000},
 	{slab.BugDoubleFree, "double free unchecked", crashes, 3000},
 	{slab.BugOldEpochAccepted, "old epoch accepted", failures, 8000},
 	{slab.BugShortVersion, "four-bit versions", with(crashes, func(o *Options) { o.Ops = 60 }), 3000},

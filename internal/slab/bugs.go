@@ -37,6 +37,7 @@ const (
 	BugReclaimNoPass                   // reclaim does not wait before it looks
 	BugReclaimOnePhase                 // reclaim zeroes without the second pass
 	BugReclaimIgnoresR                 // reclaim does not look at reservations
+	BugReclaimNoTurn                   // a reclaim begins while what an earlier one has posted is under way
 	BugReservationsKept                // reconcile leaves reservations as they are
 	BugHeaderOfPrimary                 // reconcile takes the new primary's headers
 	BugJoinerUnreconciled              // reconcile leaves a joiner's words as they are

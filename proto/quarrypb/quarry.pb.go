@@ -298,6 +298,7 @@ const (
 	WorkKind_WORK_KIND_RECONCILE   WorkKind = 1 // makes the replicas of a region alike that no client can reach
 	WorkKind_WORK_KIND_COPY        WorkKind = 2 // brings rebuilding replicas up to date beside clients
 	WorkKind_WORK_KIND_SCRUB       WorkKind = 3 // settles what dead sessions have left
+	WorkKind_WORK_KIND_RECLAIM     WorkKind = 4 // takes empty blocks back, for other size classes
 )
 
 // Enum value maps for WorkKind.
@@ -307,12 +308,14 @@ var (
 		1: "WORK_KIND_RECONCILE",
 		2: "WORK_KIND_COPY",
 		3: "WORK_KIND_SCRUB",
+		4: "WORK_KIND_RECLAIM",
 	}
 	WorkKind_value = map[string]int32{
 		"WORK_KIND_UNSPECIFIED": 0,
 		"WORK_KIND_RECONCILE":   1,
 		"WORK_KIND_COPY":        2,
 		"WORK_KIND_SCRUB":       3,
+		"WORK_KIND_RECLAIM":     4,
 	}
 )
 
@@ -1751,6 +1754,110 @@ func (x *CertifyFenceResponse) GetRetryMs() uint32 {
 	return 0
 }
 
+type PassRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"` // who asks
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`   // whose pass; 0 raises the reclaim epoch
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PassRequest) Reset() {
+	*x = PassRequest{}
+	mi := &file_quarry_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PassRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PassRequest) ProtoMessage() {}
+
+func (x *PassRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PassRequest.ProtoReflect.Descriptor instead.
+func (*PassRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PassRequest) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
+func (x *PassRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type PassResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Passed        bool                   `protobuf:"varint,2,opt,name=passed,proto3" json:"passed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PassResponse) Reset() {
+	*x = PassResponse{}
+	mi := &file_quarry_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PassResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PassResponse) ProtoMessage() {}
+
+func (x *PassResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PassResponse.ProtoReflect.Descriptor instead.
+func (*PassResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *PassResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PassResponse) GetPassed() bool {
+	if x != nil {
+		return x.Passed
+	}
+	return false
+}
+
 type Session struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Session       uint32                 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -1769,7 +1876,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1888,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +1901,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{22}
+	return file_quarry_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Session) GetSession() uint32 {
@@ -1875,7 +1982,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +1994,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1900,7 +2007,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{23}
+	return file_quarry_proto_rawDescGZIP(), []int{25}
 }
 
 type ListSessionsResponse struct {
@@ -1912,7 +2019,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2031,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2044,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{24}
+	return file_quarry_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -1962,7 +2069,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1974,7 +2081,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1987,7 +2094,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{25}
+	return file_quarry_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Name) GetName() string {
@@ -2048,7 +2155,7 @@ type CreateNameRequest struct {
 
 func (x *CreateNameRequest) Reset() {
 	*x = CreateNameRequest{}
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2167,7 @@ func (x *CreateNameRequest) String() string {
 func (*CreateNameRequest) ProtoMessage() {}
 
 func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +2180,7 @@ func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNameRequest.ProtoReflect.Descriptor instead.
 func (*CreateNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{26}
+	return file_quarry_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateNameRequest) GetName() *Name {
@@ -2092,7 +2199,7 @@ type LookupNameRequest struct {
 
 func (x *LookupNameRequest) Reset() {
 	*x = LookupNameRequest{}
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2211,7 @@ func (x *LookupNameRequest) String() string {
 func (*LookupNameRequest) ProtoMessage() {}
 
 func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2224,7 @@ func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNameRequest.ProtoReflect.Descriptor instead.
 func (*LookupNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{27}
+	return file_quarry_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LookupNameRequest) GetName() string {
@@ -2137,7 +2244,7 @@ type SwapNameRequest struct {
 
 func (x *SwapNameRequest) Reset() {
 	*x = SwapNameRequest{}
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2256,7 @@ func (x *SwapNameRequest) String() string {
 func (*SwapNameRequest) ProtoMessage() {}
 
 func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2269,7 @@ func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapNameRequest.ProtoReflect.Descriptor instead.
 func (*SwapNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{28}
+	return file_quarry_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SwapNameRequest) GetName() *Name {
@@ -2189,7 +2296,7 @@ type DeleteNameRequest struct {
 
 func (x *DeleteNameRequest) Reset() {
 	*x = DeleteNameRequest{}
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2308,7 @@ func (x *DeleteNameRequest) String() string {
 func (*DeleteNameRequest) ProtoMessage() {}
 
 func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2321,7 @@ func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{29}
+	return file_quarry_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteNameRequest) GetName() string {
@@ -2239,7 +2346,7 @@ type DeleteNameResponse struct {
 
 func (x *DeleteNameResponse) Reset() {
 	*x = DeleteNameResponse{}
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2358,7 @@ func (x *DeleteNameResponse) String() string {
 func (*DeleteNameResponse) ProtoMessage() {}
 
 func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2371,7 @@ func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNameResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{30}
+	return file_quarry_proto_rawDescGZIP(), []int{32}
 }
 
 type ListNamesRequest struct {
@@ -2279,7 +2386,7 @@ type ListNamesRequest struct {
 
 func (x *ListNamesRequest) Reset() {
 	*x = ListNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2398,7 @@ func (x *ListNamesRequest) String() string {
 func (*ListNamesRequest) ProtoMessage() {}
 
 func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2411,7 @@ func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{31}
+	return file_quarry_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListNamesRequest) GetPrefix() string {
@@ -2345,7 +2452,7 @@ type ListNamesResponse struct {
 
 func (x *ListNamesResponse) Reset() {
 	*x = ListNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2464,7 @@ func (x *ListNamesResponse) String() string {
 func (*ListNamesResponse) ProtoMessage() {}
 
 func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2477,7 @@ func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{32}
+	return file_quarry_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListNamesResponse) GetNames() []*Name {
@@ -2400,7 +2507,7 @@ type HostedRegion struct {
 
 func (x *HostedRegion) Reset() {
 	*x = HostedRegion{}
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2519,7 @@ func (x *HostedRegion) String() string {
 func (*HostedRegion) ProtoMessage() {}
 
 func (x *HostedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2532,7 @@ func (x *HostedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostedRegion.ProtoReflect.Descriptor instead.
 func (*HostedRegion) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{33}
+	return file_quarry_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HostedRegion) GetRegion() uint32 {
@@ -2476,7 +2583,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2488,7 +2595,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2501,7 +2608,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{34}
+	return file_quarry_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -2558,7 +2665,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2677,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2690,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{35}
+	return file_quarry_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RegisterNodeResponse) GetId() uint32 {
@@ -2662,7 +2769,7 @@ type NodeHeartbeatRequest struct {
 
 func (x *NodeHeartbeatRequest) Reset() {
 	*x = NodeHeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2781,7 @@ func (x *NodeHeartbeatRequest) String() string {
 func (*NodeHeartbeatRequest) ProtoMessage() {}
 
 func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2794,7 @@ func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{36}
+	return file_quarry_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NodeHeartbeatRequest) GetId() uint32 {
@@ -2734,7 +2841,7 @@ type NodeHeartbeatResponse struct {
 
 func (x *NodeHeartbeatResponse) Reset() {
 	*x = NodeHeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2853,7 @@ func (x *NodeHeartbeatResponse) String() string {
 func (*NodeHeartbeatResponse) ProtoMessage() {}
 
 func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2866,7 @@ func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{37}
+	return file_quarry_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NodeHeartbeatResponse) GetUnknown() bool {
@@ -2788,7 +2895,7 @@ type HostRegionRequest struct {
 
 func (x *HostRegionRequest) Reset() {
 	*x = HostRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +2907,7 @@ func (x *HostRegionRequest) String() string {
 func (*HostRegionRequest) ProtoMessage() {}
 
 func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +2920,7 @@ func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionRequest.ProtoReflect.Descriptor instead.
 func (*HostRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{38}
+	return file_quarry_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HostRegionRequest) GetRegion() uint32 {
@@ -2887,7 +2994,7 @@ type HostRegionResponse struct {
 
 func (x *HostRegionResponse) Reset() {
 	*x = HostRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2899,7 +3006,7 @@ func (x *HostRegionResponse) String() string {
 func (*HostRegionResponse) ProtoMessage() {}
 
 func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2912,7 +3019,7 @@ func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionResponse.ProtoReflect.Descriptor instead.
 func (*HostRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{39}
+	return file_quarry_proto_rawDescGZIP(), []int{41}
 }
 
 type OpenRegionRequest struct {
@@ -2926,7 +3033,7 @@ type OpenRegionRequest struct {
 
 func (x *OpenRegionRequest) Reset() {
 	*x = OpenRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3045,7 @@ func (x *OpenRegionRequest) String() string {
 func (*OpenRegionRequest) ProtoMessage() {}
 
 func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3058,7 @@ func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionRequest.ProtoReflect.Descriptor instead.
 func (*OpenRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{40}
+	return file_quarry_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OpenRegionRequest) GetRegion() uint32 {
@@ -2983,7 +3090,7 @@ type OpenRegionResponse struct {
 
 func (x *OpenRegionResponse) Reset() {
 	*x = OpenRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2995,7 +3102,7 @@ func (x *OpenRegionResponse) String() string {
 func (*OpenRegionResponse) ProtoMessage() {}
 
 func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3008,7 +3115,7 @@ func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionResponse.ProtoReflect.Descriptor instead.
 func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{41}
+	return file_quarry_proto_rawDescGZIP(), []int{43}
 }
 
 // CloseRegion names the newest epoch to close: a replica opened under a later one
@@ -3024,7 +3131,7 @@ type CloseRegionRequest struct {
 
 func (x *CloseRegionRequest) Reset() {
 	*x = CloseRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3143,7 @@ func (x *CloseRegionRequest) String() string {
 func (*CloseRegionRequest) ProtoMessage() {}
 
 func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3156,7 @@ func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionRequest.ProtoReflect.Descriptor instead.
 func (*CloseRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{42}
+	return file_quarry_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CloseRegionRequest) GetRegion() uint32 {
@@ -3081,7 +3188,7 @@ type CloseRegionResponse struct {
 
 func (x *CloseRegionResponse) Reset() {
 	*x = CloseRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3093,7 +3200,7 @@ func (x *CloseRegionResponse) String() string {
 func (*CloseRegionResponse) ProtoMessage() {}
 
 func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3106,7 +3213,7 @@ func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionResponse.ProtoReflect.Descriptor instead.
 func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{43}
+	return file_quarry_proto_rawDescGZIP(), []int{45}
 }
 
 // DropRegion names the region's epoch too: memory that was opened under a later one stays.
@@ -3121,7 +3228,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3240,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3253,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{44}
+	return file_quarry_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DropRegionRequest) GetRegion() uint32 {
@@ -3178,7 +3285,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3297,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3310,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{45}
+	return file_quarry_proto_rawDescGZIP(), []int{47}
 }
 
 type FenceRequest struct {
@@ -3216,7 +3323,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3335,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3241,7 +3348,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{46}
+	return file_quarry_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FenceRequest) GetSerials() []uint64 {
@@ -3266,7 +3373,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3385,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3398,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{49}
 }
 
 // WorkPeer is a replica that the program works on.
@@ -3308,7 +3415,7 @@ type WorkPeer struct {
 
 func (x *WorkPeer) Reset() {
 	*x = WorkPeer{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3427,7 @@ func (x *WorkPeer) String() string {
 func (*WorkPeer) ProtoMessage() {}
 
 func (x *WorkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3333,7 +3440,7 @@ func (x *WorkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
 func (*WorkPeer) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WorkPeer) GetNode() uint32 {
@@ -3390,7 +3497,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3402,7 +3509,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3415,7 +3522,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WorkRequest) GetRegion() uint32 {
@@ -3512,7 +3619,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3524,7 +3631,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3537,7 +3644,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WorkResponse) GetDone() bool {
@@ -3597,7 +3704,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3609,7 +3716,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3622,7 +3729,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{53}
 }
 
 type PingResponse struct {
@@ -3635,7 +3742,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3754,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +3767,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -3687,7 +3794,7 @@ type AddNodeRequest struct {
 
 func (x *AddNodeRequest) Reset() {
 	*x = AddNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3699,7 +3806,7 @@ func (x *AddNodeRequest) String() string {
 func (*AddNodeRequest) ProtoMessage() {}
 
 func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3712,7 +3819,7 @@ func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
 func (*AddNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{53}
+	return file_quarry_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AddNodeRequest) GetName() string {
@@ -3731,7 +3838,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3743,7 +3850,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3756,7 +3863,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{54}
+	return file_quarry_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DrainNodeRequest) GetName() string {
@@ -3776,7 +3883,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3788,7 +3895,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3801,7 +3908,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{55}
+	return file_quarry_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -3830,7 +3937,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +3949,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +3962,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{56}
+	return file_quarry_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RemoveNodeRequest) GetName() string {
@@ -3883,7 +3990,7 @@ type MoveRegionRequest struct {
 
 func (x *MoveRegionRequest) Reset() {
 	*x = MoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +4002,7 @@ func (x *MoveRegionRequest) String() string {
 func (*MoveRegionRequest) ProtoMessage() {}
 
 func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3908,7 +4015,7 @@ func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{57}
+	return file_quarry_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *MoveRegionRequest) GetRegion() uint32 {
@@ -3941,7 +4048,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3953,7 +4060,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3966,7 +4073,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{58}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -3987,7 +4094,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3999,7 +4106,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4012,7 +4119,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{59}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Move) GetRegion() uint32 {
@@ -4045,7 +4152,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4164,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4177,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{60}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RebalanceResponse) GetMoves() []*Move {
@@ -4097,7 +4204,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4216,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4229,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{61}
+	return file_quarry_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -4189,7 +4296,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4201,7 +4308,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4214,7 +4321,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{62}
+	return file_quarry_proto_rawDescGZIP(), []int{64}
 }
 
 type ControllerInfo struct {
@@ -4228,7 +4335,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4240,7 +4347,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4253,7 +4360,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{63}
+	return file_quarry_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -4292,7 +4399,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4304,7 +4411,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4317,7 +4424,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{64}
+	return file_quarry_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -4391,7 +4498,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4403,7 +4510,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4416,7 +4523,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Member) GetKind() string {
@@ -4522,7 +4629,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4641,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4654,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -4622,7 +4729,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4634,7 +4741,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4647,7 +4754,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -4671,7 +4778,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4683,7 +4790,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4696,7 +4803,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{68}
+	return file_quarry_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -4754,7 +4861,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4766,7 +4873,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4779,7 +4886,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{69}
+	return file_quarry_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -4908,7 +5015,13 @@ const file_quarry_proto_rawDesc = "" +
 	"\await_ms\x18\x03 \x01(\rR\x06waitMs\"I\n" +
 	"\x14CertifyFenceResponse\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12\x19\n" +
-	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\"\x9b\x02\n" +
+	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\";\n" +
+	"\vPassRequest\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"<\n" +
+	"\fPassResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06passed\x18\x02 \x01(\bR\x06passed\"\x9b\x02\n" +
 	"\aSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -5174,12 +5287,13 @@ const file_quarry_proto_rawDesc = "" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eDURABILITY_MEM\x10\x01\x12\x13\n" +
-	"\x0fDURABILITY_PMEM\x10\x02*g\n" +
+	"\x0fDURABILITY_PMEM\x10\x02*~\n" +
 	"\bWorkKind\x12\x19\n" +
 	"\x15WORK_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
 	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
-	"\x0fWORK_KIND_SCRUB\x10\x032\xf1\f\n" +
+	"\x0fWORK_KIND_SCRUB\x10\x03\x12\x15\n" +
+	"\x11WORK_KIND_RECLAIM\x10\x042\xaa\r\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -5187,7 +5301,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\fCloseSession\x12\x1e.quarry.v1.CloseSessionRequest\x1a\x1f.quarry.v1.CloseSessionResponse\x12R\n" +
 	"\rRevokeSession\x12\x1f.quarry.v1.RevokeSessionRequest\x1a .quarry.v1.RevokeSessionResponse\x12O\n" +
 	"\fCertifyFence\x12\x1e.quarry.v1.CertifyFenceRequest\x1a\x1f.quarry.v1.CertifyFenceResponse\x12O\n" +
-	"\fListSessions\x12\x1e.quarry.v1.ListSessionsRequest\x1a\x1f.quarry.v1.ListSessionsResponse\x12:\n" +
+	"\fListSessions\x12\x1e.quarry.v1.ListSessionsRequest\x1a\x1f.quarry.v1.ListSessionsResponse\x127\n" +
+	"\x04Pass\x12\x16.quarry.v1.PassRequest\x1a\x17.quarry.v1.PassResponse\x12:\n" +
 	"\tReadTable\x12\x1b.quarry.v1.ReadTableRequest\x1a\x10.quarry.v1.Table\x12>\n" +
 	"\n" +
 	"WatchTable\x12\x1c.quarry.v1.WatchTableRequest\x1a\x10.quarry.v1.Table0\x01\x12O\n" +
@@ -5237,7 +5352,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                 // 0: quarry.v1.Provider
 	(NodeState)(0),                // 1: quarry.v1.NodeState
@@ -5267,56 +5382,58 @@ var file_quarry_proto_goTypes = []any{
 	(*RevokeSessionResponse)(nil), // 25: quarry.v1.RevokeSessionResponse
 	(*CertifyFenceRequest)(nil),   // 26: quarry.v1.CertifyFenceRequest
 	(*CertifyFenceResponse)(nil),  // 27: quarry.v1.CertifyFenceResponse
-	(*Session)(nil),               // 28: quarry.v1.Session
-	(*ListSessionsRequest)(nil),   // 29: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),  // 30: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                  // 31: quarry.v1.Name
-	(*CreateNameRequest)(nil),     // 32: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),     // 33: quarry.v1.LookupNameRequest
-	(*SwapNameRequest)(nil),       // 34: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),     // 35: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),    // 36: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),      // 37: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),     // 38: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),          // 39: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),   // 40: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),  // 41: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),  // 42: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil), // 43: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),     // 44: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),    // 45: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),     // 46: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),    // 47: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),    // 48: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),   // 49: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),     // 50: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),    // 51: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),          // 52: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),         // 53: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),              // 54: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),           // 55: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),          // 56: quarry.v1.WorkResponse
-	(*PingRequest)(nil),           // 57: quarry.v1.PingRequest
-	(*PingResponse)(nil),          // 58: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),        // 59: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),      // 60: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),     // 61: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),     // 62: quarry.v1.RemoveNodeRequest
-	(*MoveRegionRequest)(nil),     // 63: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),      // 64: quarry.v1.RebalanceRequest
-	(*Move)(nil),                  // 65: quarry.v1.Move
-	(*RebalanceResponse)(nil),     // 66: quarry.v1.RebalanceResponse
-	(*Cluster)(nil),               // 67: quarry.v1.Cluster
-	(*StatusRequest)(nil),         // 68: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),        // 69: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),        // 70: quarry.v1.StatusResponse
-	(*Member)(nil),                // 71: quarry.v1.Member
-	(*Progress)(nil),              // 72: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),    // 73: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),   // 74: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),             // 75: quarry.v1.RegionMap
-	nil,                           // 76: quarry.v1.Name.NotesEntry
-	nil,                           // 77: quarry.v1.InspectNodeResponse.LanesEntry
+	(*PassRequest)(nil),           // 28: quarry.v1.PassRequest
+	(*PassResponse)(nil),          // 29: quarry.v1.PassResponse
+	(*Session)(nil),               // 30: quarry.v1.Session
+	(*ListSessionsRequest)(nil),   // 31: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),  // 32: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                  // 33: quarry.v1.Name
+	(*CreateNameRequest)(nil),     // 34: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),     // 35: quarry.v1.LookupNameRequest
+	(*SwapNameRequest)(nil),       // 36: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),     // 37: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),    // 38: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),      // 39: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),     // 40: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),          // 41: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),   // 42: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),  // 43: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),  // 44: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil), // 45: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),     // 46: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),    // 47: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),     // 48: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),    // 49: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),    // 50: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),   // 51: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),     // 52: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),    // 53: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),          // 54: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),         // 55: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),              // 56: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),           // 57: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),          // 58: quarry.v1.WorkResponse
+	(*PingRequest)(nil),           // 59: quarry.v1.PingRequest
+	(*PingResponse)(nil),          // 60: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),        // 61: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),      // 62: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),     // 63: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),     // 64: quarry.v1.RemoveNodeRequest
+	(*MoveRegionRequest)(nil),     // 65: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),      // 66: quarry.v1.RebalanceRequest
+	(*Move)(nil),                  // 67: quarry.v1.Move
+	(*RebalanceResponse)(nil),     // 68: quarry.v1.RebalanceResponse
+	(*Cluster)(nil),               // 69: quarry.v1.Cluster
+	(*StatusRequest)(nil),         // 70: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),        // 71: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),        // 72: quarry.v1.StatusResponse
+	(*Member)(nil),                // 73: quarry.v1.Member
+	(*Progress)(nil),              // 74: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),    // 75: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),   // 76: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),             // 77: quarry.v1.RegionMap
+	nil,                           // 78: quarry.v1.Name.NotesEntry
+	nil,                           // 79: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -5336,91 +5453,93 @@ var file_quarry_proto_depIdxs = []int32{
 	11, // 14: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
 	20, // 15: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
 	11, // 16: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	28, // 17: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	76, // 18: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	31, // 19: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	31, // 20: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	31, // 21: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	30, // 17: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	78, // 18: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	33, // 19: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	33, // 20: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	33, // 21: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
 	7,  // 22: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	39, // 23: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	41, // 23: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
 	8,  // 24: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
 	4,  // 25: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
 	5,  // 26: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	54, // 27: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	56, // 27: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
 	7,  // 28: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	65, // 29: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	65, // 30: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	67, // 29: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	67, // 30: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
 	11, // 31: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	69, // 32: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	72, // 33: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	71, // 34: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	71, // 32: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	74, // 33: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	73, // 34: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
 	5,  // 35: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	75, // 36: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	77, // 37: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	77, // 36: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	79, // 37: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
 	16, // 38: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
 	19, // 39: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
 	22, // 40: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
 	24, // 41: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
 	26, // 42: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	29, // 43: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	12, // 44: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	13, // 45: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	14, // 46: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	32, // 47: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	33, // 48: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	34, // 49: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	35, // 50: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	37, // 51: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	40, // 52: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	42, // 53: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	59, // 54: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	60, // 55: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	62, // 56: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	63, // 57: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	64, // 58: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	68, // 59: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	73, // 60: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	44, // 61: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	46, // 62: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	48, // 63: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	50, // 64: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	52, // 65: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	55, // 66: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	57, // 67: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	73, // 68: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	18, // 69: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	21, // 70: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	23, // 71: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	25, // 72: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	27, // 73: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	30, // 74: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	11, // 75: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	11, // 76: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	15, // 77: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	31, // 78: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	31, // 79: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	31, // 80: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	36, // 81: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	38, // 82: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	41, // 83: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	43, // 84: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,  // 85: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	61, // 86: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,  // 87: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	10, // 88: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	66, // 89: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	70, // 90: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	74, // 91: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	45, // 92: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	47, // 93: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	49, // 94: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	51, // 95: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	53, // 96: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	56, // 97: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	58, // 98: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	74, // 99: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	69, // [69:100] is the sub-list for method output_type
-	38, // [38:69] is the sub-list for method input_type
+	31, // 43: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	28, // 44: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	12, // 45: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	13, // 46: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	14, // 47: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	34, // 48: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	35, // 49: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	36, // 50: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	37, // 51: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	39, // 52: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	42, // 53: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	44, // 54: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	61, // 55: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	62, // 56: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	64, // 57: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	65, // 58: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	66, // 59: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	70, // 60: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	75, // 61: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	46, // 62: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	48, // 63: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	50, // 64: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	52, // 65: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	54, // 66: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	57, // 67: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	59, // 68: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	75, // 69: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	18, // 70: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	21, // 71: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	23, // 72: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	25, // 73: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	27, // 74: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	32, // 75: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	29, // 76: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	11, // 77: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	11, // 78: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	15, // 79: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	33, // 80: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	33, // 81: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	33, // 82: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	38, // 83: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	40, // 84: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	43, // 85: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	45, // 86: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,  // 87: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	63, // 88: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,  // 89: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	10, // 90: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	68, // 91: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	72, // 92: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	76, // 93: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	47, // 94: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	49, // 95: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	51, // 96: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	53, // 97: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	55, // 98: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	58, // 99: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	60, // 100: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	76, // 101: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	70, // [70:102] is the sub-list for method output_type
+	38, // [38:70] is the sub-list for method input_type
 	38, // [38:38] is the sub-list for extension type_name
 	38, // [38:38] is the sub-list for extension extendee
 	0,  // [0:38] is the sub-list for field type_name
@@ -5438,7 +5557,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   72,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -70,10 +70,11 @@ const (
 	Reconcile Kind = iota + 1 // while no client has a key
 	Copy                      // of the region's primary to its joiners
 	Scrub                     // of what dead sessions have left
+	Reclaim                   // of empty blocks
 	kinds
 )
 
-func (k Kind) String() string { return [...]string{"none", "reconcile", "copy", "scrub"}[k] }
+func (k Kind) String() string { return [...]string{"none", "reconcile", "copy", "scrub", "reclaim"}[k] }
 
 // Work asks to run a program over a region that is open under Epoch. The program
 // of the same ID and epoch that runs, or has been done, is joined; one of its kind

@@ -42,6 +42,7 @@ var (
 	nodeRegions       = NodeGroup.Gauge("quarry_node_regions", "Replicas served, or closed while something is done with them.", "node", "state")
 	nodeScrubbed      = NodeGroup.Counter("quarry_node_scrubbed_slabs_total", "Slabs that scrubs after fences have looked at, of regions whose primary is here.", "node")
 	nodeScrubFindings = NodeGroup.Counter("quarry_node_scrub_findings_total", "What scrubs have found that dead sessions had left, and settled: reservation, map_bit (of a slab that nobody held), block_header (half formatted).", "node", "found")
+	nodeReclaimed     = NodeGroup.Counter("quarry_node_reclaimed_blocks_total", "Empty blocks taken back for other size classes, of regions whose primary is here.", "node")
 	nodeCopied        = NodeGroup.Counter("quarry_node_copied_bytes_total", "Bytes copied to replicas that are rebuilt, of regions whose primary is here.", "node")
 	nodeCalls         = NodeGroup.Histogram("quarry_node_agent_call_duration_seconds", "Commands of controllers, by method and outcome.", "node", "method", "outcome")
 
@@ -97,6 +98,7 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 		{nodeExpelled, expelled}, {nodeKilled, c.Killed}, {nodeRotations, c.Rotations}, {nodeChains, c.Usage.Chains}, {nodeVerbs, c.Usage.Verbs},
 		{nodeRead, c.Usage.ReadBytes}, {nodeWritten, c.Usage.WrittenBytes}, {nodeRefused, c.Usage.Refusals}, {nodeOffences, c.Usage.Offences},
 		{nodeScrubbed, s.Settled.ScrubbedSlabs}, {nodeCopied, s.Settled.CopiedBytes},
+		{nodeReclaimed, s.Settled.Reclaimed},
 	} {
 		ch <- v.def.Value(float64(v.n), s.Name)
 	}

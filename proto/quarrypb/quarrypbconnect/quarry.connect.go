@@ -55,6 +55,8 @@ const (
 	ControllerCertifyFenceProcedure = "/quarry.v1.Controller/CertifyFence"
 	// ControllerListSessionsProcedure is the fully-qualified name of the Controller's ListSessions RPC.
 	ControllerListSessionsProcedure = "/quarry.v1.Controller/ListSessions"
+	// ControllerPassProcedure is the fully-qualified name of the Controller's Pass RPC.
+	ControllerPassProcedure = "/quarry.v1.Controller/Pass"
 	// ControllerReadTableProcedure is the fully-qualified name of the Controller's ReadTable RPC.
 	ControllerReadTableProcedure = "/quarry.v1.Controller/ReadTable"
 	// ControllerWatchTableProcedure is the fully-qualified name of the Controller's WatchTable RPC.
@@ -121,6 +123,9 @@ type ControllerClient interface {
 	// only a session whose lease has run out, and answers fenced=false otherwise.
 	CertifyFence(context.Context, *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error)
 	ListSessions(context.Context, *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error)
+	// Pass raises the reclaim epoch, or says whether the pass of one raised before is
+	// complete: every session but the one that asks has acknowledged it or is fenced.
+	Pass(context.Context, *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error)
 	// Table.
 	ReadTable(context.Context, *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error)
 	// WatchTable sends the whole table, then each change as it happens.
@@ -193,6 +198,12 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			httpClient,
 			baseURL+ControllerListSessionsProcedure,
 			connect.WithSchema(controllerMethods.ByName("ListSessions")),
+			connect.WithClientOptions(opts...),
+		),
+		pass: connect.NewClient[quarrypb.PassRequest, quarrypb.PassResponse](
+			httpClient,
+			baseURL+ControllerPassProcedure,
+			connect.WithSchema(controllerMethods.ByName("Pass")),
 			connect.WithClientOptions(opts...),
 		),
 		readTable: connect.NewClient[quarrypb.ReadTableRequest, quarrypb.Table](
@@ -308,6 +319,7 @@ type controllerClient struct {
 	revokeSession *connect.Client[quarrypb.RevokeSessionRequest, quarrypb.RevokeSessionResponse]
 	certifyFence  *connect.Client[quarrypb.CertifyFenceRequest, quarrypb.CertifyFenceResponse]
 	listSessions  *connect.Client[quarrypb.ListSessionsRequest, quarrypb.ListSessionsResponse]
+	pass          *connect.Client[quarrypb.PassRequest, quarrypb.PassResponse]
 	readTable     *connect.Client[quarrypb.ReadTableRequest, quarrypb.Table]
 	watchTable    *connect.Client[quarrypb.WatchTableRequest, quarrypb.Table]
 	createRegion  *connect.Client[quarrypb.CreateRegionRequest, quarrypb.CreateRegionResponse]
@@ -355,6 +367,11 @@ func (c *controllerClient) CertifyFence(ctx context.Context, req *connect.Reques
 // ListSessions calls quarry.v1.Controller.ListSessions.
 func (c *controllerClient) ListSessions(ctx context.Context, req *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error) {
 	return c.listSessions.CallUnary(ctx, req)
+}
+
+// Pass calls quarry.v1.Controller.Pass.
+func (c *controllerClient) Pass(ctx context.Context, req *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error) {
+	return c.pass.CallUnary(ctx, req)
 }
 
 // ReadTable calls quarry.v1.Controller.ReadTable.
@@ -455,6 +472,9 @@ type ControllerHandler interface {
 	// only a session whose lease has run out, and answers fenced=false otherwise.
 	CertifyFence(context.Context, *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error)
 	ListSessions(context.Context, *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error)
+	// Pass raises the reclaim epoch, or says whether the pass of one raised before is
+	// complete: every session but the one that asks has acknowledged it or is fenced.
+	Pass(context.Context, *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error)
 	// Table.
 	ReadTable(context.Context, *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error)
 	// WatchTable sends the whole table, then each change as it happens.
@@ -523,6 +543,12 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		ControllerListSessionsProcedure,
 		svc.ListSessions,
 		connect.WithSchema(controllerMethods.ByName("ListSessions")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerPassHandler := connect.NewUnaryHandler(
+		ControllerPassProcedure,
+		svc.Pass,
+		connect.WithSchema(controllerMethods.ByName("Pass")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controllerReadTableHandler := connect.NewUnaryHandler(
@@ -641,6 +667,8 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerCertifyFenceHandler.ServeHTTP(w, r)
 		case ControllerListSessionsProcedure:
 			controllerListSessionsHandler.ServeHTTP(w, r)
+		case ControllerPassProcedure:
+			controllerPassHandler.ServeHTTP(w, r)
 		case ControllerReadTableProcedure:
 			controllerReadTableHandler.ServeHTTP(w, r)
 		case ControllerWatchTableProcedure:
@@ -706,6 +734,10 @@ func (UnimplementedControllerHandler) CertifyFence(context.Context, *connect.Req
 
 func (UnimplementedControllerHandler) ListSessions(context.Context, *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListSessions is not implemented"))
+}
+
+func (UnimplementedControllerHandler) Pass(context.Context, *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.Pass is not implemented"))
 }
 
 func (UnimplementedControllerHandler) ReadTable(context.Context, *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error) {

@@ -1,0 +1,146 @@
+package storagenode
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/alloc"
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+const (
+	// Empty blocks are taken back where less than one block in reclaimBelow is free:
+	// one that stays with its class is claimed from again without being formatted.
+	reclaimBelow = 4
+	reclaimBatch = 256                   // blocks that share two passes
+	passEvery    = 20 * time.Millisecond // between two questions whether a pass is complete
+)
+
+// reclaimable lists the blocks of a primary's memory that are to be taken back:
+// those a reclaim has left half-way, and where free blocks are short those without
+// a bit in their map. It is a guess, and looks at nothing but this node's memory.
+func reclaimable(m *host.Memory, geo proto.Geometry) (blocks []uint32) {
+	if m == nil || uint64(len(m.Bytes())) != geo.RegionBytes {
+		return nil
+	}
+	headers := make([]byte, 8*geo.Blocks)
+	m.Peek(headers, geo.HeaderOff(0))
+	free := 0
+	for b := range geo.Blocks {
+		switch h := proto.Header(proto.Word(headers, int(8*b))); h.State() {
+		case proto.BlockFree:
+			free++
+		case proto.BlockDraining, proto.BlockReclaim:
+			blocks = append(blocks, b)
+		}
+	}
+	if free*reclaimBelow >= int(geo.Blocks) {
+		return blocks
+	}
+	bits := make([]byte, proto.MapBytes)
+	for b := range geo.Blocks {
+		h := proto.Header(proto.Word(headers, int(8*b)))
+		if h.State() != proto.BlockActive || !h.Valid() {
+			continue
+		}
+		m.Peek(bits, geo.MapOff(b))
+		if !slices.ContainsFunc(bits[:8*h.Class().MapWords()], func(x byte) bool { return x != 0 }) {
+			blocks = append(blocks, b)
+		}
+	}
+	return blocks
+}
+
+// reclaim takes the blocks back, a batch at a time.
+func (l *workLane) reclaim(blocks []uint32) error {
+	if err := l.open(); err != nil {
+		return err
+	}
+	a, err := alloc.New(l.slab, nowhere{})
+	if err != nil {
+		return err
+	}
+	for batch := range slices.Chunk(blocks, reclaimBatch) {
+		if err := alloc.Turn(l); err != nil {
+			return err
+		}
+		freed, err := a.Reclaim(&l.region, batch, func() error { return alloc.Pass(l) })
+		l.w.bytes.Add(uint64(freed) * proto.BlockBytes)
+		l.w.n.settled.reclaimed.Add(uint64(freed))
+		l.w.done.Add(uint32(len(batch)))
+		if err != nil && !errors.Is(err, alloc.ErrInUse) {
+			return errors.Join(err, l.fault)
+		}
+		l.Free()
+	}
+	return nil
+}
+
+// Raise, Passed, Hold and Free are alloc.Epochs.
+func (l *workLane) Raise() (uint64, error) {
+	res, err := l.askPass(0)
+	return res.GetEpoch(), err
+}
+
+func (l *workLane) Passed(epoch uint64) (bool, error) {
+	res, err := l.askPass(epoch)
+	if err != nil || res.Passed {
+		return err == nil, err
+	}
+	select {
+	case <-time.After(passEvery):
+		return false, nil
+	case <-l.w.ctx.Done():
+		return false, context.Cause(l.w.ctx)
+	}
+}
+
+func (l *workLane) Hold(epoch uint64) bool {
+	s := l.w.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.acked > epoch {
+		return false
+	}
+	l.began.Store(epoch)
+	return true
+}
+
+func (l *workLane) Free() { l.began.Store(l.w.session.reclaim.Load()) }
+
+// askPass asks whoever leads, until there is an answer or the program is over.
+func (l *workLane) askPass(epoch uint64) (res *quarrypb.PassResponse, err error) {
+	ctx, s := l.w.ctx, l.w.session
+	for {
+		err := s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
+			r, err := cl.Pass(ctx, connect.NewRequest(&quarrypb.PassRequest{Serial: s.ticket.Serial, Epoch: epoch}))
+			if err == nil {
+				res = r.Msg
+			}
+			return err
+		})
+		if err == nil || final(err) {
+			return res, err
+		}
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// nowhere is the source of an allocator that allocates nothing.
+type nowhere struct{}
+
+func (nowhere) Regions(int) []uint32   { return nil }
+func (nowhere) Grow(int, uint32) error { return slab.ErrNoRegion }
+func (nowhere) Random() uint64         { return 0 }
