@@ -68,6 +68,7 @@ func (c *Client) adopt(s *session) {
 	}
 	c.current.Store(s)
 	c.wg.Add(2)
+	c.wg.Go(s.trim)
 	go func() { defer c.wg.Done(); s.beat(c.ctx) }()
 	go func() {
 		defer c.wg.Done()

@@ -33,6 +33,9 @@ type session struct {
 	ended    atomic.Pointer[error] // set once
 	done     chan struct{}         // closed when ended is set
 	kick     chan struct{}         // asks for a heartbeat at once
+	raised   chan struct{}         // the reclaim epoch has risen
+	open     context.Context       // until close begins
+	closing  context.CancelFunc
 	watching atomic.Pointer[watching]
 	troubles troubles
 	refused  [slab.MaxReplicas + 1]atomic.Pointer[refusal] // of a region, by replicas
@@ -64,8 +67,9 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	if t == nil || len(t.Cluster) != 16 || len(t.Mark) != 32 || t.Session == 0 || t.Session > proto.MaxSession || res.LeaseMs == 0 {
 		return nil, errors.New("open a session: the controller's answer has no valid ticket")
 	}
-	s := &session{client: c, done: make(chan struct{}), kick: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
+	s := &session{client: c, done: make(chan struct{}), kick: make(chan struct{}, 1), raised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
 	s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
+	s.open, s.closing = context.WithCancel(c.ctx)
 	s.extend(sent, res.LeaseMs)
 	if err := s.install(res.Table); err != nil {
 		return nil, fmt.Errorf("open a session: %w", err)
@@ -175,6 +179,12 @@ func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 	}
 	s.now.Store(v)
 	s.beatSoon()
+	if old != nil && t.ReclaimEpoch() != nt.ReclaimEpoch() {
+		select {
+		case s.raised <- struct{}{}:
+		default:
+		}
+	}
 	return cut, nil
 }
 
@@ -239,6 +249,7 @@ func (v *view) cache(r *quarrypb.Region, was, now *table.Table) *slab.Headers {
 // close gives everything back and tells the controller.
 func (s *session) close(ctx context.Context) error {
 	var errs []error
+	s.closing()
 	clean := s.err() == nil
 	for _, l := range s.lanes {
 		if s.waiter.take(ctx, l) != nil {

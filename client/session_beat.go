@@ -149,7 +149,7 @@ func (s *session) heartbeat(ctx context.Context) (acked uint64, ok bool) {
 			s.refresh(ctx)
 		}
 		return revision, true
-	case isSessionOver(err):
+	case isSessionOver(err) && s.open.Err() == nil:
 		s.end(fmt.Errorf("the controller does not know it any more: %w", err))
 	default:
 		s.troubles.giveBack(troubles)

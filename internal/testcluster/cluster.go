@@ -43,6 +43,7 @@ type Options struct {
 	// ReplaceAfter is when replicas of a node that is gone are rebuilt on others; default the controller's.
 	ReplaceAfter time.Duration
 	RegionBytes  uint64 // default 16 MiB
+	Capacity     uint64 // bytes of a node; default enough for 64 regions of 16 MiB or 4 larger ones
 	// Log shows what controllers and nodes say.
 	Log bool
 }
@@ -91,6 +92,9 @@ func (c *Cluster) NodeConfig(i int) storagenode.Config {
 	cfg := storagenode.Config{
 		Controllers: []string{c.Controller.URL()}, Name: fmt.Sprintf("node%d", i+1), FailureDomain: fmt.Sprintf("/dc/rack%d/host%d", i+1, i+1),
 		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 4 * max(c.Options.RegionBytes, 16*proto.MinRegionBytes), Logger: c.logger(),
+	}
+	if c.Options.Capacity > 0 {
+		cfg.CapacityBytes = c.Options.Capacity
 	}
 	return cfg
 }
