@@ -3,6 +3,7 @@ package alloc
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
@@ -180,7 +181,7 @@ func (a *Allocator) Free(ref proto.Ref) (last []byte, info slab.Info, err error)
 		m.claims = append(m.claims, c)
 		return last, info, nil
 	}
-	a.cleared = append(a.cleared, clearing{c.Reg, c.Slab})
+	a.cleared = append(a.cleared, clearing{c.Reg, c.Slab, c.Generation})
 	return last, info, nil
 }
 
@@ -195,6 +196,16 @@ func (a *Allocator) Tidy() error {
 
 // magazineRoom is how many claims of a class a lane keeps: at most claimBytes of them.
 func magazineRoom(c proto.Class) int { return max(1, min(magazineSlabs, claimBytes/c.Bytes())) }
+
+// Forget drops the claims and pending bits of regions of which over says that the
+// epoch has ended: reconcile has freed them.
+func (a *Allocator) Forget(over func(*slab.Region) bool) {
+	a.cleared = slices.DeleteFunc(a.cleared, func(c clearing) bool { return over(c.reg) })
+	for _, k := range a.keys() {
+		m := a.mags[k]
+		m.claims = slices.DeleteFunc(m.claims, func(c slab.Claim) bool { return over(c.Reg) })
+	}
+}
 
 // Idle says whether there is nothing to give back.
 func (a *Allocator) Idle() bool { return len(a.cleared) == 0 && a.Held() == 0 }

@@ -1,6 +1,7 @@
 package alloc_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -445,4 +446,93 @@ func TestHazard20_ReclaimChangesClass(t *testing.T) {
 	}
 	_, _, err = fresh.Lane.Read(old, nil)
 	require.ErrorIs(t, err, slab.ErrFreed)
+}
+
+// TestReclaimDiesAnywhere: whatever round a reclaim dies before, the next one frees the block.
+func TestReclaimDiesAnywhere(t *testing.T) {
+	for at := 1; ; at++ {
+		w := slabtest.New(t, 3)
+		p, dies, next := w.Lane(1), w.Lane(2), w.Lane(3)
+		ref, err := p.Alloc.Alloc([]byte("x"), want(3))
+		require.NoError(t, err)
+		block, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
+		_, _, err = p.Alloc.Free(ref)
+		require.NoError(t, err)
+		require.NoError(t, p.Alloc.Close())
+		pass := func() error { return nil }
+		dies.BeforeDo = func(n int, _ *rdma.Round) {
+			if n == at {
+				panic(slabtest.ErrDied)
+			}
+		}
+		died := func() (died bool) {
+			defer func() { died = recover() != nil }()
+			freed, err := dies.Alloc.Reclaim(mustRegion(t, dies), []uint32{block}, pass)
+			require.NoError(t, err)
+			require.Equal(t, 1, freed)
+			return false
+		}()
+		w.Fence(2)
+		if died {
+			freed, err := next.Alloc.Reclaim(mustRegion(t, next), []uint32{block}, pass)
+			require.NoError(t, err, "died before round %d", at)
+			require.Equal(t, 1, freed, "died before round %d", at)
+		}
+		for i, n := range w.Nodes {
+			h := proto.Header(proto.Word(n.Memory.Bytes(), int(w.Geometry.HeaderOff(block))))
+			require.Equal(t, proto.MakeHeader(proto.BlockFree, 0, 0, 1, 0), h, "replica %d, died before round %d", i, at)
+		}
+		if !died {
+			require.Greater(t, at, 10, "rounds of a reclaim with three replicas")
+			return
+		}
+	}
+}
+
+// TestPendingBitsOfAReclaimedBlock: bits that a lane still has to clear are not cleared
+// in a block that has another class by now.
+func TestPendingBitsOfAReclaimedBlock(t *testing.T) {
+	w := slabtest.New(t, 1)
+	p, agent, other := w.Lane(1), w.Lane(2), w.Lane(3)
+	var refs []proto.Ref
+	for range 40 { // more than a magazine keeps of this class
+		ref, err := p.Alloc.Alloc(make([]byte, 30_000), want(1))
+		require.NoError(t, err)
+		refs = append(refs, ref)
+	}
+	blocks := map[uint32]bool{}
+	for _, ref := range refs {
+		_, _, err := p.Alloc.Free(ref)
+		require.NoError(t, err)
+		b, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
+		blocks[b] = true
+	}
+	freed := 0
+	for b := range blocks {
+		n, err := agent.Alloc.Reclaim(mustRegion(t, agent), []uint32{b}, func() error { p.Raise(); return nil })
+		require.NoError(t, err)
+		freed += n
+	}
+	require.NotZero(t, freed, "a block without a claim of the magazine's, its bits pending")
+	for {
+		_, err := other.Alloc.Alloc(make([]byte, 3000), want(1))
+		if errors.Is(err, alloc.ErrNoSpace) {
+			break
+		}
+		require.NoError(t, err)
+	}
+	was := map[uint32][]byte{}
+	mem := w.Nodes[0].Memory.Bytes()
+	for b := range blocks {
+		off := w.Geometry.MapOff(b)
+		if h := proto.Header(proto.Word(mem, int(w.Geometry.HeaderOff(b)))); h.Generation() == 1 && h.State() == proto.BlockActive {
+			was[b] = append([]byte{}, mem[off:off+proto.MapBytes]...)
+		}
+	}
+	require.Len(t, was, freed)
+	require.NoError(t, p.Alloc.Close())
+	for b, bits := range was {
+		off := w.Geometry.MapOff(b)
+		require.True(t, bytes.Equal(bits, mem[off:off+proto.MapBytes]), "map of block %d has changed", b)
+	}
 }

@@ -12,8 +12,9 @@ import (
 
 // clearing is a map bit that may be cleared: its slab is FREE and unreserved.
 type clearing struct {
-	reg  *slab.Region
-	slab proto.Slab
+	reg        *slab.Region
+	slab       proto.Slab
+	generation uint32
 }
 
 // giveBack releases claims and clears their bits. First R, then the bit: a slab
@@ -23,7 +24,7 @@ func (a *Allocator) giveBack(claims []slab.Claim) error {
 		return err
 	}
 	for _, c := range claims {
-		a.cleared = append(a.cleared, clearing{c.Reg, c.Slab})
+		a.cleared = append(a.cleared, clearing{c.Reg, c.Slab, c.Generation})
 	}
 	return a.flushCleared()
 }
@@ -60,6 +61,9 @@ func (a *Allocator) releaseClaims(claims []slab.Claim) error {
 
 // flushCleared clears the bits of freed slabs, word by word.
 func (a *Allocator) flushCleared() error {
+	if err := a.recheck(); err != nil {
+		return err
+	}
 	all := slices.Clone(a.cleared)
 	for len(a.cleared) > 0 {
 		c := a.cleared[0]
@@ -82,6 +86,43 @@ func (a *Allocator) flushCleared() error {
 		}
 	}
 	return a.lookBehind(all)
+}
+
+// recheck drops pending bits of blocks that have been taken back since their slabs
+// were freed: nothing of this lane held them. Once the reclaim epoch has risen a
+// region's view is another one, and a block is known by its header alone; no reclaim
+// ends while the call goes on.
+func (a *Allocator) recheck() error {
+	var kept []clearing
+	var at *slab.Region
+	var block uint32
+	var h proto.Header
+	for _, c := range a.cleared {
+		now, err := a.lane.Port().Region(c.reg.ID)
+		if err != nil {
+			return err
+		}
+		if now.Epoch != c.reg.Epoch {
+			continue // reconcile makes the map anew
+		}
+		if now != c.reg {
+			if b, _ := now.Geometry.BlockOf(c.slab.Off); at != now || b != block {
+				if h, err = a.header(now, b); err == errFull {
+					continue
+				} else if err != nil {
+					return err
+				}
+				at, block = now, b
+			}
+			if !h.State().Open() || h.Generation() != c.generation {
+				continue
+			}
+			c.reg = now
+		}
+		kept = append(kept, c)
+	}
+	a.cleared = kept
+	return nil
 }
 
 // lookBehind looks at slabs whose bits have just been cleared: a scrub may have

@@ -36,7 +36,7 @@ func (a *Allocator) Reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	switch freed, err = a.reclaim(reg, blocks, pass); {
 	case errors.Is(err, errFull):
 		err = fmt.Errorf("region %d: the epoch changed; reconcile settles its half reclaimed blocks", reg.ID)
-	case err != nil && !errors.Is(err, ErrInUse):
+	case err != nil:
 		// What may still be under way must not meet the next reclaim: a late CAS to
 		// RECLAIM would skip its passes.
 		a.lane.Port().EndSession(fmt.Errorf("reclaim in region %d could not be settled: %w", reg.ID, err))
@@ -62,6 +62,7 @@ const (
 
 func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error) (freed int, err error) {
 	var all []taking
+	var odd []error // blocks that others have changed, which a turn rules out
 	owed := false
 	for _, b := range blocks {
 		t, ok, err := a.drain(reg, b)
@@ -81,12 +82,16 @@ func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	kept := all[:0]
 	for i, t := range all {
 		if t.stage == stageDraining {
-			empty, err := a.empty(reg, t.block, t.h)
+			used, err := a.used(reg, t.block, t.h)
 			if err != nil {
 				return 0, errors.Join(err, a.reopen(reg, all[i:]))
 			}
-			if !empty {
-				if err := a.reopen(reg, all[i:i+1]); err != nil {
+			if used >= 0 {
+				err := a.reopen(reg, all[i:i+1])
+				if err == nil {
+					err = a.markUsed(reg, &t, used)
+				}
+				if err != nil {
 					return 0, errors.Join(err, a.reopen(reg, all[i+1:]))
 				}
 				continue
@@ -94,14 +99,18 @@ func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error
 			t.stage = stageEmpty
 		}
 		if t.stage == stageEmpty {
-			if err := a.condemn(reg, &t); err != nil {
+			switch err := a.condemn(reg, &t); {
+			case errors.Is(err, ErrInUse):
+				odd = append(odd, err)
+				continue
+			case err != nil:
 				return 0, errors.Join(err, a.reopen(reg, all[i+1:]))
 			}
 		}
 		kept = append(kept, t)
 	}
 	if len(kept) == 0 {
-		return 0, nil
+		return 0, errors.Join(odd...)
 	}
 	if !slab.Broken(slab.BugReclaimOnePhase) {
 		if err := pass(); err != nil {
@@ -110,12 +119,16 @@ func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	}
 	for _, t := range kept {
 		free := proto.MakeHeader(proto.BlockFree, 0, 0, t.gone.Generation(), 0)
-		if err := a.FinishReclaim(reg, t.block, t.gone, free); err != nil {
+		switch err := a.FinishReclaim(reg, t.block, t.gone, free); {
+		case errors.Is(err, ErrInUse):
+			odd = append(odd, err)
+		case err != nil:
 			return freed, err
+		default:
+			freed++
 		}
-		freed++
 	}
-	return freed, nil
+	return freed, errors.Join(odd...)
 }
 
 // drain keeps new claims from a block. A reclaim that died is carried on: before
@@ -147,6 +160,28 @@ func (a *Allocator) drain(reg *slab.Region, block uint32) (t taking, ok bool, er
 		t.stage = stageEmpty
 	}
 	return t, true, err
+}
+
+// markUsed sets the bit of a slab in use, so that its block is not taken for empty
+// again. Whoever frees it meanwhile clears the bit behind its R and V; who comes
+// second of the two sees the other.
+func (a *Allocator) markUsed(reg *slab.Region, t *taking, i int) error {
+	bit := uint64(1) << (i % 64)
+	if err := a.setBits(reg, reg.Geometry.MapOff(t.block)+8*uint64(i/64), bit, 0); err != nil {
+		return err
+	}
+	s := reg.Geometry.Slab(t.block, i, t.h)
+	err := a.retry(reg, func() bool {
+		r := a.lane.Round()
+		r.Reset()
+		r.Chain(reg.P()).Read(s.ROff(), a.pairs[:16])
+		a.lane.Do()
+		return r.Err() == nil
+	})
+	if err != nil || proto.Word(a.pairs, 0) != 0 || proto.V(proto.Word(a.pairs, 8)).State() != proto.StateFree {
+		return err
+	}
+	return a.clearBits(reg, t.block, i/64, bit)
 }
 
 func (t *taking) draining() proto.Header { return t.h.With(proto.BlockDraining) }
@@ -215,7 +250,8 @@ func (a *Allocator) FinishReclaim(reg *slab.Region, block uint32, gone, free pro
 		}
 	}
 	for i := reg.N - 1; i >= 0; i-- {
-		if found, err := a.casHeader(reg, i, block, gone, free); err != nil || found != gone {
+		// One that was FREE already was brought there before the last one died.
+		if found, err := a.casHeader(reg, i, block, gone, free); err != nil || found != gone && found != free {
 			return a.changed(block, reg, found, err)
 		}
 	}
@@ -258,13 +294,13 @@ func (a *Allocator) blockBuffer() (b []byte, err error) {
 	return a.block, err
 }
 
-// empty says whether every slab of a draining block is FREE and unreserved: one
-// READ of the block. Nobody can change that any more: claims need ACTIVE, and
+// used finds a slab of a draining block that is not FREE and unreserved, -1 if there
+// is none: one READ of the block. Nobody can change that any more: claims need ACTIVE, and
 // whatever was under way before has finished or will never.
-func (a *Allocator) empty(reg *slab.Region, block uint32, h proto.Header) (bool, error) {
+func (a *Allocator) used(reg *slab.Region, block uint32, h proto.Header) (int, error) {
 	buf, err := a.blockBuffer()
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	err = a.retry(reg, func() bool {
 		r := a.lane.Round()
@@ -274,14 +310,14 @@ func (a *Allocator) empty(reg *slab.Region, block uint32, h proto.Header) (bool,
 		return r.Err() == nil
 	})
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	for i := range h.Class().Slabs() {
 		s := proto.Slab{Off: 0, Class: h.Class(), Kind: h.Kind()}
 		r, v := s.Words(buf[i*h.Class().Bytes():])
 		if v.State() != proto.StateFree || r != 0 && !slab.Broken(slab.BugReclaimIgnoresR) {
-			return false, nil
+			return i, nil
 		}
 	}
-	return true, nil
+	return -1, nil
 }

@@ -2,12 +2,10 @@ package client
 
 import (
 	"context"
-	"time"
-)
 
-// trimPatience bounds one lane's trim: it may wait for a region to be open again,
-// and what it cannot give back ends the session.
-const trimPatience = time.Hour
+	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
 
 // trim gives back the claims of idle lanes whenever the reclaim epoch has risen: then
 // somebody looks for room, and one claim keeps a whole block from another size class.
@@ -36,11 +34,15 @@ func (l *lane) trim(ctx context.Context) {
 	if l.alloc == nil || l.alloc.Idle() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, trimPatience)
-	defer cancel()
 	if err := l.start(ctx, KindOther); err != nil {
 		return
 	}
+	// Regions that are not open are not waited for: their claims are void already.
+	t := l.began.Load().table
+	l.alloc.Forget(func(reg *slab.Region) bool {
+		r := t.Region(reg.ID)
+		return r == nil || r.Epoch != reg.Epoch || r.State != quarrypb.RegionState_REGION_STATE_OPEN
+	})
 	err := l.alloc.Close()
 	if err != nil {
 		l.session.client.cfg.Logger.Debug("claims not given back", "error", err)

@@ -20,13 +20,15 @@ const (
 	// Empty blocks are taken back where less than one block in reclaimBelow is free:
 	// one that stays with its class is claimed from again without being formatted.
 	reclaimBelow = 4
-	reclaimBatch = 256                   // blocks that share two passes
+	reclaimLeast = 16                    // blocks to have free in a small region
+	reclaimBatch = 128                   // blocks that share two passes
+	reclaimPace  = time.Second           // a batch takes at least: each raise empties the caches of all clients
 	passEvery    = 20 * time.Millisecond // between two questions whether a pass is complete
 )
 
 // reclaimable lists the blocks of a primary's memory that are to be taken back:
-// those a reclaim has left half-way, and where free blocks are short those without
-// a bit in their map. It is a guess, and looks at nothing but this node's memory.
+// those a reclaim has left half-way, and where free blocks are short as many of
+// those without a bit in their map as are lacking. It is a guess, and looks at nothing but this node's memory.
 func reclaimable(m *host.Memory, geo proto.Geometry) (blocks []uint32) {
 	if m == nil || uint64(len(m.Bytes())) != geo.RegionBytes {
 		return nil
@@ -42,18 +44,18 @@ func reclaimable(m *host.Memory, geo proto.Geometry) (blocks []uint32) {
 			blocks = append(blocks, b)
 		}
 	}
-	if free*reclaimBelow >= int(geo.Blocks) {
-		return blocks
-	}
+	lacks := max(int(geo.Blocks)/reclaimBelow, min(reclaimLeast, int(geo.Blocks))) - free
 	bits := make([]byte, proto.MapBytes)
-	for b := range geo.Blocks {
+	for b := uint32(0); b < geo.Blocks && lacks > 0; b++ {
 		h := proto.Header(proto.Word(headers, int(8*b)))
 		if h.State() != proto.BlockActive || !h.Valid() {
 			continue
 		}
-		m.Peek(bits, geo.MapOff(b))
-		if !slices.ContainsFunc(bits[:8*h.Class().MapWords()], func(x byte) bool { return x != 0 }) {
+		used := bits[:8*h.Class().MapWords()]
+		m.Peek(used, geo.MapOff(b))
+		if !slices.ContainsFunc(used, func(x byte) bool { return x != 0 }) {
 			blocks = append(blocks, b)
+			lacks--
 		}
 	}
 	return blocks
@@ -69,6 +71,7 @@ func (l *workLane) reclaim(blocks []uint32) error {
 		return err
 	}
 	for batch := range slices.Chunk(blocks, reclaimBatch) {
+		began := time.Now()
 		if err := alloc.Turn(l); err != nil {
 			return err
 		}
@@ -76,10 +79,15 @@ func (l *workLane) reclaim(blocks []uint32) error {
 		l.w.bytes.Add(uint64(freed) * proto.BlockBytes)
 		l.w.n.settled.reclaimed.Add(uint64(freed))
 		l.w.done.Add(uint32(len(batch)))
-		if err != nil && !errors.Is(err, alloc.ErrInUse) {
+		if err != nil {
 			return errors.Join(err, l.fault)
 		}
 		l.Free()
+		select {
+		case <-time.After(reclaimPace - time.Since(began)):
+		case <-l.w.ctx.Done():
+			return context.Cause(l.w.ctx)
+		}
 	}
 	return nil
 }

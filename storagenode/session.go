@@ -21,7 +21,8 @@ import (
 //
 // It acknowledges no table: it works in one epoch of one region, gives nobody
 // answers drawn from what it reads, and dies with the epoch's keys. It does
-// acknowledge reclaim epochs, once every lane has begun another block.
+// acknowledge reclaim epochs, once every lane has begun another block, or has had its
+// turn of a reclaim.
 type session struct {
 	n         *Node
 	ticket    rdma.Ticket

@@ -160,6 +160,9 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 	w := &work{n: n, kind: key.kind, req: m, geo: geo, dead: map[uint32]bool{}, ended: make(chan struct{}), began: time.Now()}
 	memory := n.memories[m.Region]
 	w.survey(memory)
+	if key.kind == state.Reclaim {
+		w.blocks = reclaimable(memory, geo) // n.mu keeps the memory mapped
+	}
 	for _, id := range m.DeadSessions {
 		w.dead[id] = true
 	}
@@ -175,9 +178,6 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 	}
 	n.works[key] = w
 	n.wg.Go(func() {
-		if key.kind == state.Reclaim {
-			w.blocks = reclaimable(memory, geo)
-		}
 		w.err = w.run()
 		w.cancel(nil)
 		w.arena.Close()

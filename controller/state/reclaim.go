@@ -26,7 +26,7 @@ func (m *Machine) reclaimNext() {
 		// A joiner's headers are not whole: what is done to a block is done to all replicas.
 		if g.rec.State == open && g.pub == g.rec && g.job == nil && !slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
 			m.reclaiming = true
-			m.begin(g, m.program(g, quarrypb.WorkKind_WORK_KIND_RECLAIM, m.term<<20|m.lastReclaim), func(bool) { m.reclaiming = false }).once = true
+			m.begin(g, m.program(g, quarrypb.WorkKind_WORK_KIND_RECLAIM, m.term<<20+m.lastReclaim), func(bool) { m.reclaiming = false }).once = true
 			return
 		}
 	}
@@ -35,13 +35,14 @@ func (m *Machine) reclaimNext() {
 
 // short is when there is no room for another region: a round begins without waiting
 // for its time, and clients give claims back that they do not use, each of which
-// keeps a whole block. They do when the reclaim epoch rises.
+// keeps a whole block. They do when the reclaim epoch rises. Whoever asks again and
+// again changes nothing.
 func (m *Machine) short() {
-	if m.reclaimed == 0 {
-		m.reclaims = m.now
-	}
 	if m.cfg.ReclaimEvery > 0 && m.now >= m.presses {
 		m.presses = m.now + int64(m.cfg.ReclaimEvery)
+		if m.reclaimed == 0 {
+			m.reclaims = m.now
+		}
 		c := m.editCluster()
 		c.ReclaimEpoch++
 		m.putCluster(c)

@@ -113,7 +113,9 @@ func (m *Machine) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest, r
 	for i := range sets {
 		set, err := m.place(r, taken)
 		if err != nil {
-			m.short()
+			if err.Code == Exhausted {
+				m.short()
+			}
 			m.fail(waiter, err)
 			return
 		}

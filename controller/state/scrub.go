@@ -73,7 +73,7 @@ func (m *Machine) newScrub() *scrub {
 		return nil
 	}
 	m.lastScrub++
-	s.id, s.left = m.term<<20|m.lastScrub, slices.Clone(m.regions)
+	s.id, s.left = m.term<<20+m.lastScrub, slices.Clone(m.regions)
 	return s
 }
 

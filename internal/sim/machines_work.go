@@ -444,7 +444,7 @@ func (p *program) reclaim(lane *slab.Lane) error {
 	w.logf("reclaim of blocks %v in epoch %d: %d, %v", blocks, p.req.Epoch, freed, err)
 	w.stats.Reclaims += uint64(freed)
 	if errors.Is(err, alloc.ErrInUse) {
-		err = nil
+		w.fail("two reclaims at once", err.Error())
 	}
 	return err
 }

@@ -10,13 +10,22 @@ import (
 // Headers caches the block headers of a region for one epoch and one reclaim
 // epoch: when the session acknowledges a later one, it starts an empty cache.
 // Shared by the lanes of a session; 0 is not cached (no open header is 0).
-type Headers struct{ words []atomic.Uint64 }
+type Headers struct {
+	blocks uint32
+	words  atomic.Pointer[[]atomic.Uint64] // nil until there is one: most regions of a large cluster are never used
+}
 
 // NewHeaders is an empty cache for so many blocks.
-func NewHeaders(blocks uint32) *Headers { return &Headers{make([]atomic.Uint64, blocks)} }
+func NewHeaders(blocks uint32) *Headers { return &Headers{blocks: blocks} }
 
 // Load is the cached header, 0 if there is none.
-func (h *Headers) Load(block uint32) proto.Header { return proto.Header(h.words[block].Load()) }
+func (h *Headers) Load(block uint32) proto.Header {
+	w := h.words.Load()
+	if w == nil {
+		return 0
+	}
+	return proto.Header((*w)[block].Load())
+}
 
 // Store caches a header just read under this epoch. Only open blocks are kept:
 // any other state is about to change.
@@ -24,7 +33,13 @@ func (h *Headers) Store(block uint32, w proto.Header) {
 	if !w.State().Open() {
 		w = 0
 	}
-	h.words[block].Store(uint64(w))
+	words := h.words.Load()
+	for words == nil {
+		fresh := make([]atomic.Uint64, h.blocks)
+		h.words.CompareAndSwap(nil, &fresh)
+		words = h.words.Load()
+	}
+	(*words)[block].Store(uint64(w))
 }
 
 // maxHeaderReads bounds the looking for an open header of the ref's generation:

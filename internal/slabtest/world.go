@@ -214,6 +214,13 @@ func (p *Port) NextEpoch() {
 	p.region = &next
 }
 
+// Raise is a reclaim epoch that rises: the lane knows no block any more.
+func (p *Port) Raise() {
+	next := *p.region
+	next.Headers = slab.NewHeaders(next.Geometry.Blocks)
+	p.region = &next
+}
+
 // ErrDied is what a lane's panic carries when a test kills it in the middle.
 var ErrDied = errors.New("client died")
 
