@@ -184,3 +184,39 @@ func TestReservationOfNobody(t *testing.T) {
 	require.Equal(t, fsck.KindReservation, rep.Findings[0].Kind)
 	require.Contains(t, rep.Findings[0].What, "session 5")
 }
+
+// TestHalfReclaimed: the headers of a reclaim that is under way, or was left, are not
+// damage; a block that is being taken back and differs in another way is.
+func TestHalfReclaimed(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.port.Alloc.Close())
+	_, b, h := w.slab(t, w.refs[53])
+	gone := proto.MakeHeader(proto.BlockReclaim, h.Kind(), h.Class(), h.Generation()+1, 0)
+	free := proto.MakeHeader(proto.BlockFree, 0, 0, h.Generation()+1, 0)
+	other := proto.MakeHeader(proto.BlockReclaim, h.Kind(), h.Class()+1, h.Generation()+1, 0)
+	for _, c := range []struct {
+		primary, backup proto.Header
+		findings        int
+	}{
+		{h.With(proto.BlockDraining), h, 0},
+		{h.With(proto.BlockDraining), gone, 0},
+		{gone, gone, 0},
+		{gone, free, 0},
+		{h, gone, 1},
+		{h.With(proto.BlockDraining), other, 1},
+		{free, gone, 1},
+	} {
+		for i, h := range []proto.Header{c.primary, c.backup} {
+			word := make([]byte, 8)
+			proto.PutWord(word, 0, uint64(h))
+			w.write(t, i, w.Geometry.HeaderOff(b), word)
+		}
+		var found []fsck.Finding
+		for _, f := range w.check(t, fsck.Options{}).Findings {
+			if f.Kind == fsck.KindHeader {
+				found = append(found, f)
+			}
+		}
+		require.Len(t, found, c.findings, "primary %v, backup %v: %v", c.primary, c.backup, found)
+	}
+}

@@ -270,11 +270,24 @@ func (c *check) judgeHeader(w *work, at int) (why string, node int) {
 			return fmt.Sprintf("is no header: %#016x", uint64(h)), i
 		case h.Session() != 0 && c.o.Session(h.Session()) == SessionUnknown:
 			return fmt.Sprintf("is being formatted by session %d, which nobody knows", h.Session()), i
-		case h != p && !(p.State() == proto.BlockFormatting && c.o.Session(p.Session()) == SessionLive):
+		case h != p && !(p.State() == proto.BlockFormatting && c.o.Session(p.Session()) == SessionLive) && !reclaiming(p, h):
 			return fmt.Sprintf("is %v, the primary has %v", h, p), i
 		}
 	}
 	return "", -1
+}
+
+// reclaiming says whether a backup's header may differ from the primary's as it does
+// because the block is being taken back, or was when that ended: the next reclaim
+// carries on (alloc.Reclaim).
+func reclaiming(p, backup proto.Header) bool {
+	switch p.State() {
+	case proto.BlockDraining:
+		return backup == p.With(proto.BlockActive) || backup == proto.MakeHeader(proto.BlockReclaim, p.Kind(), p.Class(), p.Generation()+1, 0)
+	case proto.BlockReclaim:
+		return backup == proto.MakeHeader(proto.BlockFree, 0, 0, p.Generation(), 0)
+	}
+	return false
 }
 
 // region checks the blocks of a region that are in use. What seems wrong is looked
