@@ -101,7 +101,7 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 	}
 	for _, who := range []string{"storage node", "controller", "idle client"} {
 		if m, ok := mem[who]; ok {
-			fmt.Fprintf(a.out, "memory of a %s: %s of its own, %s of shared memory touched\n", who, bytesText(uint64(m.Private)), bytesText(uint64(m.Shared)))
+			fmt.Fprintf(a.out, "memory of %s: %s of its own, %s of shared memory touched\n", map[bool]string{true: "an ", false: "a "}[who == "idle client"]+who, bytesText(uint64(m.Private)), bytesText(uint64(m.Shared)))
 		}
 	}
 	fmt.Fprintln(a.out, "latency of a batch is that of the whole call; rounds are a call's, verbs an object's")
