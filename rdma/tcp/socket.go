@@ -16,8 +16,9 @@ import (
 // before it has looked for something to read itself: both sides sending at once
 // cannot block each other.
 //
-// It parks in the runtime's poller at once. Looking a few times more before that
-// was measured on two busy cores only: mostly slower there, up to twice.
+// It parks in the runtime's poller at once. Looking again for 30 us before that, where
+// no other socket of the process waits, was measured on two cores: a fifth more READs
+// a second where they are idle, and up to half as many where they are busy.
 type socket struct {
 	nc  *net.TCPConn
 	raw syscall.RawConn

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,6 +71,22 @@ func userTicks(t *testing.T, pid int) uint64 {
 	n, err := strconv.ParseUint(f[11], 10, 64)
 	require.NoError(t, err)
 	return n
+}
+
+// stop stops a process, and returns when no thread of it runs any more: the signal only asks for it.
+func stop(t *testing.T, n *local.Process) {
+	require.NoError(t, n.Signal(syscall.SIGSTOP))
+	require.Eventually(t, func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.PID()))
+		require.NoError(t, err)
+		for _, stat := range threads {
+			b, err := os.ReadFile(stat)
+			if err != nil || b[strings.LastIndexByte(string(b), ')')+2] != 'T' {
+				return false
+			}
+		}
+		return len(threads) > 0
+	}, patience, time.Millisecond)
 }
 
 func count(b []byte) ([]byte, error) {
@@ -187,7 +204,7 @@ func TestClusterOnVerbs(t *testing.T) {
 		value(near, ref)
 		const reads = 500
 		for _, n := range c.Nodes {
-			require.NoError(t, n.Signal(syscall.SIGSTOP))
+			stop(t, n)
 		}
 		var before, after uint64
 		for _, n := range c.Nodes {
