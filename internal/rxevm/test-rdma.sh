@@ -102,7 +102,7 @@ above() {
 }
 # The contract takes a minute where processors are emulated; where it takes much longer they
 # are starved, and the rest would take for ever.
-quickEnough=150
+quickEnough=100
 case $what in
 ratios) ratios ;;
 fabric) cd rdma/verbs && exec "$tests" -test.v -test.timeout 280s "$@" ;;
