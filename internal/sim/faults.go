@@ -212,8 +212,8 @@ func (w *world) crash(f *faultPlan) bool {
 	}
 	reformat := f.detail < 4
 	place, in := w.ctl.in(f.node)
-	if in && !w.ctl.table.rebuilding[place] && w.healthy() < 2 {
-		reformat = false // the last one must keep its memory
+	if in && (!w.ctl.table.rebuilding[place] || w.mach != nil && w.ctl.intact[f.node]) && w.healthy() < 2 {
+		reformat = false // the last one must keep its memory, and who takes its place
 	}
 	nd.Crash()
 	if reformat {

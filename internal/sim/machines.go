@@ -328,9 +328,9 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 	}
 }
 
-// nobodyWorksByAnEarlierTable: before an epoch serves, every session whose lease is
-// not over has heard of it, and has finished what it began by an earlier table
-// (DESIGN 8, step 3).
+// nobodyWorksByAnEarlierTable: before replicas are made alike, and before clients are
+// served, every session whose lease is not over has heard of the epoch, and has
+// finished what it began by an earlier table (DESIGN 8, step 3).
 func (m *machines) nobodyWorksByAnEarlierTable(epoch uint64) {
 	since := m.announced
 	for i := range maxClients {

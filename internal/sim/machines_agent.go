@@ -333,10 +333,6 @@ func (g *agent) act(a nodestate.Action) {
 			g.region.Epoch = a.Epoch
 		}
 	case nodestate.Serve:
-		// An order of a change that was given up may come late to a node that has been lost since.
-		if t := &w.ctl.table; a.Epoch == t.epoch && !t.open && slices.Contains(t.node[:t.n], g.node) {
-			g.m.nobodyWorksByAnEarlierTable(a.Epoch) // from here on the replicas are made alike
-		}
 		mem.Open(a.Epoch)
 	case nodestate.Cut:
 		if mem.Epoch <= a.Epoch {

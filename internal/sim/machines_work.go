@@ -212,12 +212,20 @@ func (p *program) work() error {
 	var err error
 	switch p.kind {
 	case nodestate.Reconcile:
+		// Not when an epoch is served: an order of a change that was given up may come
+		// late and open the number that the next change takes. Agents alone have keys of it.
+		if t := &m.w.ctl.table; p.req.Epoch == t.epoch && !t.open {
+			m.nobodyWorksByAnEarlierTable(t.epoch)
+		}
 		var st slab.Reconciled
 		err = blocks(func(b uint32) error { return seat.lane.ReconcileBlock(&p.reg, b, &st) })
 		m.w.logf("reconcile of epoch %d: %+v %v", p.req.Epoch, st, err)
 	case nodestate.Copy:
 		var st slab.Copied
 		err = blocks(func(b uint32) error { return seat.lane.CopyBlock(&p.reg, b, &st) })
+		if err == nil && p.over() == nil {
+			p.whole()
+		}
 		m.w.logf("copy in epoch %d: %+v %v", p.req.Epoch, st, err)
 	case nodestate.Scrub:
 		var st slab.Scrubbed
@@ -231,6 +239,16 @@ func (p *program) work() error {
 		err = p.over()
 	}
 	return err
+}
+
+// whole notes that the joiners have all there is, which a controller may learn, and
+// act upon, when they are dead: from here on their memory counts for the budget of faults.
+func (p *program) whole() {
+	for _, peer := range p.req.Peers {
+		if nd := p.g.m.w.fab.Nodes()[peer.Node-1]; peer.Rebuilding && nd.Up && nd.Incarnation == peer.Incarnation {
+			p.g.m.w.ctl.intact[peer.Node-1] = true
+		}
+	}
 }
 
 func (p *program) dead(id uint32) bool {
