@@ -33,7 +33,7 @@ test: tools ## everything: build without cgo, gofmt, vet, tests, Soft-RoCE, race
 	$(GO) test -tags simbug -timeout 20m -run 'TestMutations|TestReplaysCanFail' ./internal/sim
 	sh internal/rxevm/test-rdma.sh suited
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $${CC:-gcc} >/dev/null; then \
-	  echo '$(GO) test -race -short (data path and control plane)'; GO=$(GO) LIST=no .ci/gotest -race -short -timeout 20m $(RACE_PKGS); \
+	  echo '$(GO) test -race -short (data path and control plane)'; GO=$(GO) .ci/gotest -race -short -timeout 20m $(RACE_PKGS); \
 	else echo "race detector skipped: it needs cgo and a C compiler (apt-get install gcc)"; fi
 
 test-rdma: ## everything on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine

@@ -176,21 +176,7 @@ func (c *Client) on(ctx context.Context, k Kind, f func(*lane) error) error {
 }
 
 // lane takes a lane for a call; done gives it back.
-func (c *Client) lane(ctx context.Context, k Kind) (*lane, error) {
-	s, err := c.session(ctx)
-	if err != nil {
-		return nil, err
-	}
-	l, err := s.acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := l.start(ctx, k); err != nil {
-		s.release(l)
-		return nil, err
-	}
-	return l, nil
-}
+func (c *Client) lane(ctx context.Context, k Kind) (*lane, error) { return c.laneFor(ctx, k, Ref{}) }
 
 // laneFor is lane for a call that begins with a READ of an object: its memory is asked
 // for before anything else is done, and comes nearer meanwhile.

@@ -61,7 +61,7 @@ func TestLargeObjectsAreReadWholeBesideAWriter(t *testing.T) {
 // The largest object there can be.
 func TestObjectOf64MiB(t *testing.T) {
 	if testing.Short() {
-		t.Skip("moves 256 MiB")
+		t.Skip("moves 256 MiB; not with -short")
 	}
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
 	ctx := t.Context()

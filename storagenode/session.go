@@ -84,6 +84,18 @@ func (s *session) watch(lanes []*workLane) {
 	s.lanes = lanes
 }
 
+// acknowledge is the reclaim epoch that a heartbeat may name, and that Hold knows of from here on.
+func (s *session) acknowledge() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reclaim := s.reclaim.Load()
+	for _, l := range s.lanes {
+		reclaim = min(reclaim, l.began.Load())
+	}
+	s.acked = max(s.acked, reclaim)
+	return reclaim
+}
+
 func (s *session) beat(ctx context.Context, revision uint64, lost context.CancelCauseFunc) {
 	for {
 		select {
@@ -91,13 +103,7 @@ func (s *session) beat(ctx context.Context, revision uint64, lost context.Cancel
 			return
 		case <-time.After(s.lease / 4):
 		}
-		s.mu.Lock()
-		reclaim := s.reclaim.Load()
-		for _, l := range s.lanes {
-			reclaim = min(reclaim, l.began.Load())
-		}
-		s.acked = max(s.acked, reclaim)
-		s.mu.Unlock()
+		reclaim := s.acknowledge()
 		var res *quarrypb.HeartbeatResponse
 		err := s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 			r, err := cl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim}))

@@ -28,7 +28,7 @@ func redisGateway(t *testing.T, args ...string) (p *local.Process, addr string) 
 func redisTool(t *testing.T, stdin, tool, addr string, args ...string) string {
 	path, err := exec.LookPath(tool)
 	if err != nil {
-		t.Skip(tool + " is not installed")
+		t.Skip(tool + " is not installed: apt-get install redis-tools")
 	}
 	at := []string{"-s", addr}
 	if host, port, err := net.SplitHostPort(addr); err == nil {

@@ -26,7 +26,7 @@ func (g gossiped) of(name string) (gossip, state string) {
 // shows it, and nobody has to be told of any address.
 func TestGossipOfProcesses(t *testing.T) {
 	if testing.Short() {
-		t.Skip("starts processes")
+		t.Skip("starts processes; not with -short")
 	}
 	c, err := local.Start(t.Context(), local.Config{Binary: executable(t), Nodes: 3, RegionBytes: "16MiB"})
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 // and reads what was written before.
 func TestDrainWithProcesses(t *testing.T) {
 	if testing.Short() {
-		t.Skip("starts processes")
+		t.Skip("starts processes; not with -short")
 	}
 	c, err := local.Start(t.Context(), local.Config{Binary: executable(t), Nodes: 3, RegionBytes: "16MiB", Lease: "1s"})
 	require.NoError(t, err)

@@ -64,7 +64,7 @@ func TestPluginThatAllocatesWithoutEnd(t *testing.T) {
 // Whatever a module does, it is the module that ends: the worker runs the next job.
 func TestModulesThatMisbehave(t *testing.T) {
 	if testing.Short() {
-		t.Skip("compiles a module")
+		t.Skip("compiles a module; not with -short")
 	}
 	r := newRig(t)
 	in := map[string]string{"a": "1"}
@@ -143,7 +143,7 @@ func TestUnknownJobsAndPlugins(t *testing.T) {
 // that are left.
 func TestJobOutlivesAStorageNode(t *testing.T) {
 	if testing.Short() {
-		t.Skip("waits for a failover")
+		t.Skip("waits for a failover; not with -short")
 	}
 	r := newRigOf(t, 2)
 	entries, _ := texts(60)

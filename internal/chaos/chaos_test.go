@@ -57,7 +57,7 @@ func datagram(what, address string) int {
 // there are no network namespaces, it says and leaves out.
 func TestShortRun(t *testing.T) {
 	if testing.Short() {
-		t.Skip("real processes and real leases take half a minute")
+		t.Skip("real processes and real leases take half a minute; not with -short")
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)

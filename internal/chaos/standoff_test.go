@@ -62,7 +62,7 @@ type seen struct {
 // leader is gone indeed, the old one leads again.
 func TestControllersThatDoNotSeeEachOther(t *testing.T) {
 	if testing.Short() {
-		t.Skip("waits whether one controller leaves the other alone")
+		t.Skip("waits whether one controller leaves the other alone; not with -short")
 	}
 	n, err := newNetwork()
 	if err != nil {

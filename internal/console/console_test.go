@@ -111,7 +111,7 @@ func TestTokenIsAskedFor(t *testing.T) {
 // browser opens a page in a real one.
 func browser(t *testing.T) context.Context {
 	if testing.Short() {
-		t.Skip("starts a browser")
+		t.Skip("starts a browser; not with -short")
 	}
 	path, err := exec.LookPath("chromium")
 	if err != nil {

@@ -148,7 +148,7 @@ func TestEveryCommandIsTried(t *testing.T) {
 // Every command of these pages works, in their order.
 func TestPagesDoWhatTheySay(t *testing.T) {
 	if testing.Short() {
-		t.Skip("runs clusters")
+		t.Skip("runs clusters; not with -short")
 	}
 	for _, page := range executed {
 		t.Run(page, func(t *testing.T) { runPage(t, page) })

@@ -288,7 +288,7 @@ var variable = regexp.MustCompile(`\$\{?[a-z_]+`)
 // cluster that is well raises none of the alerts that say it is not.
 func TestPanelsShowARunningCluster(t *testing.T) {
 	if testing.Short() {
-		t.Skip("runs a Prometheus")
+		t.Skip("runs a Prometheus; not with -short")
 	}
 	w := watch(t)
 	type want struct{ where, query string }

@@ -38,7 +38,7 @@ func contents(t *testing.T, file string) map[string][]byte {
 
 func TestRelease(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds the program")
+		t.Skip("builds the program; not with -short")
 	}
 	t.Chdir(filepath.Join("..", ".."))
 	platform := runtime.GOOS + "/" + runtime.GOARCH

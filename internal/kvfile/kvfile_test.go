@@ -123,7 +123,7 @@ func (e *endless) Read(b []byte) (int, error) {
 
 func TestLinesAreBounded(t *testing.T) {
 	if testing.Short() {
-		t.Skip("256 MiB of input")
+		t.Skip("256 MiB of input; not with -short")
 	}
 	for _, f := range []Format{CSV, JSONL} {
 		_, _, err := NewReader(&endless{}, f).Next()

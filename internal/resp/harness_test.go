@@ -73,7 +73,7 @@ func gateway(t testing.TB, cfg resp.Config) string {
 func realRedis(t testing.TB) string {
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
-		t.Skip("redis-server is not installed")
+		t.Skip("redis-server is not installed: apt-get install redis-server")
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	cmd := exec.Command(path, "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", t.TempDir())

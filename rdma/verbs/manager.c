@@ -238,30 +238,16 @@ int q_removed(struct rdma_event_channel *events)
 
 int q_listen(struct ibv_context *ctx, uint8_t port, q_addr *at, struct rdma_event_channel **events, struct rdma_cm_id **id)
 {
-	struct sockaddr_storage own;
-	int e = open_events(events);
+	int e = q_watch(ctx, port, at, events, id);
 	if (e)
 		return e;
-	if (rdma_create_id(*events, id, NULL, RDMA_PS_TCP)) {
+	if (rdma_listen(*id, 1024)) {
 		e = failed();
-		close_events(*events);
+		q_listen_close(*events, *id);
 		return e;
-	}
-	Q_BORN(ids);
-	address(&own, at);
-	if (rdma_bind_addr(*id, (struct sockaddr *)&own) || rdma_listen(*id, 1024)) {
-		e = failed();
-		goto fail;
-	}
-	if (!same_device(*id, ctx, port)) {
-		e = EXDEV;
-		goto fail;
 	}
 	at->port = ntohs(rdma_get_src_port(*id));
 	return 0;
-fail:
-	q_listen_close(*events, *id);
-	return e;
 }
 
 int q_listen_close(struct rdma_event_channel *events, struct rdma_cm_id *id)
