@@ -79,6 +79,7 @@ func (l *workLane) reclaim(blocks []uint32) error {
 		l.w.bytes.Add(uint64(freed) * proto.BlockBytes)
 		l.w.n.settled.reclaimed.Add(uint64(freed))
 		l.w.done.Add(uint32(len(batch)))
+		l.w.speed.passed.Add(uint64(len(batch)) * proto.BlockBytes)
 		if err != nil {
 			return errors.Join(err, l.fault)
 		}

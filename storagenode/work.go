@@ -85,6 +85,9 @@ func (a *agent) Work(ctx context.Context, r *connect.Request[quarrypb.WorkReques
 	t := time.NewTimer(min(time.Duration(r.Msg.WaitMs)*time.Millisecond, maxWorkWait))
 	defer t.Stop()
 	res := &quarrypb.WorkResponse{Blocks: w.geo.Blocks}
+	if w.kind == state.Reclaim {
+		res.Blocks = uint32(len(w.blocks))
+	}
 	select {
 	case <-w.ended:
 		if w.err != nil {
@@ -159,9 +162,12 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 	}
 	w := &work{n: n, kind: key.kind, req: m, geo: geo, dead: map[uint32]bool{}, ended: make(chan struct{}), began: time.Now()}
 	memory := n.memories[m.Region]
-	w.survey(memory)
-	if key.kind == state.Reclaim {
-		w.blocks = reclaimable(memory, geo) // n.mu keeps the memory mapped
+	w.speed.began(clock.Now())
+	if key.kind == state.Reclaim { // n.mu keeps the memory mapped
+		w.blocks = reclaimable(memory, geo)
+		w.total = uint64(len(w.blocks)) * proto.BlockBytes
+	} else {
+		w.survey(memory)
 	}
 	for _, id := range m.DeadSessions {
 		w.dead[id] = true
@@ -208,7 +214,6 @@ func sameHost(x, y string) bool {
 // know how much there is to do.
 func (w *work) survey(m *host.Memory) {
 	w.used = make([]bool, w.geo.Blocks)
-	w.speed.began(clock.Now())
 	if m == nil || uint64(len(m.Bytes())) != w.geo.RegionBytes {
 		return
 	}

@@ -188,10 +188,10 @@ func (v *statusView) calm() bool {
 }
 
 // passed is the MiB that programs have passed of all that they have to pass; scrubs
-// are nothing to wait for.
+// and reclaims are nothing to wait for.
 func (v *statusView) passed() (done, total int) {
 	for _, p := range v.Progress {
-		if p.Work != "scrub" {
+		if p.Work == "copy" || p.Work == "reconcile" {
 			done, total = done+int(p.Passed>>20), total+int(p.Used>>20)
 		}
 	}

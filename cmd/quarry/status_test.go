@@ -21,12 +21,13 @@ func TestStatusShowsWork(t *testing.T) {
 		Progress: []*quarrypb.Progress{
 			{Region: 7, Kind: quarrypb.WorkKind_WORK_KIND_COPY, Node: 1, BlocksDone: 600, Blocks: 2048, Bytes: 300 << 20, UsedBytes: 1 << 30, PassedBytes: 256 << 20, BytesPerSecond: 256 << 20},
 			{Region: 7, Kind: quarrypb.WorkKind_WORK_KIND_SCRUB, Node: 1, Blocks: 2048},
+			{Region: 7, Kind: quarrypb.WorkKind_WORK_KIND_RECLAIM, Node: 1, BlocksDone: 128, Blocks: 300, UsedBytes: 300 << 20, PassedBytes: 128 << 20, BytesPerSecond: 86 << 20},
 		},
 	}
 	v := viewOf(s)
 	require.False(t, v.calm())
 	done, total := v.passed()
-	require.Equal(t, []int{256, 1024}, []int{done, total}, "nobody waits for a scrub")
+	require.Equal(t, []int{256, 1024}, []int{done, total}, "nobody waits for a scrub or a reclaim")
 	p := v.Progress[0]
 	require.NotNil(t, p.Left)
 	require.Equal(t, int64(3000), *p.Left)
@@ -34,6 +35,7 @@ func TestStatusShowsWork(t *testing.T) {
 	var b strings.Builder
 	v.text(&b)
 	require.Contains(t, b.String(), "copy\t7\tn1\t600 of 2048\t300.0 MiB\t256.0 MiB of 1.0 GiB\t[#####...............] 25 %\t256.0 MiB/s\t3s\n")
+	require.Contains(t, b.String(), "reclaim\t7\tn1\t128 of 300\t")
 	require.Contains(t, b.String(), "scrub\t7\tn1\t0 of 2048\t")
 
 	s.Progress[0].PassedBytes = 2 << 30 // blocks that have come into use since
