@@ -4,13 +4,10 @@ BIN     := bin
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-# Packages on the data path and in the control plane that run under the race detector.
-RACE_PKGS := ./alloc/... ./btree/... ./client/... ./controller/... ./internal/... ./proto/... ./rdma/... ./storagenode/...
-
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo build-rdma test test-rdma test-rdma-2 race chaos bench dist generate lint tools clean
+.PHONY: help build demo build-rdma test test-rdma test-rdma-2 race mutants chaos bench dist generate lint tools clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,46 +21,40 @@ build: ## bin/quarry, one static binary
 demo: build ## a cluster of separate processes keeps a real source tree and gives every byte back
 	$(BIN)/quarry demo
 
-test: tools ## everything: build without cgo, gofmt, vet, tests, Soft-RoCE, race detector on short tests
-	CGO_ENABLED=0 $(GO) build ./...
-	@files=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
-	  if [ -n "$$files" ]; then echo "not gofmt clean, run gofmt -w on:"; echo "$$files"; exit 1; fi
-	$(GO) vet ./...
-	@GO=$(GO) .ci/gotest -timeout 20m ./...
-	$(GO) test -tags simbug -timeout 20m -run 'TestMutations|TestReplaysCanFail' ./internal/sim
-	sh internal/rxevm/test-rdma.sh suited
-	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $${CC:-gcc} >/dev/null; then \
-	  echo '$(GO) test -race -short (data path and control plane)'; GO=$(GO) .ci/gotest -race -short -timeout 20m $(RACE_PKGS); \
-	else echo "race detector skipped: it needs cgo and a C compiler (apt-get install gcc)"; fi
+test: tools ## everything: builds, gofmt, vet, all tests, deliberate bugs, Soft-RoCE, race detector
+	GO=$(GO) $(GO) run ./verify/testrun $(TESTRUN)
 
 test-rdma: ## everything on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine
-	sh internal/rxevm/test-rdma.sh
+	sh verify/rxevm/test-rdma.sh
 
 test-rdma-2: ## verbs between two virtual machines
-	sh internal/rxevm/test-rdma.sh two
+	sh verify/rxevm/test-rdma.sh two
+
+mutants: ## every deliberate bug of verify/mutants is found, also those that take long
+	$(GO) test -v -count=1 -timeout 60m -run 'TestMutants|TestHazards' ./verify/mutants -args -all
 
 race: ## every test under the race detector
 	$(GO) test -race -timeout 30m ./...
 
 chaos: build ## kill, stop and cut off processes of real clusters under load, for DURATION (5m)
-	CGO_ENABLED=0 $(GO) build -o $(BIN)/chaos ./internal/chaos/cmd/chaos
+	CGO_ENABLED=0 $(GO) build -o $(BIN)/chaos ./verify/chaos/cmd/chaos
 	$(BIN)/chaos -binary $(BIN)/quarry -duration $(or $(DURATION),5m) $(CHAOS)
 
 bench: build tools ## figures of this machine beside memory, TCP and Redis
 	$(BIN)/quarry bench --self
 
 dist: ## dist/: archives for each platform, chart, checksums, list of parts
-	$(GO) run ./internal/dist -version $(VERSION) -out dist
+	$(GO) run ./deploy/dist -version $(VERSION) -out dist
 
 generate: ## generated code from its sources
 	$(GO) generate ./...
 
-lint: ## gofmt, vet, staticcheck and the rules of internal/lint
+lint: ## gofmt, vet, staticcheck and the rules of verify/lint
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
 	$(GO) vet ./...
 	@test -x $(BIN)/staticcheck || GOBIN=$(CURDIR)/$(BIN) $(GO) install $(STATICCHECK)
 	$(BIN)/staticcheck ./...
-	$(GO) test -count=1 ./internal/lint
+	$(GO) test -count=1 ./verify/lint
 
 tools: ## what tests and benchmarks can use beside Go
 	@sh .ci/tools

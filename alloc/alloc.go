@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/slab"
 )
 
 var (
@@ -18,12 +18,13 @@ var (
 
 // Source is what the allocator sees of the cluster.
 type Source interface {
-	// Regions lists the open regions with so many replicas, in ascending order.
-	// The slice is not changed by either side.
-	Regions(replicas int) []uint32
-	// Grow asks for another region with so many replicas, unless one with a higher
-	// number than newest exists by now. nil: look again.
-	Grow(replicas int, newest uint32) error
+	// Regions lists the open regions of a kind, in ascending order. Nobody changes the
+	// slice afterwards.
+	Regions(h Home) []uint32
+	// Grow asks for another region of a kind, unless one with a higher number than newest
+	// exists already. nil: call Regions again. ErrNoSpace: the cluster has no room for
+	// another region. Alloc returns any other error as it is.
+	Grow(h Home, newest uint32) error
 	// Random is a random number, for spreading clients over regions and words.
 	Random() uint64
 }
@@ -39,39 +40,65 @@ const (
 	maxStale = 16
 )
 
+// Home is the kind of regions that an object lives in. Objects of one kind never use room
+// in regions of another.
+type Home struct {
+	Replicas int
+	Durable  bool // acknowledged changes survive the loss of all power
+}
+
+func (h Home) String() string {
+	if h.Durable {
+		return fmt.Sprintf("durable regions with %d replicas", h.Replicas)
+	}
+	return fmt.Sprintf("regions with %d replicas", h.Replicas)
+}
+
 // Want is what an object needs.
 type Want struct {
 	Kind     proto.Kind
 	Capacity int // largest payload it will ever hold; the payload's length if smaller
 	Replicas int
+	Durable  bool
 	Tag      uint32
 }
 
-// Allocator hands out slabs on one lane.
+// Home is the kind of regions for it.
+func (w *Want) Home() Home { return Home{w.Replicas, w.Durable} }
+
+// Allocator hands out slabs on one lane. All fields belong to the lane's goroutine.
 type Allocator struct {
 	lane *slab.Lane
 	src  Source
 
-	mags     map[magKey]*magazine
-	order    []magKey // of mags: maps have none
-	surveys  map[uint32]*survey
-	cleared  []clearing
-	headers  []byte // a region's block headers as READ
-	maps     []byte // a block's map as READ
+	// mags are the magazines, and order lists their keys as they were made: the simulator
+	// needs the same order in each run.
+	mags  map[magKey]*magazine
+	order []magKey
+	// surveys has what is known of the blocks of each region, by region number.
+	surveys map[uint32]*survey
+	// cleared are map bits to clear: of slabs that were freed, and of claims with an
+	// unknown outcome.
+	cleared []clearing
+
+	// Memory that verbs can use, valid until the next round.
+	headers  []byte // the block headers of a region, as READ
+	maps     []byte // the map of a block, as READ
 	pairs    []byte // R and V of each slab of a refill
-	wordRead []byte
-	block    []byte // scratch of reclaim
+	wordRead []byte // one word of each replica
+	block    []byte // a whole block, nil until something is reclaimed
 }
 
 type magKey struct {
-	replicas int
-	kind     proto.Kind
-	class    proto.Class
+	home  Home
+	kind  proto.Kind
+	class proto.Class
 }
 
+// magazine holds claimed slabs of one kind of region, slab kind and class.
 type magazine struct {
 	claims []slab.Claim
-	at     cursor // block in use
+	at     cursor // the block that is claimed from
 }
 
 // New makes an allocator on a lane.
@@ -104,44 +131,68 @@ func (a *Allocator) magazine(k magKey) *magazine {
 	return m
 }
 
-// Alloc claims a slab and gives it its first payload. No round for the claim when
-// the magazine has one; Birth's rounds.
+// Alloc claims a slab and writes its first payload. A claim from the magazine costs no
+// round; a refill costs two. Birth's rounds follow.
+//
+// nil: done. slab.ErrUnknown: the object may exist; no reference to it was returned. Any
+// other error: not done.
 func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 	class, err := ClassFor(max(len(payload), w.Capacity), w.Kind)
 	if err != nil {
 		return proto.Ref{}, err
 	}
-	k := magKey{w.Replicas, w.Kind, class}
+	k := magKey{w.Home(), w.Kind, class}
 	m := a.magazine(k)
-	for stale := 0; ; {
-		if len(m.claims) == 0 {
+	for stale, aside := 0, 0; ; {
+		// The first aside claims are in regions that cannot be reached now. They stay
+		// claimed, because the regions may come back in the same epoch.
+		if len(m.claims) <= aside {
 			if err := a.refill(k, m); err != nil {
 				return proto.Ref{}, err
 			}
+			if err := a.lane.Port().Pause(0); err != nil {
+				return proto.Ref{}, err // the claims stay in the magazine
+			}
+			aside = max(0, min(aside, len(m.claims)-1)) // an epoch may have ended some
 		}
 		c := m.claims[len(m.claims)-1]
 		m.claims = m.claims[:len(m.claims)-1]
 		ref, err := a.lane.Birth(c, payload, w.Tag)
+		if unreachable(err) && len(m.claims) < magazineSlabs {
+			m.claims = slices.Insert(m.claims, 0, c)
+			aside++
+			continue
+		}
+		if errors.Is(err, slab.ErrNoRegion) {
+			a.dropEpoch(c.Reg) // removed, and its slabs with it
+			continue
+		}
 		if errors.Is(err, slab.ErrStaleClaim) {
 			a.dropEpoch(c.Reg)
 			if stale++; stale < maxStale {
 				continue
 			}
-		} else if err != nil && !errors.Is(err, slab.ErrUnknown) && !slab.Broken(slab.BugClaimLost) {
+		} else if err != nil && !errors.Is(err, slab.ErrUnknown) {
 			m.claims = append(m.claims, c) // nothing was posted: it is still this lane's
 		}
 		return ref, err
 	}
 }
 
-// dropEpoch forgets what belongs to an epoch of a region that is over, or to one
-// before it: reconcile has freed the claims. Those of a later epoch are held still.
+// unreachable reports that a call has changed nothing because a region cannot be used:
+// the caller may try another region.
+func unreachable(err error) bool {
+	return errors.Is(err, slab.ErrUnavailable) && !errors.Is(err, slab.ErrUnknown)
+}
+
+// dropEpoch forgets what belongs to an ended epoch of a region, or to an earlier one:
+// Reconcile has released the claims. Claims of a later epoch are still held.
 func (a *Allocator) dropEpoch(over *slab.Region) {
 	if s := a.surveys[over.ID]; s != nil && s.epoch <= over.Epoch {
 		delete(a.surveys, over.ID)
 	}
 	gone := func(r *slab.Region) bool {
-		return r.ID == over.ID && (r.Epoch <= over.Epoch || slab.Broken(slab.BugClaimsDropped))
+		return r.ID == over.ID && r.Epoch <= over.Epoch
 	}
 	for _, k := range a.keys() {
 		m := a.mags[k]
@@ -158,26 +209,37 @@ func (a *Allocator) dropEpoch(over *slab.Region) {
 	}
 }
 
-// Free ends an object. Its slab stays in the lane's magazine if there is room,
-// which saves the release and the map bit; otherwise the bit is cleared later,
-// many at a time. last is the payload that was freed, in the lane's scratch.
+// Free ends an object. If the lane's magazine has room, it keeps the slab as a claim, so
+// that neither R nor the map bit has to be cleared. Otherwise the bit is cleared later,
+// together with others. last is the payload that was freed, in the lane's scratch memory.
 func (a *Allocator) Free(ref proto.Ref) (last []byte, info slab.Info, err error) {
-	keep, replicas := false, 0
+	return a.free(ref, a.lane.Free)
+}
+
+// FreeVersion is Free of an object that is still at a version; slab.ErrConflict otherwise.
+func (a *Allocator) FreeVersion(ref proto.Ref, version uint64) (last []byte, info slab.Info, err error) {
+	return a.free(ref, func(ref proto.Ref, keep bool) (slab.Claim, []byte, slab.Info, error) {
+		return a.lane.FreeVersion(ref, version, keep)
+	})
+}
+
+func (a *Allocator) free(ref proto.Ref, free func(ref proto.Ref, keep bool) (slab.Claim, []byte, slab.Info, error)) (last []byte, info slab.Info, err error) {
+	keep, home := false, Home{}
 	if reg, err := a.lane.Port().Region(ref.Addr.Region()); err == nil {
-		replicas = reg.Replicas()
+		home = Home{reg.Replicas(), reg.Durable}
 		if b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off())); ok {
 			if h := reg.Headers.Load(b); h != 0 && h.State() == proto.BlockActive {
-				m := a.magazine(magKey{replicas, h.Kind(), h.Class()})
+				m := a.magazine(magKey{home, h.Kind(), h.Class()})
 				keep = len(m.claims) < magazineRoom(h.Class())
 			}
 		}
 	}
-	c, last, info, err := a.lane.Free(ref, keep)
+	c, last, info, err := free(ref, keep)
 	if err != nil {
 		return nil, info, err
 	}
 	if c.Held {
-		m := a.magazine(magKey{replicas, c.Slab.Kind, c.Slab.Class})
+		m := a.magazine(magKey{home, c.Slab.Kind, c.Slab.Class})
 		m.claims = append(m.claims, c)
 		return last, info, nil
 	}
@@ -185,8 +247,8 @@ func (a *Allocator) Free(ref proto.Ref) (last []byte, info slab.Info, err error)
 	return last, info, nil
 }
 
-// Tidy clears the map bits of freed slabs once there are many: call it between
-// operations. The slabs are free already; until then nobody looks at them.
+// Tidy clears the map bits of freed slabs once there are many. Call it between operations.
+// The slabs are free already; searches skip them until their bits are cleared.
 func (a *Allocator) Tidy() error {
 	if len(a.cleared) < claimSlabs {
 		return nil
@@ -197,8 +259,8 @@ func (a *Allocator) Tidy() error {
 // magazineRoom is how many claims of a class a lane keeps: at most claimBytes of them.
 func magazineRoom(c proto.Class) int { return max(1, min(magazineSlabs, claimBytes/c.Bytes())) }
 
-// Forget drops the claims and pending bits of regions of which over says that the
-// epoch has ended: reconcile has freed them.
+// Forget drops the claims and pending bits of regions for which over reports that the
+// epoch has ended: Reconcile has released them.
 func (a *Allocator) Forget(over func(*slab.Region) bool) {
 	a.cleared = slices.DeleteFunc(a.cleared, func(c clearing) bool { return over(c.reg) })
 	for _, k := range a.keys() {
@@ -207,22 +269,37 @@ func (a *Allocator) Forget(over func(*slab.Region) bool) {
 	}
 }
 
-// Idle says whether there is nothing to give back.
+// Idle reports that there is nothing to give back.
 func (a *Allocator) Idle() bool { return len(a.cleared) == 0 && a.Held() == 0 }
 
-// Close gives every claim back. What cannot be given back is the scrub's. The
-// allocator may be used again.
+// Trim gives every claim back but those in regions that cannot be used now: they stay
+// in the magazines, and pending bits of such regions stay pending.
+func (a *Allocator) Trim() error {
+	var errs []error
+	for _, k := range a.keys() {
+		m := a.mags[k]
+		held, _, err := a.giveBack(m.claims)
+		m.claims = held
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, a.flushCleared())...)
+}
+
+// Close gives every claim back. Claims that cannot be given back are left to the scrub,
+// and the session ends. Pending bits of regions that cannot be used now stay pending: see
+// Idle. The allocator may be used again.
 func (a *Allocator) Close() error {
 	var errs []error
 	for _, k := range a.keys() {
 		m := a.mags[k]
-		if err := a.giveBack(m.claims); err != nil {
-			errs = append(errs, err)
+		held, reason, err := a.giveBack(m.claims)
+		if len(held) > 0 {
+			a.abandonClaims(held[0].Reg, reason)
 		}
 		m.claims = nil
+		errs = append(errs, reason, err)
 	}
-	errs = append(errs, a.flushCleared())
-	return errors.Join(errs...)
+	return errors.Join(append(errs, a.flushCleared())...)
 }
 
 // keys lists the magazines in the order in which they were made.

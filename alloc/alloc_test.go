@@ -2,6 +2,7 @@ package alloc_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,15 +12,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/alloc"
-	"github.com/quarrystore/quarry/internal/slab"
-	"github.com/quarrystore/quarry/internal/slabtest"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
+	"github.com/quarrystore/quarry/verify/slabtest"
 )
 
 func want(n int) alloc.Want { return alloc.Want{Replicas: n} }
 
-// TestRoundsAndVerbs pins the table of DESIGN section 6: rounds, and verbs on the
+// TestRoundsAndVerbs pins the table of docs/DESIGN.md#operations: rounds, and verbs on the
 // primary, of every warm operation.
 func TestRoundsAndVerbs(t *testing.T) {
 	for _, tc := range []struct {
@@ -144,7 +145,7 @@ func TestHazard18_ReuseDoesNotAnswerOldRefs(t *testing.T) {
 	ref, err := p.Alloc.Alloc([]byte("new"), want(1))
 	require.NoError(t, err)
 	require.Equal(t, old.Addr, ref.Addr, "the magazine hands the slab out again")
-	require.NotEqual(t, old.Life, ref.Life)
+	require.NotEqual(t, old.Incarnation, ref.Incarnation)
 	_, _, err = p.Lane.Read(old, nil)
 	require.ErrorIs(t, err, slab.ErrFreed)
 	_, err = p.Lane.Update(old, func([]byte, *slab.Info) ([]byte, error) { return nil, nil })
@@ -440,7 +441,7 @@ func TestHazard20_ReclaimChangesClass(t *testing.T) {
 		ref, err := fresh.Alloc.Alloc(make([]byte, 300_000), want(2))
 		require.NoError(t, err, "every block, the reclaimed one too, takes the large class")
 		if b, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off())); b == block {
-			require.EqualValues(t, 1, ref.Life.Generation())
+			require.EqualValues(t, 1, ref.Incarnation.Generation())
 			requireSameReplicas(t, w, ref)
 		}
 	}
@@ -450,9 +451,11 @@ func TestHazard20_ReclaimChangesClass(t *testing.T) {
 
 // TestReclaimDiesAnywhere: whatever round a reclaim dies before, the next one frees the block.
 func TestReclaimDiesAnywhere(t *testing.T) {
+	w := slabtest.New(t, 3)
+	generation := map[uint32]uint32{} // of blocks
 	for at := 1; ; at++ {
-		w := slabtest.New(t, 3)
-		p, dies, next := w.Lane(1), w.Lane(2), w.Lane(3)
+		session := uint32(3 * at)
+		p, dies, next := w.Lane(session), w.Lane(session+1), w.Lane(session+2)
 		ref, err := p.Alloc.Alloc([]byte("x"), want(3))
 		require.NoError(t, err)
 		block, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
@@ -472,15 +475,16 @@ func TestReclaimDiesAnywhere(t *testing.T) {
 			require.Equal(t, 1, freed)
 			return false
 		}()
-		w.Fence(2)
+		w.Fence(session + 1)
 		if died {
 			freed, err := next.Alloc.Reclaim(mustRegion(t, next), []uint32{block}, pass)
 			require.NoError(t, err, "died before round %d", at)
 			require.Equal(t, 1, freed, "died before round %d", at)
 		}
+		generation[block]++
 		for i, n := range w.Nodes {
 			h := proto.Header(proto.Word(n.Memory.Bytes(), int(w.Geometry.HeaderOff(block))))
-			require.Equal(t, proto.MakeHeader(proto.BlockFree, 0, 0, 1, 0), h, "replica %d, died before round %d", i, at)
+			require.Equal(t, proto.MakeHeader(proto.BlockFree, 0, 0, generation[block], 0), h, "replica %d, died before round %d", i, at)
 		}
 		if !died {
 			require.Greater(t, at, 10, "rounds of a reclaim with three replicas")
@@ -534,5 +538,25 @@ func TestPendingBitsOfAReclaimedBlock(t *testing.T) {
 	for b, bits := range was {
 		off := w.Geometry.MapOff(b)
 		require.True(t, bytes.Equal(bits, mem[off:off+proto.MapBytes]), "map of block %d has changed", b)
+	}
+}
+
+// source is a Source without a region, whose Grow fails with an error.
+type source struct{ err error }
+
+func (s source) Regions(alloc.Home) []uint32   { return nil }
+func (s source) Grow(alloc.Home, uint32) error { return s.err }
+func (s source) Random() uint64                { return 0 }
+
+// TestNoSpaceIsAnAnswer: Alloc fails with ErrNoSpace where the cluster has no room for a
+// region. Where it has not said so, the error is the one that kept it from saying.
+func TestNoSpaceIsAnAnswer(t *testing.T) {
+	p := slabtest.New(t, 1).Lane(1)
+	for _, cause := range []error{alloc.ErrNoSpace, context.DeadlineExceeded} {
+		a, err := alloc.New(p.Lane, source{cause})
+		require.NoError(t, err)
+		_, err = a.Alloc([]byte("x"), want(1))
+		require.ErrorIs(t, err, cause)
+		require.Equal(t, cause == alloc.ErrNoSpace, errors.Is(err, alloc.ErrNoSpace), "%v", err)
 	}
 }

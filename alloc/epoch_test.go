@@ -5,9 +5,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/quarrystore/quarry/internal/slabtest"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/verify/slabtest"
 )
 
 // TestClaimsOfThisEpochOutliveThoseOfTheLast: an Alloc that meets a claim of an

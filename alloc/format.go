@@ -3,15 +3,19 @@ package alloc
 import (
 	"fmt"
 
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// format gives a free block a class and a kind: FORMATTING at the primary, which
-// names the session, the header at the backups, ACTIVE at the primary last. So a
-// block that is open at the primary has its geometry on every replica, and a
-// formatter that dies leaves a block that was never open.
+// format gives a free block a class and a kind, in three steps:
+//
+//	1  P  CAS header FREE -> FORMATTING, which names the session
+//	2  B  CAS header -> ACTIVE                 one backup after the other
+//	3  P  CAS header FORMATTING -> ACTIVE
+//
+// So a block that is open at the primary has its class on every replica, and a client that
+// dies while it formats leaves a block that was never open.
 //
 // Linearizes at: the CAS to ACTIVE at the primary.
 func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.Header, s *survey) (cursor, error) {
@@ -24,7 +28,7 @@ func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.H
 		return cursor{}, a.orphan(reg, block, err) // FORMATTING may be there, or still come
 	}
 	if found != was {
-		// Somebody else was faster. FORMATTING by this session is another lane's.
+		// Another session was faster, or another lane of this one.
 		s.set(block, found)
 		reg.Headers.Store(block, found)
 		return cursor{}, errFull
@@ -39,8 +43,8 @@ func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.H
 			if found == expect || found == open {
 				break
 			}
-			// Left by a formatter that died before: the primary's FORMATTING is ours, so
-			// nobody else touches it.
+			// Left by a formatter that died. This lane's FORMATTING at the primary keeps
+			// all others away, so the header cannot change again.
 			expect = found
 		}
 	}
@@ -55,8 +59,8 @@ func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.H
 	return c, nil
 }
 
-// orphan: a FORMATTING header that cannot be settled ends the session, unless the
-// epoch is over: then reconcile has settled it.
+// orphan ends the session because of a FORMATTING header that it cannot settle: the scrub
+// frees the block. If the epoch is over, Reconcile has done so already. It returns err.
 func (a *Allocator) orphan(reg *slab.Region, block uint32, err error) error {
 	if over, _ := a.epochOver(reg); !over {
 		a.lane.Port().EndSession(fmt.Errorf("format of block %d of region %d could not be settled: %w", block, reg.ID, err))
@@ -64,10 +68,9 @@ func (a *Allocator) orphan(reg *slab.Region, block uint32, err error) error {
 	return err
 }
 
-// casHeader changes a block header on replica i and returns what was there: the
-// expected value also when an earlier try of the same change had succeeded.
-// FORMATTING names the session only, but a free block is formatted by one lane
-// at a time: the CAS from FREE tells, and its outcome is read back when unknown.
+// casHeader changes a block header on replica i and returns the header that it found: was
+// if the CAS, or an earlier try of the same CAS, took effect. FORMATTING names a session and
+// not a lane; one lane alone formats a block, because only one CAS from FREE succeeds.
 func (a *Allocator) casHeader(reg *slab.Region, i int, block uint32, was, now proto.Header) (proto.Header, error) {
 	off := reg.Geometry.HeaderOff(block)
 	var found proto.Header
@@ -77,7 +80,7 @@ func (a *Allocator) casHeader(reg *slab.Region, i int, block uint32, was, now pr
 		r.Reset()
 		ch := r.Chain(reg.To[i])
 		ch.CAS(off, uint64(was), uint64(now))
-		if reg.Durable && !slab.Broken(slab.BugFormatUnflushed) {
+		if reg.Durable {
 			ch.Flush(rdma.Persistent, off, 8)
 			ch.Fenced()
 		}

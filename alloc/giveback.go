@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
 // clearing is a map bit that may be cleared: its slab is FREE and unreserved.
@@ -17,20 +17,29 @@ type clearing struct {
 	generation uint32
 }
 
-// giveBack releases claims and clears their bits. First R, then the bit: a slab
-// whose bit is clear may be claimed at once.
-func (a *Allocator) giveBack(claims []slab.Claim) error {
-	if err := a.releaseClaims(claims); err != nil {
-		return err
+// giveBack releases claims and clears their bits: R first, because a slab whose bit is
+// clear may be claimed at once. held and reason are those of releaseClaims; err is why the
+// other claims could not be released.
+func (a *Allocator) giveBack(claims []slab.Claim) (held []slab.Claim, reason, err error) {
+	held, reason, err = a.releaseClaims(claims)
+	if err != nil {
+		return held, reason, err
 	}
+	left := held
 	for _, c := range claims {
+		if len(left) > 0 && left[0].R == c.R {
+			left = left[1:]
+			continue
+		}
 		a.cleared = append(a.cleared, clearing{c.Reg, c.Slab, c.Generation})
 	}
-	return a.flushCleared()
+	return held, reason, a.flushCleared()
 }
 
-// releaseClaims clears R of claims, as many in one chain as fit.
-func (a *Allocator) releaseClaims(claims []slab.Claim) error {
+// releaseClaims clears R of claims, as many in one chain as fit. held are the claims, in
+// their order, in regions that cannot be used now: nothing was posted for them, and reason
+// says why. After another error the session has ended.
+func (a *Allocator) releaseClaims(claims []slab.Claim) (held []slab.Claim, reason, err error) {
 	for len(claims) > 0 {
 		reg := claims[0].Reg
 		n := 1
@@ -38,6 +47,11 @@ func (a *Allocator) releaseClaims(claims []slab.Claim) error {
 			n++
 		}
 		over, err := a.epochOver(reg)
+		if unreachable(err) {
+			held, reason = append(held, claims[:n]...), err
+			claims = claims[n:]
+			continue
+		}
 		if !over && err == nil {
 			err = a.retry(reg, func() bool {
 				r := a.lane.Round()
@@ -51,56 +65,72 @@ func (a *Allocator) releaseClaims(claims []slab.Claim) error {
 			})
 		}
 		if err != nil && err != errFull {
-			a.lane.Port().EndSession(fmt.Errorf("claims in region %d could not be given back: %w", reg.ID, err))
-			return err
+			a.abandonClaims(reg, err)
+			return held, reason, err
 		}
 		claims = claims[n:]
 	}
-	return nil
+	return held, reason, nil
+}
+
+// abandonClaims ends the session, which leaves claims to fence and scrub.
+func (a *Allocator) abandonClaims(reg *slab.Region, reason error) {
+	a.lane.Port().EndSession(fmt.Errorf("claims in region %d could not be given back: %w", reg.ID, reason))
 }
 
 // flushCleared clears the bits of freed slabs, word by word.
 func (a *Allocator) flushCleared() error {
-	if err := a.recheck(); err != nil {
+	later, err := a.recheck()
+	if err != nil {
 		return err
 	}
+	defer func() { a.cleared = append(a.cleared, later...) }()
 	all := slices.Clone(a.cleared)
 	for len(a.cleared) > 0 {
 		c := a.cleared[0]
 		block, _ := c.reg.Geometry.BlockOf(c.slab.Off)
 		i, _ := c.reg.Geometry.SlabIndex(c.slab.Off, c.slab.Class)
 		word, bits := i/64, uint64(0)
+		var group []clearing
 		rest := a.cleared[:0]
 		for _, o := range a.cleared {
 			b, _ := o.reg.Geometry.BlockOf(o.slab.Off)
 			j, _ := o.reg.Geometry.SlabIndex(o.slab.Off, o.slab.Class)
 			if o.reg == c.reg && b == block && j/64 == word {
 				bits |= 1 << (j % 64)
+				group = append(group, o)
 			} else {
 				rest = append(rest, o)
 			}
 		}
 		a.cleared = rest
 		if err := a.clearBits(c.reg, block, word, bits); err != nil {
+			a.cleared = append(a.cleared, group...) // for another time: no scrub follows a clean end
 			return err
 		}
 	}
 	return a.lookBehind(all)
 }
 
-// recheck drops pending bits of blocks that have been taken back since their slabs
-// were freed: nothing of this lane held them. Once the reclaim epoch has risen a
-// region's view is another one, and a block is known by its header alone; no reclaim
-// ends while the call goes on.
-func (a *Allocator) recheck() error {
+// recheck drops pending bits of blocks that have been reclaimed since their slabs were
+// freed. The session has another view of a region after each rise of the reclaim epoch; the
+// block's header then tells by its generation whether the block was reclaimed. No reclaim
+// ends during the call. later are the bits of regions that cannot be reached now.
+func (a *Allocator) recheck() (later []clearing, _ error) {
 	var kept []clearing
 	var at *slab.Region
 	var block uint32
 	var h proto.Header
 	for _, c := range a.cleared {
 		now, err := a.lane.Port().Region(c.reg.ID)
-		if err != nil {
-			return err
+		switch {
+		case errors.Is(err, slab.ErrNoRegion):
+			continue // removed
+		case unreachable(err):
+			later = append(later, c)
+			continue
+		case err != nil:
+			return nil, err
 		}
 		if now.Epoch != c.reg.Epoch {
 			continue // reconcile makes the map anew
@@ -110,7 +140,7 @@ func (a *Allocator) recheck() error {
 				if h, err = a.header(now, b); err == errFull {
 					continue
 				} else if err != nil {
-					return err
+					return nil, err
 				}
 				at, block = now, b
 			}
@@ -122,13 +152,13 @@ func (a *Allocator) recheck() error {
 		kept = append(kept, c)
 	}
 	a.cleared = kept
-	return nil
+	return later, nil
 }
 
-// lookBehind looks at slabs whose bits have just been cleared: a scrub may have
-// taken them for leaks before, and somebody have claimed them since. Then the bit
-// is set again. A claimer looks at its bits once more when it has stamped its
-// claims, so whoever of the two comes second sees the other.
+// lookBehind READs R and V of slabs whose bits have just been cleared, and sets the bit of
+// a slab that is in use again: a scrub may have cleared the bit before, and another session
+// may have claimed the slab since. A claimer READs its bits once more after it has written
+// R. So either the claimer sees the bit cleared, or this lane sees R.
 func (a *Allocator) lookBehind(cleared []clearing) error {
 	for len(cleared) > 0 {
 		reg, n := cleared[0].reg, 1
@@ -178,9 +208,9 @@ func (a *Allocator) lookBehind(cleared []clearing) error {
 
 // clearBits clears bits of one map word that are this lane's to clear.
 //
-// An unknown CAS is read back and repeated only for bits found set. That may
-// clear a bit that somebody else has claimed since; R and V are the truth, so the
-// next claimer of the slab finds it reserved and sets the bit again.
+// A CAS of unknown outcome is repeated for the bits that are still set. That may clear a
+// bit that another session has claimed since. It does no harm: R of that slab is set, so
+// the next session that claims the slab finds it reserved and sets the bit again.
 func (a *Allocator) clearBits(reg *slab.Region, block uint32, word int, bits uint64) error {
 	if over, err := a.epochOver(reg); over || err != nil {
 		return err

@@ -4,41 +4,43 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// ErrInUse: somebody else has changed the block's header.
+// ErrInUse: another session has changed the block's header.
 var ErrInUse = errors.New("block is in use")
 
-// Reclaim takes empty blocks back, so that they can be formatted for another
-// class: all of them with the same two passes, for a pass takes longer than the
-// rest. Blocks in use stay as they were. It runs under a session of its own, one
-// reclaim of a region at a time: what an earlier one has posted must not run any more.
+// Reclaim makes empty blocks FREE, so that they can be formatted for another class. Blocks
+// in use stay as they were. All blocks share the same two grace periods, which take longer
+// than everything else.
 //
 //	ACTIVE ── P ──> DRAINING        no new claims
-//	   pass                         nobody works by a header from before
+//	   grace period                 no session uses a header that it cached before
 //	every slab FREE and unreserved, else back to ACTIVE
-//	──── B, P ────> RECLAIM gen+1   refs of the old generation are freed
-//	   pass                         nobody has a verb under way by the old geometry
+//	──── B, P ────> RECLAIM gen+1   references of the old generation are freed
+//	   grace period                 no verb that was built from the old class is under way
 //	zero all replicas
 //	──── B, P ────> FREE gen+1
 //
-// pass returns when every session has acknowledged a new reclaim epoch or is
-// fenced. An epoch of the region that ends meanwhile leaves the rest to
-// reconcile: RECLAIM is finished, DRAINING becomes ACTIVE again. freed counts
-// blocks that are FREE now, also where err says why there are not more.
+// pass waits for one grace period: it returns when every session has acknowledged a new
+// reclaim epoch or is fenced. If the region's epoch ends meanwhile, Reconcile settles the
+// rest: it finishes RECLAIM, and makes DRAINING ACTIVE again. freed counts the blocks that
+// are FREE now, also if err is not nil.
 //
-// Hazard 20: without the first pass a client that has cached the header may
-// still claim; without the second one may still CAS by the old geometry.
+// Preconditions: the lane's session does nothing else, and Turn has returned: no verb of an
+// earlier reclaim of the region is under way.
+//
+// Hazard 20: without the first grace period a client that has cached the header could still
+// claim a slab; without the second one a client could still CAS a word of the old class.
 func (a *Allocator) Reclaim(reg *slab.Region, blocks []uint32, pass func() error) (freed int, err error) {
 	switch freed, err = a.reclaim(reg, blocks, pass); {
 	case errors.Is(err, errFull):
 		err = fmt.Errorf("region %d: the epoch changed; reconcile settles its half reclaimed blocks", reg.ID)
 	case err != nil:
-		// What may still be under way must not meet the next reclaim: a late CAS to
-		// RECLAIM would skip its passes.
+		// Verbs may still be under way. A late CAS to RECLAIM would make the next reclaim
+		// skip its grace periods.
 		a.lane.Port().EndSession(fmt.Errorf("reclaim in region %d could not be settled: %w", reg.ID, err))
 	}
 	return freed, err
@@ -55,15 +57,15 @@ type taking struct {
 type stage uint8
 
 const (
-	stageDraining stage = iota // no new claims; a pass is owed, then a look
-	stageEmpty                 // found empty: only forward from here
-	stageGone                  // RECLAIM everywhere; a pass is owed, then zeros
+	stageDraining stage = iota // no new claims; next: a grace period, then READ the block
+	stageEmpty                 // found empty; it must not become ACTIVE again
+	stageGone                  // RECLAIM on all replicas; next: a grace period, then zeros
 )
 
 func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error) (freed int, err error) {
 	var all []taking
-	var odd []error // blocks that others have changed, which a turn rules out
-	owed := false
+	var odd []error // blocks that another session has changed, in spite of Turn
+	owed := false   // the first grace period
 	for _, b := range blocks {
 		t, ok, err := a.drain(reg, b)
 		if err != nil {
@@ -74,7 +76,7 @@ func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error
 			owed = owed || t.stage == stageDraining
 		}
 	}
-	if owed && !slab.Broken(slab.BugReclaimNoPass) {
+	if owed {
 		if err := pass(); err != nil {
 			return 0, errors.Join(err, a.reopen(reg, all))
 		}
@@ -112,10 +114,8 @@ func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	if len(kept) == 0 {
 		return 0, errors.Join(odd...)
 	}
-	if !slab.Broken(slab.BugReclaimOnePhase) {
-		if err := pass(); err != nil {
-			return 0, err // RECLAIM is finished by whoever comes next
-		}
+	if err := pass(); err != nil {
+		return 0, err // the next reclaim, or Reconcile, finishes RECLAIM
 	}
 	for _, t := range kept {
 		free := proto.MakeHeader(proto.BlockFree, 0, 0, t.gone.Generation(), 0)
@@ -131,9 +131,9 @@ func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	return freed, errors.Join(odd...)
 }
 
-// drain keeps new claims from a block. A reclaim that died is carried on: before
-// RECLAIM is on any replica from the start, after that only forward. Not ok: the
-// block is not one to be taken.
+// drain keeps new claims from a block. It continues a reclaim whose client died: from the
+// beginning if no replica has RECLAIM, otherwise from there. ok is false if the block cannot
+// be reclaimed.
 func (a *Allocator) drain(reg *slab.Region, block uint32) (t taking, ok bool, err error) {
 	h, err := a.header(reg, block)
 	if err != nil {
@@ -148,9 +148,6 @@ func (a *Allocator) drain(reg *slab.Region, block uint32) (t taking, ok bool, er
 	}
 	t = taking{block: block, h: h.With(proto.BlockActive)}
 	t.gone = proto.MakeHeader(proto.BlockReclaim, h.Kind(), h.Class(), h.Generation()+1, 0)
-	if slab.Broken(slab.BugGenerationKept) {
-		t.gone = h.With(proto.BlockReclaim)
-	}
 	if begun == proto.BlockActive {
 		found, err := a.casHeader(reg, 0, block, t.h, t.draining())
 		return t, err == nil && found == t.h, err
@@ -162,9 +159,10 @@ func (a *Allocator) drain(reg *slab.Region, block uint32) (t taking, ok bool, er
 	return t, true, err
 }
 
-// markUsed sets the bit of a slab in use, so that its block is not taken for empty
-// again. Whoever frees it meanwhile clears the bit behind its R and V; who comes
-// second of the two sees the other.
+// markUsed sets the map bit of a slab in use, so that the next reclaim does not choose its
+// block again. A client that frees the slab clears the bit after it has changed R and V.
+// markUsed READs R and V after it has set the bit, and clears it if the slab is free: so one
+// of the two clears it.
 func (a *Allocator) markUsed(reg *slab.Region, t *taking, i int) error {
 	bit := uint64(1) << (i % 64)
 	if err := a.setBits(reg, reg.Geometry.MapOff(t.block)+8*uint64(i/64), bit, 0); err != nil {
@@ -186,7 +184,7 @@ func (a *Allocator) markUsed(reg *slab.Region, t *taking, i int) error {
 
 func (t *taking) draining() proto.Header { return t.h.With(proto.BlockDraining) }
 
-// condemn brings an empty block to RECLAIM, the primary last.
+// condemn changes the header of an empty block to RECLAIM, at the primary last.
 func (a *Allocator) condemn(reg *slab.Region, t *taking) error {
 	for i := reg.N - 1; i >= 0; i-- {
 		was := t.h
@@ -201,9 +199,9 @@ func (a *Allocator) condemn(reg *slab.Region, t *taking) error {
 	return nil
 }
 
-// onBackup says whether any backup of a draining block is in RECLAIM already. Then
-// the block was found empty, and must not be opened again: a reconcile finishes any
-// RECLAIM that it finds.
+// onBackup reports that a backup of a draining block has RECLAIM already. Then the block was
+// found empty, and must not become ACTIVE again: Reconcile finishes any RECLAIM that it
+// finds.
 func (a *Allocator) onBackup(reg *slab.Region, block uint32, gone proto.Header) (bool, error) {
 	for i := 1; i < reg.N; i++ {
 		var found proto.Header
@@ -223,7 +221,8 @@ func (a *Allocator) onBackup(reg *slab.Region, block uint32, gone proto.Header) 
 }
 
 // FinishReclaim zeroes a block that is in RECLAIM and frees it.
-// Preconditions: a pass since the block went to RECLAIM, or no key of the region open.
+// Preconditions: a grace period has passed since RECLAIM was written, or no key of the
+// region is open.
 func (a *Allocator) FinishReclaim(reg *slab.Region, block uint32, gone, free proto.Header) error {
 	zero, err := a.blockBuffer()
 	if err != nil {
@@ -237,7 +236,7 @@ func (a *Allocator) FinishReclaim(reg *slab.Region, block uint32, gone, free pro
 			ch := r.Chain(reg.To[i])
 			ch.Write(reg.Geometry.BlockOff(block), zero)
 			ch.Write(reg.Geometry.MapOff(block), zero[:proto.MapBytes])
-			if reg.Durable && !slab.Broken(slab.BugZeroUnflushed) {
+			if reg.Durable {
 				// A loss of power must not bring words of the old class back into a free block.
 				ch.Flush(rdma.Persistent, reg.Geometry.BlockOff(block), proto.BlockBytes)
 				ch.Flush(rdma.Persistent, reg.Geometry.MapOff(block), proto.MapBytes)
@@ -250,7 +249,7 @@ func (a *Allocator) FinishReclaim(reg *slab.Region, block uint32, gone, free pro
 		}
 	}
 	for i := reg.N - 1; i >= 0; i-- {
-		// One that was FREE already was brought there before the last one died.
+		// free: an earlier reclaim whose client died had come as far as this replica.
 		if found, err := a.casHeader(reg, i, block, gone, free); err != nil || found != gone && found != free {
 			return a.changed(block, reg, found, err)
 		}
@@ -265,7 +264,7 @@ func (a *Allocator) changed(block uint32, reg *slab.Region, found proto.Header, 
 	return fmt.Errorf("%w: block %d of region %d became %v", ErrInUse, block, reg.ID, found)
 }
 
-// reopen gives blocks back that were not found empty yet.
+// reopen makes those blocks ACTIVE again that were not found empty yet.
 func (a *Allocator) reopen(reg *slab.Region, all []taking) (err error) {
 	for _, t := range all {
 		if t.stage == stageDraining && err == nil {
@@ -294,9 +293,9 @@ func (a *Allocator) blockBuffer() (b []byte, err error) {
 	return a.block, err
 }
 
-// used finds a slab of a draining block that is not FREE and unreserved, -1 if there
-// is none: one READ of the block. Nobody can change that any more: claims need ACTIVE, and
-// whatever was under way before has finished or will never.
+// used READs a draining block and returns the first slab that is reserved or not FREE, -1
+// if there is none. An empty block stays empty: claims need ACTIVE, and the grace period has
+// ended every operation from before.
 func (a *Allocator) used(reg *slab.Region, block uint32, h proto.Header) (int, error) {
 	buf, err := a.blockBuffer()
 	if err != nil {
@@ -315,7 +314,7 @@ func (a *Allocator) used(reg *slab.Region, block uint32, h proto.Header) (int, e
 	for i := range h.Class().Slabs() {
 		s := proto.Slab{Off: 0, Class: h.Class(), Kind: h.Kind()}
 		r, v := s.Words(buf[i*h.Class().Bytes():])
-		if v.State() != proto.StateFree || r != 0 && !slab.Broken(slab.BugReclaimIgnoresR) {
+		if v.State() != proto.StateFree || r != 0 {
 			return i, nil
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"math/bits"
 
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/slab"
 )
 
 // cursor is the block that a magazine claims from, with the map as last seen.
@@ -18,7 +18,7 @@ type cursor struct {
 	word   int // where to look first
 }
 
-// errFull: the block or region has nothing (more) of the class.
+// errFull: the block or region has no free slab of the class, or its epoch is over.
 var errFull = errors.New("full")
 
 // maxGrow bounds how often one refill asks for another region.
@@ -29,13 +29,19 @@ const maxGrow = 3
 // regions, in any region, in a new one.
 func (a *Allocator) refill(k magKey, m *magazine) error {
 	if m.at.reg != nil {
+		// A verb to a region that cannot be reached would have to be waited for.
+		if now, err := a.lane.Port().Region(m.at.reg.ID); err != nil || now.Epoch != m.at.reg.Epoch {
+			m.at = cursor{}
+		}
+	}
+	if m.at.reg != nil {
 		err := a.claim(k, m)
 		if err == nil || !errors.Is(err, errFull) {
 			return err
 		}
 	}
 	for grown := 0; ; grown++ {
-		ids := a.src.Regions(k.replicas)
+		ids := a.src.Regions(k.home)
 		err := a.refillFrom(k, m, ids)
 		if err == nil || !errors.Is(err, errFull) {
 			return err
@@ -45,20 +51,18 @@ func (a *Allocator) refill(k magKey, m *magazine) error {
 			newest = ids[len(ids)-1]
 		}
 		if grown == maxGrow {
-			return a.noSpace(k, ids, nil)
+			return noRoom(k, ids, fmt.Errorf("%w, nor in the %d made since", ErrNoSpace, maxGrow))
 		}
-		if err := a.src.Grow(k.replicas, newest); err != nil {
-			return a.noSpace(k, ids, err)
+		if err := a.src.Grow(k.home, newest); err != nil {
+			return noRoom(k, ids, fmt.Errorf("no further region: %w", err))
 		}
 	}
 }
 
-func (a *Allocator) noSpace(k magKey, ids []uint32, cause error) error {
-	err := fmt.Errorf("%w for a %v slab of %d bytes in %d regions with %d replicas", ErrNoSpace, k.kind, k.class.Bytes(), len(ids), k.replicas)
-	if cause != nil {
-		err = fmt.Errorf("%w; no new region: %w", err, cause)
-	}
-	return err
+// noRoom is the error for a slab that could not be claimed in the regions ids. cause is why
+// there is no other region; the error is ErrNoSpace only if cause is.
+func noRoom(k magKey, ids []uint32, cause error) error {
+	return fmt.Errorf("%v slab of %d bytes: none in %d %v: %w", k.kind, k.class.Bytes(), len(ids), k.home, cause)
 }
 
 func (a *Allocator) refillFrom(k magKey, m *magazine, ids []uint32) error {
@@ -77,7 +81,7 @@ func (a *Allocator) refillFrom(k magKey, m *magazine, ids []uint32) error {
 			at = (second + i) % n
 		}
 		err := a.refillRegion(k, m, ids[at])
-		if err == nil || !errors.Is(err, errFull) {
+		if err == nil || !errors.Is(err, errFull) && !unreachable(err) {
 			return err
 		}
 	}
@@ -130,7 +134,7 @@ func (a *Allocator) refillRegion(k magKey, m *magazine, id uint32) error {
 	}
 }
 
-// open looks at the map of a block that has been formatted already.
+// open READs the map of an ACTIVE block.
 func (a *Allocator) open(reg *slab.Region, block uint32, h proto.Header, s *survey) (cursor, error) {
 	n := h.Class().MapWords()
 	buf := a.maps[:8*n]
@@ -171,10 +175,10 @@ func freeBits(c proto.Class, i int, w uint64) uint64 {
 func (a *Allocator) claim(k magKey, m *magazine) error {
 	c := &m.at
 	over, err := a.epochOver(c.reg)
-	if err != nil && !slab.Broken(slab.BugTableErrorIsEpoch) {
+	if err != nil {
 		return err
 	}
-	if over || err != nil {
+	if over {
 		a.dropEpoch(c.reg)
 		return errFull
 	}
@@ -232,8 +236,8 @@ func lowest(w uint64, n int) uint64 {
 	return out
 }
 
-// claimBits is round 1. false: the word was another (c.words is refreshed), or the
-// block is not ours to claim from (c is emptied).
+// claimBits is round 1. false: the map word has changed, and c.words has the present one;
+// or the block has another class by now, and c is emptied.
 func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 	reg := c.reg
 	off := reg.Geometry.MapOff(c.block) + 8*uint64(i)
@@ -246,13 +250,17 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 	ch.Read(reg.Geometry.HeaderOff(c.block), hdr)
 	a.lane.Do()
 	if ch.Err != nil {
-		// Whether the bits are ours or somebody else's cannot be told, and need not be:
-		// whoever gets R owns the slab. Look again and go on with what is set.
+		// Bits that are set now may be this lane's or another session's. That need not be
+		// known, because R decides who owns the slab: READ the word again and go on.
 		if err := a.lane.Settle(reg); err != nil {
+			a.mayBeSet(c, i, take)
 			return false, err
 		}
 		if over, err := a.epochOver(reg); over || err != nil {
-			*c = cursor{} // bits that may be set are a search aid; the scrub clears them
+			if err != nil {
+				a.mayBeSet(c, i, take)
+			}
+			*c = cursor{}
 			return false, err
 		}
 		err := a.retry(reg, func() bool {
@@ -264,6 +272,9 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 			return ch.Err == nil
 		})
 		if err != nil {
+			if err != errFull {
+				a.mayBeSet(c, i, take)
+			}
 			return false, err
 		}
 		c.words[i] = proto.Word(a.wordRead, 8)
@@ -280,7 +291,7 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 	}
 	h := proto.Header(proto.Word(hdr, 0))
 	reg.Headers.Store(c.block, h)
-	if h != c.header && !slab.Broken(slab.BugNoHeaderCheck) {
+	if h != c.header {
 		block := c.block
 		if s := a.surveys[reg.ID]; s != nil {
 			s.set(block, h)
@@ -291,8 +302,19 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 	return true, nil
 }
 
-// stamp is round 2: R of every claimed slab names the session. Slabs that turn
-// out not to be free are dropped: R is released if it was won, the bit stays set.
+// mayBeSet notes bits of a claim that the call gave up before it knew whether they are set.
+// They are cleared together with those of freed slabs, because the scrub does not look for
+// sessions that were closed in good order. If the slab turns out to belong to another
+// session, lookBehind sets its bit again.
+func (a *Allocator) mayBeSet(c *cursor, i int, take uint64) {
+	for w := take; w != 0; w &= w - 1 {
+		a.cleared = append(a.cleared, clearing{c.reg, c.reg.Geometry.Slab(c.block, 64*i+bits.TrailingZeros64(w), c.header), c.header.Generation()})
+	}
+	*c = cursor{} // its words may be wrong
+}
+
+// stamp is round 2: it writes the session into R of every claimed slab. A slab that is not
+// free is dropped: its bit stays set, and R is released if the CAS took it.
 func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 	reg := c.reg
 	var claims []slab.Claim
@@ -306,9 +328,7 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 		r.Reset()
 		ch := r.Chain(reg.P())
 		for j := range claims {
-			if !slab.Broken(slab.BugUnstampedClaim) {
-				ch.CAS(claims[j].Slab.ROff(), 0, uint64(claims[j].R))
-			}
+			ch.CAS(claims[j].Slab.ROff(), 0, uint64(claims[j].R))
 			ch.Read(claims[j].Slab.VOff(), a.pairs[8*j:8*j+8])
 		}
 		ch.Read(word, a.wordRead[:8])
@@ -328,24 +348,28 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 	for j := range claims {
 		cl := claims[j]
 		cl.V = proto.V(proto.Word(a.pairs, 8*j))
-		won := slab.Broken(slab.BugUnstampedClaim) || ch.Verbs[2*j].Swapped()
+		won := ch.Verbs[2*j].Swapped()
 		switch {
 		case won && cl.V.Valid() && cl.V.State() == proto.StateFree && cl.V.Version() < proto.MaxVersion-4:
 			kept = append(kept, cl)
-		case won && !slab.Broken(slab.BugDroppedClaimReserved):
+		case won:
 			drop = append(drop, cl)
 		}
 	}
-	// A scrub may have taken bits that were set and not yet stamped for a leak.
+	// A scrub may have cleared bits between the two rounds, as those of leaked slabs.
 	if err := a.setBits(reg, word, take, proto.Word(a.wordRead, 0)); err != nil {
 		a.lane.Port().EndSession(fmt.Errorf("claims in block %d of region %d could not be settled: %w", c.block, reg.ID, err))
 		return nil, err
 	}
-	return kept, a.releaseClaims(drop)
+	held, reason, err := a.releaseClaims(drop)
+	if len(held) > 0 {
+		a.abandonClaims(reg, reason) // no magazine takes them: V is not that of a free slab
+		err = errors.Join(err, reason)
+	}
+	return kept, err
 }
 
-// setBits sets bits of a map word that was last seen as was: they belong to slabs
-// that are stamped, or that others use.
+// setBits sets bits of a map word that was last READ as was: bits of slabs in use.
 func (a *Allocator) setBits(reg *slab.Region, off, bits, was uint64) error {
 	for bits&^was != 0 {
 		var old uint64
@@ -385,8 +409,8 @@ func (a *Allocator) retry(reg *slab.Region, round func() bool) error {
 	return nil
 }
 
-// epochOver says whether the table has moved on from reg's epoch: then reconcile has
-// settled what was held under it. An error says nothing of the kind.
+// epochOver reports that the table has a later epoch than reg: Reconcile has settled what
+// was held under it. An error means that this is not known.
 func (a *Allocator) epochOver(reg *slab.Region) (bool, error) {
 	now, err := a.lane.Port().Region(reg.ID)
 	if err != nil {

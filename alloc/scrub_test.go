@@ -5,10 +5,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/quarrystore/quarry/internal/slab"
-	"github.com/quarrystore/quarry/internal/slabtest"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
+	"github.com/quarrystore/quarry/verify/slabtest"
 )
 
 // TestScrubAndClaimerLeaveNoSlabFreeInTheMap: hazard 21. A scrub begins before any
@@ -16,6 +16,9 @@ import (
 // takes bits that are set and not yet stamped for leaks. Whatever the order, a slab
 // that somebody has is taken in the map afterwards.
 func TestScrubAndClaimerLeaveNoSlabFreeInTheMap(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs one of two programs at a time, in a thousand orders; not with -short")
+	}
 	refills := 4 // claim, stamp and the two of the birth, more or less
 	cleared := 0
 	for at := 1; at <= refills; at++ {
@@ -56,7 +59,7 @@ func TestScrubAndClaimerLeaveNoSlabFreeInTheMap(t *testing.T) {
 			close(resume)
 			require.NoError(t, <-done)
 			q.BeforeDo, p.BeforeDo = nil, nil
-			mended, err := q.Lane.MendMap(mustRegion(t, q), block)
+			mended, err := q.Lane.RepairMap(mustRegion(t, q), block)
 			require.NoError(t, err)
 			require.Zero(t, mended, "words wrong after a scrub that began before round %d of the refill and paused before its round %d", at, pause)
 			b, _, err := p.Lane.Read(ref, nil)
@@ -98,7 +101,7 @@ func TestScrubBeforeTheOwnerClears(t *testing.T) {
 	}
 	require.NoError(t, owner.Alloc.Close())
 	for block := range w.Geometry.Blocks {
-		mended, err := scrub.Lane.MendMap(mustRegion(t, scrub), block)
+		mended, err := scrub.Lane.RepairMap(mustRegion(t, scrub), block)
 		require.NoError(t, err)
 		require.Zero(t, mended, "block %d", block)
 	}
@@ -107,4 +110,89 @@ func TestScrubBeforeTheOwnerClears(t *testing.T) {
 		again = again || r.Addr == ref.Addr
 	}
 	require.True(t, again, "the other client got the slab that was freed")
+}
+
+// TestScrubsOfOneBlockBesideEachOther: a client died while it formatted a block. A scrub that
+// was replaced stops before any of its rounds; another one frees the block, a client formats it
+// again, and then the first one goes on. The block's headers stay alike.
+func TestScrubsOfOneBlockBesideEachOther(t *testing.T) {
+	const dead = 9
+	isDead := func(session uint32) bool { return session == dead }
+	again, left := 0, 0
+	for pause := 1; ; pause++ {
+		w := slabtest.New(t, 3)
+		victim, late, next, user := w.Lane(dead), w.Lane(2), w.Lane(3), w.Lane(4)
+		headers := func(block uint32) (h [3]proto.Header) {
+			for i := range h {
+				b := make([]byte, 8)
+				r := user.Lane.Round()
+				r.Reset()
+				r.Chain(mustRegion(t, user).To[i]).Read(w.Geometry.HeaderOff(block), b)
+				user.Lane.Do()
+				require.NoError(t, r.Err())
+				h[i] = proto.Header(proto.Word(b, 0))
+			}
+			return h
+		}
+		const block = 3
+		half := proto.MakeHeader(proto.BlockFormatting, proto.Pair, 1, 0, dead)
+		for i, h := range []proto.Header{half, proto.MakeHeader(proto.BlockActive, proto.Pair, 1, 0, 0), 0} {
+			r := victim.Lane.Round()
+			r.Reset()
+			r.Chain(mustRegion(t, victim).To[i]).CAS(w.Geometry.HeaderOff(block), 0, uint64(h))
+			victim.Lane.Do()
+			require.NoError(t, r.Err())
+		}
+		require.Equal(t, half, headers(block)[0])
+
+		paused, resume, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		rounds := 0
+		late.BeforeDo = func(int, *rdma.Round) {
+			if rounds++; rounds == pause {
+				close(paused)
+				<-resume
+			}
+		}
+		go func() {
+			var st slab.Scrubbed
+			done <- late.Lane.ScrubBlock(mustRegion(t, late), block, isDead, &st)
+		}()
+		ended := false
+		select {
+		case <-paused:
+		case err := <-done:
+			require.NoError(t, err)
+			ended = true
+		}
+		var st slab.Scrubbed
+		require.NoError(t, next.Lane.ScrubBlock(mustRegion(t, next), block, isDead, &st))
+		var refs []proto.Ref
+		for size := 24; size <= 200_000 && headers(block)[0].State() == proto.BlockFree; size = size*5/4 + 1 {
+			ref, err := user.Alloc.Alloc(make([]byte, size), want(3))
+			require.NoError(t, err)
+			refs = append(refs, ref)
+		}
+		if headers(block)[0].State() == proto.BlockActive {
+			again++
+		} else {
+			left++
+		}
+		if !ended {
+			close(resume)
+			require.NoError(t, <-done)
+		}
+		h := headers(block)
+		require.Equal(t, h[0], h[1], "a scrub that stopped before round %d", pause)
+		require.Equal(t, h[0], h[2], "a scrub that stopped before round %d", pause)
+		require.NotEqual(t, proto.BlockFormatting, h[0].State())
+		for _, ref := range refs {
+			_, _, err := user.Lane.Read(ref, nil)
+			require.NoError(t, err)
+		}
+		if ended {
+			break
+		}
+	}
+	require.Positive(t, again, "the block was formatted again while a scrub had stopped")
+	require.Positive(t, left, "a scrub that had begun kept others away")
 }

@@ -1,13 +1,13 @@
 package alloc
 
 import (
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// survey is what a lane knows of the blocks of a region: headers as read at one
-// time, and how many slabs were free when a map was last seen. It is a search
-// aid: every claim checks the header again.
+// survey is what a lane knows of the blocks of a region: their headers as of one READ, and
+// how many slabs of each were free when its map was last READ. It is a search aid: every
+// claim checks the header again.
 type survey struct {
 	epoch   uint64
 	headers []proto.Header
@@ -16,8 +16,8 @@ type survey struct {
 
 const unknownLeft = -1
 
-// survey reads the headers of all blocks, one round, unless it is known and
-// good enough.
+// survey returns the survey of a region. It READs the headers of all blocks, in one round,
+// if there is none of this epoch or a fresh one is asked for.
 func (a *Allocator) survey(reg *slab.Region, fresh bool) (*survey, error) {
 	s := a.surveys[reg.ID]
 	if s != nil && s.epoch == reg.Epoch && !fresh {
@@ -78,8 +78,8 @@ func (s *survey) best(k magKey) (block uint32, h proto.Header, ok bool) {
 	return block, s.headers[block], true
 }
 
-// free is a block that can be formatted, looking from a random one on so that
-// clients do not all want the same.
+// free is a block that can be formatted. The search begins at a random block, so that
+// clients do not all choose the same one.
 func (s *survey) free(random uint64) (block uint32, h proto.Header, ok bool) {
 	n := uint64(len(s.headers))
 	for i := range n {
@@ -91,8 +91,8 @@ func (s *survey) free(random uint64) (block uint32, h proto.Header, ok bool) {
 	return 0, 0, false
 }
 
-// freeBlocks is the number of unformatted blocks of a region as far as known: all
-// of them for a region never looked at.
+// freeBlocks is the number of unformatted blocks of a region in its survey. A region
+// without a survey counts as empty.
 func (a *Allocator) freeBlocks(id uint32) int {
 	s := a.surveys[id]
 	if s == nil {

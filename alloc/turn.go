@@ -1,33 +1,28 @@
 package alloc
 
-import "github.com/quarrystore/quarry/internal/slab"
-
-// Epochs is what a program that reclaims sees of the sessions' acknowledgements. Its
-// own session acknowledges a reclaim epoch when nothing that it began before is under way.
+// Epochs gives a reclaim access to the sessions' acknowledgements. A session acknowledges a
+// reclaim epoch when no operation that it began before is under way.
 type Epochs interface {
 	// Raise raises the reclaim epoch.
 	Raise() (epoch uint64, err error)
-	// Passed says whether every other session has acknowledged an epoch or is fenced.
-	// It waits a little where not.
+	// Passed reports that every other session has acknowledged an epoch, or is fenced in
+	// the region. Otherwise it waits a little and returns false.
 	Passed(epoch uint64) (bool, error)
 	// Hold keeps the session from acknowledging anything later than epoch. False: it has already.
 	Hold(epoch uint64) bool
-	// Free lets it acknowledge whatever it hears of.
+	// Free ends Hold: the session acknowledges every epoch again.
 	Free()
 }
 
-// Turn waits until no other reclaim is under way anywhere: until whatever was begun
-// before an epoch that is raised here has finished or is fenced. What a reclaim posts
-// late must not meet the next one: a CAS to RECLAIM would skip its passes.
+// Turn serialises reclaims of a region. It raises the reclaim epoch and returns when every
+// operation that was begun before has finished, or is fenced in the region: a late CAS to
+// RECLAIM of an earlier reclaim would make this one skip its grace periods.
 //
-// Invariant: between Turn and Free the session acknowledges no later epoch, so that
-// all others that wait for their turn go on waiting, and those in the middle of
-// theirs are none: two can not wait for each other's pass. Of two that wait for their
-// turn the one that has acknowledged the other's epoch raises another.
+// Invariant: from Turn to Free the session acknowledges no later epoch, so that Turn does
+// not return for any other session. Hence at most one reclaim runs, and no two wait for
+// each other's grace period. If two sessions are in Turn, the one that has acknowledged the
+// epoch of the other raises a new one.
 func Turn(e Epochs) error {
-	if slab.Broken(slab.BugReclaimNoTurn) {
-		return nil
-	}
 	for {
 		e.Free()
 		epoch, err := e.Raise()
@@ -48,7 +43,8 @@ func Turn(e Epochs) error {
 	}
 }
 
-// Pass waits for a pass in the middle of a turn.
+// Pass waits for one grace period of a reclaim that has its turn: until every session has
+// acknowledged a new epoch or is fenced.
 func Pass(e Epochs) error {
 	epoch, err := e.Raise()
 	for passed := false; err == nil && !passed; {

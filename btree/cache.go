@@ -110,7 +110,7 @@ func (pg *page) indexed() {
 				group[j] = short(s[len(pg.lead):])
 			}
 			kid, _ := pg.child(i)
-			group[groupEntries+2*j], group[groupEntries+2*j+1] = uint64(kid.Addr), uint64(kid.Life)
+			group[groupEntries+2*j], group[groupEntries+2*j+1] = uint64(kid.Addr), uint64(kid.Incarnation)
 		}
 		fronts[g] = group[0]
 	}
@@ -216,7 +216,7 @@ func (pg *page) reached(i int, same uint64, key []byte, orEqual bool) bool {
 // kid is child i of a cached node.
 func (pg *page) kid(i int) proto.Ref {
 	at := i/groupEntries*groupWords + groupEntries + 2*(i%groupEntries)
-	return proto.Ref{Addr: proto.Addr(pg.index[at]), Life: proto.Life(pg.index[at+1])}
+	return proto.Ref{Addr: proto.Addr(pg.index[at]), Incarnation: proto.Incarnation(pg.index[at+1])}
 }
 
 // quick is the node of a level that should have a key, as far as the cache knows. It
@@ -229,7 +229,7 @@ func (p *Program) quick(key []byte, level int) (ref Ref, ok bool) {
 	for n := uint64(1); pg != nil && len(key) >= int(pg.shared) && int(pg.height) > level; n++ {
 		i, touched := pg.route(key[pg.shared:], true)
 		if int(pg.height) == level+1 {
-			p.touched |= touched // or nobody would need it
+			p.touched |= touched // the way through these nodes is in use
 			p.hits += n
 			return pg.kid(i), true
 		}
@@ -260,8 +260,8 @@ func (c *Cache) link(pg *page, i int) *page {
 	return kid
 }
 
-// leave ends what leads to a node that is not in the cache any more. Whoever comes
-// second of this and of link sees the other.
+// leave ends what leads to a node that is not in the cache any more. Of leave and link
+// the second sees what the first has stored.
 func (pg *page) leave() {
 	pg.gone.Store(true)
 	if way := pg.above.Load(); way != nil {
@@ -273,7 +273,7 @@ func (c *Cache) set(ref proto.Ref) []atomic.Pointer[page] {
 	if len(c.slots) == 0 {
 		return nil
 	}
-	h := uint64(ref.Addr)*0x9e3779b97f4a7c15 ^ uint64(ref.Life)
+	h := uint64(ref.Addr)*0x9e3779b97f4a7c15 ^ uint64(ref.Incarnation)
 	h ^= h >> 32
 	at := int(h%uint64(len(c.slots)/cacheWays)) * cacheWays
 	return c.slots[at : at+cacheWays]

@@ -25,6 +25,7 @@ func TestDescentsThroughTheCacheGoWhereNodesSay(t *testing.T) {
 	}
 	rounds := 400
 	if testing.Short() {
+		t.Log("-short: fewer rounds")
 		rounds = 100
 	}
 	for round := range rounds {
@@ -39,17 +40,17 @@ func TestDescentsThroughTheCacheGoWhereNodesSay(t *testing.T) {
 		for _, bounded := range []bool{false, true} {
 			n := node{level: 1, class: proto.Class(7), stamp: 1}
 			if bounded {
-				n.low, n.high, n.right = []byte(lead), append([]byte(lead), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), Ref{Addr: proto.MakeAddr(1, 1<<21), Life: proto.MakeLife(1, 1)}
+				n.low, n.high, n.right = []byte(lead), append([]byte(lead), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), Ref{Addr: proto.MakeAddr(1, 1<<21), Incarnation: proto.MakeIncarnation(1, 1)}
 				if lead == "" {
 					n.low = nil
 				}
 			}
-			n.entries = append(n.entries, entry{key: n.low, child: Ref{Addr: proto.MakeAddr(1, 1<<20), Life: proto.MakeLife(1, 1)}})
+			n.entries = append(n.entries, entry{key: n.low, child: Ref{Addr: proto.MakeAddr(1, 1<<20), Incarnation: proto.MakeIncarnation(1, 1)}})
 			for i, k := range keys {
 				if bounded && bytes.Compare(k, n.high) >= 0 {
 					continue
 				}
-				n.entries = append(n.entries, entry{key: k, child: Ref{Addr: proto.MakeAddr(1, 1<<20+uint32(i+1)*4096), Life: proto.MakeLife(1, uint64(i+1))}})
+				n.entries = append(n.entries, entry{key: k, child: Ref{Addr: proto.MakeAddr(1, 1<<20+uint32(i+1)*4096), Incarnation: proto.MakeIncarnation(1, uint64(i+1))}})
 			}
 			v, err := open(n.encode(nil))
 			require.NoError(t, err)

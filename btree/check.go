@@ -6,7 +6,7 @@ import (
 )
 
 // Report is what Check found. Missing, Dangling, Frozen and Dead are left by clients that
-// died half-way: the tree is right with them, and who passes mends them.
+// died half-way: the tree is correct with them, and the next operation that meets one repairs it.
 type Report struct {
 	Levels     int   `json:"levels"`
 	Inner      int   `json:"inner_nodes"`
@@ -23,7 +23,7 @@ type Report struct {
 	Dead       int   `json:"dead_layers"`
 }
 
-// Check walks a tree that nobody writes to and proves that it is whole: nodes are
+// Check walks a tree without concurrent writers and verifies that it is whole: nodes are
 // valid and ordered, fences and right links chain from end to end at every level,
 // every entry of a parent leads to where it says or to what has died, external
 // values are there. reach, if not nil, is told every object of the tree.

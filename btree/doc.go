@@ -58,24 +58,25 @@
 //  2. Update the left node: lower half, new high fence, right link. Linearizes here.
 //  3. Update the parent: an entry for the right node.
 //
-// Who dies after 1 leaves an orphan, after 2 a missing entry: lookups go right, and
-// who had to go right adds the entry.
+// A client that dies after 1 leaves an orphan. One that dies after 2 leaves the parent
+// without the entry: lookups follow the right link, and the first client that has to do so
+// adds the entry.
 //
 // # Merge
 //
 // L absorbs its right sibling R, by commits of one slab each:
 //
-//  1. Update R: frozen by (L, stamp of L). R takes no writes any more.
+//  1. Update R: frozen by (L, stamp of L). From now on no client writes to R.
 //  2. Update L, only if it still has that stamp: R's entries, high fence and right
 //     link. Linearizes here.
 //  3. Update the parent: R's entry goes. Free R.
 //
-// Any change of L between 1 and 2 undoes 1: the stamp that R names can never come
-// again, and then whoever wants to write to R thaws it. While L has the stamp,
-// nobody thaws R, so what step 2 takes over is what R holds: the two act as one
-// reservation of both. A reader at a frozen R asks whether R has been absorbed: not
-// if L still has the stamp, or if R is still the right link of its left neighbour.
-// The root takes over an only child in the same way.
+// Any change of L between 1 and 2 makes 1 void: L never has the stamp again that R names,
+// and a client that wants to write to R thaws it. While L has that stamp no client thaws R,
+// so step 2 takes over exactly what R holds: the two steps act as one reservation of both
+// nodes. A reader at a frozen R finds out whether R has been absorbed: not if L still has
+// the stamp, or if R is still the right link of its left neighbour. The root absorbs an
+// only child in the same way.
 //
 // # Obligations of the caller
 //

@@ -12,9 +12,9 @@ var (
 	errNoLevel = errors.New("no such level")
 )
 
-// mending is something found wanting on the way, to be put right afterwards: a
-// child that its parent does not name, or one that it names and that is freed.
-type mending struct {
+// repair is work left over by a split or merge that ended half-way: a child that its
+// parent does not name, or one that the parent names and that is freed.
+type repair struct {
 	root  Ref // of the layer
 	level int // of the child
 	sep   []byte
@@ -66,90 +66,118 @@ func (p *Program) quickLeaf(pr probe) (*page, error) {
 	return leaf, nil
 }
 
+// walk is one descent to a node. Only the goroutine of its Program uses it.
+type walk struct {
+	p     *Program
+	probe probe
+	to    int  // level of the node that the walk looks for
+	fresh bool // no node is taken from the cache
+
+	ref    Ref   // the node to visit next
+	level  int   // that it must have; -1: any, for the root
+	parent *page // the node that names ref in entry slot; nil: ref is the root, or a right link led to it
+	slot   int
+	linked bool // a right link led to ref: its parent does not name it
+}
+
 // descend is one try of find; with fresh it does not trust the cache.
 func (p *Program) descend(pr probe, level int, fresh bool) (*page, error) {
-	ref, want := p.root, -1
-	var parent *page // the node that named ref as a child; nil: the root, or a sibling did
-	slot, moved := 0, false
+	w := walk{p: p, probe: pr, to: level, fresh: fresh, ref: p.root, level: -1}
 	for range maxSteps {
-		var pg *page
-		if !fresh && want != level {
-			if pg = p.cache.load(ref); pg != nil && want < 0 && pg.level <= level {
-				pg = nil
-			}
+		pg, err := w.visit()
+		if err != nil {
+			return nil, err
 		}
-		if pg != nil {
-			p.cache.hits.Add(1)
-		} else {
-			var err error
-			if pg, err = p.read(ref); err != nil {
-				switch {
-				case !freed(err):
-					return nil, err
-				case ref == p.root:
-					return nil, ErrNoTree
-				}
-				p.cache.drop(ref)
-				if parent == nil || parent.cached || parent.frozen() {
-					p.drop(parent)
-					return nil, errStale
-				}
-				if pg, err = p.aroundDead(parent, slot, want); err != nil {
-					return nil, err
-				}
-			}
-			if pg.level > 0 && pg.level != level {
-				p.cache.miss.Add(1)
-			}
-		}
-		switch {
-		case want >= 0 && pg.level != want:
-			if fresh && (parent == nil || !parent.cached) {
-				return nil, corrupt("%v has level %d, not %d", ref, pg.level, want)
-			}
-			return nil, errStale
-		case want < 0 && pg.level < level:
-			return nil, errNoLevel
-		}
-		want = pg.level
-		if pg.frozen() && (fresh || want == level) && !pg.cached {
-			un, err := p.resolve(pg, pr)
-			if err != nil {
-				return nil, err
-			}
-			pg = un
-		}
-		at := pg.place(pr)
-		if bug(bugFencesUnchecked) && want == level && level == 0 {
-			at = 0
-		}
-		switch at {
+		switch pg.place(pr) {
 		case -1:
-			if fresh {
-				return nil, corrupt("%v begins at %q, to the right of what its parent says", ref, pg.low)
-			}
-			p.drop(parent)
-			return nil, errStale
+			return nil, w.tooFarRight(pg)
 		case 1:
 			p.stats.rightSteps.Add(1)
-			ref, parent, moved = pg.right, nil, true
+			w.ref, w.parent, w.linked = pg.right, nil, true
 			continue
 		}
-		if moved {
-			// The parent did not name this node.
-			p.later(mending{level: want, sep: pg.low, child: pg.ref})
-			moved = false
+		if w.linked {
+			p.later(repair{level: w.level, sep: pg.low, child: pg.ref})
+			w.linked = false
 		}
-		if want == level {
+		if w.level == level {
 			return pg, nil
 		}
 		i, child, ok := pg.childOf(pr)
 		if !ok {
 			return nil, corrupt("%v: entry %d", pg.ref, i)
 		}
-		ref, parent, slot, want = child, pg, i, want-1
+		w.ref, w.parent, w.slot, w.level = child, pg, i, w.level-1
 	}
 	return nil, fmt.Errorf("%w: %d nodes visited", ErrBusy, maxSteps)
+}
+
+// visit returns the node that the walk has come to, or the node that has absorbed it.
+func (w *walk) visit() (pg *page, err error) {
+	if pg = w.cached(); pg != nil {
+		w.p.cache.hits.Add(1)
+	} else {
+		if pg, err = w.p.read(w.ref); err != nil {
+			if pg, err = w.around(err); err != nil {
+				return nil, err
+			}
+		}
+		if pg.level > 0 && pg.level != w.to {
+			w.p.cache.miss.Add(1)
+		}
+	}
+	switch {
+	case w.level >= 0 && pg.level != w.level:
+		if w.fresh && (w.parent == nil || !w.parent.cached) {
+			return nil, corrupt("%v has level %d, not %d", w.ref, pg.level, w.level)
+		}
+		return nil, errStale
+	case w.level < 0 && pg.level < w.to:
+		return nil, errNoLevel
+	}
+	w.level = pg.level
+	if pg.frozen() && (w.fresh || w.level == w.to) && !pg.cached {
+		return w.p.resolve(pg, w.probe)
+	}
+	return pg, nil
+}
+
+// cached is the node if the walk may take it from the cache: the node that it looks for
+// is always read.
+func (w *walk) cached() *page {
+	if w.fresh || w.level == w.to {
+		return nil
+	}
+	pg := w.p.cache.load(w.ref)
+	if pg != nil && w.level < 0 && pg.level <= w.to {
+		return nil
+	}
+	return pg
+}
+
+// around returns the node that has what the walk's node had, where that one has been freed.
+func (w *walk) around(err error) (*page, error) {
+	switch {
+	case !freed(err):
+		return nil, err
+	case w.ref == w.p.root:
+		return nil, ErrNoTree
+	}
+	w.p.cache.drop(w.ref)
+	if w.parent == nil || w.parent.cached || w.parent.frozen() {
+		w.p.drop(w.parent)
+		return nil, errStale
+	}
+	return w.p.aroundDead(w.parent, w.slot, w.level)
+}
+
+// tooFarRight is the error for a node that begins to the right of the probe.
+func (w *walk) tooFarRight(pg *page) error {
+	if w.fresh {
+		return corrupt("%v begins at %q, to the right of what its parent says", w.ref, pg.low)
+	}
+	w.p.drop(w.parent)
+	return errStale
 }
 
 func (p *Program) drop(pg *page) {
@@ -158,12 +186,13 @@ func (p *Program) drop(pg *page) {
 	}
 }
 
-func (p *Program) later(m mending) {
-	if p.readOnly || len(p.mend) >= 8 {
+// later notes a repair, to be done at the end of the call.
+func (p *Program) later(m repair) {
+	if p.readOnly || len(p.repairs) >= 8 {
 		return
 	}
 	m.root, m.sep = p.root, append([]byte(nil), m.sep...)
-	p.mend = append(p.mend, m)
+	p.repairs = append(p.repairs, m)
 }
 
 // aroundDead finds a way past a child that has been freed although its parent, just
@@ -174,7 +203,7 @@ func (p *Program) aroundDead(parent *page, slot, level int) (*page, error) {
 		return nil, errStale // the root has taken it over meanwhile
 	}
 	dead, _ := parent.child(slot)
-	p.later(mending{level: level, sep: sep, child: dead, dead: true})
+	p.later(repair{level: level, sep: sep, child: dead, dead: true})
 	pg, err := p.find(probe{key: sep, before: true}, level)
 	if errors.Is(err, errNoLevel) {
 		err = errStale
@@ -185,9 +214,6 @@ func (p *Program) aroundDead(parent *page, slot, level int) (*page, error) {
 // resolve returns the node that holds what a frozen one held: itself, if it has
 // not been absorbed, or else the one that has it now. It asks, it does not wait.
 func (p *Program) resolve(r *page, pr probe) (*page, error) {
-	if bug(bugFrozenRead) {
-		return r, nil
-	}
 	absorbed, err := p.absorbed(r)
 	if err != nil || !absorbed {
 		return r, err
@@ -195,7 +221,7 @@ func (p *Program) resolve(r *page, pr probe) (*page, error) {
 	if len(r.low) == 0 {
 		return nil, errStale // by the root
 	}
-	p.later(mending{level: r.level, sep: r.low, child: r.ref, dead: true})
+	p.later(repair{level: r.level, sep: r.low, child: r.ref, dead: true})
 	y, err := p.find(probe{key: r.low, before: true}, r.level)
 	for steps := 0; err == nil && y.place(pr) > 0; steps++ {
 		if steps > maxSteps {
@@ -225,8 +251,8 @@ func (p *Program) absorbed(r *page) (bool, error) {
 	case err != nil && !freed(err):
 		return false, err
 	}
-	// Its freezer has moved on, by taking r over or by anything else. Who has r as
-	// its right link, or as its only child, has not taken it over.
+	// L has changed since, by absorbing r or otherwise. If r is still a right link, or the
+	// root's only child, it has not been absorbed.
 	if len(r.low) == 0 {
 		y, err := p.find(probe{}, r.level+1)
 		if errors.Is(err, errNoLevel) {

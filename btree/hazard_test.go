@@ -102,7 +102,7 @@ func crashMatrix(t testing.TB, build func(*stage, *Program), act func(s *stage, 
 		require.Less(t, kill, 1000, "the operation does not end")
 		s := newStage(t, build)
 		stale, staler := s.client(true), s.client(true)
-		staler.readOnly = true // never mends what it meets
+		staler.readOnly = true // never repairs what it meets
 		victim := s.client(true)
 		before := map[string]string{}
 		for k, v := range s.want {
@@ -214,7 +214,7 @@ func TestHazard27_TheRootStays(t *testing.T) {
 }
 
 // TestHazard28_StaleCaches: caches of every age, never invalidated, give right
-// answers; each answer mends the cache it came from.
+// answers; each answer corrects the cache that it came from.
 func TestHazard28_StaleCaches(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 28))

@@ -2,17 +2,21 @@ package btree
 
 import (
 	"github.com/quarrystore/quarry/alloc"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// Lane is a Store on one lane of the slab protocol, for the simulator and for
-// whoever runs programs without a client. Its values end at one slab.
+// Lane is a Store on one lane of the slab protocol, for the simulator and for tests without
+// a client. A value has to fit one slab.
 type Lane struct {
 	Slab     *slab.Lane
 	Slabs    *alloc.Allocator
 	Replicas int
+	Durable  bool
 }
+
+// Begin does nothing: a lane has one session.
+func (l *Lane) Begin() {}
 
 // Read appends the payload to dst.
 func (l *Lane) Read(ref Ref, dst []byte) ([]byte, error) {
@@ -42,7 +46,7 @@ func (l *Lane) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
 
 // Alloc makes an object of one slab.
 func (l *Lane) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (Ref, error) {
-	w := alloc.Want{Kind: proto.Pair, Capacity: capacity, Replicas: l.Replicas, Tag: tag}
+	w := alloc.Want{Kind: proto.Pair, Capacity: capacity, Replicas: l.Replicas, Durable: l.Durable, Tag: tag}
 	if writeOnce {
 		w.Kind = proto.Single
 	}

@@ -8,11 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/btree"
-	"github.com/quarrystore/quarry/internal/slab"
-	"github.com/quarrystore/quarry/internal/slabtest"
+	"github.com/quarrystore/quarry/slab"
+	"github.com/quarrystore/quarry/verify/slabtest"
 )
 
-// TestRoundsOnTheFabric pins the rounds of DESIGN section 6 for keys, warm.
+// TestRoundsOnTheFabric pins the rounds of docs/DESIGN.md#operations for keys, warm.
 func TestRoundsOnTheFabric(t *testing.T) {
 	for replicas, put := range map[int]int{1: 2, 2: 3} {
 		p := slabtest.New(t, replicas).Lane(1)

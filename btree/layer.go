@@ -16,14 +16,15 @@ import (
 // A layer is a tree like any other, so what is said of concurrent writers, splits
 // and deaths holds in it. Two things are added:
 //
-//  1. The entry goes in before the first key, by PutIfAbsent: who loses uses the
-//     winner's layer. A client that dies in between leaves an empty layer.
-//  2. An empty layer is marked dead, for ever; then its entry goes, then its root is
-//     freed. Nobody writes to a dead root: whoever wants to helps, and starts again.
-//     A reader at a dead root finds no key, which was true when it died.
+//  1. The entry is added before the first key, by PutIfAbsent: a client whose entry is not
+//     the first one uses the layer of the other. A client that dies in between leaves an
+//     empty layer.
+//  2. An empty layer is marked dead, for ever; then its entry is removed, then its root is
+//     freed. No client writes to a dead root: a client that wants to helps with the removal
+//     and starts again. A reader at a dead root finds no key, which was true when it died.
 //
-// Versions go on where the last layer of the same name ended: taking the entry out
-// lifts the stamp of the leaf above to that of the dead root, and writes in a layer
+// Versions continue where the last layer for the same key bytes ended: the removal of the
+// entry raises the stamp of the leaf above to that of the dead root, and writes in a layer
 // get versions above that of its entry.
 
 // errNoLayer: no key as long as that begins so.
@@ -139,7 +140,7 @@ func (p *Program) changeBelow(w write) (version uint64, err error) {
 		}
 		switch {
 		case err == nil && w.remove && p.w.count == 0:
-			_ = p.buryLayers(w.name) // or whoever comes next
+			_ = p.buryLayers(w.name) // if it fails, the next operation that meets the layer does it
 			return version, nil
 		case err == errNoLayer:
 			return 0, fmt.Errorf("%w: %q", ErrNoKey, w.name)
@@ -184,9 +185,6 @@ func (p *Program) buryLayers(key []byte) error {
 			return err
 		}
 		p.root, p.floor = above.root, max(above.floor, stamp)
-		if bug(bugVersionsAgain) {
-			p.floor = 0
-		}
 		mark := p.layerKey(above.key)
 		// The write frees what the entry leads to.
 		_, err = p.changeHere(write{key: mark, name: mark, remove: true, cond: Cond{kind: condLayer, layer: at.root}})
@@ -209,9 +207,6 @@ func (p *Program) endLayer() (dead bool, stamp uint64, err error) {
 		return true, pg.stamp, nil
 	case pg.level > 0 || pg.count > 0:
 		return false, 0, nil
-	}
-	if bug(bugLayerUnmarked) {
-		return true, pg.stamp, nil
 	}
 	n := pg.node()
 	n.dead, n.stamp = true, n.stamp+1

@@ -25,7 +25,7 @@ var (
 )
 
 // Load fills an empty tree with entries in rising order of keys, which next gives
-// until ok is false. Nobody sees any of it before all of it.
+// until ok is false. Readers see none of the entries until all are there.
 //
 // Linearizes at: the commit of the root.
 func (p *Program) Load(next func() (key, value []byte, ok bool)) (n int, err error) {
@@ -41,6 +41,7 @@ func (p *Program) Load(next func() (key, value []byte, ok bool)) (n int, err err
 // LoadFrom is Load from a source that may fail: io.EOF is its end, with any other
 // error nothing is loaded.
 func (p *Program) LoadFrom(next func() (key, value []byte, err error)) (n int, err error) {
+	p.store.Begin()
 	p.begin()
 	defer p.end()
 	in := &input{p: p, next: next}
@@ -314,8 +315,8 @@ func (b *builder) finish() (*node, error) {
 	}
 }
 
-// Drop frees everything. Whoever uses the tree meanwhile gets ErrNoTree sooner or
-// later; what they add meanwhile are orphans.
+// Drop frees everything. Operations that run beside it get ErrNoTree sooner or later;
+// what they add are orphans.
 func (p *Program) Drop() error {
 	p.begin()
 	return p.dropHere()

@@ -12,86 +12,119 @@ import (
 func (p *Program) GetMany(keys [][]byte, fn func(i int, value []byte, version uint64, err error)) error {
 	p.begin()
 	defer p.end()
-	var refs []Ref
-	at := map[Ref]int{}            // of refs
-	first := []int{}               // key of a leaf, -1 for none
-	next := make([]int, len(keys)) // another key of the same leaf
-	var outside, alone []int       // keys with external values; keys to look for one by one
-	values := make([]leafEntry, len(keys))
-	for i, k := range keys {
-		if err := p.checkKey(k); err != nil {
-			fn(i, nil, 0, err)
+	g := gather{p: p, keys: keys, fn: fn}
+	if err := g.groupByLeaf(); err != nil {
+		return err
+	}
+	if err := p.store.ReadMany(g.leaves, g.leaf); err != nil {
+		return err
+	}
+	if err := g.readExternal(); err != nil {
+		return err
+	}
+	for _, i := range g.alone {
+		v, version, err := p.Get(keys[i], nil)
+		fn(i, v, version, err)
+	}
+	return nil
+}
+
+// gather is one GetMany. Keys are named by their index in keys.
+type gather struct {
+	p    *Program
+	keys [][]byte
+	fn   func(i int, value []byte, version uint64, err error)
+
+	leaves   []Ref       // each once
+	first    []int       // a key of each leaf; -1 for none
+	next     []int       // another key of the same leaf; -1 for none
+	external []int       // keys whose values are elsewhere
+	entries  []leafEntry // their entries, by key
+	alone    []int       // keys that Get looks for: longer than an inline key, or their leaf has changed
+}
+
+// groupByLeaf finds the leaf of each key.
+func (g *gather) groupByLeaf() error {
+	at := map[Ref]int{} // of leaves
+	g.next = make([]int, len(g.keys))
+	for i, k := range g.keys {
+		if err := g.p.checkKey(k); err != nil {
+			g.fn(i, nil, 0, err)
 			continue
 		}
-		if len(k) > p.limits.InlineKeyBytes {
-			alone = append(alone, i)
+		if len(k) > g.p.limits.InlineKeyBytes {
+			g.alone = append(g.alone, i)
 			continue
 		}
-		ref, err := p.leafOf(k)
-		p.giveBack()
+		ref, err := g.p.leafOf(k)
+		g.p.giveBack()
 		if err != nil {
 			return err
 		}
 		j, ok := at[ref]
 		if !ok {
-			j = len(refs)
-			at[ref], refs, first = j, append(refs, ref), append(first, -1)
+			j = len(g.leaves)
+			at[ref], g.leaves, g.first = j, append(g.leaves, ref), append(g.first, -1)
 		}
-		next[i], first[j] = first[j], i
-	}
-	err := p.store.ReadMany(refs, func(j int, b []byte, err error) {
-		var v view
-		if err == nil {
-			v, err = parse(b)
-		}
-		for i := first[j]; i >= 0; i = next[i] {
-			if err != nil || v.level != 0 || v.frozen() || v.place(probe{key: keys[i]}) != 0 {
-				alone = append(alone, i)
-				continue
-			}
-			_, e, found, err := v.lookup(keys[i])
-			switch {
-			case err != nil:
-				fn(i, nil, 0, err)
-			case !found:
-				fn(i, nil, 0, ErrNoKey)
-			case e.external:
-				e.value, e.suffix = bytes.Clone(e.value), nil
-				values[i], outside = e, append(outside, i)
-			default:
-				fn(i, e.value, e.version, nil)
-			}
-		}
-	})
-	if err != nil {
-		return err
-	}
-	if len(outside) > 0 {
-		refs = refs[:0]
-		for _, i := range outside {
-			ref, _ := values[i].outside()
-			refs = append(refs, ref)
-		}
-		err = p.store.ReadMany(refs, func(j int, b []byte, err error) {
-			i := outside[j]
-			if freed(err) {
-				alone = append(alone, i)
-				return
-			}
-			if _, n := values[i].outside(); err == nil && n != len(b) {
-				err = corrupt("value %v has %d bytes, its leaf says %d", refs[j], len(b), n)
-			}
-			fn(i, b, values[i].version, err)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	for _, i := range alone {
-		v, version, err := p.Get(keys[i], nil)
-		fn(i, v, version, err)
+		g.next[i], g.first[j] = g.first[j], i
 	}
 	return nil
+}
+
+// leaf answers the keys of leaf j from its bytes.
+func (g *gather) leaf(j int, b []byte, err error) {
+	var v view
+	if err == nil {
+		v, err = parse(b)
+	}
+	for i := g.first[j]; i >= 0; i = g.next[i] {
+		if err != nil || v.level != 0 || v.frozen() || v.place(probe{key: g.keys[i]}) != 0 {
+			g.alone = append(g.alone, i)
+			continue
+		}
+		_, e, found, err := v.lookup(g.keys[i])
+		switch {
+		case err != nil:
+			g.fn(i, nil, 0, err)
+		case !found:
+			g.fn(i, nil, 0, ErrNoKey)
+		case e.external:
+			g.keep(i, e)
+		default:
+			g.fn(i, e.value, e.version, nil)
+		}
+	}
+}
+
+// keep notes a key whose value is elsewhere. The entry's bytes are lent until leaf returns.
+func (g *gather) keep(i int, e leafEntry) {
+	if g.entries == nil {
+		g.entries = make([]leafEntry, len(g.keys))
+	}
+	e.value, e.suffix = bytes.Clone(e.value), nil
+	g.entries[i], g.external = e, append(g.external, i)
+}
+
+// readExternal answers the keys whose values are elsewhere, in one round.
+func (g *gather) readExternal() error {
+	if len(g.external) == 0 {
+		return nil
+	}
+	refs := make([]Ref, len(g.external))
+	for k, i := range g.external {
+		refs[k], _ = g.entries[i].outside()
+	}
+	return g.p.store.ReadMany(refs, func(k int, b []byte, err error) {
+		i := g.external[k]
+		if freed(err) { // replaced since its leaf was read
+			g.alone = append(g.alone, i)
+			return
+		}
+		if _, n := g.entries[i].outside(); err == nil && n != len(b) {
+			err = corrupt("value %v has %d bytes, its leaf says %d", refs[k], len(b), n)
+		}
+		g.fn(i, b, g.entries[i].version, err)
+	})
 }
 
 // PutMany sets keys, each by itself: errs[i] is the answer for keys[i]. Keys of one
@@ -118,27 +151,26 @@ func (p *Program) PutMany(keys, values [][]byte) (errs []error) {
 
 // putSome puts as many of the first keys as go into one leaf, at least one.
 func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int {
-	i := order[0]
-	small := func(i int) bool {
-		return p.checkKey(keys[i]) == nil && len(keys[i]) <= p.limits.InlineKeyBytes && !p.outOfLine(keys[i], values[i])
-	}
-	alone := func() int {
+	small := func(i int) bool { return p.inline(keys[i], values[i]) }
+	alone := func(i int) int {
 		_, errs[i] = p.Put(keys[i], values[i], Cond{})
 		return 1
 	}
-	if len(order) == 1 || !small(i) || !small(order[1]) {
-		return alone()
+	first := order[0]
+	if len(order) == 1 || !small(first) || !small(order[1]) {
+		return alone(first)
 	}
 	p.begin()
-	leaf, err := p.leafOf(keys[i])
+	leaf, err := p.leafOf(keys[first])
 	p.end()
 	if err != nil {
-		errs[i] = err
+		errs[first] = err
 		return 1
 	}
 	if p.batch == nil {
 		p.batch = make([]Write, MaxGroup)
 	}
+	defer clear(p.batch)
 	n := 0
 	p.WriteGroup(leaf, func() *Write {
 		// The keys are sorted: behind one that does not fit the leaf none does.
@@ -149,9 +181,11 @@ func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int 
 		n++
 		return &p.batch[n-1]
 	})
-	if n > 0 && p.batch[n-1].Alone {
-		for n--; n > 0 && p.batch[n-1].Alone; n-- {
-		}
+	for n > 0 && p.batch[n-1].Alone {
+		n--
+	}
+	if n == 0 {
+		return alone(first)
 	}
 	for k := range n {
 		errs[order[k]] = p.batch[k].Err
@@ -164,12 +198,13 @@ func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int 
 		case k+1 < n && bytes.Equal(keys[i], keys[order[k+1]]):
 			errs[i] = errs[order[k+1]]
 		default:
-			_, errs[i] = p.Put(keys[i], values[i], Cond{})
+			alone(i)
 		}
 	}
-	clear(p.batch)
-	if n == 0 {
-		return alone()
-	}
 	return n
+}
+
+// inline says whether an entry fits a leaf with its key and its value.
+func (p *Program) inline(key, value []byte) bool {
+	return p.checkKey(key) == nil && len(key) <= p.limits.InlineKeyBytes && !p.outOfLine(key, value)
 }

@@ -171,7 +171,7 @@ func TestSortedInputLeavesFullNodes(t *testing.T) {
 }
 
 func FuzzNode(f *testing.F) {
-	n := &node{class: 4, stamp: 7, low: []byte("aa"), high: []byte("ac"), right: Ref{Addr: 1<<32 | 1<<20, Life: 1},
+	n := &node{class: 4, stamp: 7, low: []byte("aa"), high: []byte("ac"), right: Ref{Addr: 1<<32 | 1<<20, Incarnation: 1},
 		entries: []entry{{key: []byte("aab"), value: []byte("v"), version: 3}, {key: []byte("aac"), value: nil, version: 300}}}
 	f.Add(n.encode(nil))
 	n.by, n.at = n.right, 9

@@ -116,9 +116,6 @@ func (p *Program) merge(l, r *page) error {
 func (p *Program) freeze(l, r *page) (*page, error) {
 	n := r.node()
 	n.by, n.at, n.stamp = l.ref, l.stamp, r.stamp+1
-	if bug(bugNoFreeze) {
-		return r, nil
-	}
 	if err := p.replace(r.ref, r.stamp, n); err != nil {
 		return nil, err
 	}
@@ -138,13 +135,7 @@ func (p *Program) absorb(l, r *page) error {
 	} else {
 		u = union(l.node(), r.node())
 	}
-	stamp := l.stamp
-	if bug(bugAbsorbUnchecked) {
-		if now, err := p.read(l.ref); err == nil {
-			stamp = now.stamp
-		}
-	}
-	done, err := p.commit(l.ref, stamp, u)
+	done, err := p.commit(l.ref, l.stamp, u)
 	switch {
 	case err != nil:
 		return err
@@ -175,8 +166,8 @@ func (p *Program) bury(r *page) error {
 	return nil
 }
 
-// settle brings a frozen node out of that state: its absorption is completed, or
-// it is thawed because its freezer has moved on. Writers call it; nobody waits.
+// settle ends the frozen state of a node: it completes the absorption, or thaws the node
+// because the one that was to absorb it has changed. Writers call it, and never wait.
 func (p *Program) settle(ref Ref) error {
 	r, err := p.read(ref)
 	if freed(err) || err == nil && !r.frozen() {
@@ -201,7 +192,7 @@ func (p *Program) settle(ref Ref) error {
 	if err != nil {
 		return err
 	}
-	if gone && !bug(bugThawUnchecked) {
+	if gone {
 		return p.bury(r)
 	}
 	return p.thaw(r)

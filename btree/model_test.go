@@ -284,6 +284,7 @@ func TestKeysOfOneKiB(t *testing.T) { keysOfOneKiB(t) }
 func keysOfOneKiB(t testing.TB) {
 	sizes := []int{4 << 10, 1 << 10, 64 << 10}
 	if testing.Short() {
+		t.Log("-short: one size")
 		sizes = sizes[:1]
 	}
 	for _, size := range sizes {
@@ -367,9 +368,7 @@ func keysOfOneKiB(t testing.TB) {
 
 // TestVersionsRiseFromLayerToLayer: a key that goes with its layer and comes again in a
 // new one has no version twice.
-func TestVersionsRiseFromLayerToLayer(t *testing.T) { versionsRise(t) }
-
-func versionsRise(t testing.TB) {
+func TestVersionsRiseFromLayerToLayer(t *testing.T) {
 	m := newMemory()
 	st := m.store(t)
 	sh, err := Make(st, Config{})

@@ -145,7 +145,7 @@ func (v *view) leaf(i int) (e leafEntry, ok bool) {
 	return e, m>>1 == uint64(len(e.value)) && (!e.external || len(e.value) > proto.RefBytes)
 }
 
-// external is where an external value is, and how long it is.
+// outside is where an external value is, and how long it is.
 func (e *leafEntry) outside() (proto.Ref, int) {
 	n, _ := binary.Uvarint(e.value[proto.RefBytes:])
 	return proto.DecodeRef(e.value), int(n)
@@ -266,7 +266,7 @@ func (v *view) appendKey(b []byte, i int) []byte {
 	return append(append(b, v.low[:v.prefix]...), s...)
 }
 
-// valid checks all of a node: every gateway but the reading of one leaf calls it.
+// valid checks all of a node. All operations but the reading of one leaf's entry call it.
 func (v *view) valid() error {
 	b, next := v.raw, v.slots+2*v.count
 	last := v.low[v.prefix:]

@@ -25,10 +25,12 @@ type Cond struct {
 	version uint64
 	value   []byte
 	layer   Ref
+	mask    byte
 }
 
 const (
 	condAbsent = iota + 1
+	condUnless
 	condVersion
 	condValue
 	condLayer // the entry leads to a layer
@@ -39,6 +41,11 @@ func IfAbsent() Cond { return Cond{kind: condAbsent} }
 
 // IfVersion: the key has been there since the write that had this version.
 func IfVersion(v uint64) Cond { return Cond{kind: condVersion, version: v} }
+
+// Unless: the key has no value, or one outside the leaf, or one whose first byte has none
+// of the bits of mask. A program that marks short values in this way keeps writers that
+// do not read from overwriting a mark, at no cost to them.
+func Unless(mask byte) Cond { return Cond{kind: condUnless, mask: mask} }
 
 // IfValue: the key has this value.
 func IfValue(b []byte) Cond { return Cond{kind: condValue, value: b} }
@@ -80,11 +87,11 @@ func (w *write) apply(old []byte) ([]byte, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case v.level != 0 || v.place(probe{key: w.key}) != 0 && !bug(bugFencesUnchecked):
+	case v.level != 0 || v.place(probe{key: w.key}) != 0:
 		return nil, errMoved
 	case v.frozen():
 		return nil, errFrozen
-	case v.dead() && !bug(bugDeadWritten):
+	case v.dead():
 		return nil, errDead
 	}
 	i, e, found, err := v.lookup(w.key)
@@ -152,6 +159,8 @@ func (w *write) check(e *leafEntry, found bool) error {
 		return fmt.Errorf("%w: %q", ErrKeyExists, w.name)
 	case w.remove && !found, w.cond.kind >= condVersion && !found:
 		return fmt.Errorf("%w: %q", ErrNoKey, w.name)
+	case w.cond.kind == condUnless && found && !e.external && len(e.value) > 0 && e.value[0]&w.cond.mask != 0:
+		return fmt.Errorf("%w: %q is marked", ErrConflict, w.name)
 	case w.cond.kind == condVersion && e.version != w.cond.version:
 		return fmt.Errorf("%w: %q is at version %d, not %d", ErrConflict, w.name, e.version, w.cond.version)
 	case w.cond.kind == condLayer:
@@ -229,6 +238,7 @@ func (p *Program) Put(key, value []byte, cond Cond) (version uint64, err error) 
 	if len(value) > MaxValueBytes {
 		return 0, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(value), MaxValueBytes)
 	}
+	p.store.Begin()
 	if !p.outOfLine(key, value) {
 		return p.change(write{key: key, value: value, cond: cond})
 	}
@@ -261,6 +271,7 @@ func (p *Program) Delete(key []byte, cond Cond) error {
 	if err := p.checkKey(key); err != nil {
 		return err
 	}
+	p.store.Begin()
 	_, err := p.change(write{key: key, remove: true, cond: cond})
 	return err
 }

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/slab"
 )
 
 // Ref names an object; see proto.Ref.
@@ -15,6 +15,12 @@ type Ref = proto.Ref
 // Store is what a tree sees of the slabs. Errors are those of package slab:
 // ErrFreed, ErrUnknown and so on; an error of a callback comes back as it is.
 type Store interface {
+	// Begin starts an operation that may make objects and name them in others. From the
+	// first Alloc of the operation to the next Begin, Alloc and Update act under the
+	// session of that Alloc. They fail with an error other than ErrUnknown, and change
+	// nothing, once it has ended: an object that its session has not named is an orphan
+	// then, and may be freed (slab.Survey).
+	Begin()
 	// Read appends the payload to dst.
 	Read(ref Ref, dst []byte) ([]byte, error)
 	// ReadMany calls fn once for each ref, in any order; payloads die with the call.
@@ -50,7 +56,7 @@ const (
 	maxNodeClass     = proto.Class(10) // 64 KiB
 
 	// maxTries bounds how often an operation starts again because others changed
-	// the tree under it; every try means that somebody else got something done.
+	// the tree meanwhile; each try means that another operation was done.
 	maxTries = 256
 	// maxSteps bounds the nodes of one descent, right links included.
 	maxSteps = 4096
@@ -109,7 +115,7 @@ type Shared struct {
 	limits Limits
 	cache  *Cache
 	stats  counters
-	// readOnly: nothing is mended in passing.
+	// readOnly: no repair is done in passing.
 	readOnly bool
 }
 
@@ -142,7 +148,7 @@ type Config struct {
 	// CacheBytes bounds the inner nodes kept in this process; 0 means 32 MiB,
 	// negative none.
 	CacheBytes int
-	// ReadOnly: the session cannot write; nothing is mended in passing.
+	// ReadOnly: the session cannot write; no repair is done in passing.
 	ReadOnly bool
 }
 
@@ -238,7 +244,7 @@ type Program struct {
 	pages   []*page // not in use
 	lent    []*page // in use by the operation in hand
 	depth   int
-	mend    []mending
+	repairs []repair
 	w       write
 	apply   func([]byte) ([]byte, error) // w.apply, bound once
 	group   group
@@ -259,16 +265,15 @@ func NewProgram(s *Shared, store Store) *Program {
 	return p
 }
 
-// begin starts an operation, end finishes it: pages go back, and what was found
-// wanting on the way is mended.
+// begin starts an operation; end does the repairs that it noted and gives its pages back.
 func (p *Program) begin() {
 	p.root, p.floor, p.depth = p.Shared.root, 0, 0
-	p.mend = p.mend[:0]
+	p.repairs = p.repairs[:0]
 }
 
 func (p *Program) end() {
-	if len(p.mend) > 0 && !p.readOnly {
-		p.mendAll()
+	if len(p.repairs) > 0 && !p.readOnly {
+		p.repairAll()
 	}
 	if p.hits >= hitsAtOnce {
 		p.cache.hits.Add(p.hits)
@@ -330,4 +335,6 @@ func (p *Program) checkKey(key []byte) error {
 	return nil
 }
 
-func freed(err error) bool { return errors.Is(err, slab.ErrFreed) }
+// freed says that an operation did nothing, since its object has been freed. An unknown
+// outcome is not freed, even where its cause is that the object has been freed since.
+func freed(err error) bool { return errors.Is(err, slab.ErrFreed) && !unknown(err) }

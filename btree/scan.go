@@ -135,8 +135,33 @@ func (s *scan) parent() (*page, error) {
 	return pg, err
 }
 
-// readAhead reads leaves that a parent names and keeps those that prove to be next.
+// readAhead reads leaves that a parent names, in one round, and keeps those that prove to
+// be next.
 func (s *scan) readAhead(parent *page) error {
+	if err := s.nameLeaves(parent); err != nil {
+		return err
+	}
+	if err := s.readLeaves(); err != nil {
+		return err
+	}
+	pr := s.probe
+	for _, pg := range s.slots {
+		if pg == nil || pg.level != 0 || pg.frozen() || pg.place(pr) != 0 {
+			break
+		}
+		s.leaves = append(s.leaves, pg)
+		if pr.key, pr.end = pg.high, false; s.Reverse {
+			pr.key = pg.low
+		}
+		if len(pr.key) == 0 {
+			break
+		}
+	}
+	return nil
+}
+
+// nameLeaves puts into refs the next leaves that a parent names.
+func (s *scan) nameLeaves(parent *page) error {
 	i, _, ok := parent.childOf(s.probe)
 	if !ok {
 		return corrupt("%v: entry %d", parent.ref, i)
@@ -155,6 +180,11 @@ func (s *scan) readAhead(parent *page) error {
 			break
 		}
 	}
+	return nil
+}
+
+// readLeaves reads refs into slots; the slot of a leaf that has been freed stays nil.
+func (s *scan) readLeaves() error {
 	s.slots = s.slots[:0]
 	for range s.refs {
 		s.slots = append(s.slots, nil)
@@ -171,23 +201,7 @@ func (s *scan) readAhead(parent *page) error {
 			failed = err
 		}
 	})
-	if err = errors.Join(err, failed); err != nil {
-		return err
-	}
-	pr := s.probe
-	for _, pg := range s.slots {
-		if pg == nil || pg.level != 0 || pg.frozen() || pg.place(pr) != 0 && !bug(bugScanFollowsLinks) {
-			break
-		}
-		s.leaves = append(s.leaves, pg)
-		if pr.key, pr.end = pg.high, false; s.Reverse {
-			pr.key = pg.low
-		}
-		if len(pr.key) == 0 {
-			break
-		}
-	}
-	return nil
+	return errors.Join(err, failed)
 }
 
 // emit gives out the entries of a leaf from the cursor on, and moves the cursor.
@@ -195,21 +209,7 @@ func (s *scan) emit(leaf *page) (after, error) {
 	if err := leaf.valid(); err != nil {
 		return enough, err
 	}
-	from, to := 0, leaf.count
-	if leaf.place(probe{key: s.from}) == 0 {
-		from, _ = leaf.search(s.from, false)
-	}
-	if s.to != nil && leaf.place(probe{key: s.to}) == 0 {
-		to, _ = leaf.search(s.to, false)
-	}
-	if !s.Reverse && leaf.place(probe{key: s.cursor}) == 0 {
-		at, _ := leaf.search(s.cursor, false)
-		from = max(from, at)
-	}
-	if s.Reverse && !s.probe.end && leaf.place(probe{key: s.cursor}) == 0 {
-		at, _ := leaf.search(s.cursor, false)
-		to = min(to, at)
-	}
+	from, to := s.entriesOf(leaf)
 	s.key = append(append(s.key[:0], s.prefix...), leaf.low[:leaf.prefix]...)
 	shared := len(s.key)
 	for n := range to - from {
@@ -222,39 +222,63 @@ func (s *scan) emit(leaf *page) (after, error) {
 		}
 		e, _ := leaf.leaf(i)
 		s.key = append(s.key[:shared], e.suffix...)
-		value, version := e.value, e.version
-		if e.external {
-			if e.layer() {
-				if more, err := s.below(&e); err != nil || !more {
-					return enough, err
-				}
-				continue
+		if !e.external {
+			if s.given++; !s.fn(s.key, e.value, e.version) {
+				return enough, nil
 			}
-			var there bool
-			var err error
-			if value, version, there, err = s.outside(&e); err != nil {
-				return enough, err
-			}
-			if !there {
-				continue
-			}
-		}
-		if s.given++; !s.fn(s.key, value, version) {
-			return enough, nil
+		} else if more, err := s.emitExternal(&e); err != nil || !more {
+			return enough, err
 		}
 	}
+	return s.leave(leaf), nil
+}
+
+// entriesOf bounds the entries of a leaf that belong to the range and lie behind the cursor.
+func (s *scan) entriesOf(leaf *page) (from, to int) {
+	from, to = 0, leaf.count
+	if leaf.place(probe{key: s.from}) == 0 {
+		from, _ = leaf.search(s.from, false)
+	}
+	if s.to != nil && leaf.place(probe{key: s.to}) == 0 {
+		to, _ = leaf.search(s.to, false)
+	}
+	if s.Reverse && s.probe.end || leaf.place(probe{key: s.cursor}) != 0 {
+		return from, to
+	}
+	at, _ := leaf.search(s.cursor, false)
+	if s.Reverse {
+		return from, min(to, at)
+	}
+	return max(from, at), to
+}
+
+// emitExternal gives out an entry whose value is elsewhere, or all of the layer below it.
+func (s *scan) emitExternal(e *leafEntry) (more bool, err error) {
+	if e.layer() {
+		return s.below(e)
+	}
+	value, version, there, err := s.outside(e)
+	if err != nil || !there {
+		return err == nil, err
+	}
+	s.given++
+	return s.fn(s.key, value, version), nil
+}
+
+// leave moves the cursor to the fence where a leaf ends.
+func (s *scan) leave(leaf *page) after {
 	if s.Reverse {
 		s.cursor, s.probe.end = append(s.cursor[:0], leaf.low...), false
 		if len(s.cursor) > 0 && bytes.Compare(s.cursor, s.from) > 0 {
-			return goOn, nil
+			return goOn
 		}
-		return atEnd, nil
+		return atEnd
 	}
 	s.cursor = append(s.cursor[:0], leaf.high...)
 	if leaf.bounded() && (s.to == nil || bytes.Compare(s.cursor, s.to) < 0) {
-		return goOn, nil
+		return goOn
 	}
-	return atEnd, nil
+	return atEnd
 }
 
 // below scans the layer of an entry. One that has gone meanwhile had been empty.

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 
-	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/slab"
 )
 
 // errChanged: the node is not as it was read; nothing was done.
@@ -20,7 +20,7 @@ func tagOf(level int) uint32 {
 	return TagInner
 }
 
-// alloc makes a new node; nobody knows it yet.
+// alloc makes a new node, which no other node names yet.
 func (p *Program) alloc(n *node) (Ref, error) {
 	return p.store.Alloc(n.encode(nil), tagOf(n.level), p.limits.Room, false)
 }
@@ -33,7 +33,7 @@ func (p *Program) replace(ref Ref, stamp uint64, n *node) error {
 		switch {
 		case err != nil:
 			return nil, err
-		case (v.stamp != stamp || v.frozen()) && !(bug(bugSplitUnchecked) && v.level == n.level):
+		case v.stamp != stamp || v.frozen():
 			return nil, errChanged
 		}
 		return p.out, nil
@@ -83,16 +83,8 @@ func (p *Program) split(ref Ref, atEnd bool) error {
 		return p.grow(n, atEnd)
 	}
 	right := n.cut(n.half(atEnd))
-	if bug(bugLeftFirst) {
-		return p.splitLeftFirst(ref, pg.stamp, n, right)
-	}
 	if n.right, err = p.alloc(right); err != nil {
 		return err
-	}
-	if bug(bugParentFirst) {
-		if err := p.post(right.level+1, right.low, n.right); err != nil {
-			return err
-		}
 	}
 	done, err := p.commit(ref, pg.stamp, n, n.right)
 	if err != nil || !done {
@@ -101,29 +93,9 @@ func (p *Program) split(ref Ref, atEnd bool) error {
 	p.stats.splits.Add(1)
 	p.cacheNode(ref, n)
 	if err := p.post(right.level+1, right.low, n.right); err != nil {
-		p.later(mending{level: right.level, sep: right.low, child: n.right})
+		p.later(repair{level: right.level, sep: right.low, child: n.right})
 	}
 	return nil
-}
-
-// splitLeftFirst is what must not be done: until the second commit the upper half
-// is nowhere. See bugLeftFirst.
-func (p *Program) splitLeftFirst(ref Ref, stamp uint64, n, right *node) error {
-	upper := right.entries
-	right.entries = upper[:min(1, right.level)]
-	rref, err := p.alloc(right)
-	if err != nil {
-		return err
-	}
-	n.right = rref
-	if done, err := p.commit(ref, stamp, n, rref); err != nil || !done {
-		return err
-	}
-	right.entries = upper
-	was := right.stamp
-	right.stamp++
-	_, err = p.commit(rref, was, right)
-	return err
 }
 
 // cacheNode keeps what was just committed.
@@ -165,8 +137,8 @@ func (p *Program) grow(n *node, atEnd bool) error {
 	return err
 }
 
-// post gives a node its entry in the parent. Whoever does it late does no harm: an
-// entry for a node that has died is found and taken out again.
+// post gives a node its entry in the parent. A late post does no harm: an entry for a
+// node that has died is found and removed.
 func (p *Program) post(level int, sep []byte, child Ref) error {
 	if done, err := p.postQuick(level, sep, child); done || err != nil {
 		return err
@@ -215,8 +187,8 @@ func (p *Program) post(level int, sep []byte, child Ref) error {
 	return ErrBusy
 }
 
-// postQuick is post where the cache knows the parent, the parent has room, and nobody
-// has been there before: one Update, without taking the node apart.
+// postQuick is post where the cache knows the parent, and the parent has room and not yet
+// the entry: one Update, without parsing the whole node.
 func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err error) {
 	ref, ok := p.quick(sep, level)
 	if !ok {
@@ -262,14 +234,15 @@ func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err er
 	return false, err
 }
 
-// mendAll puts right what was found wanting on the way. It is best effort: what
-// fails is met again by the next who passes.
-func (p *Program) mendAll() {
-	todo := p.mend
-	p.mend = nil
+// repairAll does the repairs that the operation has noted. It is best effort: the next
+// operation that meets the same place notes a failed repair again.
+func (p *Program) repairAll() {
+	todo := p.repairs
+	p.repairs = nil
 	for i := range todo {
 		m := &todo[i]
 		p.root = m.root
+		p.store.Begin()
 		switch _, err := p.read(m.child); {
 		case freed(err):
 			_ = p.unlink(m.level+1, m.sep, m.child)
@@ -279,11 +252,11 @@ func (p *Program) mendAll() {
 			_ = p.link(m)
 		}
 	}
-	p.mend = todo[:0]
+	p.repairs = todo[:0]
 }
 
 // link posts a node that its parent does not name, if it is still part of the tree.
-func (p *Program) link(m *mending) error {
+func (p *Program) link(m *repair) error {
 	pg, err := p.find(probe{key: m.sep}, m.level+1)
 	if errors.Is(err, errNoLevel) {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/slab"
 )
 
 // memory is slabs with the semantics of package slab, without a fabric: each call
@@ -61,6 +61,8 @@ func (s *memStore) at(ref Ref) (*memSlab, error) {
 	}
 	return b, nil
 }
+
+func (s *memStore) Begin() {}
 
 func (s *memStore) Read(ref Ref, dst []byte) ([]byte, error) {
 	s.step()
@@ -143,9 +145,18 @@ func (s *memStore) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
 	b.heldBy = nil
 	s.step()
 	if err == nil && lost {
-		return slab.ErrUnknown
+		return s.outcomeLost()
 	}
 	return err
+}
+
+// outcomeLost is the error of an Update whose outcome cannot be told: sometimes because the
+// object has been freed when package slab looks for what it has committed.
+func (s *memStore) outcomeLost() error {
+	if s.lossy.IntN(2) == 0 {
+		return fmt.Errorf("%w (%w)", slab.ErrUnknown, slab.ErrFreed)
+	}
+	return slab.ErrUnknown
 }
 
 func (s *memStore) Alloc(payload []byte, tag uint32, capacity int, once bool) (Ref, error) {
@@ -162,7 +173,7 @@ func (s *memStore) Alloc(payload []byte, tag uint32, capacity int, once bool) (R
 	}
 	b := s.slabs[a]
 	b.born++
-	*b = memSlab{ref: Ref{Addr: a, Life: proto.MakeLife(0, b.born)}, live: true, once: once, room: max(capacity, len(payload)), tag: tag,
+	*b = memSlab{ref: Ref{Addr: a, Incarnation: proto.MakeIncarnation(0, b.born)}, live: true, once: once, room: max(capacity, len(payload)), tag: tag,
 		payload: append([]byte(nil), payload...), born: b.born}
 	ref := b.ref
 	s.step()

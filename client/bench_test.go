@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 func BenchmarkCalls(b *testing.B) {
@@ -34,6 +34,46 @@ func BenchmarkCalls(b *testing.B) {
 				b.SetBytes(int64(size))
 				for b.Loop() {
 					if err := c.Write(ctx, ref, payload); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.Run(fmt.Sprintf("%s/View/%d", transport, size), func(b *testing.B) {
+				b.ReportAllocs()
+				fn := func([]byte) error { return nil }
+				for b.Loop() {
+					if err := c.View(ctx, ref, fn); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.Run(fmt.Sprintf("%s/Update/%d", transport, size), func(b *testing.B) {
+				b.ReportAllocs()
+				f := func([]byte) ([]byte, error) { return payload, nil }
+				for b.Loop() {
+					if err := c.Update(ctx, ref, f); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.Run(fmt.Sprintf("%s/ReadMany64/%d", transport, size), func(b *testing.B) {
+				if size > 4096 {
+					b.Skip("large objects are read one by one")
+				}
+				b.ReportAllocs()
+				refs := make([]client.Ref, 64)
+				for i := range refs {
+					var err error
+					refs[i], err = c.Alloc(ctx, payload, client.AllocOptions{})
+					require.NoError(b, err)
+				}
+				fn := func(_ int, _ []byte, err error) {
+					if err != nil {
+						b.Error(err)
+					}
+				}
+				for b.Loop() {
+					if err := c.ReadMany(ctx, refs, fn); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma/verbs"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 func payload(n int) []byte {
@@ -30,11 +30,17 @@ func payload(n int) []byte {
 func TestObjectsOfAllSizes(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 3})
 	ctx := t.Context()
+	sizes := []int{0, 1, 24, 100, 5000, 300_000, 524_248, 524_249}
+	if testing.Short() {
+		t.Log("-short: no large objects")
+	} else {
+		sizes = append(sizes, 1<<20, 3_000_000)
+	}
 	for _, transport := range []string{client.TransportSHM, client.TransportTCP} {
 		for _, replicas := range []int{1, 2, 3} {
 			t.Run(fmt.Sprintf("%s/R=%d", transport, replicas), func(t *testing.T) {
 				c := cluster.Connect(client.Config{Transport: transport, Replicas: replicas})
-				for _, n := range []int{0, 1, 24, 100, 5000, 300_000, 524_248, 524_249, 1 << 20, 3_000_000} {
+				for _, n := range sizes {
 					want := payload(n)
 					ref, err := c.Alloc(ctx, want, client.AllocOptions{Tag: 7})
 					require.NoError(t, err, n)
@@ -109,13 +115,13 @@ func TestBadInput(t *testing.T) {
 
 	for name, bad := range map[string]client.Ref{
 		"zero":           {},
-		"unknown region": {Addr: proto.MakeAddr(99, 1<<20), Life: ref.Life},
-		"metadata":       {Addr: proto.MakeAddr(ref.Addr.Region(), 4096), Life: ref.Life},
-		"beyond the end": {Addr: proto.MakeAddr(ref.Addr.Region(), 1<<31), Life: ref.Life},
-		"between slabs":  {Addr: ref.Addr + 64, Life: ref.Life},
-		"unformatted":    {Addr: proto.MakeAddr(ref.Addr.Region(), 15<<20), Life: ref.Life},
-		"generation":     {Addr: ref.Addr, Life: proto.MakeLife(5, ref.Life.Born())},
-		"another birth":  {Addr: ref.Addr, Life: proto.MakeLife(0, 99)},
+		"unknown region": {Addr: proto.MakeAddr(99, 1<<20), Incarnation: ref.Incarnation},
+		"metadata":       {Addr: proto.MakeAddr(ref.Addr.Region(), 4096), Incarnation: ref.Incarnation},
+		"beyond the end": {Addr: proto.MakeAddr(ref.Addr.Region(), 1<<31), Incarnation: ref.Incarnation},
+		"between slabs":  {Addr: ref.Addr + 64, Incarnation: ref.Incarnation},
+		"unformatted":    {Addr: proto.MakeAddr(ref.Addr.Region(), 15<<20), Incarnation: ref.Incarnation},
+		"generation":     {Addr: ref.Addr, Incarnation: proto.MakeIncarnation(5, ref.Incarnation.Born())},
+		"another birth":  {Addr: ref.Addr, Incarnation: proto.MakeIncarnation(0, 99)},
 	} {
 		_, err := c.Read(ctx, bad, nil)
 		require.Error(t, err, name)

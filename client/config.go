@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -11,47 +12,61 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"github.com/quarrystore/quarry/internal/wire"
 )
 
-// DefaultTimeout bounds a call whose context has no deadline.
+// DefaultTimeout bounds a call whose context has no deadline; see Config.Timeout.
 const DefaultTimeout = 10 * time.Second
 
-// Transports.
+// Values of Config.Transport.
 const (
-	TransportAuto  = "auto" // verbs where both sides have it, else shm on one host, else tcp
-	TransportVerbs = "verbs"
-	TransportSHM   = "shm"
+	TransportAuto  = "auto"  // verbs if both sides have an adapter, else shm on the same host, else tcp
+	TransportVerbs = "verbs" // RDMA adapters
+	TransportSHM   = "shm"   // the node's memory mapped into this process; same host only
 	TransportTCP   = "tcp"
 )
 
-// Config of a Client. Only Controllers is needed.
+// Config configures a Client. Only Controllers is required.
 type Config struct {
 	// Controllers are the base URLs of one or more controllers, http or https.
 	Controllers []string
-	// Name shows up in lists of sessions; default program, host and process id.
+	// Name identifies the session in listings. Default: program@host:pid. One line of at
+	// most 255 bytes.
 	Name string
-	// Transport is TransportAuto (default) or one of the others. What auto
-	// has chosen is logged once for each node and told by Stats.
+	// Transport is one of the Transport constants; "" means TransportAuto. The provider
+	// that auto chooses is logged once for each node and is part of Stats.
 	Transport string
-	// RequireRDMA refuses nodes that cannot be reached through an RDMA adapter.
+	// RequireRDMA rejects nodes that an RDMA adapter cannot reach.
 	RequireRDMA bool
-	// RDMADevice is DEVICE[/PORT][@ADDRESS], such as mlx5_0/1; "" is the best there is.
+	// RDMADevice selects the adapter: DEVICE[/PORT][@ADDRESS][,OPTION=VALUE...], such as
+	// mlx5_0/1 or mlx5_0,traffic-class=106. "" selects the best adapter. See verbs.ParseConfig.
 	RDMADevice string
-	// Token is the cluster's token, where it asks for one.
+	// Token is the cluster's token; "" if the cluster requires none.
 	Token string
-	// TLS for https controllers; nil means the system's defaults.
+	// TLS configures https controllers; nil means the system's defaults.
 	TLS *tls.Config
-	// Lanes is the number of calls that run at the same time, 1 to 256; further
-	// ones wait. 0 means four for each CPU.
+	// Lanes is the number of calls that can run at the same time, 1 to 256. Further calls
+	// wait. 0 means four for each CPU.
 	Lanes int
 	// ReadOnly opens a session that cannot change memory.
 	ReadOnly bool
-	// Replicas of the regions that Alloc uses, 1 to 5; 0 means 1.
+	// Durability of objects whose AllocOptions name none; 0 means Volatile.
+	Durability Durability
+	// Replicas of objects whose AllocOptions name none, 1 to 3. 0 means the cluster's
+	// default: the number that its operator set, else 2 if the storage nodes lie in at
+	// least two failure domains, else 1.
 	Replicas int
-	// Logger; nil means slog.Default. Nothing is logged on the data path.
+	// Timeout bounds a call whose context has no deadline; 0 means DefaultTimeout.
+	Timeout time.Duration
+	// Logger receives the log; nil means slog.Default, warnings and errors only. The data
+	// path logs nothing.
 	Logger *slog.Logger
+	// Wire replaces the network in simulations; nil means the host's network.
+	Wire *wire.Wire
 }
 
+// maxLanes bounds Config.Lanes: the number of a lane takes 8 bits of each reservation.
 const maxLanes = 256
 
 func (c Config) withDefaults() Config {
@@ -65,11 +80,14 @@ func (c Config) withDefaults() Config {
 	if c.Lanes == 0 {
 		c.Lanes = min(maxLanes, 4*runtime.GOMAXPROCS(0))
 	}
-	if c.Replicas == 0 {
-		c.Replicas = 1
+	if c.Timeout == 0 {
+		c.Timeout = DefaultTimeout
+	}
+	if c.Durability == 0 {
+		c.Durability = Volatile
 	}
 	if c.Logger == nil {
-		c.Logger = slog.Default()
+		c.Logger = slog.New(warningHandler{slog.Default().Handler()})
 	}
 	return c
 }
@@ -91,10 +109,28 @@ func (c Config) validate() error {
 		return fmt.Errorf("client: transport %s is not RDMA, which is required: use auto", c.Transport)
 	case c.Lanes < 1 || c.Lanes > maxLanes:
 		return fmt.Errorf("client: %d lanes: want 1 to %d", c.Lanes, maxLanes)
-	case c.Replicas < 1 || c.Replicas > MaxReplicas:
-		return fmt.Errorf("client: %d replicas: want 1 to %d", c.Replicas, MaxReplicas)
+	case c.Replicas < 0 || c.Replicas > MaxReplicas:
+		return fmt.Errorf("client: %d replicas: want 1 to %d, or 0 for the cluster's default", c.Replicas, MaxReplicas)
+	case c.Timeout < 0:
+		return fmt.Errorf("client: timeout %v: want more than 0", c.Timeout)
+	case c.Durability > Durable:
+		return fmt.Errorf("client: durability %d: want Volatile or Durable", c.Durability)
 	case strings.ContainsAny(c.Name, "\n\r") || len(c.Name) > 255:
 		return fmt.Errorf("client: name %q: want one line of at most 255 bytes", c.Name)
 	}
 	return nil
+}
+
+// warningHandler drops log records below the level Warn: by default a library must not
+// write to its program's standard error unless something is wrong.
+type warningHandler struct{ slog.Handler }
+
+func (w warningHandler) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= slog.LevelWarn && w.Handler.Enabled(ctx, l)
+}
+func (w warningHandler) WithAttrs(a []slog.Attr) slog.Handler {
+	return warningHandler{w.Handler.WithAttrs(a)}
+}
+func (w warningHandler) WithGroup(g string) slog.Handler {
+	return warningHandler{w.Handler.WithGroup(g)}
 }

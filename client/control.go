@@ -18,35 +18,39 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-// control calls controllers: the last that answered first, the leader that a
-// standby names next, then the others in turn.
-type control struct {
-	urls    []string
-	clients []quarrypbconnect.ControllerClient
-	current atomic.Int32
+// controllerCalls sends requests to the controllers of a cluster. It asks the controller that
+// answered last first, then the leader that a standby names, then the others in turn. Safe
+// for concurrent use.
+type controllerCalls struct {
+	urls    []string                           // base URLs; never changes
+	clients []quarrypbconnect.ControllerClient // one for each URL
+	current atomic.Int32                       // index of the controller to ask first
 	http    *http.Client
-	token   string
 }
 
 const (
-	// callTimeout bounds one try at one controller, so that a stopped one does not
-	// use up the caller's deadline.
-	callTimeout = 2 * time.Second
-	// electionPatience is how long controllers that are there may take to agree on a
-	// leader; electionPause is between two rounds of questions.
-	electionPatience = 8 * time.Second
-	electionPause    = 50 * time.Millisecond
+	// tryTimeout bounds one request to one controller, so that a stopped controller does
+	// not use up the caller's deadline.
+	tryTimeout = 2 * time.Second
+	// connectTimeout bounds the connecting to a controller.
+	connectTimeout = time.Second
+	// electionTimeout is how long a request waits for controllers that answer but have no
+	// leader; electionPause is the time between two rounds of requests meanwhile.
+	electionTimeout = 8 * time.Second
+	electionPause   = 50 * time.Millisecond
+	// triesEach is how many requests each controller gets before the call fails.
+	triesEach = 2
 )
 
-func newControl(cfg Config) *control {
+func newControllerCalls(cfg Config) *controllerCalls {
 	tr := &http.Transport{
 		TLSClientConfig:     cfg.TLS,
 		MaxIdleConnsPerHost: 8,
 		IdleConnTimeout:     90 * time.Second,
-		DialContext:         (&net.Dialer{Timeout: time.Second}).DialContext,
+		DialContext:         (&net.Dialer{Timeout: connectTimeout}).DialContext,
 		ForceAttemptHTTP2:   true,
 	}
-	c := &control{http: &http.Client{Transport: tr}, token: cfg.Token}
+	c := &controllerCalls{http: &http.Client{Transport: cfg.Wire.Transport(tr)}}
 	for _, u := range cfg.Controllers {
 		u = strings.TrimRight(u, "/")
 		c.urls = append(c.urls, u)
@@ -55,110 +59,187 @@ func newControl(cfg Config) *control {
 	return c
 }
 
-func (c *control) close() { c.http.CloseIdleConnections() }
+func (c *controllerCalls) close() { c.http.CloseIdleConnections() }
 
-// call runs f against one controller after the other until one has an answer of
-// its own. It gives every controller two tries within the context's deadline, and
-// more while one of them is there but nobody leads.
-func (c *control) call(ctx context.Context, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
-	return c.callFor(ctx, manner{each: callTimeout, patience: electionPatience}, f)
+// callOptions say how a request is retried.
+type callOptions struct {
+	// tryTimeout bounds each try.
+	tryTimeout time.Duration
+	// patient: a controller that is the only one has the time that the call has left.
+	patient bool
+	// electionTimeout is how long to go on while controllers answer that none leads.
+	electionTimeout time.Duration
+	// atMostOnce: the request must not be carried out twice. The call ends with ErrUnknown
+	// if a try may have reached a controller and brought no answer.
+	atMostOnce bool
 }
 
-// manner of a call.
-type manner struct {
-	each     time.Duration // bound on each try
-	patience time.Duration // with controllers that are there and have no leader
-	// once: the request must not be carried out twice. ErrUnknown when it may have
-	// arrived and no answer came.
-	once bool
-}
+// usual are the options of most calls.
+var usual = callOptions{tryTimeout: tryTimeout, patient: true, electionTimeout: electionTimeout}
 
-// callFor is call in another manner.
-func (c *control) callFor(ctx context.Context, how manner, f func(context.Context, quarrypbconnect.ControllerClient) error) error {
-	var last error
-	patience := clock.In(how.patience)
-	for try := 1; ; try++ {
+// try is one request to one controller.
+type try func(context.Context, quarrypbconnect.ControllerClient) error
+
+// do sends a request to one controller after the other until one has decided it.
+//
+// It returns nil, the *connect.Error of the controller's refusal, or one of:
+//   - an error that wraps ctx.Err(): ctx ended. It wraps ErrUnreachable too only if a
+//     controller had failed to answer before.
+//   - ErrUnreachable: each controller has failed to answer triesEach times.
+//   - ErrUnknown, with atMostOnce: the request may have been carried out.
+func (c *controllerCalls) do(ctx context.Context, opt callOptions, f try) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var last error // why the tries so far failed; not why ctx ended
+	elected := clock.In(opt.electionTimeout)
+	for n := 1; ; n++ {
 		i := int(c.current.Load())
-		tctx, cancel := context.WithTimeout(ctx, how.each)
+		opt.tryTimeout = c.timeOfTry(ctx, opt, n)
+		tctx, cancel := context.WithTimeout(ctx, opt.tryTimeout)
 		err := f(tctx, c.clients[i])
 		cancel()
 		if err == nil {
 			return nil
 		}
-		var ce *connect.Error
-		if errors.As(err, &ce) && ce.Code() != connect.CodeUnavailable && ce.Code() != connect.CodeDeadlineExceeded && ce.Code() != connect.CodeCanceled {
-			if ce.Code() == connect.CodeUnknown {
-				return fmt.Errorf("%w: %w", ErrUnknown, ce)
+		if refusal := decided(err); refusal != nil {
+			return refusal
+		}
+		ended := endedBy(ctx, err)
+		if opt.atMostOnce && !undelivered(err) {
+			if ended == nil {
+				ended = opt.rootCause(err)
 			}
-			return ce
+			return fmt.Errorf("%w: controller %s: %w", ErrUnknown, c.urls[i], ended)
 		}
-		if how.once && !undelivered(err) {
-			return fmt.Errorf("%w: controller %s: %w", ErrUnknown, c.urls[i], plain(err))
-		}
-		if !electing(err) && electing(last) {
-			err = last // what a controller has said says more than silence
-		}
-		last = err
-		c.next(i, ce)
-		if round := 2 * len(c.clients); try >= round {
-			if !electing(last) || clock.Now() > patience {
-				break
+		if ended == nil {
+			c.next(i, err)
+			if electing(err) || !electing(last) { // a standby's answer says more than silence
+				last = err
 			}
-			if try%round == 0 {
-				select {
-				case <-ctx.Done():
-				case <-time.After(electionPause):
-				}
+			if !c.tryAgain(ctx, n, electing(last) && clock.Now() <= elected) {
+				return c.unreachable(opt.rootCause(last))
 			}
+			ended = ctx.Err()
 		}
-		if ctx.Err() != nil {
-			break
+		switch {
+		case ended == nil:
+		case last == nil:
+			return fmt.Errorf("the call ended before controller %s had answered: %w", c.urls[i], ended)
+		default:
+			return c.unreachable(fmt.Errorf("%w; the call ended: %w", opt.rootCause(last), ended))
 		}
 	}
-	return fmt.Errorf("%w: no controller answers at %s: %w", ErrUnreachable, strings.Join(c.urls, ", "), plain(last))
 }
 
-// plain is the root of a failed call: what the layers above it add is the address,
-// which is named anyway, and the method.
-func plain(err error) error {
+// timeOfTry is how long try n may take. A try that is cut short leaves time for the other
+// controllers. Where there is no other, it leaves time for as many tries as are due.
+func (c *controllerCalls) timeOfTry(ctx context.Context, opt callOptions, n int) time.Duration {
+	d, ok := ctx.Deadline()
+	if !ok || !opt.patient || len(c.clients) > 1 {
+		return opt.tryTimeout
+	}
+	return max(opt.tryTimeout, time.Until(d)/time.Duration(max(1, triesEach+1-n)))
+}
+
+// tryAgain reports whether another try is due after n have failed. While an election is
+// waited for it pauses between two rounds of all controllers.
+func (c *controllerCalls) tryAgain(ctx context.Context, n int, election bool) bool {
+	round := triesEach * len(c.clients)
+	switch {
+	case n < round:
+		return true
+	case !election:
+		return false
+	case n%round == 0:
+		select {
+		case <-ctx.Done():
+		case <-time.After(electionPause):
+		}
+	}
+	return true
+}
+
+// unreachable is the error of a call that no controller has answered.
+func (c *controllerCalls) unreachable(cause error) error {
+	return fmt.Errorf("%w: no controller answers at %s: %w", ErrUnreachable, strings.Join(c.urls, ", "), cause)
+}
+
+// decided returns the error of a request that a controller has carried out or refused, and
+// nil if the request may be sent again.
+func decided(err error) error {
+	var ce *connect.Error
+	if !errors.As(err, &ce) {
+		return nil
+	}
+	switch ce.Code() {
+	case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeCanceled:
+		return nil
+	case connect.CodeUnknown:
+		return fmt.Errorf("%w: %w", ErrUnknown, ce)
+	}
+	return ce
+}
+
+// deadlineUnit is the unit in which a request carries its deadline, rounded down. So a
+// controller may give up a request this much earlier than the caller's clock does.
+const deadlineUnit = time.Millisecond
+
+// endedBy returns the error of ctx if the end of ctx made a try fail with err, else nil.
+func endedBy(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if d, ok := ctx.Deadline(); ok && connect.CodeOf(err) == connect.CodeDeadlineExceeded && time.Until(d) <= deadlineUnit {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// rootCause strips the layers of a failed try that only repeat the address and the method.
+// A try that used up its own timeout is not an error of the caller's context.
+func (opt callOptions) rootCause(err error) error {
 	var op *net.OpError
 	var ce *connect.Error
 	switch {
+	case errors.As(err, &op) && op.Timeout():
+		return fmt.Errorf("no connection within %v", min(opt.tryTimeout, connectTimeout))
 	case errors.As(err, &op):
 		return op.Err
-	case errors.Is(err, context.DeadlineExceeded):
-		return context.DeadlineExceeded
+	case !connect.IsWireError(err) && errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("no answer within %v", opt.tryTimeout)
 	case errors.As(err, &ce):
-		return &plainError{ce}
+		return &controllerMessage{ce}
 	}
 	return err
 }
 
-// plainError says what a controller said, without the code in front of it.
-type plainError struct{ cause *connect.Error }
+// controllerMessage prints a controller's message without the code in front of it.
+type controllerMessage struct{ cause *connect.Error }
 
-func (e *plainError) Error() string { return e.cause.Message() }
-func (e *plainError) Unwrap() error { return e.cause }
+func (e *controllerMessage) Error() string { return e.cause.Message() }
+func (e *controllerMessage) Unwrap() error { return e.cause }
 
-// undelivered says whether a failed request has certainly not been carried out:
-// nobody was reached, or a controller said that it does not lead.
+// undelivered reports whether a failed request has certainly not been carried out: no
+// connection was made, or the controller answered that it does not lead.
 func undelivered(err error) bool {
 	var op *net.OpError
 	return electing(err) || errors.As(err, &op) && op.Op == "dial"
 }
 
-// electing says whether an error is the answer of a controller that does not lead. It
-// names the leader, if there is one.
+// electing reports whether err is the answer of a controller that does not lead. Such an
+// answer carries LeaderHeader, which is empty while there is no leader.
 func electing(err error) bool {
 	var ce *connect.Error
 	return errors.As(err, &ce) && ce.Code() == connect.CodeUnavailable && len(ce.Meta().Values(quarrypb.LeaderHeader)) > 0
 }
 
-// next chooses whom to ask after controller i did not answer.
-func (c *control) next(i int, err *connect.Error) {
+// next chooses the controller to ask after controller i has failed with err.
+func (c *controllerCalls) next(i int, err error) {
 	to := (i + 1) % len(c.clients)
-	if err != nil {
-		if leader := strings.TrimRight(err.Meta().Get(quarrypb.LeaderHeader), "/"); leader != "" {
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		if leader := strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/"); leader != "" {
 			for j, u := range c.urls {
 				if u == leader {
 					to = j
@@ -169,15 +250,24 @@ func (c *control) next(i int, err *connect.Error) {
 	c.current.CompareAndSwap(int32(i), int32(to))
 }
 
-// unary adapts a generated method to one answer message; it may be carried out twice.
-func unary[Q, A any](c *control, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
+// request sends an idempotent request: it may be carried out more than once.
+func request[Q, A any](c *controllerCalls, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
 	var out *A
-	err := c.call(ctx, oneTry(&out, q, method))
+	err := c.do(ctx, usual, tryOf(&out, q, method))
 	return out, err
 }
 
-// oneTry is one request to one controller.
-func oneTry[Q, A any](out **A, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) func(context.Context, quarrypbconnect.ControllerClient) error {
+// requestOnce sends a request that must not be carried out twice; see callOptions.atMostOnce.
+func requestOnce[Q, A any](c *controllerCalls, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
+	var out *A
+	opt := usual
+	opt.atMostOnce = true
+	err := c.do(ctx, opt, tryOf(&out, q, method))
+	return out, err
+}
+
+// tryOf makes a try of a generated method. It stores the answer in out.
+func tryOf[Q, A any](out **A, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) try {
 	return func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		res, err := method(cl, ctx, connect.NewRequest(q))
 		if err == nil {
@@ -187,15 +277,8 @@ func oneTry[Q, A any](out **A, q *Q, method func(quarrypbconnect.ControllerClien
 	}
 }
 
-// change is unary for what must not be carried out twice.
-func change[Q, A any](c *control, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
-	var out *A
-	err := c.callFor(ctx, manner{each: callTimeout, patience: electionPatience, once: true}, oneTry(&out, q, method))
-	return out, err
-}
-
-// watch follows the table of one controller until the stream ends.
-func (c *control) watch(ctx context.Context, since uint64, apply func(*quarrypb.Table) error) error {
+// watchTable receives table changes from one controller and applies them until the stream ends.
+func (c *controllerCalls) watchTable(ctx context.Context, since uint64, apply func(*quarrypb.Table) error) error {
 	i := int(c.current.Load())
 	st, err := c.clients[i].WatchTable(ctx, connect.NewRequest(&quarrypb.WatchTableRequest{SinceRevision: since}))
 	if err != nil {

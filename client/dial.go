@@ -10,10 +10,10 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// errTransport: the node has no endpoint that the configuration allows.
+// errTransport: the node has no endpoint that the Config allows.
 var errTransport = errors.New("no usable transport")
 
-// order of preference under auto.
+// preferred lists the providers in the order in which TransportAuto tries them.
 var preferred = []quarrypb.Provider{quarrypb.Provider_PROVIDER_VERBS, quarrypb.Provider_PROVIDER_SHM, quarrypb.Provider_PROVIDER_TCP}
 
 func providerName(p quarrypb.Provider) string {
@@ -28,11 +28,11 @@ func providerName(p quarrypb.Provider) string {
 	return p.String()
 }
 
-// allowed says whether the configuration lets a provider be used to a node.
+// allowed reports whether the Config and this host allow the use of a node's endpoint.
 func (c *Client) allowed(e *quarrypb.Endpoint) bool {
 	name := providerName(e.Provider)
 	switch {
-	case c.fabrics.byName[name] == nil:
+	case c.dialers.byName[name] == nil:
 		return false
 	case c.cfg.RequireRDMA:
 		return name == TransportVerbs
@@ -42,36 +42,63 @@ func (c *Client) allowed(e *quarrypb.Endpoint) bool {
 	return c.cfg.Transport == TransportAuto || c.cfg.Transport == name
 }
 
-// chose says once which provider is used to a node, and, where the node has RDMA
-// and it is another, why.
-func (c *Client) chose(n *quarrypb.Node, name, address string, failed []error) {
+// logProvider logs which provider is used for a node and, if the node has RDMA and another
+// provider is used, why. failed are the errors of the providers tried before.
+func (c *Client) logProvider(n *quarrypb.Node, name, address string, failed []error) {
 	c.cfg.Logger.Info("fabric", "node", n.Name, "provider", name, "address", address)
 	if name == TransportVerbs || c.cfg.Transport != TransportAuto {
 		return
 	}
 	for _, e := range n.Endpoints {
 		if e.Provider == quarrypb.Provider_PROVIDER_VERBS {
-			c.cfg.Logger.Warn("fabric: the node has RDMA, it is not used", "node", n.Name, "provider", name, "reason", errors.Join(append(failed, c.fabrics.noRDMA)...))
+			c.cfg.Logger.Warn("fabric: the node has RDMA, which is not used", "node", n.Name, "provider", name, "reason", errors.Join(append(failed, c.dialers.noRDMA)...))
 			return
 		}
 	}
 }
 
-// dial connects a lane to a node. The first provider that works for a node stays:
-// under auto another is tried only while none has ever worked.
+// nodeProvider is the provider that has worked for one incarnation of a node. A later
+// incarnation may run on another host or have other adapters.
+type nodeProvider struct {
+	incarnation uint64
+	provider    string
+}
+
+// rememberProvider records the provider that has worked for an incarnation of a node, unless
+// one is recorded. It reports whether it was the first.
+func (c *Client) rememberProvider(node uint32, p nodeProvider) (first bool) {
+	for {
+		old, known := c.providers.LoadOrStore(node, p)
+		if !known {
+			return true
+		}
+		if old.(nodeProvider).incarnation == p.incarnation {
+			return false
+		}
+		if c.providers.CompareAndSwap(node, old, p) {
+			return true
+		}
+	}
+}
+
+// dial connects a lane to a node. The first provider that works for an incarnation of a node
+// is used from then on: TransportAuto tries another only while none has worked.
 func (c *Client) dial(ctx context.Context, n *quarrypb.Node, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
-	chosen, _ := c.providers.Load(n.Id)
+	chosen := ""
+	if v, ok := c.providers.Load(n.Id); ok && v.(nodeProvider).incarnation == n.Incarnation {
+		chosen = v.(nodeProvider).provider
+	}
 	var errs []error
 	for _, p := range preferred {
 		for _, e := range n.Endpoints {
 			name := providerName(e.Provider)
-			if e.Provider != p || !c.allowed(e) || chosen != nil && chosen != name {
+			if e.Provider != p || !c.allowed(e) || chosen != "" && chosen != name {
 				continue
 			}
-			conn, err := c.fabrics.byName[name].Dial(ctx, e.Address, t, lane)
+			conn, err := c.dialers.byName[name].Dial(ctx, e.Address, t, lane)
 			if err == nil {
-				if _, known := c.providers.LoadOrStore(n.Id, name); !known {
-					c.chose(n, name, e.Address, errs)
+				if c.rememberProvider(n.Id, nodeProvider{n.Incarnation, name}) {
+					c.logProvider(n, name, e.Address, errs)
 				}
 				return conn, nil
 			}

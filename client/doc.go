@@ -1,5 +1,5 @@
-// Package client is the Go SDK of Quarry: a session with a cluster, and shared
-// objects that are allocated, read, written and freed with one-sided verbs.
+// Package client is the Go SDK of Quarry. A Client opens a session with a cluster and
+// allocates, reads, updates and frees shared objects with one-sided verbs.
 //
 //	c, err := client.Connect(ctx, client.Config{Controllers: []string{"http://127.0.0.1:7420"}})
 //	ref, err := c.Alloc(ctx, []byte("hello"), client.AllocOptions{})
@@ -7,21 +7,39 @@
 //	err = c.Write(ctx, ref, []byte("world"))
 //	err = c.Free(ctx, ref)
 //
-// A Client is safe for many goroutines. Each call runs on a lane of its own:
-// connections, scratch memory and a magazine of claimed slabs that nobody else
-// touches meanwhile.
+// ConfigFromEnvironment returns the configuration that the command quarry would use.
+//
+// A Client is safe for concurrent use. Each call runs on a lane: a set of connections,
+// scratch memory and a magazine of claimed slabs that one call at a time owns.
+// Config.Lanes bounds how many calls run at the same time.
 //
 // # Three answers
 //
-// A call returns nil; or an error that means not done and never will be; or an
-// error that wraps ErrUnknown: it may have been done, at most once. The context's
-// deadline bounds every call, DefaultTimeout does where it has none.
+// A call returns one of three answers:
+//
+//   - nil: the operation was done.
+//   - an error that does not wrap ErrUnknown: the operation was not done and never will be.
+//   - an error that wraps ErrUnknown: the operation was done once or not at all. Read the
+//     object to find out.
+//
+// # Contexts
+//
+// A call checks its context when it starts and between rounds of verbs. If the context has
+// ended, the call's error wraps the context's error. The context's deadline also bounds the
+// wait for answers; without a deadline Config.Timeout does. If the context ends while a
+// change is in flight, the call first learns the outcome of the change or undoes it. That
+// takes up to one second longer and closes the call's connection to the storage node. A call
+// that cannot finish this in time ends the session; the Client opens another.
 //
 // # Obligations of the caller
 //
-//  1. Close the Client: it gives back what it holds. A process that dies without
-//     Close blocks the slabs it was writing until its lease has run out.
-//  2. A Ref is a capability within the tenant: keep it where you keep pointers,
-//     or under a name (Names).
-//  3. Callbacks do not call the Client and do not keep the slices they are given.
+//  1. Close the Client. Close gives back the claimed slabs. If a process dies without
+//     Close, the slabs it was writing stay reserved until the session is fenced: about
+//     0.1 s after the process died, or one lease (3 s by default) after its host died.
+//  2. A Ref grants access to its object within the tenant. Store it like a pointer, or
+//     register it under a name (Names).
+//  3. A callback must not call the Client and must not keep the slices it receives. It may
+//     run for any time without delaying a failover. While a callback of Update runs, other
+//     writers of that object wait; while any callback runs, freed memory is not reused.
+//     The controller may end a session that delays reuse for more than 20 leases (one minute).
 package client

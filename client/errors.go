@@ -2,34 +2,57 @@ package client
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/quarrystore/quarry/alloc"
-	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// Answers. All but ErrUnknown mean: not done, and never will be.
+// Errors of calls, for errors.Is. Every error that does not wrap ErrUnknown means that the
+// operation was not done and never will be.
 var (
-	ErrFreed     = slab.ErrFreed
-	ErrBadRef    = slab.ErrBadRef
-	ErrImmutable = slab.ErrImmutable
-	ErrBusy      = slab.ErrBusy
-	ErrCorrupt   = slab.ErrCorrupt
-	ErrConflict  = slab.ErrConflict
-	ErrTooLarge  = slab.ErrTooLarge
-	ErrLease     = slab.ErrLease
-	ErrNoRegion  = slab.ErrNoRegion
-	ErrNoSpace   = alloc.ErrNoSpace
-	// ErrArgument: the call asks for what there cannot be.
-	ErrArgument = errors.New("invalid argument")
-	// ErrUnknown: may have been done, at most once. Read to find out.
+	// ErrUnknown: the operation was done once or not at all. Read the object to find out.
 	ErrUnknown = slab.ErrUnknown
-	// ErrFenced: the session was ended; the Client opens a new one by itself.
-	ErrFenced = errors.New("session has been fenced")
-	// ErrClosed: the Client has been closed.
-	ErrClosed = errors.New("client is closed")
-	// ErrUnreachable: no controller, or no way to a node's memory.
-	ErrUnreachable = errors.New("unreachable")
-	// ErrNoName, ErrNameExists: the placement library has no such name, or has it already.
-	ErrNoName     = errors.New("no such name")
+
+	// ErrFreed: the object has been freed.
+	ErrFreed = slab.ErrFreed
+	// ErrBadRef: the Ref does not name an object of this cluster.
+	ErrBadRef = slab.ErrBadRef
+	// ErrNoRegion: the distribution table has no region with the number in the Ref.
+	ErrNoRegion = slab.ErrNoRegion
+	// ErrImmutable: the object was allocated with AllocOptions.WriteOnce.
+	ErrImmutable = slab.ErrImmutable
+	// ErrConflict: the object or name is not at the version that the caller named.
+	ErrConflict = slab.ErrConflict
+	// ErrBusy: other writers changed or held the object during every attempt. Retry later.
+	ErrBusy = slab.ErrBusy
+	// ErrCorrupt: no replica of the object has an image with a valid checksum.
+	ErrCorrupt = slab.ErrCorrupt
+	// ErrTooLarge: the payload exceeds MaxObjectBytes, or the capacity that the object was
+	// allocated with.
+	ErrTooLarge = slab.ErrTooLarge
+	// ErrNoSpace: no region has a free slab of the size, and the cluster refused to make
+	// another region for want of memory or storage nodes.
+	ErrNoSpace = alloc.ErrNoSpace
+
+	// ErrArgument: an argument is outside its documented range.
+	ErrArgument = errors.New("invalid argument")
+	// ErrBadName: the string cannot be a name. It is also an ErrArgument.
+	ErrBadName = fmt.Errorf("%w: bad name", ErrArgument)
+	// ErrReadOnly: the call changes memory, and Config.ReadOnly is set.
+	ErrReadOnly = errors.New("client is read-only")
+	// ErrNoName: the placement library has no such name.
+	ErrNoName = errors.New("no such name")
+	// ErrNameExists: the placement library has the name already.
 	ErrNameExists = errors.New("name exists")
+
+	// ErrUnreachable: no controller answered, or no node that holds the object's region
+	// answered. The call fails as soon as the distribution table says so.
+	ErrUnreachable = errors.New("unreachable")
+	// ErrLease: the session's lease ran out before the answer could be returned. Retry.
+	ErrLease = slab.ErrLease
+	// ErrFenced: the session has ended. The Client opens another for later calls.
+	ErrFenced = errors.New("session has been fenced")
+	// ErrClosed: Close has been called.
+	ErrClosed = errors.New("client is closed")
 )

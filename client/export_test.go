@@ -2,44 +2,89 @@ package client
 
 import (
 	"context"
+	"errors"
+	"time"
 
-	"google.golang.org/protobuf/proto"
+	pb "google.golang.org/protobuf/proto"
 
-	"github.com/quarrystore/quarry/internal/slab"
+	"github.com/quarrystore/quarry/alloc"
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// Held is a lane in the middle of a call, for tests that look between two verbs.
+// Held is a lane with a running call, for tests that act between two rounds.
 type Held struct{ l *lane }
 
-// Hold begins a call.
+// Hold takes a lane and starts a call on it.
 func Hold(ctx context.Context, c *Client) (*Held, error) {
 	l, err := c.lane(ctx, KindOther)
 	return &Held{l}, err
 }
 
+func (h *Held) Reservation() proto.R                       { return h.l.Reservation() }
 func (h *Held) Release()                                   { h.l.session.client.done(h.l, nil) }
 func (h *Held) Region(id uint32) (*slab.Region, error)     { return h.l.Region(id) }
 func (h *Held) Do(r *rdma.Round)                           { h.l.Do(r) }
 func (h *Held) Settle(r *slab.Region, d *rdma.Round) error { return h.l.Settle(r, d) }
-func (h *Held) Pause() error                               { return h.l.Pause(spins + 1) }
+func (h *Held) Pause() error                               { return h.l.Pause(yieldAttempts + 1) }
 
-// Acknowledged is what the present session would acknowledge now.
-func Acknowledged(c *Client) (table, reclaim uint64) { return c.current.Load().settled() }
+// Acknowledged returns what the present session would acknowledge now.
+func Acknowledged(c *Client) (table, reclaim uint64) { return c.current.Load().acknowledgeable() }
 
-// Table is a copy of the table of the present session.
+// Table returns a copy of the present session's table.
 func Table(c *Client) *quarrypb.Table {
-	t := c.current.Load().now.Load().table
+	t := c.current.Load().view.Load().table
 	out := &quarrypb.Table{Cluster: t.Cluster(), Revision: t.Revision(), ReclaimEpoch: t.ReclaimEpoch(), Whole: true}
 	for _, n := range t.Nodes() {
-		out.Nodes = append(out.Nodes, proto.CloneOf(n))
+		out.Nodes = append(out.Nodes, pb.CloneOf(n))
 	}
 	for _, r := range t.Regions() {
-		out.Regions = append(out.Regions, proto.CloneOf(r))
+		out.Regions = append(out.Regions, pb.CloneOf(r))
 	}
 	return out
 }
 
-// Install gives the present session a table, as if a controller had sent it.
+// Install installs a table in the present session as if a controller had sent it.
 func Install(c *Client, t *quarrypb.Table) error { return c.current.Load().install(t) }
+
+// AllocInTwo is Alloc of a large object. It calls between after it has made the chunks and
+// before it makes the index. If between returns an error, there is no index: the chunks are
+// freed if the error is that of a deadline, else left.
+func AllocInTwo(ctx context.Context, c *Client, payload []byte, between func(chunks []Ref) error) (Ref, error) {
+	l, err := c.lane(ctx, KindAlloc)
+	if err != nil {
+		return Ref{}, err
+	}
+	x, err := l.writeChunks(payload, alloc.Home{Replicas: c.defaultReplicas()})
+	if err == nil {
+		if err = between(x.chunks); errors.Is(err, context.DeadlineExceeded) {
+			l.freeChunks(x.chunks)
+		}
+	}
+	var ref Ref
+	if err == nil {
+		ref, err = l.alloc.Alloc(x.encode(), alloc.Want{Kind: proto.Pair, Replicas: c.defaultReplicas(), Tag: proto.TagIndex, Capacity: indexRoom(len(payload))})
+	}
+	c.done(l, err)
+	return ref, err
+}
+
+// CloseWithin is Close with a bound on the wait for running calls.
+func CloseWithin(c *Client, timeout time.Duration) error { return c.closeWithin(timeout) }
+
+// Disposing returns the number of ended sessions whose memory is not freed yet.
+func Disposing(c *Client) int { return int(c.disposing.Load()) }
+
+// CloseTimeout returns how long Close would take at most.
+func CloseTimeout(c *Client) time.Duration { return c.closeTimeout() }
+
+// Suspend makes it look to the present session as if the host had been suspended for d.
+func Suspend(c *Client, d time.Duration) {
+	c.current.Load().suspendedAtOpen.Add(-int64(d))
+	StepWallClock(c, d)
+}
+
+// StepWallClock makes it look to the present session as if the wall clock had been set by d.
+func StepWallClock(c *Client, d time.Duration) { c.current.Load().wallOffset.Add(-int64(d)) }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -19,10 +20,13 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
+
+// patience bounds the wait for what must come: it ends a test that hangs, and no other.
+const patience = 3 * time.Minute
 
 // TestCallsGoOnOverARestart: a node restarts under calls. The survivor opens the
 // region again when every call has acknowledged the table that leaves the node;
@@ -69,7 +73,7 @@ func TestCallsGoOnOverARestart(t *testing.T) {
 					}
 				}
 				return true
-			}, 60*time.Second, 10*time.Millisecond, "the region opens again")
+			}, patience, 10*time.Millisecond, "the region opens again")
 			close(stop)
 			wg.Wait()
 			require.NoError(t, c.Free(t.Context(), ref))
@@ -93,7 +97,7 @@ func TestLossOfANodeLowersNoPromise(t *testing.T) {
 	require.Eventually(t, func() bool {
 		r := client.Table(c).Regions[0]
 		return r.Epoch > 1 && r.State == quarrypb.RegionState_REGION_STATE_OPEN
-	}, 60*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	want := payload(2 << 20)
 	require.NoError(t, c.Write(t.Context(), ref, want))
 	got, err := c.Read(t.Context(), ref, nil)
@@ -117,7 +121,7 @@ func moveOn(c *client.Client, region uint32) *quarrypb.Table {
 	return next
 }
 
-// TestWaitingCallHoldsUpNoTable: DESIGN 6, one epoch per operation. A call holds
+// TestWaitingCallHoldsUpNoTable: docs/DESIGN.md#failover, one epoch per operation. A call holds
 // up the acknowledgement of a new table until it waits; from then on no verb of it
 // goes to what it had open before, and the reclaim epoch stays its own.
 func TestWaitingCallHoldsUpNoTable(t *testing.T) {
@@ -173,7 +177,7 @@ func TestWaitingCallHoldsUpNoTable(t *testing.T) {
 		}
 		again.Revision++
 		return client.Install(c, again) == nil && call.Pause() == nil && false
-	}, 10*time.Second, time.Millisecond)
+	}, patience, time.Millisecond)
 	require.ErrorIs(t, <-waiting, context.DeadlineExceeded)
 	lost := moveOn(c, reg.ID) // so that closing the client waits for nothing
 	for _, r := range lost.Regions {
@@ -184,9 +188,9 @@ func TestWaitingCallHoldsUpNoTable(t *testing.T) {
 	require.ErrorIs(t, err, client.ErrUnreachable)
 }
 
-// TestAnotherLifeIsNotTakenForThisOne: hazard 32. The node at the address of the
-// table answers, but it is not the life that the table means.
-func TestAnotherLifeIsNotTakenForThisOne(t *testing.T) {
+// TestAnotherIncarnationIsNotTakenForThisOne: hazard 32. The node at the address of the
+// table answers, but it is not the incarnation that the table means.
+func TestAnotherIncarnationIsNotTakenForThisOne(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 1})
 	c := cluster.Connect(client.Config{Transport: client.TransportTCP})
 	ref, err := c.Alloc(t.Context(), []byte("x"), client.AllocOptions{})
@@ -215,29 +219,55 @@ func TestAnotherLifeIsNotTakenForThisOne(t *testing.T) {
 // heartbeats lets everything through to a controller and keeps what heartbeats report.
 type heartbeats struct {
 	mu       sync.Mutex
+	count    int
 	troubles [][]*quarrypb.NodeTrouble
 }
 
 func (h *heartbeats) proxy(t *testing.T, to string) string {
+	return proxy(t, to, func(r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, "/Heartbeat") {
+			return
+		}
+		b, err := io.ReadAll(r.Body)
+		m := &quarrypb.HeartbeatRequest{}
+		if err == nil && proto.Unmarshal(b, m) == nil {
+			h.mu.Lock()
+			h.count++
+			if len(m.Troubles) > 0 {
+				h.troubles = append(h.troubles, m.Troubles)
+			}
+			h.mu.Unlock()
+		}
+		r.Body = io.NopCloser(bytes.NewReader(b))
+	})
+}
+
+// proxy passes requests on to a controller, each behind look. It returns its own address.
+func proxy(t *testing.T, to string, look func(*http.Request)) string {
 	u, err := url.Parse(to)
 	require.NoError(t, err)
 	p := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(u) }, FlushInterval: -1}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasSuffix(r.URL.Path, "/Heartbeat") {
-			b, err := io.ReadAll(r.Body)
-			m := &quarrypb.HeartbeatRequest{}
-			if err == nil && proto.Unmarshal(b, m) == nil && len(m.Troubles) > 0 {
-				h.mu.Lock()
-				h.troubles = append(h.troubles, m.Troubles)
-				h.mu.Unlock()
-			}
-			r.Body = io.NopCloser(bytes.NewReader(b))
-		}
+		look(r)
 		p.ServeHTTP(w, r)
 	}))
 	t.Cleanup(s.CloseClientConnections)
 	t.Cleanup(s.Close)
 	return s.URL
+}
+
+// connectBy connects by the address of one controller, or of a proxy of it.
+func connectBy(t *testing.T, url string) *client.Client {
+	c, err := client.Connect(t.Context(), client.Config{Controllers: []string{url}, Replicas: 1, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// stall waits until the caller of a request has given up.
+func stall(r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body) // only then is the end of the connection noticed
+	<-r.Context().Done()
 }
 
 // TestTroubleIsReported: what breaks under calls reaches the controller with the
@@ -259,7 +289,7 @@ func TestTroubleIsReported(t *testing.T) {
 		seen.mu.Lock()
 		defer seen.mu.Unlock()
 		return len(seen.troubles) > 0
-	}, 20*time.Second, time.Millisecond)
+	}, patience, time.Millisecond)
 	seen.mu.Lock()
 	defer seen.mu.Unlock()
 	sick := uint32(0)

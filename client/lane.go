@@ -11,56 +11,78 @@ import (
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/internal/clock"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
-	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// lane is the slab.Port of one call at a time: its own connections to the nodes,
-// its own scratch memory, its own magazines.
+// lane carries one call at a time: it implements slab.Port and alloc.Source with connections,
+// scratch memory and magazines of its own. A lane stays with its session.
+//
+// The goroutine that has set busy owns the lane. Fields without another word are the owner's.
 type lane struct {
-	session *session
-	number  uint32
+	session *session // never changes
+	number  uint32   // index in session.lanes, part of each reservation; never changes
 	busy    atomic.Bool
-	// began is the view that the call in hand began with, nil between calls. While
-	// idle the call waits and works by no table; resumed is the view that it went on
-	// with, nil before the first wait.
-	began   atomic.Pointer[view]
-	resumed atomic.Pointer[view]
-	idle    atomic.Bool
-	_       [32]byte // the next lane's words are on other cache lines
 
-	slab  *slab.Lane
-	alloc *alloc.Allocator
+	// The next three say which tables the running call works by. The owner writes them;
+	// session.acknowledgeable reads them.
+	//
+	// startView is the view that the call has started with, nil between calls. It holds back
+	// the reclaim epoch until the call ends.
+	startView atomic.Pointer[tableView]
+	// resumeView is the view that the call has adopted after it was parked last, nil before.
+	resumeView atomic.Pointer[tableView]
+	// parked: the call works by no table at present. See park.
+	parked atomic.Bool
+	_      [32]byte // the words of the next lane are on other cache lines
 
-	// Of the call in hand.
-	ctx      context.Context
-	deadline int64
-	waited   time.Duration // by Pause
-	asked    time.Duration // waited, when the controller was asked last
-	waits    bool          // it has been idle
+	slab  *slab.Lane       // nil before the first call
+	alloc *alloc.Allocator // nil before the first call
 
-	seen    *view // what regions are by
-	regions map[uint32]*opened
-	last    *opened
-	conns   map[uint32]*nodeConn
+	// ctx and deadline (clock.Now time) bound the running call. They are the caller's or,
+	// while overrunCause is set, those of the extra time that overrun has given the call.
+	ctx          context.Context // nil between calls
+	deadline     int64
+	overrunCause error              // why the call had to end
+	cancel       context.CancelFunc // of ctx, while overrunCause is set
+	// unsettled: a round that may have changed memory has failed, and no new attempt has
+	// begun. Invariant: while it is set the call does not end before Settle has succeeded, or
+	// its session ends.
+	unsettled bool
 
-	sequence uint64
-	rng      *rand.Rand
-	counts   counting
-	dice     uint64 // thrown at each call
-	clocked  int64  // when the call in hand began, 0 unless it is one whose time is taken
-	events   laneEvents
+	waited  time.Duration // time that the running call has paused
+	askedAt time.Duration // waited, when HolderFenced asked the controller last
+	// hasParked: the running call has been parked, so the session may have acknowledged a
+	// later table than the one its regions are of. From then on Do checks each chain.
+	hasParked bool
+	// parkedUntilRound: the call is parked until its next round. Implies hasParked.
+	parkedUntilRound bool
+
+	adopted *tableView             // regions and conns agree with this view; nil before the first
+	regions map[uint32]*openRegion // open regions by number
+	last    *openRegion            // the region used last if it is ready under adopted, else nil
+	conns   map[uint32]*nodeConn   // open connections by node
+
+	sequence  uint64 // of reservations; only rises. A session ends before it wraps around.
+	rng       *rand.Rand
+	counters  callCounters
+	sampler   uint64 // state of the generator that chooses the calls to measure
+	startedAt int64  // clock.Now at the start of the running call if it is measured, else 0
+	events    laneEvents
 }
 
 func newLane(s *session, number uint32) *lane {
-	return &lane{session: s, number: number, regions: map[uint32]*opened{}, conns: map[uint32]*nodeConn{}, dice: rand.Uint64(),
-		rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+	random := rand.Uint64
+	if w := s.client.cfg.Wire; w != nil {
+		random = w.Random
+	}
+	return &lane{session: s, number: number, regions: map[uint32]*openRegion{}, conns: map[uint32]*nodeConn{}, sampler: random(),
+		rng: rand.New(rand.NewPCG(random(), random()))}
 }
 
-// start begins a call of a kind on the lane.
+// start begins a call of a kind. ctx.Err if the context has ended already.
 func (l *lane) start(ctx context.Context, k Kind) error {
 	if l.slab == nil {
 		var err error
@@ -75,155 +97,221 @@ func (l *lane) start(ctx context.Context, k Kind) error {
 		l.session.end(errors.New("a lane has used up its reservation numbers"))
 		return l.session.err()
 	}
-	l.ctx, l.waited, l.asked = ctx, 0, 0
+	l.ctx, l.waited, l.askedAt, l.unsettled = ctx, 0, 0, false
 	now := clock.Now()
-	l.deadline = now + int64(DefaultTimeout)
-	if d, ok := ctx.Deadline(); ok {
-		l.deadline = now + int64(time.Until(d))
+	l.deadline = now + int64(l.session.client.cfg.Timeout)
+	if ctx.Done() != nil {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if d, ok := ctx.Deadline(); ok {
+			if l.deadline = now + int64(time.Until(d)); l.deadline <= now {
+				return context.DeadlineExceeded
+			}
+		}
 	}
-	if k != l.counts.kind {
-		l.counts.turn(k, l.slab.Tally())
+	if k != l.counters.kind {
+		l.counters.switchKind(k, l.slab.Tally())
 	}
-	l.clocked = 0
-	if l.dice = l.dice*lcgFactor + lcgStep; l.dice>>(64-clockBits) == 0 {
-		l.clocked = now
+	l.startedAt = 0
+	if l.sampler = l.sampler*lcgFactor + lcgStep; l.sampler>>(64-sampleBits) == 0 {
+		l.startedAt = now
 	}
-	l.enter()
+	l.adoptStartView()
 	return nil
 }
 
-// enter takes the newest view and says so. The order matters: who acknowledges a
-// view looks at began after having stored the view; whoever of the two comes
-// second sees the other.
-func (l *lane) enter() {
+// adoptStartView lets the call work by the session's present view.
+//
+// The lane stores startView and then loads the session's view again. A goroutine that
+// acknowledges a table stores the session's view first and loads startView then. So of the
+// two, the one that stores second finds what the other has stored.
+func (l *lane) adoptStartView() {
 	for {
-		v := l.session.now.Load()
-		l.began.Store(v)
-		if l.session.now.Load() == v {
+		v := l.session.view.Load()
+		l.startView.Store(v)
+		if l.session.view.Load() == v {
 			return
 		}
 	}
 }
 
-// suspend begins a wait: until resume the call counts as idle where tables are
-// acknowledged, or a failover would wait for the call and the call for the
-// failover. The reclaim epoch stays with the beginning of the call. False if the
-// call is idle already.
+// park lets the call work by no table until unpark, so that the session can acknowledge later
+// ones while the call waits. Otherwise a failover would wait for the call, and the call for
+// the failover. The reclaim epoch stays that of startView. false if the call is parked already.
 //
-// Preconditions: no verb is under way whose outcome will be used as of later than now.
-func (l *lane) suspend() bool {
-	if l.idle.Load() {
+// Preconditions: no in-flight verb's result may be treated as current after this call.
+func (l *lane) park() bool {
+	if l.parked.Load() {
 		return false
 	}
-	l.publish() // it may be long
-	l.waits = true
-	l.idle.Store(true)
+	l.publish() // the wait may be long
+	l.hasParked = true
+	l.parked.Store(true)
 	return true
 }
 
-// resume ends a wait with the newest view. As in enter, whoever comes second of
-// this and of who acknowledges sees the other.
-func (l *lane) resume() {
+// unpark ends park, or parkUntilRound, and adopts the session's present view. The order of
+// stores and loads is that of adoptStartView.
+func (l *lane) unpark() {
+	l.parkedUntilRound = false
 	for {
-		v := l.session.now.Load()
-		l.resumed.Store(v)
-		l.idle.Store(false)
-		if l.session.now.Load() == v {
+		v := l.session.view.Load()
+		l.resumeView.Store(v)
+		l.parked.Store(false)
+		if l.session.view.Load() == v {
 			break
 		}
-		l.idle.Store(true)
+		l.parked.Store(true)
 	}
-	if v := l.resumed.Load(); v != l.seen {
-		l.sync(v)
+	if v := l.resumeView.Load(); v != l.adopted {
+		l.adopt(v)
 	}
 }
 
-// finish ends the call.
+// parkForCallback parks the call while a callback of the caller runs, which may take any time.
+// unparkAfterCallback, or the next round, ends that.
+//
+// Preconditions: those of park; the call is not parked.
+func (l *lane) parkForCallback() {
+	l.parked.Store(true)
+}
+
+// unparkAfterCallback ends parkForCallback. If the view that the call worked by is still the
+// session's, nothing else is to be done: this is the common case.
+func (l *lane) unparkAfterCallback() {
+	l.parked.Store(false)
+	v := l.resumeView.Load()
+	if v == nil {
+		v = l.startView.Load()
+	}
+	if l.session.view.Load() == v {
+		return
+	}
+	l.parked.Store(true)
+	l.hasParked = true
+	l.unpark()
+}
+
+// parkUntilRound is parkForCallback for a callback that runs many times between two rounds.
+func (l *lane) parkUntilRound() {
+	if !l.parkedUntilRound {
+		l.parkedUntilRound, l.hasParked = true, true
+		l.parkForCallback()
+	}
+}
+
+// finish ends the running call, whose answer is err.
 func (l *lane) finish(err error) {
-	l.began.Store(nil)
-	if l.waits {
-		l.waits = false
-		l.resumed.Store(nil)
+	l.startView.Store(nil)
+	if l.hasParked {
+		l.hasParked, l.parkedUntilRound = false, false
+		l.resumeView.Store(nil)
+		l.parked.Store(false)
 	}
-	l.counts.calls++
+	l.counters.calls++
 	if err != nil {
-		l.counts.failed(err)
+		l.counters.failed(err)
 	}
-	if l.clocked != 0 {
-		l.counts.took(time.Duration(clock.Now() - l.clocked))
+	if l.startedAt != 0 {
+		l.counters.took(time.Duration(clock.Now() - l.startedAt))
 		l.publish()
+	}
+	if l.overrunCause != nil {
+		l.overrunCause = nil
+		l.cancel()
 	}
 	l.ctx = nil
 }
 
-// Do performs a round. After a wait the table may have been acknowledged behind
-// the back of whoever holds a region of before: no verb goes there any more.
+// Do performs a round; see slab.Port.
 func (l *lane) Do(r *rdma.Round) {
 	r.Deadline = l.deadline
-	if l.waits {
+	if l.hasParked {
 		l.doChecked(r)
 		return
 	}
 	rdma.Do(r)
 }
 
-// errMovedOn: the verb belongs to an epoch that the session has given up.
-var errMovedOn = fmt.Errorf("%w: the table has moved on", rdma.ErrKey)
+// errStaleEpoch: the verb belongs to an epoch of its region that the session has given up.
+var errStaleEpoch = fmt.Errorf("%w: the region has a later epoch", rdma.ErrKey)
 
-// doChecked performs the chains that go to regions of the present epoch, and
-// refuses the others as their node would.
+// doChecked performs a round of a call that has been parked. The session may have acknowledged
+// a later table since the round's targets were looked up. So chains to regions of the adopted
+// epoch are posted, and the others fail as their node would make them fail.
 func (l *lane) doChecked(r *rdma.Round) {
+	if l.parkedUntilRound {
+		l.parkedUntilRound = false
+		l.unparkAfterCallback()
+	}
 	for i := range r.Len() {
 		c := r.At(i)
-		if reg := l.seen.table.Region(c.To.Window.Region); reg == nil || reg.Epoch != c.To.Window.Epoch {
-			c.Err, c.Done = errMovedOn, 0
+		if reg := l.adopted.table.Region(c.To.Window.Region); reg == nil || reg.Epoch != c.To.Window.Epoch {
+			c.Err, c.Done = errStaleEpoch, 0
 		} else if len(c.Verbs) > 0 {
 			c.To.Conn.Post(c)
 		}
 	}
 	for i := range r.Len() {
-		if c := r.At(i); len(c.Verbs) > 0 && c.Err != errMovedOn {
+		if c := r.At(i); len(c.Verbs) > 0 && c.Err != errStaleEpoch {
 			c.To.Conn.Wait(c, r.Deadline)
 		}
 	}
 }
 
 const (
-	spins        = 3 // attempts that only yield: a live holder is done within a microsecond or two
-	pauseBase    = 20 * time.Microsecond
-	pauseMost    = 10 * time.Millisecond
-	askAfter     = 50 * time.Millisecond  // of waiting for one holder
-	askEvery     = 100 * time.Millisecond // then
-	certifyBound = 100 * time.Millisecond
+	// yieldAttempts is how many attempts only yield the processor: a holder of a slab that
+	// runs is done within a microsecond or two.
+	yieldAttempts = 3
+	// Later attempts pause for a random time below basePause, doubled with each attempt up
+	// to maxPause.
+	basePause = 20 * time.Microsecond
+	maxPause  = 10 * time.Millisecond
+	// askAfter is how long a call waits for the holders of slabs before it asks the
+	// controller whether one of them is fenced; askPeriod is the time between two questions.
+	askAfter  = 50 * time.Millisecond
+	askPeriod = 100 * time.Millisecond
+	// askTimeout bounds one question to one controller.
+	askTimeout = 100 * time.Millisecond
 )
 
-// Pause backs off with full jitter.
+// Pause waits before a new attempt; see slab.Port. Nothing is unsettled then.
 func (l *lane) Pause(attempt int) error {
-	if err := l.ctx.Err(); err != nil {
+	if err := l.endErr(); err != nil {
 		return err
 	}
-	if clock.Now() >= l.deadline {
-		return context.DeadlineExceeded
+	if attempt == 0 {
+		return nil
+	}
+	l.unsettled = false
+	return l.backOff(attempt)
+}
+
+// backOff is Pause in the middle of an attempt: a change may be unsettled.
+func (l *lane) backOff(attempt int) error {
+	if err := l.waitErr(); err != nil {
+		return err
 	}
 	if err := l.session.err(); err != nil {
 		return err
 	}
-	if attempt <= spins {
+	if attempt <= yieldAttempts {
 		runtime.Gosched()
 		return nil
 	}
-	most := min(pauseMost, pauseBase<<min(attempt-spins, 16))
-	d := time.Duration(l.rng.Int64N(int64(most)))
+	limit := min(maxPause, basePause<<min(attempt-yieldAttempts, 16))
+	d := time.Duration(l.rng.Int64N(int64(limit)))
 	t := time.NewTimer(d)
 	defer t.Stop()
-	// Whoever backs off holds nothing, and looks at the region again.
-	if l.suspend() {
-		defer l.resume()
+	// A caller of backOff holds no slab and looks the region up again afterwards.
+	if l.park() {
+		defer l.unpark()
 	}
 	select {
 	case <-t.C:
 	case <-l.ctx.Done():
-		return l.ctx.Err()
+		return l.waitErr()
 	}
 	l.waited += d
 	l.events.waits.Add(1)
@@ -231,84 +319,64 @@ func (l *lane) Pause(attempt int) error {
 	return nil
 }
 
-// HolderFenced asks the controller for a certificate once waiting has taken long.
-func (l *lane) HolderFenced(holder uint32, attempt int) bool {
-	if l.waited < askAfter || l.asked != 0 && l.waited-l.asked < askEvery || holder == l.session.ticket.Session {
+// HolderFenced asks a controller for the certificate that a session is fenced in a region,
+// once the call has waited askAfter; see slab.Port.
+func (l *lane) HolderFenced(region, holder uint32, attempt int) bool {
+	if l.waited < askAfter || l.askedAt != 0 && l.waited-l.askedAt < askPeriod || holder == l.session.ticket.Session {
 		return false
 	}
-	l.asked = l.waited
+	l.askedAt = l.waited
 	sent := clock.Now()
 	defer func() { l.waited += time.Duration(clock.Now() - sent) }()
-	fenced := false
-	// No patience with elections: the slab may be free long before there is a leader,
-	// and a call that stands here acknowledges no table.
-	ctx, cancel := context.WithTimeout(l.ctx, 2*certifyBound)
+	// An election is not waited for: the slab may be free long before there is a leader, and
+	// a call that waits here is not parked.
+	ctx, cancel := context.WithTimeout(l.ctx, 2*askTimeout)
 	defer cancel()
-	err := l.session.client.control.callFor(ctx, manner{each: certifyBound}, certify(l.session.ticket.Serial, holder, &fenced))
-	if err == nil && fenced {
-		l.events.certificates.Add(1)
+	var res *quarrypb.CertifyFenceResponse
+	err := l.session.client.control.do(ctx, callOptions{tryTimeout: askTimeout}, l.session.certificate(&res, region, holder, 0))
+	if err != nil || !res.Fenced {
+		return false
 	}
-	return err == nil && fenced
+	l.events.certificates.Add(1)
+	return true
 }
 
 func (l *lane) LeaseValid() bool { return l.session.leaseValid() }
 
-// Reservation is session, lane and a number never used before on it.
+// Reservation returns the session's number, the lane's number and a sequence number that the
+// lane has never used before.
 func (l *lane) Reservation() proto.R {
 	l.sequence++
 	return proto.MakeR(l.session.ticket.Session, uint64(l.number)<<sequenceBits|l.sequence)
 }
 
-// sequenceBits of a reservation count the lane's attempts, the others are the
-// lane's number. A session ends before a lane has used up half of them.
+// sequenceBits of a reservation's sequence are the lane's sequence number; the others are the
+// lane's number. A session ends before one of its lanes has used half of the numbers.
 const sequenceBits = proto.SequenceBits - 8
 
 var _ = [1]struct{}{}[maxLanes-1<<(proto.SequenceBits-sequenceBits)]
 
 func (l *lane) EndSession(reason error)       { l.session.end(reason) }
 func (l *lane) Buffer(n int) ([]byte, error)  { return l.session.arena.Alloc(n) }
-func (l *lane) Regions(replicas int) []uint32 { return l.session.now.Load().byRepl[replicas] }
+func (l *lane) Regions(h alloc.Home) []uint32 { return *l.session.view.Load().usable.of(h) }
 func (l *lane) Random() uint64                { return l.rng.Uint64() }
 
-// growPatience is how long a session takes a refusal of a region for an answer:
-// many callers that find the cluster full must not keep the controller from
-// renewing leases.
-const growPatience = 300 * time.Millisecond
+// errBitsLeft: slabs were freed in a region that became unavailable before their map bits were
+// cleared. The session must not be closed in order, because no scrub follows that.
+var errBitsLeft = fmt.Errorf("%w: map bits of freed slabs are left to the scrub", ErrUnreachable)
 
-// refusal is an answer of the controller, and until when it is good.
-type refusal struct {
-	err   error
-	until int64
-}
-
-// Grow asks the controller for another region.
-func (l *lane) Grow(replicas int, newest uint32) error {
-	known := &l.session.refused[replicas]
-	if r := known.Load(); r != nil && clock.Now() < r.until {
-		return r.err
-	}
-	if l.suspend() {
-		defer l.resume()
-	}
-	// A timer of its own: bounded has none.
-	ctx, cancel := context.WithTimeout(l.ctx, time.Duration(l.deadline-clock.Now()))
-	defer cancel()
-	_, err := unary(l.session.client.control, ctx, &quarrypb.CreateRegionRequest{Replicas: uint32(replicas), UnlessNewerThan: &newest}, quarrypbconnect.ControllerClient.CreateRegion)
-	if err != nil {
-		known.Store(&refusal{err, clock.In(growPatience)})
-		return err
-	}
-	l.session.refresh(l.ctx)
-	return nil
-}
-
-// close gives claims back and closes connections. The caller has the lane.
+// close gives back the lane's claimed slabs and closes its connections. After an error the
+// session must not be closed in order.
+// Preconditions: the caller owns the lane.
 func (l *lane) close(ctx context.Context) error {
 	var err error
 	if l.slab != nil {
 		if err = l.start(ctx, KindOther); err == nil {
 			if l.session.err() == nil {
 				err = l.alloc.Close()
+				if err == nil && !l.alloc.Idle() {
+					err = errBitsLeft
+				}
 			}
 			l.finish(err)
 		}
@@ -320,4 +388,27 @@ func (l *lane) close(ctx context.Context) error {
 	clear(l.regions)
 	l.last = nil
 	return err
+}
+
+// trim gives back the claimed slabs of an idle lane.
+// Preconditions: the caller owns the lane.
+func (l *lane) trim(ctx context.Context) {
+	if l.alloc == nil || l.alloc.Idle() {
+		return
+	}
+	if err := l.start(ctx, KindOther); err != nil {
+		return
+	}
+	// Claims in a region that has another epoch, or is not open, are void already. Claims in
+	// a region that is open and cannot be reached are kept.
+	t := l.startView.Load().table
+	l.alloc.Forget(func(reg *slab.Region) bool {
+		r := t.Region(reg.ID)
+		return r == nil || r.Epoch != reg.Epoch || r.State != quarrypb.RegionState_REGION_STATE_OPEN
+	})
+	err := l.alloc.Trim()
+	if err != nil {
+		l.session.client.cfg.Logger.Debug("claims not given back", "error", err)
+	}
+	l.finish(err)
 }

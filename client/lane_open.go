@@ -10,37 +10,39 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// opened is a region as this lane has it open.
-type opened struct {
+// openRegion is a region that a lane has opened under one epoch. The embedded slab.Region is
+// immutable: a change of the table row makes another openRegion.
+type openRegion struct {
 	slab.Region
-	row *quarrypb.Region
-	*access
+	row *quarrypb.Region // of the table, as the region was opened
+	*regionAccess
 }
 
-// access is the way to the replicas of a region in one epoch. Its targets stay
-// where they are when a connection is made anew, so that who holds them goes on.
-type access struct {
-	ready   bool // false: open again before use
+// regionAccess is how a lane reaches the replicas of a region in one epoch. slab.Region.To
+// points into targets; a new connection to a node changes its target in place, so that an
+// operation that holds the slab.Region goes on with the new connection.
+type regionAccess struct {
+	ready   bool // false: the region must be opened again before its next use
 	targets [slab.MaxReplicas]rdma.Target
 }
 
-// nodeConn is a connection to one life of a node.
+// nodeConn is a lane's connection to one incarnation of a node.
 type nodeConn struct {
 	rdma.Conn
 	node        uint32
 	incarnation uint64
-	cut         atomic.Bool // closed because the table has left the node
+	cut         atomic.Bool // install has closed it because the table has removed the node
 }
 
-// rightLife says whether the connection goes to the node of the table: an address
-// may have been given to another since.
-func (c *nodeConn) rightLife() bool {
+// rightPeer reports whether the node that answered is the node of the table: another node may
+// have been given the address since.
+func (c *nodeConn) rightPeer() bool {
 	p, ok := c.Conn.(rdma.Peer)
 	if !ok {
 		return true
@@ -49,15 +51,15 @@ func (c *nodeConn) rightLife() bool {
 	return node == c.node && incarnation == c.incarnation
 }
 
-// Region is the lane's view of a region under the present table; a region that is
-// being recovered is waited for.
+// Region returns a region as the present table has it; see slab.Port. It waits for a region
+// that is being recovered.
 func (l *lane) Region(id uint32) (*slab.Region, error) {
-	v := l.session.now.Load()
-	if v == l.seen && l.last != nil && l.last.ID == id {
+	v := l.session.view.Load()
+	if v == l.adopted && l.last != nil && l.last.ID == id {
 		return &l.last.Region, nil
 	}
-	if v != l.seen {
-		l.sync(v)
+	if v != l.adopted {
+		l.adopt(v)
 	}
 	if o := l.regions[id]; o != nil && o.ready {
 		l.last = o
@@ -66,44 +68,55 @@ func (l *lane) Region(id uint32) (*slab.Region, error) {
 	return l.await(id)
 }
 
-// await opens a region, and waits where the table says that it is being recovered.
+// await opens a region. It waits while the table says that the region is being recovered, but
+// not for a region that is unavailable, unless the call has a change to settle.
 func (l *lane) await(id uint32) (*slab.Region, error) {
-	if l.suspend() {
+	if l.park() {
 		defer func() {
-			if l.idle.Load() {
-				l.resume()
+			if l.parked.Load() {
+				l.unpark()
 			}
 		}()
 	}
-	l.sync(l.session.now.Load())
+	if err := l.waitErr(); err != nil {
+		return nil, err
+	}
+	l.adopt(l.session.view.Load())
+	var failed error // why the attempts failed that the end of the call has not cut short
 	for attempt := 1; ; attempt++ {
 		err := l.open(id, attempt)
 		if err == nil {
-			// The table may have changed meanwhile: what counts is what we resume with.
-			l.resume()
+			// The table may have changed meanwhile: the view adopted now decides.
+			l.unpark()
 			if o := l.regions[id]; o != nil && o.ready {
 				l.last = o
 				return &o.Region, nil
 			}
-			l.suspend()
+			l.park()
 			continue
 		}
-		if !errors.Is(err, errNotYet) {
+		if !errors.Is(err, errNotYet) || isFinal(err) && !l.unsettled {
 			return nil, fmt.Errorf("region %d: %w", id, err)
 		}
-		if perr := l.Pause(attempt); perr != nil {
-			return nil, fmt.Errorf("region %d: %w: %w", id, err, perr)
+		if !errors.Is(err, errCutShort) {
+			failed = err
 		}
-		l.session.refresh(l.ctx)
-		l.sync(l.session.now.Load())
+		if ended := l.backOff(attempt); ended != nil {
+			if failed == nil {
+				return nil, fmt.Errorf("region %d: the call ended before its nodes had answered: %w", id, ended)
+			}
+			return nil, fmt.Errorf("region %d: %w: %w: %w", id, ErrUnreachable, failed, ended)
+		}
+		_ = l.session.refresh(l.ctx)
+		l.adopt(l.session.view.Load())
 	}
 }
 
-// sync drops what the lane has open of earlier epochs.
-func (l *lane) sync(v *view) {
-	l.seen, l.last = v, nil
+// adopt makes the lane's regions and connections agree with a view.
+func (l *lane) adopt(v *tableView) {
+	l.adopted, l.last = v, nil
 	for id, c := range l.conns {
-		if !reachable(v.table, id, c.incarnation) || c.cut.Load() {
+		if !inService(v.table, id, c.incarnation) || c.cut.Load() {
 			l.drop(c)
 		}
 	}
@@ -113,49 +126,90 @@ func (l *lane) sync(v *view) {
 		case r == nil || r.Epoch != o.Epoch || r.State != quarrypb.RegionState_REGION_STATE_OPEN:
 			delete(l.regions, id)
 		case v.headers[id] != o.Headers || r != o.row:
-			n := &opened{Region: o.Region, row: r, access: o.access}
+			n := &openRegion{Region: o.Region, row: r, regionAccess: o.regionAccess}
 			n.Headers = v.headers[id]
-			n.ready = n.ready && sameReplicas(r, o.row) // a joiner has become a backup
+			// Not ready if a rebuilding replica has become a backup, or no replica answers.
+			n.ready = n.ready && sameReplicas(r, o.row) && r.Usable()
 			l.regions[id] = n
 		}
 	}
 }
 
-// sameReplicas says whether two rows of one region have the same places in the same order.
+// sameReplicas reports whether two rows of a region have the same replicas in the same order.
 func sameReplicas(a, b *quarrypb.Region) bool {
 	return slices.EqualFunc(a.Replicas, b.Replicas, func(x, y *quarrypb.Replica) bool {
 		return x.Node == y.Node && x.Incarnation == y.Incarnation && x.State == y.State
 	})
 }
 
-// errNotYet: the region cannot be used now, but a newer table may say otherwise.
-var errNotYet = errors.New("not open yet")
+// Why a region could not be opened.
+var (
+	// errNotYet: not now, but perhaps under a later table or in a later attempt.
+	errNotYet = errors.New("not open yet")
+	// errCutShort is an errNotYet of an attempt to reach a node that ended because the call
+	// must end. It says nothing about the node.
+	errCutShort = fmt.Errorf("%w: cut short by the end of the call", errNotYet)
+	// errUnavailable: the table says that no node with a replica in sync answers. A call with
+	// a change to settle waits; for all others this is the answer.
+	errUnavailable error = &unusableError{"no node with a replica in sync answers (quarry status)", true}
+	// errLost: the table says that the memory of every replica is lost.
+	errLost error = &unusableError{"every replica is lost", false}
+)
 
-// open connects to a region's replicas and asks for its windows.
-// Preconditions: the lane is idle.
+// unusableError says why the table has a region that cannot be used.
+type unusableError struct {
+	why       string
+	temporary bool // a later table may have the region usable in the same epoch
+}
+
+func (u *unusableError) Error() string { return ErrUnreachable.Error() + ": " + u.why }
+func (u *unusableError) Is(target error) bool {
+	return target == ErrUnreachable || target == slab.ErrUnavailable || u.temporary && target == errNotYet
+}
+
+// fullError: a node accepts no further session or connection. Like errUnavailable it is an
+// errNotYet only for a call with a change to settle: others would keep dialing.
+type fullError struct{ cause error }
+
+func (f *fullError) Error() string {
+	return fmt.Sprintf("%v: %v: use fewer lanes or clients, or raise --max-sessions or --max-connections of the node", ErrUnreachable, f.cause)
+}
+func (f *fullError) Is(target error) bool { return target == ErrUnreachable || target == errNotYet }
+func (f *fullError) Unwrap() error        { return f.cause }
+
+// isFinal reports whether an errNotYet is the answer of a call that has nothing to settle.
+func isFinal(err error) bool { return err == errUnavailable || errors.Is(err, rdma.ErrFull) }
+
+// notYet is the errNotYet of a failed attempt to reach a node.
+func (l *lane) notYet(err error) error {
+	if l.attemptsEnd() {
+		return fmt.Errorf("%w: %w", errCutShort, err)
+	}
+	return fmt.Errorf("%w: %w", errNotYet, err)
+}
+
+// open connects to the replicas of a region and opens their windows.
+// Preconditions: the lane is parked.
 func (l *lane) open(id uint32, attempt int) error {
 	if err := l.session.err(); err != nil {
 		return err
 	}
-	r := l.seen.table.Region(id)
-	if r == nil {
-		// A name may have been read before the table that has its region.
-		l.session.refresh(l.ctx)
-		l.sync(l.session.now.Load())
-		if r = l.seen.table.Region(id); r == nil {
-			return ErrNoRegion
-		}
+	r, err := l.row(id)
+	if err != nil {
+		return err
 	}
-	switch r.State {
-	case quarrypb.RegionState_REGION_STATE_OPEN:
-	case quarrypb.RegionState_REGION_STATE_LOST:
-		return fmt.Errorf("%w: every replica is lost", ErrUnreachable)
+	switch {
+	case r.Usable():
+	case r.Condition == quarrypb.RegionState_REGION_STATE_UNAVAILABLE:
+		return errUnavailable
+	case r.State == quarrypb.RegionState_REGION_STATE_LOST:
+		return errLost
 	default:
 		return errNotYet
 	}
-	o := &opened{row: r, access: &access{}}
-	if have := l.regions[id]; have != nil { // of this epoch, as sync has left it
-		o.access = have.access
+	o := &openRegion{row: r, regionAccess: &regionAccess{}}
+	if have := l.regions[id]; have != nil { // of this epoch, because adopt has kept it
+		o.regionAccess = have.regionAccess
 	}
 	o.ready = false
 	g, err := proto.NewGeometry(r.SizeBytes)
@@ -163,17 +217,17 @@ func (l *lane) open(id uint32, attempt int) error {
 		return err
 	}
 	o.Region = slab.Region{ID: id, Epoch: r.Epoch, Seed: proto.RegionSeed([16]byte(r.Uuid)), Geometry: g,
-		Durable: r.Durability == quarrypb.Durability_DURABILITY_PMEM, Want: int(r.WantReplicas), ReadOnly: l.session.ticket.Rights == rdma.ReadOnly,
-		Headers: l.seen.headers[id]}
+		Durable: durable(r), Want: int(r.WantReplicas), ReadOnly: l.session.ticket.Rights == rdma.ReadOnly,
+		Headers: l.adopted.headers[id]}
 	for _, rep := range r.Replicas {
-		if !inUse(rep) {
+		if !isActive(rep) {
 			continue
 		}
 		t, err := l.window(r, rep, attempt)
 		if err != nil {
 			return err
 		}
-		o.targets[o.N] = t // in place: see access
+		o.targets[o.N] = t // in place: see regionAccess
 		o.To[o.N] = &o.targets[o.N]
 		o.Rebuilding[o.N] = rep.State == quarrypb.ReplicaState_REPLICA_STATE_REBUILDING
 		o.N++
@@ -188,13 +242,31 @@ func (l *lane) open(id uint32, attempt int) error {
 	return nil
 }
 
-// window asks one node for its replica of a region.
+// row returns the table row of a region. If the adopted table has none it reads a newer one:
+// the Ref may come from a name that is younger than the table.
+func (l *lane) row(id uint32) (*quarrypb.Region, error) {
+	if r := l.adopted.table.Region(id); r != nil {
+		return r, nil
+	}
+	err := l.session.refresh(l.ctx)
+	l.adopt(l.session.view.Load())
+	r := l.adopted.table.Region(id)
+	switch {
+	case r != nil:
+		return r, nil
+	case err != nil:
+		return nil, fmt.Errorf("%w: it is not in the client's table, and no newer table could be read: %w", slab.ErrUnavailable, err)
+	}
+	return nil, ErrNoRegion
+}
+
+// window opens one node's replica of a region.
 func (l *lane) window(r *quarrypb.Region, rep *quarrypb.Replica, attempt int) (rdma.Target, error) {
 	c, err := l.connect(rep.Node, rep.Incarnation, attempt)
 	if err != nil {
 		return rdma.Target{}, err
 	}
-	ctx, cancel := l.try(attempt)
+	ctx, cancel := l.attemptContext(attempt)
 	defer cancel()
 	w, err := c.Open(ctx, r.Id, r.Epoch)
 	switch {
@@ -206,15 +278,16 @@ func (l *lane) window(r *quarrypb.Region, rep *quarrypb.Replica, attempt int) (r
 	case errors.Is(err, rdma.ErrRefused):
 		return rdma.Target{}, fmt.Errorf("node %d: %w", rep.Node, err)
 	case err != nil:
-		l.trouble(rep.Node, err)
+		l.reportTrouble(rep.Node, err)
 		l.drop(c)
-		return rdma.Target{}, fmt.Errorf("%w: node %d: %w", errNotYet, rep.Node, err)
+		return rdma.Target{}, l.notYet(fmt.Errorf("node %d: %w", rep.Node, err))
 	case w.Bytes != r.SizeBytes:
 		return rdma.Target{}, fmt.Errorf("node %d has %d bytes of it, the table says %d", rep.Node, w.Bytes, r.SizeBytes)
 	}
 	return rdma.Target{Conn: c.Conn, Window: w}, nil
 }
 
+// connect returns the lane's connection to an incarnation of a node, a new one if needed.
 func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn, error) {
 	if c := l.conns[node]; c != nil {
 		if c.incarnation == incarnation && !c.cut.Load() {
@@ -222,33 +295,38 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 		}
 		l.drop(c)
 	}
-	if !reachable(l.seen.table, node, incarnation) {
+	if !inService(l.adopted.table, node, incarnation) {
 		return nil, errNotYet
 	}
-	ctx, cancel := l.try(attempt)
+	ctx, cancel := l.attemptContext(attempt)
 	defer cancel()
-	conn, err := l.session.client.dial(ctx, l.seen.table.Node(node), &l.session.ticket, l.number)
+	conn, err := l.session.client.dial(ctx, l.adopted.table.Node(node), &l.session.ticket, l.number)
 	switch {
 	case errors.Is(err, rdma.ErrRevoked):
 		l.session.end(err)
 		return nil, l.session.err()
 	case errors.Is(err, errTransport):
 		return nil, err
-	case err != nil:
-		l.trouble(node, err)
+	case errors.Is(err, rdma.ErrFull):
+		return nil, &fullError{err}
+	case errors.Is(err, rdma.ErrRefused):
+		// A node that answers works: there is no trouble to report.
 		return nil, fmt.Errorf("%w: %w", errNotYet, err)
+	case err != nil:
+		l.reportTrouble(node, err)
+		return nil, l.notYet(err)
 	}
 	c := &nodeConn{Conn: conn, node: node, incarnation: incarnation}
-	if !l.session.enlist(c) || !c.rightLife() {
+	if !l.session.register(c) || !c.rightPeer() {
 		l.session.discard(c)
-		return nil, fmt.Errorf("%w: node %d has another life", errNotYet, node)
+		return nil, fmt.Errorf("%w: node %d has another incarnation", errNotYet, node)
 	}
 	l.conns[node] = c
 	return c, nil
 }
 
-// drop gives a connection up. Regions open through it are opened again before
-// their next use.
+// drop closes a connection. Regions that were opened through it are opened again before their
+// next use.
 func (l *lane) drop(c *nodeConn) {
 	l.session.discard(c)
 	if l.conns[c.node] == c {
@@ -264,43 +342,26 @@ func (l *lane) drop(c *nodeConn) {
 	}
 }
 
-// trouble tells the controller, with a heartbeat, what a node does to calls.
-func (l *lane) trouble(node uint32, err error) {
-	if l.ctx.Err() != nil {
-		return // the caller gave up, or had no more patience
+// reportTrouble lets the next heartbeat tell the controller that a node did not answer.
+func (l *lane) reportTrouble(node uint32, err error) {
+	if l.attemptsEnd() {
+		return // the call has to end, which says nothing about the node
 	}
 	timeout := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
-	if l.session.troubles.note(node, timeout) {
-		l.session.beatSoon()
+	if l.session.troubles.add(node, timeout) {
+		l.session.requestHeartbeat()
 	}
 }
 
 const (
-	// tryTimeout bounds the first try to reach a node. A node that is gone is to be
-	// left soon, one that is only slow has more time with each try.
-	tryTimeout  = 500 * time.Millisecond
-	tryDoubling = 4
+	// firstAttemptTimeout bounds the first attempt to reach a node, so that a dead node costs
+	// little time. It doubles with each attempt, attemptDoublings times, for slow nodes.
+	firstAttemptTimeout = 500 * time.Millisecond
+	attemptDoublings    = 4
 )
 
-// try is the call's context for one attempt to reach a node.
-func (l *lane) try(attempt int) (context.Context, context.CancelFunc) {
-	d := tryTimeout << min(max(attempt, 1)-1, tryDoubling)
+// attemptContext is the call's context for one attempt to reach a node.
+func (l *lane) attemptContext(attempt int) (context.Context, context.CancelFunc) {
+	d := firstAttemptTimeout << min(max(attempt, 1)-1, attemptDoublings)
 	return context.WithTimeout(l.ctx, min(d, time.Duration(l.deadline-clock.Now())))
 }
-
-// bounded is the call's context, with the call's deadline.
-func (l *lane) bounded() context.Context {
-	if _, ok := l.ctx.Deadline(); ok {
-		return l.ctx
-	}
-	return boundedContext{l.ctx, time.Now().Add(time.Duration(l.deadline - clock.Now()))}
-}
-
-// boundedContext gives a context a deadline without a timer: dialers and Open
-// apply deadlines themselves.
-type boundedContext struct {
-	context.Context
-	at time.Time
-}
-
-func (b boundedContext) Deadline() (time.Time, bool) { return b.at, true }

@@ -4,48 +4,64 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// Settle gives up what failed: see slab.Port. Each failed chain ends in one of two
-// ways: its connection has been made anew, so that its node says that nothing runs
-// any more; or the table has left the chain's epoch, so that its keys are dead.
-// Meanwhile the call is idle: what its other chains have read is as of before.
+// Settle makes sure that no chain of a failed round can still run; see slab.Port. A chain is
+// settled in one of two ways: its connection was reset, so that its node has confirmed that
+// nothing of it runs any more; or the table has a later epoch of its region, so that its key
+// is void. Meanwhile the call is parked, so what the other chains have read is out of date.
+// A call that must end gets settleTime for this.
+//
+// A round of READs has nothing to settle. Its connections are closed, and the call ends with
+// ErrUnreachable as soon as the table says that the region is unavailable.
 func (l *lane) Settle(_ *slab.Region, r *rdma.Round) error {
-	if l.suspend() {
-		defer l.resume()
+	if l.park() {
+		defer l.unpark()
+	}
+	for i := range r.Len() {
+		l.unsettled = l.unsettled || changesMemory(r.At(i))
+	}
+	if !l.unsettled && l.endErr() != nil {
+		l.abandonReads(r)
+	} else if err := l.waitErr(); err != nil {
+		return err
 	}
 	for attempt := 1; ; attempt++ {
-		wait, err := l.settleOnce(r, attempt)
-		if err != nil || !wait {
+		again, err := l.settleChains(r, attempt)
+		if err != nil || !again {
 			return err
 		}
-		// A node does not answer. Either it does later, or the table moves on.
-		if err := l.Pause(attempt); err != nil {
+		// A node does not answer. It will later, or the table will have a later epoch.
+		if err := l.backOff(attempt); err != nil {
+			if !l.unsettled {
+				return fmt.Errorf("%w: a node has broken a connection and accepted no other: %w", ErrUnreachable, err)
+			}
 			return err
 		}
-		l.session.refresh(l.ctx)
-		l.sync(l.session.now.Load())
+		_ = l.session.refresh(l.ctx)
+		l.adopt(l.session.view.Load())
 	}
 }
 
-// settleOnce deals with every failed chain of a round; wait says that one of them
-// may still run.
-func (l *lane) settleOnce(r *rdma.Round, attempt int) (wait bool, err error) {
-	l.sync(l.session.now.Load())
+// settleChains tries to settle every failed chain of a round. again means that one of them may
+// still run.
+func (l *lane) settleChains(r *rdma.Round, attempt int) (again bool, err error) {
+	l.adopt(l.session.view.Load())
 	for i := range r.Len() {
 		c := r.At(i)
 		switch {
-		case c.Err == nil, errors.Is(c.Err, errMovedOn):
+		case c.Err == nil, errors.Is(c.Err, errStaleEpoch):
 		case errors.Is(c.Err, rdma.ErrRevoked):
 			l.session.end(c.Err)
 			return false, l.session.err()
 		case errors.Is(c.Err, rdma.ErrKey):
-			// The epoch is over, or the node has another life: learn the table, ask for new keys.
+			// The region has a later epoch or the node another incarnation: read the table and
+			// open the region again.
 			l.events.staleKeys.Add(1)
-			l.session.refresh(l.ctx)
-			l.forget(c.To.Window.Region)
+			_ = l.session.refresh(l.ctx)
+			l.reopen(c.To.Window.Region)
 		case errors.Is(c.Err, rdma.ErrRefused):
 			return false, fmt.Errorf("region %d: %w", c.To.Window.Region, c.Err)
 		default:
@@ -54,16 +70,16 @@ func (l *lane) settleOnce(r *rdma.Round, attempt int) (wait bool, err error) {
 				return false, err
 			}
 			if settled {
-				c.Err = nil // do not give it up again
+				c.Err = nil // the next attempt leaves it alone
 			} else {
-				wait = true
+				again = true
 			}
 		}
 	}
-	return wait, l.session.err()
+	return again, l.session.err()
 }
 
-// settleBroken gives up the connection of a chain that has had no answer.
+// settleBroken tries to settle a chain that has brought no answer.
 func (l *lane) settleBroken(c *rdma.Chain, attempt int) (settled bool, _ error) {
 	w := &c.To.Window
 	for _, nc := range l.conns {
@@ -71,40 +87,42 @@ func (l *lane) settleBroken(c *rdma.Chain, attempt int) (settled bool, _ error) 
 			continue
 		}
 		if nc.cut.Load() {
-			l.drop(nc) // the controller knows
+			l.drop(nc) // the controller has removed the node already
 			break
 		}
-		l.trouble(nc.node, c.Err)
+		if l.overrunCause == nil { // else the chain may only have met the caller's deadline
+			l.reportTrouble(nc.node, c.Err)
+		}
 		l.events.resets.Add(1)
-		ctx, cancel := l.try(attempt)
+		ctx, cancel := l.attemptContext(attempt)
 		err := nc.Reset(ctx)
 		cancel()
 		switch {
 		case errors.Is(err, rdma.ErrRevoked):
 			l.session.end(err)
 			return false, l.session.err()
-		case err == nil && nc.rightLife() && !nc.cut.Load():
+		case err == nil && nc.rightPeer() && !nc.cut.Load():
 			return true, nil
 		}
 		l.drop(nc)
 		break
 	}
-	if r := l.seen.table.Region(w.Region); r == nil || r.Epoch != w.Epoch {
+	if r := l.adopted.table.Region(w.Region); r == nil || r.Epoch != w.Epoch {
 		return true, nil
 	}
-	// A lane has one connection to a node: a new one ends the old.
+	// A lane has one connection to a node: the node ends the old one before it accepts another.
 	err := l.open(w.Region, attempt)
-	if err != nil && !errors.Is(err, errNotYet) {
-		return false, err
+	if err != nil && !errors.Is(err, errNotYet) || isFinal(err) && !l.unsettled {
+		return false, fmt.Errorf("region %d: %w", w.Region, err)
 	}
 	return err == nil, nil
 }
 
-// forget makes the next use of a region open it again.
-func (l *lane) forget(id uint32) {
+// reopen makes the next use of a region open it again.
+func (l *lane) reopen(id uint32) {
 	l.last = nil
 	if o := l.regions[id]; o != nil {
 		o.ready = false
 	}
-	l.sync(l.session.now.Load())
+	l.adopt(l.session.view.Load())
 }

@@ -4,98 +4,254 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/quarrystore/quarry/alloc"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// Objects above one slab are lists of write-once slabs behind one index slab:
+// This file is the layer of large objects, between the calls of the SDK and slabs. The slab
+// of a small object holds the payload. The slab of a large object holds an index: the list
+// of the write-once slabs, called chunks, that hold the payload. No other file of this
+// package distinguishes the two.
 //
-//	index payload   | bytes:8 | chunk bytes:8 | ref:16 | ref:16 | ...
+// A change of a large object writes new chunks, commits a new index and then frees the old
+// chunks. So it linearizes at the commit of the index, like a change of a small object.
 //
-// A change writes new chunks, commits a new index and frees the old chunks, so it
-// takes effect at the commit of the index like any other.
+// Invariant: every chunk that a committed index names is allocated until a later index has
+// been committed, or the object has been freed. A reader that finds a chunk freed reads the
+// index again.
+
 const (
 	// MaxObjectBytes is the largest payload of an object.
 	MaxObjectBytes = 64 << 20
-	indexBytes     = 16
-	// chunkClass: small enough that a chunk is sealed and copied from the cache,
-	// large enough that an index of 64 MiB is one small slab.
-	chunkClass = proto.Class(12) // 256 KiB
-	// maxIndexReads bounds how often a reader finds the index changed meanwhile.
+	// maxIndexReads bounds how often a call reads an index again because it has changed.
 	maxIndexReads = 64
 )
 
 var (
-	// errMoved: a chunk is gone, the index has changed meanwhile.
-	errMoved = errors.New("index has changed")
-	// errIsLarge leaves the fast path: the slab is an index.
-	errIsLarge = errors.New("object of several slabs")
+	// errIndexChanged: a chunk has been freed, so the index that names it is not the present one.
+	errIndexChanged = errors.New("index has changed")
+	// errIsLarge: a change of a small object has found an index.
+	errIsLarge = errors.New("object is large")
 )
 
-// chunkBytes is the payload of every chunk but the last.
-func chunkBytes() int { return chunkClass.PayloadBytes(proto.Single) }
+// isIndex reports whether an image holds the index of a large object.
+func isIndex(image *slab.Info) bool { return image.Tag&proto.TagIndex != 0 }
 
-type index struct {
-	bytes  int64
-	chunks []Ref
+// content is what an image holds: a payload or an index.
+type content struct {
+	large   bool
+	payload []byte // of a small object; aliases the image
+	index   index  // of a large object
 }
 
-func (x index) encode() []byte {
-	b := make([]byte, indexBytes, indexBytes+proto.RefBytes*len(x.chunks))
-	proto.PutWord(b, 0, uint64(x.bytes))
-	proto.PutWord(b, 8, uint64(chunkBytes()))
-	for _, r := range x.chunks {
-		b, _ = r.AppendBinary(b)
+// contentOf decodes an image. ErrCorrupt if it should be an index and is none.
+func contentOf(b []byte, image *slab.Info) (c content, err error) {
+	if c.large = isIndex(image); !c.large {
+		c.payload = b
+		return c, nil
 	}
-	return b
+	c.index, err = parseIndex(b)
+	return c, err
 }
 
-// parseIndex reads what a seal has vouched for; it checks all the same.
-func parseIndex(b []byte) (index, error) {
-	if len(b) < indexBytes || (len(b)-indexBytes)%proto.RefBytes != 0 {
-		return index{}, fmt.Errorf("%w: index slab of %d bytes", ErrCorrupt, len(b))
-	}
-	x := index{bytes: int64(proto.Word(b, 0))}
-	size := int64(proto.Word(b, 8))
-	for at := indexBytes; at < len(b); at += proto.RefBytes {
-		x.chunks = append(x.chunks, proto.DecodeRef(b[at:]))
-	}
-	if n := int64(len(x.chunks)); x.bytes < 0 || x.bytes > MaxObjectBytes || size != int64(chunkBytes()) || n != (x.bytes+size-1)/size {
-		return index{}, fmt.Errorf("%w: index of %d bytes in %d chunks of %d", ErrCorrupt, x.bytes, n, size)
-	}
-	return x, nil
+// infoOf describes an object with a payload of n bytes.
+func infoOf(image slab.Info, n int64, chunks int) Info {
+	return Info{Version: image.Version, Born: image.Born, Tag: image.Tag & proto.MaxUserTag, Bytes: n, Chunks: chunks}
 }
 
-// indexRoom is the payload of an index for an object of so many bytes.
-func indexRoom(n int) int {
-	return indexBytes + proto.RefBytes*((n+chunkBytes()-1)/chunkBytes())
+// errKeepsChanging is the error of a call that has read an index maxIndexReads times.
+func errKeepsChanging(ref Ref) error {
+	return fmt.Errorf("%w: %v changed during %d reads", ErrBusy, ref, maxIndexReads)
 }
 
-func (l *lane) allocLarge(payload []byte, w alloc.Want) (Ref, error) {
-	x, err := l.writeChunks(payload, w.Replicas)
+// readObject appends the payload of an object to dst. chunks is 0 for a small object.
+func (l *lane) readObject(ref Ref, dst []byte) (out []byte, image slab.Info, chunks int, err error) {
+	out, image, err = l.slab.Read(ref, dst)
+	if err != nil || !isIndex(&image) {
+		return out, image, 0, err
+	}
+	return l.readLarge(ref, dst, out[len(dst):], image)
+}
+
+// readLarge is readObject behind a READ that has returned an image b.
+func (l *lane) readLarge(ref Ref, dst, b []byte, image slab.Info) (out []byte, _ slab.Info, chunks int, err error) {
+	for range maxIndexReads {
+		c, err := contentOf(b, &image)
+		if err != nil {
+			return dst, image, 0, err
+		}
+		if !c.large {
+			return append(dst, c.payload...), image, 0, nil
+		}
+		if out, err = l.readChunks(c.index, dst); err != errIndexChanged {
+			return out, image, len(c.index.chunks), err
+		}
+		if b, image, err = l.slab.View(ref); err != nil {
+			return dst, image, 0, err
+		}
+	}
+	return dst, image, 0, errKeepsChanging(ref)
+}
+
+// viewObject returns the payload of an object. That of a small object is in the lane's
+// scratch memory, valid until the lane's next operation.
+func (l *lane) viewObject(ref Ref) ([]byte, error) {
+	b, image, err := l.slab.View(ref)
+	if err != nil || !isIndex(&image) {
+		return b, err
+	}
+	b, _, _, err = l.readLarge(ref, nil, b, image)
+	return b, err
+}
+
+// statObject describes an object.
+func (l *lane) statObject(ref Ref) (Info, error) {
+	b, image, err := l.slab.View(ref)
+	if err != nil {
+		return Info{}, err
+	}
+	c, err := contentOf(b, &image)
+	if err != nil {
+		return Info{}, err
+	}
+	info := infoOf(image, int64(len(c.payload)), 0)
+	if c.large {
+		info.Bytes, info.Chunks = c.index.bytes, len(c.index.chunks)
+	}
+	info.WriteOnce = l.isWriteOnce(ref)
+	return info, nil
+}
+
+// isWriteOnce reports whether an object is write-once, by the block header that a read of the
+// object has cached.
+func (l *lane) isWriteOnce(ref Ref) bool {
+	reg, err := l.Region(ref.Addr.Region())
+	if err != nil {
+		return false
+	}
+	b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
+	return ok && reg.Headers.Load(b).Kind() == proto.Single
+}
+
+// readRange is ReadAt on a lane.
+func (l *lane) readRange(ref Ref, p []byte, offset int64) (int, error) {
+	for range maxIndexReads {
+		b, image, err := l.slab.View(ref)
+		if err != nil {
+			return 0, err
+		}
+		c, err := contentOf(b, &image)
+		if err != nil {
+			return 0, err
+		}
+		if !c.large {
+			return copyAt(p, c.payload, offset)
+		}
+		first, part := c.index.part(offset, len(p))
+		b, err = l.readChunks(part, nil)
+		if err == nil {
+			return copyAt(p, b, offset-first)
+		}
+		if err != errIndexChanged {
+			return 0, err
+		}
+	}
+	return 0, errKeepsChanging(ref)
+}
+
+// copyAt is io.ReaderAt.ReadAt of a byte slice.
+func copyAt(p, b []byte, offset int64) (int, error) {
+	if offset > int64(len(b)) {
+		return 0, io.EOF
+	}
+	n := copy(p, b[offset:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// readObjects is ReadMany on a lane. Small objects are read in batches, large ones afterwards
+// and one by one.
+func (l *lane) readObjects(refs []Ref, fn func(i int, payload []byte, err error)) error {
+	var large []int
+	err := l.slab.ReadMany(refs, func(i int, b []byte, image slab.Info, err error) {
+		if err == nil && isIndex(&image) {
+			large = append(large, i)
+			return
+		}
+		l.parkUntilRound()
+		fn(i, b, err)
+	})
+	for _, i := range large {
+		var payload []byte
+		one := err
+		if one == nil {
+			payload, _, _, one = l.readObject(refs[i], nil)
+		}
+		l.parkUntilRound()
+		fn(i, payload, one)
+	}
+	return err
+}
+
+// readChunks appends the chunks of an index to dst. errIndexChanged if one has been freed.
+func (l *lane) readChunks(x index, dst []byte) ([]byte, error) {
+	out, own, at := dst, len(dst), len(dst)
+	if at == 0 && cap(dst) < int(x.bytes) {
+		// New memory gets the room in front that reading in place needs (slab.ReadChunks).
+		out, own, at = make([]byte, proto.SingleLead+int(x.bytes)), 0, proto.SingleLead
+	} else {
+		out = slices.Grow(dst, int(x.bytes))[:at+int(x.bytes)]
+	}
+	switch err := l.slab.ReadChunks(x.chunks, out, own, at, chunkBytes()); {
+	case errors.Is(err, ErrFreed):
+		return dst, errIndexChanged
+	case err != nil:
+		return dst, err
+	}
+	return out[at-len(dst):], nil
+}
+
+// allocObject is Alloc on a lane, with options that checkAlloc has completed.
+func (l *lane) allocObject(payload []byte, o AllocOptions) (Ref, error) {
+	w := alloc.Want{Kind: proto.Pair, Capacity: o.Capacity, Replicas: o.Replicas, Durable: o.Durability == Durable, Tag: o.Tag}
+	if o.WriteOnce {
+		w.Kind = proto.Single
+	}
+	room := max(len(payload), o.Capacity)
+	if room <= proto.MaxPayloadBytes(w.Kind) {
+		return l.alloc.Alloc(payload, w)
+	}
+	x, err := l.writeChunks(payload, w.Home())
 	if err != nil {
 		return Ref{}, err
 	}
 	w.Tag |= proto.TagIndex
-	w.Capacity = indexRoom(max(len(payload), w.Capacity))
+	w.Capacity = indexRoom(room)
 	ref, err := l.alloc.Alloc(x.encode(), w)
 	if err != nil && !errors.Is(err, ErrUnknown) {
-		l.freeRefs(x.chunks)
+		l.freeChunks(x.chunks)
 	}
 	return ref, err
 }
 
-// writeChunks allocates the chunks of a payload.
-func (l *lane) writeChunks(payload []byte, replicas int) (index, error) {
+// writeChunks allocates the chunks of a payload in regions of a kind. After an error none
+// is left.
+func (l *lane) writeChunks(payload []byte, h alloc.Home) (index, error) {
 	x := index{bytes: int64(len(payload))}
 	for len(payload) > 0 {
 		n := min(len(payload), chunkBytes())
-		ref, err := l.alloc.Alloc(payload[:n], alloc.Want{Kind: proto.Single, Replicas: replicas, Tag: proto.TagChunk})
+		ref, err := Ref{}, l.callerErr()
+		if err == nil {
+			ref, err = l.alloc.Alloc(payload[:n], alloc.Want{Kind: proto.Single, Replicas: h.Replicas, Durable: h.Durable, Tag: proto.TagChunk})
+		}
 		if err != nil {
-			l.freeRefs(x.chunks)
+			l.freeChunks(x.chunks)
 			return index{}, err
 		}
 		x.chunks = append(x.chunks, ref)
@@ -104,65 +260,125 @@ func (l *lane) writeChunks(payload []byte, replicas int) (index, error) {
 	return x, nil
 }
 
-// freeRefs gives chunks back. Chunks that cannot be freed now are unreachable and
-// carry their writer: the reachability scrub finds them.
-func (l *lane) freeRefs(refs []Ref) {
-	for _, r := range refs {
-		_, _, _ = l.alloc.Free(r)
+// freeChunks frees chunks that no committed index names. Those that this call has no time to
+// free are freed by the Client later.
+func (l *lane) freeChunks(chunks []Ref) {
+	l.extendForCleanup()
+	for i, r := range chunks {
+		if _, _, err := l.alloc.Free(r); err != nil && !errors.Is(err, ErrFreed) {
+			l.session.client.deferFrees(chunks[i:])
+			break
+		}
 	}
 	_ = l.alloc.Tidy()
 }
 
-func (l *lane) freeChunks(idx []byte) {
-	if x, err := parseIndex(idx); err == nil {
-		l.freeRefs(x.chunks)
+// freeChunksOf frees the chunks of an index that is not committed any more.
+func (l *lane) freeChunksOf(encoded []byte) {
+	if x, err := parseIndex(encoded); err == nil {
+		l.freeChunks(x.chunks)
 	}
 }
 
-// readLarge assembles an object behind an index that has just been read.
-func (l *lane) readLarge(ref Ref, dst, idx []byte) ([]byte, error) {
-	for range maxIndexReads {
-		x, err := parseIndex(idx)
+// replace commits what next makes of the present image of an object, a payload or an encoded
+// index, and then frees the chunks that the object had before. next may run more than once.
+func (l *lane) replace(ref Ref, next func(old []byte, image slab.Info, large bool) (body []byte, index bool, err error)) error {
+	var oldIndex []byte
+	_, err := l.slab.Update(ref, func(old []byte, image *slab.Info) ([]byte, error) {
+		large := isIndex(image)
+		if oldIndex = oldIndex[:0]; large {
+			oldIndex = append(oldIndex, old...)
+		}
+		body, index, err := next(old, *image, large)
+		if image.Tag &^= proto.TagIndex; index {
+			image.Tag |= proto.TagIndex
+		}
+		return body, err
+	})
+	if err == nil && len(oldIndex) > 0 {
+		l.freeChunksOf(oldIndex)
+	}
+	return err
+}
+
+// updateObject is Update on a lane.
+func (l *lane) updateObject(ref Ref, f func(old []byte) ([]byte, error)) error {
+	err := l.replace(ref, func(old []byte, _ slab.Info, large bool) ([]byte, bool, error) {
+		if large {
+			return nil, false, errIsLarge
+		}
+		payload, err := l.runCallback(f, old)
+		return payload, false, err
+	})
+	if err != nil && errors.Is(err, errIsLarge) {
+		return l.updateLarge(ref, f)
+	}
+	return err
+}
+
+// updateLarge is updateObject of an object that was large. f runs without a reservation on a
+// payload that has been read; the commit names the version of that payload.
+func (l *lane) updateLarge(ref Ref, f func(old []byte) ([]byte, error)) error {
+	for attempt := 1; attempt <= maxIndexReads; attempt++ {
+		old, image, _, err := l.readObject(ref, nil)
 		if err != nil {
-			return dst, err
+			return err
 		}
-		out, err := l.readChunks(x, dst)
-		if err != errMoved {
-			return out, err
-		}
-		again, info, err := l.slab.Read(ref, nil)
+		payload, err := l.runCallback(f, old)
 		if err != nil {
-			return dst, err
+			return err
 		}
-		if info.Tag&proto.TagIndex == 0 {
-			return append(dst, again...), nil
+		if err = l.writeLarge(ref, payload, image.Version); !errors.Is(err, ErrConflict) {
+			return err
 		}
-		idx = again
+		if err := l.Pause(attempt); err != nil {
+			return err
+		}
 	}
-	return dst, fmt.Errorf("%w: %v kept changing", ErrBusy, ref)
+	return errKeepsChanging(ref)
 }
 
-// readChunks appends the chunks of an index to dst. errMoved when one is gone:
-// the index that was read is not the present one any more.
-func (l *lane) readChunks(x index, dst []byte) ([]byte, error) {
-	out, at := dst, len(dst)
-	if at == 0 && cap(dst) < int(x.bytes) {
-		// New memory may as well have the room in front that reading in place needs.
-		out, at = make([]byte, proto.SingleLead+int(x.bytes)), proto.SingleLead
-	} else {
-		out = slices.Grow(dst, int(x.bytes))[:at+int(x.bytes)]
+// runCallback runs the callback of an Update. Meanwhile the lane is parked.
+func (l *lane) runCallback(f func(old []byte) ([]byte, error), old []byte) ([]byte, error) {
+	l.parkForCallback()
+	payload, err := f(old)
+	l.unparkAfterCallback()
+	if err == nil {
+		err = l.callerErr()
 	}
-	switch err := l.slab.ReadChunks(x.chunks, out, at, chunkBytes()); {
-	case errors.Is(err, ErrFreed):
-		return dst, errMoved
-	case err != nil:
-		return dst, err
-	}
-	return out[at-len(dst):], nil
+	return payload, err
 }
 
-// writeLarge replaces the payload of an object whose old or new payload needs
-// chunks. A small payload goes back into the slab itself.
+// writeObject replaces the payload of an object that is at a version, or at any.
+func (l *lane) writeObject(ref Ref, payload []byte, version uint64) error {
+	if len(payload) > proto.MaxPayloadBytes(proto.Pair) {
+		return l.writeLarge(ref, payload, version)
+	}
+	err := l.replace(ref, func(_ []byte, image slab.Info, large bool) ([]byte, bool, error) {
+		if err := wantVersion(image, version); err != nil {
+			return nil, false, err
+		}
+		if large {
+			return nil, false, errIsLarge
+		}
+		return payload, false, l.callerErr()
+	})
+	if err != nil && errors.Is(err, errIsLarge) {
+		return l.writeLarge(ref, payload, version)
+	}
+	return err
+}
+
+// wantVersion is ErrConflict unless an image is at a version.
+func wantVersion(image slab.Info, version uint64) error {
+	if version != anyVersion && image.Version != version {
+		return fmt.Errorf("%w: %d, not %d", ErrConflict, image.Version, version)
+	}
+	return nil
+}
+
+// writeLarge is writeObject where the old or the new payload needs chunks. A payload that
+// fits the object's slab goes into the slab again, without chunks.
 func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 	reg, err := l.Region(ref.Addr.Region())
 	if err != nil {
@@ -171,8 +387,8 @@ func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 	if len(payload) > MaxObjectBytes {
 		return fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, len(payload), MaxObjectBytes)
 	}
-	// Learn the room of the slab before anything is written elsewhere.
-	if _, _, err := l.slab.Read(ref, nil); err != nil {
+	// Learn the size of the slab before any chunk is written.
+	if _, _, err := l.slab.View(ref); err != nil {
 		return err
 	}
 	b, _ := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
@@ -181,69 +397,57 @@ func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 		return fmt.Errorf("%w: %v", ErrImmutable, ref)
 	}
 	room := h.Class().PayloadBytes(proto.Pair)
-	if len(payload) > room && indexRoom(len(payload)) > room {
-		return fmt.Errorf("%w: %d bytes need an index of %d, this object has room for %d", ErrTooLarge, len(payload), indexRoom(len(payload)), room)
-	}
-	body, tag := payload, uint32(0)
+	body, large := payload, len(payload) > room
 	var x index
-	if len(payload) > room {
-		if x, err = l.writeChunks(payload, reg.Replicas()); err != nil {
+	if large {
+		if indexRoom(len(payload)) > room {
+			return fmt.Errorf("%w: %d bytes need an index of %d, this object has room for %d", ErrTooLarge, len(payload), indexRoom(len(payload)), room)
+		}
+		if x, err = l.writeChunks(payload, alloc.Home{Replicas: reg.Replicas(), Durable: reg.Durable}); err != nil {
 			return err
 		}
-		body, tag = x.encode(), proto.TagIndex
+		body = x.encode()
 	}
-	var old []byte
-	_, err = l.slab.Update(ref, func(was []byte, info *slab.Info) ([]byte, error) {
-		if version != anyVersion && info.Version != version {
-			return nil, fmt.Errorf("%w: %d, not %d", ErrConflict, info.Version, version)
+	err = l.replace(ref, func(_ []byte, image slab.Info, _ bool) ([]byte, bool, error) {
+		if err := wantVersion(image, version); err != nil {
+			return nil, false, err
 		}
-		old = old[:0]
-		if info.Tag&proto.TagIndex != 0 {
-			old = append(old, was...)
-		}
-		info.Tag = info.Tag&^proto.TagIndex | tag
-		return body, nil
+		return body, large, l.callerErr()
 	})
-	switch {
-	case err == nil:
-		if len(old) > 0 {
-			l.freeChunks(bytes.Clone(old))
-		}
-	case !errors.Is(err, ErrUnknown):
-		l.freeRefs(x.chunks)
+	if err != nil && !errors.Is(err, ErrUnknown) {
+		l.freeChunks(x.chunks)
 	}
 	return err
 }
 
-// updateLarge is Update on an object of several slabs: f sees the whole payload,
-// and the commit names the version that f saw.
-func (l *lane) updateLarge(ref Ref, f func(old []byte) ([]byte, error)) error {
-	for attempt := 1; attempt <= maxIndexReads; attempt++ {
-		out, info, err := l.slab.Read(ref, nil)
-		if err != nil {
-			return err
-		}
-		if info.Tag&proto.TagIndex != 0 {
-			x, err := parseIndex(out)
-			if err != nil {
-				return err
-			}
-			if out, err = l.readChunks(x, nil); err == errMoved {
-				continue
-			} else if err != nil {
-				return err
-			}
-		}
-		payload, err := f(out)
-		if err != nil {
-			return err
-		}
-		if err = l.writeLarge(ref, payload, info.Version); !errors.Is(err, ErrConflict) {
-			return err
-		}
-		if err := l.Pause(attempt); err != nil {
-			return err
+// writeObjects is WriteMany on a lane. Small objects are written in batches, large ones
+// afterwards and one by one.
+func (l *lane) writeObjects(refs []Ref, payloads [][]byte, errs []error) {
+	l.slab.WriteMany(refs, payloads, errs)
+	for i, err := range errs {
+		if errors.Is(err, slab.ErrIndex) || errors.Is(err, ErrTooLarge) {
+			errs[i] = l.writeObject(refs[i], payloads[i], anyVersion)
 		}
 	}
-	return fmt.Errorf("%w: %v kept changing", ErrBusy, ref)
+}
+
+// freeObject is Free and CompareAndFree on a lane.
+func (l *lane) freeObject(ref Ref, version uint64) error {
+	var last []byte
+	var image slab.Info
+	var err error
+	if version == anyVersion {
+		last, image, err = l.alloc.Free(ref)
+	} else {
+		last, image, err = l.alloc.FreeVersion(ref, version)
+	}
+	if err != nil {
+		return err
+	}
+	if isIndex(&image) {
+		l.freeChunksOf(bytes.Clone(last))
+	}
+	// The object is freed. Map bits that Tidy cannot clear now are left to the scrub.
+	_ = l.alloc.Tidy()
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -13,22 +14,27 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-// Names is the placement library: friendly name -> Ref, kept by the controllers
-// (US 2017/0149890 [0048]).
+// Names is the placement library: a table of names and the Refs they stand for, kept by the
+// controllers (US 2017/0149890 [0048]). Names are 1 to 255 bytes, ordered bytewise. Safe for
+// concurrent use.
+//
+// All methods fail with ErrBadName for a string that cannot be a name, and with
+// ErrUnreachable if no controller answers. A change that may have arrived at a controller
+// and brought no answer fails with ErrUnknown: look the name up to find out.
 type Names struct{ c *Client }
 
 // Names returns the cluster's placement library.
 func (c *Client) Names() *Names { return &Names{c} }
 
-// Name is one entry.
+// Name is one entry of the placement library.
 type Name struct {
 	Name     string            `json:"name"`
-	Kind     string            `json:"kind"` // "object", "tree", ...
+	Kind     string            `json:"kind"` // chosen by the caller: "object", "tree", ...
 	Ref      Ref               `json:"ref"`
-	Revision uint64            `json:"revision"` // rises with every change of the entry
-	Owner    string            `json:"owner,omitempty"`
+	Revision uint64            `json:"revision"`        // rises with every change of the entry
+	Owner    string            `json:"owner,omitempty"` // Config.Name of the client that created it
 	Created  time.Time         `json:"created"`
-	Notes    map[string]string `json:"notes,omitempty"`
+	Notes    map[string]string `json:"notes,omitempty"` // chosen by the caller
 }
 
 func nameOf(m *quarrypb.Name) (Name, error) {
@@ -44,7 +50,8 @@ func (n Name) message() *quarrypb.Name {
 	return &quarrypb.Name{Name: n.Name, Kind: n.Kind, Ref: ref, Owner: n.Owner, Notes: n.Notes}
 }
 
-// answer names the name and turns codes into this package's errors.
+// nameError adds the name to an error and turns a controller's code into an error of this
+// package.
 func nameError(name string, err error) error {
 	if err == nil {
 		return nil
@@ -59,54 +66,117 @@ func nameError(name string, err error) error {
 		case connect.CodeAborted, connect.CodeFailedPrecondition:
 			return fmt.Errorf("%w: name %q: %s", ErrConflict, name, ce.Message())
 		case connect.CodeInvalidArgument:
-			return fmt.Errorf("name %q: %s", name, ce.Message())
+			return fmt.Errorf("%w: %s", ErrBadName, ce.Message())
 		}
 	}
 	return fmt.Errorf("name %q: %w", name, err)
 }
 
-func (n *Names) one(name string, m *quarrypb.Name, err error) (Name, error) {
+// entryOf makes an entry, or an error, of a controller's answer about one name.
+func entryOf(name string, m *quarrypb.Name, err error) (Name, error) {
 	if err != nil {
 		return Name{}, nameError(name, err)
 	}
 	return nameOf(m)
 }
 
-// Create makes a name; ErrNameExists if it is taken.
+// Create adds a name that stands for ref; ErrNameExists if the name is taken.
 func (n *Names) Create(ctx context.Context, name, kind string, ref Ref) (Name, error) {
+	return n.create(ctx, name, kind, ref, 0)
+}
+
+// create is Create on condition that the session with a serial is live; ErrFenced otherwise.
+// Serial 0 means no condition.
+func (n *Names) create(ctx context.Context, name, kind string, ref Ref, serial uint64) (Name, error) {
 	e := Name{Name: name, Kind: kind, Ref: ref, Owner: n.c.cfg.Name}
-	m, err := change(n.c.control, ctx, &quarrypb.CreateNameRequest{Name: e.message()}, quarrypbconnect.ControllerClient.CreateName)
-	return n.one(name, m, err)
+	m, err := requestOnce(n.c.control, ctx, &quarrypb.CreateNameRequest{Name: e.message(), Serial: serial}, quarrypbconnect.ControllerClient.CreateName)
+	if ce := new(connect.Error); errors.As(err, &ce) && ce.Code() == connect.CodeFailedPrecondition {
+		return Name{}, fmt.Errorf("%w: name %q: %s", ErrFenced, name, ce.Message())
+	}
+	return entryOf(name, m, err)
 }
 
-// Lookup finds a name; ErrNoName if there is none.
+// Lookup returns the entry of a name; ErrNoName if there is none.
 func (n *Names) Lookup(ctx context.Context, name string) (Name, error) {
-	m, err := unary(n.c.control, ctx, &quarrypb.LookupNameRequest{Name: name}, quarrypbconnect.ControllerClient.LookupName)
-	return n.one(name, m, err)
+	m, err := request(n.c.control, ctx, &quarrypb.LookupNameRequest{Name: name}, quarrypbconnect.ControllerClient.LookupName)
+	return entryOf(name, m, err)
 }
 
-// Swap aims a name elsewhere if it is still at a revision; ErrConflict otherwise.
+// MaxNamesOnce is the largest number of names that one CreateMany can make.
+const MaxNamesOnce = 100
+
+// LookupMany returns the entries of several names. A name without an entry is not in the map.
+func (n *Names) LookupMany(ctx context.Context, names []string) (map[string]Name, error) {
+	found := make(map[string]Name, len(names))
+	for part := range slices.Chunk(names, MaxNamesOnce) {
+		m, err := request(n.c.control, ctx, &quarrypb.LookupNamesRequest{Names: part}, quarrypbconnect.ControllerClient.LookupNames)
+		if err != nil {
+			return nil, nameError(part[0], err)
+		}
+		for _, e := range m.Names {
+			name, err := nameOf(e)
+			if err != nil {
+				return nil, err
+			}
+			found[name.Name] = name
+		}
+	}
+	return found, ctx.Err()
+}
+
+// CreateMany adds at most MaxNamesOnce names, all or none: ErrNameExists if one of them is
+// taken. It uses the Name, Kind, Ref and Notes of each entry.
+func (n *Names) CreateMany(ctx context.Context, entries []Name) ([]Name, error) {
+	if len(entries) > MaxNamesOnce {
+		return nil, fmt.Errorf("%w: %d names at once, at most %d", ErrArgument, len(entries), MaxNamesOnce)
+	}
+	q := &quarrypb.CreateNamesRequest{}
+	for _, e := range entries {
+		e.Owner = n.c.cfg.Name
+		q.Names = append(q.Names, e.message())
+	}
+	m, err := requestOnce(n.c.control, ctx, q, quarrypbconnect.ControllerClient.CreateNames)
+	var ce *connect.Error
+	if errors.As(err, &ce) && ce.Code() == connect.CodeAlreadyExists {
+		return nil, fmt.Errorf("%w: %s", ErrNameExists, ce.Message())
+	}
+	if err != nil {
+		return nil, nameError(fmt.Sprintf("%d names", len(entries)), err)
+	}
+	made := make([]Name, len(m.Names))
+	for i, e := range m.Names {
+		if made[i], err = nameOf(e); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
+}
+
+// Swap makes a name stand for another ref if its entry is still at a revision; ErrConflict
+// otherwise.
 func (n *Names) Swap(ctx context.Context, name string, revision uint64, ref Ref) (Name, error) {
 	now, err := n.Lookup(ctx, name)
 	if err != nil {
 		return Name{}, err
 	}
 	now.Ref = ref
-	m, err := change(n.c.control, ctx, &quarrypb.SwapNameRequest{Name: now.message(), Revision: revision}, quarrypbconnect.ControllerClient.SwapName)
-	return n.one(name, m, err)
+	m, err := requestOnce(n.c.control, ctx, &quarrypb.SwapNameRequest{Name: now.message(), Revision: revision}, quarrypbconnect.ControllerClient.SwapName)
+	return entryOf(name, m, err)
 }
 
-// Delete removes a name if it is still at a revision; 0 means whatever it is at.
+// Delete removes a name if its entry is still at a revision; ErrConflict otherwise. Revision
+// 0 means any. The object stays.
 func (n *Names) Delete(ctx context.Context, name string, revision uint64) error {
-	_, err := change(n.c.control, ctx, &quarrypb.DeleteNameRequest{Name: name, Revision: revision}, quarrypbconnect.ControllerClient.DeleteName)
+	_, err := requestOnce(n.c.control, ctx, &quarrypb.DeleteNameRequest{Name: name, Revision: revision}, quarrypbconnect.ControllerClient.DeleteName)
 	return nameError(name, err)
 }
 
-// List calls f for every name with a prefix, in order; kind "" means all kinds.
+// List calls f for every name with a prefix and a kind, in order; kind "" means every kind.
+// It is no snapshot: names may change meanwhile. An error of f ends List and is returned.
 func (n *Names) List(ctx context.Context, prefix, kind string, f func(Name) error) error {
 	after := ""
 	for {
-		m, err := unary(n.c.control, ctx, &quarrypb.ListNamesRequest{Prefix: prefix, Kind: kind, After: after}, quarrypbconnect.ControllerClient.ListNames)
+		m, err := request(n.c.control, ctx, &quarrypb.ListNamesRequest{Prefix: prefix, Kind: kind, After: after}, quarrypbconnect.ControllerClient.ListNames)
 		if err != nil {
 			return nameError(prefix, err)
 		}

@@ -1,58 +1,71 @@
 package client
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 
-	"github.com/quarrystore/quarry/alloc"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// Ref names an object for ever; see proto.Ref.
+// Ref names one object for ever: the address of its slab, and which of the objects that ever
+// used the slab is meant. See proto.Ref.
 type Ref = proto.Ref
 
-// MaxReplicas of an object: the most that controllers give a region.
+// MaxReplicas is the largest number of replicas that an object can have.
 const MaxReplicas = 3
 
-// AllocOptions of one object. The zero value is a small mutable object.
+// AllocOptions of one object. The zero value asks for a mutable object that is as large as
+// its first payload, with the replicas and durability of the Config.
 type AllocOptions struct {
-	// WriteOnce objects cannot be updated; they take half the memory.
+	// WriteOnce objects cannot be updated. They take half the memory.
 	WriteOnce bool
-	// Tag says what the object is for: 18 bits, the caller's own.
+	// Tag is a number of the caller's own, at most proto.MaxUserTag (18 bits). Stat and
+	// ReadInfo return it.
 	Tag uint32
-	// Capacity is the room for later payloads, in bytes; 0 means what the size
-	// class of the first payload happens to give.
+	// Capacity is the size of the largest later payload in bytes. 0 means the room that
+	// the slab for the first payload happens to have.
 	Capacity int
-	// Replicas of the region; 0 means Config.Replicas.
+	// Replicas of the object's region, 1 to 3; 0 means Config.Replicas.
 	Replicas int
+	// Durability of the object's region; 0 means Config.Durability.
+	Durability Durability
+}
+
+// Durability of an object says which losses its acknowledged changes survive.
+type Durability uint8
+
+const (
+	// Volatile objects with R replicas survive the loss of R-1 storage nodes.
+	Volatile Durability = iota + 1
+	// Durable objects also survive the loss of all power: each change is flushed to
+	// persistent memory or disk before it is acknowledged.
+	Durable
+)
+
+func (d Durability) String() string {
+	return map[Durability]string{0: "default", Volatile: "volatile", Durable: "durable"}[d]
 }
 
 // Info describes an object as it was at one moment.
 type Info struct {
-	Version   uint64 `json:"version"` // rises with every change
-	Born      uint64 `json:"born"`
-	Tag       uint32 `json:"tag"`
-	Bytes     int64  `json:"bytes"`
-	Chunks    int    `json:"chunks"` // slabs beside the first; 0 for an object of one slab
+	Version   uint64 `json:"version"` // from 1; rises with every change
+	Born      uint64 `json:"born"`    // distinguishes the objects that have used the slab
+	Tag       uint32 `json:"tag"`     // AllocOptions.Tag
+	Bytes     int64  `json:"bytes"`   // length of the payload
+	Chunks    int    `json:"chunks"`  // slabs of a large object beside its first; else 0
 	WriteOnce bool   `json:"write_once"`
 }
 
-// Alloc makes an object with a first payload of 0 B to MaxObjectBytes.
+// Alloc makes an object with a first payload of 0 B to MaxObjectBytes and returns its Ref.
+// Nobody else knows the Ref: an object whose Ref is lost stays allocated. The command quarry
+// slab list finds such objects by the session that wrote them.
+//
+// Errors: ErrNoSpace, ErrTooLarge, ErrArgument, ErrReadOnly, ErrUnreachable. After ErrUnknown
+// an object may have been made whose Ref is not known.
 func (c *Client) Alloc(ctx context.Context, payload []byte, o AllocOptions) (Ref, error) {
-	if o.Replicas == 0 {
-		o.Replicas = c.cfg.Replicas
-	}
-	if o.Tag > proto.MaxUserTag {
-		return Ref{}, fmt.Errorf("%w: tag %d: want at most %d", ErrArgument, o.Tag, proto.MaxUserTag)
-	}
-	if o.Replicas < 1 || o.Replicas > MaxReplicas {
-		return Ref{}, fmt.Errorf("%w: %d replicas: want 1 to %d", ErrArgument, o.Replicas, MaxReplicas)
-	}
-	if n := max(len(payload), o.Capacity); n > MaxObjectBytes {
-		return Ref{}, fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, n, MaxObjectBytes)
+	if err := c.checkAlloc(payload, &o); err != nil {
+		return Ref{}, err
 	}
 	l, err := c.lane(ctx, KindAlloc)
 	if err != nil {
@@ -63,262 +76,217 @@ func (c *Client) Alloc(ctx context.Context, payload []byte, o AllocOptions) (Ref
 	return ref, err
 }
 
-func (l *lane) allocObject(payload []byte, o AllocOptions) (Ref, error) {
-	w := alloc.Want{Kind: proto.Pair, Capacity: o.Capacity, Replicas: o.Replicas, Tag: o.Tag}
-	if o.WriteOnce {
-		w.Kind = proto.Single
+// learnDefaults records the cluster's defaults as a controller has sent them.
+func (c *Client) learnDefaults(replicas uint32) {
+	if replicas >= 1 && replicas <= MaxReplicas {
+		c.clusterReplicas.Store(replicas)
 	}
-	if max(len(payload), o.Capacity) > proto.MaxPayloadBytes(w.Kind) {
-		return l.allocLarge(payload, w)
-	}
-	return l.alloc.Alloc(payload, w)
 }
 
-// Read returns the object's payload, appended to dst. One round; large objects two.
+// defaultReplicas is the number of replicas of an object whose AllocOptions name none.
+func (c *Client) defaultReplicas() int {
+	if c.cfg.Replicas != 0 {
+		return c.cfg.Replicas
+	}
+	return max(1, int(c.clusterReplicas.Load()))
+}
+
+// checkAlloc checks the arguments of Alloc and fills in the defaults.
+func (c *Client) checkAlloc(payload []byte, o *AllocOptions) error {
+	if o.Replicas == 0 {
+		o.Replicas = c.defaultReplicas()
+	}
+	if o.Durability == 0 {
+		o.Durability = c.cfg.Durability
+	}
+	if o.Tag > proto.MaxUserTag {
+		return fmt.Errorf("%w: tag %d: want at most %d", ErrArgument, o.Tag, proto.MaxUserTag)
+	}
+	if o.Replicas < 1 || o.Replicas > MaxReplicas {
+		return fmt.Errorf("%w: %d replicas: want 1 to %d", ErrArgument, o.Replicas, MaxReplicas)
+	}
+	if o.Durability > Durable {
+		return fmt.Errorf("%w: durability %d: want Volatile or Durable", ErrArgument, o.Durability)
+	}
+	if n := max(len(payload), o.Capacity); n > MaxObjectBytes {
+		return fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, n, MaxObjectBytes)
+	}
+	return nil
+}
+
+// Read appends the object's payload to dst. One round; two for a large object.
+//
+// Errors: ErrFreed, ErrBadRef, ErrNoRegion, ErrCorrupt, ErrUnreachable, ErrBusy if writers
+// changed the object during every attempt.
 func (c *Client) Read(ctx context.Context, ref Ref, dst []byte) ([]byte, error) {
 	l, err := c.laneFor(ctx, KindRead, ref)
 	if err != nil {
 		return dst, err
 	}
-	out, info, err := l.slab.Read(ref, dst)
-	if err == nil && info.Tag&proto.TagIndex != 0 {
-		out, err = l.readLarge(ref, dst, out[len(dst):])
-	}
+	out, _, _, err := l.readObject(ref, dst)
 	c.done(l, err)
 	return out, err
 }
 
-// View calls fn with the object's payload, which dies with the call: Read without the
-// copy. fn must not use the Client, and its error comes back as it is.
+// View calls fn with the object's payload in the Client's own memory: Read without the copy.
+// The payload is valid until fn returns. fn must not use the Client. It may run for any time
+// and delays no other client. View returns the error of fn as it is; the errors are else those of Read.
 func (c *Client) View(ctx context.Context, ref Ref, fn func(payload []byte) error) error {
 	l, err := c.laneFor(ctx, KindRead, ref)
 	if err != nil {
 		return err
 	}
-	b, info, err := l.slab.View(ref)
-	if err == nil && info.Tag&proto.TagIndex != 0 {
-		b, err = l.readLarge(ref, nil, append([]byte(nil), b...))
-	}
+	b, err := l.viewObject(ref)
 	if err != nil {
 		c.done(l, err)
 		return err
 	}
+	l.finish(nil) // fn needs the lane's scratch memory and nothing else of the call
 	err = fn(b)
-	c.done(l, nil)
+	l.session.release(l)
 	return err
 }
 
-// ReadInfo is Read that also describes what it read: the version to name in
-// CompareAndWrite.
-func (c *Client) ReadInfo(ctx context.Context, ref Ref, dst []byte) ([]byte, Info, error) {
-	var out []byte
-	var info Info
-	err := c.on(ctx, KindRead, func(l *lane) (err error) {
-		for range maxIndexReads {
-			var i slab.Info
-			if out, i, err = l.slab.Read(ref, dst); err != nil {
-				return err
-			}
-			info = Info{Version: i.Version, Born: i.Born, Tag: i.Tag & proto.MaxUserTag, Bytes: int64(len(out) - len(dst))}
-			if i.Tag&proto.TagIndex == 0 {
-				return nil
-			}
-			x, xerr := parseIndex(out[len(dst):])
-			if xerr != nil {
-				return xerr
-			}
-			info.Bytes, info.Chunks = x.bytes, len(x.chunks)
-			if out, err = l.readChunks(x, dst); err != errMoved {
-				return err
-			}
-		}
-		return fmt.Errorf("%w: %v kept changing", ErrBusy, ref)
-	})
-	return out, info, err
+// ReadAt reads len(p) bytes of the payload, from offset on, into p. Like io.ReaderAt it
+// returns the number of bytes read, and io.EOF if the payload ends before offset+len(p). All
+// bytes are of one version. Of a large object only the chunks with the range are read.
+//
+// Errors: those of Read, and ErrArgument for a negative offset.
+func (c *Client) ReadAt(ctx context.Context, ref Ref, p []byte, offset int64) (int, error) {
+	if offset < 0 {
+		return 0, fmt.Errorf("%w: offset %d", ErrArgument, offset)
+	}
+	l, err := c.laneFor(ctx, KindRead, ref)
+	if err != nil {
+		return 0, err
+	}
+	n, err := l.readRange(ref, p, offset)
+	c.done(l, err)
+	return n, err
 }
 
-// Stat describes an object without reading what a large one consists of.
+// ReadInfo is Read that also describes what it has read. Info.Version is the version to name
+// in CompareAndWrite. Info.WriteOnce is not set; see Stat.
+func (c *Client) ReadInfo(ctx context.Context, ref Ref, dst []byte) ([]byte, Info, error) {
+	l, err := c.lane(ctx, KindRead)
+	if err != nil {
+		return dst, Info{}, err
+	}
+	out, image, chunks, err := l.readObject(ref, dst)
+	c.done(l, err)
+	return out, infoOf(image, int64(len(out)-len(dst)), chunks), err
+}
+
+// Stat describes an object. It reads the index of a large object, not its chunks. The errors
+// are those of Read.
 func (c *Client) Stat(ctx context.Context, ref Ref) (Info, error) {
 	var info Info
-	err := c.on(ctx, KindRead, func(l *lane) error {
-		out, i, err := l.slab.Read(ref, nil)
-		if err != nil {
-			return err
-		}
-		info = Info{Version: i.Version, Born: i.Born, Tag: i.Tag & proto.MaxUserTag, Bytes: int64(len(out))}
-		if i.Tag&proto.TagIndex != 0 {
-			x, err := parseIndex(out)
-			if err != nil {
-				return err
-			}
-			info.Bytes, info.Chunks = x.bytes, len(x.chunks)
-		}
-		info.WriteOnce = l.isWriteOnce(ref)
-		return nil
+	err := c.onLane(ctx, KindRead, func(l *lane) (err error) {
+		info, err = l.statObject(ref)
+		return err
 	})
 	return info, err
 }
 
-// isWriteOnce tells an object's kind from the block header that its READ has cached.
-func (l *lane) isWriteOnce(ref Ref) bool {
-	reg, err := l.Region(ref.Addr.Region())
-	if err != nil {
-		return false
-	}
-	b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
-	return ok && reg.Headers.Load(b).Kind() == proto.Single
-}
-
-// Replicas is how many replicas the region of an object is to have; 0 if the table
-// does not have the region.
+// Replicas returns how many replicas the object's region is configured to have; 0 if the
+// Client's table has no such region. It sends nothing.
 func (c *Client) Replicas(ref Ref) int {
-	r := c.current.Load().now.Load().table.Region(ref.Addr.Region())
+	r := c.current.Load().view.Load().table.Region(ref.Addr.Region())
 	return int(r.GetWantReplicas())
 }
 
-// Write replaces the payload, whatever it was.
+// Durability returns the durability of the object's region; 0 if the Client's table has no
+// such region. It sends nothing.
+func (c *Client) Durability(ref Ref) Durability {
+	switch r := c.current.Load().view.Load().table.Region(ref.Addr.Region()); {
+	case r == nil:
+		return 0
+	case durable(r):
+		return Durable
+	}
+	return Volatile
+}
+
+// durable reports whether a region's acknowledged changes survive the loss of all power.
+func durable(r *quarrypb.Region) bool {
+	return r.GetDurability() == quarrypb.Durability_DURABILITY_PMEM
+}
+
+// Write replaces the payload of an object. Two rounds with one replica, three with more; more
+// for a large object.
+//
+// Errors: those of Read; ErrImmutable; ErrTooLarge; ErrBusy if another session held the
+// object during every attempt; ErrReadOnly; ErrUnknown.
 func (c *Client) Write(ctx context.Context, ref Ref, payload []byte) error {
 	l, err := c.laneFor(ctx, KindUpdate, ref)
 	if err != nil {
 		return err
 	}
-	err = l.write(ref, payload, anyVersion)
+	err = l.writeObject(ref, payload, anyVersion)
 	c.done(l, err)
 	return err
 }
 
-// CompareAndWrite replaces the payload if the object is still at a version:
-// ErrConflict otherwise.
+// CompareAndWrite replaces the payload if the object is still at a version; ErrConflict
+// otherwise. The errors are else those of Write.
 func (c *Client) CompareAndWrite(ctx context.Context, ref Ref, version uint64, payload []byte) error {
-	if version == anyVersion || version > proto.MaxVersion {
-		return fmt.Errorf("%w: version %d is none", ErrConflict, version)
+	if err := checkVersion(version); err != nil {
+		return err
 	}
 	l, err := c.lane(ctx, KindUpdate)
 	if err != nil {
 		return err
 	}
-	err = l.write(ref, payload, version)
+	err = l.writeObject(ref, payload, version)
 	c.done(l, err)
 	return err
 }
 
-// anyVersion is no version of an object: they start at 1.
+// anyVersion stands for whatever version the object is at. Versions of objects start at 1.
 const anyVersion = 0
 
-// Update replaces the payload by what f makes of it; f may run more than once. An
-// error from f leaves the object as it was and is returned.
+// checkVersion rejects a version that no object can have.
+func checkVersion(version uint64) error {
+	if version == anyVersion || version > proto.MaxVersion {
+		return fmt.Errorf("%w: no object is at version %d", ErrConflict, version)
+	}
+	return nil
+}
+
+// Update replaces the payload by the result of f on the present payload, atomically: no other
+// change comes between. f may run more than once; an error of f leaves the object as it was
+// and is returned. Other writers of the object wait while f runs. The controller may end a
+// session in which f runs for more than 20 leases. The rounds and errors are those of Write.
 func (c *Client) Update(ctx context.Context, ref Ref, f func(old []byte) ([]byte, error)) error {
 	l, err := c.laneFor(ctx, KindUpdate, ref)
 	if err != nil {
 		return err
 	}
-	large := false
-	_, err = l.slab.Update(ref, func(old []byte, info *slab.Info) ([]byte, error) {
-		if large = info.Tag&proto.TagIndex != 0; large {
-			return nil, errIsLarge
-		}
-		return f(old)
-	})
-	if large {
-		err = l.updateLarge(ref, f)
-	}
+	err = l.updateObject(ref, f)
 	c.done(l, err)
 	return err
 }
 
-// write is Write and CompareAndWrite.
-func (l *lane) write(ref Ref, payload []byte, version uint64) error {
-	if len(payload) > proto.MaxPayloadBytes(proto.Pair) {
-		return l.writeLarge(ref, payload, version)
+// Free ends an object. Two rounds with one replica, three with more. A second Free of the
+// same Ref fails with ErrFreed, unless the first ended with ErrUnknown and was not done. The
+// errors are those of Write but for ErrImmutable and ErrTooLarge.
+func (c *Client) Free(ctx context.Context, ref Ref) error { return c.free(ctx, ref, anyVersion) }
+
+// CompareAndFree ends an object if it is still at a version; ErrConflict otherwise. The
+// errors are else those of Free.
+func (c *Client) CompareAndFree(ctx context.Context, ref Ref, version uint64) error {
+	if err := checkVersion(version); err != nil {
+		return err
 	}
-	large := false
-	_, err := l.slab.Update(ref, func(old []byte, info *slab.Info) ([]byte, error) {
-		if version != anyVersion && info.Version != version {
-			return nil, fmt.Errorf("%w: %d, not %d", ErrConflict, info.Version, version)
-		}
-		if large = info.Tag&proto.TagIndex != 0; large {
-			return nil, errIsLarge
-		}
-		return payload, nil
-	})
-	if large {
-		return l.writeLarge(ref, payload, version)
-	}
-	return err
+	return c.free(ctx, ref, version)
 }
 
-// Free ends the object. A second Free of the same Ref fails with ErrFreed.
-func (c *Client) Free(ctx context.Context, ref Ref) error {
+func (c *Client) free(ctx context.Context, ref Ref, version uint64) error {
 	l, err := c.lane(ctx, KindFree)
 	if err != nil {
 		return err
 	}
-	last, info, err := l.alloc.Free(ref)
-	if err == nil && info.Tag&proto.TagIndex != 0 {
-		l.freeChunks(bytes.Clone(last))
-	}
-	if err == nil {
-		// The object is freed; a failure to tidy map bits is the scrub's.
-		_ = l.alloc.Tidy()
-	}
+	err = l.freeObject(ref, version)
 	c.done(l, err)
 	return err
-}
-
-// ReadMany reads objects and calls fn once for each, in any order. The payload is
-// good during the call of fn. One round for up to 128 small objects a node.
-func (c *Client) ReadMany(ctx context.Context, refs []Ref, fn func(i int, payload []byte, err error)) error {
-	l, err := c.lane(ctx, KindReadMany)
-	if err != nil {
-		return err
-	}
-	var large []int
-	err = l.slab.ReadMany(refs, func(i int, payload []byte, info slab.Info, err error) {
-		if err == nil && info.Tag&proto.TagIndex != 0 {
-			large = append(large, i)
-			return
-		}
-		fn(i, payload, err)
-	})
-	for _, i := range large {
-		var out []byte
-		rerr := err
-		if rerr == nil {
-			out, _, rerr = l.slab.Read(refs[i], nil)
-		}
-		if rerr == nil {
-			out, rerr = l.readLarge(refs[i], nil, out)
-		}
-		fn(i, out, rerr)
-	}
-	c.done(l, err)
-	return err
-}
-
-// WriteMany replaces the payloads of objects, each by itself: errs[i] is the
-// answer for refs[i]. Two rounds for up to 64 small objects a node, three with backups.
-func (c *Client) WriteMany(ctx context.Context, refs []Ref, payloads [][]byte) []error {
-	errs := make([]error, len(refs))
-	fail := func(err error) []error {
-		for i := range errs {
-			errs[i] = err
-		}
-		return errs
-	}
-	if len(payloads) != len(refs) {
-		return fail(fmt.Errorf("%d refs and %d payloads", len(refs), len(payloads)))
-	}
-	l, err := c.lane(ctx, KindWriteMany)
-	if err != nil {
-		return fail(err)
-	}
-	l.slab.WriteMany(refs, payloads, errs)
-	for i, e := range errs {
-		// Objects of several slabs are written by themselves.
-		if errors.Is(e, slab.ErrIndex) || errors.Is(e, ErrTooLarge) {
-			errs[i] = l.write(refs[i], payloads[i], anyVersion)
-		}
-	}
-	c.done(l, nil)
-	return errs
 }

@@ -9,47 +9,72 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/internal/clock"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/internal/table"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// session is one leased identity and the lanes that work under it. A session that
-// could not settle something ends for good; the Client opens another.
+// session is one leased session with the cluster and the lanes that work under it. A session
+// that could not settle a change ends for good, and the Client opens another.
+//
+// Fields without a word about their owner never change once openSession has returned.
 type session struct {
 	client *Client
-	ticket rdma.Ticket
-	arena  *rdma.Arena
+	ticket rdma.Ticket // shown to storage nodes
+	arena  *rdma.Arena // scratch memory of all lanes; free returns it
+	lanes  []*lane
+	queue  laneQueue
 
-	leaseUntil atomic.Int64 // clock.Now time; Invariant: only rises
-	now        atomic.Pointer[view]
-	mu         sync.Mutex             // guards changes of now, and conns
-	conns      map[*nodeConn]struct{} // of all lanes
+	// leaseUntil is the end of the lease in clock.Now time. Invariant: it only rises.
+	leaseUntil atomic.Int64
+	// wallOffset is the wall clock minus clock.Now, when last compared. A jump of it means that
+	// the host was suspended or its clock was set.
+	wallOffset atomic.Int64
+	// suspendedAtOpen is clock.Suspended when the session was opened.
+	suspendedAtOpen atomic.Int64
 
-	ended    atomic.Pointer[error] // set once
-	done     chan struct{}         // closed when ended is set
-	kick     chan struct{}         // asks for a heartbeat at once
-	raised   chan struct{}         // the reclaim epoch has risen
-	open     context.Context       // until close begins
-	closing  context.CancelFunc
-	watching atomic.Pointer[watching]
-	troubles troubles
-	refused  [slab.MaxReplicas + 1]atomic.Pointer[refusal] // of a region, by replicas
-	lanes    []*lane
-	waiter   waiter
+	// view is what new calls work by; never nil after openSession. Writers hold mu.
+	view atomic.Pointer[tableView]
+	mu   sync.Mutex
+	// conns are the open connections of all lanes; guarded by mu. install cuts those to nodes
+	// that the table has removed.
+	conns map[*nodeConn]struct{}
+
+	ended atomic.Pointer[error] // why the session has ended; set once
+	done  chan struct{}         // closed when ended is set
+	// active ends when close begins. From then on the lanes belong to close.
+	active     context.Context
+	deactivate context.CancelFunc
+
+	heartbeatNow  chan struct{}                         // of capacity 1: send a heartbeat at once
+	reclaimRaised chan struct{}                         // of capacity 1: the reclaim epoch has risen
+	tableStream   atomic.Pointer[tableStream]           // the stream that watchTable reads
+	troubles      troubleReports                        // what the next heartbeat reports of nodes
+	refusals      byHome[atomic.Pointer[regionRefusal]] // the last refusal of a region of each kind
 }
 
-// view is what the session works by: the table, and the header caches of one
-// reclaim epoch. Immutable but for what the caches hold.
-type view struct {
-	serial  uint64 // counts views, from 1
+// byHome has one T for each kind of regions.
+type byHome[T any] [2][slab.MaxReplicas + 1]T
+
+func (b *byHome[T]) of(h alloc.Home) *T {
+	if h.Durable {
+		return &b[1][h.Replicas]
+	}
+	return &b[0][h.Replicas]
+}
+
+// tableView is what calls work by: one revision of the distribution table, and the caches of
+// block headers that are valid under it. Immutable but for the contents of the caches.
+type tableView struct {
+	serial  uint64 // number of the view in its session, from 1
 	table   *table.Table
-	headers map[uint32]*slab.Headers
-	byRepl  [slab.MaxReplicas + 1][]uint32 // open regions by number of replicas
+	headers map[uint32]*slab.Headers // region -> cache; valid for one epoch and one reclaim epoch
+	usable  byHome[[]uint32]         // usable regions of each kind, ascending
 }
 
 // openSession asks a controller for a session.
@@ -58,8 +83,9 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	if c.cfg.ReadOnly {
 		rights = uint32(rdma.ReadOnly)
 	}
-	sent := clock.Now()
-	res, err := unary(c.control, ctx, &quarrypb.OpenSessionRequest{Name: c.cfg.Name, Rights: rights, Token: c.cfg.Token}, quarrypbconnect.ControllerClient.OpenSession)
+	suspended := int64(clock.Suspended())
+	sent, wall := clock.Look()
+	res, err := request(c.control, ctx, &quarrypb.OpenSessionRequest{Name: c.cfg.Name, Rights: rights, Token: c.cfg.Token}, quarrypbconnect.ControllerClient.OpenSession)
 	if err != nil {
 		return nil, fmt.Errorf("open a session: %w", err)
 	}
@@ -67,34 +93,39 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	if t == nil || len(t.Cluster) != 16 || len(t.Mark) != 32 || t.Session == 0 || t.Session > proto.MaxSession || res.LeaseMs == 0 {
 		return nil, errors.New("open a session: the controller's answer has no valid ticket")
 	}
-	s := &session{client: c, done: make(chan struct{}), kick: make(chan struct{}, 1), raised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
+	s := &session{client: c, done: make(chan struct{}), heartbeatNow: make(chan struct{}, 1), reclaimRaised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
 	s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
-	s.open, s.closing = context.WithCancel(c.ctx)
-	s.extend(sent, res.LeaseMs)
+	s.suspendedAtOpen.Store(suspended)
+	s.wallOffset.Store(wall - sent)
+	s.active, s.deactivate = context.WithCancel(c.ctx)
+	s.extendLease(sent, res.LeaseMs)
+	c.learnDefaults(res.DefaultReplicas)
 	if err := s.install(res.Table); err != nil {
 		return nil, fmt.Errorf("open a session: %w", err)
 	}
 	if s.arena, err = rdma.NewArena(arenaBytes); err != nil {
 		return nil, err
 	}
-	s.waiter.init(c.cfg.Lanes)
+	s.queue.init(c.cfg.Lanes)
 	for i := range c.cfg.Lanes {
 		s.lanes = append(s.lanes, newLane(s, uint32(i)))
 	}
 	return s, nil
 }
 
-// arenaBytes is address space for the scratch memory of all lanes; pages are
-// taken when touched. A lane needs at most about 4 MiB.
+// arenaBytes is the address space for the scratch memory of all lanes. The kernel supplies
+// pages when they are touched. A lane needs at most about 4 MiB.
 const arenaBytes = maxLanes * 8 << 20
 
-// driftDivisor: clocks drift less than 1 %, so a lease is counted 1 % short.
-const driftDivisor = 100
+// driftPercent is how much shorter than the controller the client counts a lease. The clocks
+// of two hosts drift apart by less than 1 %, and the kernel may slow this host's clock while
+// it corrects the wall clock. (The controller counts by a clock that is not corrected.)
+const driftPercent = 1 + clock.MaxSlewPercent
 
-// extend counts a lease from the sending of the message that earned it.
-func (s *session) extend(sent int64, leaseMs uint32) {
+// extendLease counts a lease from the sending of the message that the controller has answered.
+func (s *session) extendLease(sent int64, leaseMs uint32) {
 	lease := int64(leaseMs) * int64(time.Millisecond)
-	until := sent + lease - lease/driftDivisor
+	until := sent + lease - lease/100*driftPercent
 	for {
 		old := s.leaseUntil.Load()
 		if until <= old || s.leaseUntil.CompareAndSwap(old, until) {
@@ -103,10 +134,28 @@ func (s *session) extend(sent int64, leaseMs uint32) {
 	}
 }
 
+// leaseValid reports whether answers drawn from completed READs may be returned. clock.Now
+// does not advance while the host is suspended; a jump of the wall clock against it tells so
+// before the goroutine that sends heartbeats has run.
 func (s *session) leaseValid() bool {
-	return clock.Now() < s.leaseUntil.Load() && s.ended.Load() == nil
+	now, wall := clock.Look()
+	if d := wall - now - s.wallOffset.Load(); d > int64(suspendTolerance) || d < -int64(suspendTolerance) {
+		s.checkSuspended(wall - now)
+	}
+	return now < s.leaseUntil.Load() && s.ended.Load() == nil
 }
 
+// checkSuspended ends the session if the host has been suspended since the session was opened:
+// the lease ran on meanwhile. Otherwise it records the present wallOffset.
+func (s *session) checkSuspended(wallOffset int64) {
+	if d := clock.Suspended() - time.Duration(s.suspendedAtOpen.Load()); d > suspendTolerance {
+		s.end(fmt.Errorf("the host was suspended for %v", d))
+		return
+	}
+	s.wallOffset.Store(wallOffset) // somebody has set the wall clock
+}
+
+// err returns why the session has ended, wrapped in ErrFenced; nil while it is live.
 func (s *session) err() error {
 	if p := s.ended.Load(); p != nil {
 		return *p
@@ -114,8 +163,8 @@ func (s *session) err() error {
 	return nil
 }
 
-// end gives the session up. Its lanes finish what they can; the controller is
-// asked to fence it, so that others need not wait for the lease.
+// end ends the session. Calls that are running finish what they can. Unless the Client is
+// being closed, the controller is asked to fence the session and another one is opened.
 func (s *session) end(reason error) {
 	err := fmt.Errorf("%w: %w", ErrFenced, reason)
 	if !s.ended.CompareAndSwap(nil, &err) {
@@ -129,8 +178,8 @@ func (s *session) end(reason error) {
 	s.client.replace(s)
 }
 
-// install merges a table and makes a new view of it. Connections to nodes that it
-// has removed are cut: a verb posted there may never be answered.
+// install merges a table, or changes of one, into the session's view. It closes the
+// connections to nodes that the table has removed: a verb posted there may never be answered.
 func (s *session) install(in *quarrypb.Table) error {
 	cut, err := s.merge(in)
 	for _, c := range cut {
@@ -139,10 +188,11 @@ func (s *session) install(in *quarrypb.Table) error {
 	return err
 }
 
+// merge makes a new view of a table and returns the connections to close.
 func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	old := s.now.Load()
+	old := s.view.Load()
 	var t *table.Table
 	if old != nil {
 		t = old.table
@@ -151,51 +201,72 @@ func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 	if err != nil || nt == t {
 		return nil, err
 	}
-	v := &view{serial: 1, table: nt, headers: map[uint32]*slab.Headers{}}
-	if old != nil {
-		v.serial = old.serial + 1
+	v, err := newTableView(old, nt)
+	if err != nil {
+		return nil, err
 	}
-	for _, r := range nt.Regions() {
-		g, err := proto.NewGeometry(r.SizeBytes)
-		if err != nil || len(r.Uuid) != 16 || len(r.Replicas) > slab.MaxReplicas {
-			return nil, fmt.Errorf("table row of region %d: size %d, %d replicas: %w", r.Id, r.SizeBytes, len(r.Replicas), table.ErrBadTable)
-		}
-		// A cache lives for one epoch and one reclaim epoch.
-		if h := old.cache(r, t, nt); h != nil {
-			v.headers[r.Id] = h
-		} else {
-			v.headers[r.Id] = slab.NewHeaders(g.Blocks)
-		}
-		if r.State == quarrypb.RegionState_REGION_STATE_OPEN && int(r.WantReplicas) <= slab.MaxReplicas {
-			v.byRepl[r.WantReplicas] = append(v.byRepl[r.WantReplicas], r.Id)
-		}
-	}
-	dropped := droppedFrom(t, nt)
+	dropped := droppedNodes(t, nt)
 	for c := range s.conns {
-		// Flagged before the view is there to be seen: who takes the view knows.
-		if (!reachable(nt, c.node, c.incarnation) || dropped[c.node]) && !c.cut.Swap(true) {
+		// cut is set before the view is stored: a lane that adopts the view finds it set.
+		if (!inService(nt, c.node, c.incarnation) || dropped[c.node]) && !c.cut.Swap(true) {
 			cut = append(cut, c)
 		}
 	}
-	s.now.Store(v)
-	s.beatSoon()
+	s.view.Store(v)
+	s.requestHeartbeat()
 	if old != nil && t.ReclaimEpoch() != nt.ReclaimEpoch() {
 		select {
-		case s.raised <- struct{}{}:
+		case s.reclaimRaised <- struct{}{}:
 		default:
 		}
 	}
 	return cut, nil
 }
 
-// reachable says whether the table has this life of a node in service.
-func reachable(t *table.Table, node uint32, incarnation uint64) bool {
+// newTableView makes the view that follows old, which is nil for the first one.
+func newTableView(old *tableView, t *table.Table) (*tableView, error) {
+	v := &tableView{serial: 1, table: t, headers: map[uint32]*slab.Headers{}}
+	if old != nil {
+		v.serial = old.serial + 1
+	}
+	for _, r := range t.Regions() {
+		g, err := proto.NewGeometry(r.SizeBytes)
+		if err != nil || len(r.Uuid) != 16 || len(r.Replicas) > slab.MaxReplicas {
+			return nil, fmt.Errorf("table row of region %d: size %d, %d replicas: %w", r.Id, r.SizeBytes, len(r.Replicas), table.ErrBadTable)
+		}
+		if h := old.validCache(r, t); h != nil {
+			v.headers[r.Id] = h
+		} else {
+			v.headers[r.Id] = slab.NewHeaders(g.Blocks)
+		}
+		if r.Usable() && int(r.WantReplicas) <= slab.MaxReplicas {
+			list := v.usable.of(alloc.Home{Replicas: int(r.WantReplicas), Durable: durable(r)})
+			*list = append(*list, r.Id)
+		}
+	}
+	return v, nil
+}
+
+// validCache returns v's header cache of a region if it is valid under the next table: the
+// region has the same epoch and the table the same reclaim epoch.
+func (v *tableView) validCache(r *quarrypb.Region, next *table.Table) *slab.Headers {
+	if v == nil || v.table.ReclaimEpoch() != next.ReclaimEpoch() {
+		return nil
+	}
+	if o := v.table.Region(r.Id); o == nil || o.Epoch != r.Epoch {
+		return nil
+	}
+	return v.headers[r.Id]
+}
+
+// inService reports whether a table has this incarnation of a node in service.
+func inService(t *table.Table, node uint32, incarnation uint64) bool {
 	n := t.Node(node)
 	return n != nil && n.Incarnation == incarnation && n.State != quarrypb.NodeState_NODE_STATE_DOWN
 }
 
-// droppedFrom lists the nodes that a change of the table took out of a region.
-func droppedFrom(was, now *table.Table) map[uint32]bool {
+// droppedNodes returns the nodes that a change of the table has removed from a region.
+func droppedNodes(was, now *table.Table) map[uint32]bool {
 	out := map[uint32]bool{}
 	for _, r := range now.Regions() {
 		o := was.Region(r.Id)
@@ -203,8 +274,8 @@ func droppedFrom(was, now *table.Table) map[uint32]bool {
 			continue
 		}
 		for _, rep := range o.Replicas {
-			if inUse(rep) && !slices.ContainsFunc(r.Replicas, func(n *quarrypb.Replica) bool {
-				return n.Node == rep.Node && n.Incarnation == rep.Incarnation && inUse(n)
+			if isActive(rep) && !slices.ContainsFunc(r.Replicas, func(n *quarrypb.Replica) bool {
+				return n.Node == rep.Node && n.Incarnation == rep.Incarnation && isActive(n)
 			}) {
 				out[rep.Node] = true
 			}
@@ -213,18 +284,18 @@ func droppedFrom(was, now *table.Table) map[uint32]bool {
 	return out
 }
 
-// inUse says whether clients have anything to do with a replica.
-func inUse(r *quarrypb.Replica) bool {
+// isActive reports whether clients write to a replica: it is in sync or is being rebuilt.
+func isActive(r *quarrypb.Replica) bool {
 	return r.State == quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || r.State == quarrypb.ReplicaState_REPLICA_STATE_REBUILDING
 }
 
-// enlist makes a connection one that a change of the table can cut. False if the
-// table has the node out of service already.
-func (s *session) enlist(c *nodeConn) bool {
+// register adds a connection to those that install can cut. It reports whether the present
+// table has the node in service; if not, install has passed the connection over.
+func (s *session) register(c *nodeConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conns[c] = struct{}{}
-	return reachable(s.now.Load().table, c.node, c.incarnation)
+	return inService(s.view.Load().table, c.node, c.incarnation)
 }
 
 // discard closes a connection for good.
@@ -235,25 +306,17 @@ func (s *session) discard(c *nodeConn) {
 	c.Close()
 }
 
-// cache is the header cache of a region if it may be kept under the next table.
-func (v *view) cache(r *quarrypb.Region, was, now *table.Table) *slab.Headers {
-	if v == nil || was.ReclaimEpoch() != now.ReclaimEpoch() {
-		return nil
-	}
-	if o := was.Region(r.Id); o == nil || o.Epoch != r.Epoch {
-		return nil
-	}
-	return v.headers[r.Id]
-}
-
-// close gives everything back and tells the controller.
+// close closes all lanes and the session. If a lane could not give everything back, it only
+// ends the session: the controller then fences it and scrubs what it has left.
 func (s *session) close(ctx context.Context) error {
 	var errs []error
-	s.closing()
+	s.deactivate()
 	clean := s.err() == nil
+	var busy []*lane
 	for _, l := range s.lanes {
-		if s.waiter.take(ctx, l) != nil {
+		if l.takeWhenIdle(ctx) != nil {
 			clean = false
+			busy = append(busy, l)
 			continue
 		}
 		if err := l.close(ctx); err != nil {
@@ -262,9 +325,22 @@ func (s *session) close(ctx context.Context) error {
 		}
 	}
 	if clean && s.err() == nil {
-		_, err := unary(s.client.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}, quarrypbconnect.ControllerClient.CloseSession)
+		_, err := request(s.client.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}, quarrypbconnect.ControllerClient.CloseSession)
 		errs = append(errs, err)
 	}
 	s.end(ErrClosed)
+	s.client.dispose(s, busy)
 	return errors.Join(errs...)
+}
+
+// free returns the scratch memory of all lanes.
+// Preconditions: every lane is closed and will not be used again.
+func (s *session) free() {
+	err := s.client.dialers.forget(s.arena)
+	if err == nil { // else the adapter may still write to the memory
+		err = s.arena.Close()
+	}
+	if err != nil {
+		s.client.cfg.Logger.Warn("scratch memory of a session could not be freed", "session", s.ticket.Session, "reason", err)
+	}
 }

@@ -1,8 +1,13 @@
 package client_test
 
 import (
+	"bytes"
+	"errors"
+	"io"
 	"net/http"
 	"net/url"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,9 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 func admin(cluster *testcluster.Cluster) quarrypbconnect.ControllerClient {
@@ -32,7 +37,7 @@ func TestRevokedSessionIsReplaced(t *testing.T) {
 		_, err = admin(cluster).RevokeSession(ctx, connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: old, Reason: "test"}))
 		require.NoError(t, err)
 		// The first call may be the one that learns of the fence: it says not done.
-		require.Eventually(t, func() bool { return c.Write(ctx, ref, []byte("after")) == nil }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return c.Write(ctx, ref, []byte("after")) == nil }, patience, time.Millisecond)
 		require.NotEqual(t, old, c.SessionID())
 		b, err := c.Read(ctx, ref, nil)
 		require.NoError(t, err)
@@ -41,6 +46,45 @@ func TestRevokedSessionIsReplaced(t *testing.T) {
 	}
 	_, err := admin(cluster).RevokeSession(t.Context(), connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: 4242}))
 	require.Equal(t, connect.CodeNotFound, connect.CodeOf(err))
+}
+
+// TestNextSessionWaitsForNoFence: a revocation has no answer while a node that must fence
+// the session is gone. The next session begins all the same.
+func TestNextSessionWaitsForNoFence(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{})
+	next, late := make(chan struct{}), atomic.Bool{}
+	var opened atomic.Int32
+	url := proxy(t, cluster.Controller.URL(), func(r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/OpenSession"):
+			if opened.Add(1) == 2 {
+				close(next)
+			}
+		case strings.HasSuffix(r.URL.Path, "/RevokeSession"):
+			ctx := r.Context()
+			b, _ := io.ReadAll(r.Body) // only then is the end of the connection noticed
+			r.Body = io.NopCloser(bytes.NewReader(b))
+			select {
+			case <-next:
+			case <-ctx.Done():
+				late.Store(true)
+			}
+		}
+	})
+	c := connectBy(t, url)
+	ref, err := c.Alloc(t.Context(), []byte("x"), client.AllocOptions{})
+	require.NoError(t, err)
+	session := c.SessionID()
+	client.Suspend(c, 10*time.Second)
+	_, err = c.Read(t.Context(), ref, nil)
+	if err != nil { // the heartbeats' goroutine may have been first
+		require.True(t, errors.Is(err, client.ErrLease) || errors.Is(err, client.ErrFenced), "%v", err)
+	}
+	b, err := c.Read(t.Context(), ref, nil) // waits for the next session
+	require.NoError(t, err)
+	require.Equal(t, "x", string(b))
+	require.NotEqual(t, session, c.SessionID())
+	require.False(t, late.Load(), "the revocation was given up before the next session was asked for")
 }
 
 // TestControllerRestart: the data path goes on without a controller until the
@@ -64,13 +108,13 @@ func TestControllerRestart(t *testing.T) {
 			require.ErrorIs(t, err, client.ErrLease)
 		}
 		return err != nil
-	}, 10*time.Second, 10*time.Millisecond, "a lease that nobody renews ends")
+	}, patience, 10*time.Millisecond, "a lease that nobody renews ends")
 
 	cluster.StartController(u.Host)
 	require.Eventually(t, func() bool {
 		b, err := c.Read(ctx, ref, nil)
 		return err == nil && string(b) == "while it is down"
-	}, 20*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	n, err := c.Names().Lookup(ctx, "kept")
 	require.NoError(t, err)
 	require.Equal(t, ref, n.Ref)

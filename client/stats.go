@@ -9,39 +9,43 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// Kind of a call, for counting.
+// Kind is the kind of a call, by which calls are counted.
 type Kind int
 
 const (
-	KindRead Kind = iota
-	KindUpdate
+	KindRead   Kind = iota // Read, View, ReadAt, ReadInfo, Stat
+	KindUpdate             // Write, CompareAndWrite, Update
 	KindAlloc
 	KindFree
 	KindReadMany
 	KindWriteMany
-	KindOther
+	KindOther // repairs and the Client's own work
 	kinds
 )
+
+// changes reports whether calls of the kind change objects.
+func (k Kind) changes() bool {
+	return k == KindUpdate || k == KindAlloc || k == KindFree || k == KindWriteMany
+}
 
 func (k Kind) String() string {
 	return [...]string{"read", "update", "alloc", "free", "read_many", "write_many", "other"}[k]
 }
 
-// KindStats is what calls of one kind have cost.
+// KindStats counts the calls of one kind, and what they have cost.
 type KindStats struct {
-	Calls  uint64 `json:"calls"`
-	Errors uint64 `json:"errors"`
-	// Unknown are the errors of which nobody knows yet whether the call was done.
-	Unknown uint64            `json:"unknown"`
+	Calls   uint64            `json:"calls"`
+	Errors  uint64            `json:"errors"`
+	Unknown uint64            `json:"unknown"` // errors that wrap ErrUnknown
 	Rounds  uint64            `json:"rounds"`
 	Bytes   uint64            `json:"bytes"` // of READs and WRITEs
 	Verbs   map[string]uint64 `json:"verbs"` // by READ, WRITE, CAS, ...
-	// Took is how long calls took: one in thirty-two of each lane, to keep the clock
-	// off the hot path.
+	// Took is the distribution of the calls' durations. One call in thirty-two is
+	// measured, because reading the clock twice would slow a read over shm by a tenth.
 	Took latency.Snapshot `json:"-"`
 }
 
-// AllVerbs is the sum over all verbs.
+// AllVerbs is the number of verbs of all kinds.
 func (k KindStats) AllVerbs() uint64 {
 	var n uint64
 	for _, v := range k.Verbs {
@@ -50,37 +54,38 @@ func (k KindStats) AllVerbs() uint64 {
 	return n
 }
 
-// Stats is what a Client has done so far. The last calls of lanes that are busy may be
-// missing: fewer than thirty-two of each, mostly.
+// Stats counts what a Client has done since Connect. The last calls of lanes that are busy
+// may be missing: about thirty-two for each lane.
 type Stats struct {
 	Kinds     map[string]KindStats `json:"kinds"`     // by Kind
 	Providers map[uint32]string    `json:"providers"` // by node id
 	Session   uint32               `json:"session"`
-	// Sessions opened so far: more than one when an earlier one could not settle something.
+	// Sessions opened since Connect. More than one means that an earlier one has ended.
 	Sessions      uint64 `json:"sessions"`
-	LeaseLeftNS   int64  `json:"lease_left_ns"`
+	LeaseLeftNS   int64  `json:"lease_left_ns"` // 0 if the lease has run out
 	TableRevision uint64 `json:"table_revision"`
 	ReclaimEpoch  uint64 `json:"reclaim_epoch"`
 	Lanes         int    `json:"lanes"`
 	BusyLanes     int    `json:"busy_lanes"`
-	// Claims are the slabs in magazines, as far as lanes were idle when looked at.
+	// Claims is the number of claimed slabs in magazines. A busy lane counts with what it
+	// had when it was last idle.
 	Claims int    `json:"claims"`
 	Events Events `json:"events"`
 }
 
-// Events are what slows calls down.
+// Events counts what slows calls down.
 type Events struct {
-	Waits        uint64 `json:"waits"` // pauses for somebody else's reservation, or for a region
+	Waits        uint64 `json:"waits"` // pauses, for another session's reservation or for a region
 	WaitedNS     uint64 `json:"waited_ns"`
-	Certificates uint64 `json:"certificates"` // fences of dead holders told: slabs may be taken over
-	Resets       uint64 `json:"resets"`       // of connections that broke
-	StaleKeys    uint64 `json:"stale_keys"`   // chains refused because the epoch was over
+	Certificates uint64 `json:"certificates"` // reservations that were taken over from a fenced session
+	Resets       uint64 `json:"resets"`       // resets of broken connections
+	StaleKeys    uint64 `json:"stale_keys"`   // chains that a node refused because the region has a later epoch
 }
 
-// laneEvents are one lane's.
+// laneEvents are the Events of one lane. The lane's owner writes, any goroutine reads.
 type laneEvents struct {
 	waits, waitedNS, certificates, resets, staleKeys atomic.Uint64
-	claims                                           atomic.Int64 // in magazines, when last looked at
+	claims                                           atomic.Int64 // slabs in magazines when the lane was last idle
 }
 
 func (e *laneEvents) sum(into *Events) {
@@ -91,9 +96,9 @@ func (e *laneEvents) sum(into *Events) {
 	into.StaleKeys += e.staleKeys.Load()
 }
 
-// pastStats keeps the sums of sessions that have ended.
+// pastStats are the sums over the sessions of a Client that have ended.
 type pastStats struct {
-	mu       sync.Mutex
+	mu       sync.Mutex // guards all fields
 	sum      [kinds]KindStats
 	events   Events
 	sessions uint64
@@ -110,8 +115,8 @@ func (p *pastStats) add(s *session) {
 
 func (s *session) sum(into *[kinds]KindStats) {
 	for _, l := range s.lanes {
-		for k := range l.counts.stats {
-			from, to := &l.counts.stats[k], &into[k]
+		for k := range l.counters.stats {
+			from, to := &l.counters.stats[k], &into[k]
 			to.Calls += from.calls.Load()
 			to.Errors += from.errors.Load()
 			to.Unknown += from.unknown.Load()
@@ -137,8 +142,8 @@ func (s *session) sumEvents(into *Events) {
 	}
 }
 
-// harvest has idle lanes publish what they have counted, and tells how many slabs are
-// in magazines and how many lanes are busy.
+// harvest publishes the counters of idle lanes. It returns the number of claimed slabs in
+// magazines and the number of busy lanes.
 func (s *session) harvest() (claims, busy int) {
 	for _, l := range s.lanes {
 		if l.busy.CompareAndSwap(false, true) {
@@ -155,7 +160,8 @@ func (s *session) harvest() (claims, busy int) {
 	return claims, busy
 }
 
-// Stats sums over all lanes. Not for the hot path.
+// Stats returns the sums over all lanes. It takes each idle lane for a moment: call it every
+// few seconds, not for each operation.
 func (c *Client) Stats() Stats {
 	c.past.mu.Lock()
 	sum := c.past.sum
@@ -174,14 +180,14 @@ func (c *Client) Stats() Stats {
 	s.sumEvents(&events)
 	out := Stats{Kinds: map[string]KindStats{}, Providers: map[uint32]string{}, Session: s.ticket.Session,
 		Sessions: sessions + 1, LeaseLeftNS: max(0, s.leaseUntil.Load()-clock.Now()), Lanes: len(s.lanes), Claims: claims, BusyLanes: busy, Events: events}
-	if v := s.now.Load(); v != nil {
+	if v := s.view.Load(); v != nil {
 		out.TableRevision, out.ReclaimEpoch = v.table.Revision(), v.table.ReclaimEpoch()
 	}
 	for k := range sum {
 		out.Kinds[Kind(k).String()] = sum[k]
 	}
-	c.providers.Range(func(id, name any) bool {
-		out.Providers[id.(uint32)] = name.(string)
+	c.providers.Range(func(id, p any) bool {
+		out.Providers[id.(uint32)] = p.(nodeProvider).provider
 		return true
 	})
 	return out

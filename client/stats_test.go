@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 func TestStatsTellWhatCallsTook(t *testing.T) {

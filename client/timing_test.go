@@ -18,7 +18,7 @@ func BenchmarkTiming(b *testing.B) {
 	now, dice, clocked := clock.Now(), uint64(1), int64(0)
 	for b.Loop() {
 		clocked = 0
-		if dice = dice*lcgFactor + lcgStep; dice>>(64-clockBits) == 0 {
+		if dice = dice*lcgFactor + lcgStep; dice>>(64-sampleBits) == 0 {
 			clocked = now
 		}
 		if clocked != 0 {
@@ -32,7 +32,7 @@ func BenchmarkTiming(b *testing.B) {
 func BenchmarkCounting(b *testing.B) {
 	for _, turns := range []Kind{1, 2} {
 		b.Run(fmt.Sprint("kinds=", int(turns)), func(b *testing.B) {
-			var c counting
+			var c callCounters
 			var tally rdma.Tally
 			i := Kind(0)
 			for b.Loop() {
@@ -40,7 +40,7 @@ func BenchmarkCounting(b *testing.B) {
 					i = 0
 				}
 				if i != c.kind {
-					c.turn(i, &tally)
+					c.switchKind(i, &tally)
 				}
 				tally.Rounds++
 				tally.Bytes += 128

@@ -12,19 +12,20 @@ import (
 )
 
 const (
-	// leaderTTL is how long a leader that has vanished keeps others from leading if
-	// nobody deposes it.
-	leaderTTL = 2 // seconds; etcd counts in whole ones
+	defaultLeaderTTL = 2 * time.Second
 	// renewEvery renews the lease; leaseMargin is what it is counted short, for the drift
 	// of two clocks and for an answer that is on its way.
-	renewEvery  = 300 * time.Millisecond
+	renewEvery  = 500 * time.Millisecond
 	leaseMargin = 200 * time.Millisecond
-	// keepEvery extends the leadership, ten times in leadHold; keepTime is how long that
-	// may take. A member of etcd that has lost its leader lets it hang.
-	keepEvery = 120 * time.Millisecond
+	// keepEvery extends the leadership, three times in leadHold; keepTime is how long that
+	// may take, and keepAgain the pause after one that failed. A member of etcd that has
+	// lost its leader lets it hang. Each one wakes all members, as a heartbeat does.
+	keepEvery = 400 * time.Millisecond
 	keepTime  = 300 * time.Millisecond
+	keepAgain = 50 * time.Millisecond
 	retryEtcd = 300 * time.Millisecond
-	// lookAgain has who leads read anew, however quiet the watch is: it is a hint.
+	// lookAgain is how often the leader is read from etcd again, for a watch that has
+	// silently stopped.
 	lookAgain = 10 * time.Second
 )
 
@@ -45,8 +46,8 @@ func (c *Controller) electionPrefix() string { return c.cfg.Prefix + "leader" }
 
 // leadOnce campaigns, leads, and returns when the leadership is over.
 func (c *Controller) leadOnce() error {
-	// A lease of our own, so that we know when it was last extended.
-	grant, err := c.cfg.Etcd.Grant(c.ctx, leaderTTL)
+	// This controller grants the lease itself, so that it knows when it was last extended.
+	grant, err := c.cfg.Etcd.Grant(c.ctx, int64(c.cfg.LeaderTTL/time.Second))
 	if err != nil {
 		return fmt.Errorf("etcd: %w", err)
 	}
@@ -62,7 +63,7 @@ func (c *Controller) leadOnce() error {
 		_, _ = c.cfg.Etcd.Revoke(rctx, grant.ID) // so that the next leader need not wait
 		session.Orphan()
 	}()
-	go func() { // a candidate whose lease is over is none any more: it stands again
+	go func() { // a candidate whose lease is over has to campaign again
 		<-session.Done()
 		cancel(errNoLease)
 	}()
@@ -73,7 +74,7 @@ func (c *Controller) leadOnce() error {
 		return fmt.Errorf("campaign: %w", cmp.Or(context.Cause(ctx), err))
 	}
 	won := time.Now()
-	// What the leader before has written is there: its writes fail from now on.
+	// All writes of the previous leader are in etcd: from now on its transactions fail.
 	records, err := c.records(ctx)
 	if err == nil {
 		err = c.waitOut(ctx, e.Key(), e.Rev(), won)
@@ -91,19 +92,40 @@ func (c *Controller) leadOnce() error {
 	c.signal()
 	c.doubtSilent()
 	err = t.run(ctx)
-	c.restIfDeposed(t)
+	c.stuck.Store(false)
+	if t.turns.Load() != hung {
+		c.restIfDeposed(t)
+	}
 	c.term.CompareAndSwap(t, nil)
 	c.signal()
 	t.close(err)
 	return err
 }
 
+// hung gives up a leadership whose machine makes no progress: a standby takes over at once,
+// callers that wait get an error, and Err returns it. It logs last and beside, because the
+// log itself may be what blocks.
+func (c *Controller) hung(t *term) {
+	c.term.CompareAndSwap(t, nil)
+	c.signal()
+	t.close(errHung)
+	ctx, cancel := context.WithTimeout(c.ctx, c.cfg.LeaderTTL)
+	defer cancel()
+	_, _ = c.cfg.Etcd.Revoke(ctx, t.lease)
+	c.stuck.Store(true)
+	select {
+	case c.failed <- fmt.Errorf("controller %s: %w", c.url, errHung):
+	default:
+	}
+	go c.cfg.Logger.Error("controller: the leadership is given up", "term", t.rev, "error", errHung)
+}
+
 // errNoLease is why a candidate or a leader stops.
 var errNoLease = errors.New("its lease of the election is over")
 
-// observe follows who leads: for the hint to clients, and for watchLeader. A watch may
-// end, by a compaction or with the member of etcd that it was at, or just say nothing:
-// it is begun again, which reads who leads.
+// observe keeps c.leader current, for the hint to clients and for watchLeader. A watch may
+// end by a compaction or with its member of etcd, or may silently stop: observe begins it
+// again every lookAgain, which reads the leader.
 func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

@@ -75,7 +75,7 @@ func BenchmarkLeaderChange(b *testing.B) {
 			}
 			leader = s.Controllers[0].Url
 			return true
-		}, time.Minute, 100*time.Millisecond)
+		}, patience, 100*time.Millisecond)
 		time.Sleep(6 * time.Second) // longer than a standby leaves leaders alone after a change
 		name := fmt.Sprintf("c%d", slices.IndexFunc(c.URLs, func(u string) bool { return strings.TrimRight(u, "/") == leader })+1)
 		worst.Store(0)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/time/rate"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -24,23 +25,29 @@ var Version = "dev"
 
 // Controller is a running controller.
 type Controller struct {
-	cfg    Config
-	url    string
-	server *http.Server
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	cfg     Config
+	url     string
+	server  *http.Server
+	unserve func() // with Config.Wire
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
 
 	// term is the leadership in hand, nil on a standby.
 	term atomic.Pointer[term]
-	// leader is whoever leads, as far as known; an empty one is not.
+	// leader is the present leader as far as it is known; empty if it is not.
 	leader  atomic.Pointer[candidacy]
 	changed atomic.Pointer[chan struct{}] // closed when term changes
 	failed  chan error
 	counted counted
-	gossip  gossip
+	pulse   watch
+	heard   sync.Map     // serial of a session -> *beats that its last heartbeat came over
 	probes  *http.Client // of the leader
-	rests   atomic.Int64 // until then it deposes nobody: see restAfter
+	upkeep  upkeep
+	// nameRates bounds the name changes of each client host.
+	nameRates nameRates
+	stuck     atomic.Bool  // its machine stood still and has not gone on
+	rests     atomic.Int64 // ns; before that time this controller deposes no leader: see restAfter
 }
 
 // Start serves a controller. It returns once the port is open; leading comes later.
@@ -49,24 +56,32 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", cfg.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("controller: listen on %s: %w", cfg.Listen, err)
-	}
-	c := &Controller{cfg: cfg, url: cfg.Advertise, failed: make(chan error, 1)}
-	if c.url == "" {
-		scheme := "http"
-		if cfg.TLS != nil {
-			scheme = "https"
+	c := &Controller{cfg: cfg, url: cfg.Advertise, failed: make(chan error, 1),
+		upkeep: upkeep{wake: make(chan struct{}, 1)}, nameRates: nameRates{hosts: map[string]*rate.Limiter{}}}
+	var l net.Listener
+	var at net.Addr
+	if cfg.Wire == nil {
+		var lc net.ListenConfig
+		var err error
+		if l, err = lc.Listen(ctx, "tcp", cfg.Listen); err != nil {
+			return nil, fmt.Errorf("controller: listen on %s: %w", cfg.Listen, err)
 		}
-		c.url = scheme + "://" + l.Addr().String()
+		at = l.Addr()
+		if c.url == "" {
+			scheme := "http"
+			if cfg.TLS != nil {
+				scheme = "https"
+			}
+			c.url = scheme + "://" + at.String()
+		}
 	}
 	c.leader.Store(&candidacy{})
 	ch := make(chan struct{})
 	c.changed.Store(&ch)
-	if err := c.listenGossip(ctx, l.Addr()); err != nil {
-		l.Close()
+	if err := c.listenPulse(ctx, at); err != nil {
+		if l != nil {
+			l.Close()
+		}
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -86,18 +101,26 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	p.SetUnencryptedHTTP2(true)
 	c.server.Protocols = &p
 	c.watchConnections(c.server)
-	if cfg.TLS != nil {
-		l = tls.NewListener(l, cfg.TLS)
-	}
-	c.wg.Go(func() {
-		if err := c.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			c.failed <- fmt.Errorf("controller on %s: %w", c.url, err)
+	if cfg.Wire != nil {
+		c.unserve = cfg.Wire.Serve(c.url, mux)
+	} else {
+		if cfg.TLS != nil {
+			l = tls.NewListener(l, cfg.TLS)
 		}
-	})
+		c.wg.Go(func() {
+			if err := c.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				c.failed <- fmt.Errorf("controller on %s: %w", c.url, err)
+			}
+		})
+	}
 	c.wg.Go(c.campaign)
-	if c.gossip.port != nil {
-		c.wg.Go(c.joinGossip)
+	c.wg.Go(c.watchStore)
+	if c.pulse.port != nil {
+		c.wg.Go(c.joinPulse)
 		c.wg.Go(c.watchLeader)
+		if cfg.Member != nil {
+			c.wg.Go(c.electEtcd)
+		}
 	}
 	return c, nil
 }
@@ -108,7 +131,8 @@ func (c *Controller) URL() string { return c.url }
 // Leads says whether this controller leads now.
 func (c *Controller) Leads() bool { return c.term.Load() != nil }
 
-// Err yields at most one error: the port has failed.
+// Err yields errors after which the controller is of no use until it is started again:
+// the port has failed, or the machine of its leadership stands still.
 func (c *Controller) Err() <-chan error { return c.failed }
 
 // WaitLeader returns once some controller is known to lead.
@@ -126,10 +150,14 @@ func (c *Controller) WaitLeader(ctx context.Context) error {
 	}
 }
 
-// health answers 200 while this controller leads or knows who does.
+// health answers 200 while this controller leads or knows who does, and works.
 func (c *Controller) health(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set(lifeHeader, strconv.FormatUint(c.gossip.life, 10))
+	w.Header().Set(incarnationHeader, strconv.FormatUint(c.pulse.incarnation, 10))
 	w.Header().Set(quarrypb.VersionHeader, Version)
+	if c.stuck.Load() {
+		http.Error(w, errHung.Error(), http.StatusServiceUnavailable)
+		return
+	}
 	if c.term.Load() == nil && c.leader.Load().URL == "" {
 		http.Error(w, "no leader known", http.StatusServiceUnavailable)
 		return
@@ -146,11 +174,17 @@ func (c *Controller) signal() {
 // Close stops serving, gives the leadership up and returns when all is quiet.
 func (c *Controller) Close() error {
 	c.cancel()
+	if c.unserve != nil {
+		c.unserve()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	err := c.server.Shutdown(ctx)
 	if err != nil {
 		err = c.server.Close()
+	}
+	if c.stuck.Load() {
+		return errors.Join(err, errHung) // what stands still is not waited for
 	}
 	c.wg.Wait()
 	c.probes.CloseIdleConnections()

@@ -71,7 +71,7 @@ func TestSessionsRegionsAndFences(t *testing.T) {
 	b.mu.Lock()
 	b.refuse = "disk full"
 	b.mu.Unlock()
-	refused(t, rpc.CreateRegion, &quarrypb.CreateRegionRequest{Replicas: 2}, connect.CodeFailedPrecondition, "node b: resource_exhausted: disk full")
+	refused(t, rpc.CreateRegion, &quarrypb.CreateRegionRequest{Replicas: 2}, connect.CodeResourceExhausted, "node b: resource_exhausted: disk full")
 	require.Eventually(t, func() bool { return strings.Contains(strings.Join(a.heard(), " "), "drop 4") }, patience, time.Millisecond, "nothing is left")
 
 	s := do(t, rpc.OpenSession, &quarrypb.OpenSessionRequest{Name: "one"})
@@ -320,6 +320,7 @@ func TestConfigErrors(t *testing.T) {
 	for text, cfg := range map[string]controller.Config{
 		"no etcd client":      {},
 		"lease 1ms":           {Etcd: etcd, Lease: time.Millisecond},
+		"leader TTL 1.5s":     {Etcd: etcd, LeaderTTL: 1500 * time.Millisecond},
 		"region size 1":       {Etcd: etcd, RegionBytes: 1},
 		`advertised URL "x"`:  {Etcd: etcd, Advertise: "x"},
 		"listen on 1.2.3.4:1": {Etcd: etcd, Listen: "1.2.3.4:1"},

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -16,53 +15,53 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A leader that is killed would hold its place until etcd counts its lease as over,
-// 2 to 3 s. Standbys do not wait for that: when gossip and probes of their own get no
-// answer from it, one takes its lease away.
+// A leader that is killed would hold its leadership until etcd's lease for it runs out,
+// after 2 to 3 s. Standbys do not wait for that: when the leader answers neither the pulse
+// nor probes, a standby revokes its lease.
 //
-// What that must not break: a leader answers without a write only until an instant
-// that it has counted itself, hold from the sending of its last read of the election
-// key that has shown it there. So the successor waits out hold,
-// from when it has won: not before then does it do or say anything. That the lease
-// has been taken away, and did not run out, it knows from a mark that is written
-// before, and names the leadership by its revision in etcd.
+// Invariant: a leader answers without a write only for the time hold after it has sent its
+// last read of the election key that showed its own key. So a successor whose predecessor's
+// lease was revoked waits for hold after it has won, before it does or answers anything. It
+// knows of the revocation from a mark in etcd, which is written first and names the
+// leadership by its revision.
 
 const (
-	// leadHold is how long a look at the election key lets a leader answer. Others have it
-	// from its candidacy: another version may hold for longer.
-	// Shorter ones make leaders of starved hosts fall silent for moments.
+	// leadHold is how long a read of the election key lets a leader answer. Others read it
+	// from its candidacy: another version may hold for longer. With a shorter one, leaders on
+	// hosts that lack processor time would refuse to answer for moments.
 	leadHold = 1200 * time.Millisecond
 	// holdMargin is what a successor waits beyond hold, for the drift of two clocks.
 	holdMargin = leadHold / 50
-	// Of a leader that gossip calls silent.
+	// Of a leader whose pulse is silent.
 	leaderProbes    = 3
 	leaderProbeTime = 300 * time.Millisecond
 	leaderProbeGap  = 30 * time.Millisecond
-	lookEvery       = 500 * time.Millisecond
-	// deposeTime is how long each step of a deposition may take before it is tried
-	// again. Members of etcd pass what they are asked on to their leader, also to one
-	// that has just died with the controller beside it: that is lost.
+	lookEvery       = time.Second // the pulse tells when to look
+	// deposeTime is how long each step of a deposition may take before it is tried again:
+	// members of etcd forward requests to etcd's leader, and lose them if that has just died
+	// together with the controller in its process.
 	deposeTime  = 300 * time.Millisecond
 	deposeRetry = 30 * time.Millisecond
-	// deposeAgain is how long a standby leaves leaders alone after it has deposed one:
-	// where the net is cut in odd ways, they do not take turns at it.
+	// deposeAgain is how long a standby deposes no other leader after it has deposed one, so
+	// that controllers with a partial network partition do not depose each other in turns.
 	deposeAgain = 5 * time.Second
-	// restAfter is how long one that was deposed although it was well leaves all leaders
-	// alone. What it sees of the others is not what they see: it and its successor would
-	// take turns, each out of reach of the other. It costs little, for the place of a
-	// leader that is really gone is free when etcd has counted its lease.
+	// restAfter is how long a controller deposes nobody after it was deposed although it
+	// worked. It and its successor cannot reach each other, and would depose each other in
+	// turns. That costs little: a leader that is really gone loses its leadership when its
+	// lease runs out.
 	restAfter = 10 * time.Minute
 )
 
-// candidacy is what a controller writes into the election: its URL, which has no
-// spaces, and its name; then, on a line of its own, what else others want to know.
+// candidacy is what a controller writes into the election: its URL, which has no spaces,
+// and its name; then, on a second line, the fields below as JSON.
 type candidacy struct {
-	URL    string `json:"-"`
-	Name   string `json:"-"`
-	Gossip string `json:"gossip,omitempty"`
-	Life   uint64 `json:"life,omitempty"`
-	HoldMs uint32 `json:"hold_ms,omitempty"` // 0: not known
-	// Where it was read from.
+	URL         string `json:"-"`
+	Name        string `json:"-"`
+	Pulse       string `json:"pulse,omitempty"`
+	Incarnation uint64 `json:"incarnation,omitempty"`
+	HoldMs      uint32 `json:"hold_ms,omitempty"` // 0: not known
+	Member      uint64 `json:"member,omitempty"`  // of etcd, inside the controller; 0: none, or not known
+	// Key, Rev and Lease are those of the key that the candidacy was read from.
 	Key   string `json:"-"`
 	Rev   int64  `json:"-"`
 	Lease int64  `json:"-"`
@@ -86,9 +85,12 @@ func decodeCandidacy(value []byte) (k candidacy) {
 }
 
 func (c *Controller) candidacy() candidacy {
-	k := candidacy{URL: c.url, Name: c.cfg.Name, Life: c.gossip.life, HoldMs: uint32(c.cfg.hold().Milliseconds())}
-	if p := c.gossip.port; p != nil {
-		k.Gossip = p.Address()
+	k := candidacy{URL: c.url, Name: c.cfg.Name, Incarnation: c.pulse.incarnation, HoldMs: uint32(c.cfg.hold().Milliseconds())}
+	if p := c.pulse.port; p != nil {
+		k.Pulse = p.Address()
+	}
+	if m := c.cfg.Member; m != nil {
+		k.Member = m.ID()
 	}
 	return k
 }
@@ -101,14 +103,15 @@ func (c *Controller) watchLeader() {
 		select {
 		case <-c.ctx.Done():
 			return
-		case <-c.gossip.wake:
+		case <-c.pulse.wake:
 		case <-time.After(wait):
 		}
 		wait = lookEvery
 		k := c.leader.Load()
-		if c.Leads() || k.Lease == 0 || k.HoldMs == 0 || k.Life == c.gossip.life || now() < c.rests.Load() || time.Since(since) < deposeAgain || !c.gone(k) {
+		if c.Leads() || k.Lease == 0 || k.HoldMs == 0 || k.Incarnation == c.pulse.incarnation || now() < c.rests.Load() || time.Since(since) < deposeAgain || !c.gone(k) {
 			continue
 		}
+		c.awaitEtcd()
 		done, err := c.depose(k)
 		if err != nil {
 			c.cfg.Logger.Info("controller: the leader is gone and not deposed yet", "leader", k.URL, "error", err)
@@ -124,8 +127,8 @@ func (c *Controller) watchLeader() {
 	}
 }
 
-// restIfDeposed looks why a term has ended: if its key is gone while its lease, as we
-// count it, is not, somebody has taken it away who had no answer from us.
+// restIfDeposed finds out why a term has ended: if its key is gone while its lease still
+// runs, a standby that could not reach this controller has deposed it.
 func (c *Controller) restIfDeposed(t *term) {
 	if now() >= t.leased.Load() || c.ctx.Err() != nil {
 		return
@@ -141,10 +144,11 @@ func (c *Controller) restIfDeposed(t *term) {
 		"term", t.rev, "while", restAfter)
 }
 
-// gone says whether neither other members nor we get an answer from a leader.
+// gone reports that the leader answers neither the pulse of any member nor the probes of
+// this controller.
 func (c *Controller) gone(k *candidacy) bool {
 	for i := range leaderProbes {
-		if !c.silent(k.Life) || c.answers(k.URL, k.Life) {
+		if !c.silent(k.Incarnation) || c.answers(k.URL, k.Incarnation) {
 			return false
 		}
 		if i < leaderProbes-1 {
@@ -158,32 +162,31 @@ func (c *Controller) gone(k *candidacy) bool {
 	return c.leader.Load() == k
 }
 
-// answers says whether a life of a controller answers at all, whatever it says.
-func (c *Controller) answers(url string, life uint64) bool {
-	ctx, cancel := context.WithTimeout(c.ctx, leaderProbeTime)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
-	if err != nil {
-		return true // nothing that we could judge by
+// answers reports that an incarnation of a controller answers, with whatever status.
+func (c *Controller) answers(url string, incarnation uint64) bool {
+	header, ok := c.probe(url)
+	if !ok {
+		return false
 	}
-	res, err := c.probes.Do(r)
-	if err != nil {
-		// A certificate that does not verify says nothing about who is there.
-		var op *net.OpError
-		return !errors.As(err, &op) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, io.EOF)
-	}
-	res.Body.Close()
-	// Another life at the same address is not the one that leads.
-	is := res.Header.Get(lifeHeader)
-	return is == "" || is == strconv.FormatUint(life, 10)
+	// Another incarnation at the same address is not the one that leads.
+	is := header.Get(incarnationHeader)
+	return is == "" || is == strconv.FormatUint(incarnation, 10)
 }
 
-// lifeHeader of /healthz says which life of a controller answers.
-const lifeHeader = "Quarry-Controller-Life"
+// unreachable says whether an error of a probe shows that nobody is there. A certificate that
+// does not verify does not show it.
+func unreachable(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF)
+}
+
+// incarnationHeader of /healthz says which incarnation of a controller answers.
+const incarnationHeader = "Quarry-Controller-Incarnation"
 
 func (c *Controller) deposedPrefix() string { return c.cfg.Prefix + "deposed/" }
 
-// depose writes the mark, then takes the lease away; false if somebody else has done it.
+// depose writes the mark, then revokes the lease; false if the leader has lost its
+// leadership already.
 func (c *Controller) depose(k *candidacy) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(c.ctx, deposeTime)
 	defer cancel()
@@ -195,7 +198,7 @@ func (c *Controller) depose(k *candidacy) (done bool, err error) {
 	if !res.Succeeded {
 		return false, nil // it has lost its place already
 	}
-	// Only now, that the mark is known to be there.
+	// The mark is in etcd: the successor will wait for hold.
 	rctx, cancel := context.WithTimeout(c.ctx, deposeTime)
 	defer cancel()
 	if _, err = c.cfg.Etcd.Revoke(rctx, clientv3.LeaseID(k.Lease)); errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -204,10 +207,10 @@ func (c *Controller) depose(k *candidacy) (done bool, err error) {
 	return err == nil, err
 }
 
-// waitOut returns when no leader before this one, whose key has a revision, can
-// still answer. won is when this one won.
+// waitOut returns when no earlier leader can still answer. key and rev are this controller's
+// in the election, and won is when it won.
 func (c *Controller) waitOut(ctx context.Context, key string, rev int64, won time.Time) error {
-	// Linearizable, and after the victory: the mark of whoever made room for us is there.
+	// A linearizable read after the victory shows the marks of all earlier leaderships.
 	res, err := c.cfg.Etcd.Get(ctx, c.deposedPrefix(), clientv3.WithPrefix())
 	if err != nil {
 		return fmt.Errorf("etcd: %w", err)
@@ -217,11 +220,11 @@ func (c *Controller) waitOut(ctx context.Context, key string, rev int64, won tim
 	for _, kv := range res.Kvs {
 		of, err := strconv.ParseInt(strings.TrimPrefix(string(kv.Key), c.deposedPrefix()), 16, 64)
 		if err == nil && of >= rev {
-			continue // ours, or not for us: our successor waits for it
+			continue // of this leadership or a later one: the successor waits for it
 		}
 		ms, err := strconv.Atoi(string(kv.Value))
 		if err != nil {
-			ms = int(leaderTTL * time.Second / time.Millisecond)
+			ms = int(c.cfg.LeaderTTL / time.Millisecond)
 		}
 		hold = max(hold, time.Duration(ms)*time.Millisecond)
 		done = append(done, clientv3.OpDelete(string(kv.Key)))

@@ -5,10 +5,9 @@
 //	c, err := controller.Start(ctx, controller.Config{Etcd: client, Listen: "127.0.0.1:7420"})
 //	defer c.Close()
 //
-// Package controller/state decides; this package only carries out: it serves the
-// RPCs, keeps the leadership, writes transactions and calls agents. It never
-// touches regions: no controller is on the data path, and the data path goes on
-// while all are down, until leases end.
+// Package controller/state decides; this package carries out: it serves the RPCs, keeps
+// the leadership, writes transactions and calls agents. No controller is on the data path.
+// If all controllers are down, reads and writes continue until the leases end.
 //
 // # What keeps two leaders apart
 //
@@ -19,6 +18,6 @@
 //
 // # Obligations of the caller
 //
-// The etcd client belongs to the caller, who closes it after Close. The package
-// imports only etcd's client: who wants an etcd inside the process starts one.
+// The etcd client belongs to the caller, who closes it after Close. The package imports
+// only etcd's client; internal/etcdembed starts an etcd inside the process.
 package controller

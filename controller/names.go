@@ -77,7 +77,7 @@ func etcdError(err error) error {
 }
 
 // unknown is the third answer. Its code is not one that clients try again after:
-// the second try would find the first one's work and call it somebody else's.
+// the second try would find the result of the first one and take it for another client's.
 func unknown(name string, err error) error {
 	return connect.NewError(connect.CodeUnknown, fmt.Errorf("name %q may have been changed or not, look it up: etcd: %w", name, err))
 }
@@ -98,14 +98,22 @@ func decodeName(value []byte, rev int64) (*quarrypb.Name, error) {
 	return &n, nil
 }
 
+// admitName applies the limits that hold for every change but a deletion.
+func (s *service) admitName(peer connect.Peer, bytes int) error {
+	if err := s.c.roomForNames(bytes); err != nil {
+		return err
+	}
+	return s.c.nameRates.allow(peer.Addr, bytes+recordOverhead, s.c.cfg.Names.BytesPerSecond)
+}
+
 // changeName carries one change of a name out, if this controller leads and the
-// name is as cmp says. Otherwise the first response is what the name is.
-func (s *service) changeName(ctx context.Context, name string, cmp clientv3.Cmp, op clientv3.Op) (*clientv3.TxnResponse, error) {
+// name and whatever else is as cmps say. Otherwise the first response is what the name is.
+func (s *service) changeName(ctx context.Context, name string, op clientv3.Op, cmps ...clientv3.Cmp) (*clientv3.TxnResponse, error) {
 	t := s.c.term.Load()
 	if t == nil {
 		return nil, s.notLeading()
 	}
-	res, err := s.c.cfg.Etcd.Txn(ctx).If(guard(t.key, t.rev), cmp).Then(op).
+	res, err := s.c.cfg.Etcd.Txn(ctx).If(append(cmps, guard(t.key, t.rev))...).Then(op).
 		Else(clientv3.OpGet(s.c.nameKey(name)), clientv3.OpGet(t.key, clientv3.WithKeysOnly())).Commit()
 	if err != nil {
 		return nil, unknown(name, err)
@@ -130,16 +138,63 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 	if err != nil {
 		return nil, invalid("name %q: %v", n.Name, err)
 	}
+	t := s.c.term.Load()
+	if t == nil {
+		return nil, s.notLeading()
+	}
 	key := s.c.nameKey(n.Name)
-	res, err := s.changeName(ctx, n.Name, clientv3.Compare(clientv3.ModRevision(key), "=", 0), clientv3.OpPut(key, value))
+	cmps := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", 0)}
+	if r.Msg.Serial != 0 {
+		cmp, err := s.whileLive(ctx, r.Msg.Serial)
+		if err != nil {
+			return nil, err
+		}
+		cmps = append(cmps, cmp)
+	}
+	if err := s.admitName(r.Peer(), len(value)); err != nil {
+		return nil, err
+	}
+	if err := t.names.reserve(ctx, s.c, 1); err != nil {
+		return nil, err
+	}
+	res, err := s.changeName(ctx, n.Name, clientv3.OpPut(key, value), cmps...)
 	switch {
 	case err != nil:
+		t.names.lost()
 		return nil, err
+	case !res.Succeeded && len(res.Responses[0].GetResponseRange().Kvs) == 0:
+		t.names.gone(1)
+		return nil, sessionEnded(r.Msg.Serial)
 	case !res.Succeeded:
+		t.names.gone(1)
 		return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name %q exists", n.Name))
 	}
 	n.Revision = uint64(res.Header.Revision)
 	return connect.NewResponse(n), nil
+}
+
+// whileLive makes a transaction fail unless a session is live then. A session's record
+// changes when it is live no longer, and not before.
+func (s *service) whileLive(ctx context.Context, serial uint64) (clientv3.Cmp, error) {
+	key := s.c.cfg.Prefix + state.SessionKey(serial)
+	res, err := s.c.cfg.Etcd.Get(ctx, key)
+	if err != nil {
+		return clientv3.Cmp{}, etcdError(err)
+	}
+	var rec quarrypb.Session
+	if len(res.Kvs) > 0 {
+		if err := proto.Unmarshal(res.Kvs[0].Value, &rec); err != nil {
+			return clientv3.Cmp{}, connect.NewError(connect.CodeDataLoss, fmt.Errorf("a session's record is damaged: %w", err))
+		}
+	}
+	if !state.IsLive(&rec) {
+		return clientv3.Cmp{}, sessionEnded(serial)
+	}
+	return clientv3.Compare(clientv3.ModRevision(key), "=", res.Kvs[0].ModRevision), nil
+}
+
+func sessionEnded(serial uint64) error {
+	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the session with serial %d has ended", serial))
 }
 
 func (s *service) LookupName(ctx context.Context, r *connect.Request[quarrypb.LookupNameRequest]) (*connect.Response[quarrypb.Name], error) {
@@ -182,8 +237,11 @@ func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.Swap
 	if err != nil {
 		return nil, invalid("name %q: %v", n.Name, err)
 	}
+	if err := s.admitName(r.Peer(), len(value)); err != nil {
+		return nil, err
+	}
 	key := s.c.nameKey(n.Name)
-	res, err := s.changeName(ctx, n.Name, clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision)), clientv3.OpPut(key, value))
+	res, err := s.changeName(ctx, n.Name, clientv3.OpPut(key, value), clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision)))
 	switch {
 	case err != nil:
 		return nil, err
@@ -206,11 +264,14 @@ func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.De
 	if r.Msg.Revision != 0 {
 		cmp = clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision))
 	}
-	res, err := s.changeName(ctx, name, cmp, clientv3.OpDelete(key))
+	res, err := s.changeName(ctx, name, clientv3.OpDelete(key), cmp)
 	switch {
 	case err != nil:
 		return nil, err
 	case res.Succeeded:
+		if t := s.c.term.Load(); t != nil {
+			t.names.gone(1)
+		}
 		return connect.NewResponse(&quarrypb.DeleteNameResponse{}), nil
 	case len(res.Responses[0].GetResponseRange().Kvs) == 0:
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no name %q", name))
@@ -271,16 +332,24 @@ func (c *Controller) candidates(ctx context.Context) (out []*quarrypb.Controller
 }
 
 // candidacies are those who lead or stand by as the election shows them, the leader first.
-func (c *Controller) candidacies(ctx context.Context) (out []candidacy) {
-	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
-	defer cancel()
-	res, err := c.cfg.Etcd.Get(ctx, c.electionPrefix()+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+func (c *Controller) candidacies(ctx context.Context) []candidacy {
+	out, err := c.candidaciesOf(ctx)
 	if err != nil {
 		c.cfg.Logger.Debug("controllers not listed", "error", err)
-		return nil
+	}
+	return out
+}
+
+func (c *Controller) candidaciesOf(ctx context.Context, opts ...clientv3.OpOption) (out []candidacy, err error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
+	opts = append(opts, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	res, err := c.cfg.Etcd.Get(ctx, c.electionPrefix()+"/", opts...)
+	if err != nil {
+		return nil, err
 	}
 	for _, kv := range res.Kvs {
 		out = append(out, decodeCandidacy(kv.Value))
 	}
-	return out
+	return out, nil
 }

@@ -16,7 +16,7 @@ import (
 )
 
 func goodName(name string) *quarrypb.Name {
-	ref, _ := proto.Ref{Addr: proto.MakeAddr(1, 4096), Life: proto.MakeLife(0, 1)}.AppendBinary(nil)
+	ref, _ := proto.Ref{Addr: proto.MakeAddr(1, 4096), Incarnation: proto.MakeIncarnation(0, 1)}.AppendBinary(nil)
 	return &quarrypb.Name{Name: name, Kind: "object", Ref: ref}
 }
 

@@ -25,13 +25,13 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-const patience = 20 * time.Second
+const patience = 3 * time.Minute
 
 type rpc = quarrypbconnect.ControllerClient
 
 // store is an etcd of the test's own.
 func store(t testing.TB) (*etcdembed.Server, *clientv3.Client) {
-	srv, err := etcdembed.Start(etcdembed.Config{NoSync: true, Log: slog.New(slog.DiscardHandler)})
+	srv, err := etcdembed.Start(t.Context(), etcdembed.Config{NoSync: true, Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(srv.Close)
 	return srv, etcdClient(t, srv)
@@ -96,7 +96,9 @@ func start(t testing.TB, cfg controller.Config) (*controller.Controller, rpc) {
 	if cfg.RegionBytes == 0 {
 		cfg.RegionBytes = 16 << 20
 	}
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	c, err := controller.Start(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })

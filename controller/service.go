@@ -39,7 +39,7 @@ func limits() []connect.HandlerOption {
 func (s *service) notLeading() error {
 	leader := s.c.leader.Load().URL
 	err := connect.NewError(connect.CodeUnavailable, fmt.Errorf("controller %s does not lead; the leader is %q", s.c.url, leader))
-	// Always there, so that who asks knows that nothing was done.
+	// Set even if the leader is not known: the header says that nothing was done.
 	if leader == s.c.url {
 		leader = ""
 	}
@@ -95,11 +95,19 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 	if err := s.token(r.Msg.Token, r.Header()); err != nil {
 		return nil, err
 	}
-	return do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
+	res, err := do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
+	if err == nil {
+		s.c.sessionHeartbeat(ctx, res.Msg.Ticket.GetSerial()) // the first one
+	}
+	return res, err
 }
 
 func (s *service) Heartbeat(ctx context.Context, r *connect.Request[quarrypb.HeartbeatRequest]) (*connect.Response[quarrypb.HeartbeatResponse], error) {
-	return do[quarrypb.HeartbeatResponse](ctx, s, r.Msg, nil)
+	res, err := do[quarrypb.HeartbeatResponse](ctx, s, r.Msg, nil)
+	if err == nil {
+		s.c.sessionHeartbeat(ctx, r.Msg.Serial)
+	}
+	return res, err
 }
 
 func (s *service) CloseSession(ctx context.Context, r *connect.Request[quarrypb.CloseSessionRequest]) (*connect.Response[quarrypb.CloseSessionResponse], error) {
@@ -138,18 +146,20 @@ func (s *service) RegisterNode(ctx context.Context, r *connect.Request[quarrypb.
 	}
 	res, err := do[quarrypb.RegisterNodeResponse](ctx, s, r.Msg, nil)
 	if err == nil {
-		s.c.gossips(res.Msg.Id, r.Msg.Gossip)
-		if r.Msg.Gossip != "" {
-			res.Msg.Gossip = s.c.gossipers(ctx)
-		}
+		res.Msg.Pulse = s.c.pulses()
 	}
 	return res, err
 }
 
 func (s *service) NodeHeartbeat(ctx context.Context, r *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error) {
-	res, err := do[quarrypb.NodeHeartbeatResponse](ctx, s, r.Msg, nil)
+	var msg any = r.Msg
+	if s.c.pulsed(r.Msg.Incarnation) {
+		msg = state.Pulsed{NodeHeartbeatRequest: r.Msg}
+	}
+	res, err := do[quarrypb.NodeHeartbeatResponse](ctx, s, msg, nil)
 	if err == nil && !res.Msg.Unknown {
 		heartbeatOf(ctx, r.Msg.Id, r.Msg.Incarnation)
+		res.Msg.Pulse = s.c.pulses()
 	}
 	return res, err
 }
@@ -166,6 +176,18 @@ func (s *service) RemoveNode(ctx context.Context, r *connect.Request[quarrypb.Re
 	return do[quarrypb.Node](ctx, s, r.Msg, nil)
 }
 
+func (s *service) SetDefaults(ctx context.Context, r *connect.Request[quarrypb.SetDefaultsRequest]) (*connect.Response[quarrypb.SetDefaultsResponse], error) {
+	return do[quarrypb.SetDefaultsResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) ForgetNode(ctx context.Context, r *connect.Request[quarrypb.ForgetNodeRequest]) (*connect.Response[quarrypb.ForgetNodeResponse], error) {
+	return do[quarrypb.ForgetNodeResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) RemoveRegion(ctx context.Context, r *connect.Request[quarrypb.RemoveRegionRequest]) (*connect.Response[quarrypb.RemoveRegionResponse], error) {
+	return do[quarrypb.RemoveRegionResponse](ctx, s, r.Msg, nil)
+}
+
 func (s *service) MoveRegion(ctx context.Context, r *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error) {
 	return do[quarrypb.Region](ctx, s, r.Msg, nil)
 }
@@ -178,7 +200,11 @@ func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.Status
 	res, err := do[quarrypb.StatusResponse](ctx, s, r.Msg, nil)
 	if err == nil {
 		res.Msg.Controllers = s.c.candidates(ctx)
-		res.Msg.Members = s.c.members()
+		names := map[uint32]string{}
+		for _, n := range res.Msg.Table.GetNodes() {
+			names[n.Id] = n.Name
+		}
+		res.Msg.Members = s.c.members(names)
 	}
 	return res, err
 }

@@ -10,19 +10,20 @@ import (
 
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/latency"
-	"github.com/quarrystore/quarry/internal/member"
+	"github.com/quarrystore/quarry/internal/pulse"
 	"github.com/quarrystore/quarry/internal/rpcstats"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
 // counted is what a controller has done since it started.
 type counted struct {
-	requests rpcstats.Calls // of clients, nodes and operators
-	agents   rpcstats.Calls // of agents, by us
-	commits  latency.Histogram
-	terms    atomic.Uint64
-	failed   atomic.Uint64 // commits
-	deposed  atomic.Uint64 // leaders, by us
+	requests  rpcstats.Calls // of clients, nodes and operators
+	agents    rpcstats.Calls // of agents, by us
+	commits   latency.Histogram
+	terms     atomic.Uint64
+	failed    atomic.Uint64 // commits
+	deposed   atomic.Uint64 // leaders, by us
+	elections atomic.Uint64 // campaigns of our member of etcd that the pulse began
 	// suspicions of nodes, by source
 	suspicions [sources]atomic.Uint64
 	tables     atomic.Uint64
@@ -64,9 +65,13 @@ type Stats struct {
 	AgentCalls    []rpcstats.Call
 	// Deposed leaders, by this controller; Suspicions of storage nodes by SuspicionSources.
 	Deposed    uint64
+	Elections  uint64 // of etcd, in which the pulse had this controller's member campaign
 	Suspicions [sources]uint64
-	// Members as gossip shows them to this controller.
-	Members []member.Member
+	// Members as the pulse shows them to this controller, itself not among them, and what it has received.
+	Members []pulse.Member
+	Pulses  pulse.Counts
+	// Store is the size of etcd; zero until it has been read.
+	Store StoreSize
 	// Status is the cluster's, if this controller leads and answers in time.
 	Status *quarrypb.StatusResponse
 }
@@ -77,11 +82,15 @@ func (c *Controller) Stats(ctx context.Context) Stats {
 	s := Stats{Leads: c.Leads(), Terms: k.terms.Load(), TableChanges: k.tables.Load(), Commits: k.commits.Snapshot(), FailedCommits: k.failed.Load(),
 		Requests: k.requests.Snapshot(), Watches: k.requests.Streams(), AgentCalls: k.agents.Snapshot()}
 	s.Deposed = k.deposed.Load()
+	s.Elections = k.elections.Load()
+	if size := c.upkeep.size.Load(); size != nil {
+		s.Store = *size
+	}
 	for i := range k.suspicions {
 		s.Suspicions[i] = k.suspicions[i].Load()
 	}
-	if l := c.gossip.list.Load(); l != nil {
-		s.Members = l.Members()
+	if l := c.pulse.list.Load(); l != nil {
+		s.Members, s.Pulses = l.Members(), l.Counts()
 	}
 	if t := c.term.Load(); t != nil {
 		if out, err := t.ask(ctx, &quarrypb.StatusRequest{}, nil); err == nil {

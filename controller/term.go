@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"google.golang.org/protobuf/proto"
@@ -45,12 +47,15 @@ type term struct {
 	waiters map[uint64]chan state.Answer
 	lastID  atomic.Uint64
 	round   atomic.Pointer[round] // of the table
+	names   nameCount
 	wg      sync.WaitGroup
+	turns   atomic.Int64 // of run; hung once watchTurns has ended the term
+	end     sync.Once
 }
 
 // now is the machine's time. It goes on while the host sleeps: a leader that wakes
 // up must know that its time is over.
-func now() int64 { return clock.Now() + int64(clock.Suspended()) }
+func now() int64 { return clock.Raw() }
 
 // maxEvents bounds what waits for the machine; further requests wait at the door.
 const maxEvents = 4096
@@ -59,24 +64,30 @@ const (
 	// Nodes show signs of life more often than clients: the death of one is to be
 	// seen, and a region open again, within a second.
 	beatsInLease     = 12
+	calmInLease      = 4 // while their pulse is heard
+	mostCalm         = time.Second
 	minNodeHeartbeat = 50 * time.Millisecond
 	scrubEvery       = 2 * time.Second
 	reclaimEvery     = 5 * time.Second // at once where there is no room for another region
 )
 
+func (c *Controller) nodeHeartbeat() time.Duration {
+	return max(c.cfg.Lease/beatsInLease, minNodeHeartbeat)
+}
+
 // newTerm makes the machine of all the records.
 // Preconditions: no leader before this one can still answer.
 func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease clientv3.LeaseID, records []state.Record) (*term, error) {
-	t := &term{c: c, key: e.Key(), rev: e.Rev(), lease: lease, etcdTTL: leaderTTL * time.Second,
-		http:   &http.Client{Transport: &http.Transport{TLSClientConfig: c.cfg.AgentTLS, MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute}},
+	t := &term{c: c, key: e.Key(), rev: e.Rev(), lease: lease, etcdTTL: c.cfg.LeaderTTL,
+		http:   &http.Client{Transport: c.cfg.Wire.Transport(&http.Transport{TLSClientConfig: c.cfg.AgentTLS, MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute})},
 		events: make(chan state.Event, maxEvents), over: make(chan struct{}), waiters: map[uint64]chan state.Answer{}}
 	t.round.Store(newRound())
 	random := make([]byte, 48)
 	rand.Read(random)
 	var err error
 	t.machine, t.first, err = state.New(state.Config{
-		Lease: c.cfg.Lease, NodeHeartbeat: max(c.cfg.Lease/beatsInLease, minNodeHeartbeat), RegionBytes: c.cfg.RegionBytes, Version: Version,
-		ReplaceAfter: c.cfg.ReplaceAfter, ScrubEvery: scrubEvery, ReclaimEvery: reclaimEvery, RebuildBytesPerSecond: c.cfg.RebuildBytesPerSecond,
+		Lease: c.cfg.Lease, NodeHeartbeat: c.nodeHeartbeat(), CalmHeartbeat: min(c.cfg.Lease/calmInLease, mostCalm), RegionBytes: c.cfg.RegionBytes, Version: Version,
+		ReplaceAfter: c.cfg.ReplaceAfter, ProbeTimeout: c.cfg.ProbeTimeout, ScrubEvery: scrubEvery, ReclaimEvery: reclaimEvery, RebuildBytesPerSecond: c.cfg.RebuildBytesPerSecond,
 	}, uint64(t.rev), now(), records, random)
 	if err != nil {
 		return nil, err
@@ -129,8 +140,9 @@ func (t *term) run(ctx context.Context) error {
 	defer cancel()
 	t.wg.Go(func() { t.keep(ctx) })
 	t.wg.Go(func() { t.renewOften(ctx) })
-	tick := time.NewTicker(state.TickEvery)
-	defer tick.Stop()
+	t.wg.Go(func() { t.watchTurns(ctx) })
+	pace := newPace(t.c.nodeHeartbeat() / 2)
+	defer pace.tick.Stop()
 	if err := t.act(ctx, t.first); err != nil {
 		return err
 	}
@@ -139,26 +151,116 @@ func (t *term) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-tick.C:
+		case <-pace.tick.C:
 			ev = state.Tick{}
 		case ev = <-t.events:
 		}
-		if err := t.act(ctx, t.machine.Step(now(), ev)); err != nil {
+		if !t.turn() {
+			return errHung
+		}
+		actions := t.machine.Step(now(), ev)
+		pace.stepped(now(), state.Active(ev, actions))
+		if err := t.act(ctx, actions); err != nil {
 			return err
 		}
 	}
 }
 
+// busyFor is how long the machine's time passes in short ticks after the last thing that went on.
+const busyFor = int64(time.Second)
+
+// pace ticks often while something is going on.
+type pace struct {
+	tick  *time.Ticker
+	slow  time.Duration
+	calm  bool
+	until int64
+}
+
+// newPace makes a pace that becomes slow, but not slower than CalmTick.
+func newPace(slow time.Duration) *pace {
+	return &pace{tick: time.NewTicker(state.TickEvery), slow: max(state.TickEvery, min(slow, state.CalmTick)), until: now() + busyFor}
+}
+
+// stepped sets the pace after a step.
+func (p *pace) stepped(now int64, busy bool) {
+	if busy {
+		p.until = now + busyFor
+	}
+	calm := now >= p.until
+	if calm == p.calm {
+		return
+	}
+	p.calm = calm
+	if calm {
+		p.tick.Reset(p.slow)
+	} else {
+		p.tick.Reset(state.TickEvery)
+	}
+}
+
+// hung is the value of turns when the term has ended because run stood still.
+const hung = -1
+
+const (
+	hangLook  = 250 * time.Millisecond
+	hangLooks = 12 // in a row without a turn of run, which makes one at least every state.TickEvery
+)
+
+var errHung = fmt.Errorf("the leader's machine has stood still for %v", hangLooks*hangLook)
+
+// turn counts a turn of run; false if the term is over because there was none for too long.
+func (t *term) turn() bool {
+	for {
+		n := t.turns.Load()
+		if n == hung {
+			return false
+		}
+		if t.turns.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// watchTurns ends the term when run stands still: in a step, or in what it carries out,
+// such as a log that takes no more lines. Without it the leader would go on to renew its
+// lease and to answer probes, and nobody would lead. Only its own looks count: a
+// process that was suspended as a whole has missed both.
+func (t *term) watchTurns(ctx context.Context) {
+	last, missed := t.turns.Load(), 0
+	for missed < hangLooks {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(hangLook):
+		}
+		n := t.turns.Load()
+		if missed++; n != last {
+			last, missed = n, 0
+		}
+	}
+	// From here on run decides nothing more, whenever it goes on.
+	if t.turns.CompareAndSwap(last, hung) {
+		t.c.hung(t)
+	}
+}
+
 // keep extends the leadership and tells the machine how far it reaches.
 func (t *term) keep(ctx context.Context) {
+	wait := keepEvery
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(keepEvery):
+		case <-time.After(wait):
 		}
+		if t.turns.Load() == hung {
+			return
+		}
+		wait = keepAgain
 		if lead, ok := t.extend(ctx); ok {
 			t.send(ctx, lead)
+			wait = keepEvery
 		}
 	}
 }
@@ -186,6 +288,9 @@ func (t *term) renewOften(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(renewEvery):
+		}
+		if t.turns.Load() == hung {
+			return
 		}
 		t.renew(ctx)
 	}
@@ -244,10 +349,12 @@ func (t *term) act(ctx context.Context, actions []state.Action) error {
 // previous revisions (hazard 14).
 func (t *term) commit(ctx context.Context, a state.Commit) state.Event {
 	cmps := []clientv3.Cmp{guard(t.key, t.rev)}
+	reads := []clientv3.Op{clientv3.OpGet(t.key)}
 	var ops []clientv3.Op
 	for _, op := range a.Ops {
 		key := t.c.cfg.Prefix + op.Key
 		cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(key), "=", int64(op.Prev)))
+		reads = append(reads, clientv3.OpGet(key))
 		if op.Value == nil {
 			ops = append(ops, clientv3.OpDelete(key))
 		} else {
@@ -256,14 +363,50 @@ func (t *term) commit(ctx context.Context, a state.Commit) state.Event {
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.etcdTTL)
 	defer cancel()
-	res, err := t.c.cfg.Etcd.Txn(ctx).If(cmps...).Then(ops...).Commit()
-	switch {
-	case err != nil:
-		return state.Failed{Err: fmt.Errorf("etcd transaction: %w", err)}
-	case !res.Succeeded:
+	for again := false; ; again = true {
+		res, err := t.c.cfg.Etcd.Txn(ctx).If(cmps...).Then(ops...).Else(reads...).Commit()
+		switch {
+		case errors.Is(err, rpctypes.ErrTimeoutDueToLeaderFail) && ctx.Err() == nil:
+			continue
+		case err != nil:
+			return state.Failed{Err: fmt.Errorf("etcd transaction: %w", err)}
+		case res.Succeeded:
+			return state.Committed{Revision: uint64(res.Header.Revision)}
+		}
+		if again {
+			if rev, done := t.wrote(a, res); done {
+				return state.Committed{Revision: rev}
+			}
+		}
 		return state.Failed{Err: errors.New("a record was changed by somebody else, or the leadership is over")}
 	}
-	return state.Committed{Revision: uint64(res.Header.Revision)}
+}
+
+// wrote says whether what a transaction has found instead is what an earlier try of it wrote,
+// and at which revision. While this leadership lasts, nobody else writes the records: one that
+// has another revision and the value that was to be written was written by that try.
+func (t *term) wrote(a state.Commit, res *clientv3.TxnResponse) (rev uint64, done bool) {
+	found := func(i int) *mvccpb.KeyValue {
+		if kvs := res.Responses[i].GetResponseRange().Kvs; len(kvs) > 0 {
+			return kvs[0]
+		}
+		return nil
+	}
+	if lead := found(0); lead == nil || lead.CreateRevision != t.rev {
+		return 0, false
+	}
+	rev = uint64(res.Header.Revision)
+	for i, op := range a.Ops {
+		kv := found(i + 1)
+		switch {
+		case kv == nil && op.Value == nil && op.Prev != 0:
+		case kv == nil || op.Value == nil || uint64(kv.ModRevision) == op.Prev || !bytes.Equal(kv.Value, op.Value):
+			return 0, false
+		default:
+			rev = uint64(kv.ModRevision)
+		}
+	}
+	return rev, true
 }
 
 // call asks an agent.
@@ -295,6 +438,7 @@ func (t *term) call(ctx context.Context, a state.Call) state.Event {
 	if err != nil {
 		r.Msg = nil
 		code := connect.CodeOf(err)
+		r.NoSpace = code == connect.CodeResourceExhausted
 		// These codes come from the agent itself; the others from the way to it.
 		r.Refused = code == connect.CodeInvalidArgument || code == connect.CodeFailedPrecondition || code == connect.CodeNotFound ||
 			code == connect.CodeAlreadyExists || code == connect.CodeResourceExhausted || code == connect.CodePermissionDenied || code == connect.CodeAborted
@@ -302,11 +446,11 @@ func (t *term) call(ctx context.Context, a state.Call) state.Event {
 	return r
 }
 
-// ask calls the life of a node that is meant; 0: whichever answers.
-func ask[Q, A any](ctx context.Context, life uint64, q *Q, method func(context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (proto.Message, error) {
+// ask calls the incarnation of a node that is meant; 0: whichever answers.
+func ask[Q, A any](ctx context.Context, incarnation uint64, q *Q, method func(context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (proto.Message, error) {
 	r := connect.NewRequest(q)
-	if life != 0 {
-		r.Header().Set(quarrypb.IncarnationHeader, strconv.FormatUint(life, 10))
+	if incarnation != 0 {
+		r.Header().Set(quarrypb.IncarnationHeader, strconv.FormatUint(incarnation, 10))
 	}
 	res, err := method(ctx, r)
 	if err != nil {
@@ -345,8 +489,11 @@ func (t *term) ask(ctx context.Context, msg any, random []byte) (any, error) {
 	}
 }
 
+// close tells all who wait that the term is over.
 func (t *term) close(err error) {
-	t.why = err
-	close(t.over)
-	t.http.CloseIdleConnections()
+	t.end.Do(func() {
+		t.why = err
+		close(t.over)
+		t.http.CloseIdleConnections()
+	})
 }

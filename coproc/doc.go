@@ -1,5 +1,5 @@
 // Package coproc is what a program needs that runs inside the cluster, where the
-// memory is (US 2017/0149890 [0044]-[0047]: co-processors beside the storage
+// memory is (US 2017/0149890 [0035]-[0037], [0053], [0105]-[0107]: co-processors beside the storage
 // controller).
 //
 // A plugin maps records to records and, if it wants, reduces those that share a

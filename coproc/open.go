@@ -9,7 +9,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// Memory is memory for a program that wants nothing else (US 2017/0149890 [0045]:
+// Memory is memory for a program that wants nothing else (US 2017/0149890 [0035]-[0037]:
 // the co-processor between an application and the memory it uses). Safe for many
 // goroutines.
 type Memory struct {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 func TestMemoryForThoseWhoOnlyWantMemory(t *testing.T) {

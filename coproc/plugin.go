@@ -18,9 +18,8 @@ type Ref = proto.Ref
 // copies. Its error ends the part: return it.
 type Emit func(key, value []byte) error
 
-// Plugin is one part's worth of a program: it is made anew for every attempt of
-// every part, and never called from two goroutines. Slices that it is given die
-// with the call.
+// Plugin is the program for one part. Each attempt of each part has one of its own, which is
+// never called from two goroutines. Slices that it is given are valid during the call only.
 type Plugin interface {
 	// Map is called for every record of the part, in no promised order.
 	Map(env Env, key, value []byte, emit Emit) error

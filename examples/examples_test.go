@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
 // What each example prints.
@@ -33,10 +34,7 @@ quarry kv get -t lengths greeting; echo`,
 }
 
 func TestExamples(t *testing.T) {
-	bin := t.TempDir()
-	build := exec.Command("go", "build", "-o", bin, "../cmd/quarry", "./...")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
+	bin := testbinary.Build(t, "./cmd/quarry", "./examples/...")
 	c, err := local.Start(t.Context(), local.Config{Binary: filepath.Join(bin, "quarry"), Nodes: 1, RegionBytes: "64MiB"})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Stop()) }()

@@ -33,21 +33,21 @@ func ParseAddr(s string) (Addr, error) {
 // Ref names one object for ever: reuse of its slab changes Born, reuse of its
 // block changes the generation. The zero Ref names nothing.
 type Ref struct {
-	Addr Addr
-	Life Life
+	Addr        Addr
+	Incarnation Incarnation
 }
 
-// Life tells apart the objects that lived at one address:
+// Incarnation tells apart the objects that lived at one address:
 // generation of the block (20 bits) and version of the object's birth (44 bits).
-type Life uint64
+type Incarnation uint64
 
-// MakeLife packs a generation and a born version.
-func MakeLife(generation uint32, born uint64) Life {
-	return Life(uint64(generation)<<VersionBits | born)
+// MakeIncarnation packs a generation and a born version.
+func MakeIncarnation(generation uint32, born uint64) Incarnation {
+	return Incarnation(uint64(generation)<<VersionBits | born)
 }
 
-func (l Life) Generation() uint32 { return uint32(l >> VersionBits) }
-func (l Life) Born() uint64       { return uint64(l) & MaxVersion }
+func (l Incarnation) Generation() uint32 { return uint32(l >> VersionBits) }
+func (l Incarnation) Born() uint64       { return uint64(l) & MaxVersion }
 
 // RefBytes is the size of an encoded Ref.
 const RefBytes = 16
@@ -59,12 +59,12 @@ func (r Ref) IsZero() bool { return r == Ref{} }
 // slab boundary behind the region header, a born version.
 func (r Ref) Valid() bool {
 	return r.Addr.Region() != 0 && r.Addr.Off() >= RegionHeaderBytes &&
-		r.Addr.Off()%MinSlabBytes == 0 && r.Life.Born() != 0
+		r.Addr.Off()%MinSlabBytes == 0 && r.Incarnation.Born() != 0
 }
 
 // String is the text form "ADDR/GENERATION.BORN": "7:0x00500040/0.17".
 func (r Ref) String() string {
-	return fmt.Sprintf("%v/%d.%d", r.Addr, r.Life.Generation(), r.Life.Born())
+	return fmt.Sprintf("%v/%d.%d", r.Addr, r.Incarnation.Generation(), r.Incarnation.Born())
 }
 
 // ParseRef reads the form that String writes.
@@ -72,32 +72,34 @@ func ParseRef(s string) (Ref, error) {
 	fail := func() (Ref, error) {
 		return Ref{}, fmt.Errorf("ref %q: want REGION:0xOFFSET/GENERATION.BORN, such as 7:0x00500040/0.17", s)
 	}
-	at, life, ok := strings.Cut(s, "/")
-	gen, born, ok2 := strings.Cut(life, ".")
+	at, incarnation, ok := strings.Cut(s, "/")
+	gen, born, ok2 := strings.Cut(incarnation, ".")
 	a, err := ParseAddr(at)
 	g, err1 := strconv.ParseUint(gen, 10, GenerationBits)
 	b, err2 := strconv.ParseUint(born, 10, 64)
 	if !ok || !ok2 || err != nil || err1 != nil || err2 != nil || b > MaxVersion {
 		return fail()
 	}
-	r := Ref{Addr: a, Life: MakeLife(uint32(g), b)}
+	r := Ref{Addr: a, Incarnation: MakeIncarnation(uint32(g), b)}
 	if !r.Valid() {
 		return fail()
 	}
 	return r, nil
 }
 
-// AppendBinary appends the 16-byte form: address, then life, little endian.
+// AppendBinary appends the 16-byte form: address, then incarnation, little endian.
 func (r Ref) AppendBinary(b []byte) ([]byte, error) {
 	var w [RefBytes]byte
 	PutWord(w[:], 0, uint64(r.Addr))
-	PutWord(w[:], 8, uint64(r.Life))
+	PutWord(w[:], 8, uint64(r.Incarnation))
 	return append(b, w[:]...), nil
 }
 
 // DecodeRef reads the 16-byte form.
 // Preconditions: len(b) >= RefBytes.
-func DecodeRef(b []byte) Ref { return Ref{Addr: Addr(Word(b, 0)), Life: Life(Word(b, 8))} }
+func DecodeRef(b []byte) Ref {
+	return Ref{Addr: Addr(Word(b, 0)), Incarnation: Incarnation(Word(b, 8))}
+}
 
 // MarshalText and UnmarshalText give the text form to JSON and flags.
 func (r Ref) MarshalText() ([]byte, error) { return []byte(r.String()), nil }

@@ -21,7 +21,7 @@
 //	(>=64)  | R   | V   | image                           |
 //
 //	image   0      8                 16             24                       32
-//	        | seal | length, version | tag, born    | writer session, seq    | payload ...
+//	        | checksum | length, version | tag, born    | writer session, seq    | payload ...
 //
 // # Words, most significant bit on the left
 //
@@ -44,7 +44,7 @@
 // new LayoutVersion.
 //
 // The reservation word takes the place of the reservation bit of US
-// 2017/0149890 [0051]: a bit cannot say who holds it, so nobody could be
-// fenced. Regions of 2 GiB follow its [0047], slabs that one READ or one WRITE
+// 2017/0149890 [0051]: a bit does not say which session holds it, so that session could not
+// be fenced. Regions of 2 GiB follow its [0047], slabs that one READ or one WRITE
 // covers its [0068].
 package proto

@@ -21,7 +21,7 @@ const (
 	MaxUserTag        = TagChunk - 1
 )
 
-// ImageHeader is everything in an image but seal and payload.
+// ImageHeader is everything in an image but checksum and payload.
 type ImageHeader struct {
 	Length  int    // payload bytes
 	Version uint64 // equals V's version while the image is active
@@ -30,8 +30,8 @@ type ImageHeader struct {
 	Writer  R      // reservation under which the image was written
 }
 
-// Seed is the part of a seal that names the place: region, offset, generation.
-// An image moved to another place, or left from another life of the block, does
+// Seed is the part of a checksum that names the place: region, offset, generation.
+// An image moved to another place, or left from another incarnation of the block, does
 // not match.
 func Seed(regionSeed, slabOff uint64, generation uint32) uint64 {
 	// offset:32 | generation:20 fill 52 bits; the mixer is a bijection, so two
@@ -49,10 +49,10 @@ func RegionSeed(uuid [16]byte) uint64 { return xxh3.Hash(uuid[:]) }
 // rounded up to whole words.
 func ImageLen(payloadBytes int) int { return ImageHeaderBytes + (payloadBytes+7)&^7 }
 
-// SealImage fills in header and seal of an image whose payload already stands
+// EncodeImage fills in header and checksum of an image whose payload already stands
 // at img[ImageHeaderBytes:]. It zeroes the padding and returns the bytes to WRITE.
 // Preconditions: len(img) >= ImageLen(h.Length).
-func SealImage(img []byte, seed uint64, h ImageHeader) []byte {
+func EncodeImage(img []byte, seed uint64, h ImageHeader) []byte {
 	end := ImageHeaderBytes + h.Length
 	img = img[:ImageLen(h.Length)]
 	clear(img[end:])
@@ -63,7 +63,7 @@ func SealImage(img []byte, seed uint64, h ImageHeader) []byte {
 	return img
 }
 
-// Header decodes an image's header without checking the seal.
+// Header decodes an image's header without checking the checksum.
 // Preconditions: len(img) >= ImageHeaderBytes.
 func ParseImageHeader(img []byte) ImageHeader {
 	lv, tb := Word(img, 8), Word(img, 16)
@@ -76,9 +76,9 @@ func ParseImageHeader(img []byte) ImageHeader {
 	}
 }
 
-// OpenImage decodes an image and checks its seal. The payload aliases img.
-// ok is false for an image that is torn, damaged, misplaced or of another life.
-func OpenImage(img []byte, seed uint64) (h ImageHeader, payload []byte, ok bool) {
+// DecodeImage decodes an image and checks its checksum. The payload aliases img.
+// ok is false for an image that is torn, damaged, misplaced or of another incarnation.
+func DecodeImage(img []byte, seed uint64) (h ImageHeader, payload []byte, ok bool) {
 	h = ParseImageHeader(img)
 	end := ImageHeaderBytes + h.Length
 	if end > len(img) {

@@ -123,8 +123,8 @@ func TestGeometry(t *testing.T) {
 func TestTextFormsParseBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := Ref{
-			Addr: MakeAddr(rapid.Uint32Range(1, 1<<32-1).Draw(t, "region"), rapid.Uint32Range(64, 1<<25).Draw(t, "slab")*64),
-			Life: MakeLife(rapid.Uint32Range(0, MaxGeneration).Draw(t, "gen"), rapid.Uint64Range(1, MaxVersion).Draw(t, "born")),
+			Addr:        MakeAddr(rapid.Uint32Range(1, 1<<32-1).Draw(t, "region"), rapid.Uint32Range(64, 1<<25).Draw(t, "slab")*64),
+			Incarnation: MakeIncarnation(rapid.Uint32Range(0, MaxGeneration).Draw(t, "gen"), rapid.Uint64Range(1, MaxVersion).Draw(t, "born")),
 		}
 		back, err := ParseRef(r.String())
 		require.NoError(t, err)
@@ -143,15 +143,15 @@ func TestTextFormsParseBack(t *testing.T) {
 	}
 }
 
-// TestHazard25_SealTellsPlaceAndLife: a right image at a wrong place, of another
+// TestHazard25_ChecksumTellsPlaceAndIncarnation: a right image at a wrong place, of another
 // generation, version or region is not accepted.
-func TestHazard25_SealTellsPlaceAndLife(t *testing.T) {
+func TestHazard25_ChecksumTellsPlaceAndIncarnation(t *testing.T) {
 	region := RegionSeed([16]byte{1})
 	img := make([]byte, 256)
 	copy(img[ImageHeaderBytes:], "payload")
 	h := ImageHeader{Length: 7, Version: 9, Tag: 3, Born: 4, Writer: MakeR(5, 6)}
-	whole := SealImage(img, Seed(region, 4096, 2), h)
-	got, payload, ok := OpenImage(img, Seed(region, 4096, 2))
+	whole := EncodeImage(img, Seed(region, 4096, 2), h)
+	got, payload, ok := DecodeImage(img, Seed(region, 4096, 2))
 	require.True(t, ok)
 	require.Equal(t, h, got)
 	require.Equal(t, "payload", string(payload))
@@ -160,12 +160,12 @@ func TestHazard25_SealTellsPlaceAndLife(t *testing.T) {
 	for name, seed := range map[string]uint64{
 		"offset": Seed(region, 4160, 2), "generation": Seed(region, 4096, 3), "region": Seed(RegionSeed([16]byte{2}), 4096, 2),
 	} {
-		_, _, ok := OpenImage(img, seed)
+		_, _, ok := DecodeImage(img, seed)
 		require.False(t, ok, name)
 	}
 	for bit := range 8 * (ImageHeaderBytes + 7) {
 		img[bit/8] ^= 1 << (bit % 8)
-		_, _, ok := OpenImage(img, Seed(region, 4096, 2))
+		_, _, ok := DecodeImage(img, Seed(region, 4096, 2))
 		require.False(t, ok, "bit %d flipped", bit)
 		img[bit/8] ^= 1 << (bit % 8)
 	}
@@ -189,7 +189,7 @@ func TestRegionHeader(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, h, got)
 	for range 200 {
-		bit := rand.IntN(8 * (regionSealOff + 8))
+		bit := rand.IntN(8 * (regionChecksumOff + 8))
 		b[bit/8] ^= 1 << (bit % 8)
 		_, err := DecodeRegionHeader(b)
 		require.ErrorIs(t, err, ErrNotRegion, "bit %d flipped", bit)
@@ -199,14 +199,14 @@ func TestRegionHeader(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotRegion)
 }
 
-func FuzzOpenImage(f *testing.F) {
+func FuzzDecodeImage(f *testing.F) {
 	f.Add([]byte{}, uint64(0))
 	f.Add(make([]byte, 64), uint64(1))
 	f.Fuzz(func(t *testing.T, b []byte, seed uint64) {
 		if len(b) < ImageHeaderBytes {
 			return
 		}
-		h, payload, ok := OpenImage(b, seed)
+		h, payload, ok := DecodeImage(b, seed)
 		if ok && len(payload) != h.Length {
 			t.Fatalf("payload of %d bytes, header says %d", len(payload), h.Length)
 		}
@@ -248,8 +248,8 @@ func FuzzWords(f *testing.F) {
 		}
 		r := R(w)
 		require.Equal(t, r, MakeR(r.Session(), r.Sequence()))
-		l := Life(w)
-		require.Equal(t, l, MakeLife(l.Generation(), l.Born()))
+		l := Incarnation(w)
+		require.Equal(t, l, MakeIncarnation(l.Generation(), l.Born()))
 		if h := Header(w); h.Valid() {
 			require.Equal(t, h, MakeHeader(h.State(), h.Kind(), h.Class(), h.Generation(), h.Session()))
 		}

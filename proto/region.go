@@ -39,7 +39,7 @@ func (d Domain) String() string {
 // node tells what it is. Only the agent writes it.
 //
 //	0 magic  8 layout version, domain  16 region uuid  32 cluster uuid
-//	48 size  56 region number  64 incarnation  72 epoch  80 seal of bytes 0..80
+//	48 size  56 region number  64 incarnation  72 epoch  80 checksum of bytes 0..80
 type RegionHeader struct {
 	Domain      Domain
 	UUID        [16]byte // of the region; the same on all replicas
@@ -50,12 +50,12 @@ type RegionHeader struct {
 	Epoch       uint64 // last configuration it served
 }
 
-const regionSealOff = 80
+const regionChecksumOff = 80
 
 // ErrNotRegion: the bytes are not a region of this layout.
 var ErrNotRegion = errors.New("not a quarry region")
 
-// Encode returns the sealed header, zero-padded to RegionHeaderBytes.
+// Encode returns the header with its checksum, zero-padded to RegionHeaderBytes.
 func (h *RegionHeader) Encode() []byte {
 	b := make([]byte, RegionHeaderBytes)
 	copy(b, regionMagic[:])
@@ -66,7 +66,7 @@ func (h *RegionHeader) Encode() []byte {
 	PutWord(b, 56, uint64(h.Region))
 	PutWord(b, 64, h.Incarnation)
 	PutWord(b, 72, h.Epoch)
-	PutWord(b, regionSealOff, xxh3.Hash(b[:regionSealOff]))
+	PutWord(b, regionChecksumOff, xxh3.Hash(b[:regionChecksumOff]))
 	return b
 }
 
@@ -82,8 +82,8 @@ func DecodeRegionHeader(b []byte) (RegionHeader, error) {
 	if v := uint32(Word(b, 8)); v != LayoutVersion {
 		return h, fmt.Errorf("%w: layout version %d, this build reads %d", ErrNotRegion, v, LayoutVersion)
 	}
-	if xxh3.Hash(b[:regionSealOff]) != Word(b, regionSealOff) {
-		return h, fmt.Errorf("%w: the header's seal is wrong", ErrNotRegion)
+	if xxh3.Hash(b[:regionChecksumOff]) != Word(b, regionChecksumOff) {
+		return h, fmt.Errorf("%w: the header's checksum is wrong", ErrNotRegion)
 	}
 	h = RegionHeader{
 		Domain:      Domain(Word(b, 8) >> 32),

@@ -20,7 +20,7 @@ const (
 
 // The fields of each word fill it, or leave spare bits that are checked: R; V with 18
 // of them; length and version, tag and born of an image header; generation and born
-// of a Ref's life.
+// of a Ref's incarnation.
 var (
 	_ = [1]struct{}{}[SessionBits+SequenceBits-64]
 	_ = [1]struct{}{}[18+2+VersionBits-64]
@@ -93,7 +93,7 @@ func (r R) String() string {
 	return fmt.Sprintf("session %d seq %d", r.Session(), r.Sequence())
 }
 
-// BlockState is the life of a block.
+// BlockState says what a block is used for.
 type BlockState uint8
 
 const (

@@ -51,7 +51,7 @@ func (a *Arena) Alloc(n int) ([]byte, error) {
 func (a *Arena) Bytes() []byte { return a.mem }
 
 // Close returns the memory.
-// Preconditions: nobody uses a buffer of the arena any more.
+// Preconditions: no buffer of the arena is in use.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

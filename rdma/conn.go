@@ -37,11 +37,14 @@ var (
 	// ErrDomain: the way taken reaches the memory by another unit than the one that
 	// makes its atomics atomic.
 	ErrDomain = refusal("the region's atomics belong to another domain: a region of an RDMA adapter is reached by verbs or tcp, not by shm")
+	// ErrFull: the node has no room for another session or connection. Nothing is wrong with
+	// it; there may be room later.
+	ErrFull = refusal("the node has no room for another session or connection")
 )
 
 // Refusals lists the causes in the order of their codes on the wire, from 1.
 // Part of the tcp format: append only.
-var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain}
+var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain, ErrFull}
 
 type refusalError struct{ cause string }
 
@@ -72,7 +75,7 @@ type Conn interface {
 	Close() error
 }
 
-// Peer is implemented by connections that know which node, and which life of it,
+// Peer is implemented by connections that know which node, and which incarnation of it,
 // answered: an address may have been given to another node since it was published.
 type Peer interface {
 	Peer() (node uint32, incarnation uint64)
@@ -80,10 +83,10 @@ type Peer interface {
 
 // Near is implemented by connections whose verbs run in this process.
 type Near interface {
-	// Foresee asks the processor for memory that a verb is about to touch, so that it
+	// Prefetch asks the processor for memory that a verb is about to touch, so that it
 	// is on its way before the verb runs. It has no effect that could be seen, and
 	// refuses nothing: a window that is gone is none.
-	Foresee(w *Window, off uint64, bytes int)
+	Prefetch(w *Window, off uint64, bytes int)
 }
 
 // Ticket is what a controller gave a session to show to nodes: they check its

@@ -46,8 +46,8 @@ func (r *Round) Err() error {
 func Do(r *Round) {
 	if r.n == 1 && len(r.chains[0].Verbs) > 0 {
 		c := &r.chains[0]
-		if conn, ok := c.To.Conn.(Once); ok {
-			conn.Once(c, r.Deadline)
+		if conn, ok := c.To.Conn.(PostWaiter); ok {
+			conn.PostAndWait(c, r.Deadline)
 			return
 		}
 	}
@@ -63,12 +63,12 @@ func Do(r *Round) {
 	}
 }
 
-// Once is implemented by connections that save something when a chain is alone in its
+// PostWaiter is implemented by connections that save something when a chain is alone in its
 // round.
-type Once interface {
-	// Once is Post and Wait in one.
+type PostWaiter interface {
+	// PostAndWait is Post and Wait in one.
 	// Preconditions: every chain posted before has been awaited.
-	Once(c *Chain, deadline int64)
+	PostAndWait(c *Chain, deadline int64)
 }
 
 // Tally counts what went over the fabric. Plain words: a lane has one to itself.

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/storagenode/state"
@@ -37,16 +35,16 @@ func (n *Node) do(ctx context.Context, ev state.Event) error {
 	defer n.acting.Done()
 	region := uint32(0)
 	for _, a := range actions {
-		if a.Do == state.Save && err == nil {
-			// Under the lock, so that a later state is never overwritten by an earlier one.
-			err = n.folder.save(&n.state.Kept)
+		if a.Do == state.Save {
+			n.wanted()
 		}
 		region = max(region, a.Region)
 	}
+	seq := n.keptSeq
 	n.mu.Unlock()
-	if err != nil {
-		err = fmt.Errorf("keeping the node's state: %w", err)
-	}
+	// Also for a step that changed nothing: what it answers may rest on another step,
+	// whose state is not saved yet.
+	err = n.save(ctx, seq)
 	for i := 0; i < len(actions) && err == nil; i++ {
 		err = n.act(ctx, actions[i])
 	}
@@ -120,6 +118,10 @@ func (n *Node) make(r state.Region) error {
 	if err != nil && m != nil {
 		m.Close()
 	}
+	if errors.Is(err, host.ErrNoSpace) {
+		n.cfg.Logger.Warn("storage node: no space for a region", "region", r.Number, "bytes", r.Bytes, "error", err)
+		return &state.Error{Code: state.NoSpace, Text: fmt.Sprintf("region %d: %v; free some, or lower the node's capacity", r.Number, err)}
+	}
 	return err
 }
 
@@ -134,19 +136,10 @@ func (n *Node) keep(region uint32, m *host.Memory) error {
 	return nil
 }
 
-// zero zeroes a replica's memory and leaves its header. Access has been cut.
+// zero zeroes a replica's memory and writes its header again. Access has been cut.
 func (n *Node) zero(m *host.Memory, r state.Region) error {
-	if n.folder == nil && n.cfg.HugepageBytes == 0 { // of huge pages there may not be twice as many
-		// Fresh memory is zero, and costs nothing. What may still map the old keeps the old.
-		if err := n.make(r); err != nil {
-			return err
-		}
-		n.giveBack(m)
-		return nil
-	}
-	body := m.Bytes()[proto.RegionHeaderBytes:]
-	if err := unix.Madvise(body, unix.MADV_REMOVE); err != nil {
-		clear(body) // a file system that cannot punch holes
+	if err := m.Zero(proto.RegionHeaderBytes); err != nil {
+		return err
 	}
 	return n.mark(m, &r)
 }
@@ -187,14 +180,7 @@ func (n *Node) giveBack(m *host.Memory) {
 	}
 }
 
-// persistent says whether files in a folder survive a loss of power.
-func persistent(dir string) bool {
-	var fs unix.Statfs_t
-	return unix.Statfs(dir, &fs) == nil && fs.Type != unix.TMPFS_MAGIC && fs.Type != unix.RAMFS_MAGIC && fs.Type != unix.HUGETLBFS_MAGIC
-}
-
-// resident is how much of the regions is in memory: what the files' blocks say,
-// which is what has been touched.
+// resident is how much memory, or disk, the regions have taken: what the files' blocks say.
 func (n *Node) resident() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()

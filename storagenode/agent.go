@@ -38,13 +38,13 @@ func command[A any](ctx context.Context, n *Node, ev state.Event) (*connect.Resp
 	return connect.NewResponse(new(A)), nil
 }
 
-// thisLife refuses calls that mean another life of the node: a controller that has
-// not heard of a restart must not open what this life has found.
-func (n *Node) thisLife() connect.Interceptor {
+// thisIncarnation refuses calls that mean another incarnation of the node: a controller that has
+// not heard of a restart must not open what this incarnation has found.
+func (n *Node) thisIncarnation() connect.Interceptor {
 	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-			if life := r.Header().Get(quarrypb.IncarnationHeader); life != "" && life != strconv.FormatUint(n.incarnation, 10) {
-				return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s: a call for life %s of the node, this is %d", n.cfg.Name, life, n.incarnation))
+			if incarnation := r.Header().Get(quarrypb.IncarnationHeader); incarnation != "" && incarnation != strconv.FormatUint(n.incarnation, 10) {
+				return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s: a call for incarnation %s of the node, this is %d", n.cfg.Name, incarnation, n.incarnation))
 			}
 			return next(ctx, r)
 		}
@@ -93,5 +93,5 @@ func (a *agent) Fence(ctx context.Context, r *connect.Request[quarrypb.FenceRequ
 func (a *agent) Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {
 	a.n.mu.Lock()
 	defer a.n.mu.Unlock()
-	return connect.NewResponse(&quarrypb.PingResponse{Id: a.n.state.Node, Incarnation: a.n.incarnation}), nil
+	return connect.NewResponse(&quarrypb.PingResponse{Id: a.n.state.Node, Incarnation: a.n.incarnation, Unfit: a.n.unfit()}), nil
 }

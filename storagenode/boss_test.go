@@ -24,6 +24,9 @@ import (
 	"github.com/quarrystore/quarry/storagenode"
 )
 
+// patience bounds the wait for what must come: it ends a test that hangs, and no other.
+const patience = 3 * time.Minute
+
 // boss is a controller whose decisions the test makes: also those that a real one
 // would not make, or not in this order.
 type boss struct {
@@ -40,6 +43,8 @@ type boss struct {
 	joined   []*quarrypb.RegisterNodeRequest
 	beats    int
 	resident uint64
+	calmMs   uint32   // of answers to heartbeats, and pulse
+	pulse    []string // addresses
 }
 
 func newBoss(t testing.TB) *boss {
@@ -87,7 +92,7 @@ func (b *boss) NodeHeartbeat(_ context.Context, r *connect.Request[quarrypb.Node
 	b.resident = r.Msg.ResidentBytes
 	unknown := b.forget
 	b.forget = false
-	return connect.NewResponse(&quarrypb.NodeHeartbeatResponse{Unknown: unknown}), nil
+	return connect.NewResponse(&quarrypb.NodeHeartbeatResponse{Unknown: unknown, CalmMs: b.calmMs, Pulse: b.pulse}), nil
 }
 
 // registrations are those heard so far.
@@ -119,7 +124,7 @@ func (b *boss) startAs(term uint64, dir string) *storagenode.Node {
 }
 
 func (b *boss) start(cfg storagenode.Config) *storagenode.Node {
-	ctx, cancel := context.WithTimeout(b.t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	n, err := storagenode.Start(ctx, cfg)
 	require.NoError(b.t, err)
@@ -145,7 +150,7 @@ func (b *boss) hostReq(term uint64, region uint32) *quarrypb.HostRegionRequest {
 
 // call makes a call of the agent and returns its code, 0 if it went well.
 func call[Q, A any](t testing.TB, method func(context.Context, *connect.Request[Q]) (*connect.Response[A], error), q *Q) connect.Code {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := method(ctx, connect.NewRequest(q)); err != nil {
 		return connect.CodeOf(err)
@@ -175,7 +180,7 @@ type lane struct {
 }
 
 func (b *boss) dial(d rdma.Dialer, addr string, serial uint64, number, region uint32, epoch uint64) (*lane, error) {
-	ctx, cancel := context.WithTimeout(b.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	conn, err := d.Dial(ctx, addr, b.ticket(serial), number)
 	if err != nil {
@@ -210,5 +215,5 @@ func (c *lane) read(off uint64, n int) ([]byte, error) {
 // eventually polls a condition.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	require.Eventually(t, cond, 10*time.Second, 5*time.Millisecond, what)
+	require.Eventually(t, cond, patience, 5*time.Millisecond, what)
 }

@@ -10,20 +10,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/storagenode"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 // TestRestartUnderARealController: etcd, controller, client and node as they are. A
 // node with files stops and comes back; whatever it serves, it serves under an
-// epoch of this life.
+// epoch of this incarnation.
 func TestRestartUnderARealController(t *testing.T) {
 	c := testcluster.New(t, testcluster.Options{Nodes: 1})
 	cfg := c.NodeConfig(7)
 	cfg.Dir = t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	n, err := storagenode.Start(ctx, cfg)
 	require.NoError(t, err)
@@ -51,7 +51,7 @@ func TestRestartUnderARealController(t *testing.T) {
 		require.True(t, !r.Open || r.Epoch > before.Epoch, "%+v", r)
 	}
 	eventually(t, "the other replica serves what was written", func() bool {
-		rctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		rctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		got, err := cl.Read(rctx, ref, nil)
 		return err == nil && string(got) == "kept"

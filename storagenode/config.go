@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/quarrystore/quarry/internal/wire"
 )
 
 // Config of a node. Controllers is needed.
@@ -29,8 +31,13 @@ type Config struct {
 	// HugepageBytes of the pages that anonymous regions lie on; 0 means ordinary ones.
 	// They are set aside when a region is made. Not with Dir.
 	HugepageBytes uint64
-	// CapacityBytes of all regions together; default 64 GiB. Memory is used when touched.
+	// CapacityBytes of all regions together; default 64 GiB. A region takes all of its
+	// memory when it is made; there is no room for one that the medium has none for.
 	CapacityBytes uint64
+	// MaxSessions and MaxConnections bound the clients of the fabric: sessions that have
+	// connections, and connections of all of them. 0 means 4096 and 16384. Programs of storage nodes
+	// are admitted beyond.
+	MaxSessions, MaxConnections int
 	// Listen is the address of the tcp fabric; default 127.0.0.1:0.
 	Listen string
 	// AgentListen is the address that controllers call; default 127.0.0.1:0.
@@ -38,7 +45,7 @@ type Config struct {
 	// Advertise is the host name or address that others reach both ports at; default
 	// that of Listen and of AgentListen. Needed where they listen on all addresses.
 	Advertise string
-	// GossipListen is where the cluster's gossip is heard, host:port of UDP and TCP;
+	// GossipListen is where the cluster's pulse is heard, host:port of UDP;
 	// default a free port of the host in Listen. NoGossip takes no part in it.
 	GossipListen string
 	// Socket is the path of the shm fabric's socket; default in Dir or, without one,
@@ -52,6 +59,8 @@ type Config struct {
 	TLS, ControllerTLS *tls.Config
 	// Logger; nil means slog.Default.
 	Logger *slog.Logger
+	// Wire is the network of a simulation; nil means the host's. GossipListen is NoGossip then.
+	Wire *wire.Wire
 }
 
 const (
@@ -95,7 +104,7 @@ func (c Config) withDefaults() Config {
 }
 
 // ownSocket is where nobody else's socket is. One in the folder is found again by
-// the next life of a node that was killed, one named by the process stays behind.
+// the next incarnation of a node that was killed, one named by the process stays behind.
 func (c Config) ownSocket() string {
 	if c.Dir != "" {
 		if p, err := filepath.Abs(filepath.Join(c.Dir, "shm.sock")); err == nil && len(p) <= maxSocketBytes {
@@ -109,6 +118,8 @@ func (c Config) validate() error {
 	switch {
 	case c.HugepageBytes != 0 && c.Dir != "":
 		return errors.New("storage node: huge pages are for regions in memory: give --hugepages or --data, not both")
+	case c.MaxSessions < 0 || c.MaxConnections < 0:
+		return fmt.Errorf("storage node: at most %d sessions and %d connections: want at least 1, or 0 for the defaults", c.MaxSessions, c.MaxConnections)
 	case len(c.Controllers) == 0:
 		return errors.New("storage node: no controller given: set --controllers, such as http://127.0.0.1:7420")
 	case c.Name == "" || len(c.Name) > maxNameBytes || strings.ContainsAny(c.Name, "/\n\r\x00 "):

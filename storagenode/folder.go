@@ -179,14 +179,15 @@ func readHeader(path string, domain proto.Domain) (h proto.RegionHeader, err err
 	return h, nil
 }
 
-// create makes a region's file, all zero but for its header. It has its name only
-// once it is whole: after a crash there is a region or none.
+// create makes a region's file, all zero but for its header, with all of its blocks
+// reserved. It has its name only once it is whole: after a crash there is a region or none.
+// host.ErrNoSpace if there is no room; then there is none.
 func (d *folder) create(h *proto.RegionHeader) (err error) {
 	p := d.path(h.Region)
 	if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("region file %s is in the way of a new region: move it elsewhere", p)
 	}
-	return d.replace(p, h.Encode(), int64(h.RegionBytes))
+	return d.replace(p, h.Encode(), h.RegionBytes)
 }
 
 // remove deletes a region's file.
@@ -221,25 +222,33 @@ func (d *folder) load() (state.Kept, error) {
 	return k, nil
 }
 
-// save replaces what the node has kept; a node without a folder keeps nothing.
-func (d *folder) save(k *state.Kept) error {
+// save replaces what the node has kept, encoded; a node without a folder keeps nothing.
+func (d *folder) save(b []byte) error {
 	if d == nil {
 		return nil
 	}
-	b := k.Encode()
-	return d.replace(d.keptPath(), b, int64(len(b)))
+	return d.replace(d.keptPath(), b, uint64(len(b)))
 }
 
 // replace puts a file of some size in its place: written aside, flushed, renamed, flushed.
-func (d *folder) replace(path string, b []byte, size int64) error {
-	aside := path + newSuffix
-	f, err := os.OpenFile(aside, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+// What is behind b is zero, and reserved.
+func (d *folder) replace(path string, b []byte, size uint64) error {
+	aside, mode := path+newSuffix, os.O_WRONLY
+	if size > uint64(len(b)) {
+		mode = os.O_RDWR // to reserve by a mapping
+	}
+	f, err := os.OpenFile(aside, mode|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(b)
-	if err == nil && size > int64(len(b)) {
-		err = f.Truncate(size)
+	if err == nil && size > uint64(len(b)) {
+		if err = f.Truncate(int64(size)); err == nil {
+			err = host.Reserve(f, size, host.SpareDisk)
+		}
+		if err != nil {
+			err = fmt.Errorf("file %s: %w", path, err)
+		}
 	}
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {

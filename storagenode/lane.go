@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
@@ -33,11 +33,11 @@ type workLane struct {
 	pace     pace
 	patience patience
 	fault    error // the session was given up
-	// began is the reclaim epoch by whose block headers the lane works.
+	// began is the reclaim epoch in which the lane has READ the headers that it uses.
 	began atomic.Uint64
 }
 
-// run takes one block after the other until there is none.
+// run works on one block after the other until none is left.
 func (l *workLane) run() error {
 	w := l.w
 	if w.kind == state.Reclaim {
@@ -94,7 +94,7 @@ func (l *workLane) block(b uint32) (err error) {
 	return err
 }
 
-// open connects to every replica: to that life of its node which the controller means.
+// open connects to every replica: to that incarnation of its node which the controller means.
 func (l *workLane) open() error {
 	w := l.w
 	r := &l.region
@@ -118,9 +118,11 @@ func (l *workLane) open() error {
 func (l *workLane) dial(ctx context.Context, i int) (rdma.Conn, rdma.Window, error) {
 	w, p := l.w, l.w.req.Peers[i]
 	ways := []func() (rdma.Conn, error){
-		func() (rdma.Conn, error) { return tcp.Dialer{}.Dial(ctx, p.Address, &w.ticket, programLane|l.number) },
+		func() (rdma.Conn, error) {
+			return w.n.cfg.Wire.Dialer(tcp.Dialer{}).Dial(ctx, p.Address, &w.ticket, programLane|l.number)
+		},
 	}
-	if w.n.is(p.Node, p.Incarnation) {
+	if w.n.cfg.Wire == nil && w.n.is(p.Node, p.Incarnation) {
 		ways = append([]func() (rdma.Conn, error){func() (rdma.Conn, error) {
 			own := shm.NewInproc()
 			own.Add("self", w.n.access.Access)
@@ -131,7 +133,7 @@ func (l *workLane) dial(ctx context.Context, i int) (rdma.Conn, rdma.Window, err
 	for _, way := range ways {
 		conn, err := way()
 		if err == nil {
-			if err = sameLife(conn, p.Node, p.Incarnation); err == nil {
+			if err = sameIncarnation(conn, p.Node, p.Incarnation); err == nil {
 				var win rdma.Window
 				if win, err = conn.Open(ctx, l.region.ID, l.region.Epoch); err == nil {
 					if win.Bytes == w.geo.RegionBytes {
@@ -153,16 +155,16 @@ func (n *Node) is(node uint32, incarnation uint64) bool {
 	return n.state.Node == node && n.incarnation == incarnation
 }
 
-// errOtherLife: the node has restarted, its memory is not what the controller knows.
-var errOtherLife = errors.New("another life of the node answers")
+// errOtherIncarnation: the node has restarted, its memory is not what the controller knows.
+var errOtherIncarnation = errors.New("another incarnation of the node answers")
 
-func sameLife(c rdma.Conn, node uint32, incarnation uint64) error {
+func sameIncarnation(c rdma.Conn, node uint32, incarnation uint64) error {
 	p, ok := c.(rdma.Peer)
 	if !ok {
 		return fmt.Errorf("provider %s does not tell who answers", c.Provider())
 	}
-	if n, life := p.Peer(); n != node || life != incarnation {
-		return fmt.Errorf("%w: node %d in life %d, want node %d in life %d", errOtherLife, n, life, node, incarnation)
+	if n, found := p.Peer(); n != node || found != incarnation {
+		return fmt.Errorf("%w: node %d in incarnation %d, want node %d in incarnation %d", errOtherIncarnation, n, found, node, incarnation)
 	}
 	return nil
 }
@@ -222,7 +224,7 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 			err := c.To.Conn.Reset(ctx)
 			cancel()
 			if err == nil {
-				if err = sameLife(c.To.Conn, l.w.req.Peers[k].Node, l.w.req.Peers[k].Incarnation); err != nil {
+				if err = sameIncarnation(c.To.Conn, l.w.req.Peers[k].Node, l.w.req.Peers[k].Incarnation); err != nil {
 					return err
 				}
 				break
@@ -272,7 +274,7 @@ func (l *workLane) makeRoom() error {
 }
 
 // HolderFenced knows the dead of a scrub, and asks about others when waiting has taken long.
-func (l *workLane) HolderFenced(holder uint32, _ int) bool {
+func (l *workLane) HolderFenced(region, holder uint32, _ int) bool {
 	if l.w.dead[holder] {
 		return true
 	}
@@ -280,7 +282,7 @@ func (l *workLane) HolderFenced(holder uint32, _ int) bool {
 		return false
 	}
 	l.asked = l.waited
-	return l.w.session.certified(l.w.ctx, holder)
+	return l.w.session.certified(l.w.ctx, region, holder)
 }
 
 func (l *workLane) LeaseValid() bool { return l.w.ctx.Err() == nil }

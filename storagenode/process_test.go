@@ -98,13 +98,13 @@ func (p *process) rssBytes() int {
 	return 0
 }
 
-// TestMemoryIsTouchedPagesAndLittleMore: DESIGN promises at most 60 MiB beside the
-// pages that clients have touched.
-func TestMemoryIsTouchedPagesAndLittleMore(t *testing.T) {
+// TestMemoryIsRegionsAndLittleMore: DESIGN promises at most 60 MiB beside regions. Of those
+// all pages are there from the beginning.
+func TestMemoryIsRegionsAndLittleMore(t *testing.T) {
 	b := newBoss(t)
 	p := b.spawn(t, "")
 	req := b.hostReq(1, 1)
-	req.SizeBytes = 2 << 30
+	req.SizeBytes = 256 << 20
 	a := b.agentAt(p.stats.Agent)
 	require.Zero(t, call(t, a.HostRegion, req))
 	require.Zero(t, call(t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 1, ControllerTerm: 1}))
@@ -113,16 +113,17 @@ func TestMemoryIsTouchedPagesAndLittleMore(t *testing.T) {
 	const touched = 128 << 20
 	c.buf = make([]byte, 1<<20)
 	for off := uint64(0); off < touched; off += 1 << 20 {
-		require.NoError(t, c.write(1<<30+off, 1))
+		require.NoError(t, c.write(64<<20+off, 1))
 	}
 	rss := p.rssBytes()
-	t.Logf("rss %d MiB with %d MiB touched of a region of 2 GiB", rss>>20, touched>>20)
-	if !raceEnabled {
+	t.Logf("rss %d MiB with %d MiB touched of a region of 256 MiB", rss>>20, touched>>20)
+	if raceEnabled {
+		t.Log("the race detector has memory of its own: no bound")
+	} else {
 		require.Less(t, rss, touched+60<<20)
 	}
 	eventually(t, "the heartbeat tells", func() (ok bool) {
-		// The header may lie on a page of 2 MiB, where the host gives such.
-		b.with(func() { ok = b.resident >= touched && b.resident < touched+(4<<20) })
+		b.with(func() { ok = b.resident == req.SizeBytes })
 		return ok
 	})
 	require.NoError(t, p.end(syscall.SIGTERM), "it ends in good order")
@@ -133,19 +134,19 @@ func TestMemoryIsTouchedPagesAndLittleMore(t *testing.T) {
 func TestHazard14_KilledNodeRemembers(t *testing.T) {
 	b := newBoss(t)
 	dir := t.TempDir()
-	for life := range uint64(5) {
-		term := life + 1
+	for incarnation := range uint64(5) {
+		term := incarnation + 1
 		p := b.spawn(t, dir)
 		a := b.agentAt(p.stats.Agent)
 		require.Zero(t, call(t, a.HostRegion, b.hostReq(term, 1)))
-		if life > 0 {
-			require.NotZero(t, call(t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 10 * life, ControllerTerm: term}), "an epoch of a former life")
+		if incarnation > 0 {
+			require.NotZero(t, call(t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 10 * incarnation, ControllerTerm: term}), "an epoch of a former incarnation")
 			require.NotZero(t, call(t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 100, ControllerTerm: term - 1}), "a former term")
 		}
-		require.Zero(t, call(t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 10*life + 10, ControllerTerm: term}))
-		for serial := uint64(1); serial <= life; serial++ {
-			_, err := b.dial(tcp.Dialer{}, p.stats.TCP, serial, 0, 1, 10*life+10)
-			require.Error(t, err, "fenced in a former life")
+		require.Zero(t, call(t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: 1, Epoch: 10*incarnation + 10, ControllerTerm: term}))
+		for serial := uint64(1); serial <= incarnation; serial++ {
+			_, err := b.dial(tcp.Dialer{}, p.stats.TCP, serial, 0, 1, 10*incarnation+10)
+			require.Error(t, err, "fenced in a former incarnation")
 		}
 		require.Zero(t, call(t, a.Fence, &quarrypb.FenceRequest{Serials: []uint64{term}, ControllerTerm: term}))
 		require.Error(t, p.end(syscall.SIGKILL))

@@ -9,26 +9,26 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/alloc"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/slab"
 )
 
 const (
-	// Empty blocks are taken back where less than one block in reclaimBelow is free:
-	// one that stays with its class is claimed from again without being formatted.
+	// Empty blocks are reclaimed when less than one block in reclaimBelow is free: an empty
+	// block that keeps its class need not be formatted again.
 	reclaimBelow = 4
 	reclaimLeast = 16                    // blocks to have free in a small region
-	reclaimBatch = 128                   // blocks that share two passes
-	reclaimPace  = time.Second           // a batch takes at least: each raise empties the caches of all clients
-	passEvery    = 20 * time.Millisecond // between two questions whether a pass is complete
+	reclaimBatch = 128                   // blocks that share two grace periods
+	reclaimPace  = time.Second           // least time of a batch: each raise empties the caches of all clients
+	passEvery    = 20 * time.Millisecond // between two questions whether a grace period is over
 )
 
-// reclaimable lists the blocks of a primary's memory that are to be taken back:
-// those a reclaim has left half-way, and where free blocks are short as many of
-// those without a bit in their map as are lacking. It is a guess, and looks at nothing but this node's memory.
+// reclaimable lists the blocks of a primary's memory to reclaim: those of a reclaim that
+// was cut short, and, if there are too few free blocks, as many as are missing of those
+// whose map is empty. It is a guess, from this node's memory alone.
 func reclaimable(m *host.Memory, geo proto.Geometry) (blocks []uint32) {
 	if m == nil || uint64(len(m.Bytes())) != geo.RegionBytes {
 		return nil
@@ -61,7 +61,7 @@ func reclaimable(m *host.Memory, geo proto.Geometry) (blocks []uint32) {
 	return blocks
 }
 
-// reclaim takes the blocks back, a batch at a time.
+// reclaim reclaims the blocks, a batch at a time.
 func (l *workLane) reclaim(blocks []uint32) error {
 	if err := l.open(); err != nil {
 		return err
@@ -125,12 +125,12 @@ func (l *workLane) Hold(epoch uint64) bool {
 
 func (l *workLane) Free() { l.began.Store(l.w.session.reclaim.Load()) }
 
-// askPass asks whoever leads, until there is an answer or the program is over.
+// askPass asks the leading controller, until there is an answer or the program is over.
 func (l *workLane) askPass(epoch uint64) (res *quarrypb.PassResponse, err error) {
 	ctx, s := l.w.ctx, l.w.session
 	for {
 		err := s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-			r, err := cl.Pass(ctx, connect.NewRequest(&quarrypb.PassRequest{Serial: s.ticket.Serial, Epoch: epoch}))
+			r, err := cl.Pass(ctx, connect.NewRequest(&quarrypb.PassRequest{Serial: s.ticket.Serial, Epoch: epoch, Region: l.w.req.Region}))
 			if err == nil {
 				res = r.Msg
 			}
@@ -150,6 +150,6 @@ func (l *workLane) askPass(epoch uint64) (res *quarrypb.PassResponse, err error)
 // nowhere is the source of an allocator that allocates nothing.
 type nowhere struct{}
 
-func (nowhere) Regions(int) []uint32   { return nil }
-func (nowhere) Grow(int, uint32) error { return slab.ErrNoRegion }
-func (nowhere) Random() uint64         { return 0 }
+func (nowhere) Regions(alloc.Home) []uint32   { return nil }
+func (nowhere) Grow(alloc.Home, uint32) error { return slab.ErrNoRegion }
+func (nowhere) Random() uint64                { return 0 }

@@ -24,13 +24,15 @@ type controllers struct {
 	http  *http.Client
 	token string
 
-	mu   sync.Mutex
-	next int    // of urls
-	hint string // the leader as a standby named it; not always one of urls
+	mu     sync.Mutex
+	next   int    // of urls
+	hint   string // the leader as a standby named it; not always one of urls
+	last   string // the URL of client
+	client quarrypbconnect.ControllerClient
 }
 
 func newControllers(cfg Config) *controllers {
-	c := &controllers{token: cfg.Token, http: &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.ControllerTLS, IdleConnTimeout: time.Minute}}}
+	c := &controllers{token: cfg.Token, http: &http.Client{Transport: cfg.Wire.Transport(&http.Transport{TLSClientConfig: cfg.ControllerTLS, IdleConnTimeout: time.Minute})}}
 	for _, u := range cfg.Controllers {
 		c.urls = append(c.urls, strings.TrimRight(u, "/"))
 	}
@@ -47,10 +49,14 @@ func (c *controllers) call(ctx context.Context, f func(context.Context, quarrypb
 	if url == "" {
 		url = c.urls[c.next]
 	}
+	if c.last != url { // making a client costs more than a heartbeat with it
+		c.last, c.client = url, quarrypbconnect.NewControllerClient(c.http, url, connect.WithReadMaxBytes(maxAnswerBytes), connect.WithInterceptors(agentauth.Token(c.token)))
+	}
+	client := c.client
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	err := f(ctx, quarrypbconnect.NewControllerClient(c.http, url, connect.WithReadMaxBytes(maxAnswerBytes), connect.WithInterceptors(agentauth.Token(c.token))))
+	err := f(ctx, client)
 	if err == nil {
 		return nil
 	}
@@ -113,7 +119,7 @@ func (n *Node) register(ctx context.Context) error {
 }
 
 func (n *Node) registerOnce(ctx context.Context) error {
-	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.hosted(), Token: n.cfg.Token, Gossip: n.gossipAddress()}
+	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.hosted(), Token: n.cfg.Token}
 	n.mu.Lock()
 	if c := n.state.Cluster; c != [16]byte{} {
 		req.Cluster = c[:]
@@ -154,8 +160,8 @@ func (n *Node) registerOnce(ctx context.Context) error {
 	err = n.do(ctx, state.Registered{Term: res.ControllerTerm, Cluster: [16]byte(res.Cluster), Node: res.Id,
 		Next: res.NextSerial, Live: res.LiveSerials, Fenced: res.FencedSerials})
 	if err == nil {
-		n.life.registrations.Add(1)
-		n.learnSeeds(res.Gossip)
+		n.counts.registrations.Add(1)
+		n.learnSeeds(res.Pulse)
 		n.serve(res.TicketKey)
 	}
 	return err
@@ -163,6 +169,7 @@ func (n *Node) registerOnce(ctx context.Context) error {
 
 // beat shows signs of life, and registers again when a controller asks for it.
 func (n *Node) beat() {
+	unsaved := false // a registration: it is tried again
 	for {
 		n.mu.Lock()
 		every := time.Duration(n.beatMs) * time.Millisecond
@@ -173,13 +180,23 @@ func (n *Node) beat() {
 			return
 		case <-n.renew:
 			again = true
-		case <-time.After(max(every/2, 10*time.Millisecond)):
+		case <-n.left.some:
+			// Connections of one process end together, and with them those of a host.
+			select {
+			case <-n.ctx.Done():
+				return
+			case <-time.After(leftPause):
+			}
+		case <-n.pulse.hurry:
+		case <-time.After(n.beatEvery(max(every/2, 10*time.Millisecond))):
 		}
+		n.saveAgain()
 		if !again {
 			again = n.heartbeat()
 		}
-		if again {
-			if err := n.register(n.ctx); err != nil && n.ctx.Err() == nil {
+		if again || unsaved {
+			err := n.register(n.ctx)
+			if unsaved = errors.Is(err, errUnsaved); err != nil && !unsaved && n.ctx.Err() == nil {
 				n.cfg.Logger.Error("storage node: not registered any more", "error", err)
 				n.failed <- err
 				return
@@ -192,16 +209,21 @@ func (n *Node) beat() {
 // cannot be reached changes nothing: the data path goes on without it.
 func (n *Node) heartbeat() (unknown bool) {
 	n.mu.Lock()
-	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize}
+	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left()}
 	n.mu.Unlock()
-	req.ResidentBytes, req.Connected = n.resident(), n.connected()
+	req.ResidentBytes, req.Connected, req.UsedBytes = n.resident(), n.connected(), n.usedBytes()
+	req.EndedSessions, req.Stopping = n.whoLeft(), n.ending.stopping.Load()
 	// One controller that takes a heartbeat and is stopped does not keep us from the others.
 	ctx, cancel := context.WithTimeout(n.ctx, beatTimeout)
 	defer cancel()
+	n.pulse.calm = 0
 	err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		r, err := cl.NodeHeartbeat(ctx, connect.NewRequest(req))
 		if err == nil {
 			unknown = r.Msg.Unknown
+			n.ending.told(r.Msg)
+			n.pulse.calm = time.Duration(r.Msg.CalmMs) * time.Millisecond
+			n.learnSeeds(r.Msg.Pulse)
 		}
 		return err
 	})
@@ -210,12 +232,16 @@ func (n *Node) heartbeat() (unknown bool) {
 	}
 	if lost := err != nil; lost != n.lost {
 		n.lost = lost
-		n.life.cut.Store(lost)
+		n.counts.cut.Store(lost)
 		if lost {
 			n.cfg.Logger.Warn("storage node: no controller answers; serving goes on", "node", n.cfg.Name, "error", err)
 		} else {
 			n.cfg.Logger.Info("storage node: a controller answers again", "node", n.cfg.Name)
 		}
+	}
+	n.noteHealth()
+	if err != nil || unknown {
+		n.left.giveBack(req.EndedSessions)
 	}
 	return err == nil && unknown
 }

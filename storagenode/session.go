@@ -19,10 +19,9 @@ import (
 // session is the leased identity of one program that reserves slabs: if this node
 // dies with it, the fence and the scrub of the session settle what it held.
 //
-// It acknowledges no table: it works in one epoch of one region, gives nobody
-// answers drawn from what it reads, and dies with the epoch's keys. It does
-// acknowledge reclaim epochs, once every lane has begun another block, or has had its
-// turn of a reclaim.
+// It acknowledges no table: it works in one epoch of one region, answers no user from what
+// it reads, and ends with the epoch's keys. It acknowledges reclaim epochs when every lane
+// has begun another block, or has ended its turn of a reclaim.
 type session struct {
 	n         *Node
 	ticket    rdma.Ticket
@@ -37,12 +36,12 @@ type session struct {
 	acked uint64 // the newest reclaim epoch that has been acknowledged, as far as is known
 }
 
-// openSession opens one; lost is called when the controllers do not know it any more.
+// openSession opens a session; lost is called when the controllers no longer know it.
 func (n *Node) openSession(ctx context.Context, name string, lost context.CancelCauseFunc) (*session, error) {
 	var res *quarrypb.OpenSessionResponse
 	for {
 		err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-			r, err := cl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{Name: name, Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, Agent: true}))
+			r, err := cl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{Name: name, Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, Agent: true, NoRows: true}))
 			if err == nil {
 				res = r.Msg
 			}
@@ -74,7 +73,7 @@ func (n *Node) openSession(ctx context.Context, name string, lost context.Cancel
 	return s, nil
 }
 
-// watch tells the session whose work its acknowledgements speak of.
+// watch gives the session the lanes whose progress it acknowledges.
 func (s *session) watch(lanes []*workLane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +83,8 @@ func (s *session) watch(lanes []*workLane) {
 	s.lanes = lanes
 }
 
-// acknowledge is the reclaim epoch that a heartbeat may name, and that Hold knows of from here on.
+// acknowledge returns the reclaim epoch that a heartbeat may acknowledge, and notes it for
+// Hold.
 func (s *session) acknowledge() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,7 +106,7 @@ func (s *session) beat(ctx context.Context, revision uint64, lost context.Cancel
 		reclaim := s.acknowledge()
 		var res *quarrypb.HeartbeatResponse
 		err := s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-			r, err := cl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim}))
+			r, err := cl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim, NoRows: true}))
 			if err == nil {
 				res = r.Msg
 			}
@@ -124,17 +124,17 @@ func (s *session) beat(ctx context.Context, revision uint64, lost context.Cancel
 	}
 }
 
-// certified says whether a session is fenced everywhere.
-func (s *session) certified(ctx context.Context, holder uint32) (fenced bool) {
+// certified says whether a session is fenced in a region.
+func (s *session) certified(ctx context.Context, region, holder uint32) (fenced bool) {
 	_ = s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-		r, err := cl.CertifyFence(ctx, connect.NewRequest(&quarrypb.CertifyFenceRequest{Serial: s.ticket.Serial, Session: holder, WaitMs: 200}))
+		r, err := cl.CertifyFence(ctx, connect.NewRequest(&quarrypb.CertifyFenceRequest{Serial: s.ticket.Serial, Region: region, Session: holder, WaitMs: 200}))
 		fenced = err == nil && r.Msg.Fenced
 		return err
 	})
 	return fenced
 }
 
-// close ends the session: in good order where nothing of it is left, else by a fence.
+// close closes the session if it has settled everything, and has it revoked otherwise.
 func (s *session) close(why error) {
 	s.cancel()
 	s.wg.Wait()
@@ -143,7 +143,7 @@ func (s *session) close(why error) {
 	_ = s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		var err error
 		if s.unsettled.Load() {
-			_, err = cl.RevokeSession(ctx, connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: s.ticket.Session, Reason: fmt.Sprint(why)}))
+			_, err = cl.RevokeSession(ctx, connect.NewRequest(&quarrypb.RevokeSessionRequest{Serial: s.ticket.Serial, Reason: fmt.Sprint(why)}))
 		} else {
 			_, err = cl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}))
 		}

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeStale removes sockets that earlier lives of the node, killed, have left in
-// the folder for temporary files: each life without a data folder has a name of
-// its own there. A socket that somebody listens on stays, whosever it is.
+// removeStale removes sockets that earlier incarnations of the node left in the folder for
+// temporary files when they were killed: without a data folder each incarnation uses another name.
+// A socket that a process listens on stays.
 func (c Config) removeStale() {
 	if c.Dir != "" {
 		return

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSocketsOfKilledLivesGo: and nothing else does.
-func TestSocketsOfKilledLivesGo(t *testing.T) {
+// TestSocketsOfKilledIncarnationsGo: and nothing else does.
+func TestSocketsOfKilledIncarnationsGo(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	listen := func(name string) *net.UnixListener {

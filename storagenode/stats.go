@@ -1,19 +1,16 @@
 package storagenode
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
-	"os"
-	"strconv"
-	"strings"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"github.com/quarrystore/quarry/internal/rpcstats"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/slab"
 )
 
 // Version is this build's, told by /healthz.
@@ -24,8 +21,8 @@ func health(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// life counts what happens to a node.
-type life struct {
+// counts counts what happens to a node.
+type counts struct {
 	registrations atomic.Uint64
 	cut           atomic.Bool // no controller answers
 }
@@ -52,6 +49,11 @@ type Stats struct {
 	Cut           bool            `json:"no_controller"`
 	Calls         []rpcstats.Call `json:"-"` // of controllers
 	Settled       Settled         `json:"settled"`
+	// MaxSessions and MaxLanes are what the node admits at once.
+	MaxSessions int `json:"max_sessions"`
+	MaxLanes    int `json:"max_lanes"`
+	// Unsaved is for how long the newest state of the node could not be written; 0: it is written.
+	Unsaved time.Duration `json:"unsaved_ns"`
 	// FileSystem holds the regions.
 	FileSystem FileSystem `json:"file_system"`
 }
@@ -59,8 +61,8 @@ type Stats struct {
 // Settled is what the programs over regions have found and done here.
 type Settled struct {
 	ScrubbedSlabs uint64 `json:"scrubbed_slabs"` // looked at
-	// What sessions had left that are fenced: reservations, map bits of slabs that
-	// nobody held, blocks half formatted.
+	// What fenced sessions had left: reservations, map bits of free slabs, half formatted
+	// blocks.
 	Reservations uint64 `json:"reservations"`
 	MapBits      uint64 `json:"map_bits"`
 	BlockHeaders uint64 `json:"block_headers"`
@@ -85,7 +87,7 @@ func (s *settled) snapshot() Settled {
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
 	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
-		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.life.registrations.Load(), Cut: n.life.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), FileSystem: n.fileSystem()}
+		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem()}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket
 	}
@@ -97,41 +99,4 @@ func (n *Node) Stats() Stats {
 		s.Lanes, s.Adapter = n.access.lanes(), n.access.adapter()
 	}
 	return s
-}
-
-// FileSystem is what the regions' memory is taken from. One that is full kills the
-// node with SIGBUS when a client touches a page there is no room for.
-type FileSystem struct {
-	Kind           string `json:"kind"` // "memory", "hugepages", "tmpfs" or "file"
-	Bytes          uint64 `json:"size_bytes"`
-	AvailableBytes uint64 `json:"available_bytes"`
-}
-
-func (n *Node) fileSystem() FileSystem {
-	if p := n.cfg.HugepageBytes; p != 0 {
-		count := func(what string) uint64 {
-			b, _ := os.ReadFile(fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB/%s_hugepages", p>>10, what))
-			k, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
-			return k
-		}
-		free := count("free")
-		return FileSystem{"hugepages", count("nr") * p, (free - min(free, count("resv"))) * p}
-	}
-	if n.cfg.Dir == "" {
-		var si unix.Sysinfo_t
-		if unix.Sysinfo(&si) != nil {
-			return FileSystem{Kind: "memory"}
-		}
-		unit := uint64(si.Unit)
-		return FileSystem{"memory", uint64(si.Totalram) * unit, (uint64(si.Freeram) + uint64(si.Bufferram)) * unit}
-	}
-	var fs unix.Statfs_t
-	if unix.Statfs(n.cfg.Dir, &fs) != nil {
-		return FileSystem{Kind: "file"}
-	}
-	f := FileSystem{"file", fs.Blocks * uint64(fs.Bsize), fs.Bavail * uint64(fs.Bsize)}
-	if fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC || fs.Type == unix.HUGETLBFS_MAGIC {
-		f.Kind = "tmpfs"
-	}
-	return f
 }

@@ -5,7 +5,9 @@ import (
 	"maps"
 	"math/bits"
 	"slices"
+	"time"
 
+	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma/host"
 )
@@ -91,6 +93,48 @@ func (n *Node) usage(number uint32) (u RegionUsage, ok bool) {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Class, b.Class))
 	})
 	return u, true
+}
+
+// usedEvery bounds how often the block headers are read for heartbeats.
+const usedEvery = 2 * time.Second
+
+// usedBytes is the size of the blocks that are in use on this node, at most usedEvery
+// old. The heartbeat's own.
+func (n *Node) usedBytes() uint64 {
+	if now := clock.Now(); now >= n.usedNext {
+		n.usedNext = now + int64(usedEvery)
+		n.mu.Lock()
+		numbers := n.regionNumbers()
+		n.mu.Unlock()
+		n.used = 0
+		for _, number := range numbers {
+			n.used += n.usedIn(number)
+		}
+	}
+	return n.used
+}
+
+// usedIn is the size of the blocks of a replica that are in use. Under the lock, which
+// keeps the memory mapped.
+func (n *Node) usedIn(number uint32) (sum uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m := n.memories[number]
+	if m == nil {
+		return 0
+	}
+	g, err := proto.NewGeometry(uint64(len(m.Bytes())))
+	if err != nil {
+		return 0
+	}
+	headers := make([]byte, 8*g.Blocks)
+	m.Peek(headers, g.HeaderOff(0))
+	for b := range g.Blocks {
+		if h := proto.Header(proto.Word(headers, int(8*b))); h.Valid() && h.State() != proto.BlockFree {
+			sum += proto.BlockBytes
+		}
+	}
+	return sum
 }
 
 // taken counts the bits of a block's map.

@@ -99,6 +99,10 @@ func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
 		return verbs.Caps{}, err
 	}
 	defer m.Close()
+	if err := m.Pin(); err != nil {
+		return verbs.Caps{}, fmt.Errorf("regions in %s: %w", n.cfg.Dir, err)
+	}
+	defer m.Unpin()
 	return verbs.Probe(c, m.Bytes())
 }
 
@@ -138,14 +142,17 @@ func (n *Node) listenVerbs(ctx context.Context) (err error) {
 
 // admit makes the access control of the node as a controller has named it.
 func (n *Node) admit(cluster [16]byte, key [32]byte, id uint32) (*access, error) {
-	a := &access{Access: host.New(cluster, key, id, n.incarnation, host.Limits{})}
+	limits := host.Limits{Sessions: n.cfg.MaxSessions, Lanes: n.cfg.MaxConnections}
+	a := &access{Access: host.New(cluster, key, id, n.incarnation, limits)}
+	a.OnLeft(n.left.note)
 	if n.domain != proto.DomainAdapter {
 		return a, nil
 	}
 	var err error
-	if a.verbs, err = verbs.NewServer(cluster, key, id, n.incarnation, host.Limits{}, n.device, n.cfg.Logger); err != nil {
+	if a.verbs, err = verbs.NewServer(cluster, key, id, n.incarnation, limits, n.device, n.cfg.Logger); err != nil {
 		return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 	}
+	a.verbs.OnLeft(n.left.note)
 	if a.loop, err = a.verbs.NewLoop(); err != nil {
 		return nil, errors.Join(fmt.Errorf("storage node %s: own way through the adapter: %w", n.cfg.Name, err), a.verbs.Close(n.ctx))
 	}
@@ -162,6 +169,13 @@ func (n *Node) serveVerbs() {
 	n.wg.Go(func() {
 		if err := server.Serve(n.verbsListener); err != nil && n.ctx.Err() == nil {
 			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+		}
+	})
+	n.wg.Go(func() {
+		select {
+		case err := <-server.Err():
+			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+		case <-n.ctx.Done():
 		}
 	})
 }
@@ -213,7 +227,7 @@ func (a *access) Close(ctx context.Context) error {
 	return err
 }
 
-// Sessions is who has lanes here, on whichever provider, by serial.
+// Sessions lists the sessions that have lanes here, with their providers, by serial.
 func (a *access) Sessions() []host.SessionStatus {
 	all := a.Access.Sessions()
 	if a.verbs == nil {
@@ -243,11 +257,14 @@ func (a *access) lanes() map[string]int {
 
 // Adapter describes the adapter of a node that serves verbs.
 type Adapter struct {
-	Device          string  `json:"device"`
-	Registrations   uint64  `json:"registrations"` // of regions, one for each tenant; for each epoch too, without windows
-	RegisterSeconds float64 `json:"register_seconds"`
-	AccessErrors    uint64  `json:"access_errors"` // queue pairs that died of what their client sent
-	Expelled        uint64  `json:"expelled"`      // sessions ended for that
+	Device          string            `json:"device"`
+	Number          int               `json:"port_number"`
+	Port            verbs.Port        `json:"port"`
+	Events          map[string]uint64 `json:"events"`        // asynchronous ones, by the library's names
+	Registrations   uint64            `json:"registrations"` // of regions, one for each tenant; for each epoch too, without windows
+	RegisterSeconds float64           `json:"register_seconds"`
+	AccessErrors    uint64            `json:"access_errors"` // queue pairs that died of what their client sent
+	Expelled        uint64            `json:"expelled"`      // sessions ended for that
 }
 
 func (a *access) adapter() *Adapter {
@@ -255,7 +272,9 @@ func (a *access) adapter() *Adapter {
 		return nil
 	}
 	times, took := a.verbs.Registration()
-	return &Adapter{Device: a.verbs.Caps().Device, Registrations: times, RegisterSeconds: took.Seconds(), AccessErrors: a.verbs.AccessErrors(), Expelled: a.verbs.Expelled()}
+	caps := a.verbs.Caps()
+	return &Adapter{Device: caps.Device, Number: caps.Port, Port: verbs.ReadPort("/", caps.Device, caps.Port), Events: a.verbs.Events(),
+		Registrations: times, RegisterSeconds: took.Seconds(), AccessErrors: a.verbs.AccessErrors(), Expelled: a.verbs.Expelled()}
 }
 
 // connected is the lanes by provider as controllers are told.

@@ -13,11 +13,11 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/internal/clock"
-	"github.com/quarrystore/quarry/internal/slab"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
@@ -51,7 +51,7 @@ type work struct {
 	cancel context.CancelCauseFunc
 	arena  *rdma.Arena
 	dead   map[uint32]bool
-	remote bool     // a joiner is on another host
+	remote bool     // a rebuilding replica is on another host
 	blocks []uint32 // of a reclaim
 	ticket rdma.Ticket
 	// session is the program's own at the controllers; a reconcile has none, for it
@@ -123,6 +123,16 @@ func checkWork(m *quarrypb.WorkRequest) error {
 func (n *Node) work(m *quarrypb.WorkRequest) (*work, error) {
 	kind := state.Kind(m.Kind) // the same numbers
 	n.mu.Lock()
+	newTerm := m.ControllerTerm > n.state.Term
+	n.mu.Unlock()
+	if newTerm {
+		// The term is saved by a step of its own: no save may run under the lock, and a
+		// program begins in the step that allows it.
+		if err := n.do(n.ctx, state.Fence{Term: m.ControllerTerm}); err != nil {
+			return nil, err
+		}
+	}
+	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.memories == nil {
 		return nil, errStopping
@@ -135,7 +145,7 @@ func (n *Node) work(m *quarrypb.WorkRequest) (*work, error) {
 	for _, a := range actions {
 		switch a.Do {
 		case state.Save:
-			err = n.folder.save(&n.state.Kept)
+			n.wanted() // saved beside the next heartbeat
 		case state.Begin:
 			if err == nil {
 				err = n.begin(key, m, a.Run)

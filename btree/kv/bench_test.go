@@ -11,7 +11,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 // BenchmarkMillion works on a million keys of 16 B with values of 128 B over shared

@@ -9,14 +9,11 @@ import (
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/slab"
 )
 
-// Stray is an object with a tag of a tree whose last writer is no session any more.
-type Stray struct {
-	Ref   btree.Ref
-	Tag   uint32
-	Bytes int
-}
+// Stray is an object that may have the tag of a tree, as it was read.
+type Stray = slab.Seen
 
 // Collected is what Collect did.
 type Collected struct {
@@ -30,75 +27,102 @@ type Collected struct {
 var ErrNamesChange = errors.New("names of trees keep changing: collect again later")
 
 // Collect frees nodes and values that no tree has: what clients left that died
-// between making an object and linking it, or between unlinking and freeing. objects
-// tells every object whose last writer was no session any more when it was told.
+// between making an object and naming it, or between unlinking and freeing. objects
+// reads every object of the cluster.
 //
-// Safe beside clients at work: who links an object has made it, so what a dead
-// session wrote last and no tree has now, no tree will ever have. A tree is what a
-// name of its kind leads to; names are compared before and after, so that a tree
-// which is renamed meanwhile is not taken for one without a name.
-func Collect(ctx context.Context, c *client.Client, dryRun bool, objects func(ctx context.Context, found func(Stray)) error) (out Collected, err error) {
+// Safe beside clients at work: it frees only what is an orphan by the rule of
+// slab.Survey. A tree is what a name of its kind leads to.
+func Collect(ctx context.Context, c *client.Client, dryRun bool, objects func(ctx context.Context, found func(Stray)) error) (Collected, error) {
 	for range collectTries {
-		before, err := trees(ctx, c)
+		s := survey{ctx: ctx, c: c, objects: objects}
+		orphans, done, err := slab.Orphans(&s)
 		if err != nil {
-			return out, err
+			return s.out, err
 		}
-		strays := map[btree.Ref]Stray{}
-		err = objects(ctx, func(s Stray) {
-			if s.Tag >= btree.TagRoot && s.Tag <= btree.TagLayer {
-				strays[s.Ref] = s
-			}
-		})
-		if err != nil {
-			return out, err
+		if done {
+			err = freeOrphans(ctx, c, orphans, dryRun, &s.out)
+			return s.out, err
 		}
-		out = Collected{Trees: len(before)}
-		for name := range before {
-			t, err := Open(ctx, c, name, btree.Config{CacheBytes: -1})
-			if err == nil {
-				err = t.Walk(ctx, func(o btree.Object) error {
-					out.Reached++
-					delete(strays, o.Ref)
-					return nil
-				})
-			}
-			if errors.Is(err, client.ErrNoName) || errors.Is(err, btree.ErrNoTree) {
-				continue // dropped meanwhile: the names have changed
-			} else if err != nil {
-				return out, fmt.Errorf("tree %q: %w", name, err)
-			}
-		}
-		after, err := trees(ctx, c)
-		if err != nil {
-			return out, err
-		}
-		if !maps.Equal(before, after) {
-			continue
-		}
-		for _, ref := range slices.SortedFunc(maps.Keys(strays), func(a, b btree.Ref) int { return int(int64(a.Addr) - int64(b.Addr)) }) {
-			if !dryRun {
-				if err := c.Free(ctx, ref); errors.Is(err, client.ErrFreed) {
-					continue
-				} else if err != nil {
-					return out, err
-				}
-			}
-			out.Strays++
-			out.Bytes += int64(strays[ref].Bytes)
-		}
-		return out, nil
 	}
-	return out, ErrNamesChange
+	return Collected{}, ErrNamesChange
+}
+
+// survey is the slab.Survey of the trees of a cluster.
+type survey struct {
+	ctx     context.Context
+	c       *client.Client
+	objects func(ctx context.Context, found func(Stray)) error
+	out     Collected
+}
+
+func (s *survey) Objects(saw func(slab.Seen)) error {
+	return s.objects(s.ctx, func(o Stray) {
+		if o.Tag >= btree.TagRoot && o.Tag <= btree.TagLayer {
+			saw(o)
+		}
+	})
+}
+
+func (s *survey) Sessions() (func(uint32) slab.SessionState, error) { return s.c.SessionStates(s.ctx) }
+
+// Named walks all trees. Names are compared before and after, revisions included, so
+// that a tree which gets another name meanwhile is not taken for one without a name.
+func (s *survey) Named(met func(btree.Ref)) (whole bool, err error) {
+	before, err := trees(s.ctx, s.c)
+	if err != nil {
+		return false, err
+	}
+	s.out = Collected{Trees: len(before)}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		t, err := Open(s.ctx, s.c, name, btree.Config{CacheBytes: -1})
+		if err == nil {
+			err = t.Walk(s.ctx, func(o btree.Object) error {
+				s.out.Reached++
+				met(o.Ref)
+				return nil
+			})
+		}
+		if errors.Is(err, client.ErrNoName) || errors.Is(err, btree.ErrNoTree) {
+			return false, nil // dropped meanwhile
+		} else if err != nil {
+			return false, fmt.Errorf("tree %q: %w", name, err)
+		}
+	}
+	after, err := trees(s.ctx, s.c)
+	return maps.Equal(before, after), err
+}
+
+// freeOrphans frees orphans and adds them to out.
+func freeOrphans(ctx context.Context, c *client.Client, orphans []slab.Seen, dryRun bool, out *Collected) error {
+	for _, o := range orphans {
+		if !dryRun {
+			err := c.CompareAndFree(ctx, o.Ref, o.Version)
+			if errors.Is(err, client.ErrFreed) || errors.Is(err, client.ErrConflict) {
+				continue // freed, or repaired, since it was read
+			} else if err != nil {
+				return err
+			}
+		}
+		out.Strays++
+		out.Bytes += int64(o.Bytes)
+	}
+	return nil
 }
 
 // collectTries bounds how often Collect starts again because names have changed.
 const collectTries = 5
 
+// named is the object of a name. A name that was deleted and created has another revision.
+type named struct {
+	ref      btree.Ref
+	revision uint64
+}
+
 // trees are the names of trees and what they lead to. Two names may lead to one tree.
-func trees(ctx context.Context, c *client.Client) (map[string]btree.Ref, error) {
-	out := map[string]btree.Ref{}
+func trees(ctx context.Context, c *client.Client) (map[string]named, error) {
+	out := map[string]named{}
 	err := c.Names().List(ctx, "", NameKind, func(n client.Name) error {
-		out[n.Name] = n.Ref
+		out[n.Name] = named{n.Ref, n.Revision}
 		return nil
 	})
 	return out, err

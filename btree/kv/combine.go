@@ -8,13 +8,13 @@ import (
 	"github.com/quarrystore/quarry/btree"
 )
 
-// Writers of one process that want the same leaf share its reservation: the first
-// makes the writes of all who came meanwhile with its own, in one Update. Without
-// that they would take it from each other by CAS, with pauses.
+// Writers of one process that want to change the same leaf share its reservation: the first
+// one, the leader, makes the writes of all that wait together with its own, in one Update.
+// Without that they would contend for the reservation by CAS, with pauses.
 //
-// Bounded: a leader makes one group of at most btree.MaxGroup writes and then hands
-// over to whoever has waited longest. The leaf is free between two groups, so other
-// processes get their turn as well.
+// A leader makes one group of at most btree.MaxGroup writes; then the writer that has waited
+// longest leads. The leaf is not reserved between two groups, so other processes can write
+// to it.
 
 // gates of a tree: leaves share them, which costs a wait and nothing else.
 const gates = 64
@@ -30,6 +30,9 @@ type gate struct {
 
 // change makes a write, in a group if it can be part of one.
 func (t *Tree) change(ctx context.Context, w btree.Write) (version uint64, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
 	p := t.program(ctx)
 	defer t.done(p)
 	return t.one(ctx, p, w)
@@ -52,9 +55,9 @@ func (t *Tree) one(ctx context.Context, p *program, w btree.Write) (version uint
 	case !alone:
 		return version, err
 	case w.Remove:
-		return 0, p.Delete(w.Key, w.Cond)
+		return 0, p.remove(w.Key, w.Cond)
 	}
-	return p.Put(w.Key, w.Value, w.Cond)
+	return p.put(w.Key, w.Value, w.Cond)
 }
 
 // combine makes the first p.at of p.writes, all for one leaf, with those of others:
@@ -94,8 +97,8 @@ func (t *Tree) combine(ctx context.Context, p *program, leaf btree.Ref) {
 	}
 }
 
-// wait waits until a leader has made some of p.writes, or p is to lead. It does not
-// lead either if the context ended and nobody had taken any of them.
+// wait waits until a leader has made some of p.writes, or p is to lead. It returns false too
+// if the context ended before a leader had taken any of them.
 func (t *Tree) wait(ctx context.Context, p *program) (lead bool) {
 	select {
 	case lead = <-p.wake:

@@ -10,7 +10,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 // TestWritersOfOneLeafShare: many goroutines of two processes count in a few keys of one

@@ -14,7 +14,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 // TestEdit: values are made of what is there, removed, refused; what does not stand in
@@ -137,3 +137,44 @@ func TestEditsAddUp(t *testing.T) {
 }
 
 func v(n int) []byte { return bytes.Repeat([]byte{'v'}, n) }
+
+// TestUnless: a write with this condition leaves a short value whose first byte is marked,
+// alone and in a group, and passes all others.
+func TestUnless(t *testing.T) {
+	ctx := t.Context()
+	cluster := testcluster.New(t, testcluster.Options{})
+	tree, err := kv.Create(ctx, cluster.Connect(client.Config{}), "marks", btree.Config{})
+	require.NoError(t, err)
+	long := bytes.Repeat([]byte{0xff}, 1000)
+	for _, c := range []struct {
+		old  []byte
+		pass bool
+	}{{nil, true}, {[]byte{}, true}, {[]byte{0x10, 0xff}, true}, {[]byte{0x20}, false}, {[]byte{0xff, 1}, false}, {long, true}} {
+		for _, value := range [][]byte{[]byte("\x01new"), bytes.Repeat([]byte{1}, 1000)} {
+			for _, many := range []bool{false, true} {
+				key := []byte("key")
+				if err := tree.Delete(ctx, key); err != nil {
+					require.ErrorIs(t, err, btree.ErrNoKey)
+				}
+				if c.old != nil {
+					require.NoError(t, tree.Put(ctx, key, c.old))
+				}
+				if many {
+					err = errors.Join(tree.PutManyIf(ctx, [][]byte{[]byte("other"), key}, [][]byte{value, value}, btree.Unless(0x20))...)
+				} else {
+					_, err = tree.PutIf(ctx, key, value, btree.Unless(0x20))
+				}
+				want := value
+				if !c.pass {
+					require.ErrorIs(t, err, btree.ErrConflict)
+					want = c.old
+				} else {
+					require.NoError(t, err)
+				}
+				got, err := tree.Get(ctx, key, nil)
+				require.NoError(t, err)
+				require.Equal(t, want, got)
+			}
+		}
+	}
+}

@@ -19,6 +19,7 @@ type many struct {
 	order  [window]uint8
 	table  [4 * window]uint8 // of leaves: 1 + the first write to it
 	writes [window]btree.Write
+	cond   btree.Cond // of all writes
 }
 
 // PutMany sets keys, each by itself: errs[i] is the answer for keys[i]. Keys of one
@@ -26,6 +27,11 @@ type many struct {
 //
 // Linearizes like as many Puts, those of one key in their order.
 func (t *Tree) PutMany(ctx context.Context, keys, values [][]byte) []error {
+	return t.PutManyIf(ctx, keys, values, btree.Cond{})
+}
+
+// PutManyIf is PutMany of writes that all have the same condition.
+func (t *Tree) PutManyIf(ctx context.Context, keys, values [][]byte, cond btree.Cond) []error {
 	errs := make([]error, len(keys))
 	if len(values) != len(keys) {
 		for i := range errs {
@@ -38,7 +44,14 @@ func (t *Tree) PutMany(ctx context.Context, keys, values [][]byte) []error {
 	if p.many == nil {
 		p.many = new(many)
 	}
+	p.many.cond = cond
 	for at := 0; at < len(keys); {
+		if err := ctx.Err(); err != nil {
+			for i := at; i < len(keys); i++ {
+				errs[i] = err
+			}
+			return errs
+		}
 		at += t.putWindow(ctx, p, keys[at:], values[at:], errs[at:])
 	}
 	return errs
@@ -64,7 +77,7 @@ func (t *Tree) putWindow(ctx context.Context, p *program, keys, values [][]byte,
 		}
 	}
 	if n == 0 {
-		_, errs[0] = p.Put(keys[0], values[0], btree.Cond{})
+		_, errs[0] = p.put(keys[0], values[0], m.cond)
 		return 1
 	}
 	order := m.order[:n]
@@ -95,7 +108,7 @@ func (t *Tree) putLeaf(ctx context.Context, p *program, order []uint8, keys, val
 	for leaf := m.leaf[order[0]]; len(order) > 0; {
 		writes := m.writes[:len(order)]
 		for k, i := range order {
-			writes[k] = btree.Write{Key: keys[i], Value: values[i]}
+			writes[k] = btree.Write{Key: keys[i], Value: values[i], Cond: m.cond}
 		}
 		p.writes = writes
 		t.combine(ctx, p, leaf)
@@ -115,7 +128,7 @@ func (t *Tree) putLeaf(ctx context.Context, p *program, order []uint8, keys, val
 		}
 		// The leaf is not what it was.
 		for _, i := range order {
-			_, errs[i] = t.one(ctx, p, btree.Write{Key: keys[i], Value: values[i]})
+			_, errs[i] = t.one(ctx, p, btree.Write{Key: keys[i], Value: values[i], Cond: m.cond})
 		}
 		return
 	}
@@ -130,6 +143,6 @@ func (t *Tree) putLate(p *program, writes []btree.Write) error {
 			return w.Err
 		}
 	}
-	_, err := p.Put(writes[0].Key, writes[0].Value, btree.Cond{})
+	_, err := p.put(writes[0].Key, writes[0].Value, writes[0].Cond)
 	return err
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 // script runs a random sequence of calls and writes down every answer. Versions are
@@ -117,6 +117,7 @@ func TestEveryTreeGivesTheSameAnswers(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
 	seed, steps := uint64(20261121), 700
 	if testing.Short() {
+		t.Log("-short: fewer steps")
 		steps = 150
 	}
 	want, n := "", 0

@@ -10,10 +10,10 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
-// TestRoundsOfTheTable pins what DESIGN section 6 promises for keys, through a client,
+// TestRoundsOfTheTable pins what docs/DESIGN.md#operations promises for keys, through a client,
 // on real connections, with one replica and with two.
 func TestRoundsOfTheTable(t *testing.T) {
 	ctx := t.Context()

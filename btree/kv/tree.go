@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
@@ -30,10 +31,16 @@ type Tree struct {
 
 // objects is the Store of one call.
 type objects struct {
-	c        *client.Client
-	ctx      context.Context
-	replicas int // of new objects; 0 means the client's
+	c          *client.Client
+	ctx        context.Context
+	op         client.Operation
+	replicas   int // of new objects; 0 means the client's
+	durability client.Durability
+	late       context.Context    // of Free, when ctx has ended
+	cancel     context.CancelFunc // of late
 }
+
+func (o *objects) Begin() { o.op = o.c.Operation() }
 
 func (o *objects) Read(ref btree.Ref, dst []byte) ([]byte, error) { return o.c.Read(o.ctx, ref, dst) }
 
@@ -46,24 +53,50 @@ func (o *objects) ReadMany(refs []btree.Ref, fn func(i int, payload []byte, err 
 }
 
 func (o *objects) Update(ref btree.Ref, f func(old []byte) ([]byte, error)) error {
-	return o.c.Update(o.ctx, ref, f)
+	return o.op.Update(o.ctx, ref, f)
 }
 
 func (o *objects) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (btree.Ref, error) {
-	return o.c.Alloc(o.ctx, payload, client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce, Replicas: o.replicas})
+	return o.op.Alloc(o.ctx, payload, client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce, Replicas: o.replicas, Durability: o.durability})
 }
 
-func (o *objects) Free(ref btree.Ref) error { return o.c.Free(o.ctx, ref) }
+// Free continues after the call's context has ended, because the object is not linked, or
+// not any more, and would leak. All frees of a call together have freeTime for that.
+func (o *objects) Free(ref btree.Ref) error {
+	if o.ctx.Err() == nil {
+		return o.c.Free(o.ctx, ref)
+	}
+	if o.late == nil {
+		o.late, o.cancel = context.WithTimeout(context.WithoutCancel(o.ctx), freeTime)
+	}
+	return o.c.Free(o.late, ref)
+}
+
+// freeTime is how much longer than its context a call may take to free what it has
+// made for nothing.
+const freeTime = time.Second
+
+// end is the end of the call.
+func (o *objects) end() {
+	if o.late != nil {
+		o.cancel()
+	}
+	o.ctx, o.late, o.cancel = nil, nil, nil
+	o.Begin() // what waits in a pool holds no session
+}
 
 // Create makes an empty tree under a name; client.ErrNameExists if the name is taken.
-// Its nodes and values have as many replicas as the client that creates it asks for.
+// Its nodes and values have as many replicas, and are as durable, as the client that creates
+// it asks for.
 func Create(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
 	st := &objects{c: c, ctx: ctx}
+	defer st.end()
+	st.Begin()
 	sh, err := btree.Make(st, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("create tree %q: %w", name, err)
 	}
-	n, err := c.Names().Create(ctx, name, NameKind, sh.Root())
+	n, err := st.op.CreateName(ctx, name, NameKind, sh.Root())
 	if err != nil {
 		if !errors.Is(err, client.ErrUnknown) && !errors.Is(err, client.ErrUnreachable) {
 			_ = st.Free(sh.Root())
@@ -89,11 +122,29 @@ func Open(ctx context.Context, c *client.Client, name string, cfg btree.Config) 
 	return newTreeOf(c, n, sh), nil
 }
 
+// OpenOrCreate opens the tree with a name, or makes it if there is none. Of several that
+// make it at the same time one does, and all open that.
+func OpenOrCreate(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
+	for {
+		t, err := Open(ctx, c, name, cfg)
+		if !errors.Is(err, client.ErrNoName) {
+			return t, err
+		}
+		if t, err = Create(ctx, c, name, cfg); !errors.Is(err, client.ErrNameExists) {
+			return t, err
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("open tree %q: %w", name, err)
+		}
+	}
+}
+
 func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared) *Tree {
 	t := &Tree{Shared: sh, name: n, c: c}
-	replicas := c.Replicas(n.Ref) // of all nodes and values: whoever makes them, the root's
+	replicas, durability := c.Replicas(n.Ref), c.Durability(n.Ref) // all nodes and values have the root's, whichever client makes them
 	t.programs.New = func() any {
-		p := &program{objects: objects{c: c, replicas: replicas}}
+		p := &program{objects: objects{c: c, replicas: replicas, durability: durability}}
+		p.objects.Begin()
 		p.Program = btree.NewProgram(sh, &p.objects)
 		p.wake = make(chan bool, 1)
 		p.next = p.nextWrite
@@ -131,8 +182,38 @@ func (t *Tree) program(ctx context.Context) *program {
 }
 
 func (t *Tree) done(p *program) {
-	p.objects.ctx = nil
+	p.objects.end()
 	t.programs.Put(p)
+}
+
+// put is Program.Put, made again if it was not done because the session that had made
+// its objects has ended: the next session makes them again.
+func (p *program) put(key, value []byte, cond btree.Cond) (version uint64, err error) {
+	for range sessionTries {
+		if version, err = p.Put(key, value, cond); !p.lapsed(err) {
+			break
+		}
+	}
+	return version, err
+}
+
+// remove is Program.Delete, made again as put does.
+func (p *program) remove(key []byte, cond btree.Cond) (err error) {
+	for range sessionTries {
+		if err = p.Delete(key, cond); !p.lapsed(err) {
+			break
+		}
+	}
+	return err
+}
+
+// sessionTries bounds how often a write is made again because its session has ended.
+const sessionTries = 3
+
+// lapsed says whether err is that of an operation which did nothing because its session
+// has ended.
+func (p *program) lapsed(err error) bool {
+	return errors.Is(err, client.ErrFenced) && !errors.Is(err, client.ErrUnknown) && p.objects.op.Ended()
 }
 
 // Get appends the key's value to dst; ErrNoKey if there is none.
@@ -185,6 +266,15 @@ var ErrNoEdit = errors.New("cannot be changed in its leaf")
 //
 // Linearizes like Put; where f refuses, at the READ under the reservation.
 func (t *Tree) Edit(ctx context.Context, key []byte, f func(old []byte, version uint64) (value []byte, remove bool, err error)) error {
+	_, err := t.EditVersion(ctx, key, f)
+	return err
+}
+
+// EditVersion is Edit that also tells the version of the write.
+func (t *Tree) EditVersion(ctx context.Context, key []byte, f func(old []byte, version uint64) (value []byte, remove bool, err error)) (version uint64, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
 	p := t.program(ctx)
 	defer t.done(p)
 	for range maxEdits {
@@ -196,21 +286,22 @@ func (t *Tree) Edit(ctx context.Context, key []byte, f func(old []byte, version 
 		}
 		p.writes = p.single[:]
 		t.combine(ctx, p, leaf)
-		taken, alone, err := p.at > 0, w.Alone, w.Err
+		taken, alone := p.at > 0, w.Alone
+		version, err = w.Version, w.Err
 		p.writes, p.single[0] = nil, btree.Write{}
 		switch {
 		case taken && !alone:
-			return err
+			return version, err
 		case !taken:
-			return ctx.Err()
+			return 0, ctx.Err()
 		}
 		// Too long, or the leaf is full or not the one any more: who looks for the key
 		// leads the cache to the right one.
 		if _, _, err := p.Get(key, nil); err != nil && !errors.Is(err, btree.ErrNoKey) {
-			return err
+			return 0, err
 		}
 	}
-	return ErrNoEdit
+	return 0, ErrNoEdit
 }
 
 // maxEdits bounds how often Edit looks for the leaf before it leaves it to others.
@@ -252,9 +343,12 @@ func (t *Tree) Count(ctx context.Context, r btree.Range) (int, error) {
 	return n, err
 }
 
-// Load fills the empty tree with entries in rising order of keys; nobody sees any
-// of it before all of it.
+// Load fills the empty tree with entries in rising order of keys. They become visible all
+// at once.
 func (t *Tree) Load(ctx context.Context, next func() (key, value []byte, ok bool)) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
 	p := t.program(ctx)
 	n, err := p.Load(next)
 	t.done(p)
@@ -264,6 +358,9 @@ func (t *Tree) Load(ctx context.Context, next func() (key, value []byte, ok bool
 // LoadFrom is Load from a source that may fail: io.EOF is its end, with any other
 // error nothing is loaded.
 func (t *Tree) LoadFrom(ctx context.Context, next func() (key, value []byte, err error)) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
 	p := t.program(ctx)
 	n, err := p.LoadFrom(next)
 	t.done(p)

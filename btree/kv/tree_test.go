@@ -11,7 +11,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 // TestTreeOnACluster: real nodes, a real controller, several clients at once.
@@ -65,6 +65,7 @@ func TestTreeOnACluster(t *testing.T) {
 	}))
 	sizes := []int{0, 256, 257, 5000, 3 << 20, btree.MaxValueBytes}
 	if testing.Short() {
+		t.Log("-short: no large values")
 		sizes = sizes[:5]
 	}
 	require.ErrorIs(t, tree.Put(ctx, []byte("big"), make([]byte, btree.MaxValueBytes+1)), btree.ErrTooLarge)
@@ -151,4 +152,32 @@ func BenchmarkTree(b *testing.B) {
 		}
 		b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "keys/s")
 	})
+}
+
+// TestOpenOrCreate: of many that open a tree that is not there one makes it.
+func TestOpenOrCreate(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 1})
+	c := cluster.Connect(client.Config{})
+	var roots sync.Map
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			tree, err := kv.OpenOrCreate(t.Context(), c, "shared", btree.Config{})
+			if err == nil {
+				roots.Store(tree.Root(), true)
+			} else {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	n := 0
+	roots.Range(func(any, any) bool { n++; return true })
+	require.Equal(t, 1, n)
+	ref, err := c.Alloc(t.Context(), nil, client.AllocOptions{})
+	require.NoError(t, err)
+	_, err = c.Names().Create(t.Context(), "object", "object", ref)
+	require.NoError(t, err)
+	_, err = kv.OpenOrCreate(t.Context(), c, "object", btree.Config{})
+	require.ErrorIs(t, err, kv.ErrNotTree)
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/bench"
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/verify/bench"
 )
 
 type benchCmd struct {
@@ -22,6 +22,7 @@ type benchCmd struct {
 	Processes  int           `default:"0" help:"Client processes; 0 means goroutines of this one."`
 	Duration   time.Duration `default:"2s" short:"D" help:"Of each measurement."`
 	Replicas   int           `default:"1" short:"r" help:"Replicas of the objects."`
+	Durable    bool          `help:"Measure durable objects, which survive a power failure of all nodes."`
 	Batch      int           `default:"64" help:"Objects of one readmany or writemany, and commands of one Redis pipeline."`
 	Objects    int           `placeholder:"N" help:"Objects of each client; 0 means 48 MiB of them, up to 20000. Keys of a tree; 0 means a million."`
 	Rate       float64       `placeholder:"N" help:"Operations a second of each client; 0 means as fast as it goes."`
@@ -48,6 +49,11 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 	if err != nil {
 		return err
 	}
+	return b.measure(ctx, a, exe)
+}
+
+// measure runs the benchmark, on a cluster of its own with --self, and prints its rows.
+func (b *benchCmd) measure(ctx context.Context, a *app, exe string) (err error) {
 	var cluster *local.Cluster
 	if b.Self {
 		if cluster, err = local.Start(ctx, local.Config{Binary: exe, Nodes: max(3, b.Replicas)}); err != nil {
@@ -62,20 +68,7 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 			return err
 		}
 	}
-	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks,
-		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
-		Command: func(role string) []string {
-			if role == "pingpong" {
-				return []string{exe, "bench", "--role", "pingpong"}
-			}
-			if role == bench.Gateway {
-				return []string{exe, "gateway", "redis", "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--listen", "127.0.0.1:0", "--create", "--json"}
-			}
-			return []string{exe, "bench", "--role", "worker", "--transport", role, "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token}
-		}}
-	for _, s := range b.Sizes {
-		cfg.Sizes = append(cfg.Sizes, int(s))
-	}
+	cfg := b.config(a, exe, transports)
 	if !a.cli.JSON {
 		fmt.Fprintf(a.out, "%s\n%s\n", machine(), benchHead)
 		cfg.Row = func(r bench.Row) { printRow(a.out, r) }
@@ -86,13 +79,7 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 	}
 	mem := map[string]local.Memory{}
 	if cluster != nil {
-		if mem["storage node"], err = local.MemoryOf(cluster.Nodes[0].PID()); err != nil {
-			return err
-		}
-		if mem["controller"], err = local.MemoryOf(cluster.Controller.PID()); err != nil {
-			return err
-		}
-		if mem["idle client"], err = idleMemory(ctx, exe, cluster.URL); err != nil {
+		if mem, err = memoryOf(ctx, cluster, exe); err != nil {
 			return err
 		}
 	}
@@ -108,8 +95,39 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 	return nil
 }
 
+func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config {
+	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks,
+		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Durable: b.Durable, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
+		Command: func(role string) []string {
+			if role == "pingpong" {
+				return []string{exe, "bench", "--role", "pingpong"}
+			}
+			if role == bench.Gateway {
+				return []string{exe, "gateway", "redis", "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--listen", "127.0.0.1:0", "--create", "--json"}
+			}
+			return []string{exe, "bench", "--role", "worker", "--transport", role, "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token}
+		}}
+	for _, s := range b.Sizes {
+		cfg.Sizes = append(cfg.Sizes, int(s))
+	}
+	return cfg
+}
+
+// memoryOf is the memory of a process of each kind.
+func memoryOf(ctx context.Context, cluster *local.Cluster, exe string) (mem map[string]local.Memory, err error) {
+	mem = map[string]local.Memory{}
+	if mem["storage node"], err = local.MemoryOf(cluster.Nodes[0].PID()); err != nil {
+		return nil, err
+	}
+	if mem["controller"], err = local.MemoryOf(cluster.Controller.PID()); err != nil {
+		return nil, err
+	}
+	mem["idle client"], err = idleMemory(ctx, exe, cluster.URL)
+	return mem, err
+}
+
 func (a *app) clientConfig() client.Config {
-	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice, Token: a.cli.Token, TLS: a.tls, Logger: a.log}
+	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, TLS: a.tls, Logger: a.log}
 }
 
 // idle is a client that does one thing of each kind and then nothing; it prints

@@ -28,18 +28,20 @@ type cli struct {
 	JSON       bool          `short:"j" name:"json" help:"Print JSON."`
 	Token      string        `placeholder:"TOKEN" help:"Token that the cluster asks for."`
 	CA         string        `name:"ca" placeholder:"FILE" help:"Certificate authority of https controllers, PEM."`
-	Transport  string        `name:"fabric" aliases:"transport" default:"auto" enum:"auto,verbs,shm,tcp" help:"Way to the memory: auto, verbs, shm or tcp."`
-	RDMA       bool          `name:"require-rdma" help:"Refuse what does not go through an RDMA adapter."`
-	RDMADevice string        `name:"rdma-device" placeholder:"DEVICE" help:"RDMA device as NAME[/PORT][@ADDRESS]; default the best there is."`
-	Timeout    time.Duration `default:"10s" help:"Longest wait for one operation."`
-	LogLevel   string        `default:"warn" enum:"debug,info,warn,error" help:"Least serious log lines: debug, info, warn or error."`
+	Transport  string        `name:"fabric" aliases:"transport" default:"auto" enum:"auto,verbs,shm,tcp" help:"Transport: auto, verbs, shm or tcp."`
+	RDMA       bool          `name:"require-rdma" help:"Fail where no RDMA adapter can be used."`
+	RDMADevice rdmaFlags     `embed:"" prefix:"rdma-" group:"RDMA"`
+	Timeout    time.Duration `placeholder:"10s" help:"Longest wait for one operation, 10s unless given. With --wait the longest wait for all of it, without bound unless given."`
+	LogLevel   string        `default:"warn" enum:"debug,info,warn,error" help:"Lowest level of log lines: debug, info, warn or error."`
+
+	Version kong.VersionFlag `name:"version" help:"Print the version and exit."`
 
 	Dev           devCmd        `cmd:"" help:"Run a whole cluster in this process."`
-	ControllerCmd controllerCmd `cmd:"" name:"controller" help:"Run a controller."`
+	ControllerCmd controllerCmd `cmd:"" name:"controller" help:"Run a controller; list, add, remove and replace controllers."`
 	Storage       storageCmd    `cmd:"" help:"Run a storage node."`
 	Status        statusCmd     `cmd:"" help:"Show controllers, nodes and regions."`
-	Node          nodeCmd       `cmd:"" help:"List, add, drain and remove storage nodes."`
-	Region        regionCmd     `cmd:"" help:"Create, list, move and rebalance regions."`
+	Node          nodeCmd       `cmd:"" help:"List, add, drain, remove and forget storage nodes."`
+	Region        regionCmd     `cmd:"" help:"Create, list, move, rebalance and remove regions."`
 	Slab          slabCmd       `cmd:"" help:"Allocate, read, write and free objects."`
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
 	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`
@@ -47,18 +49,20 @@ type cli struct {
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`
 	Sim           simCmd        `cmd:"" help:"Run the store's code on a simulated, hostile fabric and check every promise."`
-	Litmus        litmusCmd     `cmd:"" help:"Ask an RDMA device what the protocols rely on."`
+	Litmus        litmusCmd     `cmd:"" help:"Test an RDMA device for what the protocols rely on."`
 	Job           jobCmd        `cmd:"" help:"Run programs where the memory is."`
 	Search        searchCmd     `cmd:"" help:"Ask an index that a job has built."`
 	Worker        workerCmd     `cmd:"" help:"Run parts of jobs."`
 	Bench         benchCmd      `cmd:"" help:"Measure a cluster beside this machine's memory, TCP and Redis."`
 	Demo          demoCmd       `cmd:"" help:"Keep a real directory in a cluster of separate processes and compare every byte."`
-	Doctor        doctorCmd     `cmd:"" help:"Look for what makes this host or the cluster fail or slow, and say what to do."`
-	Support       supportCmd    `cmd:"" help:"Gather what a person needs who is to help."`
-	Metrics       metricsCmd    `cmd:"" help:"Tell what processes can be watched by."`
-	Version       versionCmd    `cmd:"" help:"Show the version."`
+	Doctor        doctorCmd     `cmd:"" help:"Find faults of this host and of the cluster, and name the remedies."`
+	Support       supportCmd    `cmd:"" help:"Collect a diagnostics archive without secrets."`
+	Metrics       metricsCmd    `cmd:"" help:"List exported metrics."`
+	VersionCmd    versionCmd    `cmd:"" name:"version" help:"Show the version."`
+	Help          helpCmd       `cmd:"" help:"Show what a command does and takes: quarry help kv load."`
 	Man           manCmd        `cmd:"" hidden:"" help:"Write manual pages."`
 	Completion    completionCmd `cmd:"" help:"Print a completion script for a shell."`
+	Complete      completeCmd   `cmd:"" name:"complete-values" hidden:"" help:"Print the values that may follow; for completion scripts."`
 }
 
 // app is what commands run with.
@@ -70,6 +74,35 @@ type app struct {
 	parser *kong.Kong
 	log    *slog.Logger
 	tls    *tls.Config
+	// patient: no --timeout is given, so that --wait waits without bound.
+	patient bool
+}
+
+const defaultTimeout = 10 * time.Second
+
+// errWaited: what --wait waits for has not come about within --timeout.
+var errWaited = errors.New("the wait is over")
+
+// waiting is the context of a command with --wait.
+func (a *app) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.patient {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, a.cli.Timeout)
+}
+
+// pause waits between two looks; an error of the context is that of the command, or
+// errWaited, which says what is still missing.
+func (a *app) pause(ctx, waiting context.Context, missing string) error {
+	select {
+	case <-time.After(200 * time.Millisecond):
+		return nil
+	case <-waiting.Done():
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w after %v: %s", errWaited, a.cli.Timeout, missing)
 }
 
 func (a *app) prepare() error {
@@ -94,15 +127,18 @@ func (a *app) prepare() error {
 		}
 		a.tls = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}
 	}
-	if a.cli.Timeout <= 0 {
+	switch {
+	case a.cli.Timeout < 0:
 		return usagef("--timeout %v: want more than 0", a.cli.Timeout)
+	case a.cli.Timeout == 0:
+		a.cli.Timeout, a.patient = defaultTimeout, true
 	}
 	return nil
 }
 
 // connect opens a client; the caller closes it.
 func (a *app) connect(ctx context.Context, change func(*client.Config)) (*client.Client, error) {
-	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice, Token: a.cli.Token, TLS: a.tls, Logger: a.log}
+	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, TLS: a.tls, Logger: a.log}
 	if change != nil {
 		change(&cfg)
 	}

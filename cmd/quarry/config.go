@@ -101,7 +101,11 @@ func child(n *kong.Node, name string) *kong.Node {
 	return nil
 }
 
+// hasFlag reports whether a command has a flag, itself or as its default subcommand.
 func hasFlag(n *kong.Node, name string) bool {
+	if n.DefaultCmd != nil && hasFlag(n.DefaultCmd, name) {
+		return true
+	}
 	return name != "help" && name != "config" && slices.ContainsFunc(n.Flags, func(f *kong.Flag) bool { return slices.Contains(names(f), name) })
 }
 
@@ -165,11 +169,14 @@ func (c *configFile) Resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag
 	return fmt.Sprint(v), nil
 }
 
-// pathNames are the names of the commands that lead to a node.
+// pathNames are the names of the commands that lead to a node. A default subcommand has
+// none: its flags are those of the command.
 func pathNames(n *kong.Node) []string {
 	var names []string
 	for ; n != nil && n.Type != kong.ApplicationNode; n = n.Parent {
-		names = append([]string{n.Name}, names...)
+		if n.Parent == nil || n.Parent.DefaultCmd != n {
+			names = append([]string{n.Name}, names...)
+		}
 	}
 	return names
 }

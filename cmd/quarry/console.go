@@ -6,8 +6,8 @@ import (
 	"sync"
 
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/controller/console"
 	"github.com/quarrystore/quarry/coproc/job"
-	"github.com/quarrystore/quarry/internal/console"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )

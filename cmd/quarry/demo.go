@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/demo"
-	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/cmd/quarry/demo"
+	"github.com/quarrystore/quarry/fsck"
+	"github.com/quarrystore/quarry/gateway/redis"
 	"github.com/quarrystore/quarry/internal/local"
-	"github.com/quarrystore/quarry/internal/resp"
 )
 
 type demoCmd struct {
@@ -152,7 +152,7 @@ func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe 
 		part("reading every byte back in another process over tcp", reader("read")),
 		func() error {
 			err := part("asking redis-cli for some, through a gateway", func(demo.Options) (demo.Result, error) { return demo.AskRedis(ctx, c, d.Dir) })()
-			if errors.Is(err, resp.ErrNoCLI) {
+			if errors.Is(err, redis.ErrNoCLI) {
 				rep.NoRedis = err.Error()
 				return nil
 			}
@@ -282,7 +282,7 @@ func (d *demoCmd) readBack(ctx context.Context, a *app) error {
 	return json.NewEncoder(a.out).Encode(r)
 }
 
-// say tells people what is going on; with --json nobody is listening.
+// say prints what is going on, unless the output is JSON.
 func (a *app) say(format string, args ...any) {
 	if !a.cli.JSON {
 		fmt.Fprintf(a.out, format+"\n", args...)

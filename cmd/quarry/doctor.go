@@ -5,17 +5,17 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/quarrystore/quarry/internal/doctor"
+	"github.com/quarrystore/quarry/cmd/quarry/doctor"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
 type doctorCmd struct {
-	Host      bool     `help:"Look at this host only, as before an installation: ports, limits, memory."`
+	Host      bool     `help:"Check this host only, as before an installation: ports, limits, memory."`
 	Data      string   `placeholder:"DIR" help:"Folder that a storage node here will keep regions in."`
 	Capacity  sizeFlag `placeholder:"SIZE" help:"What a storage node here will host: is there room?"`
 	Hugepages sizeFlag `placeholder:"SIZE" help:"Huge pages that it will use."`
-	Ports     []string `placeholder:"HOST:PORT" help:"Ports to find free; with --host the usual ones."`
+	Ports     []string `placeholder:"HOST:PORT" help:"Ports that must be free; with --host the usual ones."`
 }
 
 // Help is shown by --help.

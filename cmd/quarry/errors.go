@@ -11,7 +11,7 @@ import (
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc/job"
-	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/fsck"
 	"github.com/quarrystore/quarry/rdma"
 )
 
@@ -23,7 +23,7 @@ const (
 	exitUnknown     = 3   // outcome unknown: may have been done, at most once
 	exitNotFound    = 4   // no such name, object, region, session
 	exitConflict    = 5   // exists already, or has changed meanwhile
-	exitUnreachable = 6   // no controller, or no node, answers
+	exitUnreachable = 6   // no controller, or no node, answers; fsck: a region was not checked
 	exitNoSpace     = 7   // no room, or too large
 	exitDamaged     = 8   // data is damaged; fsck: there are findings
 	exitInterrupted = 130 // by Ctrl-C
@@ -35,6 +35,23 @@ type usageError struct{ error }
 func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// interrupted is the end of a command by Ctrl-C that has done a part of its work, or has
+// begun work that goes on without it.
+type interrupted struct {
+	what string // what is done, what goes on, and how to end it
+}
+
+func (e interrupted) Error() string { return "interrupted: " + e.what }
+func (e interrupted) Unwrap() error { return context.Canceled }
+
+// ifInterrupted adds to the error of an interrupted command what is left to know.
+func ifInterrupted(ctx context.Context, err error, format string, args ...any) error {
+	if err == nil || !errors.Is(ctx.Err(), context.Canceled) {
+		return err
+	}
+	return interrupted{fmt.Sprintf(format, args...)}
+}
 
 // errFindings: fsck has found something.
 var errFindings = errors.New("findings")
@@ -58,7 +75,7 @@ func exitCode(err error) int {
 		return exitNotFound
 	case is(client.ErrConflict, client.ErrNameExists, client.ErrImmutable, btree.ErrKeyExists, btree.ErrNotEmpty, kv.ErrNamesChange):
 		return exitConflict
-	case is(client.ErrUnreachable, fsck.ErrUnreachable, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
+	case is(client.ErrUnreachable, fsck.ErrUnreachable, fsck.ErrUnchecked, errNoController, rdma.ErrBroken, context.DeadlineExceeded):
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace

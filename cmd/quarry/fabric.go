@@ -8,11 +8,39 @@ import (
 	"github.com/quarrystore/quarry/storagenode"
 )
 
+// rdmaFlags choose an adapter and say how to use it. Flags that are not given leave what
+// the text of --rdma-device says.
+type rdmaFlags struct {
+	Device       string `placeholder:"DEVICE" help:"RDMA device as NAME[/PORT][@ADDRESS][,OPTION=VALUE...]; default the best there is. Options are named as the flags below."`
+	Windows      string `placeholder:"auto|on|off" help:"Memory windows of a storage node: where the adapter is seen to enforce them (auto), on or off."`
+	TrafficClass string `placeholder:"N" help:"Traffic class on RoCE: 4 times the DSCP, such as 106; default the kernel's."`
+	ServiceLevel string `placeholder:"N" help:"Service level on InfiniBand, priority on RoCE: 0 to 15; default the path's."`
+	AckTimeout   string `placeholder:"TIME" help:"Acknowledgement timeout of the adapter, rounded up to 4.096us times a power of two; default 268ms."`
+	Retries      string `placeholder:"N" help:"Retries before the connection is given up: 1 to 7; default 6."`
+	PKey         string `name:"pkey" placeholder:"KEY" help:"Partition on InfiniBand, such as 0x8001; default the default one."`
+	Spin         string `placeholder:"TIME" help:"How long a wait polls before it sleeps; default 100us."`
+	Inline       string `placeholder:"BYTES" help:"Largest inline WRITE, in bytes: 0 to 128; default 128."`
+}
+
+// String is the text that verbs.ParseConfig reads.
+func (f *rdmaFlags) String() string {
+	s := f.Device
+	for _, o := range []struct{ name, value string }{
+		{"windows", f.Windows}, {"traffic-class", f.TrafficClass}, {"service-level", f.ServiceLevel}, {"ack-timeout", f.AckTimeout},
+		{"retries", f.Retries}, {"pkey", f.PKey}, {"spin", f.Spin}, {"inline", f.Inline},
+	} {
+		if o.value != "" {
+			s += "," + o.name + "=" + o.value
+		}
+	}
+	return s
+}
+
 // rdma is how a storage node serves RDMA by the flags that clients have too: a node
 // that is to be reached by shm or tcp alone keeps its regions in the domain of its
 // processors.
 func (a *app) rdma(listen string) storagenode.RDMA {
-	r := storagenode.RDMA{Fabric: storagenode.FabricAuto, Listen: listen, Device: a.cli.RDMADevice}
+	r := storagenode.RDMA{Fabric: storagenode.FabricAuto, Listen: listen, Device: a.cli.RDMADevice.String()}
 	switch {
 	case a.cli.RDMA || a.cli.Transport == client.TransportVerbs:
 		r.Fabric = storagenode.FabricVerbs

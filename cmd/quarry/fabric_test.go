@@ -27,7 +27,7 @@ func TestStatusShowsProvidersInUse(t *testing.T) {
 			}
 		}
 		return false
-	}, 20*time.Second, 50*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 	require.NoError(t, c.Free(t.Context(), ref))
 	require.Equal(t, "verbs 2, tcp 3", providersInUse(map[string]uint32{"tcp": 3, "verbs": 2, "shm": 0}))
 	require.Equal(t, "none", providersInUse(nil))
@@ -56,6 +56,24 @@ func TestStorageFabric(t *testing.T) {
 	} {
 		a := app{cli: &c}
 		require.Equal(t, want, a.rdma("").Fabric)
+	}
+}
+
+// Every flag of the adapter reaches the provider, and a wrong value is refused where it is given.
+func TestRDMAFlags(t *testing.T) {
+	f := rdmaFlags{Device: "mlx5_0/1", Windows: "off", TrafficClass: "106", ServiceLevel: "3", AckTimeout: "67ms", Retries: "7", PKey: "0x8001", Spin: "20us", Inline: "0"}
+	c, err := verbs.ParseConfig(f.String())
+	require.NoError(t, err)
+	require.Equal(t, verbs.Config{Device: "mlx5_0", Port: 1, PKey: 0x8001, Spin: 20 * time.Microsecond, Inline: -1, Windows: verbs.WindowsOff,
+		Link: verbs.Link{TrafficClass: 106, ServiceLevel: 3, AckTimeout: 67 * time.Millisecond, Retries: 7}}, c)
+	require.Empty(t, (&rdmaFlags{}).String())
+	c, err = verbs.ParseConfig((&rdmaFlags{Retries: "2"}).String())
+	require.NoError(t, err)
+	require.Equal(t, verbs.Config{Link: verbs.Link{Retries: 2}}, c)
+	for flag, says := range map[string]string{"--rdma-retries=8": "from 1 to 7", "--rdma-windows=maybe": "auto, on or off", "--rdma-ack-timeout=1h": "want a duration",
+		"--rdma-traffic-class=300": "from 0 to 255", "--rdma-service-level=16": "from 0 to 15", "--rdma-pkey=0": "from 1", "--rdma-inline=4KiB": "from 0 to 128", "--rdma-spin=1m": "want a duration"} {
+		on(t, "storage", "--name", "r", "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0", flag).fails(t, 1, says)
+		on(t, "litmus", flag).fails(t, exitUsage, says)
 	}
 }
 

@@ -7,12 +7,12 @@ import (
 	"io"
 
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/fsck"
 )
 
 type fsckCmd struct {
 	Region []uint32 `short:"R" help:"Only these regions."`
-	Repair bool     `help:"Mend what is found, beside all clients, and check again."`
+	Repair bool     `help:"Repair what is found while clients work, and check again."`
 }
 
 // maxRepairs bounds the rounds of check and repair: a report holds so many
@@ -28,7 +28,7 @@ func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	view := fsckView{}
-	for n := 1; f.Repair && !rep.OK() && n <= maxRepairs; n++ {
+	for n := 1; f.Repair && len(rep.Findings) > 0 && n <= maxRepairs; n++ {
 		done, err := f.repair(ctx, a, rep)
 		if err != nil {
 			return err
@@ -51,8 +51,28 @@ func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 	if err := a.print(view, func(w io.Writer) { view.print(w) }); err != nil {
 		return err
 	}
-	if !rep.OK() {
-		return fmt.Errorf("%d %w, the first: %s", len(rep.Findings)+rep.More, errFindings, rep.Findings[0])
+	return view.outcome()
+}
+
+// outcome is the error of a check that has found something, or has not seen everything.
+// Findings decide the exit code.
+func (v fsckView) outcome() error {
+	var unseen []string
+	for _, u := range v.Unchecked {
+		unseen = append(unseen, u.String())
+	}
+	for _, t := range v.Trees {
+		if t.Unchecked != "" {
+			unseen = append(unseen, fmt.Sprintf("tree %q: %s", t.Name, t.Unchecked))
+		}
+	}
+	switch {
+	case len(v.Findings) > 0 && len(unseen) > 0:
+		return fmt.Errorf("%d %w, the first: %s; not everything was checked, the first of %d: %s", len(v.Findings)+v.More, errFindings, v.Findings[0], len(unseen), unseen[0])
+	case len(v.Findings) > 0:
+		return fmt.Errorf("%d %w, the first: %s", len(v.Findings)+v.More, errFindings, v.Findings[0])
+	case len(unseen) > 0:
+		return fmt.Errorf("%d regions and trees were %w, the first: %s", len(unseen), fsck.ErrUnchecked, unseen[0])
 	}
 	return nil
 }
@@ -60,11 +80,19 @@ func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 func (f *fsckCmd) check(ctx context.Context, a *app) (*fsck.Report, error) {
 	bar := a.progress("checking blocks")
 	defer bar.end()
-	return fsck.Cluster(ctx, a.fsckConfig(f.Region, bar.set, nil))
+	return checked(fsck.Cluster(ctx, a.fsckConfig(f.Region, bar.set, nil)))
 }
 
-// repair mends with a session of its own, which has ended when the next check
-// begins: what is found then is really there.
+// checked takes the report of a check that has left out some regions: it names them.
+func checked(rep *fsck.Report, err error) (*fsck.Report, error) {
+	if errors.Is(err, fsck.ErrUnchecked) {
+		err = nil
+	}
+	return rep, err
+}
+
+// repair repairs with a session of its own. The session has ended when the next check
+// begins, so that none of its reservations are taken for findings.
 func (f *fsckCmd) repair(ctx context.Context, a *app, rep *fsck.Report) (*fsck.Repaired, error) {
 	c, err := a.connect(ctx, nil)
 	if err != nil {
@@ -96,6 +124,10 @@ func (v fsckView) print(w io.Writer) {
 	if len(v.Trees) > 0 {
 		fmt.Fprintln(w, "TREE\tLEVELS\tINNER\tLEAVES\tLAYERS\tKEYS\tLARGE VALUES\tIN NODES")
 		for _, t := range v.Trees {
+			if t.Unchecked != "" {
+				fmt.Fprintf(w, "%s\tnot checked: %s\n", t.Name, t.Unchecked)
+				continue
+			}
 			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", t.Name, t.Levels, t.Inner, t.Leaves, t.Layers, t.Keys, t.Values, bytesText(uint64(t.UsedBytes)))
 		}
 	}
@@ -116,10 +148,16 @@ func printReport(w io.Writer, rep *fsck.Report) {
 	for _, f := range rep.Findings {
 		fmt.Fprintln(w, f)
 	}
+	for _, u := range rep.Unchecked {
+		fmt.Fprintln(w, "not checked:", u)
+	}
 	if rep.More > 0 {
 		fmt.Fprintf(w, "and %d more\n", rep.More)
 	}
-	if rep.OK() {
+	switch {
+	case rep.OK():
 		fmt.Fprintln(w, "no findings")
+	case len(rep.Findings) == 0:
+		fmt.Fprintln(w, "no findings in the regions that were checked")
 	}
 }

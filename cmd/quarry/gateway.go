@@ -15,8 +15,8 @@ import (
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/prom"
-	"github.com/quarrystore/quarry/internal/metrics/collect"
-	"github.com/quarrystore/quarry/internal/resp"
+	"github.com/quarrystore/quarry/cmd/quarry/collect"
+	"github.com/quarrystore/quarry/gateway/redis"
 )
 
 type gatewayCmd struct {
@@ -28,8 +28,9 @@ type gatewayRedisCmd struct {
 	Listen       string   `default:"127.0.0.1:6379" placeholder:"HOST:PORT" help:"Port for Redis clients, or unix:PATH; port 0 takes a free one."`
 	Tree         string   `required:"" placeholder:"NAME" help:"Tree to serve. Any number of gateways may serve one tree."`
 	Create       bool     `help:"Make the tree if there is none."`
-	Replicas     int      `default:"1" short:"r" help:"Replicas of the tree's regions, with --create."`
-	PasswordFile string   `placeholder:"FILE" help:"Clients must say the password that is the first line of this file."`
+	Replicas     int      `short:"r" placeholder:"N" help:"Replicas of the tree's regions, with --create; default is the cluster's."`
+	Durable      bool     `help:"With --create: acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
+	PasswordFile string   `placeholder:"FILE" help:"File whose first line is the password that clients must give."`
 	MaxClients   int      `default:"10000" help:"Connections at once."`
 	SweepKeys    int      `default:"2000" help:"Keys looked at for expiry each second; 0 leaves that to other gateways."`
 	Cache        sizeFlag `default:"32MiB" help:"Inner nodes of the tree kept in this process."`
@@ -46,7 +47,7 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	if g.Replicas < 1 {
+	if g.Replicas < 0 {
 		return usagef("--replicas %d: want 1 or more", g.Replicas)
 	}
 	port, err := g.metricsFlags.open(ctx, "gateway")
@@ -54,7 +55,7 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer port.close()
-	c, err := a.connect(ctx, func(c *client.Config) { c.Replicas = g.Replicas })
+	c, err := a.connect(ctx, func(c *client.Config) { c.Replicas, c.Durability = g.Replicas, durability(g.Durable) })
 	if err != nil {
 		return err
 	}
@@ -95,7 +96,7 @@ func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, p
 	if sweep == 0 {
 		sweep = -1
 	}
-	s := resp.New(resp.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
+	s := redis.New(redis.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
 	port.watch(prom.NewCollector(c), collect.NewGateway(s, tree))
 	err = a.ready(port.tell(map[string]string{"ready": "gateway", "address": l.Addr().String(), "tree": tree.Name()}), func(w io.Writer) {
 		port.text(w)

@@ -140,7 +140,7 @@ func TestGatewayMistakes(t *testing.T) {
 	gateway("--tree", "x", "--password-file", empty).fails(t, exitUsage, "first line is empty")
 	gateway("--tree", "x", "--max-clients", "0").fails(t, exitUsage, "--max-clients 0")
 	gateway("--tree", "x", "--sweep-keys=-1").fails(t, exitUsage, "--sweep-keys -1")
-	gateway("--tree", "x", "--create", "--replicas", "0").fails(t, exitUsage, "--replicas 0")
+	gateway("--tree", "x", "--create", "--replicas=-1").fails(t, exitUsage, "--replicas -1")
 	ref := alloc(t, "not a tree")
 	on(t, "name", "set", "notatree", ref).ok(t)
 	r := gateway("--tree", "notatree")

@@ -22,8 +22,11 @@ type jobCmd struct {
 	Cancel  jobCancelCmd  `cmd:"" help:"Stop a job."`
 	Plugins jobPluginsCmd `cmd:"" help:"List workers and the plugins they know, and uploaded modules."`
 	Put     jobPutCmd     `cmd:"" help:"Upload a WASM module as a plugin."`
-	Remove  jobRemoveCmd  `cmd:"" help:"Take an uploaded module away."`
+	Remove  jobRemoveCmd  `cmd:"" help:"Delete an uploaded module."`
 }
+
+// errNoWorker: the tree of jobs, which the first worker makes, is not there.
+var errNoWorker = errors.New("no worker is there, nor has there been one")
 
 // jobs runs f with the cluster's jobs.
 func (a *app) jobs(ctx context.Context, timeout time.Duration, f func(context.Context, *job.Store) error) error {
@@ -38,7 +41,7 @@ func (a *app) jobs(ctx context.Context, timeout time.Duration, f func(context.Co
 	defer cancel()
 	// The jobs' tree is made by the first worker, with as many replicas as it has been told.
 	if _, err = c.Names().Lookup(tctx, job.StateTree); errors.Is(err, client.ErrNoName) {
-		err = fmt.Errorf("no worker is there, nor has there been one: start some with quarry storage --workers 1, or quarry worker: %w", err)
+		err = fmt.Errorf("%w: start some with quarry storage --workers 1, or quarry worker: %w", errNoWorker, err)
 	}
 	var s *job.Store
 	if err == nil {
@@ -54,7 +57,7 @@ type jobRunCmd struct {
 	Plugin  string            `arg:"" help:"Plugin; see quarry job plugins."`
 	Input   string            `required:"" placeholder:"SOURCE" help:"tree:NAME, redis:NAME[#DATABASE] for the strings of a Redis gateway's tree, or objects:PREFIX of names."`
 	From    string            `help:"First key of the tree's part to read."`
-	To      string            `help:"Key behind its last."`
+	To      string            `help:"End of that part, not included."`
 	Output  string            `required:"" placeholder:"tree:NAME" help:"Tree for the output; made if it is not there."`
 	Arg     map[string]string `placeholder:"NAME=VALUE" help:"Argument of the plugin; may be repeated."`
 	Writes  []string          `placeholder:"TREE" help:"Further trees that the plugin may write."`
@@ -81,9 +84,9 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 		if err != nil {
 			return err
 		}
-		if c.Wait {
-			if j, err = a.awaitJob(ctx, s, j.ID); err != nil {
-				return err
+		if id := j.ID; c.Wait {
+			if j, err = a.awaitJob(ctx, s, id); err != nil {
+				return ifInterrupted(ctx, err, "job %d goes on: quarry job status %d shows it, quarry job cancel %d ends it", id, id, id)
 			}
 		}
 		err = a.print(j, func(w io.Writer) { jobText(w, j) })
@@ -133,6 +136,14 @@ func jobText(w io.Writer, j *job.Job) {
 type jobListCmd struct{}
 
 func (jobListCmd) Run(ctx context.Context, a *app) error {
+	err := a.listJobs(ctx)
+	if errors.Is(err, errNoWorker) { // and so no job
+		return a.print([]*job.Job{}, func(w io.Writer) { fmt.Fprintln(w, "no jobs: no worker has been there yet") })
+	}
+	return err
+}
+
+func (a *app) listJobs(ctx context.Context) error {
 	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
 		all, err := s.Jobs(ctx)
 		if err != nil {
@@ -151,7 +162,7 @@ func (jobListCmd) Run(ctx context.Context, a *app) error {
 }
 
 type jobID struct {
-	ID uint64 `arg:"" name:"job" help:"The job's number."`
+	ID uint64 `arg:"" complete:"job" name:"job" help:"The job's number."`
 }
 
 type jobStatusCmd struct{ jobID }

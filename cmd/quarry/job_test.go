@@ -28,7 +28,7 @@ func TestJobs(t *testing.T) {
 	var j job.Job
 	require.Eventually(t, func() bool { // until the worker has said that it is there
 		return on(t, "job", "plugins").code == 0 && on(t, "--json", "job", "run", "words", "--input", "tree:job-texts", "--output", "tree:job-counts").code == 0
-	}, 30*time.Second, 50*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 	require.Equal(t, "3", on(t, "kv", "get", "-t", "job-counts", "stone").ok(t))
 
 	on(t, "--json", "job", "run", "search", "--input", "tree:job-texts", "--output", "tree:job-index", "--map-parts", "2").decode(t, &j)

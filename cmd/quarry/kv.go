@@ -8,21 +8,23 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/kvfile"
+	"github.com/quarrystore/quarry/cmd/quarry/kvfile"
 )
 
 type kvCmd struct {
-	Tree   string `short:"t" default:"default" placeholder:"NAME" help:"Name of the tree."`
+	Tree   string `complete:"tree" short:"t" default:"default" placeholder:"NAME" help:"Name of the tree."`
 	Hex    bool   `xor:"encoding" help:"Keys and values on the command line, and those printed, are hexadecimal."`
 	Base64 bool   `xor:"encoding" name:"base64" help:"The same in base64."`
 
 	Create  kvCreateCmd  `cmd:"" help:"Make an empty tree. Example: quarry kv create -t users"`
+	List    kvListCmd    `cmd:"" help:"List trees. Example: quarry kv list"`
 	Get     kvGetCmd     `cmd:"" help:"Print a key's value. Example: quarry kv get -t users ada"`
 	Put     kvPutCmd     `cmd:"" help:"Set a key's value. Example: quarry kv put -t users ada -d lovelace"`
 	Del     kvDelCmd     `cmd:"" help:"Remove keys. Example: quarry kv del -t users ada grace"`
@@ -31,8 +33,8 @@ type kvCmd struct {
 	Load    kvLoadCmd    `cmd:"" help:"Read keys and values from a file. Example: quarry kv load -t users users.csv"`
 	Dump    kvDumpCmd    `cmd:"" help:"Write all keys and values to a file. Example: quarry kv dump -t users users.jsonl"`
 	Stats   kvStatsCmd   `cmd:"" help:"Describe a tree. Example: quarry kv stats -t users"`
-	Drop    kvDropCmd    `cmd:"" help:"End a tree and everything in it. Example: quarry kv drop -t users"`
-	Collect kvCollectCmd `cmd:"" help:"Free what dead clients have left of trees. Example: quarry kv collect --dry-run"`
+	Drop    kvDropCmd    `cmd:"" help:"Delete a tree and everything in it. Example: quarry kv drop -t users"`
+	Collect kvCollectCmd `cmd:"" help:"Free nodes and values that dead clients left outside of any tree. Example: quarry kv collect --dry-run"`
 }
 
 func (k *kvCmd) encoding() kvfile.Encoding {
@@ -94,17 +96,50 @@ func (a *app) one(ctx context.Context) (context.Context, context.CancelFunc) {
 
 type kvCreateCmd struct {
 	NodeBytes sizeFlag `default:"4KiB" help:"Slab size of a node, a power of two from 1KiB to 64KiB."`
-	Replicas  int      `default:"1" short:"r" help:"Replicas of the tree's regions."`
+	Replicas  int      `short:"r" placeholder:"N" help:"Replicas of the tree's regions; default is the cluster's."`
+	Durable   bool     `help:"Acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
 }
 
 func (x *kvCreateCmd) Run(ctx context.Context, a *app) error {
 	k := &a.cli.KV
-	return a.with(ctx, func(c *client.Config) { c.Replicas = x.Replicas }, func(ctx context.Context, c *client.Client) error {
+	return a.with(ctx, func(c *client.Config) { c.Replicas, c.Durability = x.Replicas, durability(x.Durable) }, func(ctx context.Context, c *client.Client) error {
 		t, err := kv.Create(ctx, c, k.Tree, btree.Config{NodeBytes: int(x.NodeBytes)})
 		if err != nil {
 			return err
 		}
 		return a.print(map[string]any{"name": k.Tree, "root": t.Root(), "limits": t.Limits()}, func(w io.Writer) { fmt.Fprintln(w, t.Root()) })
+	})
+}
+
+type kvListCmd struct {
+	Prefix string `arg:"" complete:"tree" optional:"" help:"Only trees whose names have this prefix."`
+}
+
+// treeEntry is a tree in the placement library.
+type treeEntry struct {
+	Name     string     `json:"name"`
+	Root     client.Ref `json:"root"`
+	Replicas int        `json:"replicas"`
+	Owner    string     `json:"owner,omitempty"`
+	Created  time.Time  `json:"created"`
+}
+
+func (x *kvListCmd) Run(ctx context.Context, a *app) error {
+	return a.with(ctx, readOnly, func(ctx context.Context, c *client.Client) error {
+		list := []treeEntry{}
+		err := c.Names().List(ctx, x.Prefix, kv.NameKind, func(n client.Name) error {
+			list = append(list, treeEntry{n.Name, n.Ref, c.Replicas(n.Ref), n.Owner, n.Created})
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return a.print(list, func(w io.Writer) {
+			fmt.Fprintln(w, "TREE\tROOT\tREPLICAS\tOWNER\tCREATED")
+			for _, t := range list {
+				fmt.Fprintf(w, "%s\t%v\t%d\t%s\t%s\n", t.Name, t.Root, t.Replicas, t.Owner, t.Created.Format(time.RFC3339))
+			}
+		})
 	})
 }
 
@@ -219,7 +254,7 @@ func (x *kvPutCmd) Run(ctx context.Context, a *app) error {
 type kvDelCmd struct {
 	Keys      []string `arg:"" name:"key" help:"The keys."`
 	IfVersion uint64   `placeholder:"N" help:"Only if the key is at this version."`
-	Missing   bool     `help:"Keys that are not there are no error."`
+	Missing   bool     `help:"Do not fail where a key is missing."`
 }
 
 func (x *kvDelCmd) Run(ctx context.Context, a *app) error {

@@ -5,15 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
-	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/fsck"
 )
 
 type kvCollectCmd struct {
-	DryRun bool `help:"Only say what would be freed."`
+	DryRun bool `help:"List what would be freed, and free nothing."`
 }
 
 func (x *kvCollectCmd) Run(ctx context.Context, a *app) error {
@@ -24,13 +25,9 @@ func (x *kvCollectCmd) Run(ctx context.Context, a *app) error {
 	bar := a.progress("looking at blocks")
 	o, err := kv.Collect(ctx, c, x.DryRun, func(ctx context.Context, found func(kv.Stray)) error {
 		defer bar.end()
-		return a.objects(ctx, nil, bar.set, func(o fsck.Object) {
-			if o.Writer != fsck.SessionLive {
-				found(kv.Stray{Ref: o.Ref, Tag: o.Tag, Bytes: o.Bytes})
-			}
-		})
+		return a.objects(ctx, nil, bar.set, found)
 	})
-	if err = errors.Join(err, c.Close()); err != nil {
+	if err = errors.Join(ifInterrupted(ctx, err, "%d nodes and values are freed; the next collect frees the rest", o.Strays), c.Close()); err != nil {
 		return err
 	}
 	return a.print(o, func(w io.Writer) {
@@ -52,6 +49,10 @@ func (a *app) fsckConfig(regions []uint32, progress func(done, total int), found
 	return fsck.Config{Controllers: a.cli.Controller, Token: a.cli.Token, TLS: a.tls, Transport: a.cli.Transport, Regions: regions, Progress: progress, Object: found}
 }
 
+// treePatience bounds the check of a tree while some region is not open: a call for an object
+// in such a region may wait until it is.
+const treePatience = time.Minute
+
 // checkTrees adds to a report what is wrong with the trees of the placement library.
 // Beside writers a tree is only walked: its levels cannot be compared with each other.
 func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([]treeView, error) {
@@ -69,19 +70,27 @@ func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([
 		if err != nil {
 			break
 		}
-		t, oerr := kv.Open(ctx, c, n.Name, btree.Config{ReadOnly: true})
+		tctx, cancel := ctx, context.CancelFunc(func() {})
+		if len(rep.Unchecked) > 0 {
+			tctx, cancel = context.WithTimeout(ctx, treePatience)
+		}
+		t, oerr := kv.Open(tctx, c, n.Name, btree.Config{ReadOnly: true})
 		v := treeView{Name: n.Name}
 		if oerr == nil {
-			v.Survey, oerr = t.Survey(ctx)
+			v.Survey, oerr = t.Survey(tctx)
 		}
 		if oerr == nil && !writers {
-			_, oerr = t.Check(ctx, nil)
+			_, oerr = t.Check(tctx, nil)
 		}
+		late := tctx.Err() != nil && ctx.Err() == nil
+		cancel()
 		switch {
 		case oerr != nil && !a.stillNamed(ctx, c, n):
 			continue // dropped meanwhile
 		case errors.Is(oerr, btree.ErrCorrupt), errors.Is(oerr, btree.ErrNoTree), errors.Is(oerr, client.ErrCorrupt), errors.Is(oerr, client.ErrFreed), errors.Is(oerr, kv.ErrNotTree):
 			rep.Add(fsck.Finding{Region: n.Ref.Addr.Region(), Where: "tree " + n.Name, Kind: fsck.KindTree, What: oneLine(oerr)})
+		case len(rep.Unchecked) > 0 && (late || errors.Is(oerr, client.ErrUnreachable)):
+			v.Unchecked = oneLine(oerr)
 		case oerr != nil:
 			err = fmt.Errorf("tree %q: %w", n.Name, oerr)
 		}
@@ -99,5 +108,7 @@ func (a *app) stillNamed(ctx context.Context, c *client.Client, n client.Name) b
 // treeView is a tree in the report of fsck.
 type treeView struct {
 	Name string `json:"name"`
+	// Unchecked says why the tree was not checked: a part of it is in a region that is not open.
+	Unchecked string `json:"unchecked,omitempty"`
 	kv.Survey
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
-	"github.com/quarrystore/quarry/internal/kvfile"
+	"github.com/quarrystore/quarry/cmd/quarry/kvfile"
 )
 
 // fileFlags name a file of keys and values.
@@ -42,7 +42,7 @@ func (f *fileFlags) format() kvfile.Format {
 type kvLoadCmd struct {
 	fileFlags
 	Sorted bool `help:"The file is sorted by key and the tree empty: build it at once, all or nothing."`
-	Batch  int  `default:"512" help:"Entries of one call, without --sorted."`
+	Batch  int  `default:"512" help:"Entries that one call writes, without --sorted."`
 }
 
 // counted is the input with a count of bytes.
@@ -63,6 +63,15 @@ func (x *kvLoadCmd) Run(ctx context.Context, a *app) error {
 		return usagef("--batch %d: want 1 to %d", x.Batch, 1<<16)
 	}
 	in := &counted{r: a.in}
+	if x.standard() { // a read of standard input does not end by itself
+		r, w := io.Pipe()
+		go func() {
+			_, err := io.Copy(w, a.in)
+			w.CloseWithError(err)
+		}()
+		defer context.AfterFunc(ctx, func() { w.CloseWithError(ctx.Err()) })()
+		in.r = r
+	}
 	total := 0
 	if !x.standard() {
 		f, err := os.Open(x.File)
@@ -95,6 +104,11 @@ func (x *kvLoadCmd) Run(ctx context.Context, a *app) error {
 			n, err = x.puts(ctx, t, r, func() { bar.set(int(in.n), total) })
 		}
 		bar.end()
+		if x.Sorted {
+			err = ifInterrupted(ctx, err, "nothing is loaded into %s", t)
+		} else {
+			err = ifInterrupted(ctx, err, "%d entries of %s are loaded into %s, the rest is not; loading the file again is safe", n, name, t)
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %s: %w", t, name, err)
 		}
@@ -191,6 +205,11 @@ func (x *kvDumpCmd) Run(ctx context.Context, a *app) error {
 			if err = errors.Join(f.Sync(), f.Close()); err == nil {
 				err = os.Rename(f.Name(), x.File)
 			}
+		}
+		if x.standard() {
+			err = ifInterrupted(ctx, err, "%d entries of %s are written, the rest is not", n, t)
+		} else {
+			err = ifInterrupted(ctx, err, "%s is as it was before", x.File)
 		}
 		if err != nil {
 			if errors.Is(err, kvfile.ErrNotText) {

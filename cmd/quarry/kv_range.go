@@ -16,8 +16,8 @@ import (
 // rangeFlags name keys from, up to and without, or all with a prefix.
 type rangeFlags struct {
 	From   string `placeholder:"KEY" help:"First key."`
-	To     string `placeholder:"KEY" help:"End, not included."`
-	Prefix string `placeholder:"KEY" help:"Only keys that begin so."`
+	To     string `placeholder:"KEY" help:"End of the range, not included."`
+	Prefix string `placeholder:"KEY" help:"Only keys with this prefix."`
 }
 
 func (r *rangeFlags) get(k *kvCmd) (out btree.Range, err error) {

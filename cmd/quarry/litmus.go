@@ -7,8 +7,8 @@ import (
 	"io"
 	"time"
 
-	"github.com/quarrystore/quarry/internal/litmus"
 	"github.com/quarrystore/quarry/rdma/verbs"
+	"github.com/quarrystore/quarry/verify/litmus"
 )
 
 type litmusCmd struct {
@@ -29,7 +29,7 @@ func (l *litmusCmd) Run(ctx context.Context, a *app) error {
 	if l.Each <= 0 || l.Each > time.Hour {
 		return usagef("--each %v: want more than 0, at most an hour", l.Each)
 	}
-	device, err := verbs.ParseConfig(a.cli.RDMADevice)
+	device, err := verbs.ParseConfig(a.cli.RDMADevice.String())
 	if err != nil {
 		return usageError{err}
 	}

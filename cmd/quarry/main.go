@@ -31,10 +31,12 @@ func run(args []string, in io.Reader, out, errOut io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return exitInterrupted
-	}
 	code := exitCode(err)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		if code = exitInterrupted; !errors.As(err, new(interrupted)) {
+			return code
+		}
+	}
 	if wantsJSON(args) {
 		_ = json.NewEncoder(errOut).Encode(map[string]any{"error": oneLine(err), "exit": code})
 	} else {

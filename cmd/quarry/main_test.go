@@ -16,6 +16,9 @@ import (
 	"github.com/quarrystore/quarry/internal/local"
 )
 
+// patience bounds the wait for what must come: it ends a test that hangs, and no other.
+const patience = 3 * time.Minute
+
 // The test binary is the command itself when it is told so: tests run real
 // processes without building anything.
 const asCommand = "QUARRYTEST_AS_COMMAND"
@@ -65,7 +68,7 @@ type result struct {
 // quarry runs the command; stdin may be "".
 func quarry(t testing.TB, env []string, stdin string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, executable(t), args...)
 	cmd.Env = append(os.Environ(), env...)

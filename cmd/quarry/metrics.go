@@ -8,13 +8,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/internal/metrics"
-	"github.com/quarrystore/quarry/internal/metrics/collect"
 )
 
 // metricsFlags let a process be watched.
 type metricsFlags struct {
 	MetricsListen string `placeholder:"HOST:PORT" help:"Serve Prometheus metrics there; port 0 takes a free one. Without, nothing is served."`
+	Pprof         bool   `name:"pprof" help:"Serve the profiles of net/http/pprof on that port too, below /debug/pprof."`
 }
 
 // metricsPort is the open port; inert if none is asked for.
@@ -27,11 +28,14 @@ type metricsPort struct {
 // while nothing has to be undone.
 func (f *metricsFlags) open(ctx context.Context, role string) (*metricsPort, error) {
 	if f.MetricsListen == "" {
+		if f.Pprof {
+			return nil, usagef("--pprof needs --metrics-listen: profiles are served on that port")
+		}
 		return &metricsPort{}, nil
 	}
 	p := &metricsPort{registry: metrics.NewRegistry(version, role)}
 	var err error
-	p.server, err = metrics.Serve(ctx, f.MetricsListen, p.registry)
+	p.server, err = metrics.Serve(ctx, f.MetricsListen, p.registry, f.Pprof)
 	return p, err
 }
 
@@ -75,7 +79,7 @@ type metricsCmd struct {
 }
 
 type metricsListCmd struct {
-	Markdown bool `help:"As the page docs/METRICS.md."`
+	Markdown bool `help:"Print the page docs/METRICS.md."`
 }
 
 func (m *metricsListCmd) Run(a *app) error {

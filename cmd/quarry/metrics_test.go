@@ -19,9 +19,9 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/prom"
+	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/internal/local"
 	"github.com/quarrystore/quarry/internal/metrics"
-	"github.com/quarrystore/quarry/internal/metrics/collect"
 )
 
 // docs/METRICS.md is made from the code: quarry metrics list --markdown > docs/METRICS.md
@@ -109,7 +109,7 @@ func TestClusterServesItsMetrics(t *testing.T) {
 			}
 		}
 		return families["quarry_jobs_running"] != nil
-	}, 30*time.Second, 50*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 
 	declared := map[string]*metrics.Def{}
 	for _, g := range collect.Groups() {

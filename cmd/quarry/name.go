@@ -11,16 +11,16 @@ import (
 )
 
 type nameCmd struct {
-	Set    nameSetCmd    `cmd:"" help:"Aim a name at an object; makes the name if there is none."`
+	Set    nameSetCmd    `cmd:"" help:"Point a name at an object; the name is made if there is none."`
 	Show   nameGetCmd    `cmd:"" name:"get" help:"Show a name."`
 	List   nameListCmd   `cmd:"" help:"List names."`
 	Delete nameDeleteCmd `cmd:"" help:"Delete a name; the object stays."`
 }
 
 type nameSetCmd struct {
-	Name       string `arg:"" help:"1 to 255 bytes of text."`
+	Name       string `arg:"" complete:"name" help:"1 to 255 bytes of text."`
 	Target     target `arg:"" help:"REF or @NAME."`
-	Kind       string `default:"object" help:"What kind of thing it is."`
+	Kind       string `default:"object" help:"Kind of the object that the name is for."`
 	IfRevision uint64 `placeholder:"N" help:"Only if the name is at this revision."`
 	New        bool   `help:"Only if there is no such name yet."`
 }
@@ -65,7 +65,7 @@ func (n *nameSetCmd) set(ctx context.Context, c *client.Client, ref client.Ref) 
 }
 
 type nameGetCmd struct {
-	Name string `arg:"" help:"The name."`
+	Name string `arg:"" complete:"name" help:"The name."`
 }
 
 func (n *nameGetCmd) Run(ctx context.Context, a *app) error {
@@ -79,7 +79,7 @@ func (n *nameGetCmd) Run(ctx context.Context, a *app) error {
 }
 
 type nameListCmd struct {
-	Prefix string `arg:"" optional:"" help:"Only names that begin so."`
+	Prefix string `arg:"" complete:"name" optional:"" help:"Only names with this prefix."`
 	Kind   string `placeholder:"KIND" help:"Only names of this kind."`
 }
 
@@ -107,7 +107,7 @@ func (a *app) printNames(list []client.Name, v any) error {
 }
 
 type nameDeleteCmd struct {
-	Name       string `arg:"" help:"The name."`
+	Name       string `arg:"" complete:"name" help:"The name."`
 	IfRevision uint64 `placeholder:"N" help:"Only if the name is at this revision."`
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -13,9 +12,10 @@ import (
 
 type nodeCmd struct {
 	List   nodeListCmd   `cmd:"" help:"List storage nodes."`
-	Add    nodeAddCmd    `cmd:"" help:"Take a draining or removed node back. New nodes join by themselves when they are started."`
+	Add    nodeAddCmd    `cmd:"" help:"End a drain, or admit a removed node again. New nodes join by themselves when they start."`
 	Drain  nodeDrainCmd  `cmd:"" help:"Move every replica of a node elsewhere, while work goes on."`
-	Remove nodeRemoveCmd `cmd:"" help:"Strike a drained node out, or with --force one that is gone for good."`
+	Remove nodeRemoveCmd `cmd:"" help:"Remove a drained node from the cluster, or with --force one that is gone for good."`
+	Forget nodeForgetCmd `cmd:"" help:"Delete the record of a removed node: no list shows it any more."`
 }
 
 type nodeListCmd struct{}
@@ -53,21 +53,21 @@ func (*nodeListCmd) Run(ctx context.Context, a *app) error {
 	}
 	list := nodeLines(v)
 	return a.print(list, func(w io.Writer) {
-		fmt.Fprintln(w, "NODE\tNAME\tSTATE\tGOSSIP\tFAILURE DOMAIN\tREPLICAS\tPRIMARIES\tHOSTED\tCAPACITY")
+		fmt.Fprintln(w, "NODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tREPLICAS\tPRIMARIES\tUSED\tRESERVED\tCAPACITY")
 		for _, n := range list {
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", n.ID, n.Name, n.State, v.gossipText(n.nodeView), n.Domain, n.Replicas, n.Primaries, bytesText(n.Hosted), bytesText(n.Capacity))
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n.nodeView), n.Domain, n.Replicas, n.Primaries, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity))
 		}
 	})
 }
 
 // printNode shows what has become of a node.
 func (a *app) printNode(n *quarrypb.Node, what string) error {
-	v := map[string]any{"id": n.Id, "name": n.Name, "state": word(n.State, "NODE_STATE_")}
+	v := map[string]any{"id": n.Id, "name": n.Name, "state": quarrypb.Word(n.State)}
 	return a.print(v, func(w io.Writer) { fmt.Fprintf(w, "node %s (%d) %s\n", n.Name, n.Id, what) })
 }
 
 type nodeAddCmd struct {
-	Name string `arg:"" help:"Name of the node."`
+	Name string `arg:"" complete:"node" help:"Name of the node."`
 }
 
 func (c *nodeAddCmd) Run(ctx context.Context, a *app) error {
@@ -79,20 +79,41 @@ func (c *nodeAddCmd) Run(ctx context.Context, a *app) error {
 }
 
 type nodeRemoveCmd struct {
-	Name  string `arg:"" help:"Name of the node."`
-	Force bool   `help:"The node is gone and will not come back: give up its replicas. Refused where it has the last one."`
+	Name  string `arg:"" complete:"node" help:"Name of the node."`
+	Force bool   `help:"The node is gone and will not come back: give up its replicas. Refused where it has the last replica in sync; the refusal names what would be lost."`
+	// AcceptLoss is the confirmation that the refusal asks for.
+	AcceptLoss bool `help:"With --force: give up the last replicas in sync, too. A region goes on with what restarted nodes have found of it, or is lost."`
+}
+
+// Help is shown by --help.
+func (*nodeRemoveCmd) Help() string {
+	return "Example: quarry node remove n3 --force prints what would be lost, quarry node remove n3 --force --accept-loss does it. quarry node add takes a removed node back."
 }
 
 func (c *nodeRemoveCmd) Run(ctx context.Context, a *app) error {
-	n, err := ask(ctx, a, &quarrypb.RemoveNodeRequest{Name: c.Name, Force: c.Force}, quarrypbconnect.ControllerClient.RemoveNode)
+	if c.AcceptLoss && !c.Force {
+		return usagef("--accept-loss goes with --force: a node that is not gone is drained")
+	}
+	n, err := ask(ctx, a, &quarrypb.RemoveNodeRequest{Name: c.Name, Force: c.Force, AcceptLoss: c.AcceptLoss}, quarrypbconnect.ControllerClient.RemoveNode)
 	if err != nil {
 		return err
 	}
 	return a.printNode(n, "is removed")
 }
 
+type nodeForgetCmd struct {
+	Name string `arg:"" complete:"node" help:"Name of the node."`
+}
+
+func (c *nodeForgetCmd) Run(ctx context.Context, a *app) error {
+	if _, err := ask(ctx, a, &quarrypb.ForgetNodeRequest{Name: c.Name}, quarrypbconnect.ControllerClient.ForgetNode); err != nil {
+		return err
+	}
+	return a.print(map[string]any{"name": c.Name, "state": "forgotten"}, func(w io.Writer) { fmt.Fprintf(w, "node %s is forgotten\n", c.Name) })
+}
+
 type nodeDrainCmd struct {
-	Name string `arg:"" help:"Name of the node."`
+	Name string `arg:"" complete:"node" help:"Name of the node."`
 	Wait bool   `short:"w" help:"Return when the node is empty, with a bar of progress."`
 }
 
@@ -105,16 +126,22 @@ func (c *nodeDrainCmd) Run(ctx context.Context, a *app) error {
 	total := res.Replicas
 	b := a.progress("draining " + c.Name)
 	defer b.end()
+	waiting, cancel := a.waiting(ctx)
+	defer cancel()
 	for c.Wait && res.Replicas > 0 {
 		// Of every region: its share of blocks copied.
-		b.set(int(total-res.Replicas)*100+a.copied(ctx, res.Node.Id), int(total)*100)
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if res, err = ask(ctx, a, q, quarrypbconnect.ControllerClient.DrainNode); err != nil {
+		b.set(int(total-res.Replicas)*100+a.copied(waiting, res.Node.Id), int(total)*100)
+		if err := a.pause(ctx, waiting, fmt.Sprintf("node %s still holds %d replicas; it goes on being drained", c.Name, res.Replicas)); err != nil {
 			return err
+		}
+		next, err := ask(waiting, a, q, quarrypbconnect.ControllerClient.DrainNode)
+		switch {
+		case err == nil:
+			res = next
+		case waiting.Err() == nil || ctx.Err() != nil:
+			return err
+		default:
+			continue // pause says that the time is over
 		}
 		if res.Node.State != quarrypb.NodeState_NODE_STATE_DRAINING {
 			return errors.New("node " + c.Name + " is not being drained any more")
@@ -122,7 +149,7 @@ func (c *nodeDrainCmd) Run(ctx context.Context, a *app) error {
 		total = max(total, res.Replicas)
 	}
 	b.end()
-	v := map[string]any{"id": res.Node.Id, "name": res.Node.Name, "state": word(res.Node.State, "NODE_STATE_"), "replicas": res.Replicas}
+	v := map[string]any{"id": res.Node.Id, "name": res.Node.Name, "state": quarrypb.Word(res.Node.State), "replicas": res.Replicas}
 	return a.print(v, func(w io.Writer) {
 		if res.Replicas == 0 {
 			fmt.Fprintf(w, "node %s (%d) is empty\n", res.Node.Name, res.Node.Id)

@@ -3,11 +3,16 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/verify/bench"
 )
 
 func alloc(t *testing.T, data string, more ...string) string {
@@ -76,7 +81,7 @@ func TestNames(t *testing.T) {
 
 func TestForgedReferences(t *testing.T) {
 	ref := alloc(t, "mine")
-	addr, life, _ := strings.Cut(ref, "/")
+	addr, incarnation, _ := strings.Cut(ref, "/")
 	region, off, _ := strings.Cut(addr, ":")
 	for _, c := range []struct {
 		ref  string
@@ -86,12 +91,12 @@ func TestForgedReferences(t *testing.T) {
 		{"nonsense", exitUsage, "want REGION:0xOFFSET"},
 		{"@", exitUsage, "empty"},
 		{addr + "/0.99999999999999", exitUsage, "ref"},
-		{region + ":0x00000000/" + life, exitUsage, "ref"},
+		{region + ":0x00000000/" + incarnation, exitUsage, "ref"},
 		{addr + "/0.77", exitNotFound, "freed"},          // never born here
 		{addr + "/5.1", exitNotFound, "not a reference"}, // a generation to come
-		{"9999:" + off + "/" + life, exitNotFound, "9999"},
-		{region + ":0xfffffff0/" + life, exitUsage, "ref"},
-		{region + ":0xffffffc0/" + life, exitNotFound, "not a reference"},
+		{"9999:" + off + "/" + incarnation, exitNotFound, "9999"},
+		{region + ":0xfffffff0/" + incarnation, exitUsage, "ref"},
+		{region + ":0xffffffc0/" + incarnation, exitNotFound, "not a reference"},
 	} {
 		for _, verb := range [][]string{{"read", c.ref}, {"stat", c.ref}, {"free", c.ref}, {"write", c.ref, "--data", "x"}} {
 			r := on(t, append([]string{"slab"}, verb...)...)
@@ -185,10 +190,48 @@ func TestBench(t *testing.T) {
 			require.InDelta(t, rounds, found["shm "+op], 0.05, op)
 			require.InDelta(t, rounds, found["tcp "+op], 0.05, op)
 		}
-		for _, y := range []string{"memory copy+seal", "tcp socket ping-pong"} {
+		for _, y := range []string{"memory copy+checksum", "tcp socket ping-pong"} {
 			require.Contains(t, found, y)
 		}
 	}
 	on(t, "bench", "--ops", "fly", "--no-yardsticks").fails(t, exitUsage, "fly")
 	on(t, "fsck").ok(t)
+}
+
+// TestObjectsThatWereLeft: what a program that was killed has left is found by its tag or
+// its session, and freed; what has a name stays.
+func TestObjectsThatWereLeft(t *testing.T) {
+	a, b := alloc(t, "a", "--tag", "4711"), alloc(t, "b", "--tag", "4711", "--name", "left/b")
+	other := alloc(t, "c", "--tag", "4712")
+	var list []slabLine
+	on(t, "slab", "list", "--tag", "4711", "--json").decode(t, &list)
+	require.Len(t, list, 2)
+	on(t, "slab", "list", "--owner", strconv.Itoa(int(list[0].Owner)), "--json").decode(t, &list)
+	require.NotEmpty(t, list)
+	on(t, "slab", "list", "--free").fails(t, exitUsage, "--owner or --tag")
+	on(t, "slab", "list", "--tag", "4711", "--free", "--json").decode(t, &list)
+	require.Len(t, list, 2)
+	for _, o := range list {
+		require.Equal(t, o.Name == "", o.Freed, "%+v", o)
+	}
+	on(t, "slab", "read", a).fails(t, exitNotFound, "freed")
+	on(t, "slab", "read", b).ok(t)
+	on(t, "slab", "read", other).ok(t)
+	on(t, "slab", "free", "@left/b").ok(t)
+	on(t, "slab", "free", other).ok(t)
+
+	// A benchmark that is killed leaves its objects.
+	tag := strconv.Itoa(bench.Tag)
+	cmd := exec.Command(executable(t), "bench", "--ops", "read", "--objects", "300", "--duration", "5m", "--no-yardsticks", "--fabric", "tcp")
+	cmd.Env = append(os.Environ(), "QUARRY_CONTROLLER="+cluster(t).URL)
+	require.NoError(t, cmd.Start())
+	require.Eventually(t, func() bool {
+		on(t, "slab", "list", "--tag", tag, "--json").decode(t, &list)
+		return len(list) >= 300
+	}, patience, 100*time.Millisecond)
+	require.NoError(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	on(t, "slab", "list", "--tag", tag, "--free").ok(t)
+	on(t, "slab", "list", "--tag", tag, "--json").decode(t, &list)
+	require.Empty(t, list)
 }

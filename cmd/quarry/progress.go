@@ -6,11 +6,11 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// bar shows progress of long work, on a terminal and without --json only.
+// bar shows progress of long work: on a terminal that can move its cursor, without --json.
 type bar struct{ p *progressbar.ProgressBar }
 
 func (a *app) progress(what string) *bar {
-	if a.cli.JSON || !isTerminal(a.errOut) {
+	if a.cli.JSON || os.Getenv("TERM") == "dumb" || !isTerminal(a.errOut) {
 		return &bar{}
 	}
 	return &bar{progressbar.NewOptions(-1, progressbar.OptionSetDescription(what), progressbar.OptionSetWriter(os.Stderr),

@@ -40,9 +40,9 @@ func TestFsckRepair(t *testing.T) {
 	}
 	run("fsck").ok(t)
 	spoil("n1", "spoilt on one node")
-	run("fsck").fails(t, exitDamaged, "1 findings", "seal")
+	run("fsck").fails(t, exitDamaged, "1 findings", "checksum")
 	require.Equal(t, "spoilt on one node", strings.TrimSpace(run("slab", "read", "@spoilt-on-one-node").ok(t)), "a reader may not repair, and is told what is right")
-	run("fsck").fails(t, exitDamaged, "1 findings", "seal")
+	run("fsck").fails(t, exitDamaged, "1 findings", "checksum")
 	var rep fsckView
 	run("fsck", "--repair", "--json").decode(t, &rep)
 	require.Equal(t, 1, rep.Repaired.Objects)

@@ -14,7 +14,7 @@ import (
 )
 
 type searchCmd struct {
-	Index string   `arg:"" help:"Tree that the plugin search has filled."`
+	Index string   `arg:"" complete:"tree" help:"Tree that the plugin search has filled."`
 	Words []string `arg:"" help:"Words to look for."`
 	Limit int      `default:"10" help:"Largest number of texts to show."`
 }

@@ -14,12 +14,12 @@ import (
 	"syscall"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
+	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/controller"
-	"github.com/quarrystore/quarry/internal/etcdembed"
-	"github.com/quarrystore/quarry/internal/metrics/collect"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
@@ -33,55 +33,12 @@ func (a *app) ready(v map[string]string, text func(io.Writer)) error {
 	return a.print(nil, text)
 }
 
-// inUse turns a port that somebody has into one line that names it.
+// inUse turns the error for a port that another process uses into one line that names it.
 func inUse(err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w: another program has this port; choose another with --listen", err)
 	}
 	return err
-}
-
-// etcdFlags say where a controller's state lives.
-type etcdFlags struct {
-	Etcd []string `placeholder:"URL" help:"Endpoints of an etcd cluster; without, etcd runs inside this process."`
-	Data string   `placeholder:"DIR" help:"Where the embedded etcd keeps its data; without, nothing is kept."`
-	Peer string   `name:"etcd-peer" placeholder:"URL" help:"Where the embedded etcds of other controllers reach this one, such as http://10.0.0.1:7424."`
-	All  string   `name:"initial-cluster" placeholder:"NAME=URL,..." help:"The --name and --etcd-peer of every controller, this one too; for the first start."`
-}
-
-// store connects to etcd, or starts one. stop ends what was started.
-func (f *etcdFlags) store(ctx context.Context, a *app, name string) (cli *clientv3.Client, failed <-chan error, stop func(), err error) {
-	if len(f.Etcd) > 0 {
-		if f.Data != "" || f.Peer != "" || f.All != "" {
-			return nil, nil, nil, usagef("--etcd is given: --data, --etcd-peer and --initial-cluster are for the embedded etcd")
-		}
-		cli, err = clientv3.New(clientv3.Config{Endpoints: f.Etcd, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
-		if err != nil {
-			return nil, nil, nil, usagef("etcd: %w", err)
-		}
-		pctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		if _, err := cli.Get(pctx, "/"); err != nil {
-			cli.Close()
-			return nil, nil, nil, fmt.Errorf("%w: etcd %v: %w", errNoController, f.Etcd, err)
-		}
-		return cli, nil, func() { cli.Close() }, nil
-	}
-	if (f.Peer == "") != (f.All == "") || f.Peer != "" && name == "" {
-		return nil, nil, nil, usagef("several controllers with their own etcd need --name, --etcd-peer and --initial-cluster each")
-	}
-	if f.All == "" {
-		name = "" // one member, whatever the controller is called
-	}
-	srv, err := etcdembed.Start(etcdembed.Config{Dir: f.Data, Name: name, PeerURL: f.Peer, InitialCluster: f.All, Log: a.etcdLog(), NoSync: f.Data == ""})
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if cli, err = srv.Client(); err != nil {
-		srv.Close()
-		return nil, nil, nil, err
-	}
-	return cli, srv.Err(), func() { cli.Close(); srv.Close() }, nil
 }
 
 // etcdLog is for the embedded etcd, which warns of the same things at every start
@@ -110,62 +67,6 @@ func (f *certFlags) config() (*tls.Config, error) {
 	return &tls.Config{Certificates: []tls.Certificate{c}, MinVersion: tls.VersionTLS13}, nil
 }
 
-type controllerCmd struct {
-	etcdFlags
-	certFlags
-	metricsFlags
-	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port for clients, nodes and operators; port 0 takes a free one."`
-	Advertise   string        `placeholder:"URL" help:"How others reach this controller; default from --listen."`
-	Gossip      string        `name:"gossip-listen" placeholder:"HOST:PORT" help:"Where the gossip of the cluster's processes is heard, UDP and TCP; none for no part in it. Default a free port beside --listen."`
-	Name        string        `placeholder:"NAME" help:"Name among the controllers; default the host's name."`
-	Lease       time.Duration `default:"3s" help:"Lease of sessions: a dead client blocks what it was writing for about that long."`
-	RegionBytes sizeFlag      `default:"2GiB" help:"Size of regions that are made on demand."`
-	Replace     time.Duration `name:"replace-after" default:"1m" help:"How long a storage node that is gone may come back before its replicas are rebuilt on others."`
-	RebuildRate sizeFlag      `default:"0" help:"Most bytes a second that are copied to one joining replica; 0 for no bound."`
-}
-
-func (c *controllerCmd) Run(ctx context.Context, a *app) error {
-	cert, err := c.certFlags.config()
-	if err != nil {
-		return err
-	}
-	port, err := c.metricsFlags.open(ctx, "controller")
-	if err != nil {
-		return err
-	}
-	defer port.close()
-	etcd, failed, stop, err := c.store(ctx, a, c.Name)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	controller.Version, storagenode.Version = version, version
-	pages := a.console()
-	srv, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Alone: len(c.Etcd) == 0 && c.All == "", Listen: c.Listen, Advertise: c.Advertise, GossipListen: c.Gossip, Name: c.Name, Lease: c.Lease,
-		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log})
-	if err != nil {
-		return inUse(err)
-	}
-	defer srv.Close()
-	look, blind := context.WithCancel(ctx)
-	defer blind()
-	go pages.Run(look, srv.URL())
-	port.watch(collect.NewController(srv))
-	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	if err := srv.WaitLeader(wctx); err != nil {
-		return err
-	}
-	err = a.ready(port.tell(map[string]string{"ready": "controller", "url": srv.URL()}), func(w io.Writer) {
-		fmt.Fprintf(w, "controller ready at %s\n", srv.URL())
-		port.text(w)
-	})
-	if err != nil {
-		return err
-	}
-	return waitFor(ctx, srv.Err(), failed, port.failed())
-}
-
 // waitFor returns nil when the context ends, or the first error of a service.
 func waitFor(ctx context.Context, failed ...<-chan error) error {
 	first := make(chan error, len(failed))
@@ -192,17 +93,21 @@ type storageCmd struct {
 	certFlags
 	metricsFlags
 	workerFlags
-	Name      string   `placeholder:"NAME" help:"Name in the cluster, unique; default the host's name."`
-	Domain    string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
-	Data      string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
-	Capacity  sizeFlag `default:"64GiB" help:"Bytes of all regions together; memory is used when it is touched."`
-	Hugepages sizeFlag `placeholder:"SIZE" help:"Keep regions on huge pages of this size, 2MiB or 1GiB, set aside when a region is made; not with --data."`
-	Listen    string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
-	Advertise string   `placeholder:"HOST" help:"Name or address, without port, that others reach this node by; needed where it listens on all addresses."`
-	Agent     string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
-	Gossip    string   `name:"gossip-listen" placeholder:"HOST:PORT" help:"Where the gossip of the cluster's processes is heard, UDP and TCP; none for no part in it. Default a free port beside --listen."`
-	Verbs     string   `name:"rdma-listen" placeholder:"HOST:PORT" help:"Port at which verbs clients exchange queue pairs; default a free one."`
-	Socket    string   `placeholder:"PATH" help:"Socket of the shm fabric; none serves no shm. Default in the folder for temporary files."`
+	Name           string   `placeholder:"NAME" help:"Name in the cluster, unique; default the host's name."`
+	Domain         string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
+	Data           string   `placeholder:"DIR" help:"Keep regions as files there; without, in memory only."`
+	Capacity       sizeFlag `default:"64GiB" help:"Most bytes of all regions together. A region takes all of its memory, or disk, when it is made."`
+	Hugepages      sizeFlag `placeholder:"SIZE" help:"Keep regions on huge pages of this size, 2MiB or 1GiB, set aside when a region is made; not with --data."`
+	Listen         string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
+	Advertise      string   `placeholder:"HOST" help:"Name or address, without port, that others reach this node by; needed where it listens on all addresses."`
+	Agent          string   `default:"127.0.0.1:7422" placeholder:"HOST:PORT" help:"Port that controllers call."`
+	Gossip         string   `name:"gossip-listen" placeholder:"HOST:PORT" help:"UDP port of the pulse, the cluster's failure detector; none turns it off. Default a free port beside --listen."`
+	Verbs          string   `name:"rdma-listen" placeholder:"HOST:PORT" help:"Port at which verbs clients exchange queue pairs; default a free one."`
+	MaxSessions    int      `placeholder:"N" help:"Most client sessions that are connected at once; default 4096. Others are refused, and use other nodes."`
+	MaxConnections int      `placeholder:"N" help:"Most connections of clients at once, one for each lane; default 16384."`
+	Socket         string   `placeholder:"PATH" help:"Socket of the shm fabric; none serves no shm. Default in the folder for temporary files."`
+
+	StopTimeout time.Duration `name:"stop-timeout" default:"20s" help:"On SIGTERM, wait up to this long while other nodes get replicas of the regions that need this one. 0 stops at once; a second signal does too."`
 }
 
 func (s *storageCmd) Run(ctx context.Context, a *app) error {
@@ -217,7 +122,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	defer port.close()
 	storagenode.Version = version
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
-		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
+		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
@@ -238,6 +143,13 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	endWorkers() // they use the node's memory
 	wait()
+	if err == nil && s.StopTimeout > 0 {
+		leave, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), s.StopTimeout, fmt.Errorf("--stop-timeout %v has passed", s.StopTimeout))
+		defer cancel()
+		if err := n.Leave(leave); err != nil {
+			a.log.Warn("storage node: stops although it is needed", "error", err)
+		}
+	}
 	return errors.Join(err, n.Close())
 }
 
@@ -246,13 +158,17 @@ type devCmd struct {
 	workerFlags
 	Nodes       int           `default:"3" help:"Storage nodes."`
 	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port of the controller; port 0 takes a free one."`
-	Data        string        `placeholder:"DIR" help:"Keep state and regions there; without, everything is gone afterwards."`
-	Replicas    uint32        `default:"1" help:"Replicas of the first region."`
-	RegionBytes sizeFlag      `default:"2GiB" help:"Size of regions; memory is used when it is touched."`
+	Data        string        `placeholder:"DIR" help:"Folder for state and regions; without it, nothing survives the command."`
+	Replicas    uint32        `placeholder:"N" help:"The cluster's default number of replicas from now on. Without it: 2 where there are two nodes."`
+	RegionBytes sizeFlag      `default:"2GiB" help:"Largest size of regions; the first have 64 MiB, later ones double what there is."`
 	Lease       time.Duration `default:"3s" help:"Lease of sessions."`
 }
 
 const maxDevNodes = 16
+
+// devProbe is long, because the nodes are in this process: one that does not answer at once
+// is starved.
+const devProbe = 5 * time.Second
 
 func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if d.Nodes < 1 || d.Nodes > maxDevNodes {
@@ -270,14 +186,14 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if d.Data != "" {
 		f.Data = filepath.Join(d.Data, "controller")
 	}
-	etcd, failed, stop, err := f.store(ctx, a, "")
+	etcd, _, failed, stop, err := f.store(ctx, a, "", false)
 	if err != nil {
 		return err
 	}
 	defer stop()
 	controller.Version, storagenode.Version = version, version
 	pages := a.console()
-	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Alone: true, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
+	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Alone: true, Embedded: true, ProbeTimeout: devProbe, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}
@@ -320,6 +236,12 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 		waits = append(waits, wait)
 	}
 	port.watch(collect.NewController(ctl), collect.NewNodes(nodes...))
+	if d.Replicas != 0 {
+		a.cli.Controller = []string{ctl.URL()}
+		if _, err := ask(ctx, a, &quarrypb.SetDefaultsRequest{Replicas: &d.Replicas}, quarrypbconnect.ControllerClient.SetDefaults); err != nil {
+			return err
+		}
+	}
 	if err := d.firstRegion(ctx, a, ctl.URL()); err != nil {
 		return err
 	}
@@ -341,8 +263,17 @@ func (d *devCmd) firstRegion(ctx context.Context, a *app, url string) error {
 	if err != nil || len(s.Regions) > 0 {
 		return err
 	}
-	_, err = a.createRegion(ctx, d.Replicas)
-	return err
+	for {
+		_, err = a.createRegion(ctx, 0)
+		if connect.CodeOf(err) != connect.CodeAborted { // it says that it is to be tried again
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 func (d *devCmd) welcome(w io.Writer, url string) {

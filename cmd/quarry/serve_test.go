@@ -15,8 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/quarrystore/quarry/internal/demo"
-	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/cmd/quarry/demo"
+	"github.com/quarrystore/quarry/fsck"
 	"github.com/quarrystore/quarry/internal/local"
 )
 

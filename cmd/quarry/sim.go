@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/quarrystore/quarry/internal/sim"
+	"github.com/quarrystore/quarry/verify/sim"
 )
 
 type simCmd struct {
@@ -27,7 +27,8 @@ type simCmd struct {
 	Wrap        bool          `help:"Objects begin a few versions before the last one."`
 	StrictReads bool          `help:"Ask more of durable reads than is promised: finds schedules."`
 	Tree        bool          `help:"Clients work on a B-tree in place of objects."`
-	Machines    bool          `help:"Real controllers and agents instead of a model of them: slower."`
+	Lanes       int           `help:"How many clients are lanes of one process with one session; 0 is one."`
+	Operator    bool          `help:"An operator creates regions and gives nodes up, some of which never come back."`
 	Script      string        `placeholder:"NAME" help:"A directed schedule, as a failure names it."`
 	Replay      string        `placeholder:"CHOICES" help:"Play the choices of a failure again: one schedule."`
 	Trace       bool          `help:"With one schedule, print every event."`
@@ -70,12 +71,12 @@ type simFailure struct {
 func (s *simCmd) options() (o sim.Options, err error) {
 	o = sim.Options{
 		Seed: s.Seed, Clients: s.Clients, Ops: s.Ops, Replicas: s.Replicas, Slabs: s.Slabs, MaxFaults: s.MaxFaults,
-		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Machines: s.Machines, Porcupine: 16,
+		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Operator: s.Operator, Lanes: s.Lanes, Porcupine: 16,
 	}
 	for _, l := range []struct {
 		flag      string
 		n, lo, hi int
-	}{{"seeds", s.Seeds, 1, 1 << 40}, {"clients", s.Clients, 0, 6}, {"ops", s.Ops, 0, 1000}, {"replicas", s.Replicas, 0, 3}, {"slabs", s.Slabs, 0, 8}, {"max-faults", s.MaxFaults, 0, 100}, {"workers", s.Workers, 0, 256}} {
+	}{{"seeds", s.Seeds, 1, 1 << 40}, {"clients", s.Clients, 0, 6}, {"ops", s.Ops, 0, 1000}, {"replicas", s.Replicas, 0, 3}, {"slabs", s.Slabs, 0, 8}, {"max-faults", s.MaxFaults, 0, 100}, {"lanes", s.Lanes, 0, 3}, {"workers", s.Workers, 0, 256}} {
 		if l.n < l.lo || l.n > l.hi {
 			return o, usagef("--%s %d: want %d to %d", l.flag, l.n, l.lo, l.hi)
 		}

@@ -17,7 +17,8 @@ type slabCmd struct {
 	Read  slabReadCmd  `cmd:"" help:"Print an object's payload."`
 	Write slabWriteCmd `cmd:"" help:"Replace an object's payload."`
 	Stat  slabStatCmd  `cmd:"" help:"Describe an object."`
-	Free  slabFreeCmd  `cmd:"" help:"End objects."`
+	Free  slabFreeCmd  `cmd:"" help:"Free objects."`
+	List  slabListCmd  `cmd:"" help:"List objects by tag or owner, and free them, such as those that an interrupted program left."`
 }
 
 // payloadFlags say where a payload comes from.
@@ -78,9 +79,10 @@ func (t *target) UnmarshalText(b []byte) error {
 
 type slabAllocCmd struct {
 	payloadFlags
-	Replicas  int      `default:"1" short:"r" help:"Replicas of the object, each in another failure domain: 1 to 3."`
+	Replicas  int      `short:"r" placeholder:"N" help:"Replicas of the object, each in another failure domain: 1 to 3; default is the cluster's."`
+	Durable   bool     `help:"Acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
 	WriteOnce bool     `help:"Cannot be updated; takes half the memory."`
-	Capacity  sizeFlag `placeholder:"SIZE" help:"Room for later payloads; default is what the payload needs."`
+	Capacity  sizeFlag `placeholder:"SIZE" help:"Bytes to reserve for larger payloads later; default is what the payload needs."`
 	Tag       uint32   `placeholder:"N" help:"What the object is for, a number of yours."`
 	Name      string   `placeholder:"NAME" help:"Give it this name, too."`
 }
@@ -90,8 +92,13 @@ func (s *slabAllocCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	return a.with(ctx, nil, func(ctx context.Context, c *client.Client) error {
-		ref, err := c.Alloc(ctx, b, client.AllocOptions{WriteOnce: s.WriteOnce, Tag: s.Tag, Capacity: int(s.Capacity), Replicas: s.Replicas})
+	few := func(c *client.Config) {
+		if s.Replicas >= 1 && s.Replicas <= client.MaxReplicas {
+			c.Replicas = s.Replicas // a client that asks for few is told so
+		}
+	}
+	return a.with(ctx, few, func(ctx context.Context, c *client.Client) error {
+		ref, err := c.Alloc(ctx, b, client.AllocOptions{WriteOnce: s.WriteOnce, Tag: s.Tag, Capacity: int(s.Capacity), Replicas: s.Replicas, Durability: durability(s.Durable)})
 		if err != nil {
 			return err
 		}
@@ -107,8 +114,16 @@ func (s *slabAllocCmd) Run(ctx context.Context, a *app) error {
 	})
 }
 
+// durability of what a command makes.
+func durability(durable bool) client.Durability {
+	if durable {
+		return client.Durable
+	}
+	return client.Volatile
+}
+
 type slabReadCmd struct {
-	Target target `arg:"" help:"REF or @NAME."`
+	Target target `arg:"" complete:"target" help:"REF or @NAME."`
 	Out    string `short:"o" placeholder:"FILE" help:"Write the payload there."`
 }
 
@@ -148,7 +163,7 @@ func (s *slabReadCmd) Run(ctx context.Context, a *app) error {
 func readOnly(c *client.Config) { c.ReadOnly = true }
 
 type slabStatCmd struct {
-	Target target `arg:"" help:"REF or @NAME."`
+	Target target `arg:"" complete:"target" help:"REF or @NAME."`
 }
 
 func (s *slabStatCmd) Run(ctx context.Context, a *app) error {
@@ -168,7 +183,7 @@ func (s *slabStatCmd) Run(ctx context.Context, a *app) error {
 }
 
 type slabWriteCmd struct {
-	Target target `arg:"" help:"REF or @NAME."`
+	Target target `arg:"" complete:"target" help:"REF or @NAME."`
 	payloadFlags
 	IfVersion uint64 `placeholder:"N" help:"Only if the object is at this version; see slab stat."`
 }
@@ -196,7 +211,7 @@ func (s *slabWriteCmd) Run(ctx context.Context, a *app) error {
 }
 
 type slabFreeCmd struct {
-	Targets []target `arg:"" name:"target" help:"REFs or @NAMEs; names are deleted, too."`
+	Targets []target `arg:"" complete:"target" name:"target" help:"REFs or @NAMEs; names are deleted, too."`
 }
 
 func (s *slabFreeCmd) Run(ctx context.Context, a *app) error {

@@ -22,13 +22,16 @@ type nodeView struct {
 	Domain    string   `json:"failure_domain"`
 	State     string   `json:"state"`
 	Capacity  uint64   `json:"capacity_bytes"`
-	Hosted    uint64   `json:"hosted_bytes"`
+	Hosted    uint64   `json:"hosted_bytes"` // reserved: the full size of the replicas on the node
+	Used      uint64   `json:"used_bytes"`   // of that, the blocks in use, as the node reported last
 	Agent     string   `json:"agent_url"`
 	Endpoints []string `json:"endpoints"`
 	// Connected is how many connections each provider carries.
 	Connected map[string]uint32 `json:"connections"`
-	// Gossip is what other members hear of it: alive, silent, or none if it takes no part.
-	Gossip string `json:"gossip"`
+	// Trouble is why the node is left although it answers.
+	Trouble string `json:"trouble,omitempty"`
+	// Pulse says whether it answers: alive, suspect, silent, or none if it takes no part.
+	Pulse string `json:"pulse"`
 	// SeenBy are the controllers to which it is alive.
 	SeenBy []string `json:"seen_by"`
 }
@@ -56,7 +59,7 @@ type progressView struct {
 }
 
 func progressOf(p *quarrypb.Progress, names map[uint32]string) progressView {
-	v := progressView{Region: p.Region, Work: word(p.Kind, "WORK_KIND_"), Node: names[p.Node], BlocksDone: p.BlocksDone, Blocks: p.Blocks, Bytes: p.Bytes,
+	v := progressView{Region: p.Region, Work: quarrypb.Word(p.Kind), Node: names[p.Node], BlocksDone: p.BlocksDone, Blocks: p.Blocks, Bytes: p.Bytes,
 		Used: p.UsedBytes, Passed: min(p.PassedBytes, p.UsedBytes), Speed: p.BytesPerSecond}
 	if v.Speed > 0 {
 		left := int64(float64(v.Used-v.Passed) / float64(v.Speed) * 1000)
@@ -88,6 +91,7 @@ type regionView struct {
 	State    string        `json:"state"`
 	Bytes    uint64        `json:"size_bytes"`
 	Epoch    uint64        `json:"epoch"`
+	Durable  bool          `json:"durable"`  // survives the loss of all power
 	Replicas []replicaView `json:"replicas"` // the first is the primary
 }
 
@@ -106,34 +110,35 @@ type statusView struct {
 	Progress       []progressView   `json:"progress"`
 	LiveSessions   uint32           `json:"live_sessions"`
 	FencedSessions uint32           `json:"fenced_sessions"`
-	Version        string           `json:"version"`
-}
-
-// word is the name of an enum value without its type: NODE_STATE_UP -> up.
-func word(s fmt.Stringer, prefix string) string {
-	return strings.ToLower(strings.TrimPrefix(s.String(), prefix))
+	// FencingSessions are those of FencedSessions whose fence is not complete, OldestFenceMS is
+	// the age of the oldest such fence.
+	FencingSessions uint32 `json:"fencing_sessions"`
+	OldestFenceMS   uint64 `json:"oldest_fence_ms"`
+	Version         string `json:"version"`
+	// DefaultReplicas of regions and objects that are made without a number.
+	DefaultReplicas uint32 `json:"default_replicas"`
 }
 
 func viewOf(s *quarrypb.StatusResponse) statusView {
 	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions,
-		FencedSessions: s.FencedSessions, Version: s.Version, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}, Progress: []progressView{}}
+		FencedSessions: s.FencedSessions, FencingSessions: s.FencingSessions, OldestFenceMS: s.OldestFenceMs, Version: s.Version, DefaultReplicas: s.DefaultReplicas, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}, Progress: []progressView{}}
 	for _, c := range s.Controllers {
 		v.Controllers = append(v.Controllers, controllerView{c.Name, c.Url, c.Leader})
 	}
 	names := map[uint32]string{}
 	for _, n := range s.GetTable().GetNodes() {
 		names[n.Id] = n.Name
-		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: word(n.State, "NODE_STATE_"), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Agent: n.AgentUrl, Endpoints: []string{}, Connected: map[string]uint32{}}
+		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Trouble: n.Trouble, Agent: n.AgentUrl, Endpoints: []string{}, Connected: map[string]uint32{}}
 		for _, c := range n.Connected {
-			nv.Connected[word(c.Provider, "PROVIDER_")] = c.Lanes
+			nv.Connected[quarrypb.Word(c.Provider)] = c.Lanes
 		}
 		for _, e := range n.Endpoints {
-			nv.Endpoints = append(nv.Endpoints, word(e.Provider, "PROVIDER_")+":"+e.Address)
+			nv.Endpoints = append(nv.Endpoints, quarrypb.Word(e.Provider)+":"+e.Address)
 		}
-		nv.Gossip, nv.SeenBy = "none", []string{}
+		nv.Pulse, nv.SeenBy = "none", []string{}
 		for _, m := range s.Members {
-			if m.Node == n.Id && m.Life == n.Incarnation {
-				nv.Gossip, nv.SeenBy = m.State, append(nv.SeenBy, m.SeenBy...)
+			if m.Node == n.Id && m.Incarnation == n.Incarnation {
+				nv.Pulse, nv.SeenBy = m.State, append(nv.SeenBy, m.SeenBy...)
 			}
 		}
 		v.Nodes = append(v.Nodes, nv)
@@ -148,20 +153,20 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 }
 
 func regionViewOf(r *quarrypb.Region, names map[uint32]string) regionView {
-	rv := regionView{ID: r.Id, State: word(r.State, "REGION_STATE_"), Bytes: r.SizeBytes, Epoch: r.Epoch, Replicas: []replicaView{}}
+	rv := regionView{ID: r.Id, State: quarrypb.Word(r.Shown()), Bytes: r.SizeBytes, Epoch: r.Epoch, Durable: r.Durability == quarrypb.Durability_DURABILITY_PMEM, Replicas: []replicaView{}}
 	for _, p := range r.Replicas {
-		rv.Replicas = append(rv.Replicas, replicaView{p.Node, names[p.Node], word(p.State, "REPLICA_STATE_"), p.Leaving})
+		rv.Replicas = append(rv.Replicas, replicaView{p.Node, names[p.Node], quarrypb.Word(p.State), p.Leaving})
 	}
 	return rv
 }
 
-// gossipText is what gossip says of a node, and which of the controllers do not see
+// pulseText is what the pulse says of a node, and which of the controllers do not see
 // what most see.
-func (v *statusView) gossipText(n nodeView) string {
-	if n.Gossip != "alive" || len(n.SeenBy) >= len(v.Controllers) {
-		return n.Gossip
+func (v *statusView) pulseText(n nodeView) string {
+	if n.Pulse != "alive" || len(n.SeenBy) >= len(v.Controllers) {
+		return n.Pulse
 	}
-	return fmt.Sprintf("%s to %s", n.Gossip, strings.Join(n.SeenBy, " "))
+	return fmt.Sprintf("%s to %s", n.Pulse, strings.Join(n.SeenBy, " "))
 }
 
 func (a *app) status(ctx context.Context) (statusView, error) {
@@ -172,19 +177,26 @@ func (a *app) status(ctx context.Context) (statusView, error) {
 	return viewOf(res), nil
 }
 
-// calm says whether every region is open, with all its replicas in sync and where they are to be.
-func (v *statusView) calm() bool {
+// missing names the regions that are not open with all replicas in sync and where they
+// are to be, a few of them; "" if there are none.
+func (v *statusView) missing() string {
+	var list []string
 	for _, r := range v.Regions {
-		if r.State != "open" {
-			return false
-		}
+		state := r.State
 		for _, p := range r.Replicas {
-			if p.State != "in_sync" || p.Moves {
-				return false
+			if state == "open" && (p.State != "in_sync" || p.Moves) {
+				state = "moved"
 			}
 		}
+		if state != "open" {
+			list = append(list, fmt.Sprintf("region %d is %s", r.ID, state))
+		}
 	}
-	return true
+	const most = 5
+	if len(list) > most {
+		list = append(list[:most], fmt.Sprintf("and %d more", len(list)-most))
+	}
+	return strings.Join(list, ", ")
 }
 
 // passed is the MiB that programs have passed of all that they have to pass; scrubs
@@ -206,14 +218,18 @@ func (c *statusCmd) Run(ctx context.Context, a *app) error {
 	if c.Wait {
 		b := a.progress("MiB copied")
 		defer b.end()
-		for !v.calm() {
+		waiting, cancel := a.waiting(ctx)
+		defer cancel()
+		for missing := v.missing(); missing != ""; missing = v.missing() {
 			b.set(v.passed())
-			select {
-			case <-time.After(200 * time.Millisecond):
-			case <-ctx.Done():
-				return ctx.Err()
+			if err := a.pause(ctx, waiting, missing); err != nil {
+				return err
 			}
-			if v, err = a.status(ctx); err != nil {
+			next, err := a.status(waiting)
+			switch {
+			case err == nil:
+				v = next
+			case waiting.Err() == nil || ctx.Err() != nil:
 				return err
 			}
 		}
@@ -224,6 +240,9 @@ func (c *statusCmd) Run(ctx context.Context, a *app) error {
 
 func (v *statusView) text(w io.Writer) {
 	fmt.Fprintf(w, "cluster %s, revision %d, %d sessions (%d fenced), version %s\n\n", v.Cluster, v.Revision, v.LiveSessions, v.FencedSessions, v.Version)
+	if v.FencingSessions > 0 {
+		fmt.Fprintf(w, "%d fences are not complete, the oldest for %v\n\n", v.FencingSessions, time.Duration(v.OldestFenceMS)*time.Millisecond)
+	}
 	fmt.Fprintln(w, "CONTROLLER\tURL\tROLE")
 	for _, c := range v.Controllers {
 		role := "standby"
@@ -232,9 +251,14 @@ func (v *statusView) text(w io.Writer) {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\n", c.Name, c.URL, role)
 	}
-	fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tGOSSIP\tFAILURE DOMAIN\tHOSTED\tCAPACITY\tCONNECTIONS\tENDPOINTS")
+	fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tUSED\tRESERVED\tCAPACITY\tCONNECTIONS\tENDPOINTS")
 	for _, n := range v.Nodes {
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.gossipText(n), n.Domain, bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), strings.Join(n.Endpoints, " "))
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n), n.Domain, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), strings.Join(n.Endpoints, " "))
+	}
+	for _, n := range v.Nodes {
+		if n.Trouble != "" {
+			fmt.Fprintf(w, "\nnode %s answers, but %s\n", n.Name, n.Trouble)
+		}
 	}
 	fmt.Fprintln(w)
 	printRegions(w, v.Regions)
@@ -278,22 +302,28 @@ func printRegions(w io.Writer, regions []regionView) {
 			}
 			reps = append(reps, name)
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\n", r.ID, r.State, bytesText(r.Bytes), r.Epoch, strings.Join(reps, ", "))
+		size := bytesText(r.Bytes)
+		if r.Durable {
+			size += " durable"
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\n", r.ID, r.State, size, r.Epoch, strings.Join(reps, ", "))
 	}
 }
 
 type regionCmd struct {
+	Default   regionDefaultCmd   `cmd:"" help:"Show or set the cluster's default number of replicas."`
 	Create    regionCreateCmd    `cmd:"" help:"Create regions. Clients also do so when they need room."`
 	List      regionListCmd      `cmd:"" help:"List regions."`
 	Move      regionMoveCmd      `cmd:"" help:"Move a replica of a region to another node, while it is open."`
+	Remove    regionRemoveCmd    `cmd:"" help:"Remove a lost region: its addresses name nothing from then on."`
 	Rebalance regionRebalanceCmd `cmd:"" help:"Move replicas from the fullest nodes to the emptiest, while they are open."`
 }
 
 type regionCreateCmd struct {
-	Replicas uint32   `default:"1" short:"r" help:"Replicas, each in another failure domain: 1 to 3."`
-	Size     sizeFlag `placeholder:"SIZE" help:"Bytes of a region: whole MiBs from 16MiB to 2GiB; default is the controllers'."`
+	Replicas uint32   `short:"r" placeholder:"N" help:"Replicas, each in another failure domain: 1 to 3; default is the cluster's."`
+	Size     sizeFlag `placeholder:"SIZE" help:"Bytes of a region: whole MiB, from 16MiB to 2GiB. Default: as much as the regions of the kind have together, at least 64MiB."`
 	Count    uint32   `default:"1" short:"n" help:"How many."`
-	Durable  bool     `help:"Only on nodes whose memory survives a loss of power."`
+	Durable  bool     `help:"Regions for durable objects, which survive a power failure of all nodes: only on nodes with persistent memory or disks."`
 }
 
 func (c *regionCreateCmd) Run(ctx context.Context, a *app) error {
@@ -313,6 +343,9 @@ func (c *regionCreateCmd) Run(ctx context.Context, a *app) error {
 	s, err := a.status(ctx)
 	if err != nil {
 		return err
+	}
+	if n := c.Replicas; n != 0 && n < s.DefaultReplicas {
+		a.log.Warn("regions with fewer replicas than the cluster's default: only clients that ask for so few use them", "replicas", n, "default", s.DefaultReplicas)
 	}
 	names := map[uint32]string{}
 	for _, n := range s.Nodes {
@@ -377,7 +410,7 @@ func (*sessionListCmd) Run(ctx context.Context, a *app) error {
 }
 
 type sessionRevokeCmd struct {
-	Session uint32 `arg:"" help:"Number of the session."`
+	Session uint32 `arg:"" complete:"session" help:"Number of the session."`
 	Reason  string `default:"revoked by an operator" help:"For the log."`
 }
 

@@ -22,8 +22,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/quarrystore/quarry/internal/doctor"
-	"github.com/quarrystore/quarry/internal/fsck"
+	"github.com/quarrystore/quarry/cmd/quarry/doctor"
+	"github.com/quarrystore/quarry/fsck"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -35,10 +35,10 @@ type supportCmd struct {
 type supportCollectCmd struct {
 	Out     string   `short:"o" placeholder:"FILE" help:"Archive to write; default quarry-support-TIME.tar.gz."`
 	Metrics []string `placeholder:"URL" help:"Metrics to fetch, comma separated; default the usual ports of this host."`
-	Log     []string `placeholder:"FILE" help:"Logs to take the end of, beside the journal of the quarry units."`
-	Conf    []string `default:"/etc/quarry" placeholder:"DIR" help:"Folders whose *.yml files are taken, with secrets blotted out."`
+	Log     []string `placeholder:"FILE" help:"Log files whose ends are copied, beside the journal of the quarry units."`
+	Conf    []string `default:"/etc/quarry" placeholder:"DIR" help:"Folders whose *.yml files are copied, without their secrets."`
 	Fsck    bool     `help:"Also check the whole structure, which reads every slab."`
-	Since   string   `default:"24 hours ago" help:"How far back the journal is taken."`
+	Since   string   `default:"24 hours ago" help:"How far back the journal is copied."`
 }
 
 // Help is shown by --help.
@@ -169,7 +169,7 @@ func (s *supportCollectCmd) cluster(ctx context.Context, a *app, b *bundle) {
 	b.json("doctor.json", func() (any, error) { return (&doctorCmd{}).findings(ctx, a), nil })
 	if s.Fsck {
 		b.json("fsck.json", func() (any, error) {
-			return fsck.Cluster(ctx, fsck.Config{Controllers: a.cli.Controller, Token: a.cli.Token, TLS: a.tls, Transport: a.cli.Transport})
+			return checked(fsck.Cluster(ctx, a.fsckConfig(nil, nil, nil)))
 		})
 	}
 	urls := s.Metrics

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/local"
 )
 
 func TestUsageErrors(t *testing.T) {
@@ -126,4 +131,74 @@ func TestCompletion(t *testing.T) {
 	require.Equal(t, "alloc\n", complete("quarry", "slab", "al"))
 	require.Contains(t, complete("quarry", "slab", "alloc", "--w"), "--write-once")
 	require.Contains(t, complete("quarry", "slab", "alloc", "--js"), "--json")
+}
+
+// TestCompletionOfValues: values of enums, and of what the cluster has.
+func TestCompletionOfValues(t *testing.T) {
+	require.Equal(t, "auto\ncsv\njsonl\n", quarry(t, nil, "", "complete-values", "kv load", "--", "--format").ok(t))
+	require.Equal(t, "bash\nzsh\nfish\n", quarry(t, nil, "", "complete-values", "completion").ok(t))
+	require.Empty(t, quarry(t, nil, "", "complete-values", "no such command").ok(t))
+	require.Empty(t, quarry(t, []string{"QUARRY_CONTROLLER=http://127.0.0.1:1"}, "", "complete-values", "node drain").ok(t), "no cluster")
+
+	on(t, "kv", "create", "-t", "complete-tree").ok(t)
+	on(t, "slab", "alloc", "--data", "x", "--name", "complete-name").ok(t)
+	require.Contains(t, on(t, "complete-values", "kv get", "--", "-t").ok(t), "complete-tree\n")
+	require.NotContains(t, on(t, "complete-values", "kv get", "--", "--tree").ok(t), "complete-name")
+	require.Contains(t, on(t, "complete-values", "slab read").ok(t), "@complete-name\n")
+	require.Contains(t, on(t, "complete-values", "name get").ok(t), "complete-name\n")
+	require.Contains(t, on(t, "complete-values", "node drain").ok(t), "n1\n")
+	require.Contains(t, on(t, "complete-values", "region move").ok(t), "1\n")
+
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("bash is not installed")
+	}
+	script := quarry(t, nil, "", "completion", "bash").ok(t) +
+		"COMP_WORDS=(" + executable(t) + " slab read @complete-n); COMP_CWORD=3; _quarry; echo ${COMPREPLY[@]}"
+	cmd := exec.Command(bash, "-c", script)
+	cmd.Env = append(os.Environ(), "QUARRY_CONTROLLER="+cluster(t).URL)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, "@complete-name\n", string(out))
+}
+
+// TestHelpAndVersion in the words that people try first.
+func TestHelpAndVersion(t *testing.T) {
+	require.Equal(t, quarry(t, nil, "", "kv", "load", "--help").ok(t), quarry(t, nil, "", "help", "kv", "load").ok(t))
+	require.Equal(t, quarry(t, nil, "", "--help").ok(t), quarry(t, nil, "", "help").ok(t))
+	require.Equal(t, version+"\n", quarry(t, nil, "", "--version").ok(t))
+	r := quarry(t, nil, "", "help", "nonsense")
+	require.Equal(t, exitUsage, r.code)
+	require.Contains(t, r.err, "nonsense")
+}
+
+// TestListsOfNothing: what is not there yet is an empty list.
+func TestListsOfNothing(t *testing.T) {
+	c, err := local.Start(t.Context(), local.Config{Binary: executable(t), Nodes: 1, RegionBytes: "16MiB"})
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Stop() })
+	require.Equal(t, "[]\n", quarry(t, []string{"QUARRY_CONTROLLER=" + c.URL}, "", "job", "list", "--json").ok(t))
+	require.Equal(t, "[]\n", on(t, "kv", "list", "--json", "no-such-prefix").ok(t))
+	on(t, "kv", "create", "-t", "listed").ok(t)
+	require.Contains(t, on(t, "kv", "list").ok(t), "listed")
+}
+
+// TestInterruptedLoad: a load that is interrupted says what is stored.
+func TestInterruptedLoad(t *testing.T) {
+	on(t, "kv", "create", "-t", "interrupted").ok(t)
+	cmd := exec.Command(executable(t), "kv", "load", "-t", "interrupted", "--batch", "100", "-")
+	cmd.Env = append(os.Environ(), "QUARRY_CONTROLLER="+cluster(t).URL)
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	var text strings.Builder
+	cmd.Stderr = &text
+	require.NoError(t, cmd.Start())
+	for i := range 250 {
+		fmt.Fprintf(in, "{\"key\":\"k%03d\",\"value\":\"v\"}\n", i)
+	}
+	require.Eventually(t, func() bool { return on(t, "kv", "count", "-t", "interrupted").out == "200\n" }, patience, 20*time.Millisecond)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	require.Error(t, cmd.Wait())
+	require.Equal(t, exitInterrupted, cmd.ProcessState.ExitCode())
+	require.Contains(t, text.String(), "interrupted: 200 entries of standard input are loaded")
 }

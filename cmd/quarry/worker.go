@@ -35,7 +35,8 @@ type workerCmd struct {
 	Memory sizeFlag `default:"2GiB" help:"Live memory at which the worker gives up its part and ends."`
 	Module sizeFlag `default:"256MiB" help:"Memory of one instance of a WASM module."`
 
-	Replicas int `default:"1" short:"r" help:"Replicas of what it makes: the jobs' own tree, outputs, intermediate results."`
+	Replicas int  `short:"r" placeholder:"N" help:"Replicas of what it makes: the jobs' own tree, outputs, intermediate results; default is the cluster's."`
+	Durable  bool `help:"Acknowledged objects survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
 }
 
 func (c *workerCmd) Run(ctx context.Context, a *app) error {
@@ -44,7 +45,7 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer port.close()
-	cl, err := a.connect(ctx, func(cfg *client.Config) { cfg.Replicas = c.Replicas })
+	cl, err := a.connect(ctx, func(cfg *client.Config) { cfg.Replicas, cfg.Durability = c.Replicas, durability(c.Durable) })
 	if err != nil {
 		return err
 	}
@@ -65,7 +66,8 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 // plugin that takes its process down takes nothing else with it.
 type workerFlags struct {
 	Workers        int    `default:"0" help:"Worker processes to run beside each storage node, for jobs."`
-	WorkerReplicas int    `default:"1" help:"Replicas of what workers make; with 2 or more, jobs outlive a node and its memory."`
+	WorkerReplicas int    `placeholder:"N" help:"Replicas of what workers make; with 2 or more, jobs outlive a node and its memory. Default is the cluster's."`
+	WorkerDurable  bool   `help:"What workers make survives a power failure of all nodes."`
 	WorkerCommand  string `placeholder:"COMMAND" help:"Program to run as worker, with plugins of its own; default this one."`
 	WorkerMetrics  string `name:"worker-metrics-listen" placeholder:"HOST:PORT" help:"Serve the first worker's Prometheus metrics there, and those of the others at the ports above."`
 
@@ -84,7 +86,7 @@ func (f *workerFlags) start(ctx context.Context, a *app, node string, controller
 	if f.Workers < 0 || f.Workers > maxWorkers {
 		return nil, usagef("--workers %d: want 0 to %d", f.Workers, maxWorkers)
 	}
-	if f.WorkerReplicas < 1 || f.WorkerReplicas > client.MaxReplicas {
+	if f.WorkerReplicas < 0 || f.WorkerReplicas > client.MaxReplicas {
 		return nil, usagef("--worker-replicas %d: want 1 to %d", f.WorkerReplicas, client.MaxReplicas)
 	}
 	exe := f.WorkerCommand
@@ -129,11 +131,14 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 		began := time.Now()
 		cmd := exec.CommandContext(ctx, exe, "worker", "--controller", strings.Join(controllers, ","), "--node", node, "--name", name, "--fabric", a.cli.Transport,
 			"--replicas", strconv.Itoa(f.WorkerReplicas))
+		if f.WorkerDurable {
+			cmd.Args = append(cmd.Args, "--durable")
+		}
 		if a.cli.RDMA {
 			cmd.Args = append(cmd.Args, "--require-rdma")
 		}
-		if a.cli.RDMADevice != "" {
-			cmd.Args = append(cmd.Args, "--rdma-device", a.cli.RDMADevice)
+		if device := a.cli.RDMADevice.String(); device != "" {
+			cmd.Args = append(cmd.Args, "--rdma-device", device)
 		}
 		cmd.Args = append(cmd.Args, more...)
 		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+a.cli.Token, "QUARRY_CA="+a.cli.CA, "QUARRY_CONFIG=")

@@ -18,7 +18,7 @@ const (
 const maxMoves = 64
 
 // move is a replica that is to go from one node to another when its turn comes. It
-// stays in the cluster's record until the region's record shows the joiner.
+// stays in the cluster's record until the region's record shows the rebuilding replica.
 type move struct {
 	g        *region
 	from, to *node
@@ -26,24 +26,24 @@ type move struct {
 }
 
 // setMoves changes the plan, in the record too.
-func (m *Machine) setMoves(moves []*move) {
-	m.moves = moves
-	c := m.editCluster()
+func (b *balance) setMoves(moves []*move) {
+	b.moves = moves
+	c := b.m.editCluster()
 	c.Moves = nil
 	for _, mv := range moves {
 		c.Moves = append(c.Moves, &quarrypb.Move{Region: mv.g.rec.Id, From: mv.from.rec.Id, To: mv.to.rec.Id})
 	}
-	if !proto.Equal(c, m.cluster) {
-		m.stage(m.clusterChange(c))
+	if !proto.Equal(c, b.m.cluster) {
+		b.m.stage(b.m.clusterChange(c))
 	}
 }
 
 // resumeMoves takes up the plan of a leader before.
-func (m *Machine) resumeMoves() {
-	for _, p := range m.cluster.Moves {
-		g, from, to := m.region(p.Region), m.node(p.From), m.node(p.To)
-		if g != nil && from != nil && to != nil && published(g.rec) && len(m.moves) < maxMoves {
-			m.moves = append(m.moves, &move{g: g, from: from, to: to})
+func (b *balance) resumeMoves() {
+	for _, p := range b.m.cluster.Moves {
+		g, from, to := b.m.region(p.Region), b.m.node(p.From), b.m.node(p.To)
+		if g != nil && from != nil && to != nil && published(g.rec) && len(b.moves) < maxMoves {
+			b.moves = append(b.moves, &move{g: g, from: from, to: to})
 		}
 	}
 }
@@ -63,7 +63,7 @@ func (m *Machine) setState(n *node, state quarrypb.NodeState) {
 	m.stage(m.nodeChange(n, rec))
 	for _, g := range m.regions {
 		if g.on(n.rec.Id) != nil {
-			m.look(g)
+			m.reconfig.updateLacks(g)
 		}
 	}
 }
@@ -82,7 +82,8 @@ func (m *Machine) addNode(waiter uint64, r *quarrypb.AddNodeRequest) {
 	m.note("node %s (%d) is taken back", n.rec.Name, n.rec.Id)
 	if n.rec.State == nodeDown {
 		// Whatever runs there was struck out: it must register before it is used.
-		n.seen, n.lost, n.suspect, n.fails, n.heard = false, false, false, 0, m.now
+		n.seen, n.lost, n.suspect, n.fails = false, false, false, 0
+		m.beaten(n, 0)
 	}
 	m.setState(n, nodeUp)
 	m.answer(waiter, n.rec)
@@ -154,7 +155,7 @@ func (m *Machine) placeFor(g *region, from *node, taken []uint64) *node {
 // fits says whether n could hold a replica of a region in the place of the one on
 // from: it is at work, and in a failure domain of its own. Room is another matter.
 func (m *Machine) fits(g *region, n, from *node) bool {
-	if n.rec.State != nodeUp || !m.up(n) || n.fails > 0 || m.now < n.refusedUntil || g.on(n.rec.Id) != nil ||
+	if n.rec.State != nodeUp || n.stopping || !m.up(n) || n.fails > 0 || m.now < n.refusedUntil || g.on(n.rec.Id) != nil ||
 		g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM && !n.rec.Persistent {
 		return false
 	}
@@ -166,61 +167,19 @@ func (m *Machine) fits(g *region, n, from *node) bool {
 	return true
 }
 
-// removeNode strikes a node out.
-func (m *Machine) removeNode(waiter uint64, r *quarrypb.RemoveNodeRequest) {
-	n, err := m.named(r.Name)
-	if err == nil && n.rec.State != nodeDown {
-		err = m.canRemove(n, r.Force)
-		if err == nil {
-			m.note("node %s (%d) is removed", n.rec.Name, n.rec.Id)
-			m.setState(n, nodeDown)
-			n.owed, n.fenceOut = nil, false
-			m.revisit(n)
-			m.fencesDirty = true
-		}
-	}
-	if err != nil {
-		m.fail(waiter, err)
-		return
-	}
-	m.answer(waiter, n.rec)
-}
-
-func (m *Machine) canRemove(n *node, force bool) *Error {
-	count := m.replicasOn(n.rec.Id)
-	switch {
-	case count == 0:
-		return nil
-	case !force:
-		return errorf(Precondition, "node %s holds %d replicas: drain it first (quarry node drain %s), or if it will never come back use --force", n.rec.Name, count, n.rec.Name)
-	case !n.lost: // nor has a new leader heard of it yet
-		return errorf(Precondition, "node %s is running, or not known to be gone: --force is for nodes that are gone; drain it, or stop it first", n.rec.Name)
-	}
-	for _, g := range m.regions {
-		r := g.on(n.rec.Id)
-		if r == nil || r.State != inSync {
-			continue
-		}
-		if !slices.ContainsFunc(g.rec.Replicas, func(o *quarrypb.Replica) bool { return o != r && o.State == inSync && m.health(o) == well }) {
-			return errorf(Precondition, "node %s holds the last replica of region %d: without it the region's data is gone; bring the node back", n.rec.Name, g.rec.Id)
-		}
-	}
-	return nil
-}
-
 // moveRegion moves one replica. It is answered when the region's table row shows
-// the joiner; the copying goes on behind.
-func (m *Machine) moveRegion(waiter uint64, r *quarrypb.MoveRegionRequest) {
-	g, from, to, err := m.checkMove(r)
+// the rebuilding replica; the copying goes on behind.
+func (rc *reconfig) moveRegion(waiter uint64, r *quarrypb.MoveRegionRequest) {
+	g, from, to, err := rc.checkMove(r)
 	if err != nil {
-		m.fail(waiter, err)
+		rc.m.fail(waiter, err)
 		return
 	}
-	m.join(g, to, from, waiter)
+	rc.addReplica(g, to, from, waiter)
 }
 
-func (m *Machine) checkMove(r *quarrypb.MoveRegionRequest) (g *region, from, to *node, err *Error) {
-	if g = m.region(r.Region); g == nil || !published(g.rec) {
+func (rc *reconfig) checkMove(r *quarrypb.MoveRegionRequest) (g *region, from, to *node, err *Error) {
+	if g = rc.m.region(r.Region); g == nil || !published(g.rec) || g.rec.State == removed {
 		return nil, nil, nil, errorf(NotFound, "region %d: no such region", r.Region)
 	}
 	if g.rec.State != open || g.pub != g.rec || g.job != nil || slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
@@ -228,11 +187,11 @@ func (m *Machine) checkMove(r *quarrypb.MoveRegionRequest) (g *region, from, to 
 	}
 	switch {
 	case r.From != "":
-		if from, err = m.named(r.From); err != nil {
+		if from, err = rc.m.named(r.From); err != nil {
 			return nil, nil, nil, err
 		}
 	case len(g.rec.Replicas) == 1:
-		from = m.node(g.rec.Replicas[0].Node)
+		from = rc.m.node(g.rec.Replicas[0].Node)
 	default:
 		return nil, nil, nil, errorf(Invalid, "region %d has %d replicas: say with --from which one moves", r.Region, len(g.rec.Replicas))
 	}
@@ -240,20 +199,20 @@ func (m *Machine) checkMove(r *quarrypb.MoveRegionRequest) (g *region, from, to 
 		return nil, nil, nil, errorf(Precondition, "region %d has no replica on node %s", r.Region, from.rec.Name)
 	}
 	if r.To == "" {
-		if to = m.placeFor(g, from, nil); to == nil {
+		if to = rc.m.placeFor(g, from, nil); to == nil {
 			return nil, nil, nil, errorf(Precondition, "region %d: no other node can take the replica on node %s: start one in another failure domain with %s free", r.Region, from.rec.Name, bytesText(g.rec.SizeBytes))
 		}
 		return g, from, to, nil
 	}
-	if to, err = m.named(r.To); err != nil {
+	if to, err = rc.m.named(r.To); err != nil {
 		return nil, nil, nil, err
 	}
 	switch {
 	case g.on(to.rec.Id) != nil:
 		err = errorf(Precondition, "region %d has a replica on node %s already", r.Region, to.rec.Name)
-	case m.free(to, nil) < g.rec.SizeBytes:
-		err = errorf(Exhausted, "node %s has %s free, region %d needs %s", to.rec.Name, bytesText(m.free(to, nil)), r.Region, bytesText(g.rec.SizeBytes))
-	case !m.fits(g, to, from):
+	case rc.m.free(to, nil) < g.rec.SizeBytes:
+		err = errorf(Exhausted, "node %s has %s free, region %d needs %s", to.rec.Name, bytesText(rc.m.free(to, nil)), r.Region, bytesText(g.rec.SizeBytes))
+	case !rc.m.fits(g, to, from):
 		err = errorf(Precondition, "node %s cannot take a replica of region %d: it is not at work, or in the failure domain of another replica", to.rec.Name, r.Region)
 	}
 	return g, from, to, err
@@ -261,24 +220,24 @@ func (m *Machine) checkMove(r *quarrypb.MoveRegionRequest) (g *region, from, to 
 
 // rebalance plans moves from the fullest nodes to the emptiest until no move makes
 // the nodes more alike, and has them carried out a few at a time.
-func (m *Machine) rebalance(waiter uint64, r *quarrypb.RebalanceRequest) {
+func (b *balance) rebalance(waiter uint64, r *quarrypb.RebalanceRequest) {
 	resp := &quarrypb.RebalanceResponse{}
-	load := make([]uint64, len(m.nodes)) // as it will be
+	load := make([]uint64, len(b.m.nodes)) // as it will be
 	var able []int
-	for i, n := range m.nodes {
+	for i, n := range b.m.nodes {
 		load[i] = n.assigned
-		if n.rec.State == nodeUp && m.up(n) && n.fails == 0 && n.rec.CapacityBytes > 0 {
+		if n.rec.State == nodeUp && !n.stopping && b.m.up(n) && n.fails == 0 && n.rec.CapacityBytes > 0 {
 			able = append(able, i)
 		}
 	}
 	fill := func(i int, plus int64) float64 {
-		return float64(int64(load[i])+plus) / float64(m.nodes[i].rec.CapacityBytes)
+		return float64(int64(load[i])+plus) / float64(b.m.nodes[i].rec.CapacityBytes)
 	}
 	var moves []*move
 	planned := map[uint32]bool{} // never ranged over
 	for len(moves) < maxMoves {
 		slices.SortStableFunc(able, func(a, b int) int { return cmp.Compare(fill(b, 0), fill(a, 0)) })
-		mv, ok := m.nextMove(able, fill, planned)
+		mv, ok := b.nextMove(able, fill, planned)
 		if !ok {
 			break
 		}
@@ -290,25 +249,25 @@ func (m *Machine) rebalance(waiter uint64, r *quarrypb.RebalanceRequest) {
 		resp.Moves = append(resp.Moves, &quarrypb.Move{Region: mv.g.rec.Id, From: mv.from.rec.Id, To: mv.to.rec.Id})
 	}
 	if !r.DryRun {
-		m.setMoves(moves)
+		b.setMoves(moves)
 	}
-	m.answer(waiter, resp)
+	b.m.answer(waiter, resp)
 }
 
 // nextMove is a move that makes the fullest node less full than the target becomes.
 // able are indexes of nodes, the fullest first.
-func (m *Machine) nextMove(able []int, fill func(i int, plus int64) float64, planned map[uint32]bool) (*move, bool) {
+func (b *balance) nextMove(able []int, fill func(i int, plus int64) float64, planned map[uint32]bool) (*move, bool) {
 	for _, f := range able {
 		for k := len(able) - 1; k >= 0; k-- {
-			from, to := m.nodes[f], m.nodes[able[k]]
+			from, to := b.m.nodes[f], b.m.nodes[able[k]]
 			if f == able[k] {
 				break
 			}
-			for _, g := range m.regions {
+			for _, g := range b.m.regions {
 				r := g.on(from.rec.Id)
 				size := int64(g.rec.SizeBytes)
-				if r == nil || r.State != inSync || r.Leaving || planned[g.rec.Id] || g.rec.State != open || g.lacking ||
-					fill(able[k], size) > 1 || fill(f, 0) <= fill(able[k], size) || !m.fits(g, to, from) {
+				if r == nil || r.State != inSync || r.Leaving || planned[g.rec.Id] || g.rec.State != open || g.lacks ||
+					fill(able[k], size) > 1 || fill(f, 0) <= fill(able[k], size) || !b.m.fits(g, to, from) {
 					continue
 				}
 				return &move{g: g, from: from, to: to}, true
@@ -318,28 +277,32 @@ func (m *Machine) nextMove(able []int, fill func(i int, plus int64) float64, pla
 	return nil, false
 }
 
-// moveOn begins the next planned move that can begin; true if one has. Moves that
+// takes says whether a node that is up, and not in trouble, has room for a region.
+func (b *balance) takes(n *node, g *region) bool {
+	return n.rec.State == nodeUp && !n.lost && b.m.now >= n.refusedUntil && b.m.free(n, nil) >= g.rec.SizeBytes
+}
+
+// startMove begins the next planned move that can begin; true if one has. Moves that
 // are done, or cannot be done any more, leave the plan.
-func (m *Machine) moveOn() (began bool) {
-	left := m.moves[:0:0]
-	for _, mv := range m.moves {
+func (b *balance) startMove() (began bool) {
+	left := b.moves[:0:0]
+	for _, mv := range b.moves {
 		g, from := mv.g, mv.g.on(mv.from.rec.Id)
 		switch {
 		case mv.begun && g.joining == mv.to:
 			left = append(left, mv) // under way
-		case g.on(mv.to.rec.Id) != nil || from == nil || from.State != inSync || from.Leaving ||
-			mv.to.rec.State != nodeUp || mv.to.lost || m.now < mv.to.refusedUntil || m.free(mv.to, nil) < g.rec.SizeBytes:
-		case began || g.rec.State != open || g.pub != g.rec || g.job != nil || g.lacking || !m.up(mv.to) || mv.to.fails > 0:
+		case g.on(mv.to.rec.Id) != nil || from == nil || from.State != inSync || from.Leaving || !b.takes(mv.to, g):
+		case began || g.rec.State != open || g.pub != g.rec || g.job != nil || g.lacks || !b.m.up(mv.to) || mv.to.fails > 0:
 			mv.begun = false
 			left = append(left, mv) // later
-		case m.fits(g, mv.to, mv.from):
+		case b.m.fits(g, mv.to, mv.from):
 			began, mv.begun = true, true
 			left = append(left, mv)
-			m.join(g, mv.to, mv.from, 0)
+			b.m.reconfig.addReplica(g, mv.to, mv.from, 0)
 		}
 	}
-	if len(left) < len(m.moves) {
-		m.setMoves(left)
+	if len(left) < len(b.moves) {
+		b.setMoves(left)
 	}
 	return began
 }

@@ -16,56 +16,71 @@ const (
 	balanceEvery = 2 * time.Second  // between two
 )
 
-// restless puts the next look at the primaries off: a region changes, or what it lacks does.
-func (m *Machine) restless() { m.balances = max(m.balances, m.now+int64(balanceAfter)) }
+// balance moves replicas and primaries from full nodes to others.
+type balance struct {
+	m           *Machine
+	moves       []*move // of a rebalance, not done yet. Invariant: the cluster's record lists them
+	nextBalance int64   // ns; primaries are looked at then
+}
 
-// balance gives one region another of its replicas as primary, if that makes the
+// next is when act is due.
+func (b *balance) next() int64 { return b.nextBalance }
+
+// postpone puts the next look at the primaries off: a region changes, or what it lacks does.
+func (b *balance) postpone() { b.nextBalance = max(b.nextBalance, b.m.now+int64(balanceAfter)) }
+
+// act gives one region another of its replicas as primary, if that makes the
 // nodes more alike: by two regions at least, or it would go to and fro.
-func (m *Machine) balance() {
-	if m.now < m.balances {
+func (b *balance) act() {
+	b.nextBalance = b.m.now + int64(balanceEvery)
+	if len(b.moves) > 0 {
+		b.postpone()
 		return
 	}
-	m.balances = m.now + int64(balanceEvery)
-	if len(m.moves) > 0 {
-		m.restless()
-		return
+	best, to, most, calm := b.bestPrimary()
+	if !calm {
+		b.postpone()
 	}
-	fewest := 0
-	for i, n := range m.nodes {
-		if i == 0 || n.primary < fewest {
-			fewest = n.primary
-		}
-	}
-	var best *region
-	var to, most int
-	for _, g := range m.regions {
-		if !published(g.rec) || g.rec.State == regionLost {
-			continue
-		}
-		if g.rec.State != open || g.lacking || g.job != nil || g.pub != g.rec {
-			m.restless()
-			return
-		}
-		from := m.node(g.rec.Replicas[0].Node).primary
-		if from-fewest < 2 || from-fewest <= most {
-			continue // no node has so many less
-		}
-		for i, r := range g.rec.Replicas {
-			// Invariant: with all replicas in sync the choice of the primary is free.
-			n := m.node(r.Node)
-			if less := from - n.primary; i > 0 && less >= 2 && less > most && m.allWell(g) && m.steady(n) {
-				best, to, most = g, i, less
-			}
-		}
-	}
-	if best == nil {
+	if !calm || best == nil {
 		return
 	}
 	rec := proto.CloneOf(best.rec)
 	r := rec.Replicas[to]
 	rec.Replicas = slices.Insert(slices.Delete(rec.Replicas, to, to+1), 0, r)
-	m.note("region %d gets its primary on node %d, which has %d primaries less", rec.Id, r.Node, most)
-	m.change(best, rec)
+	b.m.note("region %d gets its primary on node %d, which has %d primaries less", rec.Id, r.Node, most)
+	b.m.reconfig.change(best, rec)
+}
+
+// bestPrimary finds the region and its replica that relieve the busiest node most: the
+// replica's node has less primaries than the present one's. calm is false while a region
+// changes or lacks something.
+func (b *balance) bestPrimary() (best *region, to, less int, calm bool) {
+	fewest := 0
+	for i, n := range b.m.nodes {
+		if i == 0 || n.primary < fewest {
+			fewest = n.primary
+		}
+	}
+	for _, g := range b.m.regions {
+		if !published(g.rec) || g.rec.State == regionLost {
+			continue
+		}
+		if g.rec.State != open || g.lacks || g.job != nil || g.pub != g.rec {
+			return nil, 0, 0, false
+		}
+		from := b.m.node(g.rec.Replicas[0].Node).primary
+		if from-fewest < 2 || from-fewest <= less {
+			continue // no node has so many less
+		}
+		for i, r := range g.rec.Replicas {
+			// Invariant: with all replicas in sync the choice of the primary is free.
+			n := b.m.node(r.Node)
+			if d := from - n.primary; i > 0 && d >= 2 && d > less && b.m.allWell(g) && b.m.steady(n) {
+				best, to, less = g, i, d
+			}
+		}
+	}
+	return best, to, less, true
 }
 
 // primaries counts those of each node.

@@ -107,7 +107,7 @@ func TestMovesSurviveALeader(t *testing.T) {
 		r.up(testNode(name, fmt.Sprintf("/dc/r%d/h", i), 1))
 	}
 	r.pass(time.Second)
-	require.Len(t, r.m.moves, len(plan), "the node that they go to has not registered yet")
+	require.Len(t, r.m.balance.moves, len(plan), "the node that they go to has not registered yet")
 	r.up(testNode("e", "/dc/r9/h", 1))
 	r.pass(10 * time.Second)
 	regions := map[uint32]*quarrypb.Region{}
@@ -119,13 +119,13 @@ func TestMovesSurviveALeader(t *testing.T) {
 		require.True(t, slices.ContainsFunc(g.Replicas, func(p *quarrypb.Replica) bool { return p.Node == mv.To }), "%v: %s", mv, showRegion(g))
 		require.False(t, slices.ContainsFunc(g.Replicas, func(p *quarrypb.Replica) bool { return p.Node == mv.From }), "%v: %s", mv, showRegion(g))
 	}
-	require.Empty(t, r.m.moves)
+	require.Empty(t, r.m.balance.moves)
 	require.Empty(t, r.m.cluster.Moves, "and the record is empty")
 
 	// Carried out once: the next leader has nothing to do.
 	r.start()
 	r.settle()
-	require.Empty(t, r.m.moves)
+	require.Empty(t, r.m.balance.moves)
 }
 
 // A suspicion has a node probed, and that is all.
@@ -139,7 +139,7 @@ func TestSuspicionIsAProbe(t *testing.T) {
 		r.run()
 	}
 	require.Equal(t, rev, r.table().Revision, "a false one costs nothing else")
-	r.step(Suspect{Node: 1, Incarnation: 7}) // another life's
+	r.step(Suspect{Node: 1, Incarnation: 7}) // another incarnation's
 	r.step(Suspect{Node: 99, Incarnation: 1})
 	require.Empty(t, r.probes)
 

@@ -1,9 +1,65 @@
-// Package state decides everything that a controller decides. It is a pure
-// machine: time, randomness and results come in as events, what is to be done goes
-// out as actions, and the same events always give the same actions.
+// Package state decides everything that a controller decides. It is a pure machine: time,
+// randomness and results come in as events, what is to be done goes out as actions, and the
+// same events always give the same actions.
 //
 //	m, err := state.New(config, term, now, records, random)
 //	actions := m.Step(now, event)
+//
+// # A failover
+//
+// What happens when the node of a region's primary dies (docs/DESIGN.md#failover):
+//
+//	1  suspicion   late heartbeats, an unanswered call, complaints of clients, the pulse or
+//	               the end of a connection make the node suspect             watch.go
+//	2  loss        three probes in a row without the right answer: the node is lost.
+//	               A node that answers is given up as well if it calls itself unfit, or
+//	               if most clients cannot reach it                           sick.go
+//	3  settle      no replica is left out while one is unsure. Each in-sync replica that
+//	               is left must have answered a probe sent after the loss    epoch.go
+//	4  new epoch   the lost replica goes OUT, the first in-sync one becomes primary, and
+//	               the record becomes RECOVERING at epoch E. The region is exposed: no
+//	               session counts as fenced in it, because the lost node may still execute
+//	               verbs of the epoch that the others serve                  fence.go
+//	5  close       each replica closes all epochs before E: their keys are dead, and the
+//	               region is no longer exposed
+//	6  wait        each session whose lease runs has acknowledged the table that says
+//	               RECOVERING, or is gone; and these nodes have acknowledged each fence
+//	               that is begun                                             wait.go
+//	7  reconcile   the replicas open E for the primary's agent alone, which makes them
+//	               alike (slab.Reconcile)
+//	8  open        the replicas open E+1, the record becomes OPEN at E+1, and clients get
+//	               it with a heartbeat or with their next error
+//
+// If a node changes meanwhile, the work ends and begins again with another epoch. Moves,
+// drains, a rebuilt replica's first epoch and a change of primary go the same way from 4.
+//
+// A node that comes back before step 4 keeps its replica. After it the replica is OUT, and
+// returns only zeroed and rebuilt, whatever memory its node has found. If the nodes of all
+// in-sync replicas have restarted, the replicas whose memory was found go on in a new epoch.
+// If none was found and no silent node may have one, the region is LOST.
+//
+// # What a region shows
+//
+// The first that applies (condition.go): LOST, the memory of each in-sync replica is gone or
+// was given up; UNAVAILABLE, no in-sync replica can be reached and one may come back;
+// RECOVERING, from 4 to 8 above; DEGRADED, fewer replicas are in sync than wanted; OPEN.
+//
+// # Fences
+//
+// A fence of a session begins when it is closed or revoked; when the connection of its
+// heartbeats and its last connection to some storage node have ended since its last
+// heartbeat, or it has been silent for two leases; when its lease is over and somebody
+// waits for one of its reservations, or for step 6; and when it renews its lease and does
+// not acknowledge the table for two leases, or a reclaim epoch for twenty. It is complete in
+// a region when each replica that is not OUT has acknowledged it and the region is not
+// exposed.
+//
+// # Grace periods
+//
+// A grace period is the time from the rise of the reclaim epoch until each session has
+// acknowledged it, has left, or is fenced. After one, no operation from before is under way.
+// It is needed before the number of a session is used again, before a block that was
+// drained is looked through, and before it is zeroed.
 //
 // # Obligations of the caller
 //
@@ -14,25 +70,32 @@
 //  3. Actions are carried out in the order given. Calls may be answered in any
 //     order; every Call is answered by exactly one Reply, at the latest when its
 //     time is up.
-//  4. Every Ask is answered by exactly one Answer, unless it is cancelled or the
-//     machine has said StepDown: then nobody is answered any more and the caller
-//     tells all who wait that the outcome is unknown.
-//  5. Lead is given again and again with the instant until which nobody else can
-//     lead. Behind it the machine answers nobody.
-//  6. A Tick comes about every TickEvery.
+//  4. Every Ask is answered by exactly one Answer, unless the machine has said StepDown:
+//     then there are no more answers, and the caller tells all who wait that the outcome
+//     is unknown. A canceled Ask may be answered still, and the caller drops that answer.
+//  5. Lead is given again and again with the instant until which no other controller can
+//     lead. After that instant new Asks are refused with NotLeader.
+//  6. A Tick comes about every TickEvery, or every CalmTick while nothing is going on.
 //
 // # How changes become visible
 //
-// A step changes the machine's records at once, and says so to nobody: whatever
-// follows from a change (answers, calls to agents, the table) is held back until
-// the transaction that holds the change has been committed. A leader that loses
-// its place loses the machine with it; its successor starts from the records.
+// A step changes the machine's records at once, and shows the change to nobody: whatever
+// follows from it (answers, calls to agents, the table) is held back until the transaction
+// that holds the change has been committed. A leader that loses its place loses the machine
+// with it; its successor starts from the records.
 //
 // # What lives where
 //
-// Committed: the cluster's uuid, ticket key and counters, nodes, regions, sessions
-// with their serials, also the fenced ones. Not committed: leases, acknowledged
-// revisions, heartbeats of nodes, calls under way. A new leader gives every session
-// a whole lease before it may say that one has run out, makes every node register
-// again, and carries on with fences and configurations found half done.
+// Committed: the cluster's uuid, ticket key and counters, its default number of replicas,
+// the reclaim epoch, nodes, regions with the moves that are planned, and sessions with
+// their serials (numbers that are never used again), also those that are fenced and not
+// scrubbed. Not committed: leases, acknowledged revisions, heartbeats of nodes, calls under
+// way.
+//
+// A new leader gives every session a whole lease before it may say that one has run out,
+// takes a node for well only when it has registered again, and for lost when it does not
+// answer three probes, registered or not. It owes every fence that
+// is not complete again; begins another epoch for each region that is RECOVERING, because
+// the epoch that its predecessor opened must not stay open; undoes regions that were being
+// created; and ends the sessions of regions that were being removed.
 package state

@@ -25,7 +25,7 @@ const (
 	well    health = iota
 	unsure         // not heard by this leader, or being probed: nothing is decided by it
 	missing        // lost, perhaps with all it has
-	stale          // its node has another life, or has been removed: it has missed what was written since
+	stale          // its node has another incarnation, or has been removed: it may have missed writes since
 )
 
 func (m *Machine) health(r *quarrypb.Replica) health {
@@ -41,71 +41,104 @@ func (m *Machine) health(r *quarrypb.Replica) health {
 	return well
 }
 
-// settle looks at a region whose nodes have changed, and gives it a new
-// configuration if it needs one.
-//
-// With an in-sync replica that is well, those that are lost or stale go OUT: as soon
-// as it has answered a probe sent after their loss was known, for nobody is called a
-// survivor on hearsay. Without one, nothing was written behind the backs
-// of those that are gone: when all have another life, those whose memory was found
-// whole go on. While one is silent nobody can tell, and nothing is decided.
-func (m *Machine) settle(g *region) {
-	if !published(g.rec) {
-		if g.job != nil && g.job.give {
-			g.job.abort(errorf(Busy, "a storage node of region %d restarted while it was made; try again", g.rec.Id))
-		}
+// settleMade gives up the making of a region of which a node is lost or has another incarnation.
+// A node of which it is unsure may have made its memory already: it is waited for.
+func (rc *reconfig) settleMade(g *region) {
+	if g.job == nil || !g.job.give {
 		return
 	}
-	var count [stale + 1]int // of the replicas in sync
-	var joiners [stale + 1]int
 	for _, r := range g.rec.Replicas {
-		switch r.State {
-		case inSync:
-			count[m.health(r)]++
-		case rebuilding:
-			joiners[m.health(r)]++
+		switch rc.m.health(r) {
+		case stale:
+			g.job.abort(errorf(Busy, "a storage node of region %d restarted while it was made; try again", g.rec.Id))
+		case missing:
+			g.job.abort(errorf(Busy, "a storage node of region %d was lost while it was made; try again", g.rec.Id))
 		}
-	}
-	failed := count[missing]+count[stale]+joiners[missing]+joiners[stale] > 0
-	switch {
-	case !failed:
-		if g.rec.State == recovering && g.job == nil && !g.changing {
-			// A leader before us had begun. What it has opened must not stay open.
-			m.change(g, proto.CloneOf(g.rec))
-		}
-	case count[unsure]+joiners[unsure] > 0:
-	case count[well] > 0 && !m.survivorsAnswer(g):
-	case count[well] > 0:
-		rec := proto.CloneOf(g.rec)
-		for _, r := range rec.Replicas {
-			if h := m.health(r); r.State != out && h != well {
-				why := "is lost"
-				if h == stale {
-					why = "restarted or was removed"
-				}
-				m.note("region %d goes on without its replica on node %d, which %s", rec.Id, r.Node, why)
-				r.State, r.Leaving = out, false
-			}
-		}
-		m.change(g, rec)
-	case count[missing] > 0:
-		m.note("region %d waits for its replicas: no node that is in sync answers", g.rec.Id)
-	default:
-		m.restart(g)
 	}
 }
 
-// restart brings a region back whose in-sync replicas all have other lives.
-func (m *Machine) restart(g *region) {
+// settle looks at a region whose nodes have changed, and gives it a new
+// configuration if it needs one.
+//
+// No replica is left out while one is unsure. A region that is RECOVERING begins another
+// epoch even then. Otherwise:
+//
+//   - An in-sync replica is well, and each such has answered a probe sent after the loss
+//     was known: the lost and stale ones go OUT.
+//   - None is well and one is silent: the region waits, because that one may have changes
+//     that the others have not.
+//   - None is well and all have another incarnation or were removed: those whose node found the memory of the
+//     region again (its uuid and size) continue, because no epoch was opened without them.
+//     If none has found it, the region is LOST.
+func (rc *reconfig) settle(g *region) {
+	if !published(g.rec) {
+		rc.settleMade(g)
+		return
+	}
+	var count [stale + 1]int // of the replicas in sync
+	var rebuilds [stale + 1]int
+	for _, r := range g.rec.Replicas {
+		switch r.State {
+		case inSync:
+			count[rc.m.health(r)]++
+		case rebuilding:
+			rebuilds[rc.m.health(r)]++
+		}
+	}
+	failed := count[missing]+count[stale]+rebuilds[missing]+rebuilds[stale] > 0
+	switch {
+	case !failed:
+		whole := count[unsure]+rebuilds[unsure] == 0 && count[well] > 0
+		if g.job == nil && !g.changing && (g.rec.State == recovering || whole && (g.exposed || g.rec.State == regionLost)) {
+			// Recovering: a leader before us had begun, and what it has opened must not stay open.
+			// Exposed or lost: its nodes were given up, and taken back before they answered.
+			rc.change(g, proto.CloneOf(g.rec))
+		}
+	case count[unsure]+rebuilds[unsure] > 0:
+	case count[well] > 0 && !rc.m.survivorsAnswer(g):
+	case count[well] > 0:
+		rc.leaveOut(g)
+	case count[missing] > 0:
+		// Nobody can tell what the silent one has: the region is UNAVAILABLE.
+	default:
+		rc.restart(g)
+	}
+	rc.updateCondition(g)
+}
+
+// leaveOut gives a region a configuration without the replicas that are not well.
+func (rc *reconfig) leaveOut(g *region) {
 	rec := proto.CloneOf(g.rec)
-	found := false
 	for _, r := range rec.Replicas {
-		// A new leader knows that a replica's node has another life, and not yet what
-		// memory that life has found.
-		if n := m.node(r.Node); r.State == inSync && !n.seen && !n.lost && n.rec.State != quarrypb.NodeState_NODE_STATE_DOWN {
+		h := rc.m.health(r)
+		if r.State == out || h == well {
+			continue
+		}
+		why := "is lost"
+		if h == stale {
+			why = "restarted or was removed"
+		}
+		rc.m.note("region %d goes on without its replica on node %d, which %s", rec.Id, r.Node, why)
+		r.State, r.Leaving = out, false
+	}
+	rc.change(g, rec)
+}
+
+// restart brings a region back whose in-sync replicas all have other incarnations.
+func (rc *reconfig) restart(g *region) {
+	rec := proto.CloneOf(g.rec)
+	found, silent := false, false
+	for _, r := range rec.Replicas {
+		// A new leader knows that a replica's node has another incarnation, and not yet what
+		// memory that incarnation has found.
+		if n := rc.m.node(r.Node); r.State == inSync && !n.seen && !n.lost && n.rec.State != quarrypb.NodeState_NODE_STATE_DOWN {
 			return
 		}
-		found = found || r.State == inSync && m.intact(g, r)
+		found = found || r.State == inSync && rc.m.intact(g, r)
+		silent = silent || r.State == inSync && rc.m.mayHold(g.rec, r)
+	}
+	if !found && silent {
+		return // UNAVAILABLE: one that restarted and is silent may have the memory
 	}
 	if !found {
 		// Invariant: a lost region's replicas keep their incarnation, so that one whose
@@ -113,20 +146,24 @@ func (m *Machine) restart(g *region) {
 		if rec.State != regionLost {
 			rec.Epoch++
 			rec.State = regionLost
-			m.note("region %d is lost: all its nodes restarted and none found its memory", rec.Id)
-			m.stage(m.regionChange(g, rec, nil))
+			rc.m.fences.unexpose(g)
+			if g.job != nil {
+				g.job.end() // a late answer of the incarnation before must not open it
+			}
+			rc.m.note("region %d is lost: its nodes restarted without its memory, or were removed", rec.Id)
+			rc.m.stage(rc.m.regionChange(g, rec, nil))
 		}
 		return
 	}
 	for _, r := range rec.Replicas {
-		if r.State == inSync && m.intact(g, r) {
-			r.Incarnation = m.node(r.Node).rec.Incarnation
+		if r.State == inSync && rc.m.intact(g, r) {
+			r.Incarnation = rc.m.node(r.Node).rec.Incarnation
 		} else {
 			r.State, r.Leaving = out, false
 		}
 	}
-	m.note("region %d goes on with the memory that its restarted nodes found", rec.Id)
-	m.change(g, rec)
+	rc.m.note("region %d goes on with the memory that its restarted nodes found", rec.Id)
+	rc.change(g, rec)
 }
 
 func (m *Machine) rank(r *quarrypb.Replica) int {
@@ -143,20 +180,41 @@ func (m *Machine) rank(r *quarrypb.Replica) int {
 
 // intact says whether a restarted node has found the replica's memory.
 func (m *Machine) intact(g *region, r *quarrypb.Replica) bool {
-	n := m.node(r.Node)
-	return m.up(n) && slices.ContainsFunc(n.found, func(f *quarrypb.HostedRegion) bool {
-		return f.Region == g.rec.Id && f.SizeBytes == g.rec.SizeBytes && bytes.Equal(f.Uuid, g.rec.Uuid)
-	})
+	return m.up(m.node(r.Node)) && m.foundBy(g.rec, r) != nil
 }
 
-// change gives a region a new epoch with the replicas of rec, and opens it under
-// the one behind that. Whatever was under way for it ends. extra changes are part of the same transaction.
-func (m *Machine) change(g *region, rec *quarrypb.Region, extra ...change) {
+// mayHold says whether a silent node may have a replica's memory: this leader does not know
+// that the node's present incarnation has found none.
+func (m *Machine) mayHold(rec *quarrypb.Region, r *quarrypb.Replica) bool {
+	n := m.node(r.Node)
+	return n.rec.State != nodeDown && !m.up(n) && (!n.seen || r.Incarnation == n.rec.Incarnation || m.foundBy(rec, r) != nil)
+}
+
+// foundBy is a replica's memory as its node found it when it registered, nil if it did not.
+func (m *Machine) foundBy(rec *quarrypb.Region, r *quarrypb.Replica) *quarrypb.HostedRegion {
+	n := m.node(r.Node)
+	i := slices.IndexFunc(n.found, func(f *quarrypb.HostedRegion) bool {
+		return f.Region == rec.Id && f.SizeBytes == rec.SizeBytes && bytes.Equal(f.Uuid, rec.Uuid)
+	})
+	if i < 0 {
+		return nil
+	}
+	return n.found[i]
+}
+
+// change gives a region a new epoch with the replicas of rec; reconfigure opens it for
+// clients under the epoch after that. All other work on the region ends. extra changes are
+// part of the same transaction.
+func (rc *reconfig) change(g *region, rec *quarrypb.Region, extra ...change) {
 	// The first in-sync replica is the primary.
-	slices.SortStableFunc(rec.Replicas, func(a, b *quarrypb.Replica) int { return m.rank(a) - m.rank(b) })
+	slices.SortStableFunc(rec.Replicas, func(a, b *quarrypb.Replica) int { return rc.m.rank(a) - rc.m.rank(b) })
 	for _, r := range rec.Replicas {
 		if r.State == out {
-			r.Incarnation = m.node(r.Node).rec.Incarnation
+			r.Incarnation = rc.m.node(r.Node).rec.Incarnation
+		} else if f := rc.m.foundBy(rec, r); f != nil {
+			// The node may have opened an epoch that the record does not have. A later incarnation of
+			// the node refuses to open it again, so the region takes a higher one.
+			rec.Epoch = max(rec.Epoch, f.Epoch)
 		}
 	}
 	rec.Epoch++
@@ -164,42 +222,48 @@ func (m *Machine) change(g *region, rec *quarrypb.Region, extra ...change) {
 	if g.job != nil {
 		g.job.end()
 	}
+	if !g.exposed { // also one that was lost
+		g.exposed = true
+		rc.m.fences.exposed++
+	}
 	g.changing = true
-	m.restless()
-	m.stage(append(extra, m.regionChange(g, rec, func(rev uint64) {
+	rc.m.balance.postpone()
+	rc.m.stage(append(extra, rc.m.regionChange(g, rec, func(rev uint64) {
 		if g.rec == rec {
 			g.changing = false
-			m.reconfigure(g, rev)
+			rc.reconfigure(g, rev)
+			rc.updateCondition(g)
 		}
 	}))...)
 }
 
-// reconfigure opens a region whose new epoch is in the table (DESIGN 8): the keys
-// of earlier epochs die; nobody may still read by an earlier table; an agent makes
-// the replicas alike, under keys of the epoch that no table ever calls open; then
-// the keys of the next epoch work.
+// reconfigure opens a region whose new epoch is in the table: steps 5 to 8 of a failover
+// (see the package's comment). The table never calls the first of the two epochs open, so
+// only the agent that reconciles has keys of it.
 // Preconditions: the record is RECOVERING and committed at rev.
-func (m *Machine) reconfigure(g *region, rev uint64) {
+func (rc *reconfig) reconfigure(g *region, rev uint64) {
 	regions := []*region{g}
-	j := m.newJob(regions)
+	j := rc.m.agents.newJob(regions)
 	acknowledged := false
-	m.awaitTable(rev, func() { acknowledged = true; m.jobsDirty = true })
+	rc.m.waits.awaitTable(rev, func() { acknowledged = true; rc.m.agents.dirty = true })
 	epoch := g.rec.Epoch
-	j.step(m.legs(regions, m.shut), func() {
-		j.step(m.legs(regions, m.host(true)), func() {
-			// Before anybody may write again, every fence must be complete on these nodes too.
-			j.gate = func() bool { return acknowledged && m.owesNothing(regions) }
-			j.step(m.legs(regions, m.openAt(epoch)), func() {
-				j.step([]*leg{m.reconcile(g)}, func() {
-					j.step(m.legs(regions, m.openAt(epoch+1)), func() {
+	j.step(rc.m.legs(regions, rc.m.shut), func() {
+		rc.m.fences.unexpose(g)
+		j.step(rc.m.legs(regions, rc.m.host(true)), func() {
+			// These nodes must have acknowledged each fence that was begun before the reconcile:
+			// some were begun while the region was exposed.
+			j.gate = func() bool { return acknowledged && rc.m.owesNothing(regions) }
+			j.step(rc.m.legs(regions, rc.m.openAt(epoch)), func() {
+				j.step([]*leg{rc.reconcile(g)}, func() {
+					j.step(rc.m.legs(regions, rc.m.openAt(epoch+1)), func() {
 						rec := proto.CloneOf(g.rec)
 						rec.State = open
 						rec.Epoch++
 						j.end()
-						g.opened = m.now
-						m.restless()
-						m.stage(m.regionChange(g, rec, nil))
-						m.note("region %d is open at epoch %d", rec.Id, rec.Epoch)
+						g.opened = rc.m.now
+						rc.m.balance.postpone()
+						rc.m.stage(rc.m.regionChange(g, rec, nil))
+						rc.m.note("region %d is open at epoch %d", rec.Id, rec.Epoch)
 					})
 				})
 			})
@@ -208,9 +272,9 @@ func (m *Machine) reconfigure(g *region, rev uint64) {
 }
 
 // reconcile is the call of the primary's agent that makes the replicas alike.
-func (m *Machine) reconcile(g *region) *leg {
-	return &leg{n: m.node(g.rec.Replicas[0].Node), timeout: workTimeout,
-		msg: m.program(g, quarrypb.WorkKind_WORK_KIND_RECONCILE, g.rec.Epoch),
+func (rc *reconfig) reconcile(g *region) *leg {
+	return &leg{n: rc.m.node(g.rec.Replicas[0].Node), timeout: workTimeout,
+		msg: rc.m.workRequest(g, quarrypb.WorkKind_WORK_KIND_RECONCILE, g.rec.Epoch),
 		more: func(msg proto.Message) bool {
 			w, _ := msg.(*quarrypb.WorkResponse)
 			g.progress = w
@@ -218,8 +282,8 @@ func (m *Machine) reconcile(g *region) *leg {
 		}}
 }
 
-// program is the request of a program over a region as it is.
-func (m *Machine) program(g *region, kind quarrypb.WorkKind, id uint64) *quarrypb.WorkRequest {
+// workRequest is the request of a program over a region as it is.
+func (m *Machine) workRequest(g *region, kind quarrypb.WorkKind, id uint64) *quarrypb.WorkRequest {
 	w := &quarrypb.WorkRequest{
 		Region: g.rec.Id, Epoch: g.rec.Epoch, ControllerTerm: m.term, Kind: kind, Id: id,
 		WaitMs: uint32(workWait.Milliseconds()), Uuid: g.rec.Uuid, Durable: g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM,

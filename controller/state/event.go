@@ -4,10 +4,12 @@ import (
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
 // Event is something that has happened: Ask, Cancel, Reply, Committed, Failed,
-// Suspect, Lead or Tick.
+// Suspect, PulseLate, HeartbeatsLost, Lead or Tick.
 type Event interface{ event() }
 
 // Ask is a request of the control plane, one of the request messages of
@@ -29,6 +31,7 @@ type Reply struct {
 	Err  error
 	// Refused: the agent has answered, with Err. False: nobody knows what it did.
 	Refused bool
+	NoSpace bool // it was refused for want of room
 }
 
 // Committed says that the Commit that is out has taken effect.
@@ -37,12 +40,26 @@ type Committed struct{ Revision uint64 }
 // Failed says that it has not, or that nobody knows.
 type Failed struct{ Err error }
 
-// Suspect says that a life of a node may be gone: somebody could not reach it, or a
+// Suspect says that an incarnation of a node may be gone: somebody could not reach it, or a
 // connection with it has ended. It is probed; that is all that comes of it.
 type Suspect struct {
 	Node        uint32
 	Incarnation uint64
 }
+
+// PulseLate says that the pulse of an incarnation of a node is not heard, or not only by this controller:
+// its heartbeats come often again.
+type PulseLate struct {
+	Node        uint32
+	Incarnation uint64
+}
+
+// Pulsed is the heartbeat of a node whose pulse the controller hears: the next may be later.
+type Pulsed struct{ *quarrypb.NodeHeartbeatRequest }
+
+// HeartbeatsLost says that the connection has ended that the last heartbeat of a session
+// came over.
+type HeartbeatsLost struct{ Serial uint64 }
 
 // Lead says that no other controller leads before Until.
 type Lead struct{ Until int64 }
@@ -58,14 +75,16 @@ type Scrubbed struct{ Serials []uint64 }
 // Done answers Scrubbed.
 type Done struct{}
 
-func (Ask) event()       {}
-func (Cancel) event()    {}
-func (Reply) event()     {}
-func (Committed) event() {}
-func (Failed) event()    {}
-func (Suspect) event()   {}
-func (Lead) event()      {}
-func (Tick) event()      {}
+func (Ask) event()            {}
+func (Cancel) event()         {}
+func (Reply) event()          {}
+func (Committed) event()      {}
+func (Failed) event()         {}
+func (Suspect) event()        {}
+func (PulseLate) event()      {}
+func (HeartbeatsLost) event() {}
+func (Lead) event()           {}
+func (Tick) event()           {}
 
 // Action is something to be done: Commit, Call, Answer, TableChanged, Note or StepDown.
 type Action interface{ action() }
@@ -84,7 +103,7 @@ type Op struct {
 type Call struct {
 	ID   uint64
 	Node uint32
-	// Incarnation of the node that is meant, which another life refuses; 0: whoever answers.
+	// Incarnation of the node that is meant, which another incarnation refuses; 0: whoever answers.
 	Incarnation uint64
 	URL         string
 	Msg         proto.Message // a request message of quarrypb.Agent
@@ -98,6 +117,8 @@ type Answer struct {
 	Err    *Error
 	// since is the revision from which the table in Msg starts; filled in on release.
 	since uint64
+	// bare: the table is sent without rows, with its revision and reclaim epoch alone.
+	bare bool
 }
 
 // TableChanged says that the table is now at Revision.
@@ -149,6 +170,9 @@ const (
 	MaxEndpoints = 8
 	MaxFound     = 1 << 16
 	MaxReplicas  = 3
+	// MostReplicas is how many a region's record lists at most: those that it wants, and
+	// others while they are replaced. It is slab.MaxReplicas: clients refuse a table with more.
+	MostReplicas = 5
 	MaxCount     = 32 // regions of one request: they and their replicas fit one transaction
 	MaxNodes     = 1 << 12
 	MaxRegions   = 1 << 18
@@ -156,8 +180,11 @@ const (
 	MaxWaiting   = 1 << 16 // certificates waited for
 	MaxScrubbed  = 64      // sessions of one Scrubbed: they fit one transaction
 	MaxTroubles  = 64      // of one heartbeat that are looked at
+	MaxEnded     = 1024    // sessions of one heartbeat of a node that are looked at
 	// MaxComplaints of one node are remembered: more say nothing new.
 	MaxComplaints = 1024
 	fenceBatch    = 4096 // serials of one Fence call
-	maxOps        = 120  // of one transaction; etcd allows 128 unless told otherwise
+	// FirstRegionBytes is the size of the first regions of a kind, unless the request names a size.
+	FirstRegionBytes = 64 << 20
+	maxOps           = 120 // of one transaction; etcd allows 128 unless told otherwise
 )

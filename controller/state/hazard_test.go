@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"google.golang.org/protobuf/proto"
+
 	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
@@ -56,7 +58,7 @@ func TestHazard31_SessionIdsAreNotReused(t *testing.T) {
 	r := cluster(t)
 	// Four ids in all, so that every reuse there can be happens.
 	for id := uint32(5); id <= wire.MaxSession; id++ {
-		r.m.idUsed[id/64] |= 1 << (id % 64)
+		r.m.ids.used[id/64] |= 1 << (id % 64)
 	}
 	var tickets []*quarrypb.Ticket
 	for range 4 {
@@ -87,7 +89,7 @@ func TestHazard31_SessionIdsAreNotReused(t *testing.T) {
 	// Nor does a new leader forget who had the id.
 	r.start()
 	for id := uint32(5); id <= wire.MaxSession; id++ {
-		r.m.idUsed[id/64] |= 1 << (id % 64)
+		r.m.ids.used[id/64] |= 1 << (id % 64)
 	}
 	full()
 	r.up(testNode("a", "/dc/r1/a", 1))
@@ -117,6 +119,112 @@ func TestHazard31_SessionIdsAreNotReused(t *testing.T) {
 	require.Greater(t, again.Serial, tickets[3].Serial, "serials are never used twice")
 }
 
+// A session that is closed in good order leaves no reservation, but an operation that has
+// met one before may still be about to take it over: its id rests until every session has
+// acknowledged a reclaim epoch raised since.
+// Ended sessions that wait for a scrub take all ids that clients get: the agents' programs
+// still get sessions, so that the scrub comes.
+func TestHazard31_AgentsHaveIdsLeft(t *testing.T) {
+	r := cluster(t)
+	r.m.ids.reserve(8)
+	for range 6 {
+		r.ask(&quarrypb.RevokeSessionRequest{Session: r.open("client").Session})
+		r.run()
+	}
+	w := r.ask(&quarrypb.OpenSessionRequest{Name: "client"})
+	r.settle()
+	require.Equal(t, Exhausted, r.refusal(w).Code)
+	for range 2 {
+		w := r.ask(&quarrypb.OpenSessionRequest{Name: "scrub", Agent: true})
+		r.settle()
+		answerOf[*quarrypb.OpenSessionResponse](r, w)
+	}
+}
+
+func TestHazard31_IdsOfClosedSessionsRest(t *testing.T) {
+	r := cluster(t)
+	for id := uint32(3); id <= wire.MaxSession; id++ {
+		r.m.ids.used[id/64] |= 1 << (id % 64)
+	}
+	taker, closed := r.open("taker"), r.open("closed")
+	w := r.ask(&quarrypb.CloseSessionRequest{Serial: closed.Serial})
+	r.run()
+	answerOf[*quarrypb.CloseSessionResponse](r, w)
+	refused := func() {
+		w := r.ask(&quarrypb.OpenSessionRequest{})
+		r.run()
+		require.Equal(t, Exhausted, r.refusal(w).Code)
+	}
+	epoch := r.table().ReclaimEpoch
+	refused()
+	require.Equal(t, epoch+1, r.table().ReclaimEpoch, "there is no other id: the epoch is raised for it")
+	refused()
+	require.Equal(t, epoch+1, r.table().ReclaimEpoch)
+	r.ask(&quarrypb.HeartbeatRequest{Serial: taker.Serial, ReclaimEpoch: epoch})
+	r.run()
+	refused()
+	r.ask(&quarrypb.HeartbeatRequest{Serial: taker.Serial, ReclaimEpoch: epoch + 1})
+	r.run()
+	require.Equal(t, closed.Session, r.open("next").Session)
+}
+
+// An id that rests when the leader changes is not given out by the next leader. Once the ids
+// have been used up, the next one in order may be that of a session closed a moment ago.
+func TestHazard31_IdsRestOverAChangeOfLeader(t *testing.T) {
+	r := cluster(t)
+	r.ids = 8
+	r.start()
+	r.settle()
+	live := map[uint64]bool{}
+	beat := func() {
+		for serial := range live {
+			r.ask(&quarrypb.HeartbeatRequest{Serial: serial, ReclaimEpoch: r.table().ReclaimEpoch})
+		}
+		r.run()
+	}
+	open := func() *quarrypb.Ticket { // nil: no id is free
+		w := r.ask(&quarrypb.OpenSessionRequest{Agent: true})
+		r.run()
+		if r.answers[w].Err != nil {
+			require.Equal(t, Exhausted, r.refusal(w).Code)
+			return nil
+		}
+		ticket := answerOf[*quarrypb.OpenSessionResponse](r, w).Ticket
+		live[ticket.Serial] = true
+		return ticket
+	}
+	end := func(ticket *quarrypb.Ticket) {
+		w := r.ask(&quarrypb.CloseSessionRequest{Serial: ticket.Serial})
+		r.run()
+		answerOf[*quarrypb.CloseSessionResponse](r, w)
+		delete(live, ticket.Serial)
+	}
+	for r.m.cluster.NextSerial <= 20 { // the ids are used up more than once
+		if ticket := open(); ticket != nil {
+			end(ticket)
+		}
+		beat()
+	}
+	var last *quarrypb.Ticket
+	for tries := 0; tries < 20; tries++ {
+		if ticket := open(); ticket != nil {
+			last = ticket
+		}
+		beat()
+	}
+	require.Len(t, live, 8, "every id is in use")
+	end(last)
+	require.Nil(t, open())
+	r.start()
+	r.run()
+	require.Nil(t, open(), "an operation from before the close may still name the id")
+	for tries := 0; tries < 5; tries++ {
+		beat()
+	}
+	require.Equal(t, last.Session, open().Session)
+	require.Len(t, r.m.sessions, 8, "no record of a closed session is left")
+}
+
 // However many scrubs end while one session does not acknowledge, one wait stands for
 // the first, and one for all the others.
 func TestScrubbedSessionsRetireTogether(t *testing.T) {
@@ -142,7 +250,7 @@ func TestScrubbedSessionsRetireTogether(t *testing.T) {
 		r.run()
 	}
 	require.Equal(t, epoch+1, r.table().ReclaimEpoch)
-	require.Len(t, r.m.waits, 1)
+	require.Len(t, r.m.waits.list, 1)
 	r.ask(&quarrypb.HeartbeatRequest{Serial: slow.Serial, ReclaimEpoch: epoch + 1})
 	r.run()
 	answerOf[Done](r, asked[0])
@@ -153,7 +261,7 @@ func TestScrubbedSessionsRetireTogether(t *testing.T) {
 	for _, w := range asked[1:] {
 		answerOf[Done](r, w)
 	}
-	require.Empty(t, r.m.waits)
+	require.Empty(t, r.m.waits.list)
 }
 
 // Hazard 33: we count a lease longer than its holder may believe in it.
@@ -221,7 +329,7 @@ func randomSchedule(t *testing.T, seed uint64) {
 	r := newRig(t)
 	incarnation := map[string]uint64{"a": 1, "b": 1, "c": 1}
 	names := []string{"a", "b", "c"}
-	acked := map[[3]uint64]bool{} // node, incarnation, serial: that life has acknowledged the fence
+	acked := map[[3]uint64]bool{} // node, incarnation, serial: that incarnation has acknowledged the fence
 	var live []*quarrypb.Ticket
 	certs := map[uint64]uint64{} // waiter -> serial asked about
 	idOf := map[uint32]uint64{}  // the last holder of an id
@@ -229,7 +337,7 @@ func randomSchedule(t *testing.T, seed uint64) {
 	opens := map[uint64]bool{}
 	epochs := map[uint32]uint64{}
 	term := r.term
-	configs := configurations{t: t, seed: seed, was: map[uint32]*quarrypb.Region{}, copied: map[[2]uint64]bool{}}
+	configs := configurations{t: t, seed: seed, was: map[uint32]*quarrypb.Region{}, copied: map[[2]uint64]bool{}, found: map[[3]uint64]bool{}}
 
 	check := func() {
 		for w, inc := range joins {
@@ -264,7 +372,7 @@ func randomSchedule(t *testing.T, seed uint64) {
 			if m, ok := a.Msg.(*quarrypb.CertifyFenceResponse); !ok || !m.Fenced {
 				continue
 			}
-			// Every life that hosts a replica now has acknowledged, or learned of it when it registered.
+			// Every incarnation that hosts a replica now has acknowledged, or learned of it when it registered.
 			for _, g := range r.m.regions {
 				for _, rep := range g.pub.GetReplicas() {
 					if rep.State == quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC && r.m.node(rep.Node).rec.Incarnation == rep.Incarnation {
@@ -302,10 +410,14 @@ func randomSchedule(t *testing.T, seed uint64) {
 			}
 		case 0, 1:
 			name := names[rnd.IntN(3)]
+			var found []*quarrypb.HostedRegion
 			if rnd.IntN(3) == 0 {
 				incarnation[name]++
+				if n := r.m.nodeByName[name]; n != nil && rnd.IntN(2) == 0 {
+					found = configs.keeps(r, n.rec.Id, incarnation[name])
+				}
 			}
-			w := r.join(testNode(name, "/dc/r/"+name, incarnation[name]))
+			w := r.join(testNode(name, "/dc/r/"+name, incarnation[name]), found...)
 			joins[w] = incarnation[name]
 		case 2, 3:
 			opens[r.ask(&quarrypb.OpenSessionRequest{})] = true
@@ -385,7 +497,7 @@ func randomSchedule(t *testing.T, seed uint64) {
 		for _, n := range r.m.nodes {
 			hosts := 0
 			for _, g := range r.m.regions {
-				if rep := g.on(n.rec.Id); rep != nil && rep.State != out {
+				if rep := g.on(n.rec.Id); rep != nil && rep.State != out && serves(g.rec) {
 					hosts++
 				}
 			}
@@ -408,9 +520,9 @@ func randomSchedule(t *testing.T, seed uint64) {
 			r.run()
 		}
 	}
-	require.Empty(t, r.m.fencing, "seed %d", seed)
-	require.Empty(t, r.m.waits, "seed %d", seed)
-	require.Empty(t, r.m.certs, "seed %d", seed)
+	require.Empty(t, r.m.fences.pending, "seed %d", seed)
+	require.Empty(t, r.m.waits.list, "seed %d", seed)
+	require.Empty(t, r.m.fences.certs, "seed %d", seed)
 }
 
 // configurations checks how the rows of the table follow each other.
@@ -419,6 +531,18 @@ type configurations struct {
 	seed   uint64
 	was    map[uint32]*quarrypb.Region
 	copied map[[2]uint64]bool // region, epoch: the copier has passed every slab in it
+	found  map[[3]uint64]bool // region, node, incarnation: that incarnation has found its memory
+}
+
+// keeps is what a new incarnation of a node finds: all that it has replicas of.
+func (c *configurations) keeps(r *rig, node uint32, incarnation uint64) (found []*quarrypb.HostedRegion) {
+	for _, g := range r.m.regions {
+		if g.on(node) != nil {
+			found = append(found, &quarrypb.HostedRegion{Region: g.rec.Id, Uuid: g.rec.Uuid, SizeBytes: g.rec.SizeBytes, Epoch: g.rec.Epoch})
+			c.found[[3]uint64{uint64(g.rec.Id), uint64(node), incarnation}] = true
+		}
+	}
+	return found
 }
 
 func (c *configurations) check(r *rig) {
@@ -438,11 +562,17 @@ func (c *configurations) check(r *rig) {
 		if now.State == open && old.State == open && now.Epoch != old.Epoch {
 			c.t.Fatalf("seed %d: region %d goes from epoch %d to %d without being recovered", c.seed, now.Id, old.Epoch, now.Epoch)
 		}
+		if now.State == open && old.State == regionLost {
+			c.t.Fatalf("seed %d: region %d is lost at epoch %d and open at %d without being recovered", c.seed, now.Id, old.Epoch, now.Epoch)
+		}
 		for _, p := range now.Replicas {
 			if p.State != inSync {
 				continue
 			}
-			i := slices.IndexFunc(old.Replicas, func(o *quarrypb.Replica) bool { return o.Node == p.Node && o.Incarnation == p.Incarnation })
+			found := c.found[[3]uint64{uint64(now.Id), uint64(p.Node), p.Incarnation}] && now.Epoch > old.Epoch
+			i := slices.IndexFunc(old.Replicas, func(o *quarrypb.Replica) bool {
+				return o.Node == p.Node && (o.Incarnation == p.Incarnation || found)
+			})
 			require.GreaterOrEqual(c.t, i, 0, "seed %d: region %d has a replica in sync out of nothing", c.seed, now.Id)
 			if o := old.Replicas[i]; o.State != inSync {
 				require.Equal(c.t, rebuilding, o.State, "seed %d", c.seed)
@@ -451,4 +581,35 @@ func (c *configurations) check(r *rig) {
 			}
 		}
 	}
+}
+
+// TestAgentsAnswersDoNotGrowWithTheTable: a storage node takes answers of a bounded
+// size. What its programs are told does not grow with the number of regions.
+func TestAgentsAnswersDoNotGrowWithTheTable(t *testing.T) {
+	r := cluster(t)
+	sizes := func() (open, beat int) {
+		w := r.ask(&quarrypb.OpenSessionRequest{Name: "program", Agent: true, NoRows: true})
+		r.run()
+		opened := answerOf[*quarrypb.OpenSessionResponse](r, w)
+		require.Equal(t, r.table().Revision, opened.Table.Revision)
+		require.Equal(t, r.table().ReclaimEpoch, opened.Table.ReclaimEpoch)
+		w = r.ask(&quarrypb.HeartbeatRequest{Serial: opened.Ticket.Serial, TableRevision: 1, NoRows: true})
+		r.run()
+		heard := answerOf[*quarrypb.HeartbeatResponse](r, w)
+		require.Equal(t, r.table().Revision, heard.Table.Revision)
+		return proto.Size(opened), proto.Size(heard)
+	}
+	openFew, beatFew := sizes()
+	for range 20 {
+		r.ask(&quarrypb.CreateRegionRequest{Replicas: 1, Count: 3})
+		r.run()
+	}
+	require.Greater(t, len(r.table().Regions), 60)
+	openMany, beatMany := sizes()
+	require.LessOrEqual(t, openMany, openFew+16, "varints may be longer")
+	require.LessOrEqual(t, beatMany, beatFew+16)
+	// Clients work by all rows.
+	w := r.ask(&quarrypb.OpenSessionRequest{Name: "client"})
+	r.run()
+	require.Len(t, answerOf[*quarrypb.OpenSessionResponse](r, w).Table.Regions, len(r.table().Regions))
 }

@@ -14,112 +14,145 @@ const (
 	noSpareFor   = int64(1_000_000_000)
 )
 
-// leaves says whether a replica is to be given up once enough others are in sync.
-func (m *Machine) leaves(r *quarrypb.Replica) bool {
-	return r.Leaving || m.node(r.Node).rec.State == draining
+// reconfig changes the configurations of regions.
+type reconfig struct {
+	m           *Machine
+	nextImprove int64 // ns; regions that lack something are looked at then
+	lacking     int   // number of regions with lacks set
 }
 
-// look notes whether a region is not as it should be.
-func (m *Machine) look(g *region) {
+// next is when improve is due.
+func (rc *reconfig) next() int64 { return rc.nextImprove }
+
+// leaves says whether a replica is to be given up once enough others are in sync.
+func (m *Machine) leaves(r *quarrypb.Replica) bool {
+	n := m.node(r.Node)
+	return r.Leaving || n.stopping || n.rec.State == draining
+}
+
+// updateLacks sets lacks of a region.
+func (rc *reconfig) updateLacks(g *region) {
 	lacks := len(g.rec.Replicas) != int(g.rec.WantReplicas)
 	for _, r := range g.rec.Replicas {
-		lacks = lacks || r.State != inSync || m.leaves(r)
+		lacks = lacks || r.State != inSync || rc.m.leaves(r)
 	}
-	if lacks = lacks && published(g.rec); lacks != g.lacking {
-		g.lacking, g.short, g.next = lacks, m.now, 0
-		if m.lacks--; lacks {
-			m.lacks += 2
+	if lacks = lacks && published(g.rec); lacks != g.lacks {
+		g.lacks, g.short, g.next = lacks, rc.m.now, 0
+		if rc.lacking--; lacks {
+			rc.lacking += 2
 		}
-		m.restless()
+		rc.m.balance.postpone()
 	}
 }
 
 // improve brings regions that are open back to the replicas that they should have.
-func (m *Machine) improve() {
-	if m.now < m.improves {
-		return
-	}
-	m.improves = m.now + improveEvery
-	growing := 0
-	var lacking []*region
-	if m.lacks > 0 {
-		for _, g := range m.regions {
-			if g.lacking {
-				lacking = append(lacking, g)
-				if g.joining != nil || slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
-					growing++
-				}
-			}
-		}
-	}
+func (rc *reconfig) improve() {
+	rc.nextImprove = rc.m.now + improveEvery
+	lacking, growing := rc.lackingRegions()
 	for _, g := range lacking {
 		// Invariant: a region is changed only from what is in the table.
-		if !g.lacking || g.rec.State != open || g.pub != g.rec || g.job != nil || m.now < g.next {
+		if !g.lacks || g.rec.State != open || g.pub != g.rec || g.job != nil || rc.m.now < g.next {
 			continue
 		}
-		staying, leaving := 0, 0
-		for _, r := range g.rec.Replicas {
-			if r.State == inSync && m.leaves(r) {
-				leaving++
-			} else if r.State == inSync {
-				staying++
-			}
-		}
-		switch {
-		case slices.ContainsFunc(g.rec.Replicas, isRebuilding):
-			m.rebuild(g)
-		case staying >= int(g.rec.WantReplicas):
-			m.shrink(g, leaving > 0)
-		case growing < maxGrowing:
-			if n := m.candidate(g, leaving > 0); n != nil {
-				growing++
-				m.join(g, n, nil, 0)
-			}
+		if !rc.withdraw(g) && rc.improveRegion(g, growing < maxGrowing) {
+			growing++
 		}
 	}
-	for growing < maxGrowing && m.moveOn() {
+	for growing < maxGrowing && rc.m.balance.startMove() {
 		growing++
 	}
-	m.balance()
+	if rc.m.now >= rc.m.balance.next() {
+		rc.m.balance.act()
+	}
+}
+
+// lackingRegions are the regions that lack something; growing of them get a replica now.
+func (rc *reconfig) lackingRegions() (lacking []*region, growing int) {
+	if rc.lacking == 0 {
+		return nil, 0
+	}
+	for _, g := range rc.m.regions {
+		if !g.lacks {
+			continue
+		}
+		lacking = append(lacking, g)
+		if g.joining != nil || slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
+			growing++
+		}
+	}
+	return lacking, growing
+}
+
+// improveRegion does the next step for a region that lacks something: copy, drop or add a
+// replica. It adds one only if it mayAdd; added says that it has.
+func (rc *reconfig) improveRegion(g *region, mayAdd bool) (added bool) {
+	staying, leaving := 0, 0
+	for _, r := range g.rec.Replicas {
+		if r.State == inSync && rc.m.leaves(r) {
+			leaving++
+		} else if r.State == inSync {
+			staying++
+		}
+	}
+	switch {
+	case slices.ContainsFunc(g.rec.Replicas, isRebuilding):
+		rc.copy(g)
+		return false
+	case staying >= int(g.rec.WantReplicas):
+		rc.dropReplicas(g, leaving > 0)
+		return false
+	case !mayAdd:
+		return false
+	}
+	n := rc.candidate(g, leaving > 0)
+	switch {
+	case n == nil:
+		return false
+	case g.on(n.rec.Id) == nil && len(g.rec.Replicas) >= MostReplicas:
+		rc.makeRoom(g)
+		return false
+	}
+	rc.addReplica(g, n, nil, 0)
+	return true
 }
 
 func isRebuilding(r *quarrypb.Replica) bool { return r.State == rebuilding }
 
 // candidate is the node that a replica is to be rebuilt on: the one that had it,
 // else, after a time of grace, a spare one.
-func (m *Machine) candidate(g *region, leaving bool) *node {
+func (rc *reconfig) candidate(g *region, leaving bool) *node {
 	hope := false // that one of those who had it comes back
 	for _, r := range g.rec.Replicas {
-		if n := m.node(r.Node); r.State == out {
-			if m.steady(n) {
+		if n := rc.m.node(r.Node); r.State == out {
+			if rc.m.steady(n) {
 				return n
 			}
-			hope = hope || n.rec.State == quarrypb.NodeState_NODE_STATE_UP && m.now >= n.refusedUntil
+			hope = hope || n.rec.State == quarrypb.NodeState_NODE_STATE_UP && rc.m.now >= n.refusedUntil // also a stopping one
 		}
 	}
-	if hope && !leaving && m.now < g.short+int64(m.cfg.ReplaceAfter) {
+	if hope && !leaving && rc.m.now < g.short+int64(rc.m.cfg.ReplaceAfter) {
 		return nil
 	}
-	n := m.spare(g)
+	n := rc.spare(g)
 	if n == nil {
-		g.next = m.now + noSpareFor
+		g.next = rc.m.now + noSpareFor
 	}
 	return n
 }
 
 // spare is the node that a replica of a region is best put on: in a failure domain
 // of its own, in a rack of its own if there is one, with the most free capacity. Nil if there is none.
-func (m *Machine) spare(g *region) *node {
+func (rc *reconfig) spare(g *region) *node {
 	var best *node
 	var bestRack bool
-	for _, n := range m.nodes {
-		if !m.steady(n) || g.on(n.rec.Id) != nil || m.free(n, nil) < g.rec.SizeBytes ||
+	for _, n := range rc.m.nodes {
+		if !rc.m.steady(n) || g.on(n.rec.Id) != nil || rc.m.free(n, nil) < g.rec.SizeBytes ||
 			g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM && !n.rec.Persistent {
 			continue
 		}
 		taken, rack := false, true
 		for _, r := range g.rec.Replicas {
-			if o := m.node(r.Node); r.State != out && !m.leaves(r) {
+			if o := rc.m.node(r.Node); r.State != out && !rc.m.leaves(r) {
 				taken = taken || hostOf(o) == hostOf(n)
 				rack = rack && rackOf(o) != rackOf(n)
 			}
@@ -127,25 +160,25 @@ func (m *Machine) spare(g *region) *node {
 		if taken {
 			continue
 		}
-		if best == nil || rack && !bestRack || rack == bestRack && m.free(n, nil) > m.free(best, nil) {
+		if best == nil || rack && !bestRack || rack == bestRack && rc.m.free(n, nil) > rc.m.free(best, nil) {
 			best, bestRack = n, rack
 		}
 	}
 	return best
 }
 
-// join gives a region a replica on n, in two parts. First the memory is made or
+// addReplica gives a region a replica on n, in two parts. First the memory is made or
 // zeroed, while the region goes on as it is: a node that has no room costs nobody
 // anything. Then a new epoch lists it as REBUILDING. leaves is a replica that is
 // given up once that one is in sync, or nil; waiter is told of the epoch, if it is not 0.
-func (m *Machine) join(g *region, n *node, leaves *node, waiter uint64) {
-	epoch, life := g.rec.Epoch, n.rec.Incarnation
-	j := m.newJob([]*region{g})
+func (rc *reconfig) addReplica(g *region, n *node, leaves *node, waiter uint64) {
+	epoch, incarnation := g.rec.Epoch, n.rec.Incarnation
+	j := rc.m.agents.newJob([]*region{g})
 	j.give = true
 	g.joining = n
 	refuse := func(err *Error) {
 		if waiter != 0 {
-			m.fail(waiter, err)
+			rc.m.fail(waiter, err)
 			waiter = 0
 		}
 	}
@@ -157,17 +190,17 @@ func (m *Machine) join(g *region, n *node, leaves *node, waiter uint64) {
 	}
 	j.fail = func(err *Error) {
 		refuse(err)
-		n.refusedUntil = m.now + refusedFor
-		m.note("node %s takes no replica of region %d: %v", n.rec.Name, g.rec.Id, err)
+		n.refusedUntil = rc.m.now + refusedFor
+		rc.m.note("node %s takes no replica of region %d: %v", n.rec.Name, g.rec.Id, err)
 	}
-	shut := &leg{n: n, timeout: callTimeout, msg: &quarrypb.CloseRegionRequest{Region: g.rec.Id, Epoch: epoch, ControllerTerm: m.term}}
+	shut := &leg{n: n, timeout: callTimeout, msg: &quarrypb.CloseRegionRequest{Region: g.rec.Id, Epoch: epoch, ControllerTerm: rc.m.term}}
 	zero := &leg{n: n, timeout: hostTimeout, msg: &quarrypb.HostRegionRequest{
-		Region: g.rec.Id, Uuid: g.rec.Uuid, Cluster: m.cluster.Uuid, SizeBytes: g.rec.SizeBytes, Durability: g.rec.Durability,
-		Zero: true, ControllerTerm: m.term, Epoch: epoch + 1,
+		Region: g.rec.Id, Uuid: g.rec.Uuid, Cluster: rc.m.cluster.Uuid, SizeBytes: g.rec.SizeBytes, Durability: g.rec.Durability,
+		Zero: true, ControllerTerm: rc.m.term, Epoch: epoch + 1,
 	}}
 	j.step([]*leg{shut}, func() {
 		j.step([]*leg{zero}, func() {
-			if n.rec.Incarnation != life || n.rec.State != nodeUp || !m.up(n) {
+			if n.rec.Incarnation != incarnation || n.rec.State != nodeUp || n.stopping || !rc.m.up(n) {
 				j.end()
 				return
 			}
@@ -176,53 +209,112 @@ func (m *Machine) join(g *region, n *node, leaves *node, waiter uint64) {
 			for _, r := range rec.Replicas {
 				r.Leaving = r.Leaving || leaves != nil && r.Node == leaves.rec.Id
 			}
-			rec.Replicas = append(rec.Replicas, &quarrypb.Replica{Node: n.rec.Id, Incarnation: life, State: rebuilding})
-			m.note("region %d is rebuilt on node %s (%d)", rec.Id, n.rec.Name, n.rec.Id)
+			rec.Replicas = append(rec.Replicas, &quarrypb.Replica{Node: n.rec.Id, Incarnation: incarnation, State: rebuilding})
+			rc.m.note("region %d is rebuilt on node %s (%d)", rec.Id, n.rec.Name, n.rec.Id)
 			told := waiter
 			waiter = 0
-			m.change(g, rec)
+			rc.change(g, rec)
 			g.fresh = fresh{n.rec.Id, rec.Epoch}
 			if told != 0 {
-				m.answer(told, rec)
+				rc.m.answer(told, rec)
 			}
 		})
 	})
 }
 
-// shrink takes out of a region's record what it does not need: replicas that are
-// out, those that leave, and what is more than it wants. Only the latter cost an epoch.
-func (m *Machine) shrink(g *region, leaving bool) {
+// stayersAnswer says whether every replica that stays has answered a probe sent since
+// the last of them came in sync. A copy may end without a look at a rebuilding replica that has
+// died meanwhile, for instance where nothing was left to copy: a replica that leaves
+// must not be given up for one that is dead. Those that have not answered are probed.
+func (m *Machine) stayersAnswer(g *region) bool { return m.answeredSince(g, 0) }
+
+// answeredSince is stayersAnswer for probes that were sent at since or later.
+func (m *Machine) answeredSince(g *region, since int64) bool {
+	since = max(since, m.began, g.synced)
+	all := true
+	for _, r := range g.rec.Replicas {
+		if n := m.node(r.Node); r.State == inSync && !m.leaves(r) && !(m.health(r) == well && n.proved && n.provedAt >= since) {
+			all = false
+			if !n.lost {
+				n.suspect, n.probeNext = true, m.now
+				m.probe(n)
+			}
+		}
+	}
+	return all
+}
+
+// dropReplicas takes out of a region's record what it does not need: replicas that are
+// out, those that leave, and those above what it wants. To give up a replica in sync costs
+// an epoch.
+func (rc *reconfig) dropReplicas(g *region, leaving bool) {
+	synced := 0
+	for _, r := range g.rec.Replicas {
+		if r.State == inSync {
+			synced++
+		}
+	}
+	if synced > int(g.rec.WantReplicas) && !rc.m.stayersAnswer(g) {
+		return
+	}
 	rec := proto.CloneOf(g.rec)
 	var gone []*node
 	rec.Replicas = slices.DeleteFunc(rec.Replicas, func(r *quarrypb.Replica) bool {
-		if r.State == inSync && !m.leaves(r) {
+		if r.State == inSync && !rc.m.leaves(r) {
 			return false
 		}
-		gone = append(gone, m.node(r.Node))
+		gone = append(gone, rc.m.node(r.Node))
 		return true
 	})
 	// A node that was to leave and stays after all makes one too many: the last, which
 	// came last, goes.
 	for last := len(rec.Replicas) - 1; last >= int(rec.WantReplicas); last-- {
-		gone, leaving = append(gone, m.node(rec.Replicas[last].Node)), true
+		gone, leaving = append(gone, rc.m.node(rec.Replicas[last].Node)), true
 		rec.Replicas = rec.Replicas[:last]
 	}
 	if leaving {
-		m.change(g, rec)
+		rc.change(g, rec)
 	} else {
-		m.stage(m.regionChange(g, rec, nil))
+		rc.m.stage(rc.m.regionChange(g, rec, nil))
 	}
 	for _, n := range gone {
-		m.note("region %d gives up its replica on node %s (%d)", rec.Id, n.rec.Name, n.rec.Id)
-		m.discard(g, n)
+		rc.m.note("region %d gives up its replica on node %s (%d)", rec.Id, n.rec.Name, n.rec.Id)
+		rc.discard(g, n)
 	}
+}
+
+// makeRoom takes one replica out of the record of a region that lists as many as it can and
+// has to list another one: the oldest that is OUT, else one that leaves, if more others
+// than the region wants are in sync.
+func (rc *reconfig) makeRoom(g *region) {
+	leaves := func(r *quarrypb.Replica) bool { return r.State == inSync && rc.m.leaves(r) }
+	rec := proto.CloneOf(g.rec)
+	i := slices.IndexFunc(rec.Replicas, func(r *quarrypb.Replica) bool { return r.State == out })
+	stage := func() { rc.m.stage(rc.m.regionChange(g, rec, nil)) }
+	if i < 0 {
+		synced := 0
+		for _, r := range rec.Replicas {
+			if r.State == inSync && rc.m.health(r) == well {
+				synced++
+			}
+		}
+		if i = slices.IndexFunc(rec.Replicas, leaves); i < 0 || synced <= int(rec.WantReplicas) || !rc.m.stayersAnswer(g) {
+			return
+		}
+		stage = func() { rc.change(g, rec) }
+	}
+	gone := rc.m.node(rec.Replicas[i].Node)
+	rec.Replicas = slices.Delete(rec.Replicas, i, i+1)
+	stage()
+	rc.m.note("region %d gives up its replica on node %s (%d), to have room for another", rec.Id, gone.rec.Name, gone.rec.Id)
+	rc.discard(g, gone)
 }
 
 // discard has memory given back that is no replica any more. It is tried once; what
 // stays is found when the node registers again.
-func (m *Machine) discard(g *region, n *node) {
+func (rc *reconfig) discard(g *region, n *node) {
 	if n.rec.State != quarrypb.NodeState_NODE_STATE_DOWN && !n.lost {
-		m.call(n, &quarrypb.DropRegionRequest{Region: g.rec.Id, ControllerTerm: m.term, Epoch: g.rec.Epoch}, callTimeout, func(Reply) {})
+		rc.m.agents.call(n, &quarrypb.DropRegionRequest{Region: g.rec.Id, ControllerTerm: rc.m.term, Epoch: g.rec.Epoch}, callTimeout, func(Reply) {})
 	}
 }
 

@@ -10,13 +10,13 @@ import (
 // job is work with agents that takes more than one step: a list of calls, and what
 // follows when all have succeeded.
 type job struct {
-	m       *Machine
+	a       *agents
 	regions []*region
 	waiters []uint64
 	began   int64
 	legs    []*leg
-	then    func() // when every leg is done
-	gate    func() bool
+	then    func()      // when every leg is done
+	gate    func() bool // looked at until every leg is done; nil: open
 	// A job with give fails as soon as a leg is refused, or is not answered for
 	// createPatience; fail is called once no leg is out. Without it legs are repeated
 	// for ever: the job ends when its region's configuration changes.
@@ -34,14 +34,16 @@ type leg struct {
 	timeout time.Duration
 	// more says of an answer that the call has to be made again at once. May be nil.
 	more func(proto.Message) bool
-	out  bool
-	done bool
-	next int64 // no call before
+	// waive says that the call need not succeed any more. May be nil.
+	waive func() bool
+	out   bool
+	done  bool
+	next  int64 // no call before
 }
 
-func (m *Machine) newJob(regions []*region) *job {
-	j := &job{m: m, regions: regions, began: m.now}
-	m.jobs = append(m.jobs, j)
+func (a *agents) newJob(regions []*region) *job {
+	j := &job{a: a, regions: regions, began: a.m.now}
+	a.jobs = append(a.jobs, j)
 	for _, g := range regions {
 		g.job = j
 	}
@@ -51,7 +53,7 @@ func (m *Machine) newJob(regions []*region) *job {
 // step sets the job's next calls. Preconditions: those before are done.
 func (j *job) step(legs []*leg, then func()) {
 	j.legs, j.then = legs, then
-	j.m.jobsDirty = true
+	j.a.dirty = true
 }
 
 // end takes the job out. Replies to its calls are ignored from now on.
@@ -63,7 +65,7 @@ func (j *job) end() {
 	if j.quit != nil {
 		defer j.quit()
 	}
-	j.m.jobs = slices.DeleteFunc(j.m.jobs, func(o *job) bool { return o == j })
+	j.a.jobs = slices.DeleteFunc(j.a.jobs, func(o *job) bool { return o == j })
 	for _, g := range j.regions {
 		if g.job == j {
 			g.job = nil
@@ -76,7 +78,7 @@ func (j *job) abort(err *Error) {
 	if j.err == nil {
 		j.err = err
 	}
-	j.m.jobsDirty = true
+	j.a.dirty = true
 }
 
 func (j *job) advance() {
@@ -91,16 +93,19 @@ func (j *job) advance() {
 		return
 	}
 	if j.gate != nil && !j.gate() {
-		if j.give && j.m.now-j.began > int64(createPatience+hostTimeout) {
+		if j.give && j.a.m.now-j.began > int64(createPatience+hostTimeout) {
 			j.abort(errorf(Busy, "storage nodes do not acknowledge fences; try again"))
 		}
 		return
 	}
 	waiting := false
 	for _, l := range j.legs {
+		if !l.done && l.waive != nil {
+			l.done = l.waive()
+		}
 		if !l.done {
 			waiting = true
-			if !l.out && j.m.now >= l.next {
+			if !l.out && j.a.m.now >= l.next {
 				j.start(l)
 			}
 		}
@@ -114,20 +119,23 @@ func (j *job) advance() {
 
 func (j *job) start(l *leg) {
 	l.out = true
-	j.m.call(l.n, l.msg, l.timeout, func(r Reply) {
+	j.a.call(l.n, l.msg, l.timeout, func(r Reply) {
 		l.out = false
 		if j.over {
 			return
 		}
-		j.m.jobsDirty = true
+		j.a.dirty = true
 		switch {
 		case r.Err == nil && l.more != nil && l.more(r.Msg):
 		case r.Err == nil:
 			l.done = true
-		case j.give && (r.Refused || j.m.now-j.began > int64(createPatience)):
+		case j.give && r.NoSpace:
+			l.n.fullUntil = j.a.m.now + refusedFor
+			j.abort(errorf(Exhausted, "node %s: %v", l.n.rec.Name, r.Err))
+		case j.give && (r.Refused || j.a.m.now-j.began > int64(createPatience)):
 			j.abort(errorf(Precondition, "node %s: %v", l.n.rec.Name, r.Err))
 		default:
-			l.next = j.m.now + int64(retryAfter)
+			l.next = j.a.m.now + int64(retryAfter)
 		}
 	})
 }

@@ -10,26 +10,54 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// TickEvery is how often the machine wants to see time pass.
-const TickEvery = 25 * time.Millisecond
+// TickEvery is how often the machine wants to see time pass, and CalmTick how often while
+// nothing is going on: see Active.
+const (
+	TickEvery = 25 * time.Millisecond
+	CalmTick  = 100 * time.Millisecond
+)
+
+// Active says whether a step shows that something is going on: anything but time, the
+// leadership and heartbeats that go well, or questions.
+func Active(ev Event, actions []Action) bool {
+	switch ev := ev.(type) {
+	case Tick, Lead:
+	case Ask:
+		switch ev.Msg.(type) {
+		case *quarrypb.NodeHeartbeatRequest, Pulsed, *quarrypb.HeartbeatRequest, *quarrypb.ReadTableRequest, *quarrypb.StatusRequest, *quarrypb.ListSessionsRequest:
+		default:
+			return true
+		}
+	default:
+		return true
+	}
+	return slices.ContainsFunc(actions, func(a Action) bool { _, ok := a.(Answer); return !ok })
+}
 
 // Config of a machine. No zero values: the controller fills them in.
 type Config struct {
 	Lease         time.Duration // of sessions
 	NodeHeartbeat time.Duration // what nodes are told; they send two in that time
-	RegionBytes   uint64        // of a region whose size nobody names
-	Version       string        // for Status
+	// CalmHeartbeat is the time between the heartbeats of a node whose pulse is heard; not more than
+	// NodeHeartbeat: the pulse changes nothing.
+	CalmHeartbeat time.Duration
+	RegionBytes   uint64 // of the largest region that is made for requests without a size
+	Version       string // for Status
 	// ReplaceAfter is how long a replica that is out may come back before a spare node is taken.
 	ReplaceAfter time.Duration
+	// ProbeTimeout is how long a suspected node has for the answer to one probe; 0: DefaultProbeTimeout.
+	ProbeTimeout time.Duration
 	// ScrubEvery is the time between two scrubs for fenced sessions; 0: none, somebody else says Scrubbed.
 	ScrubEvery time.Duration
 	// ReclaimEvery is the time between two looks for empty blocks to take back; 0: none are.
 	ReclaimEvery time.Duration
-	// RebuildBytesPerSecond bounds the copying to one joiner; 0: as fast as it goes.
+	// RebuildBytesPerSecond bounds the copying to one rebuilding replica; 0: as fast as it goes.
 	RebuildBytesPerSecond uint64
+	// SessionIDs is the highest id of a session; 0: wire.MaxSession. Simulations set it, so that ids are used again soon.
+	SessionIDs uint32
 }
 
-// Intervals that no option is worth.
+// Fixed intervals.
 const (
 	driftPercent   = 1                      // the two clocks of a lease may drift apart by as much
 	retryAfter     = 200 * time.Millisecond // between two calls to an agent that did not answer
@@ -42,58 +70,46 @@ const (
 	workTimeout    = 4 * time.Second
 )
 
-// Machine is a controller's state. See the package comment for its rules.
+// Machine is a controller's state. It keeps the records, the store and the table log, and
+// hands events to the components, each of which owns its state and its next deadline.
+// See the package comment for its rules.
 type Machine struct {
-	cfg   Config
-	term  uint64 // of the leader, sent to agents; rises with every leader
-	now   int64
-	lead  int64 // nobody else leads before
-	began int64 // when this leader began
-	down  bool
+	cfg Config
+	leadership
+	records
+	store store
+	log   tableLog
 
+	agents   agents
+	ids      sessionIDs
+	fences   fences
+	waits    waits
+	reconfig reconfig
+	scrubs   scrubs
+	reclaims reclaims
+	balance  balance
+}
+
+// leadership is the time that this machine leads.
+type leadership struct {
+	term  uint64 // sent to agents; rises with every leader
+	now   int64  // ns, of the last step. Invariant: never falls
+	began int64  // ns, when this leader began
+	lead  int64  // ns; no other controller leads before. Invariant: never falls
+	down  bool   // the machine has said StepDown
+}
+
+// records are the cluster's records as they are staged, and indexes of them.
+type records struct {
 	cluster  *quarrypb.Cluster
 	nodes    []*node    // Invariant: sorted by id
 	regions  []*region  // Invariant: sorted by id
 	sessions []*session // Invariant: sorted by serial
+	live     int        // sessions in state live
 
-	// Indexes; never ranged over.
+	// Never ranged over: the order of a map is random.
 	nodeByName map[string]*node
 	byID       map[uint32]*session
-	idUsed     [idWords]uint64
-	live       int
-
-	jobs    []*job
-	tasks   []*task
-	moves   []*move // of a rebalance, not done yet
-	scrub   *scrub
-	retired []retired // the first of them have raised the reclaim epoch; see retire
-	calls   map[uint64]func(Reply)
-	lastID  uint64 // of a call
-	joins   []*join
-	waits   []*wait
-	certs   []*certificate
-	fencing []*session // in the states closing and fencing, in the order they got there
-
-	store  store
-	log    tableLog
-	ready  []Action // of this step, waiting for no transaction
-	out    []Action // of this step
-	sweeps int64    // when expired sessions are looked for next
-	// When regions that lack something, and fenced sessions to scrub, are looked for next.
-	improves, scrubs int64
-	lacks            int   // regions that lack something
-	balances         int64 // when primaries are looked at next
-	lastScrub        uint64
-	// Reclaims: when the next round begins, the region looked at last, and whether one is being looked at.
-	reclaims    int64
-	presses     int64 // when clients may be asked again to give claims back
-	reclaimed   uint32
-	lastReclaim uint64
-	reclaiming  bool
-
-	// What work has to look at before the step is over. Nothing is looked at in the
-	// middle of a change: that would look at half of it.
-	fencesDirty, certsDirty, waitsDirty, jobsDirty bool
 }
 
 // Record is one record as it was read from the store.
@@ -106,15 +122,18 @@ type Record struct {
 // New makes the machine of a leader from all the records, in any order. random is
 // 48 bytes for the uuid and ticket key of a cluster that has no records yet.
 // The actions carry on with what the records show half done.
-func New(cfg Config, term uint64, now int64, records []Record, random []byte) (*Machine, []Action, error) {
-	m := &Machine{
-		cfg: cfg, term: term, now: now, began: now,
-		nodeByName: map[string]*node{}, byID: map[uint32]*session{},
-		calls: map[uint64]func(Reply){},
+func New(cfg Config, term uint64, now int64, stored []Record, random []byte) (*Machine, []Action, error) {
+	if cfg.ProbeTimeout == 0 {
+		cfg.ProbeTimeout = DefaultProbeTimeout
 	}
-	m.idUsed[0] = 1 // id 0 means nobody
+	m := &Machine{cfg: cfg, leadership: leadership{term: term, now: now, began: now}}
+	m.nodeByName, m.byID = map[string]*node{}, map[uint32]*session{}
+	m.agents = agents{m: m, pending: map[uint64]func(Reply){}}
+	m.ids.m, m.fences.m, m.waits.m = m, m, m
+	m.reconfig.m, m.scrubs.m, m.reclaims.m, m.balance.m = m, m, m, m
+	m.ids.reserve(cfg.SessionIDs)
 	m.store.revs = map[string]uint64{}
-	for _, r := range records {
+	for _, r := range stored {
 		if err := m.load(r); err != nil {
 			return nil, nil, err
 		}
@@ -144,24 +163,34 @@ func (m *Machine) resume() {
 	m.log.rebuild(m)
 	for _, g := range m.regions {
 		m.account(g.rec, +1)
-		m.look(g)
+		m.reconfig.updateLacks(g)
+	}
+	for _, g := range m.regions {
+		// A leader before may have staged no more than the first half of a change.
+		if g.rec.State == recovering || slices.ContainsFunc(g.rec.Replicas, func(r *quarrypb.Replica) bool {
+			return r.State != out && m.health(r) == stale
+		}) {
+			m.fences.expose(g)
+		}
 	}
 	for _, s := range m.sessions {
 		if s.rec.State == stateClosing || s.rec.State == stateFencing {
-			m.owe(s)
+			m.fences.owe(s)
 		}
 	}
 	for _, g := range m.regions {
 		switch g.rec.State {
 		case quarrypb.RegionState_REGION_STATE_CREATING:
-			m.undo([]*region{g}) // whoever asked for it has been told that nobody knows
+			m.reconfig.undo([]*region{g}, func() {}) // whoever asked for it has been told that nobody knows
 		case recovering:
-			m.settle(g)
+			m.reconfig.settle(g)
+		case removed:
+			m.reconfig.bury(g, g.rev)
 		}
 	}
-	m.resumeMoves()
-	m.balances = m.now + int64(balanceAfter)
-	m.fencesDirty = true
+	m.balance.resumeMoves()
+	m.balance.nextBalance = m.now + int64(balanceAfter)
+	m.fences.dirty = true
 }
 
 // TicketKey is the key of tickets' marks, and of what agents obey.
@@ -181,12 +210,9 @@ func (m *Machine) Step(now int64, ev Event) []Action {
 	case Ask:
 		m.ask(ev)
 	case Cancel:
-		m.cancel(ev.Waiter)
+		m.fences.cancel(ev.Waiter)
 	case Reply:
-		if done := m.calls[ev.Call]; done != nil {
-			delete(m.calls, ev.Call)
-			done(ev)
-		}
+		m.agents.reply(ev)
 	case Committed:
 		m.committed(ev.Revision)
 	case Failed:
@@ -195,6 +221,13 @@ func (m *Machine) Step(now int64, ev Event) []Action {
 	case Suspect:
 		if n := m.node(ev.Node); n != nil && n.rec.Incarnation == ev.Incarnation {
 			m.doubt(n)
+		}
+	case PulseLate:
+		m.pulseLate(ev)
+	case HeartbeatsLost:
+		if s := m.session(ev.Serial); s != nil {
+			s.unheard = true
+			m.fences.maybeBegin(s)
 		}
 	case Lead:
 		m.lead = max(m.lead, ev.Until)
@@ -205,37 +238,39 @@ func (m *Machine) Step(now int64, ev Event) []Action {
 	return m.release()
 }
 
-// work carries on with everything that the step has made ready.
+// work looks at everything that the step may have completed, until nothing is left. It runs
+// at the end of a step: in the middle of a change half of it would be seen.
 func (m *Machine) work() {
-	for m.fencesDirty || m.certsDirty || m.waitsDirty || m.jobsDirty {
-		if m.fencesDirty {
-			m.fencesDirty = false
-			m.checkFences()
+	for m.fences.dirty || m.fences.certsDirty || m.waits.dirty || m.agents.dirty {
+		if m.fences.dirty {
+			m.fences.check()
 		}
-		if m.certsDirty {
-			m.certsDirty = false
-			m.checkCertificates()
+		if m.fences.certsDirty {
+			m.fences.checkCertificates()
 		}
-		if m.waitsDirty {
-			m.waitsDirty = false
-			m.checkWaits()
+		if m.waits.dirty {
+			m.waits.check()
 		}
-		if m.jobsDirty {
-			m.jobsDirty = false
-			for _, j := range slices.Clone(m.jobs) {
-				j.advance()
-			}
+		if m.agents.dirty {
+			m.agents.advanceJobs()
 		}
 	}
 }
 
+// ask carries out a request, unless this leader may have been deposed: a successor may
+// already count a lease as over that an answer would extend.
 func (m *Machine) ask(a Ask) {
-	// What a deposed leader says may be old: a lease that it extends, the new leader
-	// may already count as over.
-	if m.now >= m.lead {
+	switch {
+	case m.now >= m.lead:
 		m.fail(a.Waiter, errorf(NotLeader, "this controller cannot show that it still leads; ask again"))
-		return
+	case m.askSession(a), m.askNode(a), m.askRegion(a):
+	default:
+		m.fail(a.Waiter, errorf(Invalid, "unknown request %T", a.Msg))
 	}
+}
+
+// askSession carries out the requests of clients, and those about sessions.
+func (m *Machine) askSession(a Ask) (known bool) {
 	switch r := a.Msg.(type) {
 	case *quarrypb.OpenSessionRequest:
 		m.openSession(a.Waiter, r)
@@ -244,61 +279,91 @@ func (m *Machine) ask(a Ask) {
 	case *quarrypb.CloseSessionRequest:
 		m.closeSession(a.Waiter, r)
 	case *quarrypb.RevokeSessionRequest:
-		m.revokeSession(a.Waiter, r)
+		m.fences.revokeSession(a.Waiter, r)
 	case *quarrypb.CertifyFenceRequest:
-		m.certify(a.Waiter, r)
+		m.fences.certify(a.Waiter, r)
 	case *quarrypb.ListSessionsRequest:
 		m.listSessions(a.Waiter)
-	case *quarrypb.ReadTableRequest:
-		m.answerTable(a.Waiter, &quarrypb.Table{}, r.SinceRevision)
-	case *quarrypb.CreateRegionRequest:
-		m.createRegion(a.Waiter, r, a.Random)
+	case *quarrypb.PassRequest:
+		m.waits.pass(a.Waiter, r)
+	case Scrubbed:
+		m.scrubbed(a.Waiter, r.Serials)
+	default:
+		return false
+	}
+	return true
+}
+
+// askNode carries out the requests of storage nodes, and those of operators about nodes.
+func (m *Machine) askNode(a Ask) (known bool) {
+	switch r := a.Msg.(type) {
 	case *quarrypb.RegisterNodeRequest:
 		m.registerNode(a.Waiter, r)
 	case *quarrypb.NodeHeartbeatRequest:
-		m.nodeHeartbeat(a.Waiter, r)
+		m.nodeHeartbeat(a.Waiter, r, false)
+	case Pulsed:
+		m.nodeHeartbeat(a.Waiter, r.NodeHeartbeatRequest, true)
 	case *quarrypb.AddNodeRequest:
 		m.addNode(a.Waiter, r)
 	case *quarrypb.DrainNodeRequest:
 		m.drainNode(a.Waiter, r)
 	case *quarrypb.RemoveNodeRequest:
 		m.removeNode(a.Waiter, r)
+	case *quarrypb.ForgetNodeRequest:
+		m.forgetNode(a.Waiter, r)
+	default:
+		return false
+	}
+	return true
+}
+
+// askRegion carries out the requests about regions, the table and the cluster.
+func (m *Machine) askRegion(a Ask) (known bool) {
+	switch r := a.Msg.(type) {
+	case *quarrypb.CreateRegionRequest:
+		m.reconfig.createRegion(a.Waiter, r, a.Random)
+	case *quarrypb.RemoveRegionRequest:
+		m.reconfig.removeRegion(a.Waiter, r)
 	case *quarrypb.MoveRegionRequest:
-		m.moveRegion(a.Waiter, r)
+		m.reconfig.moveRegion(a.Waiter, r)
 	case *quarrypb.RebalanceRequest:
-		m.rebalance(a.Waiter, r)
+		m.balance.rebalance(a.Waiter, r)
+	case *quarrypb.SetDefaultsRequest:
+		m.setDefaults(a.Waiter, r)
+	case *quarrypb.ReadTableRequest:
+		m.answerTable(a.Waiter, &quarrypb.Table{}, r.SinceRevision)
 	case *quarrypb.StatusRequest:
 		m.status(a.Waiter)
-	case *quarrypb.PassRequest:
-		m.pass(a.Waiter, r)
-	case Scrubbed:
-		m.scrubbed(a.Waiter, r.Serials)
 	default:
-		m.fail(a.Waiter, errorf(Invalid, "unknown request %T", a.Msg))
+		return false
 	}
+	return true
 }
 
-// cancel forgets who waits. Answers to the forgotten are dropped by the caller.
-func (m *Machine) cancel(waiter uint64) {
-	m.certs = slices.DeleteFunc(m.certs, func(c *certificate) bool { return c.waiter == waiter })
-}
-
+// tick runs what is due.
 func (m *Machine) tick() {
 	for _, n := range m.nodes {
-		m.pumpFences(n)
+		m.fences.pump(n)
 	}
-	m.certsDirty, m.waitsDirty, m.jobsDirty = true, true, true
-	m.sweep()
+	// Leases and the patience of certificates, waits and jobs end as time passes.
+	m.fences.certsDirty, m.waits.dirty, m.agents.dirty = true, true, true
+	if m.now >= m.fences.next() {
+		m.fences.sweep()
+	}
 	m.watch()
-	m.improve()
-	m.scrubNext()
-	m.reclaimNext()
-	for _, t := range slices.Clone(m.tasks) {
-		m.pump(t)
+	if m.now >= m.reconfig.next() {
+		m.reconfig.improve()
+	}
+	m.scrubs.act()
+	if m.now >= m.reclaims.next() {
+		m.reclaims.act()
+	}
+	for _, t := range slices.Clone(m.agents.programs) {
+		m.agents.pump(t)
 	}
 }
 
-func (m *Machine) emit(a Action) { m.out = append(m.out, a) }
+func (m *Machine) emit(a Action) { m.store.actions = append(m.store.actions, a) }
 func (m *Machine) note(format string, args ...any) {
 	m.emit(Note{Text: errorf(0, format, args...).Text})
 }
@@ -307,22 +372,4 @@ func (m *Machine) fail(waiter uint64, err *Error) { m.emit(Answer{Waiter: waiter
 
 func (m *Machine) answerTable(waiter uint64, msg proto.Message, since uint64) {
 	m.emit(Answer{Waiter: waiter, Msg: msg, since: since})
-}
-
-// call asks the agent of the present life of a node; done gets the outcome.
-func (m *Machine) call(n *node, msg proto.Message, timeout time.Duration, done func(Reply)) {
-	life := n.rec.Incarnation
-	m.callURL(Call{Node: n.rec.Id, Incarnation: life, URL: n.rec.AgentUrl, Msg: msg, Timeout: int64(timeout)}, func(r Reply) {
-		if r.Err != nil && !r.Refused && n.rec.Incarnation == life {
-			m.doubt(n)
-		}
-		done(r)
-	})
-}
-
-func (m *Machine) callURL(c Call, done func(Reply)) {
-	m.lastID++
-	c.ID = m.lastID
-	m.calls[c.ID] = done
-	m.emit(c)
 }

@@ -3,13 +3,13 @@ package state
 import (
 	"bytes"
 	"net/url"
-	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 
+	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
@@ -21,28 +21,42 @@ type node struct {
 
 	seen      bool  // has registered with this leader
 	heard     int64 // its last sign of life
+	due       int64 // when it is suspect if there is no other
 	found     []*quarrypb.HostedRegion
 	connected []*quarrypb.Connected // as last heard
+	used      uint64                // bytes of blocks in use, as last heard
 
 	// How it is watched: see watch.go.
 	suspect, probing     bool
 	fails                int   // probes in a row without the right answer
 	probeNext, calmUntil int64 // no probe before; no suspicion before
-	lost                 bool  // unreachable in this life; only a probe says that it is over
-	goneAt               int64 // when its loss or its new life was learned
-	proved               bool  // it has answered a probe of this leader in this life ...
+	lost                 bool  // treated as gone: unreachable, unfit or sick. Ends with a good probe, not before sickUntil, or with a new incarnation
+	goneAt               int64 // when its loss or its new incarnation was learned
+	proved               bool  // it has answered a probe of this leader in this incarnation ...
 	provedAt             int64 // ... the last such was sent then
 	wanted               bool  // a region waits for a newer proof
+	registering          bool  // another incarnation registers; the last one is being looked for
 	losses               int
 	upSince              int64
 	refusedUntil         int64 // it has refused a replica: none before
+	fullUntil            int64 // it has refused one for want of room: no new region before
 	complaints           []complaint
-	sickUntil            int64 // left for what clients said, however it answers
+	sickUntil            int64  // left for what clients or itself said, however it answers
+	unfit                string // why it calls itself unfit; "": it does not
 
-	at       int    // Invariant: m.nodes[at] is this one; nodes are never taken out
-	hosts    int    // replicas that may be open here
+	stopping      bool  // its process ends when no region needs it; see stop.go
+	stoppingSince int64 // when stopping changed
+
+	at       int    // Invariant: m.nodes[at] is this one
+	hosts    int    // replicas of regions that clients may have keys of: fences wait for this node
 	primary  int    // regions that have their primary here
 	assigned uint64 // bytes of all replicas here
+	// What its medium holds of regions and has left for more, as last heard; nil: it does not say.
+	medium *uint64
+
+	// drops are calls that give back memory of regions that were not made while the node
+	// was lost. They are tried once, when it answers again.
+	drops []proto.Message
 
 	// owed are the serials whose fence this node has not acknowledged. Sorted.
 	owed      []uint64
@@ -50,11 +64,22 @@ type node struct {
 	fenceNext int64 // no call before
 }
 
-// join is a registration that waits for the node's former life to be looked for.
-type join struct {
-	waiter uint64
-	req    *quarrypb.RegisterNodeRequest
-	at     int64
+// heardOfMedium takes what a node says of its medium.
+func (n *node) heardOfMedium(hosted uint64, available *uint64) {
+	n.medium = nil
+	if available != nil && hosted <= n.rec.CapacityBytes && *available <= 1<<62 {
+		sum := hosted + *available
+		n.medium = &sum
+	}
+}
+
+// capacity is how many bytes of replicas a node can host: what it was told to, and what
+// its medium has.
+func (n *node) capacity() uint64 {
+	if n.medium != nil {
+		return min(n.rec.CapacityBytes, *n.medium)
+	}
+	return n.rec.CapacityBytes
 }
 
 // up says whether a node is at work as far as this leader knows.
@@ -74,20 +99,24 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.fail(waiter, errorf(Precondition, "node %s calls itself number %d, which is not its number here: start it with its own data folder", r.Node.Name, r.Node.Id))
 	case n == nil && len(m.nodes) >= MaxNodes:
 		m.fail(waiter, errorf(Exhausted, "node %s: the cluster has %d nodes, the most there can be", r.Node.Name, MaxNodes))
-	case slices.ContainsFunc(m.joins, func(j *join) bool { return j.req.Node.Name == r.Node.Name }):
+	case n != nil && n.registering:
 		m.fail(waiter, errorf(Busy, "node %s: another registration of that name is being checked; try again", r.Node.Name))
 	case n != nil && n.rec.State == nodeDown:
 		m.fail(waiter, errorf(Precondition, "node %s has been removed from the cluster: take it back with quarry node add %s, or give this one another name", n.rec.Name, n.rec.Name))
 	case n == nil || n.rec.Incarnation == r.Node.Incarnation:
 		m.admit(waiter, r)
 	default:
-		// The name has had another life. Only if that is over may this one begin.
-		j := &join{waiter: waiter, req: r, at: m.now}
-		m.joins = append(m.joins, j)
-		m.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(pingTimeout)}, func(reply Reply) {
-			m.joins = slices.DeleteFunc(m.joins, func(o *join) bool { return o == j })
+		// The name has had another incarnation. Only if that is over may this one begin.
+		n.registering = true
+		since := m.now
+		m.agents.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(pingTimeout)}, func(reply Reply) {
+			n.registering = false
+			if n.rec.State == nodeDown || m.nodeByName[n.rec.Name] != n {
+				m.fail(waiter, errorf(Precondition, "node %s has been removed from the cluster", n.rec.Name))
+				return
+			}
 			pong, _ := reply.Msg.(*quarrypb.PingResponse)
-			if pong != nil && pong.Incarnation == n.rec.Incarnation || n.heard > j.at {
+			if pong != nil && pong.Incarnation == n.rec.Incarnation || n.heard > since {
 				m.fail(waiter, errorf(Exists, "node %s is running already at %s: give this one another name, or stop that one", n.rec.Name, n.rec.AgentUrl))
 				return
 			}
@@ -100,7 +129,7 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 	n := m.nodeByName[r.Node.Name]
 	rec := proto.CloneOf(r.Node)
-	rec.State, rec.HostedBytes = quarrypb.NodeState_NODE_STATE_UP, 0
+	rec.State, rec.HostedBytes, rec.AvailableBytes = quarrypb.NodeState_NODE_STATE_UP, 0, nil
 	var restarted bool
 	if n == nil {
 		c := m.editCluster()
@@ -124,22 +153,28 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 			m.note("node %s (%d) restarted at %s", rec.Name, rec.Id, rec.AgentUrl)
 		}
 	}
-	if !n.seen || restarted {
+	first := !n.seen // by this leader, or since it was taken back
+	if first || restarted {
 		n.upSince = m.now
 	}
 	if restarted {
-		// The debts of probes are that life's.
-		n.lost, n.suspect, n.probing, n.fails, n.refusedUntil = false, false, false, 0, 0
-		n.complaints, n.sickUntil = nil, 0
+		// The debts of probes are that incarnation's.
+		n.lost, n.suspect, n.probing, n.fails, n.refusedUntil, n.fullUntil, n.drops = false, false, false, 0, 0, 0, nil
+		n.complaints, n.sickUntil, n.unfit = nil, 0, ""
 		n.goneAt, n.proved = m.now, false
+		m.setStopping(n, false)
 	}
-	n.seen, n.heard, n.found = true, m.now, r.Found
-	m.dropOrphans(n)
-	m.revisit(n)
+	n.seen, n.found = true, r.Found
+	m.beaten(n, 0)
+	n.heardOfMedium(r.Node.HostedBytes, r.Node.AvailableBytes)
 	if restarted {
-		// This life learns of every fence below; the former one is out of the configuration.
-		n.owed, n.fenceOut, n.fenceNext = nil, false, 0
-		m.fencesDirty = true
+		// The former incarnation may have outlived the ping that found nobody.
+		m.fences.exposeNode(n)
+	}
+	m.dropOrphans(n)
+	m.reconfig.settleNode(n)
+	if restarted || first {
+		m.fences.oweAll(n, restarted)
 	}
 	resp := &quarrypb.RegisterNodeResponse{
 		Id: n.rec.Id, Cluster: m.cluster.Uuid, TicketKey: m.cluster.TicketKey,
@@ -162,13 +197,13 @@ func (m *Machine) dropOrphans(n *node) {
 		g := m.region(f.Region)
 		switch {
 		case g == nil && f.Region < m.cluster.NextRegion:
-			m.note("node %s hosts memory of region %d, which was never made: dropping it", n.rec.Name, f.Region)
-			m.call(n, &quarrypb.DropRegionRequest{Region: f.Region, ControllerTerm: m.term, Epoch: f.Epoch}, callTimeout, func(Reply) {})
+			m.note("node %s hosts memory of region %d, which is not in the table: dropping it", n.rec.Name, f.Region)
+			m.agents.call(n, &quarrypb.DropRegionRequest{Region: f.Region, ControllerTerm: m.term, Epoch: f.Epoch}, callTimeout, func(Reply) {})
 		case g == nil:
 			m.note("node %s hosts region %d, which this cluster has not numbered yet: left alone; was the controller's store set back?", n.rec.Name, f.Region)
 		case bytes.Equal(g.rec.Uuid, f.Uuid) && g.on(n.rec.Id) == nil && published(g.rec) && g.joining != n:
 			m.note("node %s hosts memory of region %d, which is elsewhere now: dropping it", n.rec.Name, f.Region)
-			m.discard(g, n)
+			m.reconfig.discard(g, n)
 		case !bytes.Equal(g.rec.Uuid, f.Uuid):
 			m.note("node %s hosts region %d as %x, which is not its: left alone", n.rec.Name, f.Region, f.Uuid)
 		}
@@ -184,23 +219,41 @@ func (m *Machine) nodeChange(n *node, rec *quarrypb.Node) change {
 	}}
 }
 
-func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest) {
+// nodeHeartbeat takes a sign of life. pulsed says that the node's pulse is heard too.
+func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest, pulsed bool) {
 	n := m.node(r.Id)
 	if n == nil || !n.seen || n.rec.Incarnation != r.Incarnation || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
 		m.answer(waiter, &quarrypb.NodeHeartbeatResponse{Unknown: true})
 		return
 	}
 	silent := !m.up(n)
-	n.heard = m.now
+	m.beaten(n, 0)
+	n.used = r.UsedBytes
+	n.heardOfMedium(r.HostedBytes, r.AvailableBytes)
 	if len(r.Connected) <= MaxEndpoints {
 		n.connected = r.Connected
+	}
+	for _, serial := range r.EndedSessions[:min(len(r.EndedSessions), MaxEnded)] {
+		if s := m.session(serial); s != nil {
+			s.unconnected = true
+			m.fences.maybeBegin(s)
+		}
 	}
 	// One that is heard and does not answer is of no use: only probes bring it back.
 	if silent && m.up(n) {
 		m.note("node %s (%d) is heard again", n.rec.Name, n.rec.Id)
-		m.revisit(n)
+		m.reconfig.settleNode(n)
 	}
-	m.answer(waiter, &quarrypb.NodeHeartbeatResponse{})
+	m.setStopping(n, r.Stopping)
+	resp := &quarrypb.NodeHeartbeatResponse{Lacking: uint32(m.reconfig.lacking)}
+	if n.stopping {
+		m.stopAnswer(n, resp)
+	}
+	if pulsed && m.calm(n) {
+		m.beaten(n, m.cfg.CalmHeartbeat)
+		resp.CalmMs = uint32(m.cfg.CalmHeartbeat.Milliseconds())
+	}
+	m.answer(waiter, resp)
 }
 
 // checkNode refuses registrations that no good node sends.
@@ -221,13 +274,24 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 	if len(n.Endpoints) > MaxEndpoints || len(r.Found) > MaxFound {
 		return errorf(Invalid, "node %s: %d endpoints and %d regions, above the limits %d and %d", n.Name, len(n.Endpoints), len(r.Found), MaxEndpoints, MaxFound)
 	}
+	if n.PageBytes&(n.PageBytes-1) != 0 || n.PageBytes > wire.MaxRegionBytes || len(n.Medium) > maxMediumBytes || !utf8.ValidString(n.Medium) {
+		return errorf(Invalid, "node %s: pages of %d bytes in %q: want a power of two up to %d, and a short text", n.Name, n.PageBytes, n.Medium, wire.MaxRegionBytes)
+	}
 	for _, e := range n.Endpoints {
 		if e.Provider == 0 || !goodName(e.Address) || len(e.HostId) > MaxNameBytes {
 			return errorf(Invalid, "node %s: endpoint %v %q: want a provider and an address", n.Name, e.Provider, e.Address)
 		}
 	}
-	foreign := r.Cluster
+	return m.checkFound(r)
+}
+
+// checkFound refuses a node that brings memory of another cluster, or with impossible epochs.
+func (m *Machine) checkFound(r *quarrypb.RegisterNodeRequest) *Error {
+	n, foreign := r.Node, r.Cluster
 	for _, f := range r.Found {
+		if f.Epoch > maxEpoch {
+			return errorf(Invalid, "node %s: region %d at epoch %d, above the limit %d: move its file out of the data folder", n.Name, f.Region, f.Epoch, uint64(maxEpoch))
+		}
 		if len(f.Cluster) > 0 && !bytes.Equal(f.Cluster, m.cluster.Uuid) {
 			foreign = f.Cluster
 		}
@@ -237,6 +301,11 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 	}
 	return nil
 }
+
+const (
+	maxMediumBytes = 4096    // a path
+	maxEpoch       = 1 << 56 // of memory that a node has found: a region's next epoch is above it
+)
 
 // goodName says whether s is printable text of a length that we keep.
 func goodName(s string) bool {

@@ -6,66 +6,79 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// reclaimNext has the regions' primaries take empty blocks back, one region after
+// reclaims has empty blocks taken back, one region after the other.
+type reclaims struct {
+	m         *Machine
+	nextRound int64  // ns; a round over all regions begins then
+	nextPress int64  // ns; clients may be asked again then to give claims back
+	at        uint32 // region that was looked at last in this round; 0 between rounds
+	round     uint64 // its number under this term
+	running   bool   // a region is being looked at
+}
+
+// next is when act is due.
+func (rs *reclaims) next() int64 { return rs.nextRound }
+
+// act has the regions' primaries take empty blocks back, one region after
 // the other. Whether there is anything to take, the agent sees in its own memory;
 // that no two reclaims run at once, wherever they were begun, their passes see to.
-func (m *Machine) reclaimNext() {
-	if m.cfg.ReclaimEvery == 0 || m.reclaiming || m.now < m.reclaims {
+func (rs *reclaims) act() {
+	if rs.m.cfg.ReclaimEvery == 0 || rs.running {
 		return
 	}
-	if m.reclaimed == 0 { // a new round
-		m.lastReclaim++
+	if rs.at == 0 { // a new round
+		rs.round++
 	}
-	i, found := slices.BinarySearchFunc(m.regions, m.reclaimed, func(g *region, id uint32) int { return int(int64(g.rec.Id) - int64(id)) })
+	i, found := slices.BinarySearchFunc(rs.m.regions, rs.at, func(g *region, id uint32) int { return int(int64(g.rec.Id) - int64(id)) })
 	if found {
 		i++
 	}
-	for ; i < len(m.regions); i++ {
-		g := m.regions[i]
-		m.reclaimed = g.rec.Id
-		// A joiner's headers are not whole: what is done to a block is done to all replicas.
-		if g.rec.State == open && g.pub == g.rec && g.job == nil && !slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
-			m.reclaiming = true
-			m.begin(g, m.program(g, quarrypb.WorkKind_WORK_KIND_RECLAIM, m.term<<20+m.lastReclaim), func(bool) { m.reclaiming = false }).once = true
+	for ; i < len(rs.m.regions); i++ {
+		g := rs.m.regions[i]
+		rs.at = g.rec.Id
+		// A rebuilding replica's headers are not whole: what is done to a block is done to all replicas.
+		if g.rec.State == open && g.pub == g.rec && g.job == nil && !rs.m.agents.paused(g) && !slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
+			rs.running = true
+			rs.m.agents.run(g, rs.m.workRequest(g, quarrypb.WorkKind_WORK_KIND_RECLAIM, rs.m.term<<20+rs.round), func(bool) { rs.running = false }).patience = workPatience
 			return
 		}
 	}
-	m.reclaimed, m.reclaims = 0, m.now+int64(m.cfg.ReclaimEvery)
+	rs.at, rs.nextRound = 0, rs.m.now+int64(rs.m.cfg.ReclaimEvery)
 }
 
-// short is when there is no room for another region: a round begins without waiting
+// noRoom is when there is no room for another region: a round begins without waiting
 // for its time, and clients give claims back that they do not use, each of which
 // keeps a whole block. They do when the reclaim epoch rises. Whoever asks again and
 // again changes nothing.
-func (m *Machine) short() {
-	if m.cfg.ReclaimEvery > 0 && m.now >= m.presses {
-		m.presses = m.now + int64(m.cfg.ReclaimEvery)
-		if m.reclaimed == 0 {
-			m.reclaims = m.now
+func (rs *reclaims) noRoom() {
+	if rs.m.cfg.ReclaimEvery > 0 && rs.m.now >= rs.nextPress {
+		rs.nextPress = rs.m.now + int64(rs.m.cfg.ReclaimEvery)
+		if rs.at == 0 {
+			rs.nextRound = rs.m.now
 		}
-		c := m.editCluster()
+		c := rs.m.editCluster()
 		c.ReclaimEpoch++
-		m.putCluster(c)
+		rs.m.putCluster(c)
 	}
 }
 
 // pass raises the reclaim epoch, or says whether the pass of one is complete.
 // Whoever asks is in the middle of an operation, and knows what it does: its own
 // acknowledgement is not waited for.
-func (m *Machine) pass(waiter uint64, r *quarrypb.PassRequest) {
-	s, err := m.liveSession(r.Serial)
+func (ws *waits) pass(waiter uint64, r *quarrypb.PassRequest) {
+	s, err := ws.m.liveSession(r.Serial)
 	switch {
 	case err != nil:
-		m.fail(waiter, err)
-	case r.Epoch > m.log.reclaim:
-		m.fail(waiter, errorf(Invalid, "reclaim epoch %d has not been raised, the present one is %d", r.Epoch, m.log.reclaim))
+		ws.m.fail(waiter, err)
+	case r.Epoch > ws.m.log.reclaim:
+		ws.m.fail(waiter, errorf(Invalid, "reclaim epoch %d has not been raised, the present one is %d", r.Epoch, ws.m.log.reclaim))
 	case r.Epoch != 0:
-		owes := slices.ContainsFunc(m.sessions, func(o *session) bool { return o != s && !m.passed(o, r.Epoch) })
-		m.answer(waiter, &quarrypb.PassResponse{Epoch: r.Epoch, Passed: !owes})
+		owes := slices.ContainsFunc(ws.m.sessions, func(o *session) bool { return o != s && !ws.acknowledged(o, r.Epoch, r.Region) })
+		ws.m.answer(waiter, &quarrypb.PassResponse{Epoch: r.Epoch, Passed: !owes})
 	default:
-		c := m.editCluster()
+		c := ws.m.editCluster()
 		c.ReclaimEpoch++
-		m.putCluster(c)
-		m.answer(waiter, &quarrypb.PassResponse{Epoch: c.ReclaimEpoch})
+		ws.m.putCluster(c)
+		ws.m.answer(waiter, &quarrypb.PassResponse{Epoch: c.ReclaimEpoch})
 	}
 }

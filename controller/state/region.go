@@ -15,19 +15,24 @@ type region struct {
 	rev uint64           // of pub
 	job *job
 
+	exposed   bool  // from a new configuration until each of its replicas has closed all earlier epochs; see expose
 	changing  bool  // a new epoch is on its way into the table
-	lacking   bool  // it has not the replicas that it should have
+	lacks     bool  // its replicas are not those that it should have: too few or too many, OUT, leaving
+	synced    int64 // when a rebuilding replica came in sync last
 	opened    int64 // when it was opened last by this leader
 	short     int64 // since when it has lacked something
 	next      int64 // improve does not look before
 	joining   *node // whose memory is being made for it
 	fresh     fresh
-	copier    *task
+	copier    *program
 	scrubbing bool
-	progress  *quarrypb.WorkResponse // of a reconcile
+	// How often in a row a scrub or a reclaim has been given up, and when the next may begin.
+	failures int
+	idle     int64
+	progress *quarrypb.WorkResponse // of a reconcile
 }
 
-// fresh is a joiner whose memory was zeroed before an epoch, and was not open since.
+// fresh is a rebuilding replica whose memory was zeroed before an epoch, and was not open since.
 type fresh struct {
 	node  uint32
 	epoch uint64
@@ -48,6 +53,12 @@ func (g *region) on(node uint32) *quarrypb.Replica {
 	return nil
 }
 
+// serves says whether clients may have keys of a region: it is in the table, or on its
+// way there, and not lost.
+func serves(rec *quarrypb.Region) bool {
+	return published(rec) && rec.State != regionLost && rec.State != removed
+}
+
 // account adds a region's replicas to their nodes, or takes them away.
 func (m *Machine) account(rec *quarrypb.Region, sign int) {
 	for i, r := range rec.Replicas {
@@ -59,7 +70,7 @@ func (m *Machine) account(rec *quarrypb.Region, sign int) {
 			n.primary += sign
 		}
 		n.assigned += uint64(sign) * rec.SizeBytes
-		if r.State != quarrypb.ReplicaState_REPLICA_STATE_OUT {
+		if r.State != out && serves(rec) {
 			n.hosts += sign
 		}
 	}
@@ -73,11 +84,12 @@ func (m *Machine) regionChange(g *region, rec *quarrypb.Region, then func(rev ui
 	}
 	m.account(rec, +1)
 	if g.rec != nil && g.rec.Epoch != rec.Epoch {
-		m.endTasks(g)
+		m.agents.endPrograms(g)
 	}
+	rec.Condition = condition(rec, m.reach(rec))
 	g.rec = rec
-	m.look(g)
-	m.fencesDirty = true // a node may have stopped hosting
+	m.reconfig.updateLacks(g)
+	m.fences.dirty = true // a node may have stopped hosting
 	return change{regionKey(rec.Id), rec, func(rev uint64) {
 		if published(rec) {
 			g.pub, g.rev = rec, rev
@@ -89,113 +101,124 @@ func (m *Machine) regionChange(g *region, rec *quarrypb.Region, then func(rev ui
 	}}
 }
 
-func (m *Machine) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest, random []byte) {
+func (rc *reconfig) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest, random []byte) {
 	r = proto.CloneOf(r)
 	if r.Count == 0 {
 		r.Count = 1
 	}
-	if r.SizeBytes == 0 {
-		r.SizeBytes = m.cfg.RegionBytes
+	if r.Replicas == 0 {
+		r.Replicas = rc.m.defaultReplicas()
 	}
 	if r.Durability == 0 {
 		r.Durability = quarrypb.Durability_DURABILITY_MEM
 	}
-	if err := m.checkCreate(r, random); err != nil {
-		m.fail(waiter, err)
+	if err := rc.checkCreate(r, random); err != nil {
+		rc.m.fail(waiter, err)
 		return
 	}
-	if r.UnlessNewerThan != nil && m.joinCreation(waiter, r) {
+	if r.UnlessNewerThan != nil && rc.joinCreation(waiter, r) {
 		return
 	}
-	taken := make([]uint64, len(m.nodes))
-	primaries := m.primaries()
-	sets := make([][]*node, r.Count)
-	for i := range sets {
-		set, err := m.place(r, taken)
-		if err != nil {
-			if err.Code == Exhausted {
-				m.short()
-			}
-			m.fail(waiter, err)
-			return
+	rc.create([]uint64{waiter}, r, random, nil, len(rc.m.nodes))
+}
+
+// create makes regions and answers all who wait for them. refused is why nodes that were
+// chosen before had no room; nil at first. tries bounds the attempts that are left.
+func (rc *reconfig) create(waiters []uint64, r *quarrypb.CreateRegionRequest, random []byte, refused *Error, tries int) {
+	fail := func(waiters []uint64, err *Error) {
+		if err.Code == Exhausted {
+			rc.m.reclaims.noRoom()
 		}
-		for _, n := range set {
-			taken[n.at] += r.SizeBytes
+		for _, w := range waiters {
+			rc.m.fail(w, err)
 		}
-		m.fewestFirst(set, primaries)
-		sets[i] = set
 	}
-	c := m.editCluster()
+	sets, err := rc.m.placeAll(r)
+	if err != nil {
+		if refused != nil {
+			err = errorf(Exhausted, "%s; %s", err.Text, refused.Text)
+		}
+		fail(waiters, err)
+		return
+	}
+	c := rc.m.editCluster()
 	changes := []change{}
 	var made []*region
 	for i, set := range sets {
 		rec := &quarrypb.Region{
-			Id: c.NextRegion, Uuid: slices.Clone(random[16*i : 16*i+16]), SizeBytes: r.SizeBytes, Epoch: 1,
+			Id: c.NextRegion, Uuid: slices.Clone(random[16*i : 16*i+16]), SizeBytes: set.bytes, Epoch: 1,
 			State: quarrypb.RegionState_REGION_STATE_CREATING, Durability: r.Durability, WantReplicas: r.Replicas,
 		}
 		c.NextRegion++
-		for _, n := range set {
+		for _, n := range set.nodes {
 			rec.Replicas = append(rec.Replicas, &quarrypb.Replica{
 				Node: n.rec.Id, Incarnation: n.rec.Incarnation, State: quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC,
 			})
 		}
 		g := &region{}
-		changes = append(changes, m.regionChange(g, rec, nil))
-		m.regions = append(m.regions, g) // numbers rise
+		changes = append(changes, rc.m.regionChange(g, rec, nil))
+		rc.m.regions = append(rc.m.regions, g) // numbers rise
 		made = append(made, g)
 	}
-	m.stage(append(changes, m.clusterChange(c))...)
+	rc.m.stage(append(changes, rc.m.clusterChange(c))...)
 
-	j := m.newJob(made)
-	j.waiters = []uint64{waiter}
+	j := rc.m.agents.newJob(made)
+	j.waiters = waiters
 	j.give = true
 	j.fail = func(err *Error) {
-		m.note("%d regions could not be made: %v", len(made), err)
-		for _, w := range j.waiters {
-			m.fail(w, err)
+		rc.m.note("%d regions could not be made: %v", len(made), err)
+		if err.Code != Exhausted || tries <= 1 {
+			fail(j.waiters, err)
+			rc.undo(made, func() {})
+			return
 		}
-		m.undo(made)
+		// A node that was chosen has no room. It is left out for a time. A creation tries at
+		// most once for each node: slow refusals may outlast that time.
+		rc.undo(made, func() { rc.create(j.waiters, r, random, err, tries-1) })
 	}
-	j.step(m.legs(made, m.host(false)), func() {
-		// Nodes that hosted nothing were told of fences, but nobody waited for them.
-		j.gate = func() bool { return m.owesNothing(made) }
-		j.step(m.legs(made, m.openAt(1)), func() { m.publish(j, made) })
+	// Fences do not wait for the nodes of a region that is being made: nobody can use it,
+	// and one of them may die. So each of them has acknowledged every fence that is
+	// complete when the region enters the table (the gate is looked at up to then); from
+	// then on fences wait for them.
+	j.step(rc.m.legs(made, rc.m.host(false)), func() {
+		j.gate = func() bool { return rc.m.owesNothing(made) }
+		j.step(rc.m.legs(made, rc.m.openAt(1)), func() { rc.publish(j, made) })
 	})
 }
 
 // publish ends a creation: the regions enter the table.
-func (m *Machine) publish(j *job, made []*region) {
+func (rc *reconfig) publish(j *job, made []*region) {
 	changes := []change{}
 	resp := &quarrypb.CreateRegionResponse{}
 	for _, g := range made {
 		rec := proto.CloneOf(g.rec)
 		rec.State = quarrypb.RegionState_REGION_STATE_OPEN
-		changes = append(changes, m.regionChange(g, rec, nil))
+		changes = append(changes, rc.m.regionChange(g, rec, nil))
 		resp.Regions = append(resp.Regions, rec)
-		m.note("region %d is open with %d replicas of %s", rec.Id, len(rec.Replicas), bytesText(rec.SizeBytes))
+		rc.m.note("region %d is open with %d replicas of %s", rec.Id, len(rec.Replicas), bytesText(rec.SizeBytes))
 	}
-	m.stage(changes...)
+	rc.m.stage(changes...)
 	j.end()
 	for _, w := range j.waiters {
-		m.answer(w, resp)
+		rc.m.answer(w, resp)
 	}
 }
 
-func (m *Machine) checkCreate(r *quarrypb.CreateRegionRequest, random []byte) *Error {
+func (rc *reconfig) checkCreate(r *quarrypb.CreateRegionRequest, random []byte) *Error {
 	if r.Replicas < 1 || r.Replicas > MaxReplicas {
 		return errorf(Invalid, "%d replicas: want 1 to %d", r.Replicas, MaxReplicas)
 	}
 	if r.Count > MaxCount {
 		return errorf(Invalid, "%d regions in one request: want at most %d", r.Count, MaxCount)
 	}
-	if _, err := wire.NewGeometry(r.SizeBytes); err != nil {
+	if _, err := wire.NewGeometry(r.SizeBytes); err != nil && r.SizeBytes != 0 {
 		return errorf(Invalid, "%v", err)
 	}
 	if r.Durability > quarrypb.Durability_DURABILITY_PMEM || r.Durability < 0 {
 		return errorf(Invalid, "durability %d: want mem or pmem", r.Durability)
 	}
-	if len(m.regions)+int(r.Count) > MaxRegions {
-		return errorf(Exhausted, "the cluster has %d regions, the most there can be are %d", len(m.regions), MaxRegions)
+	if len(rc.m.regions)+int(r.Count) > MaxRegions {
+		return errorf(Exhausted, "the cluster has %d regions, the most there can be are %d", len(rc.m.regions), MaxRegions)
 	}
 	if len(random) < 16*int(r.Count) {
 		return errorf(Internal, "%d random bytes for %d regions", len(random), r.Count)
@@ -205,15 +228,15 @@ func (m *Machine) checkCreate(r *quarrypb.CreateRegionRequest, random []byte) *E
 
 // joinCreation answers a request by newer regions of the same kind that others have
 // asked for, made or in the making.
-func (m *Machine) joinCreation(waiter uint64, r *quarrypb.CreateRegionRequest) bool {
+func (rc *reconfig) joinCreation(waiter uint64, r *quarrypb.CreateRegionRequest) bool {
 	resp := &quarrypb.CreateRegionResponse{}
 	var making *job
-	for _, g := range m.regions {
-		if g.rec.Id <= *r.UnlessNewerThan || g.rec.WantReplicas != r.Replicas || g.rec.Durability != r.Durability {
+	for _, g := range rc.m.regions {
+		if g.rec.Id <= *r.UnlessNewerThan || !sameKind(g.rec, r) {
 			continue
 		}
 		switch {
-		case g.pub != nil && g.rec.State == quarrypb.RegionState_REGION_STATE_OPEN:
+		case g.pub != nil && g.rec.Usable():
 			resp.Regions = append(resp.Regions, g.pub)
 		case g.job != nil && g.job.give && g.job.err == nil:
 			making = g.job
@@ -221,7 +244,7 @@ func (m *Machine) joinCreation(waiter uint64, r *quarrypb.CreateRegionRequest) b
 	}
 	switch {
 	case len(resp.Regions) > 0:
-		m.answer(waiter, resp)
+		rc.m.answer(waiter, resp)
 	case making != nil:
 		making.waiters = append(making.waiters, waiter)
 	default:
@@ -231,20 +254,40 @@ func (m *Machine) joinCreation(waiter uint64, r *quarrypb.CreateRegionRequest) b
 }
 
 // undo takes back regions that are not in the table: their memory first, so that a
-// new leader finds the records of what is left to do.
-func (m *Machine) undo(gone []*region) {
-	j := m.newJob(gone)
-	j.step(m.legs(gone, m.drop), func() {
+// new leader finds the records of what is left to do. A node that is lost meanwhile is
+// not waited for: it drops the memory when it answers or registers again. then runs at
+// the end.
+func (rc *reconfig) undo(gone []*region, then func()) {
+	j := rc.m.agents.newJob(gone)
+	legs := rc.m.legs(gone, rc.m.drop)
+	for _, l := range legs {
+		l.waive = func() bool {
+			if l.n.lost {
+				l.n.drops = append(l.n.drops, l.msg)
+			}
+			return l.n.lost || l.n.rec.State == nodeDown
+		}
+	}
+	j.step(legs, func() {
 		changes := []change{}
 		for _, g := range gone {
-			m.account(g.rec, -1)
-			changes = append(changes, change{regionKey(g.rec.Id), nil, nil})
-			m.regions = slices.DeleteFunc(m.regions, func(o *region) bool { return o == g })
+			changes = append(changes, rc.strike(g))
 		}
-		m.stage(changes...)
-		m.fencesDirty = true
+		rc.m.stage(changes...)
 		j.end()
+		then()
 	})
+}
+
+// strike is the change that takes a region out of the records, which the machine
+// forgets at once. Nothing waits for it any more.
+func (rc *reconfig) strike(g *region) change {
+	rc.m.account(g.rec, -1)
+	rc.m.agents.endPrograms(g)
+	rc.m.regions = slices.DeleteFunc(rc.m.regions, func(o *region) bool { return o == g })
+	rc.m.fences.unexpose(g)
+	rc.m.fences.dirty, rc.m.fences.certsDirty = true, true
+	return change{regionKey(g.rec.Id), nil, nil}
 }
 
 // legs are one call for each replica that takes part.
@@ -290,7 +333,7 @@ func (m *Machine) drop(g *region, n *node) *leg {
 func (m *Machine) owesNothing(regions []*region) bool {
 	for _, g := range regions {
 		for _, r := range g.rec.Replicas {
-			if n := m.node(r.Node); n != nil && r.State != out && len(n.owed) > 0 {
+			if n := m.node(r.Node); n != nil && r.State != out && (!n.seen || len(n.owed) > 0) {
 				return false
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/slab"
 )
 
 // rig drives a machine by hand: it is the store, the clock and the agents. Nothing
@@ -35,10 +36,14 @@ type rig struct {
 	beats      []*quarrypb.Node // nodes that keep sending heartbeats
 	deposed    bool             // no more Lead
 	scrubEvery time.Duration
+	calm       time.Duration // CalmHeartbeat
+	ids        uint32        // SessionIDs
 	// Probes are answered as time passes: by nodes that are not dead, as the machine knows them.
-	probes []Call
-	dead   map[uint32]bool
-	beat   uint64 // waiter of the last heartbeat of a node
+	probes   []Call
+	dead     map[uint32]bool
+	unfit    map[uint32]string // what nodes say of themselves with a probe
+	stopping map[uint32]bool   // nodes whose heartbeats say that they stop
+	beat     uint64            // waiter of the last heartbeat of a node
 
 	pendingBeats []*quarrypb.Node // of a transcript: nodes that wait to be let in
 }
@@ -46,7 +51,7 @@ type rig struct {
 const testLease = 3 * time.Second
 
 func newRig(t testing.TB) *rig {
-	r := &rig{t: t, records: map[string]Record{}, answers: map[uint64]Answer{}, beat: 1 << 32, dead: map[uint32]bool{}}
+	r := &rig{t: t, records: map[string]Record{}, answers: map[uint64]Answer{}, beat: 1 << 32, dead: map[uint32]bool{}, unfit: map[uint32]string{}, stopping: map[uint32]bool{}}
 	r.start()
 	return r
 }
@@ -65,7 +70,7 @@ func (r *rig) start() {
 	for i := range random {
 		random[i] = byte(i)
 	}
-	m, acts, err := New(Config{Lease: testLease, NodeHeartbeat: time.Second, RegionBytes: 16 << 20, Version: "test", ReplaceAfter: 10 * time.Second, ScrubEvery: r.scrubEvery}, r.term, r.now, all, random)
+	m, acts, err := New(Config{Lease: testLease, NodeHeartbeat: time.Second, CalmHeartbeat: r.calm, RegionBytes: 16 << 20, Version: "test", ReplaceAfter: 10 * time.Second, ScrubEvery: r.scrubEvery, SessionIDs: r.ids}, r.term, r.now, all, random)
 	require.NoError(r.t, err)
 	r.m = m
 	r.take(acts)
@@ -75,7 +80,20 @@ func (r *rig) start() {
 func (r *rig) step(ev Event) []Action {
 	r.stepped = r.m.Step(r.now, ev)
 	r.take(r.stepped)
+	r.conditionsHold()
 	return r.stepped
+}
+
+// conditionsHold checks after every step of every test that each region's record shows
+// what its record and the health of its nodes say, and lists no more replicas than clients
+// and nodes take.
+func (r *rig) conditionsHold() {
+	for _, g := range r.m.regions[:min(len(r.m.regions), 64)] {
+		if !g.changing && !r.m.down {
+			require.Equal(r.t, condition(g.rec, r.m.reach(g.rec)), g.rec.Condition, "region %d: %v", g.rec.Id, g.rec)
+		}
+		require.LessOrEqual(r.t, len(g.rec.Replicas), slab.MaxReplicas, "clients refuse a table with region %d: %v", g.rec.Id, g.rec)
+	}
 }
 
 func (r *rig) take(acts []Action) {
@@ -86,7 +104,7 @@ func (r *rig) take(acts []Action) {
 			require.LessOrEqual(r.t, len(a.Ops), maxOps)
 			r.commit = &a
 		case Call:
-			if _, ping := a.Msg.(*quarrypb.PingRequest); ping && a.Timeout == int64(probeTimeout) {
+			if _, ping := a.Msg.(*quarrypb.PingRequest); ping && a.Timeout == int64(DefaultProbeTimeout) {
 				r.probes = append(r.probes, a)
 				break
 			}
@@ -194,7 +212,7 @@ func (r *rig) advance(d time.Duration) {
 		}
 		for _, n := range r.beats {
 			r.beat++
-			r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: n.Id, Incarnation: n.Incarnation}})
+			r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: n.Id, Incarnation: n.Incarnation, Stopping: r.stopping[n.Id]}})
 		}
 		r.step(Tick{})
 		r.answerProbes()
@@ -216,7 +234,7 @@ func (r *rig) answerProbe() {
 	c := r.probes[i]
 	r.probes = slices.Delete(r.probes, i, i+1)
 	n := r.m.node(c.Node)
-	r.step(Reply{Call: c.ID, Msg: &quarrypb.PingResponse{Id: n.rec.Id, Incarnation: n.rec.Incarnation}})
+	r.step(Reply{Call: c.ID, Msg: &quarrypb.PingResponse{Id: n.rec.Id, Incarnation: n.rec.Incarnation, Unfit: r.unfit[n.rec.Id]}})
 }
 
 // answerProbes answers for every node that is not dead. What follows shows as stepped.
@@ -229,7 +247,7 @@ func (r *rig) answerProbes() {
 		if n := r.m.node(c.Node); r.dead[c.Node] {
 			ev.Err = errors.New("connection refused")
 		} else {
-			ev.Msg = &quarrypb.PingResponse{Id: n.rec.Id, Incarnation: n.rec.Incarnation}
+			ev.Msg = &quarrypb.PingResponse{Id: n.rec.Id, Incarnation: n.rec.Incarnation, Unfit: r.unfit[n.rec.Id]}
 		}
 		all = append(all, r.step(ev)...)
 	}
@@ -415,6 +433,9 @@ func showTable(t *quarrypb.Table) string {
 	for _, g := range t.Regions {
 		out += " " + showRegion(g)
 	}
+	for _, id := range t.DroppedRegions {
+		out += fmt.Sprintf(" -r%d", id)
+	}
 	return out
 }
 
@@ -432,5 +453,9 @@ func showRegion(g *quarrypb.Region) string {
 			out += ":" + strings.TrimPrefix(r.State.String(), "REPLICA_STATE_")
 		}
 	}
-	return out + ")"
+	out += ")"
+	if g.Shown() == unavailable {
+		out += " UNAVAILABLE"
+	}
+	return out
 }

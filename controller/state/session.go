@@ -29,7 +29,13 @@ type session struct {
 	ackTable   uint64
 	ackReclaim uint64
 	revokers   []uint64 // waiters of RevokeSession
-	retiring   bool     // scrubbed, and waits for the others: see retire
+	fenceBegan int64    // when its fence began, or when this leader found it begun
+	// Since the last heartbeat: the connection that it came over has ended; the last
+	// connection to some storage node has. See maybeBegin.
+	unheard, unconnected bool
+	batched              bool // some scrub is for it
+	retiring             bool // scrubbed, and waits for the others: see retire
+	resting              bool // closed and fenced; the record stays until its id has rested: see resting
 }
 
 // lease is how long we count a lease: a client whose clock is slower than ours
@@ -49,9 +55,16 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		m.fail(waiter, errorf(Exhausted, "%d sessions are live, the most there can be: close some", m.live))
 		return
 	}
-	id := m.freeID(m.cluster.LastSession)
+	id := m.ids.free(m.cluster.LastSession)
+	if !r.Agent && m.ids.left() <= m.ids.forAgents {
+		id = 0
+	}
 	if id == 0 {
-		m.fail(waiter, errorf(Exhausted, "no session id is free: %d are in use, of them %d of ended sessions that wait for a scrub", len(m.sessions), len(m.sessions)-m.live))
+		id = m.ids.longestResting()
+	}
+	if id == 0 {
+		m.ids.raise()
+		m.fail(waiter, errorf(Exhausted, "no session id is free: %d are in use, of them %d of ended sessions that wait for a scrub; %d of closed ones rest", len(m.sessions)-m.ids.kept(), len(m.sessions)-m.live-m.ids.kept(), len(m.ids.resting)))
 		return
 	}
 	c := m.editCluster()
@@ -63,21 +76,22 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 	m.stage(m.clusterChange(c), change{sessionKey(rec.Serial), rec, nil})
 	t := rdma.Ticket{Cluster: [16]byte(m.cluster.Uuid), Session: id, Serial: rec.Serial, Rights: rights}
 	t.Sign([32]byte(m.cluster.TicketKey))
-	m.answer(waiter, &quarrypb.OpenSessionResponse{
+	m.emit(Answer{Waiter: waiter, bare: r.NoRows, Msg: &quarrypb.OpenSessionResponse{
+		DefaultReplicas: m.defaultReplicas(),
 		Ticket: &quarrypb.Ticket{
 			Cluster: m.cluster.Uuid, Session: id, Serial: t.Serial, Rights: rec.Rights, Mark: t.Mark[:],
 		},
 		LeaseMs: uint32(m.cfg.Lease.Milliseconds()),
-	})
+	}})
 }
 
-// freeID is the first unused id behind last, around the end; 0 if there is none.
+// free is the first unused id behind last, around the end; 0 if there is none.
 // It looks at each word of the map at most once, and at the first one twice.
-func (m *Machine) freeID(last uint32) uint32 {
+func (x *sessionIDs) free(last uint32) uint32 {
 	first := (last + 1) % (wire.MaxSession + 1)
 	word, mask := first/64, ^uint64(0)<<(first%64)
 	for range idWords + 1 {
-		if free := ^m.idUsed[word] & mask; free != 0 {
+		if free := ^x.used[word] & mask; free != 0 {
 			return word*64 + uint32(bits.TrailingZeros64(free))
 		}
 		word, mask = (word+1)%idWords, ^uint64(0)
@@ -89,7 +103,7 @@ func (m *Machine) freeID(last uint32) uint32 {
 func (m *Machine) addSession(s *session) {
 	m.sessions = append(m.sessions, s)
 	m.byID[s.rec.Session] = s
-	m.idUsed[s.rec.Session/64] |= 1 << (s.rec.Session % 64)
+	m.ids.used[s.rec.Session/64] |= 1 << (s.rec.Session % 64)
 	if s.rec.State == stateLive {
 		m.live++
 	}
@@ -100,7 +114,7 @@ func (m *Machine) addSession(s *session) {
 func (m *Machine) forget(s *session) {
 	m.sessions = slices.DeleteFunc(m.sessions, func(o *session) bool { return o == s })
 	delete(m.byID, s.rec.Session)
-	m.idUsed[s.rec.Session/64] &^= 1 << (s.rec.Session % 64)
+	m.ids.used[s.rec.Session/64] &^= 1 << (s.rec.Session % 64)
 	m.stage(change{sessionKey(s.rec.Serial), nil, nil})
 }
 
@@ -138,13 +152,14 @@ func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
 	// A lease that is over, and that no decision has counted as over, goes on: such
 	// a decision begins with the fence.
 	s.until = m.now + m.lease()
+	s.unheard, s.unconnected = false, false
 	s.ackTable = max(s.ackTable, min(r.TableRevision, m.log.revision))
 	s.ackReclaim = max(s.ackReclaim, min(r.ReclaimEpoch, m.log.reclaim))
-	m.waitsDirty = len(m.waits) > 0
+	m.waits.dirty = len(m.waits.list) > 0
 	m.troubled(s, r.Troubles)
 	m.emit(Answer{
-		Waiter: waiter, since: r.TableRevision,
-		Msg: &quarrypb.HeartbeatResponse{LeaseMs: uint32(m.cfg.Lease.Milliseconds())},
+		Waiter: waiter, since: r.TableRevision, bare: r.NoRows,
+		Msg: &quarrypb.HeartbeatResponse{LeaseMs: uint32(m.cfg.Lease.Milliseconds()), DefaultReplicas: m.defaultReplicas()},
 	})
 }
 
@@ -155,13 +170,16 @@ func (m *Machine) closeSession(waiter uint64, r *quarrypb.CloseSessionRequest) {
 		return
 	}
 	// Its ticket must not work again, though nobody waits for that.
-	m.end(s, stateClosing)
+	m.fences.begin(s, stateClosing)
 	m.answer(waiter, &quarrypb.CloseSessionResponse{})
 }
 
 func (m *Machine) listSessions(waiter uint64) {
 	resp := &quarrypb.ListSessionsResponse{}
 	for _, s := range m.sessions {
+		if s.resting {
+			continue
+		}
 		rec := proto.CloneOf(s.rec)
 		left := max(0, s.until-m.now)
 		if rec.State == stateLive && left == 0 {
@@ -190,7 +208,7 @@ func (m *Machine) scrubbed(waiter uint64, serials []uint64) {
 			return
 		}
 	}
-	m.retire(serials, func() { m.answer(waiter, Done{}) })
+	m.ids.retire(serials, func() { m.answer(waiter, Done{}) })
 }
 
 // retire forgets scrubbed sessions once nobody can still be about to change a word
@@ -198,15 +216,15 @@ func (m *Machine) scrubbed(waiter uint64, serials []uint64) {
 // execute late, and must not find the id in the hand of a new session that counts
 // from one again. Whoever began before the epoch has finished when it has passed, and
 // who begins later meets none of the ids.
-func (m *Machine) retire(serials []uint64, done func()) {
+func (x *sessionIDs) retire(serials []uint64, done func()) {
 	for _, serial := range serials {
-		if s := m.session(serial); s != nil {
+		if s := x.m.session(serial); s != nil {
 			s.retiring = true
 		}
 	}
-	m.retired = append(m.retired, retired{serials, done})
-	if len(m.retired) == 1 {
-		m.retireNext(0)
+	x.retiring = append(x.retiring, retired{serials, done})
+	if len(x.retiring) == 1 {
+		x.retireNext(0)
 	}
 }
 
@@ -218,26 +236,30 @@ type retired struct {
 
 // retireNext forgets the first n and raises the epoch for the others together: one
 // wait at a time, however long a call keeps its session from acknowledging.
-func (m *Machine) retireNext(n int) {
-	for _, r := range m.retired[:n] {
+func (x *sessionIDs) retireNext(n int) {
+	for _, r := range x.retiring[:n] {
 		for _, serial := range r.serials {
-			if s := m.session(serial); s != nil {
-				m.forget(s)
+			if s := x.m.session(serial); s != nil {
+				x.m.forget(s)
 			}
 		}
 		r.done()
 	}
-	if m.retired = slices.Delete(m.retired, 0, n); len(m.retired) > 0 {
-		waiting := len(m.retired)
-		m.raise(func(uint64) { m.retireNext(waiting) })
+	if x.retiring = slices.Delete(x.retiring, 0, n); len(x.retiring) > 0 {
+		waiting := len(x.retiring)
+		x.m.waits.awaitGrace(func(uint64) { x.retireNext(waiting) })
 	}
 }
 
 func (m *Machine) status(waiter uint64) {
 	m.answer(waiter, &quarrypb.StatusResponse{
-		Progress:       m.progress(),
-		LiveSessions:   uint32(m.live),
-		FencedSessions: uint32(len(m.sessions) - m.live),
-		Version:        m.cfg.Version,
+		DefaultReplicas: m.defaultReplicas(),
+		Progress:        m.agents.progress(),
+		LiveSessions:    uint32(m.live),
+		FencedSessions:  uint32(len(m.sessions) - m.live - m.ids.kept()),
+		FencingSessions: uint32(len(m.fences.pending)),
+		OldestFenceMs:   m.fences.oldestAge(),
+		EarlyFences:     m.fences.early,
+		Version:         m.cfg.Version,
 	})
 }

@@ -14,6 +14,31 @@ const (
 	quarantine = 30 * time.Second
 )
 
+// unfitFor is how long a node is left after it has called itself unfit.
+const unfitFor = 2 * time.Second
+
+// judgeFit takes what a node says of itself with a probe. One that cannot carry out
+// fences holds up whoever waits for one, so it is left as if it were lost, where other
+// replicas can go on. Never two at a time: what they have in common, such as a full disk
+// array, would leave regions with nobody.
+func (m *Machine) judgeFit(n *node, unfit string) {
+	if n.unfit = unfit; unfit == "" {
+		return
+	}
+	if !n.lost {
+		for _, o := range m.nodes {
+			if o != n && o.rec.State != nodeDown && (o.unfit != "" && o.fails < suspectProbes || m.now < o.sickUntil) {
+				return
+			}
+		}
+	}
+	n.sickUntil = max(n.sickUntil, m.now+int64(unfitFor))
+	if !n.lost {
+		m.note("node %s (%d) answers probes, but is unfit: %s", n.rec.Name, n.rec.Id, n.unfit)
+		m.lose(n)
+	}
+}
+
 // complaint is what one client says of one node.
 type complaint struct {
 	serial      uint64

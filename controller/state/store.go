@@ -27,6 +27,13 @@ func nodeKey(id uint32) string        { return fmt.Sprintf("%s%08x", nodePrefix,
 func regionKey(id uint32) string      { return fmt.Sprintf("%s%08x", regionPrefix, id) }
 func sessionKey(serial uint64) string { return fmt.Sprintf("%s%016x", sessionPrefix, serial) }
 
+// SessionKey is the key of a session's record, which changes when the session is no
+// longer live, and not before.
+func SessionKey(serial uint64) string { return sessionKey(serial) }
+
+// IsLive says whether a session's record is that of a live one.
+func IsLive(rec *quarrypb.Session) bool { return rec.State == stateLive }
+
 // batch is a transaction in the making, and what is held back until it is in.
 type batch struct {
 	ops  []Op
@@ -41,6 +48,9 @@ type store struct {
 	revs  map[string]uint64 // committed revision of every record
 	queue []*batch
 	out   bool
+	// actions are those of this step; ready are those of earlier steps whose transaction is
+	// committed.
+	actions, ready []Action
 }
 
 // change is one record's new value; a nil message deletes it.
@@ -82,14 +92,14 @@ func (m *Machine) stage(cs ...change) {
 
 // release ends a step: the actions that may be carried out now.
 func (m *Machine) release() []Action {
-	acts := m.ready
+	acts := m.store.ready
 	if n := len(m.store.queue); n > 0 {
 		b := m.store.queue[n-1]
-		b.held = append(b.held, m.out...)
+		b.held = append(b.held, m.store.actions...)
 	} else {
-		acts = append(acts, m.filled(m.out)...)
+		acts = append(acts, m.filled(m.store.actions)...)
 	}
-	m.ready, m.out = nil, nil
+	m.store.ready, m.store.actions = nil, nil
 	if s := &m.store; len(s.queue) > 0 && !s.out {
 		b := s.queue[0]
 		for i := range b.ops {
@@ -119,11 +129,11 @@ func (m *Machine) committed(rev uint64) {
 	}
 	if m.log.revision > before {
 		m.log.compact(m)
-		m.ready = append(m.ready, TableChanged{Revision: m.log.revision})
+		m.store.ready = append(m.store.ready, TableChanged{Revision: m.log.revision})
 	}
 	// What was held follows from what is committed now: it does not wait for anything staged since.
-	m.ready = append(m.ready, m.filled(b.held)...)
-	m.waitsDirty = true
+	m.store.ready = append(m.store.ready, m.filled(b.held)...)
+	m.waits.dirty = true
 }
 
 func (m *Machine) filled(acts []Action) []Action {
@@ -142,11 +152,11 @@ func (m *Machine) fill(a Action) Action {
 	switch r := ans.Msg.(type) {
 	case *quarrypb.OpenSessionResponse:
 		if r.Table == nil {
-			r.Table = m.log.since(m, 0)
+			r.Table = m.log.answer(m, 0, ans.bare)
 		}
 	case *quarrypb.HeartbeatResponse:
 		if r.Table == nil && m.log.revision > ans.since {
-			r.Table = m.log.since(m, ans.since)
+			r.Table = m.log.answer(m, ans.since, ans.bare)
 		}
 		r.ReclaimEpoch = m.log.reclaim
 	case *quarrypb.Table:
@@ -179,7 +189,7 @@ func (m *Machine) load(r Record) error {
 	case strings.HasPrefix(r.Key, nodePrefix):
 		rec := &quarrypb.Node{}
 		if err = proto.Unmarshal(r.Value, rec); err == nil {
-			n := &node{rec: rec, pub: rec, rev: r.Revision, heard: m.now}
+			n := &node{rec: rec, pub: rec, rev: r.Revision, heard: m.now, due: m.now + m.suspectAfter()}
 			m.nodes = append(m.nodes, n)
 			m.nodeByName[rec.Name] = n
 		}

@@ -55,6 +55,15 @@ func (l *tableLog) rebuild(m *Machine) {
 	}
 }
 
+// answer is since, without rows for whoever asks for none: programs of agents are told
+// the rows that they work on, and a large cluster has more than one answer may hold.
+func (l *tableLog) answer(m *Machine, since uint64, bare bool) *quarrypb.Table {
+	if bare {
+		return &quarrypb.Table{Cluster: m.cluster.Uuid, Revision: l.revision, ReclaimEpoch: l.reclaim, SinceRevision: since}
+	}
+	return l.since(m, since)
+}
+
 // since is the committed table as a change of revision since; whole if since is 0
 // or not a revision of ours.
 func (l *tableLog) since(m *Machine, since uint64) *quarrypb.Table {
@@ -67,7 +76,7 @@ func (l *tableLog) since(m *Machine, since uint64) *quarrypb.Table {
 			}
 		}
 		for _, g := range m.regions {
-			if g.pub != nil {
+			if g.pub != nil && g.pub.State != removed {
 				t.Regions = append(t.Regions, g.pub)
 			}
 		}
@@ -81,6 +90,10 @@ func (l *tableLog) since(m *Machine, since uint64) *quarrypb.Table {
 				t.Nodes = append(t.Nodes, n.pub)
 			}
 		} else if g := m.region(e.id); g != nil && g.rev == e.rev && g.pub != nil {
+			if g.pub.State == removed {
+				t.DroppedRegions = append(t.DroppedRegions, e.id)
+				continue
+			}
 			t.Regions = append(t.Regions, g.pub)
 		}
 	}
@@ -93,8 +106,13 @@ func (m *Machine) statusTable() *quarrypb.Table {
 	for i, rec := range t.Nodes {
 		n := m.node(rec.Id)
 		rec = proto.CloneOf(rec)
-		rec.HostedBytes = n.assigned
+		rec.HostedBytes, rec.UsedBytes = n.assigned, n.used
+		rec.Trouble = n.unfit
 		rec.Connected = n.connected
+		if n.medium != nil {
+			left := *n.medium - min(*n.medium, n.assigned)
+			rec.AvailableBytes = &left
+		}
 		if rec.State == quarrypb.NodeState_NODE_STATE_UP && !m.up(n) {
 			rec.State = quarrypb.NodeState_NODE_STATE_SILENT
 		}
@@ -104,7 +122,7 @@ func (m *Machine) statusTable() *quarrypb.Table {
 }
 
 func (m *Machine) node(id uint32) *node {
-	// Ids rise by one, and no node is ever taken out: that is where it is.
+	// Ids rise by one: that is where it is unless one before it was forgotten.
 	if i := int(id) - 1; i >= 0 && i < len(m.nodes) && m.nodes[i].rec.Id == id {
 		return m.nodes[i]
 	}

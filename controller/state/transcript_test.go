@@ -25,12 +25,14 @@ import (
 //	create replicas=2 [count=] [mib=] [unless=]
 //	reclaim | scrubbed serial=1
 //	mute NAME        its heartbeats stop; it answers probes
-//	kill NAME        it does neither; heal NAME: both again, in the same life
-//	add|drain NAME | remove NAME [force] | move region=1 [from=] [to=] | rebalance [dry]
+//	kill NAME        it does neither; heal NAME: both again, in the same incarnation
+//	add|drain NAME | remove NAME [force] [accept] | forget NAME | remove-region region=1 [lost] | move region=1 [from=] [to=] | rebalance [dry]
+//	unfit NAME       it answers probes, and says that it cannot carry out fences; fit NAME: it can again
 //	scrubs           from here on fenced sessions are scrubbed
 //	trouble serial=1 node=2    a heartbeat of a client that cannot work with a node
 //	advance 1s       time passes
 //	deposed          the leader cannot renew its lead
+//	shown            the states of regions and nodes as users see them
 //	restart          another controller leads
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -153,7 +155,18 @@ func (r *rig) play(t *testing.T, d *datadriven.TestData) string {
 	case "drain":
 		ask(&quarrypb.DrainNodeRequest{Name: arg(0)})
 	case "remove":
-		ask(&quarrypb.RemoveNodeRequest{Name: arg(0), Force: d.HasArg("force")})
+		ask(&quarrypb.RemoveNodeRequest{Name: arg(0), Force: d.HasArg("force"), AcceptLoss: d.HasArg("accept")})
+	case "forget":
+		ask(&quarrypb.ForgetNodeRequest{Name: arg(0)})
+	case "remove-region":
+		ask(&quarrypb.RemoveRegionRequest{Region: num32(num("region")), Lost: d.HasArg("lost")})
+	case "shown":
+		for _, g := range r.m.statusTable().Regions {
+			log = append(log, fmt.Sprintf("region %d is %s", g.Id, quarrypb.Word(g.Shown())))
+		}
+		for _, n := range r.m.statusTable().Nodes {
+			log = append(log, fmt.Sprintf("node %s is %s", n.Name, quarrypb.Word(n.State)))
+		}
 	case "move":
 		req := &quarrypb.MoveRegionRequest{Region: num32(num("region"))}
 		d.MaybeScanArgs(t, "from", &req.From)
@@ -180,6 +193,10 @@ func (r *rig) play(t *testing.T, d *datadriven.TestData) string {
 		n := r.m.nodeByName[arg(0)]
 		delete(r.dead, n.rec.Id)
 		r.beats = append(r.beats, n.rec)
+	case "unfit":
+		r.unfit[r.m.nodeByName[arg(0)].rec.Id] = "disk full"
+	case "fit":
+		delete(r.unfit, r.m.nodeByName[arg(0)].rec.Id)
 	case "trouble":
 		ask(&quarrypb.HeartbeatRequest{Serial: num("serial"), Troubles: []*quarrypb.NodeTrouble{{Node: num32(num("node")), BrokenRounds: 1}}})
 	case "advance":

@@ -7,11 +7,12 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// What makes a node a lost one: late heartbeats, calls without an answer, clients'
-// trouble, gossip and connections that end only raise a suspicion; the controller's own probes decide.
+// A node is lost when three probes of this controller in a row have not had the right
+// answer. Late heartbeats, calls without an answer, complaints of clients, the pulse and
+// connections that end make it suspect, so that it is probed. Two kinds of nodes are given
+// up although they answer probes: see sick.go.
 const (
 	suspectProbes = 3                      // in a row without the right answer
-	probeTimeout  = 500 * time.Millisecond // of one
 	probeGap      = 50 * time.Millisecond  // between two while it is open what they say
 	probeLost     = 500 * time.Millisecond // between two of a lost node
 	probeCalm     = 100 * time.Millisecond // after a good one no suspicion counts
@@ -21,8 +22,28 @@ const (
 	rejoinMost  = time.Minute
 )
 
+// DefaultProbeTimeout is of one probe.
+const DefaultProbeTimeout = 500 * time.Millisecond
+
 // suspectAfter is the silence that raises a suspicion. Nodes send two heartbeats in NodeHeartbeat.
 func (m *Machine) suspectAfter() int64 { return int64(m.cfg.NodeHeartbeat) * 3 / 2 }
+
+// calm says whether a node may show signs of life seldom: its pulse tells sooner of its end.
+func (m *Machine) calm(n *node) bool {
+	return m.cfg.CalmHeartbeat > m.cfg.NodeHeartbeat && !n.stopping && !n.suspect && m.up(n)
+}
+
+// beaten notes a heartbeat, and when the next is due.
+func (m *Machine) beaten(n *node, next time.Duration) {
+	n.heard, n.due = m.now, m.now+m.suspectAfter()+int64(next)
+}
+
+// pulseLate has heartbeats come often, from now on.
+func (m *Machine) pulseLate(ev PulseLate) {
+	if n := m.node(ev.Node); n != nil && n.rec.Incarnation == ev.Incarnation {
+		n.due = min(n.due, m.now+m.suspectAfter())
+	}
+}
 
 // doubt has a node probed now.
 func (m *Machine) doubt(n *node) {
@@ -39,7 +60,7 @@ func (m *Machine) watch() {
 		if n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
 			continue
 		}
-		if m.now-n.heard > m.suspectAfter() {
+		if m.now > n.due {
 			m.doubt(n)
 		}
 		m.probe(n)
@@ -48,17 +69,18 @@ func (m *Machine) watch() {
 }
 
 func (m *Machine) probe(n *node) {
-	if n.probing || !n.suspect && !n.lost || m.now < n.probeNext {
+	if n.probing || !n.suspect && !n.lost && n.unfit == "" || m.now < n.probeNext {
 		return
 	}
 	n.probing = true
-	life, sent := n.rec.Incarnation, m.now
-	m.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(probeTimeout)}, func(r Reply) {
+	incarnation, sent := n.rec.Incarnation, m.now
+	m.agents.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(m.cfg.ProbeTimeout)}, func(r Reply) {
 		n.probing = false
-		if n.rec.Incarnation != life || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
+		if n.rec.Incarnation != incarnation || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
 			return
 		}
-		if pong, _ := r.Msg.(*quarrypb.PingResponse); pong != nil && pong.Incarnation == life {
+		if pong, _ := r.Msg.(*quarrypb.PingResponse); pong != nil && pong.Incarnation == incarnation {
+			m.judgeFit(n, pong.Unfit)
 			m.probed(n, sent)
 		} else {
 			m.unanswered(n)
@@ -71,7 +93,11 @@ func (m *Machine) probed(n *node, sent int64) {
 	doubted := n.lost || n.fails > 0 || !m.up(n) || n.wanted
 	n.proved, n.provedAt, n.wanted = true, sent, false
 	n.heard, n.calmUntil = m.now, m.now+int64(probeCalm)
+	n.due = max(n.due, m.now+m.suspectAfter())
 	n.fails, n.suspect = 0, false
+	if n.unfit != "" {
+		n.probeNext = m.now + int64(probeLost)
+	}
 	if n.lost && m.now < n.sickUntil {
 		n.probeNext = m.now + int64(probeLost)
 		return
@@ -79,9 +105,13 @@ func (m *Machine) probed(n *node, sent int64) {
 	if n.lost {
 		n.lost, n.upSince = false, m.now
 		m.note("node %s (%d) answers again", n.rec.Name, n.rec.Id)
+		for _, msg := range n.drops {
+			m.agents.call(n, msg, callTimeout, func(Reply) {})
+		}
+		n.drops = nil
 	}
 	if doubted {
-		m.revisit(n)
+		m.reconfig.settleNode(n)
 	}
 }
 
@@ -91,12 +121,15 @@ func (m *Machine) unanswered(n *node) {
 	n.probeNext = m.now + int64(probeGap)
 	if n.lost {
 		n.probeNext = m.now + int64(probeLost)
+		if n.fails == suspectProbes {
+			m.reconfig.settleNode(n) // it was in quarantine, and answered until now
+		}
 		return
 	}
 	if n.fails < suspectProbes {
 		return
 	}
-	m.note("node %s (%d) is lost: %d probes in a row without an answer from its life %d", n.rec.Name, n.rec.Id, n.fails, n.rec.Incarnation)
+	m.note("node %s (%d) is lost: %d probes in a row without an answer from its incarnation %d", n.rec.Name, n.rec.Id, n.fails, n.rec.Incarnation)
 	m.lose(n)
 }
 
@@ -104,8 +137,10 @@ func (m *Machine) unanswered(n *node) {
 func (m *Machine) lose(n *node) {
 	n.lost, n.suspect = true, false
 	n.goneAt, n.proved, n.wanted = m.now, false, false
-	n.losses++
-	m.revisit(n)
+	if !n.stopping { // else its end was announced
+		n.losses++
+	}
+	m.reconfig.settleNode(n)
 }
 
 // survivorsAnswer says whether every replica of a region that is to go on without
@@ -131,11 +166,11 @@ func (m *Machine) survivorsAnswer(g *region) bool {
 	return all
 }
 
-// revisit settles the regions of a node of which more is known now.
-func (m *Machine) revisit(n *node) {
-	for _, g := range slices.Clone(m.regions) {
+// settleNode settles the regions of a node of which more is known now.
+func (rc *reconfig) settleNode(n *node) {
+	for _, g := range slices.Clone(rc.m.regions) {
 		if g.on(n.rec.Id) != nil {
-			m.settle(g)
+			rc.settle(g)
 		}
 	}
 }
@@ -143,7 +178,7 @@ func (m *Machine) revisit(n *node) {
 // steady says whether a node has been well for long enough to be given a replica to rebuild.
 func (m *Machine) steady(n *node) bool {
 	wait := min(rejoinAfter<<min(n.losses, 10), rejoinMost)
-	return m.up(n) && n.fails == 0 && n.rec.State == quarrypb.NodeState_NODE_STATE_UP &&
+	return m.up(n) && n.fails == 0 && !n.stopping && n.rec.State == quarrypb.NodeState_NODE_STATE_UP &&
 		m.now >= n.upSince+int64(wait) && m.now >= n.refusedUntil
 }
 

@@ -51,29 +51,8 @@ func Serve(name, summary string, make func() coproc.Plugin, in io.Reader, out io
 }
 
 func (g *conn) run(p coproc.Plugin, e *env, phase coproc.Phase) error {
-	emit := func(key, value []byte) error {
-		g.frame(coproc.FrameEmit, key, value)
-		return g.err
-	}
 	if phase == coproc.PhaseMap {
-		for {
-			kind, key, value, err := g.read()
-			switch {
-			case err != nil:
-				return err
-			case kind == coproc.FrameRecord:
-				if err := p.Map(e, key, value, emit); err != nil {
-					return err
-				}
-			case kind == coproc.FrameEnd:
-				if f, ok := p.(coproc.Finisher); ok {
-					return f.Finish(e, emit)
-				}
-				return nil
-			default:
-				return coproc.ErrFrame
-			}
-		}
+		return g.mapRecords(p, e)
 	}
 	reduce := func(coproc.Env, []byte, iter.Seq[[]byte], coproc.Emit) error {
 		return errors.New("plugin does not reduce")
@@ -84,6 +63,38 @@ func (g *conn) run(p coproc.Plugin, e *env, phase coproc.Phase) error {
 	if c, ok := p.(coproc.Combiner); ok && phase == coproc.PhaseCombine {
 		reduce = c.Combine
 	}
+	return g.reduceGroups(e, reduce)
+}
+
+func (g *conn) emit(key, value []byte) error {
+	g.frame(coproc.FrameEmit, key, value)
+	return g.err
+}
+
+// mapRecords has the plugin map each record that the host sends.
+func (g *conn) mapRecords(p coproc.Plugin, e *env) error {
+	for {
+		kind, key, value, err := g.read()
+		switch {
+		case err != nil:
+			return err
+		case kind == coproc.FrameRecord:
+			if err := p.Map(e, key, value, g.emit); err != nil {
+				return err
+			}
+		case kind == coproc.FrameEnd:
+			if f, ok := p.(coproc.Finisher); ok {
+				return f.Finish(e, g.emit)
+			}
+			return nil
+		default:
+			return coproc.ErrFrame
+		}
+	}
+}
+
+// reduceGroups has the plugin reduce each group that the host sends: a key, then its values.
+func (g *conn) reduceGroups(e *env, reduce func(coproc.Env, []byte, iter.Seq[[]byte], coproc.Emit) error) error {
 	kind, a, _, err := g.read()
 	for {
 		if err != nil {
@@ -109,10 +120,10 @@ func (g *conn) run(p coproc.Plugin, e *env, phase coproc.Phase) error {
 				}
 			}
 		}
-		if rerr := reduce(e, key, values, emit); rerr != nil {
+		if rerr := reduce(e, key, values, g.emit); rerr != nil {
 			return rerr
 		}
-		for range values { // what the plugin did not want to see
+		for range values { // those that the plugin did not take
 		}
 	}
 }

@@ -28,8 +28,9 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) {
 
 	// The attempt works on a copy of the record; the beat owns p.
 	result := make(chan attempt, 1)
+	mine := *p
 	go func() {
-		a := attempt{Part: *p}
+		a := attempt{Part: mine}
 		a.Records, a.Emitted, a.Runs, a.Error = 0, 0, nil, ""
 		a.err = w.attempt(dctx, j, &a.Part, e)
 		result <- a
@@ -152,7 +153,7 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	}
 	switch {
 	case errors.Is(err, client.ErrUnknown):
-		// It may stand there: whoever looks at the part's beat finds out.
+		// It may be recorded or not: the part's beat shows other workers which it is.
 		w.Logger.Warn("part's end may not be recorded", "part", p.String(), "error", err)
 	case err != nil:
 		dropRuns(ctx, w.c, a.Runs)

@@ -55,7 +55,7 @@ func TestPluginThatAllocatesWithoutEnd(t *testing.T) {
 		parts, err := r.store.Parts(t.Context(), j.ID, "map")
 		require.NoError(t, err)
 		return len(parts) == 1 && parts[0].Error != ""
-	}, 20*time.Second, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 	parts, err := r.store.Parts(t.Context(), j.ID, "map")
 	require.NoError(t, err)
 	require.Contains(t, parts[0].Error, "more memory than it may")

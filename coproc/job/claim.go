@@ -49,8 +49,8 @@ func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 	return nil, nil, nil
 }
 
-// readyFor is how long parts that were seen to want a worker are worth a try: whoever
-// was faster costs a failed compare-and-swap each.
+// readyFor is how long after they were listed unclaimed parts are worth a try. A part that
+// another worker has claimed since costs one failed compare-and-swap.
 const readyFor = time.Second
 
 // claimReady claims one of the parts that were seen when they were last looked at:
@@ -87,7 +87,7 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 	silent := p.State == Running
 	p.State, p.Worker, p.Attempt, p.Beat = Running, w.Name, p.Attempt+1, p.Beat+1
 	if p.Attempt > MaxAttempts {
-		// Whoever had it died each time: the part is what kills.
+		// Its worker died each time: the part itself kills workers.
 		p.State, p.Error = Failed, fmt.Sprintf("its workers died %d times", MaxAttempts)
 	}
 	switch err := w.store.swapPart(ctx, p); {
@@ -115,6 +115,23 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 	return true, nil
 }
 
+// rank says how much a part wants this worker: 0 not at all, 2 most.
+func (w *worker) rank(p *Part, staff *staff) int {
+	switch still := w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)); {
+	case p.State == Running && still > w.Lease:
+		return 2 // its worker is gone
+	case p.State != Pending:
+		return 0
+	case p.Attempt > 0 && p.Worker == w.Name && still < elsewhere && staff.workers > 1:
+		return 0 // it failed here: another worker is to try it
+	case p.Node == w.node || p.Node == 0:
+		return 2
+	case staff.beside[p.Node] && still < w.Patience:
+		return 0 // the worker on the part's node takes it when it has time
+	}
+	return 1
+}
+
 // choose claims a part that wants a worker. done: all parts are.
 func (w *worker) choose(ctx context.Context, parts []*Part) (claimed *Part, done bool, err error) {
 	left := 0
@@ -125,23 +142,11 @@ func (w *worker) choose(ctx context.Context, parts []*Part) (claimed *Part, done
 		switch p.State {
 		case Done:
 			continue
-		case Failed: // and whoever saw that did not live to say so
+		case Failed: // the worker that saw it ended before it failed the job
 			return nil, false, w.store.end(ctx, p.Job, Failed, fmt.Sprintf("%v: %s", p, p.Error))
 		}
 		left++
-		key := string(partKey(p.Job, p.Phase, p.Index))
-		r := 0
-		switch still := w.still(key, p.Beat<<8|uint64(p.Attempt)); {
-		case p.State == Running && still > w.Lease:
-			r = 2 // its worker is gone
-		case p.State != Pending:
-		case p.Attempt > 0 && p.Worker == w.Name && still < elsewhere && staff.workers > 1:
-		case p.Node == w.node || p.Node == 0:
-			r = 2
-		case staff.beside[p.Node] && still < w.Patience: // its own worker comes, or is busy
-		default:
-			r = 1
-		}
+		r := w.rank(p, staff)
 		if r > rank {
 			best, rank = best[:0], r
 		}
@@ -193,8 +198,8 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 	return j, err
 }
 
-// cleanUp frees what an ended job has put between its phases, once nobody can be
-// writing it, and takes the job off the list.
+// cleanUp frees the runs between the phases of an ended job, once no worker can be writing
+// them, and removes the job from the list of active ones.
 func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 	parts, err := w.store.Parts(ctx, j.ID, "")
 	if err != nil {
@@ -214,14 +219,14 @@ func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 			p.State = Cancelled
 		}
 		if err := w.store.swapPart(ctx, p); errors.Is(err, errLost) {
-			return nil // somebody else does it, or the part was not dead; look again
+			return nil // another worker does it, or the part was alive; look again
 		} else if err != nil {
 			return err
 		}
 	}
 	w.trees.forget(j.ID)
 	switch err := w.store.t.Delete(ctx, activeKey(j.ID)); {
-	case err == nil: // and for nobody else
+	case err == nil: // only one worker's Delete succeeds: that one counts
 		w.Tally.ended[place(endings[:], j.State)].Add(1)
 	case !errors.Is(err, btree.ErrNoKey):
 		return err

@@ -1,19 +1,18 @@
 // Package job runs plugins over what a cluster holds. There is no coordinator:
 // jobs and their parts are records of a tree (StateTree), and every change of one
-// is a compare-and-swap by version, so that any worker can do the next step and
-// none is missed when it dies.
+// is a compare-and-swap by version, so that any worker can do the next step, and a job
+// continues when a worker dies.
 //
 //	job/ID            what to do, and the phase it is in
 //	active/ID         jobs that want workers
 //	part/ID/PHASE/N   one part: pending -> running -> done, or failed
-//	worker/NAME       who is there, and what it knows
+//	worker/NAME       a worker that runs, and its plugins
 //
 // A worker runs beside a storage node and prefers parts whose memory that node
-// holds. It raises a part's beat while it works; a beat that stands still for a
-// lease, by the clock of whoever looks, means that the part may be taken over. The
-// former owner finds out at its next beat, or when it wants to record its result:
-// only one result is ever recorded. So a part may run more than once, and what it
-// puts into the output must not depend on that.
+// holds. It raises a part's beat while it works. Another worker that has seen the same beat
+// for a lease, by its own clock, may take the part over. The former owner finds out at its
+// next beat, or when it records its result: only one result is ever recorded. So a part may
+// run more than once, and its output must be the same each time.
 //
 // Between map and reduce records go through the store itself, as sorted runs in
 // write-once objects, one list of them for each reduce part.

@@ -28,8 +28,11 @@ import (
 	"github.com/quarrystore/quarry/coproc/plugins/nearest"
 	"github.com/quarrystore/quarry/coproc/plugins/search"
 	"github.com/quarrystore/quarry/coproc/plugins/words"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
+
+// patience bounds the wait for what must come: it ends a test that hangs, and no other.
+const patience = 3 * time.Minute
 
 // rig is a cluster with a tree of texts.
 type rig struct {
@@ -75,7 +78,7 @@ func (r *rig) worker(name string, change func(*job.Config)) (died chan string) {
 			}
 		}
 		return false
-	}, 20*time.Second, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 	return died
 }
 
@@ -100,7 +103,7 @@ func (r *rig) wait(id uint64) (j *job.Job) {
 		j, err = r.store.Job(r.Context(), id)
 		require.NoError(r, err)
 		return j.State.Ended()
-	}, 3*time.Minute, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 	return j
 }
 
@@ -204,7 +207,7 @@ func TestWordsAreCounted(t *testing.T) {
 			}
 		}
 		return true
-	}, 20*time.Second, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 
 	if testing.Short() {
 		return // compiling a module takes seconds
@@ -417,9 +420,9 @@ func TestCancelledJobStops(t *testing.T) {
 			return len(parts) == 1 && parts[0].State == want
 		}
 	}
-	require.Eventually(t, state(job.Running), 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, state(job.Running), patience, 5*time.Millisecond)
 	require.NoError(t, r.store.Cancel(t.Context(), j.ID))
-	require.Eventually(t, state(job.Cancelled), 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, state(job.Cancelled), patience, 5*time.Millisecond)
 	require.ErrorContains(t, r.store.Cancel(t.Context(), j.ID), "it is cancelled")
 	require.ErrorIs(t, r.store.Cancel(t.Context(), 999), job.ErrNoJob)
 }

@@ -33,6 +33,9 @@ func wasmKey(hash string) []byte   { return append([]byte("wasm/"), hash...) }
 
 // PutModule checks a WASM module and uploads it; one of the same name is replaced.
 func (s *Store) PutModule(ctx context.Context, name string, wasm []byte) (Module, error) {
+	if err := ctx.Err(); err != nil {
+		return Module{}, err
+	}
 	if name == "" || len(name) > 64 || strings.ContainsAny(name, "/ ") {
 		return Module{}, fmt.Errorf("module name %q: want a word of at most 64 bytes without / and spaces", name)
 	}

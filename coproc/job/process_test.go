@@ -67,7 +67,7 @@ func TestKilledWorkersPartRunsElsewhere(t *testing.T) {
 	require.Eventually(t, func() bool {
 		j, err = r.store.Submit(t.Context(), job.Spec{Plugin: "slow", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 4})
 		return err == nil // the worker has to be there first
-	}, 30*time.Second, 20*time.Millisecond)
+	}, patience, 20*time.Millisecond)
 	line, err := bufio.NewReader(out).ReadString('\n')
 	require.NoError(t, err)
 	require.Equal(t, "begun\n", line)

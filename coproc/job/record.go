@@ -9,7 +9,7 @@ import (
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/coproc"
-	"github.com/quarrystore/quarry/internal/resp"
+	"github.com/quarrystore/quarry/gateway/redis"
 	"github.com/quarrystore/quarry/proto"
 )
 
@@ -48,7 +48,7 @@ const (
 	phaseReduce = string(coproc.PhaseReduce)
 )
 
-// Spec is what somebody wants.
+// Spec is what a job is to do.
 type Spec struct {
 	Plugin string            `json:"plugin"`
 	Input  Source            `json:"input"`
@@ -86,8 +86,8 @@ func ParseSource(s string) (Source, error) {
 		name, db, chosen := strings.Cut(rest, "#")
 		s := Source{Tree: name, Redis: true}
 		n, err := strconv.ParseUint(db, 10, 8)
-		if s.Database = int(n); chosen && (err != nil || s.Database >= resp.Databases) || name == "" {
-			return Source{}, fmt.Errorf("input %q: want redis:NAME, or redis:NAME#DATABASE with 0 to %d", "redis:"+rest, resp.Databases-1)
+		if s.Database = int(n); chosen && (err != nil || s.Database >= redis.Databases) || name == "" {
+			return Source{}, fmt.Errorf("input %q: want redis:NAME, or redis:NAME#DATABASE with 0 to %d", "redis:"+rest, redis.Databases-1)
 		}
 		return s, nil
 	case ok && kind == "objects" && rest != "":
@@ -115,9 +115,9 @@ func (s Source) keys() btree.Range {
 	}
 	to := []byte{byte(s.Database + 1)}
 	if len(s.To) > 0 {
-		to = resp.AppendKey(nil, s.Database, s.To)
+		to = redis.AppendKey(nil, s.Database, s.To)
 	}
-	return btree.Range{From: resp.AppendKey(nil, s.Database, s.From), To: to}
+	return btree.Range{From: redis.AppendKey(nil, s.Database, s.From), To: to}
 }
 
 // record is what a plugin gets of a key of the tree; false for what is no record.
@@ -125,7 +125,7 @@ func (s Source) record(key, value []byte, now time.Time) (k, v []byte, ok bool, 
 	if !s.Redis {
 		return key, value, true, nil
 	}
-	v, ok, err = resp.CutString(value, now)
+	v, ok, err = redis.CutString(value, now)
 	return key[1:], v, ok, err
 }
 
@@ -139,8 +139,8 @@ func (s *Spec) check() error {
 		return fmt.Errorf("job: no plugin named")
 	case (s.Input.Tree == "") == (s.Input.Objects == ""):
 		return fmt.Errorf("job: want one input: " + sources)
-	case s.Input.Database < 0 || s.Input.Database >= resp.Databases:
-		return fmt.Errorf("job: input: database %d, want 0 to %d", s.Input.Database, resp.Databases-1)
+	case s.Input.Database < 0 || s.Input.Database >= redis.Databases:
+		return fmt.Errorf("job: input: database %d, want 0 to %d", s.Input.Database, redis.Databases-1)
 	case s.Output == "":
 		return fmt.Errorf("job: no output tree named")
 	case s.Output == s.Input.Tree:

@@ -13,7 +13,7 @@ import (
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/coproc/plugins/words"
-	"github.com/quarrystore/quarry/internal/resp"
+	"github.com/quarrystore/quarry/gateway/redis"
 )
 
 // tell sends lines to a gateway over the tree and waits until all are answered.
@@ -22,7 +22,7 @@ func (r *rig) tell(tree *kv.Tree, lines ...string) {
 	require.NoError(r, err)
 	ctx, cancel := context.WithCancel(r.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- resp.New(resp.Config{Tree: tree}).Serve(ctx, l) }()
+	go func() { ended <- redis.New(redis.Config{Tree: tree}).Serve(ctx, l) }()
 	c, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(r, err)
 	_, err = io.WriteString(c, strings.Join(lines, "\r\n")+"\r\nQUIT\r\n")

@@ -70,6 +70,9 @@ func prefixed(prefix string) btree.Range {
 
 // Submit records a job and returns its number.
 func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if spec.PartTimeout == 0 {
 		spec.PartTimeout = 10 * time.Minute
 	}
@@ -102,7 +105,7 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 	if j.ID, err = s.number(ctx); err != nil {
 		return nil, err
 	}
-	// The marker last: nobody looks at the job before everything is there.
+	// The marker last: workers look for jobs by it, so they see the job when it is complete.
 	plan := &Part{Job: j.ID, Phase: phasePlan, State: Pending}
 	if err := s.t.PutIfAbsent(ctx, partKey(j.ID, phasePlan, 0), encode(plan)); err != nil {
 		return nil, err
@@ -190,9 +193,15 @@ func (s *Store) Wait(ctx context.Context, id uint64) (*Job, error) {
 
 // Follow returns a job when it has ended, and shows it until then, again and again.
 func (s *Store) Follow(ctx context.Context, id uint64, show func(*Job) error) (*Job, error) {
+	goesOn := func() error {
+		return fmt.Errorf("job %d goes on; quarry job cancel %d ends it: %w", id, id, ctx.Err())
+	}
 	pause := followMin
-	for {
+	for shown := false; ; shown = true {
 		j, err := s.Job(ctx, id)
+		if err != nil && shown && ctx.Err() != nil {
+			return nil, goesOn()
+		}
 		if err != nil || j.State.Ended() {
 			return j, err
 		}
@@ -202,7 +211,7 @@ func (s *Store) Follow(ctx context.Context, id uint64, show func(*Job) error) (*
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("job %d goes on; quarry job cancel %d ends it: %w", id, id, ctx.Err())
+			return nil, goesOn()
 		}
 		pause = min(followMax, pause+pause/4)
 	}
@@ -258,7 +267,7 @@ func (s *Store) active(ctx context.Context) (ids []uint64, err error) {
 	return ids, err
 }
 
-// swapJob records a change of a job; btree.ErrConflict if somebody was faster.
+// swapJob records a change of a job; btree.ErrConflict if another worker was faster.
 func (s *Store) swapJob(ctx context.Context, j *Job) error {
 	v, err := s.t.PutIf(ctx, jobKey(j.ID), encode(j), btree.IfVersion(j.version))
 	if err == nil {
@@ -267,7 +276,7 @@ func (s *Store) swapJob(ctx context.Context, j *Job) error {
 	return err
 }
 
-// swapPart records a change of a part; errLost if somebody else has changed it.
+// swapPart records a change of a part; errLost if another worker has changed it.
 func (s *Store) swapPart(ctx context.Context, p *Part) error {
 	v, err := s.t.PutIf(ctx, partKey(p.Job, p.Phase, p.Index), encode(p), btree.IfVersion(p.version))
 	if errors.Is(err, btree.ErrConflict) || errors.Is(err, btree.ErrNoKey) {

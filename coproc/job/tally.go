@@ -172,7 +172,7 @@ func (t *Tally) Census(ctx context.Context) (c Census, err error) {
 	c.Parts = map[State]int{Pending: 0, Running: 0, Done: 0, Failed: 0, Cancelled: 0}
 	w := t.w.Load()
 	if w == nil {
-		return c, nil
+		return c, ctx.Err()
 	}
 	workers, err := w.store.Workers(ctx)
 	if err != nil {

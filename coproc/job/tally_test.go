@@ -65,7 +65,7 @@ func TestWorkersCountWhatTheyDo(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s := tally.Stats()
 		return s.Ended[job.Done] == 1 && s.Ended[job.Failed] == 1 && s.Busy == 0
-	}, 20*time.Second, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 	s := tally.Stats()
 	require.Equal(t, "a", s.Worker)
 	require.Equal(t, 2, s.Slots)
@@ -116,7 +116,7 @@ func TestCensusOfRunningJobs(t *testing.T) {
 		c, err := tally.Census(t.Context())
 		require.NoError(t, err)
 		return c.Quiet > 0
-	}, 20*time.Second, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 	close(gate)
 	require.Equal(t, job.Done, r.wait(j.ID).State)
 	c, err = tally.Census(t.Context())
@@ -138,7 +138,7 @@ func TestPartsRunBesideTheirMemory(t *testing.T) {
 		require.Eventually(t, func() bool {
 			ref, err = r.c.Alloc(t.Context(), large, client.AllocOptions{WriteOnce: true})
 			return err == nil
-		}, 20*time.Second, 5*time.Millisecond)
+		}, patience, 5*time.Millisecond)
 		_, err = r.c.Names().Create(t.Context(), fmt.Sprintf("o/%04d", i), "object", ref)
 		require.NoError(t, err)
 		node, ok := r.c.Where(ref)
@@ -164,7 +164,7 @@ func TestPartsRunBesideTheirMemory(t *testing.T) {
 			c, err := tallies[i].Census(t.Context())
 			require.NoError(t, err)
 			return c.Workers == 2 && tallies[i].Stats().Staff == 2
-		}, 20*time.Second, 5*time.Millisecond)
+		}, patience, 5*time.Millisecond)
 	}
 	j := r.done(job.Spec{Plugin: "odd", Input: job.Source{Objects: "o/"}, Output: "out", MapParts: 12})
 	parts, err := r.store.Parts(t.Context(), j.ID, "map")

@@ -6,9 +6,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	trees "github.com/quarrystore/quarry/btree/kv/prom"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/internal/metrics"
-	"github.com/quarrystore/quarry/internal/metrics/trees"
 )
 
 // Group lists the metrics of workers.

@@ -63,8 +63,9 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	text(&o.ca, "ca", "QUARRY_CA", "", "certificate authority of https controllers, PEM")
 	f.StringVar(&o.client.Transport, "fabric", client.TransportAuto, "way to the memory: auto, verbs, shm or tcp")
 	f.BoolVar(&o.client.RequireRDMA, "require-rdma", false, "refuse what does not go through an RDMA adapter")
-	f.StringVar(&o.client.RDMADevice, "rdma-device", "", "RDMA device as NAME[/PORT][@ADDRESS]")
-	f.IntVar(&o.client.Replicas, "replicas", 1, "replicas of what it makes: the jobs' own tree, outputs, intermediate results")
+	f.StringVar(&o.client.RDMADevice, "rdma-device", "", "RDMA device as NAME[/PORT][@ADDRESS][,OPTION=VALUE...]")
+	f.IntVar(&o.client.Replicas, "replicas", 0, "replicas of what it makes: the jobs' own tree, outputs, intermediate results; 0 is the cluster's default")
+	durable := f.Bool("durable", false, "what it makes survives the loss of all power: only in regions of nodes with persistent memory or disks")
 	f.StringVar(&o.work.Name, "name", "", "name among the workers; default host and process")
 	f.StringVar(&o.work.Node, "node", "", "storage node beside which it runs, whose memory it prefers")
 	f.IntVar(&o.work.Slots, "slots", 1, "parts that run at the same time")
@@ -83,8 +84,11 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	if o.memory < 1 || o.module < 1 || o.memory > 1<<30 || o.module > 4<<10 {
 		return nil, fmt.Errorf("--memory-mib %d, --module-mib %d: want 1 or more, and at most 4096 for a module", o.memory, o.module)
 	}
-	if o.client.Replicas < 1 || o.client.Replicas > client.MaxReplicas {
+	if o.client.Replicas < 0 || o.client.Replicas > client.MaxReplicas {
 		return nil, fmt.Errorf("--replicas %d: want 1 to %d", o.client.Replicas, client.MaxReplicas)
+	}
+	if *durable {
+		o.client.Durability = client.Durable
 	}
 	o.client.Controllers = strings.Split(controllers, ",")
 	o.work.ProcessBytes, o.work.ModuleBytes = o.memory<<20, o.module<<20
@@ -126,7 +130,7 @@ func (o *options) run(ctx context.Context, out io.Writer, log *slog.Logger) erro
 	registry := metrics.NewRegistry(o.version, "worker")
 	ready := map[string]string{"ready": "worker", "node": o.work.Node}
 	if o.listen != "" { // first: a port that is taken is found while nothing has to be undone
-		s, err := metrics.Serve(ctx, o.listen, registry)
+		s, err := metrics.Serve(ctx, o.listen, registry, false)
 		if err != nil {
 			return err
 		}

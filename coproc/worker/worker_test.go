@@ -22,8 +22,11 @@ import (
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/internal/metrics"
-	"github.com/quarrystore/quarry/internal/testcluster"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
+
+// patience bounds the wait for what must come: it ends a test that hangs, and no other.
+const patience = 3 * time.Minute
 
 type lengths struct{}
 
@@ -77,7 +80,7 @@ func TestWorkerOfOnesOwn(t *testing.T) {
 	require.Eventually(t, func() bool {
 		j, err = store.Submit(t.Context(), job.Spec{Plugin: "lengths", Input: job.Source{Tree: "in"}, Output: "out"})
 		return err == nil
-	}, 20*time.Second, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 	j, err = store.Wait(t.Context(), j.ID)
 	require.NoError(t, err)
 	require.Equal(t, job.Done, j.State, j.Error)
@@ -108,7 +111,7 @@ func TestWorkerOfOnesOwn(t *testing.T) {
 	require.Eventually(t, func() bool {
 		families = scrape(t, ready.Metrics)
 		return counted("quarry_worker_ended_jobs_total", "state=done", "worker=mine") == 1
-	}, 20*time.Second, 20*time.Millisecond)
+	}, patience, 20*time.Millisecond)
 	require.EqualValues(t, 1, counted("quarry_worker_attempts_total", "phase=map", "outcome=done"))
 	require.EqualValues(t, 1, counted("quarry_worker_attempt_duration_seconds", "phase=map"))
 	require.EqualValues(t, 1, counted("quarry_worker_claimed_parts_total", "place=near"))

@@ -32,7 +32,7 @@ type Panel struct {
 	Red float64
 	Low bool
 	// Foreign panels show what other exporters tell, such as node_exporter's counters
-	// of the host's adapters.
+	// of the host's adapters, and what nodes without an adapter do not have.
 	Foreign bool
 }
 

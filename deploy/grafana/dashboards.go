@@ -60,6 +60,10 @@ var dataPath = Dashboard{UID: "quarry-data-path", Title: "Quarry / Data path", R
 	}},
 	{"Adapters", []Panel{
 		{Title: "Objects held", Type: Lines, Unit: "short", Queries: []string{"{{instance}} {{kind}}: sum by (instance, kind) (quarry_rdma_objects)"}},
+		{Title: "Ports that are active", Type: Lines, Unit: "short", Foreign: true, Help: "At 0 verbs clients do not reach the node.", Queries: []string{`{{node}} {{device}} port {{port}}: quarry_node_adapter_port_active{node=~"$node"}`}},
+		{Title: "Events of the adapter", Type: Lines, Unit: "short", Foreign: true, Queries: []string{`{{node}} {{event}}: increase(quarry_node_adapter_events_total{node=~"$node"}[10m])`}},
+		{Title: "Bytes through the port", Type: Lines, Unit: "Bps", Foreign: true, Queries: []string{`{{node}} {{counter}}: 4 * sum by (node, counter) (rate(quarry_node_adapter_port_total{node=~"$node",counter=~"port_xmit_data|port_rcv_data"}[$__rate_interval]))`}},
+		{Title: "Errors, retransmissions and congestion", Type: Lines, Unit: "ops", Foreign: true, Help: "Counters of the port that should stand still.", Queries: []string{`{{node}} {{counter}}: sum by (node, counter) (rate(quarry_node_adapter_port_total{node=~"$node",counter=~".*(err|error|errors|discards|wait|out_of_seq.*|cnp.*|ecn.*|retry.*|link_downed)"}[$__rate_interval])) > 0`}},
 		{Title: "Received by the host (node_exporter)", Type: Lines, Unit: "Bps", Foreign: true, Queries: []string{"{{instance}} {{device}}: rate(node_infiniband_port_data_received_bytes_total[$__rate_interval])"}},
 		{Title: "Transmitted by the host (node_exporter)", Type: Lines, Unit: "Bps", Foreign: true, Queries: []string{"{{instance}} {{device}}: rate(node_infiniband_port_data_transmitted_bytes_total[$__rate_interval])"}},
 	}},
@@ -68,8 +72,8 @@ var dataPath = Dashboard{UID: "quarry-data-path", Title: "Quarry / Data path", R
 var capacity = Dashboard{UID: "quarry-capacity", Title: "Quarry / Capacity", Rows: []Row{
 	{"Nodes", []Panel{
 		{Title: "Hosted, of capacity", Type: Lines, Unit: "percentunit", Queries: []string{`{{node}}: max by (node) (quarry_cluster_node_hosted_bytes{node=~"$node"}) / max by (node) (quarry_cluster_node_capacity_bytes{node=~"$node"})`}},
-		{Title: "Memory taken", Type: Lines, Unit: "bytes", Help: "Regions are sparse: what has been touched.", Queries: []string{`{{node}}: quarry_node_resident_bytes{node=~"$node"}`}},
-		{Title: "Left where it is taken from", Type: Lines, Unit: "bytes", Help: "At 0 the node dies by SIGBUS.", Queries: []string{`{{node}} {{kind}}: quarry_node_filesystem_available_bytes{node=~"$node"}`}},
+		{Title: "Memory taken", Type: Lines, Unit: "bytes", Help: "Regions have all of their memory from the beginning.", Queries: []string{`{{node}}: quarry_node_resident_bytes{node=~"$node"}`}},
+		{Title: "Left where it is taken from", Type: Lines, Unit: "bytes", Help: "At 0 the node takes no further region.", Queries: []string{`{{node}} {{kind}}: quarry_node_filesystem_available_bytes{node=~"$node"}`}},
 		{Title: "Capacity", Type: Stat, Unit: "bytes", Width: 6, Queries: []string{": sum(max by (node) (quarry_cluster_node_capacity_bytes))"}},
 		{Title: "Hosted", Type: Stat, Unit: "bytes", Width: 6, Queries: []string{": sum(max by (node) (quarry_cluster_node_hosted_bytes))"}},
 		{Title: "Memory taken", Type: Stat, Unit: "bytes", Width: 6, Queries: []string{": sum(quarry_node_resident_bytes)"}},
@@ -100,6 +104,8 @@ var events = Dashboard{UID: "quarry-events", Title: "Quarry / Cluster events", R
 	}},
 	{"Sessions and fences", []Panel{
 		{Title: "Sessions", Type: Lines, Unit: "short", Queries: []string{"{{state}}: max by (state) (quarry_cluster_sessions)"}},
+		{Title: "Oldest fence that is not complete", Type: Lines, Unit: "s", Red: 60, Help: "A storage node has not acknowledged it: what the session reserved there stays reserved.", Queries: []string{": max(quarry_cluster_oldest_fence_seconds)"}},
+		{Title: "Fenced before the lease was over", Type: Lines, Unit: "short", Help: "The session's connections had ended: its process died, or the network reset them.", Queries: []string{": sum(increase(quarry_cluster_early_fences_total[10m]))"}},
 		{Title: "Fenced, expelled, killed", Type: Lines, Unit: "short", Queries: []string{
 			"fenced on {{node}}: increase(quarry_node_fenced_sessions_total[10m])",
 			"expelled on {{node}}: increase(quarry_node_expelled_sessions_total[10m])",
@@ -116,6 +122,8 @@ var events = Dashboard{UID: "quarry-events", Title: "Quarry / Cluster events", R
 		{Title: "Transactions in etcd", Type: Lines, Unit: "s", Queries: []string{
 			"median: histogram_quantile(0.5, sum by (le) (rate(quarry_controller_commit_duration_seconds_bucket[5m])))",
 			"99 of 100: histogram_quantile(0.99, sum by (le) (rate(quarry_controller_commit_duration_seconds_bucket[5m])))"}},
+		{Title: "etcd: used, and quota", Type: Lines, Unit: "bytes", Help: "Names are refused where the bytes in use are three quarters of the quota.", Queries: []string{
+			"used {{instance}}: max by (instance) (quarry_controller_etcd_used_bytes)", "file {{instance}}: max by (instance) (quarry_controller_etcd_file_bytes)", "quota: max(quarry_controller_etcd_quota_bytes)"}},
 		{Title: "Requests", Type: Lines, Unit: "ops", Queries: []string{"{{method}} {{outcome}}: sum by (method, outcome) (rate(quarry_controller_request_duration_seconds_count[$__rate_interval]))"}},
 		{Title: "99 of 100 requests take at most", Type: Lines, Unit: "s", Queries: []string{"{{method}}: histogram_quantile(0.99, sum by (le, method) (rate(quarry_controller_request_duration_seconds_bucket[5m])))"}},
 		{Title: "Commands to agents", Type: Lines, Unit: "ops", Queries: []string{"{{method}} {{outcome}}: sum by (method, outcome) (rate(quarry_controller_agent_call_duration_seconds_count[5m]))"}},

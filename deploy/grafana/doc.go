@@ -4,7 +4,7 @@
 //	go generate ./deploy/grafana
 //
 // Every query is tried against a real Prometheus that watches a running cluster;
-// see internal/deploytest.
+// see verify/deploytest.
 package grafana
 
 //go:generate go test . -run TestDashboardsAreCurrent -update

@@ -1,21 +1,21 @@
 /*
  * failover.pml: one slab on a primary and two backups, and a controller that removes
- * nodes, also nodes that are alive and still talk to clients.
+ * nodes, also nodes that are alive and still serve clients.
  *
- * What is proved: DESIGN section 8 (Failover, steps 1 to 5) with the rules of section 6
- * (Update, Read, one epoch per operation) and section 7 (leases). See README.md for
+ * What is proved: docs/DESIGN.md#failover with the rules of docs/DESIGN.md#operations
+ * (Update, Read, one epoch per operation) and docs/DESIGN.md#sessions-and-fences (leases). See README.md for
  * bounds and results.
  *
- * A removed node is told nothing: it keeps its keys and its words and serves whoever
- * still has the old table. Between two steps of a client any time may pass, so every
- * verb may land late.
+ * A removed node does not learn of its removal: it keeps its keys and its words and serves
+ * the clients that still have the old table. Between two steps of a client any time may
+ * pass, so every verb may land late.
  *
  *   -DFAILS=n    nodes removed in all, also one during the recovery from the other (default 2)
  *   -DWRITERS=n  writers with one Update each (default 2)
  *   -DONE_CLIENT the writers are two operations of one session, whose lease never lapses
- *   -DNO_READER  leave out the reader, who never stops: then a state in which a writer
+ *   -DNO_READER  leave out the reader, which never stops: then a state in which a writer
  *                waits for ever is an invalid end state
- *   -DCHECK_BEFORE  a Read looks at the lease when it is called, not after its READ
+ *   -DCHECK_BEFORE  a Read checks the lease when it is called, not after its READ
  *   -DBUG_...    a deliberate mistake that the search must find
  *   -DWITNESS_...  a state that must be reachable, or the proof is empty
  */
@@ -54,14 +54,14 @@ bit hold[NS] = 1;
 bit grant[NS] = 1;
 
 /* Ghosts. */
-byte floor = 2;				/* newest version that anybody was told */
-byte told[MAXV];			/* and who had written it, + 1 */
+byte floor = 2;				/* newest version that was acknowledged or read */
+byte told[MAXV];			/* and its writer + 1 */
 bit begun;
 
 #define PLACE(n, ver)	(2 * (n) + ((ver) & 1))
 
-/* A node refuses keys that it has rotated. Keys that do not work yet are tried again,
- * unless the client has meanwhile learned of another epoch. */
+/* A node refuses keys that it has rotated. A client repeats a verb whose keys do not work
+ * yet, unless it has meanwhile learned of another epoch. */
 #ifdef BUG_NO_KEY_ROTATION
 #define OK(n)		((keys[n] == e && open[n]) || keys[n] > e)
 #define REFUSED(n)	(!OK(n) && table[s] != e)
@@ -118,7 +118,7 @@ begin:
 			assert(n < MAXV)
 		:: REFUSED(p) -> goto begin
 		fi };
-	/* The data goes to f: only under the lease and the epoch it was read in. */
+	/* f gets the data only under the lease and the epoch that it was read in. */
 	atomic {
 		if
 #ifndef BUG_UPDATE_UNCHECKED
@@ -181,9 +181,9 @@ end_begin:
 		:: REFUSED(primary[e]) -> goto again
 		fi };
 #if defined(BUG_NO_LEASE_CHECK) || defined(CHECK_BEFORE)
-	   /* No look at the lease after the READ. */
+	   /* No lease check after the READ. */
 #elif defined(BUG_NO_EPOCH_CHECK)
-	   /* There is a lease, but perhaps a newer one than the READ was posted under. */
+	   /* The lease may be newer than the one that the READ was posted under. */
 	   if
 	   :: atomic { !hold[s] -> goto again }
 	   :: atomic { hold[s] -> skip }
@@ -206,10 +206,10 @@ again:
 	od
 }
 
-/* A session acknowledges a new epoch, or cannot: then its lease ends, first where it is
- * held, later where it was granted, and some time after that there is a new session with
- * the present table. Only who has not acknowledged loses the lease here: what a lapsed
- * session leaves behind within an epoch is the business of takeover.pml. */
+/* A session acknowledges a new epoch, or its lease ends: first at the holder, later at the
+ * granter, and some time after that there is a new session with the present table. Only a
+ * session that has not acknowledged loses its lease here. What an ended session leaves
+ * behind within an epoch is the subject of takeover.pml. */
 proctype Heartbeat(byte s) {
 end_beat:
 	do
@@ -268,7 +268,7 @@ proctype Controller() {
 another:
 	atomic { best = 0; by = 0; todo[0] = 0; todo[1] = 0; todo[2] = 0 };
 	/* 1. New epoch, one node removed; any survivor is the primary. Nodes 1 and 2 are
-	 * alike until the first removal: let it be 1 that goes or becomes primary. */
+	 * alike until the first removal, so only node 1 leaves or becomes primary then. */
 	if
 	REMOVE(0)
 	REMOVE(1)
@@ -296,7 +296,7 @@ another:
 	:: epoch <= FAILS -> goto another
 	fi;
 #endif
-	/* 4. Reconcile: the highest V wins. Acknowledged is never lost. */
+	/* 4. Reconcile: the highest V wins. No acknowledged write is lost. */
 	atomic {
 		HIGHER(0);
 		HIGHER(1);

@@ -1,13 +1,12 @@
 /*
  * reclaim.pml: one block of memory that changes its size class under two clients.
  *
- * What is proved: DESIGN section 6 (header first, Alloc, Birth, Free, block reclaim)
- * with the passes of section 1. See README.md for bounds and results.
+ * What is proved: docs/DESIGN.md#operations (header first, Alloc, Birth, Free, block reclaim)
+ * with the grace periods of a reclaim. See README.md for bounds and results.
  *
  * The block is two cells long. Class 1 cuts it into two slabs of one cell, class 2
- * into one slab that covers both. R and V of a slab are in its first cell, so a CAS
- * by somebody who believes in the wrong class hits the words, or the payload, of
- * another slab.
+ * into one slab that covers both. R and V of a slab are in its first cell, so the CAS of
+ * a client that assumes the wrong class hits the words, or the payload, of another slab.
  *
  * A worker is a client's operations, one at a time, and their connections: between
  * two of its steps any time may pass, so every verb may land late.
@@ -21,7 +20,7 @@
  *   -DONLY_DAMAGE  leave out the rule about where a verb may land, so that a bug shows
  *                  only when an object is lost or two share memory or a name
  *   -DBUG_...      a deliberate mistake that the search must find
- *   -DWITNESS_...  a state that must be reachable, or the proof is bare
+ *   -DWITNESS_...  a state that must be reachable, or the proof is empty
  */
 #ifndef SESSIONS
 #define SESSIONS 2
@@ -77,14 +76,14 @@ byte reused;				/* formats after a reclaim */
 #endif
 
 /* A verb on a slab of class c and generation g. It may still land while RECLAIM waits
- * for its second pass: what it hits is zeroed afterwards. */
+ * for its second grace period: the reclaim zeroes that memory afterwards. */
 #define LANDS(c, g) assert(RULE(hclass == (c) && (((hstate == H_ACTIVE || hstate == H_DRAINING) && hgen == (g)) \
 	|| (hstate == H_RECLAIM && !passed2))))
 
 #define RUNS	(!fenced[S])
 
 inline bear(cell, c, g) {
-	/* A Ref is (address, generation, born): it names one object for ever. */
+	/* A Ref is (address, generation, born) and names one object for ever. */
 	i = 0;
 	do
 	:: i < nobj ->
@@ -111,7 +110,7 @@ inline take_copy() {
 	have = cvalid[S]; lstate = cstate[S]; lclass = cclass[S]; lgen = cgen[S]
 }
 
-/* Forgotten values are set to 0, or the search tells equal states apart. */
+/* Values that are not used again are set to 0, so that the search merges equal states. */
 inline drop_cache(s0) { cvalid[s0] = 0; cstate[s0] = 0; cclass[s0] = 0; cgen[s0] = 0 }
 inline drop_copy() { have = 0; lstate = 0; lclass = 0; lgen = 0 }
 

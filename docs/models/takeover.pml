@@ -1,19 +1,19 @@
 /*
  * takeover.pml: one slab, its reservation word R, three sessions, the fence.
  *
- * What is proved: DESIGN sections 6 (Update) and 7 (fence first, take over second,
+ * What is proved: docs/DESIGN.md#operations (Update) and #sessions-and-fences (fence first, take over second,
  * roll back before anything else). See README.md for bounds and results.
  *
  * A session process is also its connections: between any two of its steps any time
  * may pass, so a verb posted before a pause may land after it. Nothing but
  * fenced[replica, session] stops a verb, and it stops it at that replica only.
- * A session that dies is one that is never scheduled again.
+ * A dead session is one that is never scheduled again.
  *
  *   -DNB=n     backups (default 2; replica 0 is the primary)
  *   -DNS=n     sessions (default 3: A, then B from A, then C from B)
  *   -DOPS=n    Updates each session attempts (default 1)
- *   -DONLY_DAMAGE  leave out the two rules about sessions, so that a bug shows only
- *              when the words and images themselves are wrong
+ *   -DONLY_DAMAGE  leave out the two rules about sessions, so that Spin finds a bug only
+ *              when words or images are wrong
  *   -DBUG_...  a deliberate mistake that the search must find
  *   -DWITNESS_...  a state that must be reachable, or the proof is empty
  */
@@ -31,11 +31,11 @@
 
 byte V[NR] = 2;			/* version word of the slab at each replica */
 byte iv[2 * NR];		/* image: version word; place 2r is even, 2r+1 odd */
-byte iw[2 * NR];		/* image: who wrote it, MIX if the seal is wrong */
+byte iw[2 * NR];		/* image: its writer, MIX if the checksum is wrong */
 byte R = 0;			/* reservation word, at the primary only */
 
 bit fenced[NR * (NS + 1)];	/* [replica, session] no verb passes any more */
-bit asked[NS + 1];		/* somebody asked for the fence of this session */
+bit asked[NS + 1];		/* the fence of this session was requested */
 bit cert[NS + 1];		/* the controller issued the certificate */
 
 /* Ghosts: not in the protocol, only for the assertions. */
@@ -46,9 +46,9 @@ byte taken_over;		/* takeovers so far */
 #define PLACE(r, ver)	(2 * (r) + ((ver) & 1))
 #define FREE_TO_RUN(r)	(!fenced[(r) * (NS + 1) + s])
 
-/* Invariant after every verb: P can be lost now, whichever one backup survives.
- * It names a whole image, at least as new as what a reader may have seen at P,
- * and the same image if it is the same version. */
+/* Invariant after every verb: P can be lost now, whichever one backup survives. V of that
+ * backup names a whole image that is at least as new as any that a reader may have seen at
+ * P, and the same image if it has the same version. */
 #define NAMES_WHOLE(r)	(iv[PLACE(r, V[r])] == V[r] && iw[PLACE(r, V[r])] != MIX)
 #define SAME_IMAGE(r)	(iw[PLACE(r, V[r])] == iw[PLACE(0, V[0])])
 inline check() {
@@ -67,7 +67,7 @@ inline check() {
 #define RULE(x)	(x)
 #endif
 
-/* Every verb that changes a byte: never after the certificate. */
+/* No verb that changes a byte runs after the certificate. */
 inline changes() { assert(RULE(!cert[s])) }
 
 inline in_sync() {
@@ -151,7 +151,7 @@ end_reserve:
 		:: else -> h = R
 		fi }
 
-	/* Held by h. Ask, and wait: for the certificate, or for h to be done. */
+	/* Held by h. Request its fence, and wait for the certificate or for h to release R. */
 #ifndef BUG_REFENCE
 	asked[h] = 1;
 #endif
@@ -186,7 +186,7 @@ end_take:
 		:: else -> goto start
 		fi }
 #ifdef BUG_REFENCE
-	/* Fencing the former holder only now: safe for one takeover, not for two. */
+	/* The former holder is fenced only now: safe for one takeover, not for two. */
 	asked[h] = 1;
 end_refence:
 	atomic { cert[h] -> becomes_holder() }
@@ -211,7 +211,7 @@ end_read:
 			h = 0
 		:: else ->
 			h = 0;
-			in_sync();	/* R was 0: nobody left anything half done */
+			in_sync();	/* R was 0: there is no unfinished commit */
 			bv[1] = v;
 #if NB > 1
 			bv[2] = v
@@ -322,8 +322,8 @@ finish:
 #define ACKNOWLEDGED	(!RUNS(s))
 #endif
 
-/* The controller and the agents, for one session. When it begins is when the lease
- * has run out at the granter: any time after somebody asked. */
+/* The controller and the agents, for one session. It begins when the lease has run out at
+ * the granter, which is any time after the request. */
 proctype Fencer(byte s) {
 end_ask:
 	asked[s];
@@ -340,8 +340,8 @@ end_fence:
 	od
 }
 
-/* Readers never look at R. One READ may see the image early and V late. What is
- * accepted must be the image that is committed under that version. */
+/* Readers do not read R. One READ may see the image early and V late. An image that is
+ * accepted must be the one that is committed under that version. */
 #define READ(place) \
 	:: atomic { iw[place] != MIX -> ver = iv[place]; who = iw[place] }; \
 	   atomic { assert(V[0] != ver || (iv[place] == ver && iw[place] == who)); \

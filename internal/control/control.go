@@ -34,7 +34,7 @@ const (
 // ErrNoAnswer is the outcome when no controller was there to be asked.
 var ErrNoAnswer = errors.New("no answer")
 
-// Controllers are whom to ask.
+// Controllers are the controllers of a cluster, any of which may lead.
 type Controllers struct {
 	URLs  []string
 	HTTP  *http.Client

@@ -9,9 +9,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync/atomic"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 )
@@ -28,17 +29,57 @@ type Config struct {
 	PeerURL string
 	// ClientURL is where etcd clients reach this member. Empty: a unix socket.
 	ClientURL string
-	// InitialCluster names all members, "a=http://host:port,b=...". Empty: this one alone.
+	// InitialCluster names all members, "a=http://host:port,b=...", for the first start.
+	// Empty: this one alone.
 	InitialCluster string
-	// StartTimeout bounds the wait for the server to be ready. 0 means 30 s.
+	// Watched says that Campaign is called when the process of the leader is gone: the
+	// members need not find that out by themselves soon.
+	Watched bool
+	// StartTimeout bounds the wait for the server to be ready. 0 means 30 s. The wait for
+	// the other members of a first start is bounded by Start's context alone.
 	StartTimeout time.Duration
+	// Waiting is called now and then while Start waits for other members: with the silent
+	// ones of a first start, or with none if a quorum is missing. nil: not called.
+	Waiting func(silent []string)
+	// QuotaBytes is the size at which etcd refuses writes until space is freed. 0 means
+	// DefaultQuotaBytes.
+	QuotaBytes int64
 	// NoSync skips fsync: fast, and data does not survive a power loss. For tests.
 	NoSync bool
 	// Log receives warnings and errors. nil means slog.Default().
 	Log *slog.Logger
+
+	lastWaiting *time.Time
 }
 
+// waitingFor calls Waiting if it is time to. began is when the wait began.
+func (c Config) waitingFor(began time.Time, silent []string) {
+	now := time.Now()
+	if now.Sub(began) < waitingAfter || now.Sub(*c.lastWaiting) < waitingEvery {
+		return
+	}
+	*c.lastWaiting = now
+	c.Waiting(silent)
+}
+
+// DefaultQuotaBytes is the largest size that etcd recommends. Controllers keep far below
+// it: they refuse names long before.
+const DefaultQuotaBytes = 8 << 30
+
+// How often Waiting is called, and after which time first.
+const (
+	waitingAfter = 2 * time.Second
+	waitingEvery = 10 * time.Second
+)
+
 func (c Config) withDefaults() Config {
+	if c.QuotaBytes == 0 {
+		c.QuotaBytes = DefaultQuotaBytes
+	}
+	if c.Waiting == nil {
+		c.Waiting = func([]string) {}
+	}
+	c.lastWaiting = new(time.Time)
 	if c.Name == "" {
 		c.Name = "quarry"
 	}
@@ -54,24 +95,27 @@ func (c Config) withDefaults() Config {
 // Server is a running member.
 type Server struct {
 	etcd    *embed.Etcd
+	gate    *gate
 	client  string
 	sockets string // folder of the unix sockets
 	temp    string // folder to remove, if the data is temporary
-	closed  bool
+	closed  atomic.Bool
+	failed  chan error
 }
 
-// Start starts a member and waits until it can serve.
-func Start(c Config) (*Server, error) {
+// Start starts a member and waits until it can serve: at its first start with others,
+// until all of them are there.
+func Start(ctx context.Context, c Config) (*Server, error) {
 	c = c.withDefaults()
-	s := &Server{}
-	if err := s.start(c); err != nil {
+	s := &Server{failed: make(chan error, 1)}
+	if err := s.start(ctx, c); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("embedded etcd %s: %w", c.Name, err)
 	}
 	return s, nil
 }
 
-func (s *Server) start(c Config) (err error) {
+func (s *Server) start(ctx context.Context, c Config) (err error) {
 	if c.Dir == "" {
 		if s.temp, err = os.MkdirTemp("", "quarry-etcd-"); err != nil {
 			return err
@@ -99,33 +143,112 @@ func (s *Server) start(c Config) (err error) {
 	e.Dir = c.Dir
 	e.ListenPeerUrls, e.AdvertisePeerUrls = []url.URL{*bindable(peer)}, []url.URL{*peer}
 	e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
-	e.InitialCluster = c.InitialCluster
-	if e.InitialCluster == "" {
-		e.InitialCluster = c.Name + "=" + peer.String()
-		// Nobody to wait for: a cluster of one need not sit out an election of 1 s.
+	e.InitialCluster = c.Name + "=" + peer.String()
+	if c.InitialCluster == "" && c.PeerURL == "" {
+		// A cluster of one has nothing to wait for: it need not sit out an election of 1 s.
 		e.TickMs, e.ElectionMs = 20, 200
+	} else if c.Watched {
+		// A heartbeat wakes every member, and nobody waits for the count. etcd's shortest
+		// lease is one and a half times as long as it, in whole seconds: 2 s, as long as
+		// that of a controller's leadership.
+		e.TickMs, e.ElectionMs = 250, 1250
 	} else {
 		// Controllers change nothing while their etcds have no leader. Members are near
-		// each other: ten heartbeats lost are enough.
-		e.TickMs, e.ElectionMs = 40, 400
+		// each other: five lost heartbeats are enough.
+		e.TickMs, e.ElectionMs = 80, 400
+	}
+	if c.InitialCluster != "" {
+		how, err := howToStart(ctx, c)
+		if err != nil {
+			return err
+		}
+		e.InitialCluster = how.cluster
+		if how.existing {
+			e.ClusterState = embed.ClusterStateFlagExisting
+		}
 	}
 	e.UnsafeNoFsync = c.NoSync
-	// A controller writes little and reads no history.
+	e.QuotaBackendBytes = c.QuotaBytes
+	// A controller reads no history. The leading one also compacts by size: see
+	// controller's keeper.
 	e.AutoCompactionMode, e.AutoCompactionRetention = embed.CompactorModeRevision, "1000"
 	e.LogLevel = "warn"
 	e.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{c.Log}))
 	if s.etcd, err = embed.StartEtcd(e); err != nil {
 		return err
 	}
+	s.gate = newGate(s.etcd.Server)
 	s.client = client.String()
-	select {
-	case <-s.etcd.Server.ReadyNotify():
-		return nil
-	case err := <-s.etcd.Err():
+	if err := s.ready(ctx, c); err != nil {
 		return err
-	case <-time.After(c.StartTimeout):
-		return errors.New("not ready in " + c.StartTimeout.String() + ": are enough members of the initial cluster running?")
 	}
+	go s.watch(c.Name)
+	if peer.Scheme == "unix" {
+		return nil // a path of this start; no other member uses it
+	}
+	return s.advertise(ctx, peer)
+}
+
+// ready waits until the member can serve.
+func (s *Server) ready(ctx context.Context, c Config) error {
+	began := time.Now()
+	timeout, tick := time.NewTimer(c.StartTimeout), time.NewTicker(pollEvery)
+	defer timeout.Stop()
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.etcd.Server.ReadyNotify():
+			return nil
+		case err := <-s.etcd.Err():
+			return err
+		case <-s.etcd.Server.StopNotify():
+			return errEnded(c.Name)
+		case <-tick.C:
+			c.waitingFor(began, nil)
+			// The first election need not wait for a timer. If this member is not able to
+			// win, the others' timers run as ever.
+			if voters := s.Voters(); s.Lead() == 0 && len(voters) > 0 && s.ID() == slices.Min(voters) {
+				_ = s.Campaign(ctx)
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timeout.C:
+			return errors.New("not ready in " + c.StartTimeout.String() + ": are enough members of the cluster running?")
+		}
+	}
+}
+
+// errEnded: etcd stops by itself when its member is removed, and says why only in its log.
+func errEnded(name string) error {
+	return fmt.Errorf("embedded etcd %s has ended: was this controller removed from the cluster? Then its data folder is of no use any more", name)
+}
+
+// watch reports the end of a server that was not closed.
+func (s *Server) watch(name string) {
+	select {
+	case err, ok := <-s.etcd.Err():
+		if !ok || err == nil {
+			return // closed
+		}
+		s.failed <- err
+	case <-s.etcd.Server.StopNotify():
+		if !s.closed.Load() {
+			s.failed <- errEnded(name)
+		}
+	}
+}
+
+// advertise changes the peer URL of a cluster of one that was started with another: so
+// that others can join it.
+func (s *Server) advertise(ctx context.Context, peer *url.URL) error {
+	members := s.etcd.Server.Cluster().Members()
+	if len(members) != 1 || slices.Equal(members[0].PeerURLs, []string{peer.String()}) {
+		return nil
+	}
+	m := *members[0]
+	m.PeerURLs = []string{peer.String()}
+	_, err := s.etcd.Server.UpdateMember(ctx, m)
+	return err
 }
 
 func listenURL(given, socket string) (*url.URL, error) {
@@ -151,24 +274,13 @@ func bindable(u *url.URL) *url.URL {
 // Endpoint is the address for etcd clients.
 func (s *Server) Endpoint() string { return s.client }
 
-// Err reports the error that ended the server.
-func (s *Server) Err() <-chan error { return s.etcd.Err() }
-
-// Client returns a new client of the server; the caller closes it.
-func (s *Server) Client() (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{
-		Endpoints:   []string{s.client},
-		DialTimeout: 5 * time.Second,
-		Logger:      zap.NewNop(),
-		Context:     context.Background(),
-	})
-}
+// Err yields at most one error: the server has ended and was not closed.
+func (s *Server) Err() <-chan error { return s.failed }
 
 // Close stops the server and removes what was temporary. Close clients first: the
-// server waits some seconds for those that are still connected.
+// server waits some seconds for those that are still connected, and calls of Client's fail.
 func (s *Server) Close() {
-	if s.etcd != nil && !s.closed {
-		s.closed = true
+	if s.etcd != nil && !s.closed.Swap(true) {
 		s.etcd.Close()
 	}
 	for _, dir := range []string{s.sockets, s.temp} {

@@ -169,7 +169,7 @@ func controllerName(i int) string { return "c" + strconv.Itoa(i+1) }
 
 func join(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
-// freePorts finds ports of the loopback that nobody has at this moment.
+// freePorts finds ports of the loopback that are free at this moment.
 func freePorts(n int) ([]string, error) {
 	var out []string
 	for range n {
@@ -203,7 +203,7 @@ func (c *Cluster) AddNode(ctx context.Context, name string, more ...string) erro
 		listen, agent = join(at, fabricPort), join(at, agentPort)
 	}
 	args := append([]string{"storage", "--controller", strings.Join(c.URLs, ","), "--name", name, "--domain", "/local/" + name + "/" + name,
-		"--listen", listen, "--agent", agent}, more...)
+		"--listen", listen, "--agent", agent, "--stop-timeout", "0s"}, more...)
 	args = append(args, c.cfg.NodeArgs...)
 	if c.cfg.Keep {
 		args = append(args, "--data", c.NodeDir(name))

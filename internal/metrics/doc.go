@@ -11,5 +11,5 @@
 //	func (c collector) Collect(ch chan<- prometheus.Metric) { ch <- calls.Value(float64(n), "read") }
 //
 // Packages that other programs embed (client, alloc, rdma) know nothing of this
-// one: they have snapshots, and collectors turn those into metrics when somebody asks.
+// one: they have snapshots, and collectors turn those into metrics at each scrape.
 package metrics

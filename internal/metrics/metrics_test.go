@@ -93,7 +93,7 @@ func TestComplaints(t *testing.T) {
 }
 
 func TestServe(t *testing.T) {
-	s, err := Serve(t.Context(), "127.0.0.1:0", NewRegistry("v1", "test"))
+	s, err := Serve(t.Context(), "127.0.0.1:0", NewRegistry("v1", "test"), false)
 	require.NoError(t, err)
 	for path, want := range map[string]string{"/metrics": `quarry_build_info{go_version="go`, "/healthz": "ok", "/": "/metrics"} {
 		res, err := http.Get(s.URL() + path)
@@ -103,13 +103,28 @@ func TestServe(t *testing.T) {
 		res.Body.Close()
 		require.Contains(t, string(b), want)
 	}
-	res, err := http.Get(s.URL() + "/etc")
-	require.NoError(t, err)
-	res.Body.Close()
-	require.Equal(t, http.StatusNotFound, res.StatusCode)
-	_, err = Serve(t.Context(), strings.TrimPrefix(s.URL(), "http://"), NewRegistry("v1", "test"))
+	for _, path := range []string{"/etc", "/debug/pprof/", "/debug/pprof/profile"} {
+		res, err := http.Get(s.URL() + path)
+		require.NoError(t, err)
+		res.Body.Close()
+		require.Equal(t, http.StatusNotFound, res.StatusCode, path)
+	}
+	_, err = Serve(t.Context(), strings.TrimPrefix(s.URL(), "http://"), NewRegistry("v1", "test"), false)
 	require.ErrorContains(t, err, "--metrics-listen")
 	require.NoError(t, s.Close())
 	_, err = http.Get(s.URL() + "/metrics")
 	require.Error(t, err)
+}
+
+// TestProfiles: profiles are served where they are asked for.
+func TestProfiles(t *testing.T) {
+	s, err := Serve(t.Context(), "127.0.0.1:0", NewRegistry("v1", "test"), true)
+	require.NoError(t, err)
+	defer s.Close()
+	res, err := http.Get(s.URL() + "/debug/pprof/goroutine?debug=1")
+	require.NoError(t, err)
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(b), "goroutine profile: total")
 }

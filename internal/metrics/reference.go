@@ -20,6 +20,7 @@ deployments in ` + "`deploy/`" + ` use port 9420 for controllers, 9421 for stora
 - A client's own memory of what it did is exact but for the latency: one call in thirty-two of each lane is timed.
 - Names of objects, tokens and keys are never labels.
 - The port has neither TLS nor passwords: bind it to loopback or to the network of the monitoring.
+- With ` + "`--pprof`" + ` the port also serves the profiles of Go's net/http/pprof, below ` + "`/debug/pprof`" + `.
 - Dashboards are in ` + "`deploy/grafana`" + `, recording and alerting rules in ` + "`deploy/prometheus`" + `.
 
 Programs of your own serve a client's metrics from their own registry:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"runtime"
 	"syscall"
 	"time"
@@ -48,8 +49,9 @@ type Server struct {
 	done   chan struct{}
 }
 
-// Serve opens the port. Port 0 takes a free one.
-func Serve(ctx context.Context, listen string, r *prometheus.Registry) (*Server, error) {
+// Serve opens the port. Port 0 takes a free one. With profiles it serves the profiles of
+// net/http/pprof too, below /debug/pprof: a caller that reaches the port can then slow the process.
+func Serve(ctx context.Context, listen string, r *prometheus.Registry, profiles bool) (*Server, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", listen)
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -63,7 +65,16 @@ func Serve(ctx context.Context, listen string, r *prometheus.Registry) (*Server,
 		Registry: r, MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout, ErrorHandling: promhttp.ContinueOnError, EnableOpenMetrics: true,
 	}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "/metrics for Prometheus, /healthz") })
+	index := "/metrics for Prometheus, /healthz"
+	if profiles {
+		index += ", /debug/pprof"
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, index) })
 	s := &Server{url: "http://" + l.Addr().String(), failed: make(chan error, 1), done: make(chan struct{}),
 		http: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}}
 	go func() {

@@ -4,8 +4,8 @@ package quarrypb
 // leader's URL, where the standby knows it.
 const LeaderHeader = "Quarry-Leader"
 
-// IncarnationHeader names, in a controller's call of an agent, the life of the node
-// that is meant: another life refuses it.
+// IncarnationHeader names, in a controller's call of an agent, the incarnation of the node
+// that is meant: another incarnation refuses it.
 const IncarnationHeader = "Quarry-Incarnation"
 
 // TokenHeader carries the cluster's token in calls of a controller whose messages have no field for it.

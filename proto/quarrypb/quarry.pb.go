@@ -195,6 +195,9 @@ const (
 	RegionState_REGION_STATE_RECOVERING  RegionState = 2 // being reconciled; no access keys work
 	RegionState_REGION_STATE_LOST        RegionState = 3 // no in-sync replica is left
 	RegionState_REGION_STATE_CREATING    RegionState = 4 // in the controller's records only, never in a table
+	RegionState_REGION_STATE_DEGRADED    RegionState = 5 // condition only: open, with fewer replicas in sync than wanted
+	RegionState_REGION_STATE_UNAVAILABLE RegionState = 6 // condition only: no node that holds a replica in sync answers
+	RegionState_REGION_STATE_REMOVED     RegionState = 7 // in the controller's records only, until every session has dropped the row
 )
 
 // Enum value maps for RegionState.
@@ -205,6 +208,9 @@ var (
 		2: "REGION_STATE_RECOVERING",
 		3: "REGION_STATE_LOST",
 		4: "REGION_STATE_CREATING",
+		5: "REGION_STATE_DEGRADED",
+		6: "REGION_STATE_UNAVAILABLE",
+		7: "REGION_STATE_REMOVED",
 	}
 	RegionState_value = map[string]int32{
 		"REGION_STATE_UNSPECIFIED": 0,
@@ -212,6 +218,9 @@ var (
 		"REGION_STATE_RECOVERING":  2,
 		"REGION_STATE_LOST":        3,
 		"REGION_STATE_CREATING":    4,
+		"REGION_STATE_DEGRADED":    5,
+		"REGION_STATE_UNAVAILABLE": 6,
+		"REGION_STATE_REMOVED":     7,
 	}
 )
 
@@ -412,7 +421,7 @@ type Node struct {
 	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`                                           // number in the table, from 1
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                                        // unique in the cluster
 	FailureDomain string                 `protobuf:"bytes,3,opt,name=failure_domain,json=failureDomain,proto3" json:"failure_domain,omitempty"` // /dc/rack/host
-	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`                         // of the running process: another one is another node's life
+	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`                         // of the running process: a restart makes another
 	AgentUrl      string                 `protobuf:"bytes,5,opt,name=agent_url,json=agentUrl,proto3" json:"agent_url,omitempty"`
 	Endpoints     []*Endpoint            `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	State         NodeState              `protobuf:"varint,7,opt,name=state,proto3,enum=quarry.v1.NodeState" json:"state,omitempty"`
@@ -421,6 +430,16 @@ type Node struct {
 	Persistent    bool                   `protobuf:"varint,10,opt,name=persistent,proto3" json:"persistent,omitempty"`
 	Domain        uint32                 `protobuf:"varint,11,opt,name=domain,proto3" json:"domain,omitempty"`      // proto.Domain
 	Connected     []*Connected           `protobuf:"bytes,12,rep,name=connected,proto3" json:"connected,omitempty"` // in Status only
+	// In Status only: the bytes of hosted_bytes that blocks in use take, as the node
+	// reported last.
+	UsedBytes uint64 `protobuf:"varint,13,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	// The memory of regions consists of whole pages of this size; 0: of ordinary ones.
+	PageBytes uint64 `protobuf:"varint,14,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
+	Medium    string `protobuf:"bytes,15,opt,name=medium,proto3" json:"medium,omitempty"` // for people: where the memory of regions is taken from
+	// What the medium has left for regions, in a registration and in Status; absent: unknown.
+	AvailableBytes *uint64 `protobuf:"varint,16,opt,name=available_bytes,json=availableBytes,proto3,oneof" json:"available_bytes,omitempty"`
+	// In Status only: why the node is left although it answers; empty if it is not.
+	Trouble       string `protobuf:"bytes,17,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -537,6 +556,41 @@ func (x *Node) GetConnected() []*Connected {
 		return x.Connected
 	}
 	return nil
+}
+
+func (x *Node) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *Node) GetPageBytes() uint64 {
+	if x != nil {
+		return x.PageBytes
+	}
+	return 0
+}
+
+func (x *Node) GetMedium() string {
+	if x != nil {
+		return x.Medium
+	}
+	return ""
+}
+
+func (x *Node) GetAvailableBytes() uint64 {
+	if x != nil && x.AvailableBytes != nil {
+		return *x.AvailableBytes
+	}
+	return 0
+}
+
+func (x *Node) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
 }
 
 // Connected counts a node's connections by the provider that they use.
@@ -661,15 +715,19 @@ func (x *Replica) GetLeaving() bool {
 }
 
 type Region struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`    // number in addresses, from 1
-	Uuid          []byte                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"` // 16 bytes
-	SizeBytes     uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Replicas      []*Replica             `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"` // the first is the primary
-	State         RegionState            `protobuf:"varint,6,opt,name=state,proto3,enum=quarry.v1.RegionState" json:"state,omitempty"`
-	Durability    Durability             `protobuf:"varint,7,opt,name=durability,proto3,enum=quarry.v1.Durability" json:"durability,omitempty"`
-	WantReplicas  uint32                 `protobuf:"varint,8,opt,name=want_replicas,json=wantReplicas,proto3" json:"want_replicas,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Id           uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`    // number in addresses, from 1
+	Uuid         []byte                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"` // 16 bytes
+	SizeBytes    uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Epoch        uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Replicas     []*Replica             `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"` // the first is the primary
+	State        RegionState            `protobuf:"varint,6,opt,name=state,proto3,enum=quarry.v1.RegionState" json:"state,omitempty"`
+	Durability   Durability             `protobuf:"varint,7,opt,name=durability,proto3,enum=quarry.v1.Durability" json:"durability,omitempty"`
+	WantReplicas uint32                 `protobuf:"varint,8,opt,name=want_replicas,json=wantReplicas,proto3" json:"want_replicas,omitempty"`
+	// condition is what users are shown: state, refined by what the leader knows of the
+	// nodes. OPEN, DEGRADED, RECOVERING, UNAVAILABLE or LOST; 0 from an older controller.
+	// Clients do not wait for a region that is UNAVAILABLE or LOST.
+	Condition     RegionState `protobuf:"varint,9,opt,name=condition,proto3,enum=quarry.v1.RegionState" json:"condition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -758,6 +816,13 @@ func (x *Region) GetWantReplicas() uint32 {
 		return x.WantReplicas
 	}
 	return 0
+}
+
+func (x *Region) GetCondition() RegionState {
+	if x != nil {
+		return x.Condition
+	}
+	return RegionState_REGION_STATE_UNSPECIFIED
 }
 
 // Table is the distribution table, or what changed in it.
@@ -950,11 +1015,13 @@ func (x *WatchTableRequest) GetSinceRevision() uint64 {
 }
 
 type CreateRegionRequest struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	Replicas   uint32                 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
-	SizeBytes  uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // 0: the cluster's default
-	Durability Durability             `protobuf:"varint,3,opt,name=durability,proto3,enum=quarry.v1.Durability" json:"durability,omitempty"`
-	Count      uint32                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"` // 0 means 1
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Replicas uint32                 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"` // 0: the cluster's default
+	// 0: as much as there is of the kind already, from 64 MiB to the largest size that the
+	// controller makes on demand, and less where no more fits.
+	SizeBytes  uint64     `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Durability Durability `protobuf:"varint,3,opt,name=durability,proto3,enum=quarry.v1.Durability" json:"durability,omitempty"`
+	Count      uint32     `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"` // 0 means 1
 	// If set, no region is made while one with this many replicas is numbered
 	// higher than this: clients that all found the same regions full make one, not many.
 	UnlessNewerThan *uint32 `protobuf:"varint,5,opt,name=unless_newer_than,json=unlessNewerThan,proto3,oneof" json:"unless_newer_than,omitempty"`
@@ -1078,7 +1145,10 @@ type OpenSessionRequest struct {
 	Token  string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`    // bearer token, where the cluster asks for one
 	// Of a storage node's own programs. They give nobody answers drawn from what
 	// they read, so that nobody waits for them before a new epoch opens.
-	Agent         bool `protobuf:"varint,4,opt,name=agent,proto3" json:"agent,omitempty"`
+	Agent bool `protobuf:"varint,4,opt,name=agent,proto3" json:"agent,omitempty"`
+	// The table of the answer has no rows, only its revision and reclaim epoch: for a
+	// program that is told the rows it works on, and whose answers are to stay small.
+	NoRows        bool `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1137,6 +1207,13 @@ func (x *OpenSessionRequest) GetToken() string {
 func (x *OpenSessionRequest) GetAgent() bool {
 	if x != nil {
 		return x.Agent
+	}
+	return false
+}
+
+func (x *OpenSessionRequest) GetNoRows() bool {
+	if x != nil {
+		return x.NoRows
 	}
 	return false
 }
@@ -1226,12 +1303,13 @@ func (x *Ticket) GetMark() []byte {
 }
 
 type OpenSessionResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ticket        *Ticket                `protobuf:"bytes,1,opt,name=ticket,proto3" json:"ticket,omitempty"`
-	LeaseMs       uint32                 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	Table         *Table                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Ticket          *Ticket                `protobuf:"bytes,1,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	LeaseMs         uint32                 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	Table           *Table                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
+	DefaultReplicas uint32                 `protobuf:"varint,4,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"` // of objects for which nobody says
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *OpenSessionResponse) Reset() {
@@ -1285,12 +1363,20 @@ func (x *OpenSessionResponse) GetTable() *Table {
 	return nil
 }
 
+func (x *OpenSessionResponse) GetDefaultReplicas() uint32 {
+	if x != nil {
+		return x.DefaultReplicas
+	}
+	return 0
+}
+
 type HeartbeatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`
 	TableRevision uint64                 `protobuf:"varint,2,opt,name=table_revision,json=tableRevision,proto3" json:"table_revision,omitempty"` // acknowledged: every operation now uses it
 	ReclaimEpoch  uint64                 `protobuf:"varint,3,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`    // acknowledged: earlier operations have finished, header caches are dropped
 	Troubles      []*NodeTrouble         `protobuf:"bytes,4,rep,name=troubles,proto3" json:"troubles,omitempty"`
+	NoRows        bool                   `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"` // as in OpenSessionRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1351,6 +1437,13 @@ func (x *HeartbeatRequest) GetTroubles() []*NodeTrouble {
 		return x.Troubles
 	}
 	return nil
+}
+
+func (x *HeartbeatRequest) GetNoRows() bool {
+	if x != nil {
+		return x.NoRows
+	}
+	return false
 }
 
 // NodeTrouble is evidence from the data path that a node is sick.
@@ -1415,12 +1508,13 @@ func (x *NodeTrouble) GetTimeouts() uint32 {
 }
 
 type HeartbeatResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LeaseMs       uint32                 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	ReclaimEpoch  uint64                 `protobuf:"varint,2,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
-	Table         *Table                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"` // what changed since table_revision, if anything
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	LeaseMs         uint32                 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	ReclaimEpoch    uint64                 `protobuf:"varint,2,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
+	Table           *Table                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"` // what changed since table_revision, if anything
+	DefaultReplicas uint32                 `protobuf:"varint,4,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
@@ -1472,6 +1566,13 @@ func (x *HeartbeatResponse) GetTable() *Table {
 		return x.Table
 	}
 	return nil
+}
+
+func (x *HeartbeatResponse) GetDefaultReplicas() uint32 {
+	if x != nil {
+		return x.DefaultReplicas
+	}
+	return 0
 }
 
 type CloseSessionRequest struct {
@@ -1555,9 +1656,11 @@ func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
 }
 
 type RevokeSessionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       uint32                 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
-	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session uint32                 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
+	Reason  string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Names the session in the place of its id, which may be another's by now. Programs use it.
+	Serial        uint64 `protobuf:"varint,3,opt,name=serial,proto3" json:"serial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1606,6 +1709,13 @@ func (x *RevokeSessionRequest) GetReason() string {
 	return ""
 }
 
+func (x *RevokeSessionRequest) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
 type RevokeSessionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1647,6 +1757,7 @@ type CertifyFenceRequest struct {
 	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`               // who asks
 	Session       uint32                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`             // who is dead
 	WaitMs        uint32                 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // how long to wait for the fence; 0: as long as the controller allows
+	Region        uint32                 `protobuf:"varint,4,opt,name=region,proto3" json:"region,omitempty"`               // where; 0: in every region. A certificate holds for that region alone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1698,6 +1809,13 @@ func (x *CertifyFenceRequest) GetSession() uint32 {
 func (x *CertifyFenceRequest) GetWaitMs() uint32 {
 	if x != nil {
 		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *CertifyFenceRequest) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
 	}
 	return 0
 }
@@ -1758,6 +1876,7 @@ type PassRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"` // who asks
 	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`   // whose pass; 0 raises the reclaim epoch
+	Region        uint32                 `protobuf:"varint,3,opt,name=region,proto3" json:"region,omitempty"` // a session that is fenced in this region has passed; 0: only one that is fenced in every region
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1802,6 +1921,13 @@ func (x *PassRequest) GetSerial() uint64 {
 func (x *PassRequest) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PassRequest) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
 	}
 	return 0
 }
@@ -2147,8 +2273,11 @@ func (x *Name) GetNotes() map[string]string {
 }
 
 type CreateNameRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          *Name                  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  *Name                  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Unless 0: only while the session with this serial is live. Who has made the object
+	// names it by this, because what an ended session has not named may be freed.
+	Serial        uint64 `protobuf:"varint,2,opt,name=serial,proto3" json:"serial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2188,6 +2317,13 @@ func (x *CreateNameRequest) GetName() *Name {
 		return x.Name
 	}
 	return nil
+}
+
+func (x *CreateNameRequest) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
 }
 
 type LookupNameRequest struct {
@@ -2234,6 +2370,191 @@ func (x *LookupNameRequest) GetName() string {
 	return ""
 }
 
+// At most 100 names, each once.
+type LookupNamesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupNamesRequest) Reset() {
+	*x = LookupNamesRequest{}
+	mi := &file_quarry_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupNamesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupNamesRequest) ProtoMessage() {}
+
+func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupNamesRequest.ProtoReflect.Descriptor instead.
+func (*LookupNamesRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *LookupNamesRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+type LookupNamesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []*Name                `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupNamesResponse) Reset() {
+	*x = LookupNamesResponse{}
+	mi := &file_quarry_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupNamesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupNamesResponse) ProtoMessage() {}
+
+func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupNamesResponse.ProtoReflect.Descriptor instead.
+func (*LookupNamesResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *LookupNamesResponse) GetNames() []*Name {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+type CreateNamesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []*Name                `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`    // at most 100, each once
+	Serial        uint64                 `protobuf:"varint,2,opt,name=serial,proto3" json:"serial,omitempty"` // as in CreateNameRequest
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateNamesRequest) Reset() {
+	*x = CreateNamesRequest{}
+	mi := &file_quarry_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateNamesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateNamesRequest) ProtoMessage() {}
+
+func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateNamesRequest.ProtoReflect.Descriptor instead.
+func (*CreateNamesRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *CreateNamesRequest) GetNames() []*Name {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *CreateNamesRequest) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
+type CreateNamesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []*Name                `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateNamesResponse) Reset() {
+	*x = CreateNamesResponse{}
+	mi := &file_quarry_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateNamesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateNamesResponse) ProtoMessage() {}
+
+func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateNamesResponse.ProtoReflect.Descriptor instead.
+func (*CreateNamesResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *CreateNamesResponse) GetNames() []*Name {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
 type SwapNameRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          *Name                  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2244,7 +2565,7 @@ type SwapNameRequest struct {
 
 func (x *SwapNameRequest) Reset() {
 	*x = SwapNameRequest{}
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2577,7 @@ func (x *SwapNameRequest) String() string {
 func (*SwapNameRequest) ProtoMessage() {}
 
 func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2590,7 @@ func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapNameRequest.ProtoReflect.Descriptor instead.
 func (*SwapNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{30}
+	return file_quarry_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SwapNameRequest) GetName() *Name {
@@ -2296,7 +2617,7 @@ type DeleteNameRequest struct {
 
 func (x *DeleteNameRequest) Reset() {
 	*x = DeleteNameRequest{}
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2629,7 @@ func (x *DeleteNameRequest) String() string {
 func (*DeleteNameRequest) ProtoMessage() {}
 
 func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2642,7 @@ func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{31}
+	return file_quarry_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeleteNameRequest) GetName() string {
@@ -2346,7 +2667,7 @@ type DeleteNameResponse struct {
 
 func (x *DeleteNameResponse) Reset() {
 	*x = DeleteNameResponse{}
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2679,7 @@ func (x *DeleteNameResponse) String() string {
 func (*DeleteNameResponse) ProtoMessage() {}
 
 func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2692,7 @@ func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNameResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{32}
+	return file_quarry_proto_rawDescGZIP(), []int{36}
 }
 
 type ListNamesRequest struct {
@@ -2386,7 +2707,7 @@ type ListNamesRequest struct {
 
 func (x *ListNamesRequest) Reset() {
 	*x = ListNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2719,7 @@ func (x *ListNamesRequest) String() string {
 func (*ListNamesRequest) ProtoMessage() {}
 
 func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2732,7 @@ func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{33}
+	return file_quarry_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListNamesRequest) GetPrefix() string {
@@ -2452,7 +2773,7 @@ type ListNamesResponse struct {
 
 func (x *ListNamesResponse) Reset() {
 	*x = ListNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2785,7 @@ func (x *ListNamesResponse) String() string {
 func (*ListNamesResponse) ProtoMessage() {}
 
 func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2798,7 @@ func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{34}
+	return file_quarry_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListNamesResponse) GetNames() []*Name {
@@ -2507,7 +2828,7 @@ type HostedRegion struct {
 
 func (x *HostedRegion) Reset() {
 	*x = HostedRegion{}
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2840,7 @@ func (x *HostedRegion) String() string {
 func (*HostedRegion) ProtoMessage() {}
 
 func (x *HostedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2853,7 @@ func (x *HostedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostedRegion.ProtoReflect.Descriptor instead.
 func (*HostedRegion) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{35}
+	return file_quarry_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HostedRegion) GetRegion() uint32 {
@@ -2576,14 +2897,13 @@ type RegisterNodeRequest struct {
 	Cluster       []byte                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"` // of the regions found on the node; empty if none
 	Found         []*HostedRegion        `protobuf:"bytes,3,rep,name=found,proto3" json:"found,omitempty"`
 	Token         string                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
-	Gossip        string                 `protobuf:"bytes,5,opt,name=gossip,proto3" json:"gossip,omitempty"` // host:port where the node hears gossip; empty: it does not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2595,7 +2915,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2608,7 +2928,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{36}
+	return file_quarry_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -2639,13 +2959,6 @@ func (x *RegisterNodeRequest) GetToken() string {
 	return ""
 }
 
-func (x *RegisterNodeRequest) GetGossip() string {
-	if x != nil {
-		return x.Gossip
-	}
-	return ""
-}
-
 type RegisterNodeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2658,14 +2971,14 @@ type RegisterNodeResponse struct {
 	LiveSerials    []uint64 `protobuf:"varint,6,rep,packed,name=live_serials,json=liveSerials,proto3" json:"live_serials,omitempty"`
 	NextSerial     uint64   `protobuf:"varint,7,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
 	ControllerTerm uint64   `protobuf:"varint,8,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"` // the node obeys no older leader from here on
-	Gossip         []string `protobuf:"bytes,9,rep,name=gossip,proto3" json:"gossip,omitempty"`                                        // addresses of controllers that take part in the cluster's gossip
+	Pulse          []string `protobuf:"bytes,10,rep,name=pulse,proto3" json:"pulse,omitempty"`                                         // UDP addresses where controllers take part in the cluster's pulse
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +2990,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2690,7 +3003,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{37}
+	return file_quarry_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RegisterNodeResponse) GetId() uint32 {
@@ -2749,27 +3062,34 @@ func (x *RegisterNodeResponse) GetControllerTerm() uint64 {
 	return 0
 }
 
-func (x *RegisterNodeResponse) GetGossip() []string {
+func (x *RegisterNodeResponse) GetPulse() []string {
 	if x != nil {
-		return x.Gossip
+		return x.Pulse
 	}
 	return nil
 }
 
 type NodeHeartbeatRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	HostedBytes   uint64                 `protobuf:"varint,3,opt,name=hosted_bytes,json=hostedBytes,proto3" json:"hosted_bytes,omitempty"`
-	ResidentBytes uint64                 `protobuf:"varint,4,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
-	Connected     []*Connected           `protobuf:"bytes,5,rep,name=connected,proto3" json:"connected,omitempty"`
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Id             uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Incarnation    uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	HostedBytes    uint64                 `protobuf:"varint,3,opt,name=hosted_bytes,json=hostedBytes,proto3" json:"hosted_bytes,omitempty"`
+	ResidentBytes  uint64                 `protobuf:"varint,4,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
+	Connected      []*Connected           `protobuf:"bytes,5,rep,name=connected,proto3" json:"connected,omitempty"`
+	UsedBytes      uint64                 `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`                      // of the replicas' blocks that are in use
+	AvailableBytes *uint64                `protobuf:"varint,7,opt,name=available_bytes,json=availableBytes,proto3,oneof" json:"available_bytes,omitempty"` // see Node
+	// Serials of sessions whose last connection to this node has ended since the last
+	// heartbeat, and not by the node. A hint: the process may have died.
+	EndedSessions []uint64 `protobuf:"varint,8,rep,packed,name=ended_sessions,json=endedSessions,proto3" json:"ended_sessions,omitempty"`
+	// The process has been told to end. It ends when no region needs it.
+	Stopping      bool `protobuf:"varint,9,opt,name=stopping,proto3" json:"stopping,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeHeartbeatRequest) Reset() {
 	*x = NodeHeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +3101,7 @@ func (x *NodeHeartbeatRequest) String() string {
 func (*NodeHeartbeatRequest) ProtoMessage() {}
 
 func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +3114,7 @@ func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{38}
+	return file_quarry_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NodeHeartbeatRequest) GetId() uint32 {
@@ -2832,16 +3152,54 @@ func (x *NodeHeartbeatRequest) GetConnected() []*Connected {
 	return nil
 }
 
+func (x *NodeHeartbeatRequest) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *NodeHeartbeatRequest) GetAvailableBytes() uint64 {
+	if x != nil && x.AvailableBytes != nil {
+		return *x.AvailableBytes
+	}
+	return 0
+}
+
+func (x *NodeHeartbeatRequest) GetEndedSessions() []uint64 {
+	if x != nil {
+		return x.EndedSessions
+	}
+	return nil
+}
+
+func (x *NodeHeartbeatRequest) GetStopping() bool {
+	if x != nil {
+		return x.Stopping
+	}
+	return false
+}
+
 type NodeHeartbeatResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Unknown       bool                   `protobuf:"varint,1,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Unknown bool                   `protobuf:"varint,1,opt,name=unknown,proto3" json:"unknown,omitempty"` // register again: also after each change of the leader
+	Lacking uint32                 `protobuf:"varint,2,opt,name=lacking,proto3" json:"lacking,omitempty"` // regions of the cluster that lack replicas, or have some that leave
+	// To a stopping node: replicas that are here, those of them without another one in
+	// sync that stays, and those of the latter that no other node can ever take, because there is none.
+	Held  uint32 `protobuf:"varint,3,opt,name=held,proto3" json:"held,omitempty"`
+	Last  uint32 `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`
+	Stuck uint32 `protobuf:"varint,5,opt,name=stuck,proto3" json:"stuck,omitempty"`
+	// Not 0: the controller hears the node's pulse. While the node hears the controller's, a
+	// heartbeat in this time is enough.
+	CalmMs        uint32   `protobuf:"varint,6,opt,name=calm_ms,json=calmMs,proto3" json:"calm_ms,omitempty"`
+	Pulse         []string `protobuf:"bytes,7,rep,name=pulse,proto3" json:"pulse,omitempty"` // see RegisterNodeResponse
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeHeartbeatResponse) Reset() {
 	*x = NodeHeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +3211,7 @@ func (x *NodeHeartbeatResponse) String() string {
 func (*NodeHeartbeatResponse) ProtoMessage() {}
 
 func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +3224,7 @@ func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{39}
+	return file_quarry_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *NodeHeartbeatResponse) GetUnknown() bool {
@@ -2874,6 +3232,48 @@ func (x *NodeHeartbeatResponse) GetUnknown() bool {
 		return x.Unknown
 	}
 	return false
+}
+
+func (x *NodeHeartbeatResponse) GetLacking() uint32 {
+	if x != nil {
+		return x.Lacking
+	}
+	return 0
+}
+
+func (x *NodeHeartbeatResponse) GetHeld() uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *NodeHeartbeatResponse) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *NodeHeartbeatResponse) GetStuck() uint32 {
+	if x != nil {
+		return x.Stuck
+	}
+	return 0
+}
+
+func (x *NodeHeartbeatResponse) GetCalmMs() uint32 {
+	if x != nil {
+		return x.CalmMs
+	}
+	return 0
+}
+
+func (x *NodeHeartbeatResponse) GetPulse() []string {
+	if x != nil {
+		return x.Pulse
+	}
+	return nil
 }
 
 type HostRegionRequest struct {
@@ -2895,7 +3295,7 @@ type HostRegionRequest struct {
 
 func (x *HostRegionRequest) Reset() {
 	*x = HostRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2907,7 +3307,7 @@ func (x *HostRegionRequest) String() string {
 func (*HostRegionRequest) ProtoMessage() {}
 
 func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2920,7 +3320,7 @@ func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionRequest.ProtoReflect.Descriptor instead.
 func (*HostRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{40}
+	return file_quarry_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *HostRegionRequest) GetRegion() uint32 {
@@ -2994,7 +3394,7 @@ type HostRegionResponse struct {
 
 func (x *HostRegionResponse) Reset() {
 	*x = HostRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3406,7 @@ func (x *HostRegionResponse) String() string {
 func (*HostRegionResponse) ProtoMessage() {}
 
 func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3419,7 @@ func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionResponse.ProtoReflect.Descriptor instead.
 func (*HostRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{41}
+	return file_quarry_proto_rawDescGZIP(), []int{45}
 }
 
 type OpenRegionRequest struct {
@@ -3033,7 +3433,7 @@ type OpenRegionRequest struct {
 
 func (x *OpenRegionRequest) Reset() {
 	*x = OpenRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3445,7 @@ func (x *OpenRegionRequest) String() string {
 func (*OpenRegionRequest) ProtoMessage() {}
 
 func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3458,7 @@ func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionRequest.ProtoReflect.Descriptor instead.
 func (*OpenRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{42}
+	return file_quarry_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OpenRegionRequest) GetRegion() uint32 {
@@ -3090,7 +3490,7 @@ type OpenRegionResponse struct {
 
 func (x *OpenRegionResponse) Reset() {
 	*x = OpenRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3502,7 @@ func (x *OpenRegionResponse) String() string {
 func (*OpenRegionResponse) ProtoMessage() {}
 
 func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3515,7 @@ func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionResponse.ProtoReflect.Descriptor instead.
 func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{43}
+	return file_quarry_proto_rawDescGZIP(), []int{47}
 }
 
 // CloseRegion names the newest epoch to close: a replica opened under a later one
@@ -3131,7 +3531,7 @@ type CloseRegionRequest struct {
 
 func (x *CloseRegionRequest) Reset() {
 	*x = CloseRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3543,7 @@ func (x *CloseRegionRequest) String() string {
 func (*CloseRegionRequest) ProtoMessage() {}
 
 func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3556,7 @@ func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionRequest.ProtoReflect.Descriptor instead.
 func (*CloseRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{44}
+	return file_quarry_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CloseRegionRequest) GetRegion() uint32 {
@@ -3188,7 +3588,7 @@ type CloseRegionResponse struct {
 
 func (x *CloseRegionResponse) Reset() {
 	*x = CloseRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3200,7 +3600,7 @@ func (x *CloseRegionResponse) String() string {
 func (*CloseRegionResponse) ProtoMessage() {}
 
 func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3213,7 +3613,7 @@ func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionResponse.ProtoReflect.Descriptor instead.
 func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{45}
+	return file_quarry_proto_rawDescGZIP(), []int{49}
 }
 
 // DropRegion names the region's epoch too: memory that was opened under a later one stays.
@@ -3228,7 +3628,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +3640,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +3653,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{46}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DropRegionRequest) GetRegion() uint32 {
@@ -3285,7 +3685,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3297,7 +3697,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3310,7 +3710,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 type FenceRequest struct {
@@ -3323,7 +3723,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3735,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3748,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FenceRequest) GetSerials() []uint64 {
@@ -3373,7 +3773,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3385,7 +3785,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3398,7 +3798,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{53}
 }
 
 // WorkPeer is a replica that the program works on.
@@ -3415,7 +3815,7 @@ type WorkPeer struct {
 
 func (x *WorkPeer) Reset() {
 	*x = WorkPeer{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3827,7 @@ func (x *WorkPeer) String() string {
 func (*WorkPeer) ProtoMessage() {}
 
 func (x *WorkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3840,7 @@ func (x *WorkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
 func (*WorkPeer) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WorkPeer) GetNode() uint32 {
@@ -3497,7 +3897,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3509,7 +3909,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3522,7 +3922,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WorkRequest) GetRegion() uint32 {
@@ -3619,7 +4019,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3631,7 +4031,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3644,7 +4044,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WorkResponse) GetDone() bool {
@@ -3704,7 +4104,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3716,7 +4116,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3729,20 +4129,23 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{53}
+	return file_quarry_proto_rawDescGZIP(), []int{57}
 }
 
 type PingResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Id          uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// unfit says why the node cannot carry out fences and changes of epoch, such as a data
+	// folder that cannot be written; empty if it can. Its memory may still be served.
+	Unfit         string `protobuf:"bytes,3,opt,name=unfit,proto3" json:"unfit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3754,7 +4157,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3767,7 +4170,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{54}
+	return file_quarry_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -3784,6 +4187,13 @@ func (x *PingResponse) GetIncarnation() uint64 {
 	return 0
 }
 
+func (x *PingResponse) GetUnfit() string {
+	if x != nil {
+		return x.Unfit
+	}
+	return ""
+}
+
 // Nodes are named by their name.
 type AddNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3794,7 +4204,7 @@ type AddNodeRequest struct {
 
 func (x *AddNodeRequest) Reset() {
 	*x = AddNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3806,7 +4216,7 @@ func (x *AddNodeRequest) String() string {
 func (*AddNodeRequest) ProtoMessage() {}
 
 func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3819,7 +4229,7 @@ func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
 func (*AddNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{55}
+	return file_quarry_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *AddNodeRequest) GetName() string {
@@ -3838,7 +4248,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3850,7 +4260,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3863,7 +4273,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{56}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DrainNodeRequest) GetName() string {
@@ -3883,7 +4293,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +4305,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3908,7 +4318,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{57}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -3926,18 +4336,20 @@ func (x *DrainNodeResponse) GetReplicas() uint32 {
 }
 
 // RemoveNode strikes a node out. It must be empty, or, with force, be gone: its
-// replicas are given up, but never the last one of a region.
+// replicas are given up. The last replica in sync of a region is given up only with
+// accept_loss: the region goes on with the memory that restarted nodes found, or is LOST.
 type RemoveNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	AcceptLoss    bool                   `protobuf:"varint,3,opt,name=accept_loss,json=acceptLoss,proto3" json:"accept_loss,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4361,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4374,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{58}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RemoveNodeRequest) GetName() string {
@@ -3979,6 +4391,282 @@ func (x *RemoveNodeRequest) GetForce() bool {
 	return false
 }
 
+func (x *RemoveNodeRequest) GetAcceptLoss() bool {
+	if x != nil {
+		return x.AcceptLoss
+	}
+	return false
+}
+
+type SetDefaultsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Replicas of regions and objects; 0: 2 where nodes lie in two failure domains, else 1.
+	// Absent: as it is.
+	Replicas      *uint32 `protobuf:"varint,1,opt,name=replicas,proto3,oneof" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetDefaultsRequest) Reset() {
+	*x = SetDefaultsRequest{}
+	mi := &file_quarry_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetDefaultsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetDefaultsRequest) ProtoMessage() {}
+
+func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetDefaultsRequest.ProtoReflect.Descriptor instead.
+func (*SetDefaultsRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *SetDefaultsRequest) GetReplicas() uint32 {
+	if x != nil && x.Replicas != nil {
+		return *x.Replicas
+	}
+	return 0
+}
+
+type SetDefaultsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Replicas      uint32                 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	Chosen        bool                   `protobuf:"varint,2,opt,name=chosen,proto3" json:"chosen,omitempty"` // by an operator
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetDefaultsResponse) Reset() {
+	*x = SetDefaultsResponse{}
+	mi := &file_quarry_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetDefaultsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetDefaultsResponse) ProtoMessage() {}
+
+func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetDefaultsResponse.ProtoReflect.Descriptor instead.
+func (*SetDefaultsResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *SetDefaultsResponse) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *SetDefaultsResponse) GetChosen() bool {
+	if x != nil {
+		return x.Chosen
+	}
+	return false
+}
+
+// ForgetNode wants a removed node that no region names any more.
+type ForgetNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetNodeRequest) Reset() {
+	*x = ForgetNodeRequest{}
+	mi := &file_quarry_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetNodeRequest) ProtoMessage() {}
+
+func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
+func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ForgetNodeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ForgetNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetNodeResponse) Reset() {
+	*x = ForgetNodeResponse{}
+	mi := &file_quarry_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetNodeResponse) ProtoMessage() {}
+
+func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
+func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{66}
+}
+
+// RemoveRegion wants a region that is LOST, and lost to be set: what a node may still
+// hold of the region is deleted when that node comes back.
+type RemoveRegionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
+	Lost          bool                   `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveRegionRequest) Reset() {
+	*x = RemoveRegionRequest{}
+	mi := &file_quarry_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRegionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRegionRequest) ProtoMessage() {}
+
+func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRegionRequest.ProtoReflect.Descriptor instead.
+func (*RemoveRegionRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *RemoveRegionRequest) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *RemoveRegionRequest) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
+type RemoveRegionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveRegionResponse) Reset() {
+	*x = RemoveRegionResponse{}
+	mi := &file_quarry_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRegionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRegionResponse) ProtoMessage() {}
+
+func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRegionResponse.ProtoReflect.Descriptor instead.
+func (*RemoveRegionResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{68}
+}
+
 type MoveRegionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
@@ -3990,7 +4678,7 @@ type MoveRegionRequest struct {
 
 func (x *MoveRegionRequest) Reset() {
 	*x = MoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4002,7 +4690,7 @@ func (x *MoveRegionRequest) String() string {
 func (*MoveRegionRequest) ProtoMessage() {}
 
 func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4015,7 +4703,7 @@ func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{59}
+	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *MoveRegionRequest) GetRegion() uint32 {
@@ -4048,7 +4736,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4748,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4761,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{60}
+	return file_quarry_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -4094,7 +4782,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4794,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +4807,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{61}
+	return file_quarry_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Move) GetRegion() uint32 {
@@ -4152,7 +4840,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4164,7 +4852,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4177,7 +4865,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{62}
+	return file_quarry_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RebalanceResponse) GetMoves() []*Move {
@@ -4189,22 +4877,23 @@ func (x *RebalanceResponse) GetMoves() []*Move {
 
 // Cluster is what a cluster remembers beside its nodes, regions, sessions and names.
 type Cluster struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Uuid          []byte                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`                            // 16 bytes
-	TicketKey     []byte                 `protobuf:"bytes,2,opt,name=ticket_key,json=ticketKey,proto3" json:"ticket_key,omitempty"` // 32 bytes
-	NextNode      uint32                 `protobuf:"varint,3,opt,name=next_node,json=nextNode,proto3" json:"next_node,omitempty"`
-	NextRegion    uint32                 `protobuf:"varint,4,opt,name=next_region,json=nextRegion,proto3" json:"next_region,omitempty"` // numbers are used once, also those of regions that could not be made
-	NextSerial    uint64                 `protobuf:"varint,5,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
-	ReclaimEpoch  uint64                 `protobuf:"varint,6,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
-	LastSession   uint32                 `protobuf:"varint,7,opt,name=last_session,json=lastSession,proto3" json:"last_session,omitempty"` // the search for a free session id goes on behind it
-	Moves         []*Move                `protobuf:"bytes,8,rep,name=moves,proto3" json:"moves,omitempty"`                                 // of a rebalance, not carried out yet
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Uuid            []byte                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`                            // 16 bytes
+	TicketKey       []byte                 `protobuf:"bytes,2,opt,name=ticket_key,json=ticketKey,proto3" json:"ticket_key,omitempty"` // 32 bytes
+	NextNode        uint32                 `protobuf:"varint,3,opt,name=next_node,json=nextNode,proto3" json:"next_node,omitempty"`
+	NextRegion      uint32                 `protobuf:"varint,4,opt,name=next_region,json=nextRegion,proto3" json:"next_region,omitempty"` // numbers are used once, also those of regions that could not be made
+	NextSerial      uint64                 `protobuf:"varint,5,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
+	ReclaimEpoch    uint64                 `protobuf:"varint,6,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
+	LastSession     uint32                 `protobuf:"varint,7,opt,name=last_session,json=lastSession,proto3" json:"last_session,omitempty"`             // the search for a free session id goes on behind it
+	Moves           []*Move                `protobuf:"bytes,8,rep,name=moves,proto3" json:"moves,omitempty"`                                             // of a rebalance, not carried out yet
+	DefaultReplicas uint32                 `protobuf:"varint,9,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"` // see SetDefaultsRequest
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4905,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4918,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{63}
+	return file_quarry_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -4288,6 +4977,13 @@ func (x *Cluster) GetMoves() []*Move {
 	return nil
 }
 
+func (x *Cluster) GetDefaultReplicas() uint32 {
+	if x != nil {
+		return x.DefaultReplicas
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4296,7 +4992,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4308,7 +5004,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4321,7 +5017,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{64}
+	return file_quarry_proto_rawDescGZIP(), []int{74}
 }
 
 type ControllerInfo struct {
@@ -4335,7 +5031,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4347,7 +5043,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4360,7 +5056,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -4385,21 +5081,28 @@ func (x *ControllerInfo) GetLeader() bool {
 }
 
 type StatusResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Table          *Table                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
-	Controllers    []*ControllerInfo      `protobuf:"bytes,2,rep,name=controllers,proto3" json:"controllers,omitempty"`
-	LiveSessions   uint32                 `protobuf:"varint,3,opt,name=live_sessions,json=liveSessions,proto3" json:"live_sessions,omitempty"`
-	FencedSessions uint32                 `protobuf:"varint,4,opt,name=fenced_sessions,json=fencedSessions,proto3" json:"fenced_sessions,omitempty"`
-	Version        string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
-	Progress       []*Progress            `protobuf:"bytes,6,rep,name=progress,proto3" json:"progress,omitempty"`
-	Members        []*Member              `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Table           *Table                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
+	Controllers     []*ControllerInfo      `protobuf:"bytes,2,rep,name=controllers,proto3" json:"controllers,omitempty"`
+	LiveSessions    uint32                 `protobuf:"varint,3,opt,name=live_sessions,json=liveSessions,proto3" json:"live_sessions,omitempty"`
+	FencedSessions  uint32                 `protobuf:"varint,4,opt,name=fenced_sessions,json=fencedSessions,proto3" json:"fenced_sessions,omitempty"`
+	Version         string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
+	Progress        []*Progress            `protobuf:"bytes,6,rep,name=progress,proto3" json:"progress,omitempty"`
+	Members         []*Member              `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
+	DefaultReplicas uint32                 `protobuf:"varint,8,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"`
+	// Of fenced_sessions those whose fence is not complete; the age of the oldest such fence,
+	// counted from when the present leader knew of it; fences that the leader has begun before
+	// the lease was over because the session's connections had ended.
+	FencingSessions uint32 `protobuf:"varint,9,opt,name=fencing_sessions,json=fencingSessions,proto3" json:"fencing_sessions,omitempty"`
+	OldestFenceMs   uint64 `protobuf:"varint,10,opt,name=oldest_fence_ms,json=oldestFenceMs,proto3" json:"oldest_fence_ms,omitempty"`
+	EarlyFences     uint64 `protobuf:"varint,11,opt,name=early_fences,json=earlyFences,proto3" json:"early_fences,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4411,7 +5114,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4424,7 +5127,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -4476,20 +5179,45 @@ func (x *StatusResponse) GetMembers() []*Member {
 	return nil
 }
 
-// Member is a process as the cluster's gossip shows it to the controllers: what
+func (x *StatusResponse) GetDefaultReplicas() uint32 {
+	if x != nil {
+		return x.DefaultReplicas
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetFencingSessions() uint32 {
+	if x != nil {
+		return x.FencingSessions
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetOldestFenceMs() uint64 {
+	if x != nil {
+		return x.OldestFenceMs
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetEarlyFences() uint64 {
+	if x != nil {
+		return x.EarlyFences
+	}
+	return 0
+}
+
+// Member is a process as the cluster's pulse shows it to the controllers: what
 // makes them look, and decides nothing.
 type Member struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "storage" or "controller"
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Life          uint64                 `protobuf:"varint,3,opt,name=life,proto3" json:"life,omitempty"`      // of a storage node: its incarnation
-	Node          uint32                 `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`      // number of a storage node
-	Address       string                 `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"` // of its gossip
-	FailureDomain string                 `protobuf:"bytes,6,opt,name=failure_domain,json=failureDomain,proto3" json:"failure_domain,omitempty"`
-	Health        string                 `protobuf:"bytes,7,opt,name=health,proto3" json:"health,omitempty"` // one word, its own
-	CapacityBytes uint64                 `protobuf:"varint,8,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
-	FreeBytes     uint64                 `protobuf:"varint,9,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
-	State         string                 `protobuf:"bytes,10,opt,name=state,proto3" json:"state,omitempty"`                     // to the controller that answers: "alive" or "silent"
+	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`         // random
+	Node          uint32                 `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`                       // number of a storage node
+	Address       string                 `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`                  // of its pulse
+	Health        string                 `protobuf:"bytes,7,opt,name=health,proto3" json:"health,omitempty"`                    // one word, its own
+	State         string                 `protobuf:"bytes,10,opt,name=state,proto3" json:"state,omitempty"`                     // to the controller that answers: "alive", "suspect" or "silent"
 	StateMs       uint64                 `protobuf:"varint,11,opt,name=state_ms,json=stateMs,proto3" json:"state_ms,omitempty"` // since when
 	SeenBy        []string               `protobuf:"bytes,12,rep,name=seen_by,json=seenBy,proto3" json:"seen_by,omitempty"`     // controllers to which it is alive
 	unknownFields protoimpl.UnknownFields
@@ -4498,7 +5226,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4510,7 +5238,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4523,7 +5251,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Member) GetKind() string {
@@ -4540,9 +5268,9 @@ func (x *Member) GetName() string {
 	return ""
 }
 
-func (x *Member) GetLife() uint64 {
+func (x *Member) GetIncarnation() uint64 {
 	if x != nil {
-		return x.Life
+		return x.Incarnation
 	}
 	return 0
 }
@@ -4561,32 +5289,11 @@ func (x *Member) GetAddress() string {
 	return ""
 }
 
-func (x *Member) GetFailureDomain() string {
-	if x != nil {
-		return x.FailureDomain
-	}
-	return ""
-}
-
 func (x *Member) GetHealth() string {
 	if x != nil {
 		return x.Health
 	}
 	return ""
-}
-
-func (x *Member) GetCapacityBytes() uint64 {
-	if x != nil {
-		return x.CapacityBytes
-	}
-	return 0
-}
-
-func (x *Member) GetFreeBytes() uint64 {
-	if x != nil {
-		return x.FreeBytes
-	}
-	return 0
 }
 
 func (x *Member) GetState() string {
@@ -4629,7 +5336,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4641,7 +5348,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4654,7 +5361,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{68}
+	return file_quarry_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -4729,7 +5436,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4741,7 +5448,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4754,7 +5461,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{69}
+	return file_quarry_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -4778,7 +5485,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +5497,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +5510,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{70}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -4861,7 +5568,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4873,7 +5580,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4886,7 +5593,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{71}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -4903,6 +5610,396 @@ func (x *RegionMap) GetBlocks() []byte {
 	return nil
 }
 
+type ListControllersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListControllersRequest) Reset() {
+	*x = ListControllersRequest{}
+	mi := &file_quarry_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListControllersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListControllersRequest) ProtoMessage() {}
+
+func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
+func (*ListControllersRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{82}
+}
+
+// ControllerMember is a controller as a member of the etcd that the controllers run.
+type ControllerMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: added, and not started yet
+	PeerUrls      []string               `protobuf:"bytes,3,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
+	Learner       bool                   `protobuf:"varint,4,opt,name=learner,proto3" json:"learner,omitempty"` // copies the log, and has no vote yet
+	EtcdLeader    bool                   `protobuf:"varint,5,opt,name=etcd_leader,json=etcdLeader,proto3" json:"etcd_leader,omitempty"`
+	Url           string                 `protobuf:"bytes,6,opt,name=url,proto3" json:"url,omitempty"`        // of its RPC port; empty: it neither leads nor stands by now
+	Leader        bool                   `protobuf:"varint,7,opt,name=leader,proto3" json:"leader,omitempty"` // of the controllers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControllerMember) Reset() {
+	*x = ControllerMember{}
+	mi := &file_quarry_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControllerMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControllerMember) ProtoMessage() {}
+
+func (x *ControllerMember) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
+func (*ControllerMember) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *ControllerMember) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ControllerMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ControllerMember) GetPeerUrls() []string {
+	if x != nil {
+		return x.PeerUrls
+	}
+	return nil
+}
+
+func (x *ControllerMember) GetLearner() bool {
+	if x != nil {
+		return x.Learner
+	}
+	return false
+}
+
+func (x *ControllerMember) GetEtcdLeader() bool {
+	if x != nil {
+		return x.EtcdLeader
+	}
+	return false
+}
+
+func (x *ControllerMember) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *ControllerMember) GetLeader() bool {
+	if x != nil {
+		return x.Leader
+	}
+	return false
+}
+
+type ListControllersResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Embedded       bool                   `protobuf:"varint,1,opt,name=embedded,proto3" json:"embedded,omitempty"` // false: the operator's etcd, whose members are not shown
+	Members        []*ControllerMember    `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
+	EtcdFileBytes  uint64                 `protobuf:"varint,3,opt,name=etcd_file_bytes,json=etcdFileBytes,proto3" json:"etcd_file_bytes,omitempty"`
+	EtcdUsedBytes  uint64                 `protobuf:"varint,4,opt,name=etcd_used_bytes,json=etcdUsedBytes,proto3" json:"etcd_used_bytes,omitempty"`
+	EtcdQuotaBytes uint64                 `protobuf:"varint,5,opt,name=etcd_quota_bytes,json=etcdQuotaBytes,proto3" json:"etcd_quota_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ListControllersResponse) Reset() {
+	*x = ListControllersResponse{}
+	mi := &file_quarry_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListControllersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListControllersResponse) ProtoMessage() {}
+
+func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
+func (*ListControllersResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ListControllersResponse) GetEmbedded() bool {
+	if x != nil {
+		return x.Embedded
+	}
+	return false
+}
+
+func (x *ListControllersResponse) GetMembers() []*ControllerMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *ListControllersResponse) GetEtcdFileBytes() uint64 {
+	if x != nil {
+		return x.EtcdFileBytes
+	}
+	return 0
+}
+
+func (x *ListControllersResponse) GetEtcdUsedBytes() uint64 {
+	if x != nil {
+		return x.EtcdUsedBytes
+	}
+	return 0
+}
+
+func (x *ListControllersResponse) GetEtcdQuotaBytes() uint64 {
+	if x != nil {
+		return x.EtcdQuotaBytes
+	}
+	return 0
+}
+
+type AddControllerRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	PeerUrl string                 `protobuf:"bytes,2,opt,name=peer_url,json=peerUrl,proto3" json:"peer_url,omitempty"`
+	// The name of a member to remove first: it is gone for good. Empty: none.
+	Replaces      string `protobuf:"bytes,3,opt,name=replaces,proto3" json:"replaces,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddControllerRequest) Reset() {
+	*x = AddControllerRequest{}
+	mi := &file_quarry_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddControllerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddControllerRequest) ProtoMessage() {}
+
+func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
+func (*AddControllerRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *AddControllerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AddControllerRequest) GetPeerUrl() string {
+	if x != nil {
+		return x.PeerUrl
+	}
+	return ""
+}
+
+func (x *AddControllerRequest) GetReplaces() string {
+	if x != nil {
+		return x.Replaces
+	}
+	return ""
+}
+
+type AddControllerResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	InitialCluster string                 `protobuf:"bytes,1,opt,name=initial_cluster,json=initialCluster,proto3" json:"initial_cluster,omitempty"` // for --initial-cluster of the new controller
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *AddControllerResponse) Reset() {
+	*x = AddControllerResponse{}
+	mi := &file_quarry_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddControllerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddControllerResponse) ProtoMessage() {}
+
+func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
+func (*AddControllerResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *AddControllerResponse) GetInitialCluster() string {
+	if x != nil {
+		return x.InitialCluster
+	}
+	return ""
+}
+
+type RemoveControllerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // or a member's id in hexadecimal digits, for one without a name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveControllerRequest) Reset() {
+	*x = RemoveControllerRequest{}
+	mi := &file_quarry_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveControllerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveControllerRequest) ProtoMessage() {}
+
+func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
+func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *RemoveControllerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveControllerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveControllerResponse) Reset() {
+	*x = RemoveControllerResponse{}
+	mi := &file_quarry_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveControllerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveControllerResponse) ProtoMessage() {}
+
+func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
+func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{88}
+}
+
 var File_quarry_proto protoreflect.FileDescriptor
 
 const file_quarry_proto_rawDesc = "" +
@@ -4911,7 +6008,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\bEndpoint\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xa5\x03\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xd7\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -4927,7 +6024,15 @@ const file_quarry_proto_rawDesc = "" +
 	" \x01(\bR\n" +
 	"persistent\x12\x16\n" +
 	"\x06domain\x18\v \x01(\rR\x06domain\x122\n" +
-	"\tconnected\x18\f \x03(\v2\x14.quarry.v1.ConnectedR\tconnected\"R\n" +
+	"\tconnected\x18\f \x03(\v2\x14.quarry.v1.ConnectedR\tconnected\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\r \x01(\x04R\tusedBytes\x12\x1d\n" +
+	"\n" +
+	"page_bytes\x18\x0e \x01(\x04R\tpageBytes\x12\x16\n" +
+	"\x06medium\x18\x0f \x01(\tR\x06medium\x12,\n" +
+	"\x0favailable_bytes\x18\x10 \x01(\x04H\x00R\x0eavailableBytes\x88\x01\x01\x12\x18\n" +
+	"\atrouble\x18\x11 \x01(\tR\atroubleB\x12\n" +
+	"\x10_available_bytes\"R\n" +
 	"\tConnected\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x14\n" +
 	"\x05lanes\x18\x02 \x01(\rR\x05lanes\"\x88\x01\n" +
@@ -4935,7 +6040,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12-\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x17.quarry.v1.ReplicaStateR\x05state\x12\x18\n" +
-	"\aleaving\x18\x04 \x01(\bR\aleaving\"\x9b\x02\n" +
+	"\aleaving\x18\x04 \x01(\bR\aleaving\"\xd1\x02\n" +
 	"\x06Region\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x1d\n" +
@@ -4947,7 +6052,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"durability\x18\a \x01(\x0e2\x15.quarry.v1.DurabilityR\n" +
 	"durability\x12#\n" +
-	"\rwant_replicas\x18\b \x01(\rR\fwantReplicas\"\x9c\x02\n" +
+	"\rwant_replicas\x18\b \x01(\rR\fwantReplicas\x124\n" +
+	"\tcondition\x18\t \x01(\x0e2\x16.quarry.v1.RegionStateR\tcondition\"\x9c\x02\n" +
 	"\x05Table\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +
@@ -4972,53 +6078,60 @@ const file_quarry_proto_rawDesc = "" +
 	"\x11unless_newer_than\x18\x05 \x01(\rH\x00R\x0funlessNewerThan\x88\x01\x01B\x14\n" +
 	"\x12_unless_newer_than\"C\n" +
 	"\x14CreateRegionResponse\x12+\n" +
-	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"l\n" +
+	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\x85\x01\n" +
 	"\x12OpenSessionRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06rights\x18\x02 \x01(\rR\x06rights\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x14\n" +
-	"\x05agent\x18\x04 \x01(\bR\x05agent\"\x98\x01\n" +
+	"\x05agent\x18\x04 \x01(\bR\x05agent\x12\x17\n" +
+	"\ano_rows\x18\x05 \x01(\bR\x06noRows\"\x98\x01\n" +
 	"\x06Ticket\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x16\n" +
 	"\x06serial\x18\x03 \x01(\x04R\x06serial\x12\x16\n" +
 	"\x06rights\x18\x04 \x01(\rR\x06rights\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\rR\x06tenant\x12\x12\n" +
-	"\x04mark\x18\x06 \x01(\fR\x04mark\"\x83\x01\n" +
+	"\x04mark\x18\x06 \x01(\fR\x04mark\"\xae\x01\n" +
 	"\x13OpenSessionResponse\x12)\n" +
 	"\x06ticket\x18\x01 \x01(\v2\x11.quarry.v1.TicketR\x06ticket\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12&\n" +
-	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\"\xaa\x01\n" +
+	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\x12)\n" +
+	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\"\xc3\x01\n" +
 	"\x10HeartbeatRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12%\n" +
 	"\x0etable_revision\x18\x02 \x01(\x04R\rtableRevision\x12#\n" +
 	"\rreclaim_epoch\x18\x03 \x01(\x04R\freclaimEpoch\x122\n" +
-	"\btroubles\x18\x04 \x03(\v2\x16.quarry.v1.NodeTroubleR\btroubles\"b\n" +
+	"\btroubles\x18\x04 \x03(\v2\x16.quarry.v1.NodeTroubleR\btroubles\x12\x17\n" +
+	"\ano_rows\x18\x05 \x01(\bR\x06noRows\"b\n" +
 	"\vNodeTrouble\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12#\n" +
 	"\rbroken_rounds\x18\x02 \x01(\rR\fbrokenRounds\x12\x1a\n" +
-	"\btimeouts\x18\x03 \x01(\rR\btimeouts\"{\n" +
+	"\btimeouts\x18\x03 \x01(\rR\btimeouts\"\xa6\x01\n" +
 	"\x11HeartbeatResponse\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\rR\aleaseMs\x12#\n" +
 	"\rreclaim_epoch\x18\x02 \x01(\x04R\freclaimEpoch\x12&\n" +
-	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\"-\n" +
+	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\x12)\n" +
+	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\"-\n" +
 	"\x13CloseSessionRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\"\x16\n" +
-	"\x14CloseSessionResponse\"H\n" +
+	"\x14CloseSessionResponse\"`\n" +
 	"\x14RevokeSessionRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x17\n" +
-	"\x15RevokeSessionResponse\"`\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06serial\x18\x03 \x01(\x04R\x06serial\"\x17\n" +
+	"\x15RevokeSessionResponse\"x\n" +
 	"\x13CertifyFenceRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x17\n" +
-	"\await_ms\x18\x03 \x01(\rR\x06waitMs\"I\n" +
+	"\await_ms\x18\x03 \x01(\rR\x06waitMs\x12\x16\n" +
+	"\x06region\x18\x04 \x01(\rR\x06region\"I\n" +
 	"\x14CertifyFenceResponse\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12\x19\n" +
-	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\";\n" +
+	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\"S\n" +
 	"\vPassRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"<\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06region\x18\x03 \x01(\rR\x06region\"<\n" +
 	"\fPassResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\bR\x06passed\"\x9b\x02\n" +
@@ -5048,11 +6161,21 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"NotesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"8\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
 	"\x11CreateNameRequest\x12#\n" +
-	"\x04name\x18\x01 \x01(\v2\x0f.quarry.v1.NameR\x04name\"'\n" +
+	"\x04name\x18\x01 \x01(\v2\x0f.quarry.v1.NameR\x04name\x12\x16\n" +
+	"\x06serial\x18\x02 \x01(\x04R\x06serial\"'\n" +
 	"\x11LookupNameRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"R\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"*\n" +
+	"\x12LookupNamesRequest\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\"<\n" +
+	"\x13LookupNamesResponse\x12%\n" +
+	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\"S\n" +
+	"\x12CreateNamesRequest\x12%\n" +
+	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\x12\x16\n" +
+	"\x06serial\x18\x02 \x01(\x04R\x06serial\"<\n" +
+	"\x13CreateNamesResponse\x12%\n" +
+	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\"R\n" +
 	"\x0fSwapNameRequest\x12#\n" +
 	"\x04name\x18\x01 \x01(\v2\x0f.quarry.v1.NameR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\"C\n" +
@@ -5074,13 +6197,12 @@ const file_quarry_proto_rawDesc = "" +
 	"\acluster\x18\x03 \x01(\fR\acluster\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12\x14\n" +
-	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\"\xb1\x01\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\"\xa7\x01\n" +
 	"\x13RegisterNodeRequest\x12#\n" +
 	"\x04node\x18\x01 \x01(\v2\x0f.quarry.v1.NodeR\x04node\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12-\n" +
 	"\x05found\x18\x03 \x03(\v2\x17.quarry.v1.HostedRegionR\x05found\x12\x14\n" +
-	"\x05token\x18\x04 \x01(\tR\x05token\x12\x16\n" +
-	"\x06gossip\x18\x05 \x01(\tR\x06gossip\"\xae\x02\n" +
+	"\x05token\x18\x04 \x01(\tR\x05tokenJ\x04\b\x05\x10\x06R\x06gossip\"\xba\x02\n" +
 	"\x14RegisterNodeResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12\x1d\n" +
@@ -5091,16 +6213,30 @@ const file_quarry_proto_rawDesc = "" +
 	"\flive_serials\x18\x06 \x03(\x04R\vliveSerials\x12\x1f\n" +
 	"\vnext_serial\x18\a \x01(\x04R\n" +
 	"nextSerial\x12'\n" +
-	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\x12\x16\n" +
-	"\x06gossip\x18\t \x03(\tR\x06gossip\"\xc6\x01\n" +
+	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\x12\x14\n" +
+	"\x05pulse\x18\n" +
+	" \x03(\tR\x05pulseJ\x04\b\t\x10\n" +
+	"R\x06gossip\"\xea\x02\n" +
 	"\x14NodeHeartbeatRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
 	"\fhosted_bytes\x18\x03 \x01(\x04R\vhostedBytes\x12%\n" +
 	"\x0eresident_bytes\x18\x04 \x01(\x04R\rresidentBytes\x122\n" +
-	"\tconnected\x18\x05 \x03(\v2\x14.quarry.v1.ConnectedR\tconnected\"1\n" +
+	"\tconnected\x18\x05 \x03(\v2\x14.quarry.v1.ConnectedR\tconnected\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x06 \x01(\x04R\tusedBytes\x12,\n" +
+	"\x0favailable_bytes\x18\a \x01(\x04H\x00R\x0eavailableBytes\x88\x01\x01\x12%\n" +
+	"\x0eended_sessions\x18\b \x03(\x04R\rendedSessions\x12\x1a\n" +
+	"\bstopping\x18\t \x01(\bR\bstoppingB\x12\n" +
+	"\x10_available_bytes\"\xb8\x01\n" +
 	"\x15NodeHeartbeatResponse\x12\x18\n" +
-	"\aunknown\x18\x01 \x01(\bR\aunknown\"\xa1\x02\n" +
+	"\aunknown\x18\x01 \x01(\bR\aunknown\x12\x18\n" +
+	"\alacking\x18\x02 \x01(\rR\alacking\x12\x12\n" +
+	"\x04held\x18\x03 \x01(\rR\x04held\x12\x12\n" +
+	"\x04last\x18\x04 \x01(\rR\x04last\x12\x14\n" +
+	"\x05stuck\x18\x05 \x01(\rR\x05stuck\x12\x17\n" +
+	"\acalm_ms\x18\x06 \x01(\rR\x06calmMs\x12\x14\n" +
+	"\x05pulse\x18\a \x03(\tR\x05pulse\"\xa1\x02\n" +
 	"\x11HostRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x18\n" +
@@ -5166,20 +6302,36 @@ const file_quarry_proto_rawDesc = "" +
 	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\x12!\n" +
 	"\fpassed_bytes\x18\x06 \x01(\x04R\vpassedBytes\x12(\n" +
 	"\x10bytes_per_second\x18\a \x01(\x04R\x0ebytesPerSecond\"\r\n" +
-	"\vPingRequest\"@\n" +
+	"\vPingRequest\"V\n" +
 	"\fPingResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"$\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05unfit\x18\x03 \x01(\tR\x05unfit\"$\n" +
 	"\x0eAddNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"&\n" +
 	"\x10DrainNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"T\n" +
 	"\x11DrainNodeResponse\x12#\n" +
 	"\x04node\x18\x01 \x01(\v2\x0f.quarry.v1.NodeR\x04node\x12\x1a\n" +
-	"\breplicas\x18\x02 \x01(\rR\breplicas\"=\n" +
+	"\breplicas\x18\x02 \x01(\rR\breplicas\"^\n" +
 	"\x11RemoveNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"O\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x1f\n" +
+	"\vaccept_loss\x18\x03 \x01(\bR\n" +
+	"acceptLoss\"B\n" +
+	"\x12SetDefaultsRequest\x12\x1f\n" +
+	"\breplicas\x18\x01 \x01(\rH\x00R\breplicas\x88\x01\x01B\v\n" +
+	"\t_replicas\"I\n" +
+	"\x13SetDefaultsResponse\x12\x1a\n" +
+	"\breplicas\x18\x01 \x01(\rR\breplicas\x12\x16\n" +
+	"\x06chosen\x18\x02 \x01(\bR\x06chosen\"'\n" +
+	"\x11ForgetNodeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
+	"\x12ForgetNodeResponse\"A\n" +
+	"\x13RemoveRegionRequest\x12\x16\n" +
+	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
+	"\x04lost\x18\x02 \x01(\bR\x04lost\"\x16\n" +
+	"\x14RemoveRegionResponse\"O\n" +
 	"\x11MoveRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
@@ -5191,7 +6343,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\rR\x02to\":\n" +
 	"\x11RebalanceResponse\x12%\n" +
-	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\x8a\x02\n" +
+	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\xb5\x02\n" +
 	"\aCluster\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1d\n" +
 	"\n" +
@@ -5203,12 +6355,13 @@ const file_quarry_proto_rawDesc = "" +
 	"nextSerial\x12#\n" +
 	"\rreclaim_epoch\x18\x06 \x01(\x04R\freclaimEpoch\x12!\n" +
 	"\flast_session\x18\a \x01(\rR\vlastSession\x12%\n" +
-	"\x05moves\x18\b \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\x0f\n" +
+	"\x05moves\x18\b \x03(\v2\x0f.quarry.v1.MoveR\x05moves\x12)\n" +
+	"\x10default_replicas\x18\t \x01(\rR\x0fdefaultReplicas\"\x0f\n" +
 	"\rStatusRequest\"N\n" +
 	"\x0eControllerInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x16\n" +
-	"\x06leader\x18\x03 \x01(\bR\x06leader\"\xbb\x02\n" +
+	"\x06leader\x18\x03 \x01(\bR\x06leader\"\xdc\x03\n" +
 	"\x0eStatusResponse\x12&\n" +
 	"\x05table\x18\x01 \x01(\v2\x10.quarry.v1.TableR\x05table\x12;\n" +
 	"\vcontrollers\x18\x02 \x03(\v2\x19.quarry.v1.ControllerInfoR\vcontrollers\x12#\n" +
@@ -5216,22 +6369,24 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0ffenced_sessions\x18\x04 \x01(\rR\x0efencedSessions\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\tR\aversion\x12/\n" +
 	"\bprogress\x18\x06 \x03(\v2\x13.quarry.v1.ProgressR\bprogress\x12+\n" +
-	"\amembers\x18\a \x03(\v2\x11.quarry.v1.MemberR\amembers\"\xc1\x02\n" +
+	"\amembers\x18\a \x03(\v2\x11.quarry.v1.MemberR\amembers\x12)\n" +
+	"\x10default_replicas\x18\b \x01(\rR\x0fdefaultReplicas\x12)\n" +
+	"\x10fencing_sessions\x18\t \x01(\rR\x0ffencingSessions\x12&\n" +
+	"\x0foldest_fence_ms\x18\n" +
+	" \x01(\x04R\roldestFenceMs\x12!\n" +
+	"\fearly_fences\x18\v \x01(\x04R\vearlyFences\"\xf4\x01\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
-	"\x04life\x18\x03 \x01(\x04R\x04life\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\rR\x04node\x12\x18\n" +
-	"\aaddress\x18\x05 \x01(\tR\aaddress\x12%\n" +
-	"\x0efailure_domain\x18\x06 \x01(\tR\rfailureDomain\x12\x16\n" +
-	"\x06health\x18\a \x01(\tR\x06health\x12%\n" +
-	"\x0ecapacity_bytes\x18\b \x01(\x04R\rcapacityBytes\x12\x1d\n" +
-	"\n" +
-	"free_bytes\x18\t \x01(\x04R\tfreeBytes\x12\x14\n" +
+	"\aaddress\x18\x05 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06health\x18\a \x01(\tR\x06health\x12\x14\n" +
 	"\x05state\x18\n" +
 	" \x01(\tR\x05state\x12\x19\n" +
 	"\bstate_ms\x18\v \x01(\x04R\astateMs\x12\x17\n" +
-	"\aseen_by\x18\f \x03(\tR\x06seenBy\"\x9a\x02\n" +
+	"\aseen_by\x18\f \x03(\tR\x06seenByJ\x04\b\x06\x10\aJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
+	"\"\x9a\x02\n" +
 	"\bProgress\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.quarry.v1.WorkKindR\x04kind\x12\x12\n" +
@@ -5260,7 +6415,32 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\";\n" +
 	"\tRegionMap\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\fR\x06blocks*\\\n" +
+	"\x06blocks\x18\x02 \x01(\fR\x06blocks\"\x18\n" +
+	"\x16ListControllersRequest\"\xb8\x01\n" +
+	"\x10ControllerMember\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
+	"\tpeer_urls\x18\x03 \x03(\tR\bpeerUrls\x12\x18\n" +
+	"\alearner\x18\x04 \x01(\bR\alearner\x12\x1f\n" +
+	"\vetcd_leader\x18\x05 \x01(\bR\n" +
+	"etcdLeader\x12\x10\n" +
+	"\x03url\x18\x06 \x01(\tR\x03url\x12\x16\n" +
+	"\x06leader\x18\a \x01(\bR\x06leader\"\xe6\x01\n" +
+	"\x17ListControllersResponse\x12\x1a\n" +
+	"\bembedded\x18\x01 \x01(\bR\bembedded\x125\n" +
+	"\amembers\x18\x02 \x03(\v2\x1b.quarry.v1.ControllerMemberR\amembers\x12&\n" +
+	"\x0fetcd_file_bytes\x18\x03 \x01(\x04R\retcdFileBytes\x12&\n" +
+	"\x0fetcd_used_bytes\x18\x04 \x01(\x04R\retcdUsedBytes\x12(\n" +
+	"\x10etcd_quota_bytes\x18\x05 \x01(\x04R\x0eetcdQuotaBytes\"a\n" +
+	"\x14AddControllerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\bpeer_url\x18\x02 \x01(\tR\apeerUrl\x12\x1a\n" +
+	"\breplaces\x18\x03 \x01(\tR\breplaces\"@\n" +
+	"\x15AddControllerResponse\x12'\n" +
+	"\x0finitial_cluster\x18\x01 \x01(\tR\x0einitialCluster\"-\n" +
+	"\x17RemoveControllerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x1a\n" +
+	"\x18RemoveControllerResponse*\\\n" +
 	"\bProvider\x12\x18\n" +
 	"\x14PROVIDER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROVIDER_TCP\x10\x01\x12\x10\n" +
@@ -5276,13 +6456,16 @@ const file_quarry_proto_rawDesc = "" +
 	"\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15REPLICA_STATE_IN_SYNC\x10\x01\x12\x1c\n" +
 	"\x18REPLICA_STATE_REBUILDING\x10\x02\x12\x15\n" +
-	"\x11REPLICA_STATE_OUT\x10\x03*\x91\x01\n" +
+	"\x11REPLICA_STATE_OUT\x10\x03*\xe4\x01\n" +
 	"\vRegionState\x12\x1c\n" +
 	"\x18REGION_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11REGION_STATE_OPEN\x10\x01\x12\x1b\n" +
 	"\x17REGION_STATE_RECOVERING\x10\x02\x12\x15\n" +
 	"\x11REGION_STATE_LOST\x10\x03\x12\x19\n" +
-	"\x15REGION_STATE_CREATING\x10\x04*Q\n" +
+	"\x15REGION_STATE_CREATING\x10\x04\x12\x19\n" +
+	"\x15REGION_STATE_DEGRADED\x10\x05\x12\x1c\n" +
+	"\x18REGION_STATE_UNAVAILABLE\x10\x06\x12\x18\n" +
+	"\x14REGION_STATE_REMOVED\x10\a*Q\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x12\n" +
@@ -5293,7 +6476,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
 	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
 	"\x0fWORK_KIND_SCRUB\x10\x03\x12\x15\n" +
-	"\x11WORK_KIND_RECLAIM\x10\x042\xaa\r\n" +
+	"\x11WORK_KIND_RECLAIM\x10\x042\xbb\x12\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -5310,7 +6493,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"CreateName\x12\x1c.quarry.v1.CreateNameRequest\x1a\x0f.quarry.v1.Name\x12;\n" +
 	"\n" +
-	"LookupName\x12\x1c.quarry.v1.LookupNameRequest\x1a\x0f.quarry.v1.Name\x127\n" +
+	"LookupName\x12\x1c.quarry.v1.LookupNameRequest\x1a\x0f.quarry.v1.Name\x12L\n" +
+	"\vLookupNames\x12\x1d.quarry.v1.LookupNamesRequest\x1a\x1e.quarry.v1.LookupNamesResponse\x12L\n" +
+	"\vCreateNames\x12\x1d.quarry.v1.CreateNamesRequest\x1a\x1e.quarry.v1.CreateNamesResponse\x127\n" +
 	"\bSwapName\x12\x1a.quarry.v1.SwapNameRequest\x1a\x0f.quarry.v1.Name\x12I\n" +
 	"\n" +
 	"DeleteName\x12\x1c.quarry.v1.DeleteNameRequest\x1a\x1d.quarry.v1.DeleteNameResponse\x12F\n" +
@@ -5320,10 +6505,17 @@ const file_quarry_proto_rawDesc = "" +
 	"\aAddNode\x12\x19.quarry.v1.AddNodeRequest\x1a\x0f.quarry.v1.Node\x12F\n" +
 	"\tDrainNode\x12\x1b.quarry.v1.DrainNodeRequest\x1a\x1c.quarry.v1.DrainNodeResponse\x12;\n" +
 	"\n" +
-	"RemoveNode\x12\x1c.quarry.v1.RemoveNodeRequest\x1a\x0f.quarry.v1.Node\x12=\n" +
+	"RemoveNode\x12\x1c.quarry.v1.RemoveNodeRequest\x1a\x0f.quarry.v1.Node\x12L\n" +
+	"\vSetDefaults\x12\x1d.quarry.v1.SetDefaultsRequest\x1a\x1e.quarry.v1.SetDefaultsResponse\x12I\n" +
+	"\n" +
+	"ForgetNode\x12\x1c.quarry.v1.ForgetNodeRequest\x1a\x1d.quarry.v1.ForgetNodeResponse\x12O\n" +
+	"\fRemoveRegion\x12\x1e.quarry.v1.RemoveRegionRequest\x1a\x1f.quarry.v1.RemoveRegionResponse\x12=\n" +
 	"\n" +
 	"MoveRegion\x12\x1c.quarry.v1.MoveRegionRequest\x1a\x11.quarry.v1.Region\x12F\n" +
-	"\tRebalance\x12\x1b.quarry.v1.RebalanceRequest\x1a\x1c.quarry.v1.RebalanceResponse\x12=\n" +
+	"\tRebalance\x12\x1b.quarry.v1.RebalanceRequest\x1a\x1c.quarry.v1.RebalanceResponse\x12X\n" +
+	"\x0fListControllers\x12!.quarry.v1.ListControllersRequest\x1a\".quarry.v1.ListControllersResponse\x12R\n" +
+	"\rAddController\x12\x1f.quarry.v1.AddControllerRequest\x1a .quarry.v1.AddControllerResponse\x12[\n" +
+	"\x10RemoveController\x12\".quarry.v1.RemoveControllerRequest\x1a#.quarry.v1.RemoveControllerResponse\x12=\n" +
 	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse\x12L\n" +
 	"\vInspectNode\x12\x1d.quarry.v1.InspectNodeRequest\x1a\x1e.quarry.v1.InspectNodeResponse2\xae\x04\n" +
 	"\x05Agent\x12I\n" +
@@ -5352,88 +6544,105 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
 var file_quarry_proto_goTypes = []any{
-	(Provider)(0),                 // 0: quarry.v1.Provider
-	(NodeState)(0),                // 1: quarry.v1.NodeState
-	(ReplicaState)(0),             // 2: quarry.v1.ReplicaState
-	(RegionState)(0),              // 3: quarry.v1.RegionState
-	(Durability)(0),               // 4: quarry.v1.Durability
-	(WorkKind)(0),                 // 5: quarry.v1.WorkKind
-	(*Endpoint)(nil),              // 6: quarry.v1.Endpoint
-	(*Node)(nil),                  // 7: quarry.v1.Node
-	(*Connected)(nil),             // 8: quarry.v1.Connected
-	(*Replica)(nil),               // 9: quarry.v1.Replica
-	(*Region)(nil),                // 10: quarry.v1.Region
-	(*Table)(nil),                 // 11: quarry.v1.Table
-	(*ReadTableRequest)(nil),      // 12: quarry.v1.ReadTableRequest
-	(*WatchTableRequest)(nil),     // 13: quarry.v1.WatchTableRequest
-	(*CreateRegionRequest)(nil),   // 14: quarry.v1.CreateRegionRequest
-	(*CreateRegionResponse)(nil),  // 15: quarry.v1.CreateRegionResponse
-	(*OpenSessionRequest)(nil),    // 16: quarry.v1.OpenSessionRequest
-	(*Ticket)(nil),                // 17: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),   // 18: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),      // 19: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),           // 20: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),     // 21: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),   // 22: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),  // 23: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),  // 24: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil), // 25: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),   // 26: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),  // 27: quarry.v1.CertifyFenceResponse
-	(*PassRequest)(nil),           // 28: quarry.v1.PassRequest
-	(*PassResponse)(nil),          // 29: quarry.v1.PassResponse
-	(*Session)(nil),               // 30: quarry.v1.Session
-	(*ListSessionsRequest)(nil),   // 31: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),  // 32: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                  // 33: quarry.v1.Name
-	(*CreateNameRequest)(nil),     // 34: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),     // 35: quarry.v1.LookupNameRequest
-	(*SwapNameRequest)(nil),       // 36: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),     // 37: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),    // 38: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),      // 39: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),     // 40: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),          // 41: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),   // 42: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),  // 43: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),  // 44: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil), // 45: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),     // 46: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),    // 47: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),     // 48: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),    // 49: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),    // 50: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),   // 51: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),     // 52: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),    // 53: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),          // 54: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),         // 55: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),              // 56: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),           // 57: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),          // 58: quarry.v1.WorkResponse
-	(*PingRequest)(nil),           // 59: quarry.v1.PingRequest
-	(*PingResponse)(nil),          // 60: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),        // 61: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),      // 62: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),     // 63: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),     // 64: quarry.v1.RemoveNodeRequest
-	(*MoveRegionRequest)(nil),     // 65: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),      // 66: quarry.v1.RebalanceRequest
-	(*Move)(nil),                  // 67: quarry.v1.Move
-	(*RebalanceResponse)(nil),     // 68: quarry.v1.RebalanceResponse
-	(*Cluster)(nil),               // 69: quarry.v1.Cluster
-	(*StatusRequest)(nil),         // 70: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),        // 71: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),        // 72: quarry.v1.StatusResponse
-	(*Member)(nil),                // 73: quarry.v1.Member
-	(*Progress)(nil),              // 74: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),    // 75: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),   // 76: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),             // 77: quarry.v1.RegionMap
-	nil,                           // 78: quarry.v1.Name.NotesEntry
-	nil,                           // 79: quarry.v1.InspectNodeResponse.LanesEntry
+	(Provider)(0),                    // 0: quarry.v1.Provider
+	(NodeState)(0),                   // 1: quarry.v1.NodeState
+	(ReplicaState)(0),                // 2: quarry.v1.ReplicaState
+	(RegionState)(0),                 // 3: quarry.v1.RegionState
+	(Durability)(0),                  // 4: quarry.v1.Durability
+	(WorkKind)(0),                    // 5: quarry.v1.WorkKind
+	(*Endpoint)(nil),                 // 6: quarry.v1.Endpoint
+	(*Node)(nil),                     // 7: quarry.v1.Node
+	(*Connected)(nil),                // 8: quarry.v1.Connected
+	(*Replica)(nil),                  // 9: quarry.v1.Replica
+	(*Region)(nil),                   // 10: quarry.v1.Region
+	(*Table)(nil),                    // 11: quarry.v1.Table
+	(*ReadTableRequest)(nil),         // 12: quarry.v1.ReadTableRequest
+	(*WatchTableRequest)(nil),        // 13: quarry.v1.WatchTableRequest
+	(*CreateRegionRequest)(nil),      // 14: quarry.v1.CreateRegionRequest
+	(*CreateRegionResponse)(nil),     // 15: quarry.v1.CreateRegionResponse
+	(*OpenSessionRequest)(nil),       // 16: quarry.v1.OpenSessionRequest
+	(*Ticket)(nil),                   // 17: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),      // 18: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),         // 19: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),              // 20: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),        // 21: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),      // 22: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),     // 23: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),     // 24: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil),    // 25: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),      // 26: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),     // 27: quarry.v1.CertifyFenceResponse
+	(*PassRequest)(nil),              // 28: quarry.v1.PassRequest
+	(*PassResponse)(nil),             // 29: quarry.v1.PassResponse
+	(*Session)(nil),                  // 30: quarry.v1.Session
+	(*ListSessionsRequest)(nil),      // 31: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 32: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                     // 33: quarry.v1.Name
+	(*CreateNameRequest)(nil),        // 34: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),        // 35: quarry.v1.LookupNameRequest
+	(*LookupNamesRequest)(nil),       // 36: quarry.v1.LookupNamesRequest
+	(*LookupNamesResponse)(nil),      // 37: quarry.v1.LookupNamesResponse
+	(*CreateNamesRequest)(nil),       // 38: quarry.v1.CreateNamesRequest
+	(*CreateNamesResponse)(nil),      // 39: quarry.v1.CreateNamesResponse
+	(*SwapNameRequest)(nil),          // 40: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),        // 41: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),       // 42: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),         // 43: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),        // 44: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),             // 45: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),      // 46: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 47: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),     // 48: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil),    // 49: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),        // 50: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),       // 51: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),        // 52: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),       // 53: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),       // 54: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),      // 55: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),        // 56: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),       // 57: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),             // 58: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),            // 59: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),                 // 60: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),              // 61: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),             // 62: quarry.v1.WorkResponse
+	(*PingRequest)(nil),              // 63: quarry.v1.PingRequest
+	(*PingResponse)(nil),             // 64: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),           // 65: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),         // 66: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 67: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),        // 68: quarry.v1.RemoveNodeRequest
+	(*SetDefaultsRequest)(nil),       // 69: quarry.v1.SetDefaultsRequest
+	(*SetDefaultsResponse)(nil),      // 70: quarry.v1.SetDefaultsResponse
+	(*ForgetNodeRequest)(nil),        // 71: quarry.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),       // 72: quarry.v1.ForgetNodeResponse
+	(*RemoveRegionRequest)(nil),      // 73: quarry.v1.RemoveRegionRequest
+	(*RemoveRegionResponse)(nil),     // 74: quarry.v1.RemoveRegionResponse
+	(*MoveRegionRequest)(nil),        // 75: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),         // 76: quarry.v1.RebalanceRequest
+	(*Move)(nil),                     // 77: quarry.v1.Move
+	(*RebalanceResponse)(nil),        // 78: quarry.v1.RebalanceResponse
+	(*Cluster)(nil),                  // 79: quarry.v1.Cluster
+	(*StatusRequest)(nil),            // 80: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 81: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 82: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 83: quarry.v1.Member
+	(*Progress)(nil),                 // 84: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 85: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 86: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 87: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 88: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 89: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 90: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 91: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 92: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 93: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 94: quarry.v1.RemoveControllerResponse
+	nil,                              // 95: quarry.v1.Name.NotesEntry
+	nil,                              // 96: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -5445,104 +6654,125 @@ var file_quarry_proto_depIdxs = []int32{
 	9,  // 6: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
 	3,  // 7: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
 	4,  // 8: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
-	7,  // 9: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	10, // 10: quarry.v1.Table.regions:type_name -> quarry.v1.Region
-	4,  // 11: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	10, // 12: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	17, // 13: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	11, // 14: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	20, // 15: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	11, // 16: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	30, // 17: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	78, // 18: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	33, // 19: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	33, // 20: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	33, // 21: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	7,  // 22: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	41, // 23: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	8,  // 24: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	4,  // 25: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	5,  // 26: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	56, // 27: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	7,  // 28: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	67, // 29: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	67, // 30: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	11, // 31: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	71, // 32: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	74, // 33: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	73, // 34: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	5,  // 35: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	77, // 36: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	79, // 37: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	16, // 38: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	19, // 39: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	22, // 40: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	24, // 41: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	26, // 42: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	31, // 43: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	28, // 44: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	12, // 45: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	13, // 46: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	14, // 47: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	34, // 48: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	35, // 49: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	36, // 50: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	37, // 51: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	39, // 52: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	42, // 53: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	44, // 54: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	61, // 55: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	62, // 56: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	64, // 57: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	65, // 58: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	66, // 59: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	70, // 60: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	75, // 61: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	46, // 62: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	48, // 63: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	50, // 64: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	52, // 65: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	54, // 66: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	57, // 67: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	59, // 68: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	75, // 69: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	18, // 70: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	21, // 71: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	23, // 72: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	25, // 73: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	27, // 74: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	32, // 75: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	29, // 76: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	11, // 77: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	11, // 78: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	15, // 79: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	33, // 80: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	33, // 81: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	33, // 82: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	38, // 83: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	40, // 84: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	43, // 85: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	45, // 86: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,  // 87: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	63, // 88: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,  // 89: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	10, // 90: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	68, // 91: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	72, // 92: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	76, // 93: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	47, // 94: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	49, // 95: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	51, // 96: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	53, // 97: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	55, // 98: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	58, // 99: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	60, // 100: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	76, // 101: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	70, // [70:102] is the sub-list for method output_type
-	38, // [38:70] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	3,  // 9: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
+	7,  // 10: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	10, // 11: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	4,  // 12: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
+	10, // 13: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	17, // 14: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	11, // 15: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	20, // 16: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	11, // 17: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	30, // 18: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	95, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	33, // 20: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	33, // 21: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	33, // 22: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	33, // 23: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	33, // 24: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	33, // 25: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	7,  // 26: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	45, // 27: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	8,  // 28: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	4,  // 29: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	5,  // 30: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	60, // 31: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	7,  // 32: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	77, // 33: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	77, // 34: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	11, // 35: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	81, // 36: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	84, // 37: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	83, // 38: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	5,  // 39: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	87, // 40: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	96, // 41: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	89, // 42: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	16, // 43: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	19, // 44: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	22, // 45: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	24, // 46: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	26, // 47: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	31, // 48: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	28, // 49: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	12, // 50: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	13, // 51: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	14, // 52: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	34, // 53: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	35, // 54: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	36, // 55: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	38, // 56: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	40, // 57: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	41, // 58: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	43, // 59: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	46, // 60: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	48, // 61: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	65, // 62: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	66, // 63: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	68, // 64: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	69, // 65: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	71, // 66: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	73, // 67: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	75, // 68: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	76, // 69: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	88, // 70: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	91, // 71: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	93, // 72: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	80, // 73: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	85, // 74: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	50, // 75: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	52, // 76: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	54, // 77: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	56, // 78: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	58, // 79: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	61, // 80: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	63, // 81: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	85, // 82: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	18, // 83: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	21, // 84: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	23, // 85: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	25, // 86: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	27, // 87: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	32, // 88: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	29, // 89: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	11, // 90: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	11, // 91: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	15, // 92: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	33, // 93: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	33, // 94: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	37, // 95: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	39, // 96: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	33, // 97: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	42, // 98: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	44, // 99: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	47, // 100: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	49, // 101: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,  // 102: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	67, // 103: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,  // 104: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	70, // 105: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	72, // 106: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	74, // 107: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	10, // 108: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	78, // 109: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	90, // 110: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	92, // 111: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	94, // 112: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	82, // 113: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	86, // 114: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	51, // 115: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	53, // 116: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	55, // 117: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	57, // 118: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	59, // 119: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	62, // 120: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	64, // 121: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	86, // 122: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	83, // [83:123] is the sub-list for method output_type
+	43, // [43:83] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -5550,14 +6780,17 @@ func file_quarry_proto_init() {
 	if File_quarry_proto != nil {
 		return
 	}
+	file_quarry_proto_msgTypes[1].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[8].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[42].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[63].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   74,
+			NumMessages:   91,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

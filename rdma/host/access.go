@@ -22,19 +22,41 @@ var ErrEpoch = errors.New("epoch is not newer than the one this node has")
 
 // Limits of one node. Zero fields take the defaults.
 type Limits struct {
-	Sessions        int           // at once; 4096
+	Sessions        int           // with connections, at once; 4096
 	Lanes           int           // connections of all sessions; 16384
 	LanesPerSession int           // connections of one session; 256
 	Offences        uint64        // refusals that a correct client does not cause, before its session is ended; 1000
 	KillAfter       time.Duration // how long a shm client may stay inside a chain while its access is taken away; 2 s
 }
 
+// Defaults of Limits.
+const (
+	DefaultSessions = 4096
+	DefaultLanes    = 16384
+)
+
+// Numbers of lanes from ProgramLane on are of storage nodes' own programs, such as the
+// reconcile of a failover: a node that is full of clients has room for those.
+const (
+	ProgramLane     = 1 << 31
+	programSessions = 64
+	programLanes    = 1024
+)
+
+// Room says whether a lane of that number may come in beside so many sessions and lanes.
+func (l *Limits) Room(sessions, lanes int, number uint32) bool {
+	if number >= ProgramLane {
+		sessions, lanes = sessions-programSessions, lanes-programLanes
+	}
+	return sessions < l.Sessions && lanes < l.Lanes
+}
+
 func (l Limits) withDefaults() Limits {
 	if l.Sessions == 0 {
-		l.Sessions = 4096
+		l.Sessions = DefaultSessions
 	}
 	if l.Lanes == 0 {
-		l.Lanes = 16384
+		l.Lanes = DefaultLanes
 	}
 	if l.LanesPerSession == 0 {
 		l.LanesPerSession = 256
@@ -57,7 +79,8 @@ type Access struct {
 	limits      Limits
 	counters    counters
 
-	relay Relay // nil: CPUs execute; set before anything is served
+	relay Relay               // nil: CPUs execute; set before anything is served
+	left  func(serial uint64) // may be nil; set before anything is served
 
 	mu       sync.Mutex
 	regions  map[uint32]*region
@@ -88,7 +111,7 @@ type session struct {
 	since  time.Time
 }
 
-// New makes the access control of one life of a node. Tickets are those marked
+// New makes the access control of one incarnation of a node. Tickets are those marked
 // with the cluster's key.
 func New(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, limits Limits) *Access {
 	return &Access{
@@ -99,6 +122,11 @@ func New(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, limits
 		sessions: make(map[uint64]*session),
 	}
 }
+
+// OnLeft has f called when the last lane of a session has ended that this node has not
+// ended: the client has closed its connections, or died. f must not block.
+// Preconditions: nothing is served yet.
+func (a *Access) OnLeft(f func(serial uint64)) { a.left = f }
 
 // Node is the number and the incarnation that clients are told.
 func (a *Access) Node() (node uint32, incarnation uint64) { return a.node, a.incarnation }

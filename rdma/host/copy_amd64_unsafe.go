@@ -16,9 +16,8 @@ var wide = cpu.X86.HasAVX
 // shortBytes is the length up to which Go's own loop is as fast.
 const shortBytes = 128
 
-// loadWords copies shared memory to private memory. It asks for all lines before it
-// waits for the first: memory that nobody has touched lately answers to many
-// questions in hardly more time than to one.
+// loadWords copies shared memory to private memory. It issues the loads of all lines before
+// it uses the first: many cache misses at once take hardly longer than one.
 // Preconditions: wide, shared is aligned to 8, bytes is a multiple of 8 and not 0.
 //
 //go:noescape

@@ -12,8 +12,9 @@
 // # The gate
 //
 // A lane marks itself busy, then looks at its gate and at the key of the window,
-// then executes, then marks itself idle. Whoever takes access away shuts the gate
-// (of a session) or clears the keys (of a region) first and then waits until no lane is busy that was busy before. Every one of these
+// then executes, then marks itself idle. A change that takes access away first shuts
+// the gate (of a session) or clears the keys (of a region), and then waits until each lane
+// that was busy has been idle once. Every one of these
 // loads and stores is sequentially consistent (sync/atomic), so one of the two
 // sees the other (the store-buffering litmus test, Dekker's argument):
 //

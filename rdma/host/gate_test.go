@@ -253,7 +253,7 @@ func TestChangeNeverEndsByTime(t *testing.T) {
 	require.NoError(t, a.Close(t.Context()))
 }
 
-// HAZARDS 34: memory whose atomics belong to an adapter is not served by CPUs.
+// hazard 34: memory whose atomics belong to an adapter is not served by CPUs.
 func TestHazard34_ForeignDomain(t *testing.T) {
 	a := New(testCluster, testKey, 1, 1, Limits{})
 	m := memory(t, proto.MinRegionBytes)
@@ -267,20 +267,20 @@ func TestHazard34_ForeignDomain(t *testing.T) {
 	require.NoError(t, a.Close(t.Context()))
 }
 
-// HAZARDS 32: a thousand lives of a node never have the same key for a session.
-func TestHazard32_ThousandLives(t *testing.T) {
+// hazard 32: a thousand incarnations of a node never have the same key for a session.
+func TestHazard32_ThousandIncarnations(t *testing.T) {
 	m := memory(t, 1<<20)
 	seen := make(map[uint64]int)
-	for life := range 1000 {
-		a := New(testCluster, testKey, 1, uint64(life), Limits{})
+	for incarnation := range 1000 {
+		a := New(testCluster, testKey, 1, uint64(incarnation), Limits{})
 		require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
 		l, err := a.Admit(t.Context(), ticket(1), 0, Entry{})
 		require.NoError(t, err)
 		w, _, err := l.Open(1, 1, 0)
 		require.NoError(t, err)
 		before, again := seen[w.Key]
-		require.False(t, again, "life %d has the key of life %d", life, before)
-		seen[w.Key] = life
+		require.False(t, again, "incarnation %d has the key of incarnation %d", incarnation, before)
+		seen[w.Key] = incarnation
 		require.NoError(t, a.Close(t.Context()))
 	}
 }
@@ -296,12 +296,16 @@ func TestSecurity11_Limits(t *testing.T) {
 		require.ErrorIs(t, err, rdma.ErrLimit)
 	}
 	_, err := a.Admit(t.Context(), ticket(3), 0, Entry{})
-	require.ErrorIs(t, err, rdma.ErrLimit, "lanes of the node")
+	require.ErrorIs(t, err, rdma.ErrFull, "lanes of the node")
+	admit(t, a, 3, ProgramLane) // programs of storage nodes get in
+	require.NoError(t, a.Fence(t.Context(), 3))
 	require.NoError(t, a.Fence(t.Context(), 1))
-	admit(t, a, 3, 0)
 	admit(t, a, 4, 0)
+	admit(t, a, 7, 0)
 	_, err = a.Admit(t.Context(), ticket(5), 0, Entry{})
-	require.ErrorIs(t, err, rdma.ErrLimit, "sessions of the node")
+	require.ErrorIs(t, err, rdma.ErrFull, "sessions of the node")
+	admit(t, a, 6, ProgramLane)
+	require.NoError(t, a.Fence(t.Context(), 6))
 
 	m := memory(t, 1<<20)
 	l := admit(t, a, 4, 1)

@@ -90,8 +90,8 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 	}
 	s := a.sessions[t.Serial]
 	if s == nil {
-		if len(a.sessions) >= a.limits.Sessions && !a.evict() {
-			return nil, rdma.ErrLimit
+		if !a.limits.Room(len(a.sessions), 0, l.number) && !a.evict() {
+			return nil, rdma.ErrFull
 		}
 		s = &session{ticket: *t, lanes: make(map[uint32]*Lane), since: time.Now()}
 		a.sessions[t.Serial] = s
@@ -103,8 +103,11 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 		old.page.shutGate(superseded)
 		return old, nil
 	}
-	if len(s.lanes) >= a.limits.LanesPerSession || a.lanes >= a.limits.Lanes {
+	switch {
+	case len(s.lanes) >= a.limits.LanesPerSession:
 		return nil, rdma.ErrLimit
+	case !a.limits.Room(0, a.lanes, l.number):
+		return nil, rdma.ErrFull
 	}
 	a.lanes++
 	l.session = s
@@ -232,7 +235,11 @@ func (a *Access) remove(l *Lane) {
 	if len(s.lanes) == 0 && a.sessions[s.ticket.Serial] == s && s.past.Offences == 0 {
 		delete(a.sessions, s.ticket.Serial)
 	}
+	left := len(s.lanes) == 0 && !a.closed && a.ended.Admits(s.ticket.Serial)
 	a.mu.Unlock()
+	if left && a.left != nil {
+		a.left(s.ticket.Serial)
+	}
 	if l.process != nil {
 		l.process.Close()
 	}

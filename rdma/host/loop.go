@@ -55,7 +55,7 @@ type loopLane struct {
 }
 
 func (l *loopLane) Open(ctx context.Context, region uint32, epoch uint64) (*rdma.Target, error) {
-	if err := l.mend(ctx); err != nil {
+	if err := l.reconnect(ctx); err != nil {
 		return nil, err
 	}
 	w, err := l.conn.Open(ctx, region, epoch)
@@ -68,8 +68,8 @@ func (l *loopLane) Open(ctx context.Context, region uint32, epoch uint64) (*rdma
 	return to, nil
 }
 
-// mend connects again after a failure; nothing of the old connection runs.
-func (l *loopLane) mend(ctx context.Context) error {
+// reconnect connects again after a failure; nothing of the old connection runs.
+func (l *loopLane) reconnect(ctx context.Context) error {
 	if !l.broken {
 		return nil
 	}
@@ -83,7 +83,7 @@ func (l *loopLane) mend(ctx context.Context) error {
 func (l *loopLane) Do(c *rdma.Chain) {
 	if l.broken {
 		ctx, cancel := context.WithTimeout(context.Background(), chainPatience)
-		c.Err = l.mend(ctx)
+		c.Err = l.reconnect(ctx)
 		cancel()
 		if c.Done = 0; c.Err != nil {
 			return

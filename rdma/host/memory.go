@@ -13,25 +13,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Memory is the mapped memory of one replica of a region: anonymous, or a file.
-// Sparse: a page costs memory or disk when first touched.
+// Memory is the mapped memory of one replica of a region: anonymous, or a file. All of
+// it is reserved when it is made or opened; see Reserve.
 type Memory struct {
 	name       string
 	file       *os.File
 	mem        []byte
 	persistent bool
+	unpinnable error // why no device may write to it; nil: it may
 
 	mu   sync.Mutex
 	refs int // the owner's, and one for each Access that serves it
+	pins int // registrations with devices
 	end  []func() error
 }
 
-// NewMemory makes anonymous memory, which lives as long as somebody maps it.
+// NewMemory makes anonymous memory, which lives as long as a process maps it.
 // bytes is a whole number of pages.
 func NewMemory(name string, bytes uint64) (*Memory, error) { return NewHugeMemory(name, bytes, 0) }
 
-// NewHugeMemory is NewMemory on huge pages of a size, all of which are set aside at
-// once: there is no later moment at which they could be missing. 0 is ordinary pages.
+// NewHugeMemory is NewMemory on huge pages of a size. 0 is ordinary pages. ErrNoSpace if
+// there are not enough.
 func NewHugeMemory(name string, bytes, pageBytes uint64) (*Memory, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if pageBytes != 0 {
@@ -48,7 +50,7 @@ func NewHugeMemory(name string, bytes, pageBytes uint64) (*Memory, error) {
 	m, err := mapMemory(name, f, bytes, true)
 	if err != nil {
 		f.Close()
-		if pageBytes != 0 && errors.Is(err, unix.ENOMEM) {
+		if pageBytes != 0 && errors.Is(err, ErrNoSpace) {
 			err = fmt.Errorf("%w: not enough huge pages of %d bytes are free: raise vm.nr_hugepages", err, pageBytes)
 		}
 		return nil, err
@@ -67,7 +69,8 @@ func NewHugeMemory(name string, bytes, pageBytes uint64) (*Memory, error) {
 }
 
 // OpenMemory maps the file at path, and makes it if it is missing or empty and
-// create is set. The file is locked: neither another node nor a client of a node
+// create is set. ErrNoSpace if the file has holes, such as a copy may have, and there is no
+// room to fill them. The file is locked: neither another node nor a client of a node
 // that died can still be writing to it.
 func OpenMemory(path string, bytes uint64, create bool) (*Memory, error) {
 	flags := unix.O_RDWR | unix.O_CLOEXEC
@@ -109,10 +112,6 @@ func openMemory(f *os.File, path string, bytes uint64, create bool) (*Memory, er
 	if err != nil {
 		return nil, err
 	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &fs); err == nil {
-		m.persistent = fs.Type != unix.TMPFS_MAGIC && fs.Type != unix.RAMFS_MAGIC && fs.Type != unix.HUGETLBFS_MAGIC
-	}
 	return m, nil
 }
 
@@ -147,24 +146,32 @@ func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error
 	if bytes == 0 || bytes%page != 0 || bytes > 1<<40 {
 		return nil, fmt.Errorf("memory of %s: %d bytes: want a multiple of %d up to 1 TiB", name, bytes, page)
 	}
+	spare := uint64(0)
 	if grow {
+		spare = SpareDisk
 		if err := f.Truncate(int64(bytes)); err != nil {
 			return nil, fmt.Errorf("memory of %s: %w", name, err)
 		}
+	}
+	fs, err := fileSystem(f)
+	if err != nil {
+		return nil, fmt.Errorf("memory of %s: %w", name, err)
+	}
+	if err := Reserve(f, bytes, spare); err != nil {
+		return nil, fmt.Errorf("memory of %s: reserving %d bytes: %w", name, bytes, err)
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("memory of %s: mapping %d bytes: %w", name, bytes, err)
 	}
 	Advise(f, mem)
-	return &Memory{name: name, file: f, mem: mem, refs: 1}, nil
+	return &Memory{name: name, file: f, mem: mem, refs: 1, persistent: fs.Volatile == nil, unpinnable: fs.Unpinnable}, nil
 }
 
-// Advise asks for huge pages under mapped region memory that is no file on a disk,
-// where the host's own switch leaves that to who maps it (shmem_enabled is advise,
-// which it is not unless somebody has said so). The first touch makes the page,
-// whoever it comes from: so node and clients all ask. Without them nothing is lost
-// but speed.
+// Advise asks for huge pages under mapped region memory that is not a file on a disk. The
+// kernel follows it if shmem_enabled is "advise", which is not its default. The first
+// process that touches a page decides its size, so nodes and clients all ask. Huge pages
+// affect speed only.
 func Advise(f *os.File, mem []byte) {
 	var fs unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &fs) == nil && fs.Type == unix.TMPFS_MAGIC {
@@ -256,8 +263,9 @@ func (m *Memory) release() error {
 	return errors.Join(unix.Munmap(m.mem), m.file.Close())
 }
 
-// AtEnd has f called when nobody holds the memory any more, before it is unmapped: for
-// who has told a device about it. After an error of f it stays mapped.
+// AtEnd has f called when the last user has released the memory, before it is unmapped. A
+// user that has registered it with a device deregisters it there. After an error of f the
+// memory stays mapped.
 func (m *Memory) AtEnd(f func() error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -282,7 +290,7 @@ func persist(mem []byte, off, n uint64) error {
 	return nil
 }
 
-// TouchedBytes is how much of the memory has pages: what the file's blocks say.
+// TouchedBytes is how much of the memory has storage: what the file's blocks say.
 func (m *Memory) TouchedBytes() uint64 {
 	st, err := m.file.Stat()
 	if err != nil {

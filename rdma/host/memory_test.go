@@ -2,7 +2,10 @@ package host
 
 import (
 	"bytes"
+	"fmt"
+	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -14,24 +17,129 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMemoryIsSparse(t *testing.T) {
-	m := memory(t, 2<<30)
-	require.Len(t, m.Bytes(), 2<<30)
-	m.Bytes()[1<<30] = 1
+// blocks is how much storage a file has.
+func blocks(t *testing.T, f *os.File) uint64 {
 	var st unix.Stat_t
-	require.NoError(t, unix.Fstat(int(m.file.Fd()), &st))
-	require.Less(t, st.Blocks*512, int64(4<<20)) // at most a huge page
+	require.NoError(t, unix.Fstat(int(f.Fd()), &st))
+	return uint64(st.Blocks) * 512
+}
+
+// All of a region's memory is there from the beginning, also of a file that is opened
+// with holes in it, such as a copy may have.
+func TestMemoryIsReserved(t *testing.T) {
+	const size = 64 << 20
+	m := memory(t, size)
+	require.Len(t, m.Bytes(), size)
+	require.EqualValues(t, size, blocks(t, m.file))
 	require.False(t, m.Persistent())
 	require.ErrorIs(t, m.Persist(0, 8), rdma.ErrNotPersistent)
 
 	path := filepath.Join(t.TempDir(), "region")
-	f, err := OpenMemory(path, 2<<30, true)
-	require.NoError(t, err)
-	f.Bytes()[1<<30] = 1
-	require.NoError(t, unix.Fstat(int(f.file.Fd()), &st))
-	require.Less(t, st.Blocks*512, int64(4<<20))
-	require.NoError(t, f.Close())
-	require.Error(t, f.Close())
+	for _, create := range []bool{true, false} {
+		f, err := OpenMemory(path, size, create)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, blocks(t, f.file), uint64(size))
+		require.NoError(t, f.Close())
+		require.Error(t, f.Close())
+		require.NoError(t, os.Truncate(path, 4096))
+		require.NoError(t, os.Truncate(path, size))
+	}
+}
+
+// mounted is a folder on a small file system of a kind.
+func mounted(t *testing.T, kind string, mib int) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a small file system needs root")
+	}
+	dir := t.TempDir()
+	args := []string{"-t", "tmpfs", "-o", fmt.Sprintf("size=%dm", mib), "none", dir}
+	if strings.HasPrefix(kind, "ext") {
+		image := filepath.Join(t.TempDir(), "image")
+		require.NoError(t, os.WriteFile(image, nil, 0o600))
+		require.NoError(t, os.Truncate(image, int64(mib)<<20))
+		if out, err := exec.Command("mkfs."+kind, "-q", image).CombinedOutput(); err != nil {
+			t.Skipf("no %s can be made here: %v %s", kind, err, out)
+		}
+		args = []string{"-o", "loop", image, dir}
+	}
+	if out, err := exec.Command("mount", args...).CombinedOutput(); err != nil {
+		t.Skipf("no %s can be mounted here: %v %s", kind, err, out)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// A file system that has no room says so when memory is made. What was made before can be
+// read, written and opened again when the file system is full. ext2 cannot reserve by a
+// call of its own.
+func TestReservedMemoryOutlastsAFullFileSystem(t *testing.T) {
+	for _, kind := range []string{"tmpfs", "ext4", "ext2"} {
+		t.Run(kind, func(t *testing.T) {
+			const size = 32 << 20
+			dir := mounted(t, kind, 56)
+			m, err := OpenMemory(filepath.Join(dir, "first"), size, true)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = m.Close() }) // closed already unless the test failed
+			_, err = OpenMemory(filepath.Join(dir, "second"), size, true)
+			require.ErrorIs(t, err, ErrNoSpace)
+			require.ErrorContains(t, err, filepath.Join(dir, "second"))
+			// Nor is a file opened whose holes cannot be filled.
+			holes := filepath.Join(dir, "holes")
+			require.NoError(t, os.WriteFile(holes, nil, 0o600))
+			require.NoError(t, os.Truncate(holes, size))
+			_, err = OpenMemory(holes, size, false)
+			require.ErrorIs(t, err, ErrNoSpace)
+			require.ErrorContains(t, err, holes)
+			f, err := os.Create(filepath.Join(dir, "third"))
+			require.NoError(t, err)
+			defer f.Close()
+			for err == nil {
+				_, err = f.Write(make([]byte, 1<<20))
+			}
+			require.ErrorIs(t, err, unix.ENOSPC)
+			for off := 0; off < size; off += 4096 {
+				require.Zero(t, m.Bytes()[off])
+				m.Bytes()[off] = 1
+			}
+			require.NoError(t, m.Zero(0))
+			for off := 4096; off < size; off += 4096 { // a region's header stays zero
+				m.Bytes()[off] = 2
+			}
+			// A node starts again however full the file system is by then.
+			require.NoError(t, m.Close())
+			again, err := OpenMemory(filepath.Join(dir, "first"), size, false)
+			require.NoError(t, err)
+			t.Cleanup(func() { again.Close() })
+			for off := 0; off < size; off += 4096 {
+				require.EqualValues(t, min(off, 2), again.Bytes()[off])
+			}
+		})
+	}
+}
+
+// What is left of memory is what the narrowest of a process's control groups leaves.
+func TestMemoryOfControlGroups(t *testing.T) {
+	root := t.TempDir()
+	write := func(path, text string) string {
+		p := filepath.Join(root, path)
+		require.NoError(t, os.MkdirAll(filepath.Dir(p), 0o700))
+		require.NoError(t, os.WriteFile(p, []byte(text), 0o600))
+		return p
+	}
+	groups := write("groups", "3:cpu:/x\n0::/pod/one\n")
+	require.Equal(t, uint64(math.MaxUint64), groupMemory(root, groups))
+	write("sys/fs/cgroup/pod/one/memory.max", "max\n")
+	write("sys/fs/cgroup/pod/memory.max", "1000\n")
+	write("sys/fs/cgroup/pod/memory.current", "700\n")
+	require.EqualValues(t, 300, groupMemory(root, groups))
+	write("sys/fs/cgroup/pod/memory.stat", "anon 1\nactive_file 100\ninactive_file 50\n")
+	require.EqualValues(t, 450, groupMemory(root, groups))
+	groups = write("groups", "4:memory:/one\n")
+	write("sys/fs/cgroup/memory/one/memory.limit_in_bytes", "500")
+	write("sys/fs/cgroup/memory/one/memory.usage_in_bytes", "600")
+	require.Zero(t, groupMemory(root, groups))
+	require.Less(t, AvailableMemory(), uint64(math.MaxUint64))
 }
 
 func TestMemoryInAFile(t *testing.T) {
@@ -77,7 +185,7 @@ func TestBadFilesAreRefused(t *testing.T) {
 		"one byte":     {good[:1], "truncated"},
 		"longer":       {append(bytes.Clone(good), 0), "has 16777217 bytes"},
 		"garbage":      {bytes.Repeat([]byte("garbage "), size/8), "wrong magic"},
-		"flipped":      {flipped, "seal is wrong"},
+		"flipped":      {flipped, "checksum is wrong"},
 		"other layout": {newer, "layout version 2"},
 		"other size":   {header(func(h *proto.RegionHeader) { h.RegionBytes = 2 * size }), "its header says"},
 	} {
@@ -149,7 +257,7 @@ func TestHugeMemory(t *testing.T) {
 	m, err := NewHugeMemory("huge", 4*page, page)
 	require.NoError(t, err)
 	m.Bytes()[3*page] = 7
-	require.EqualValues(t, page, m.TouchedBytes(), "one page is touched")
+	require.EqualValues(t, 4*page, m.TouchedBytes())
 	_, err = NewHugeMemory("more", 1<<40, page)
 	require.ErrorContains(t, err, "vm.nr_hugepages")
 	require.NoError(t, m.Close())

@@ -94,7 +94,6 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 		r.leave()
 		return 0, r.refuse(r.why(rdma.ErrKey), key == 0 || key != w.last)
 	}
-	var read, written uint64
 	if w.target != nil {
 		done, err = r.pass(w, verbs)
 		r.leave()
@@ -104,6 +103,19 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 		runtime.KeepAlive(r)
 		return done, nil
 	}
+	done, err = r.execute(w, verbs)
+	r.leave()
+	if err != nil {
+		return done, r.refuse(err, err != rdma.ErrNotPersistent)
+	}
+	runtime.KeepAlive(r)
+	return done, nil
+}
+
+// execute runs verbs on the memory of a window until one fails, and counts them.
+// Preconditions: the runner is busy, so the memory stays mapped.
+func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
+	var read, written uint64
 	seen := 1 // verbs whose memory has been asked for, the first by its own copy
 	for done = range verbs {
 		v := &verbs[done]
@@ -111,7 +123,7 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 			if verbs[seen].Op != rdma.Read {
 				seen++
 			} else {
-				seen = w.foresee(verbs[:min(len(verbs), done+aheadVerbs)], seen)
+				seen = w.prefetch(verbs[:min(len(verbs), done+aheadVerbs)], seen)
 			}
 		}
 		if err = r.check(w, v); err != nil {
@@ -150,15 +162,11 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 	if err == nil {
 		done = len(verbs)
 	}
+	p := r.page
 	put(&p.verbs, p.verbs+uint64(done))
 	put(&p.read, p.read+read)
 	put(&p.written, p.written+written)
-	r.leave()
-	if err != nil {
-		return done, r.refuse(err, err != rdma.ErrNotPersistent)
-	}
-	runtime.KeepAlive(r)
-	return done, nil
+	return done, err
 }
 
 // aheadVerbs bounds how many verbs the memory is ahead of the one that runs.

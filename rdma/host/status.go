@@ -38,8 +38,8 @@ func (l *Lane) usage() Usage {
 }
 
 // Chains counts what the lanes of a provider that are here now have executed, those
-// whose number is below the given one. Two counts that differ say that somebody was
-// served in between. Costs a look at every lane, and the lanes themselves nothing.
+// whose number is below the given one. Two counts that differ show that a lane was used in
+// between. It reads a counter of every lane, and costs the lanes nothing.
 func (a *Access) Chains(provider string, below uint32) (n uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

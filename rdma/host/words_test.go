@@ -71,6 +71,7 @@ func TestWordsDoNotTear(t *testing.T) {
 	}()
 	rounds := 4000
 	if testing.Short() {
+		t.Log("-short: fewer rounds")
 		rounds = 400
 	}
 	got := make([]byte, n+64)

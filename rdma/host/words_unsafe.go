@@ -62,10 +62,10 @@ func copyOut(dst, mem []byte, off uint64) {
 // processor can have under way at once.
 const aheadBytes = 4 << 10
 
-// foresee asks for the memory that the verbs after the first are going to touch, so
+// prefetch asks for the memory that the verbs after the first are going to touch, so
 // that it is on its way while the first waits for its own. from is the first verb
 // that has not been asked for yet, and so is what is returned.
-func (w *window) foresee(verbs []rdma.Verb, from int) int {
+func (w *window) prefetch(verbs []rdma.Verb, from int) int {
 	var asked uint64
 	for ; from < len(verbs) && asked < aheadBytes; from++ {
 		v := &verbs[from]
@@ -78,9 +78,9 @@ func (w *window) foresee(verbs []rdma.Verb, from int) int {
 	return from
 }
 
-// Foresee asks for memory that a verb is about to touch. That the window may have been
+// Prefetch asks for memory that a verb is about to touch. That the window may have been
 // unmapped meanwhile does not matter: asking never faults.
-func (r *Runner) Foresee(slot int32, off uint64, bytes int) {
+func (r *Runner) Prefetch(slot int32, off uint64, bytes int) {
 	if uint(slot) >= uint(len(r.windows)) {
 		return
 	}

@@ -180,8 +180,8 @@ func testRotationUnderLoad(t *testing.T, p Provider) {
 	require.Zero(t, late.Load())
 }
 
-// testAnotherLife: HAZARDS 32: keys of a node's former life are worth nothing.
-func testAnotherLife(t *testing.T, p Provider) {
+// testAnotherIncarnation: hazard 32: keys of a node's former incarnation are worth nothing.
+func testAnotherIncarnation(t *testing.T, p Provider) {
 	b := setup(t, p)
 	to := b.lane(1, 0)
 	again := start(t, p, Cluster{})

@@ -71,7 +71,7 @@ func CountExactly(t testing.TB, lanes []*rdma.Target, each int) {
 	require.Equal(t, want, word(t, lanes[0], added), "by FETCH_ADD")
 }
 
-// testReleaseByCAS: HAZARDS 6: one word, taken and released by CAS only, is never
+// testReleaseByCAS: hazard 6: one word, taken and released by CAS only, is never
 // held by two; WRITEs to the words beside it, and to parts of them, change nothing.
 func testReleaseByCAS(t *testing.T, p Provider) {
 	b := setup(t, p)
@@ -111,7 +111,7 @@ func testReleaseByCAS(t *testing.T, p Provider) {
 	require.Zero(t, twice.Load())
 }
 
-// testTearing: HAZARDS 24: a READ may see a mixture of WRITEs, but never within 8
+// testTearing: hazard 24: a READ may see a mixture of WRITEs, but never within 8
 // aligned bytes; unaligned WRITEs merge with their neighbours.
 func testTearing(t *testing.T, p Provider) {
 	b := setup(t, p)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// testReset: HAZARDS 37: when Reset has returned, nothing posted before can run,
+// testReset: hazard 37: when Reset has returned, nothing posted before can run,
 // and windows are as they were.
 func testReset(t *testing.T, p Provider) {
 	b := setup(t, p)

@@ -62,7 +62,7 @@ func Run(t *testing.T, p Provider) {
 		{"TestSecurity10_AlignmentAndFlush", testAlignment},
 		{"TestHazard06_ReleaseByCAS", testReleaseByCAS},
 		{"TestHazard24_WordsNeverTear", testTearing},
-		{"TestHazard32_KeysOfAnotherLife", testAnotherLife},
+		{"TestHazard32_KeysOfAnotherIncarnation", testAnotherIncarnation},
 		{"TestHazard37_ResetEndsOldVerbs", testReset},
 		{"RefusalStopsChain", testRefusal},
 		{"Rotation", testRotation},

@@ -69,6 +69,7 @@ func testGuessedKeys(t *testing.T, p Provider) {
 	}
 	guesses := 1_000_000 // what the hazard names, where a guess takes no round trip
 	if raceEnabled || p.Name != "shm" && p.Name != "inproc" {
+		t.Log("fewer guesses: they take round trips, or the race detector's time")
 		guesses = 20_000
 	}
 	var r rdma.Round

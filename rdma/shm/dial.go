@@ -44,7 +44,7 @@ type conn struct {
 	closed bool
 }
 
-// link is one life of a connection.
+// link is a connection between two Resets.
 type link struct {
 	socket  *net.UnixConn
 	runner  *host.Runner
@@ -135,7 +135,7 @@ func shake(socket *net.UnixConn, hello *host.Hello) (*link, error) {
 func broken(err error) error { return fmt.Errorf("%w: %w", rdma.ErrBroken, err) }
 
 // read passes on answers until the node, or close, ends the stream. Then nothing
-// of the node's memory may stay mapped: a new life of it may want it back.
+// of the node's memory may stay mapped: a new incarnation of it may want it back.
 func (l *link) read(m *mappings) {
 	buf := make([]byte, maxMessage)
 	for {
@@ -234,9 +234,9 @@ func (c *conn) Post(ch *rdma.Chain) {
 	}
 }
 
-// Foresee asks for memory.
-func (c *conn) Foresee(w *rdma.Window, off uint64, bytes int) {
-	c.link.runner.Foresee(w.Slot, off, bytes)
+// Prefetch asks for memory.
+func (c *conn) Prefetch(w *rdma.Window, off uint64, bytes int) {
+	c.link.runner.Prefetch(w.Slot, off, bytes)
 }
 
 // drop unmaps a window whose key the node has made invalid.

@@ -1,7 +1,6 @@
-// Package shm reaches regions of the same host without anybody's help: the node
-// sends the client the memory itself, and the client executes its verbs on it.
-// There is no server on the data path, no system call, no copy beside the one
-// that the verb is.
+// Package shm is the fabric between processes of one host: the node sends the client the
+// region's memory, and the client executes its verbs on it. There is no server on the data
+// path, no system call, and no copy beside that of the verb itself.
 //
 //	client                                   node (Server)
 //	  | -- hello {ticket, lane} --------------> |  SOCK_SEQPACKET unix socket
@@ -16,8 +15,8 @@
 // that cannot be mapped for writing. A client of the node's own user, or root,
 // could open the memory again by other means: it is trusted, as by the gate.
 //
-// A region that lives in a file is locked by whoever has it mapped for writing, so
-// that a node started anew never shares it with clients of its former life.
+// A process that maps the file of a region for writing locks it, so that a node that was
+// restarted never shares it with clients of its former incarnation.
 //
 // Inproc is the same without the socket, for a client in the node's own process.
 package shm

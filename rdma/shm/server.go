@@ -46,7 +46,7 @@ func NewServer(a *host.Access, log *slog.Logger) *Server {
 	return s
 }
 
-// Listen makes the socket at path, in the place of one that nobody listens on.
+// Listen makes the socket at path. It replaces a socket that no process listens on.
 func Listen(path string) (*net.UnixListener, error) {
 	addr := &net.UnixAddr{Name: path, Net: "unixpacket"}
 	l, err := net.ListenUnix("unixpacket", addr)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var lives atomic.Uint64 // every node started is another life
+var incarnations atomic.Uint64 // every node started is another incarnation
 
 // serve starts a shm server in a directory of its own.
 func serve(t testing.TB, a *host.Access) (addr string, stop func()) {
@@ -29,7 +29,7 @@ func serve(t testing.TB, a *host.Access) (addr string, stop func()) {
 }
 
 func start(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
-	return rdmatest.StartHost(t, c, lives.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
+	return rdmatest.StartHost(t, c, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
 }
 
 func TestContract(t *testing.T) {
@@ -41,9 +41,9 @@ func TestContractInproc(t *testing.T) {
 	rdmatest.Run(t, rdmatest.Provider{
 		Name: "inproc", Dialer: d,
 		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
-			life := lives.Add(1)
-			return rdmatest.StartHost(t, c, life, func(a *host.Access) (string, func()) {
-				addr := t.Name() + string(rune('a'+life))
+			incarnation := incarnations.Add(1)
+			return rdmatest.StartHost(t, c, incarnation, func(a *host.Access) (string, func()) {
+				addr := t.Name() + string(rune('a'+incarnation))
 				d.Add(addr, a)
 				return addr, func() { d.Remove(addr) }
 			}, nil)
@@ -63,7 +63,7 @@ func TestContractFile(t *testing.T) {
 	rdmatest.Run(t, rdmatest.Provider{
 		Name: "shm", Dialer: shm.NewDialer(), Persistent: persistent,
 		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
-			return rdmatest.StartHost(t, c, lives.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) },
+			return rdmatest.StartHost(t, c, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) },
 				func(uint32) (*host.Memory, error) { return host.OpenMemory(path(), rdmatest.RegionBytes, true) })
 		},
 	})

@@ -12,24 +12,23 @@ import (
 
 // Conn is a connection of a session to a node.
 type Conn struct {
-	fabric  *Fabric
-	node    *Node
-	life    uint64 // incarnation that answered
-	session uint32
-	index   int
-	domain  proto.Domain
-	broken  bool
-	closed  bool
-	ended   bool // its ticket's serial is over, whoever has the session id now
+	fabric      *Fabric
+	node        *Node
+	incarnation uint64 // incarnation that answered
+	session     uint32
+	index       int
+	domain      proto.Domain
+	broken      bool
+	closed      bool
+	ended       bool // its ticket's serial is over; another session may have the id now
 	// ReadOnly refuses whatever changes memory.
 	ReadOnly bool
 	windows  []opened // by slot
-	// Owner is for the caller of Fabric.Dial: who waits for answers.
+	// Owner is for the caller of Fabric.Dial: the client that waits for answers.
 	Owner int
 
 	queue []*pending // in the order of posting
-	// late is what the requester has given up without waiting for the responder:
-	// empty but for a deliberate bug.
+	// late is what Forget has given up.
 	late []*pending
 }
 
@@ -68,13 +67,23 @@ type verbState struct {
 func (c *Conn) Provider() string { return "sim" }
 
 // Peer is the node at the other end.
-func (c *Conn) Peer() (uint32, uint64) { return c.node.ID, c.life }
+func (c *Conn) Peer() (uint32, uint64) { return c.node.ID, c.incarnation }
 
 // Node is the node at the other end.
 func (c *Conn) Node() *Node { return c.node }
 
 // Session is who posts.
 func (c *Conn) Session() uint32 { return c.session }
+
+// Opened says whether the connection has a window of a region.
+func (c *Conn) Opened(region uint32) bool {
+	for _, w := range c.windows {
+		if w.region == region {
+			return true
+		}
+	}
+	return false
+}
 
 // Post sends a chain.
 func (c *Conn) Post(ch *rdma.Chain) {
@@ -84,7 +93,7 @@ func (c *Conn) Post(ch *rdma.Chain) {
 		c.answer(ch, err)
 		return
 	}
-	if c.broken || c.closed || !c.node.Up || c.life != c.node.Incarnation {
+	if c.broken || c.closed || !c.node.Up || c.incarnation != c.node.Incarnation {
 		c.broken = true
 		c.answer(ch, rdma.ErrBroken)
 		return
@@ -114,7 +123,7 @@ func (c *Conn) Post(ch *rdma.Chain) {
 	c.mark()
 }
 
-// errLost: the chain never arrived. It has no answer until somebody gives up.
+// errLost: the chain never arrived. It has no answer until its requester gives up.
 var errLost = fmt.Errorf("%w: lost on the way", rdma.ErrBroken)
 
 // answer gives a chain its outcome.
@@ -275,8 +284,8 @@ func (c *Conn) Reset(context.Context) error {
 		return rdma.ErrRevoked
 	case c.closed || !c.node.Up || f.cut(c.session, c.node):
 		return fmt.Errorf("%w: node %d does not answer", rdma.ErrBroken, c.node.ID)
-	case c.life != c.node.Incarnation:
-		return fmt.Errorf("%w: node %d has another life", rdma.ErrBroken, c.node.ID)
+	case c.incarnation != c.node.Incarnation:
+		return fmt.Errorf("%w: node %d has another incarnation", rdma.ErrBroken, c.node.ID)
 	case c.session != Agent && c.node.Revoked(c.session):
 		return rdma.ErrRevoked
 	}
@@ -305,8 +314,8 @@ func (c *Conn) Stall(on bool) {
 // Foreign puts the connection in another atomicity domain than CPUs are in.
 func (c *Conn) Foreign() { c.domain = proto.DomainAdapter }
 
-// Forget is Reset without asking the responder: what was posted may run for ever
-// after. A deliberate bug.
+// Forget is Reset without asking the responder: what was posted may run at any later
+// time. Only a mutant calls it (verify/mutants).
 func (c *Conn) Forget() {
 	c.Break()
 	c.late = append(c.late, c.queue...)
@@ -329,7 +338,7 @@ func (c *Conn) Close() error {
 
 // Open asks for a window.
 func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window, error) {
-	if c.broken || c.closed || !c.node.Up || c.life != c.node.Incarnation || c.fabric.cut(c.session, c.node) {
+	if c.broken || c.closed || !c.node.Up || c.incarnation != c.node.Incarnation || c.fabric.cut(c.session, c.node) {
 		return rdma.Window{}, fmt.Errorf("%w: node %d does not answer", rdma.ErrBroken, c.node.ID)
 	}
 	m := c.node.Memory(region)

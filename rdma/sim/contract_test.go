@@ -45,14 +45,14 @@ func TestContract(t *testing.T) {
 	for _, p := range []sim.Profile{sim.DRAM, sim.ADRDDIOOn} {
 		t.Run(p.String(), func(t *testing.T) {
 			d := &sim.Dialer{}
-			life := uint64(0)
+			incarnation := uint64(0)
 			rdmatest.Run(t, rdmatest.Provider{Name: "sim", Dialer: d, Persistent: p != sim.DRAM, Start: func(_ testing.TB, c rdmatest.Cluster) rdmatest.Node {
-				life++
-				rng := rand.New(rand.NewPCG(life, 1))
+				incarnation++
+				rng := rand.New(rand.NewPCG(incarnation, 1))
 				fabric := sim.New(rng.IntN)
 				fabric.InOrder = true
 				node := fabric.AddNode()
-				node.Incarnation = life
+				node.Incarnation = incarnation
 				s := sim.NewService(node)
 				s.Cluster, s.Key = c.UUID, c.Key
 				return &testNode{s, d.Serve(s), p}

@@ -12,9 +12,8 @@
 //
 // # Obligations of the caller
 //
-// The fabric has no goroutine and no clock. Somebody calls Step for connections
-// that are Ready; package internal/sim does, one seeded choice at a time. Where
-// nobody does, Conn.Wait steps the fabric by itself. One goroutine uses a fabric;
-// a Service lets several use one, each stepping it while it waits, so that the
-// provider also passes the tests which every provider passes.
+// The fabric has no goroutine and no clock. The caller calls Step for connections that are
+// Ready; package verify/sim does, one seeded choice at a time. Otherwise Conn.Wait steps the
+// fabric by itself. One goroutine uses a fabric; a Service lets several use one, each
+// stepping it while it waits, so that the provider passes the tests of all providers.
 package sim

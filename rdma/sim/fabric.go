@@ -48,7 +48,7 @@ type Fabric struct {
 	Cut func(session uint32, node *Node) bool
 	// Yield, if set, lets others run while a connection waits.
 	Yield func()
-	// CrossDomain opens regions through another atomicity domain: a deliberate bug.
+	// CrossDomain opens regions through another atomicity domain, which must not be done.
 	CrossDomain bool
 
 	nodes []*Node
@@ -162,7 +162,7 @@ func (n *Node) Crash() {
 	}
 }
 
-// Start brings a stopped node up in a new life. It remembers no fences: those of
+// Start brings a stopped node up in a new incarnation. It remembers no fences: those of
 // its connections died with them.
 func (n *Node) Start() { n.Up, n.Incarnation = true, n.Incarnation+1 }
 
@@ -182,7 +182,7 @@ func (f *Fabric) Dial(session uint32, n *Node) (*Conn, error) {
 	}
 	for i := range f.conns {
 		if f.conns[i] == nil {
-			c := &Conn{fabric: f, node: n, life: n.Incarnation, session: session, index: i, domain: proto.DomainCPU}
+			c := &Conn{fabric: f, node: n, incarnation: n.Incarnation, session: session, index: i, domain: proto.DomainCPU}
 			f.conns[i] = c
 			return c, nil
 		}

@@ -9,7 +9,7 @@ import (
 )
 
 // Service is a node of a fabric as goroutines see it: it checks tickets, keeps one
-// connection for each session and lane, and has a lock, under which whoever waits
+// connection for each session and lane, and has a lock under which a goroutine that waits
 // steps the whole fabric.
 type Service struct {
 	Cluster [16]byte

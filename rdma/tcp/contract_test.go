@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var lives atomic.Uint64 // every node started is another life
+var incarnations atomic.Uint64 // every node started is another incarnation
 
 func serve(t testing.TB, a *host.Access) (addr string, stop func()) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -29,7 +29,7 @@ func serve(t testing.TB, a *host.Access) (addr string, stop func()) {
 }
 
 func start(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
-	return rdmatest.StartHost(t, c, lives.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
+	return rdmatest.StartHost(t, c, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
 }
 
 func TestContract(t *testing.T) {

@@ -30,7 +30,7 @@
 // 2^32-1 is the node's farewell: the session has been revoked, and whatever is
 // outstanding was refused.
 //
-// A checksum is not part of it: TCP has one, and images carry seals.
+// A checksum is not part of it: TCP has one, and images carry checksums.
 //
 // # Order and revocation
 //

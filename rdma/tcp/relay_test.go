@@ -32,13 +32,13 @@ type relayed struct {
 func startRelayed(t testing.TB, c rdmatest.Cluster) *relayed {
 	n := &relayed{}
 	own := shm.NewInproc()
-	n.inner = rdmatest.StartHost(t, rdmatest.Cluster{UUID: c.UUID, Key: c.Key, Offences: c.Offences}, lives.Add(1), func(a *host.Access) (string, func()) {
+	n.inner = rdmatest.StartHost(t, rdmatest.Cluster{UUID: c.UUID, Key: c.Key, Offences: c.Offences}, incarnations.Add(1), func(a *host.Access) (string, func()) {
 		n.adapter = a
 		own.Add("adapter", a)
 		return "", func() {}
 	}, nil)
 	n.broken = &breaking{Dialer: own}
-	n.Host = rdmatest.StartHost(t, c, lives.Add(1), func(a *host.Access) (string, func()) {
+	n.Host = rdmatest.StartHost(t, c, incarnations.Add(1), func(a *host.Access) (string, func()) {
 		a.Through(&host.Loop{Dialer: n.broken, Addr: "adapter", Cluster: c.UUID, Key: c.Key, Ended: func(uint32) {}})
 		return serve(t, a)
 	}, nil)
@@ -101,7 +101,7 @@ func openOne(t *testing.T, d rdma.Dialer, addr string, lane uint32) *rdma.Target
 }
 
 func add(to *rdma.Target) (uint64, error) {
-	r := rdma.Round{Deadline: clock.In(10 * time.Second)}
+	r := rdma.Round{Deadline: clock.In(time.Minute)}
 	r.Chain(to).FetchAdd(0, 1)
 	rdma.Do(&r)
 	return r.At(0).Verbs[0].Old, r.At(0).Err
@@ -146,7 +146,7 @@ func TestHazard34_Domains(t *testing.T) {
 // A hello whose sender has given up waiting, read after that of a later connection,
 // must not take the lane.
 func TestLateHelloDoesNotTakeTheLane(t *testing.T) {
-	n := rdmatest.StartHost(t, relayCluster, lives.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
+	n := rdmatest.StartHost(t, relayCluster, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	nc, err := net.Dial("tcp", n.Addr())
 	require.NoError(t, err)
@@ -158,7 +158,7 @@ func TestLateHelloDoesNotTakeTheLane(t *testing.T) {
 	_, err = nc.Write(hello[50:])
 	require.NoError(t, err)
 	var b [host.WelcomeBytes]byte
-	nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+	nc.SetReadDeadline(time.Now().Add(time.Minute))
 	_, err = io.ReadFull(nc, b[:])
 	require.NoError(t, err)
 	w, err := host.DecodeWelcome(b[:])

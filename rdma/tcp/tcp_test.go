@@ -113,7 +113,7 @@ func TestDeadlines(t *testing.T) {
 		})
 		require.ErrorIs(t, ch.Err, rdma.ErrBroken)
 		require.GreaterOrEqual(t, time.Since(began), 30*time.Millisecond)
-		require.Less(t, time.Since(began), 2*time.Second)
+		require.Less(t, time.Since(began), time.Minute, "nothing else ends it")
 		ch = do(to, 0, func(c *rdma.Chain) { c.Read(0, buf) })
 		require.ErrorIs(t, ch.Err, rdma.ErrBroken, "broken until Reset")
 		c.Close()
@@ -131,15 +131,20 @@ func TestDeadlines(t *testing.T) {
 // A deadline that passes early for a later chain is moved, not believed.
 func TestDeadlineMoves(t *testing.T) {
 	_, addr := serve(t, nil)
-	to := dial(t, addr, 1, 0)
 	buf := make([]byte, 8)
+	var to *rdma.Target
+	for lane := uint32(0); ; lane++ { // until a chain is over before its short deadline
+		to = dial(t, addr, 1, lane)
+		if do(to, clock.In(20*time.Millisecond), func(c *rdma.Chain) { c.Read(0, buf) }).Err == nil {
+			break
+		}
+	}
 	end := time.Now().Add(120 * time.Millisecond)
-	require.NoError(t, do(to, clock.In(20*time.Millisecond), func(c *rdma.Chain) { c.Read(0, buf) }).Err)
 	for time.Now().Before(end) {
 		require.NoError(t, do(to, clock.In(time.Minute), func(c *rdma.Chain) { c.Read(0, buf) }).Err)
 	}
 	require.NoError(t, do(to, 0, func(c *rdma.Chain) { c.Read(0, buf) }).Err)
-	require.NoError(t, do(to, clock.In(time.Second), func(c *rdma.Chain) { c.Read(0, buf) }).Err)
+	require.NoError(t, do(to, clock.In(time.Minute), func(c *rdma.Chain) { c.Read(0, buf) }).Err)
 }
 
 // raw is a connection that has been welcomed.
@@ -161,7 +166,7 @@ func raw(t *testing.T, addr string, serial uint64, lane uint32) net.Conn {
 
 // ends says that the node has given the connection up.
 func ends(t *testing.T, nc net.Conn) {
-	nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+	nc.SetReadDeadline(time.Now().Add(time.Minute))
 	_, err := io.Copy(io.Discard, nc)
 	require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "still connected")
 }
@@ -287,7 +292,7 @@ func TestFarewell(t *testing.T) {
 	to := dial(t, addr, 1, 0)
 	require.NoError(t, a.Fence(t.Context(), 1))
 	for range 3 {
-		c := do(to, clock.In(5*time.Second), func(c *rdma.Chain) { c.FetchAdd(0, 1) })
+		c := do(to, clock.In(time.Minute), func(c *rdma.Chain) { c.FetchAdd(0, 1) })
 		require.Error(t, c.Err)
 		require.Zero(t, c.Done)
 	}
@@ -316,9 +321,9 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		_, err = nc.Write(frame)
 	}
 	good := dial(t, addr, 1, 1)
-	require.NoError(t, do(good, clock.In(5*time.Second), func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+	require.NoError(t, do(good, clock.In(time.Minute), func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 	again := dial(t, addr, 1, 0) // takes the stuck lane's place
-	require.NoError(t, do(again, clock.In(5*time.Second), func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+	require.NoError(t, do(again, clock.In(time.Minute), func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 }
 
 // Whatever a node answers, the client ends with an error and without panic.
@@ -357,7 +362,7 @@ func TestNodeThatLies(t *testing.T) {
 			c, err := Dialer{}.Dial(t.Context(), l.Addr().String(), ticket(1), 0)
 			require.NoError(t, err)
 			defer c.Close()
-			ch := do(&rdma.Target{Conn: c, Window: rdma.Window{Key: 1}}, clock.In(5*time.Second), func(c *rdma.Chain) {
+			ch := do(&rdma.Target{Conn: c, Window: rdma.Window{Key: 1}}, clock.In(time.Minute), func(c *rdma.Chain) {
 				c.Read(0, make([]byte, 64))
 				c.FetchAdd(0, 1)
 			})
@@ -431,12 +436,12 @@ func FuzzStream(f *testing.F) {
 		hello := host.Hello{Ticket: *ticket(3), Lane: 1}
 		nc.Write(append(hello.Append(nil), b...))
 		nc.(*net.TCPConn).CloseWrite()
-		nc.SetReadDeadline(time.Now().Add(5 * time.Second))
+		nc.SetReadDeadline(time.Now().Add(time.Minute))
 		if _, err := io.Copy(io.Discard, nc); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatal("hung")
 		}
 		nc.Close()
-		if err := do(good, clock.In(5*time.Second), func(c *rdma.Chain) { c.FetchAdd(0, 0) }).Err; err != nil {
+		if err := do(good, clock.In(time.Minute), func(c *rdma.Chain) { c.FetchAdd(0, 0) }).Err; err != nil {
 			t.Fatal(err)
 		}
 	})

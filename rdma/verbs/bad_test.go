@@ -90,7 +90,7 @@ func TestIPv6(t *testing.T) {
 		t.Skip("no IPv6 address")
 	}
 	at := Config{GID: netip.MustParseAddr(os.Getenv("RXE_SELF6"))}
-	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, lives.Add(1), host.Limits{}, at, nil)
+	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, incarnations.Add(1), host.Limits{}, at, nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close(context.Background())) }()
 	m, err := host.NewMemory("test", 1<<20)
@@ -104,7 +104,7 @@ func TestIPv6(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, d.Close()) }()
 	_, to := open(t, d, l.Addr().String(), ticket(1, 0, rdma.ReadWrite), 0)
-	require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+	require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 	times, _ := s.Registration()
 	require.Equal(t, uint64(1), times, "registered when it was opened, and not again")
 }
@@ -115,9 +115,17 @@ func TestPortDown(t *testing.T) {
 		t.Skip("only in the virtual machine")
 	}
 	ip := func(args ...string) { require.NoError(t, exec.Command("ip", args...).Run(), args) }
+	n := startNode(t, testCluster)
+	caps := n.Caps()
+	port := func() Port { return ReadPort("/", caps.Device, caps.Port) }
+	require.True(t, port().Active)
+	require.NotEmpty(t, port().Counters)
 	ip("link", "set", "v0", "down")
 	_, err := NewDialer(Config{})
+	require.False(t, port().Active)
+	require.Eventually(t, func() bool { return n.Events()["port error"] > 0 }, guard, time.Millisecond, "%v", n.Events())
 	ip("link", "set", "v0", "up")
+	require.Eventually(t, func() bool { return n.Events()["port active"] > 0 }, guard, time.Millisecond, "%v", n.Events())
 	exec.Command("ip", "addr", "add", os.Getenv("RXE_SELF6")+"/64", "dev", "v0", "nodad").Run()
 	require.ErrorIs(t, err, ErrDevice)
 	require.ErrorContains(t, err, "not active")
@@ -127,8 +135,28 @@ func TestPortDown(t *testing.T) {
 			d.Close()
 		}
 		return err == nil
-	}, 20*time.Second, 10*time.Millisecond)
+	}, guard, 10*time.Millisecond)
+	select {
+	case err := <-n.Err():
+		t.Fatal("a port that was down for a moment does not end the node: ", err)
+	default:
+	}
+	n.Stop()
 	require.Equal(t, Objects{}, Live())
+}
+
+// A node says why it has to end when its completion queue, and with it every fence, is lost.
+func TestAdapterFails(t *testing.T) {
+	n := startNode(t, testCluster)
+	n.heard("port error", eventBad)
+	n.heard("port active", eventTold)
+	require.Empty(t, n.Err())
+	n.heard("local catastrophic error", eventFatal)
+	n.heard("CQ error", eventQueue) // once is enough
+	err := <-n.Err()
+	require.ErrorIs(t, err, ErrDevice)
+	require.ErrorContains(t, err, n.Caps().Device+": event of the device: local catastrophic error")
+	require.Empty(t, n.Err())
 }
 
 func TestAtomicsAreNeeded(t *testing.T) {
@@ -160,14 +188,14 @@ func TestLateHello(t *testing.T) {
 	_, to := open(t, d, n.addr, tk, 0)
 	_, err = nc.Write(late[60:])
 	require.NoError(t, err)
-	nc.SetReadDeadline(time.Now().Add(20 * time.Second))
+	nc.SetReadDeadline(time.Now().Add(guard))
 	var b [host.WelcomeBytes]byte
 	_, err = io.ReadFull(nc, b[:])
 	require.NoError(t, err)
 	w, err := host.DecodeWelcome(b[:])
 	require.NoError(t, err)
 	require.ErrorIs(t, w.Err, rdma.ErrBroken)
-	require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err, "the later connection keeps the lane")
+	require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err, "the later connection keeps the lane")
 }
 
 // TestTwoMachines is run in both of two machines joined by a wire: see test-rdma.sh two.
@@ -185,7 +213,7 @@ func TestTwoMachines(t *testing.T) {
 		require.NoError(t, err)
 		go s.Serve(l)
 		words := words(m.Bytes()[:8])
-		require.Eventually(t, func() bool { return words[0] >= over }, 2*time.Minute, 10*time.Millisecond, "the other machine has not finished")
+		require.Eventually(t, func() bool { return words[0] >= over }, guard, 10*time.Millisecond, "the other machine has not finished")
 		require.Equal(t, over+300, words[0])
 		require.NoError(t, s.Close(context.Background()))
 		require.Equal(t, Objects{}, Live())
@@ -196,34 +224,34 @@ func TestTwoMachines(t *testing.T) {
 			var err error
 			c, err = d.Dial(t.Context(), net.JoinHostPort(os.Getenv("RXE_PEER"), port), ticket(1, 0, rdma.ReadWrite), 0)
 			return err == nil
-		}, time.Minute, 100*time.Millisecond)
+		}, guard, 100*time.Millisecond)
 		defer c.Close()
 		w, err := c.Open(t.Context(), 1, 1)
 		require.NoError(t, err)
 		to := &rdma.Target{Conn: c, Window: w}
 		start := time.Now()
 		for i := range uint64(300) {
-			got := chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) })
+			got := chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) })
 			require.NoError(t, got.Err)
 			require.Equal(t, i, got.Verbs[0].Old)
 		}
 		each := time.Since(start) / 300
 		out, in := bytes.Repeat([]byte{7}, 4096), make([]byte, 4096)
 		for range 20 {
-			require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.Write(8192, out); c.Read(8192, in) }).Err)
+			require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.Write(8192, out); c.Read(8192, in) }).Err)
 			require.Equal(t, out, in)
 		}
 		fmt.Printf("two machines: FETCH_ADD %v, WRITE and READ of 4 KiB whole\n", each)
-		require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, over) }).Err)
+		require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, over) }).Err)
 	default:
-		t.Skip("run internal/rxevm/test-rdma.sh two")
+		t.Skip("run verify/rxevm/test-rdma.sh two")
 	}
 }
 
 // A session that the adapter has to refuse again and again is ended; others go on.
 func TestSecurity03_RefusedTooOften(t *testing.T) {
 	needDevice(t)
-	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, lives.Add(1), host.Limits{Offences: 3}, Config{}, nil)
+	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, incarnations.Add(1), host.Limits{Offences: 3}, Config{}, nil)
 	require.NoError(t, err)
 	m, err := host.NewMemory("test", 1<<20)
 	require.NoError(t, err)
@@ -243,13 +271,13 @@ func TestSecurity03_RefusedTooOften(t *testing.T) {
 		if len(c.windows) > 0 {
 			c.windows[0].rkey ^= 0x5500
 		}
-		err := chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err
+		err := chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err
 		if refused++; err == nil {
 			t.Error("a forged key was taken")
 		}
 		return errors.Is(to.Conn.Reset(t.Context()), rdma.ErrRevoked)
-	}, 60*time.Second, time.Millisecond)
+	}, guard, time.Millisecond)
 	require.Greater(t, refused, 3)
 	require.Equal(t, uint64(1), s.Expelled())
-	require.NoError(t, chain(other, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+	require.NoError(t, chain(other, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 }

@@ -6,6 +6,7 @@
 #include "verbs.h"
 #include <errno.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <time.h>
 
 int64_t q_now(void)
@@ -105,8 +106,7 @@ static int manager(q_lane *l)
 	return r;
 }
 
-// Spins for spin_ns, then sleeps until the device, the node's socket, the connection
-// manager or the limit wakes it.
+// Looks for spin_ns; Q_PENDING if nothing has come by then: q_poll goes on.
 int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns)
 {
 	int r;
@@ -121,35 +121,45 @@ int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns)
 		if (t - start >= limit_ns)
 			return Q_TIMEOUT;
 		if (t - start >= spin_ns)
-			break;
+			return Q_PENDING;
 	}
+}
+
+int q_poll(q_lane *l, uint64_t sequence)
+{
+	int r;
 	for (;;) {
 		if (ibv_req_notify_cq(l->cq, 0))
 			return Q_SYSTEM;
 		if ((r = look(l, sequence)))
 			return r;
-		int64_t left = limit_ns - (q_now() - start);
-		if (left <= 0)
-			return Q_TIMEOUT;
-		if (left > 1000000000LL)
-			left = 1000000000LL;
-		struct timespec ts = {left / 1000000000LL, left % 1000000000LL};
-		struct pollfd p[3] = {{.fd = l->channel->fd, .events = POLLIN}, {.fd = l->socket, .events = POLLIN | POLLRDHUP},
-			{.fd = l->events->fd, .events = POLLIN}};
-		int n = ppoll(p, 3, &ts, NULL);
+		struct epoll_event ev[3];
+		int n = epoll_wait(l->epoll, ev, 3, 0), socket = 0, events = 0;
 		if (n < 0 && errno != EINTR)
 			return Q_SYSTEM;
-		if (n > 0 && p[0].revents) {
+		// The poller tells only of what comes later, so nothing may be left.
+		if (n == 0)
+			return Q_PENDING;
+		for (int i = 0; i < n; i++) {
 			struct ibv_cq *cq;
 			void *context;
-			if (!ibv_get_cq_event(l->channel, &cq, &context))
-				ibv_ack_cq_events(cq, 1);
+			switch (ev[i].data.fd) {
+			case Q_ON_CHANNEL:
+				if (!ibv_get_cq_event(l->channel, &cq, &context))
+					ibv_ack_cq_events(cq, 1);
+				break;
+			case Q_ON_SOCKET:
+				socket = 1;
+				break;
+			default:
+				events = 1;
+			}
 		}
 		if ((r = look(l, sequence)))
 			return r;
-		if (n > 0 && p[1].revents)
+		if (socket)
 			return Q_SOCKET;
-		if (n > 0 && p[2].revents && (r = manager(l)))
+		if (events && (r = manager(l)))
 			return r;
 	}
 }

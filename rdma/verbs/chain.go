@@ -23,6 +23,7 @@ type sending struct {
 	seq   uint64   // of the last part of a chain posted on this queue pair
 	wrs   int      // work requests under way
 	slots uint     // bits of the slots in use
+	need  int      // work requests that the chains under way and the one behind them have had at once
 }
 
 // posted is a chain that has not been awaited. It is sent in parts: one, but for
@@ -46,12 +47,13 @@ func (c *conn) forget() {
 	}
 }
 
-// Post hands the chain to the device, unless chains before it have to be awaited first.
+// Post hands the chain to the device, unless chains before it have to be awaited first, or
+// the send queue is too short for it: then Wait does.
 func (c *conn) Post(ch *rdma.Chain) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := posted{chain: ch, refused: rdma.WithinLimits(ch.Verbs)}
-	if p.refused == nil && c.dead != nil && !c.mends {
+	if p.refused == nil && c.dead != nil && !c.redials {
 		p.refused = c.dead
 	}
 	if p.refused == nil && c.dead == nil && c.allSent() {
@@ -134,7 +136,11 @@ func (c *conn) unposted(p *posted, taken int, err error) {
 // if the answer is yes. Nothing happens while there is no room.
 func (c *conn) write(p *posted) bool {
 	ch := p.chain
-	if c.slots == 1<<slots-1 || c.wrs+len(ch.Verbs)-p.from > C.Q_SEND_WRS {
+	if c.slots == 1<<slots-1 {
+		return false
+	}
+	if n := c.wrs + len(ch.Verbs) - p.from; n > c.depth {
+		c.need = max(c.need, min(n, mostDepth))
 		return false
 	}
 	p.slot, p.flush, p.to = bits.TrailingZeros(^c.slots), false, p.from
@@ -262,8 +268,8 @@ func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 	c.complete(&p, deadline)
 }
 
-// Once is Post and Wait in one, see rdma.Once.
-func (c *conn) Once(ch *rdma.Chain, deadline int64) {
+// PostAndWait is Post and Wait in one; see rdma.PostWaiter.
+func (c *conn) PostAndWait(ch *rdma.Chain, deadline int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ch.Done = 0
@@ -281,11 +287,17 @@ func (c *conn) complete(p *posted, deadline int64) {
 	for {
 		written := false
 		if !p.sent && p.refused == nil {
-			if c.dead != nil && c.mends {
-				c.mendBy(deadline)
+			if c.dead != nil && c.redials {
+				c.reconnectBy(deadline)
 			}
-			if c.dead == nil {
-				written = c.write(p)
+			for c.dead == nil && !written && !p.sent && p.refused == nil {
+				if c.slots == 0 && c.need > c.depth {
+					c.deepen(c.need, deadline) // nothing is under way
+					continue
+				}
+				if written = c.write(p); c.slots != 0 || c.need <= c.depth {
+					break
+				}
 			}
 		}
 		switch {
@@ -324,6 +336,12 @@ func (c *conn) await(p *posted, written bool, deadline int64) bool {
 	} else {
 		how = C.q_wait(c.lane, C.uint64_t(p.seq), spin, C.int64_t(limit))
 	}
+	if how == C.Q_PENDING {
+		if deadline != 0 {
+			limit = max(0, deadline-clock.Now())
+		}
+		how = c.sleep.wait(C.uint64_t(p.seq), limit)
+	}
 	if how < 0 {
 		c.unposted(p, int(taken), unix.Errno(-how))
 		ch.Err = c.dead
@@ -347,7 +365,7 @@ func (c *conn) await(p *posted, written bool, deadline int64) bool {
 		ch.Err = c.dead
 	case C.Q_REMOVED:
 		c.drop()
-		c.dead, c.mends = c.removed(), false
+		c.dead, c.redials = c.removed(), false
 		ch.Err = c.dead
 	case C.Q_SOCKET, C.Q_GONE: // where the manager is the first to know, the socket follows
 		c.hear()
@@ -364,22 +382,62 @@ func (c *conn) await(p *posted, written bool, deadline int64) bool {
 }
 
 // refusedBy ends a chain one of whose work requests has failed. An adapter that refuses a
-// verb answers so and executes nothing behind it: both queue pairs go to the error state.
+// verb answers so and executes nothing behind it, with one exception: a responder may execute
+// WRITEs and atomics behind a READ or an atomic before it has answered that, if they carry no
+// fence. Both queue pairs go to the error state.
 func (c *conn) refusedBy(p *posted) {
 	ch, l := p.chain, c.lane
 	status, vendor := l.status, l.vendor
+	overtaken := true
 	if uint64(l.failed)>>16 == p.seq {
-		c.collect(p, min(int(l.failed&0xffff), p.wrs))
+		at := min(int(l.failed&0xffff), p.wrs)
+		overtaken = at < p.wrs && c.overtaken(p, at)
+		c.collect(p, at)
 	}
 	switch status {
 	case C.IBV_WC_REM_ACCESS_ERR, C.IBV_WC_REM_INV_REQ_ERR:
+		if overtaken {
+			c.fail(errOvertaken)
+			ch.Err = c.dead
+			return
+		}
 		c.drop()
-		c.dead, c.mends = fmt.Errorf("%w: node %s refused a verb", rdma.ErrBroken, c.addr), true
+		c.dead, c.redials = fmt.Errorf("%w: node %s refused a verb", rdma.ErrBroken, c.addr), true
 		ch.Err = rdma.ErrKey
 		return
 	}
 	c.fail(fmt.Errorf("%s (vendor %#x)", C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(status))), uint32(vendor)))
 	ch.Err = c.dead
+}
+
+var errOvertaken = errors.New("a READ or an atomic was refused, and what was behind it without a fence may have been executed")
+
+// overtaken says whether a verb behind the refused one at a place of a part may have been
+// executed. A fence holds back everything behind it until all READs and atomics before it
+// are answered.
+func (c *conn) overtaken(p *posted, at int) bool {
+	if p.chain.Verbs[p.from+at].Op == rdma.Write {
+		return false // nothing behind it is executed
+	}
+	fenced, changes := firstChange(p.chain.Verbs[p.from+at+1 : p.to])
+	for i := 0; i < len(c.queue) && !fenced && !changes && c.queue[i].sent; i++ {
+		q := &c.queue[i]
+		fenced, changes = firstChange(q.chain.Verbs[q.from:q.to])
+	}
+	return changes
+}
+
+// firstChange says which comes first: a verb with a fence, or one that changes memory.
+func firstChange(verbs []rdma.Verb) (fenced, changes bool) {
+	for i := range verbs {
+		switch v := &verbs[i]; {
+		case v.Fence:
+			return true, false
+		case v.Op == rdma.Write || v.Op == rdma.CompareSwap || v.Op == rdma.FetchAdd:
+			return false, true
+		}
+	}
+	return false, false
 }
 
 // persist asks the node to flush what the part has written.

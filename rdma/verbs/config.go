@@ -5,10 +5,13 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // ErrNotBuilt: this program has no RDMA in it.
@@ -20,30 +23,69 @@ var ErrDevice = errors.New("no usable RDMA device")
 // ErrNone: this host has no RDMA device at all. It wraps ErrDevice.
 var ErrNone = fmt.Errorf("%w: this host has none", ErrDevice)
 
-// Config chooses a device. The zero Config takes the best one there is.
+// Config chooses a device and says how to use it. The zero Config takes the best one there
+// is, with defaults that suit most networks.
 type Config struct {
-	Device string        `json:"device"`  // name, "" any
-	Port   int           `json:"port"`    // 0 any
-	GID    netip.Addr    `json:"address"` // the port's address, zero: by score
-	Spin   time.Duration // how long a wait polls before it sleeps; 100 us
+	Device string     // name, "" any
+	Port   int        // 0 any
+	GID    netip.Addr // the port's address, zero: by score
+	// PKey is the partition of an InfiniBand network, 0 the default one (0xffff). Of
+	// addresses in IP over InfiniBand the interface decides instead.
+	PKey uint16
+	// Spin is how long a wait polls before it sleeps, 0 means 100 us, less than 0 not at all.
+	Spin time.Duration
+	// Inline is up to how many bytes a WRITE travels within the work request, 0 means 128,
+	// less than 0 none, at most 128.
+	Inline  int
+	Windows Windows
+	Link    Link
 
-	windows windowUse // for tests
+	unbindable bool // for tests: regions that no window can be bound to
 }
 
-// windowUse is when a node gives out windows of type 2: where the device is seen to
-// enforce them. Tests know already, or want them all the same.
-type windowUse uint8
+// Link says how queue pairs use the network. Both ends apply their own to what they send.
+type Link struct {
+	// TrafficClass of RoCE: 4 times the DSCP, and the ECN bits. 0 leaves it to the kernel.
+	TrafficClass uint8
+	// ServiceLevel of InfiniBand, priority of RoCE, up to 15. 0 leaves it to the path.
+	ServiceLevel uint8
+	// AckTimeout is how long an adapter waits before it sends again, rounded up to 4.096 us
+	// times a power of two, at most 8.6 s; 0 means 268 ms.
+	AckTimeout time.Duration
+	// Retries before a silent peer is given up, 1 to 7; 0 means 6.
+	Retries int
+}
+
+// Windows says when a node gives out memory windows of type 2B.
+type Windows uint8
 
 const (
-	windowsProbed windowUse = iota
-	windowsNever
-	windowsAlways
+	WindowsAuto Windows = iota // where the device is seen to enforce them
+	WindowsOn                  // always, also where their bounds are not enforced
+	WindowsOff                 // never
 )
 
-// ParseConfig reads the form DEVICE[/PORT][@ADDRESS], such as mlx5_0, mlx5_0/2,
-// mlx5_0/1@10.0.0.7 or @fd00::7. Empty is the best device there is.
+func (w Windows) String() string { return [...]string{"auto", "on", "off"}[w] }
+
+// mostTimeout is the exponent of the longest AckTimeout: 4.096 us << 21 = 8.6 s.
+const mostTimeout = 21
+
+// timeout is the exponent of AckTimeout.
+func (l Link) timeout() int {
+	n := 1
+	for n < mostTimeout && 4096*time.Nanosecond<<n < l.AckTimeout {
+		n++
+	}
+	return n
+}
+
+// ParseConfig reads the form DEVICE[/PORT][@ADDRESS][,OPTION=VALUE...], such as mlx5_0,
+// mlx5_0/2, mlx5_0/1@10.0.0.7, @fd00::7 or mlx5_0,traffic-class=106,retries=7. Empty is the
+// best device there is. Options are pkey, spin, inline, windows, traffic-class,
+// service-level, ack-timeout and retries.
 func ParseConfig(s string) (c Config, err error) {
-	rest, address, given := strings.Cut(s, "@")
+	device, options, more := strings.Cut(s, ",")
+	rest, address, given := strings.Cut(device, "@")
 	if given {
 		if c.GID, err = netip.ParseAddr(address); err != nil {
 			return c, fmt.Errorf("RDMA device %q: address %q: want an IPv4 or IPv6 address of one of its ports", s, address)
@@ -56,11 +98,73 @@ func ParseConfig(s string) (c Config, err error) {
 			return c, fmt.Errorf("RDMA device %q: port %q: want a number from 1", s, port)
 		}
 	}
-	if strings.ContainsAny(c.Device, " \t\n") {
+	if strings.ContainsAny(c.Device, " \t\n=") {
 		return c, fmt.Errorf("RDMA device %q: want DEVICE[/PORT][@ADDRESS], such as mlx5_0/1@10.0.0.7", s)
+	}
+	for more {
+		var option string
+		option, options, more = strings.Cut(options, ",")
+		name, value, _ := strings.Cut(option, "=")
+		if err := c.set(name, value); err != nil {
+			return c, fmt.Errorf("RDMA device %q: %w", s, err)
+		}
 	}
 	return c, nil
 }
+
+// set takes an option.
+func (c *Config) set(name, value string) (err error) {
+	number := func(least, most uint64) (n uint64) {
+		if n, err = strconv.ParseUint(value, 0, 16); err != nil || n < least || n > most {
+			err = fmt.Errorf("%s %q: want a number from %d to %d", name, value, least, most)
+		}
+		return n
+	}
+	duration := func(least, most time.Duration) (d time.Duration) {
+		if d, err = time.ParseDuration(value); err != nil || d < least || d > most {
+			err = fmt.Errorf("%s %q: want a duration from %v to %v, such as 67ms", name, value, least, most)
+		}
+		return d
+	}
+	switch name {
+	case "pkey":
+		c.PKey = uint16(number(1, 0xffff))
+	case "spin":
+		if c.Spin = duration(0, time.Second); c.Spin == 0 {
+			c.Spin = -1
+		}
+	case "inline":
+		if c.Inline = int(number(0, inlineBytes)); c.Inline == 0 {
+			c.Inline = -1
+		}
+	case "windows":
+		for _, w := range []Windows{WindowsAuto, WindowsOn, WindowsOff} {
+			if value == w.String() {
+				c.Windows = w
+				return nil
+			}
+		}
+		err = fmt.Errorf("windows %q: want auto, on or off", value)
+	case "traffic-class":
+		c.Link.TrafficClass = uint8(number(0, 255))
+	case "service-level":
+		c.Link.ServiceLevel = uint8(number(0, 15))
+	case "ack-timeout":
+		c.Link.AckTimeout = duration(8192*time.Nanosecond, 4096*time.Nanosecond<<mostTimeout)
+	case "retries":
+		c.Link.Retries = int(number(1, 7))
+	default:
+		err = fmt.Errorf("unknown option %q: want pkey, spin, inline, windows, traffic-class, service-level, ack-timeout or retries", name)
+	}
+	return err
+}
+
+const (
+	defaultTimeout = 4096 * time.Nanosecond << 16 // 268 ms
+	defaultRetries = 6
+	// inlineBytes is up to which length a WRITE travels within the work request.
+	inlineBytes = 128
+)
 
 const defaultSpin = 100 * time.Microsecond
 
@@ -68,6 +172,16 @@ func (c Config) withDefaults() Config {
 	if c.Spin == 0 {
 		c.Spin = defaultSpin
 	}
+	if c.Inline == 0 {
+		c.Inline = inlineBytes
+	}
+	if c.Link.AckTimeout == 0 {
+		c.Link.AckTimeout = defaultTimeout
+	}
+	if c.Link.Retries == 0 {
+		c.Link.Retries = defaultRetries
+	}
+	c.Spin, c.Inline = max(c.Spin, 0), max(c.Inline, 0)
 	return c
 }
 
@@ -105,6 +219,39 @@ type Caps struct {
 type Stats struct {
 	Copied     uint64 // buffers outside of registered memory
 	Registered uint64 // bytes
-	Mended     uint64 // connections made again after a refusal
+	Redialled  uint64 // connections made again after a refusal
 	Flushed    uint64 // native FLUSHes
+	Deepened   uint64 // connections made again with a longer send queue
+}
+
+// leastDepth is how many work requests the queue pair of a new lane holds: four chains of
+// ordinary operations. A lane that posts longer chains connects again with a longer queue,
+// up to mostDepth.
+const (
+	leastDepth = 64
+	mostDepth  = 4 * rdma.MaxChainVerbs
+)
+
+// PinnedLane is the memory that one lane of a client pins, in bytes: least is that of a new
+// one, most that of a lane whose chains are as long as they can be. PinnedCopies come on top.
+func PinnedLane() (least, most uint64) { return pinned(leastDepth), pinned(mostDepth) }
+
+// PinnedCopies is the most that a lane pins besides, in bytes, to copy buffers through that
+// lie outside of registered memory.
+const PinnedCopies = stageBytes
+
+const (
+	// stageBytes holds the largest chain, each buffer aligned to a cache line. Few
+	// lanes need as much: it is pinned memory.
+	stageBytes = rdma.MaxChainBytes + 64*rdma.MaxChainVerbs
+	stageLeast = 256 << 10
+)
+
+// pinned follows the provider of mlx5: 384 bytes for a work request with 128 bytes of
+// inline data, 64 for a completion, each queue a power of two, a page for the receive queue
+// and one for doorbells.
+func pinned(depth int) uint64 {
+	pages := func(bytes int) uint64 { return uint64(max(4096, 1<<bits.Len(uint(bytes-1)))) }
+	const answers = 4 * rdma.MaxChainVerbs * 8
+	return pages(depth*384) + pages((depth+2)*64) + 2*4096 + answers
 }

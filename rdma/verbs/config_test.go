@@ -2,7 +2,9 @@ package verbs
 
 import (
 	"net/netip"
+	"reflect"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -19,8 +21,33 @@ func TestParseConfig(t *testing.T) {
 		require.NoError(t, err, s)
 		require.Equal(t, want, got)
 	}
+	all, err := ParseConfig("mlx5_0/2@10.0.0.7,pkey=0x8001,spin=20us,inline=32,windows=off,traffic-class=106,service-level=3,ack-timeout=67ms,retries=7")
+	require.NoError(t, err)
+	require.Equal(t, Config{Device: "mlx5_0", Port: 2, GID: netip.MustParseAddr("10.0.0.7"), PKey: 0x8001, Spin: 20 * time.Microsecond, Inline: 32,
+		Windows: WindowsOff, Link: Link{TrafficClass: 106, ServiceLevel: 3, AckTimeout: 67 * time.Millisecond, Retries: 7}}, all)
+	require.Equal(t, 14, all.Link.timeout(), "4.096 us << 14 = 67.1 ms")
+	require.Equal(t, 16, Config{}.withDefaults().Link.timeout())
+	require.Equal(t, mostTimeout, Link{AckTimeout: time.Hour}.timeout())
+	none, err := ParseConfig(",spin=0s,inline=0")
+	require.NoError(t, err)
+	require.Zero(t, none.withDefaults().Spin)
+	require.Zero(t, none.withDefaults().Inline)
+	require.Less(t, reflect.TypeFor[Config]().NumField(), 12)
+	for _, s := range []string{"mlx5_0,tc=1", "mlx5_0,retries=0", "mlx5_0,retries=8", "x,ack-timeout=1us", "x,ack-timeout=9s", "x,service-level=16",
+		"x,traffic-class=256", "x,pkey=0", "x,pkey=0x10000", "x,inline=129", "x,spin=2s", "x,spin=-1s", "x,windows=maybe", "x,", "x,windows", "mlx5_0=3"} {
+		_, err := ParseConfig(s)
+		require.Error(t, err, s)
+	}
 	for _, s := range []string{"mlx5_0/", "mlx5_0/0", "mlx5_0/999", "a@b", "a b", "x/1@", "@10.0.0"} {
 		_, err := ParseConfig(s)
 		require.Error(t, err, s)
 	}
+}
+
+// What a lane pins, by the formulas of the mlx5 provider: one whose queue holds four full
+// chains pins about 650 KiB, a new one a twelfth of that.
+func TestPinnedLane(t *testing.T) {
+	least, most := PinnedLane()
+	require.EqualValues(t, 32<<10+8<<10+8<<10+8<<10, least)
+	require.EqualValues(t, 512<<10+128<<10+8<<10+8<<10, most)
 }

@@ -26,10 +26,10 @@ type conn struct {
 	dialer *Dialer
 	addr   string
 	hello  host.Hello
-	life   context.Context // ends with Close
+	opened context.Context // ends with Close
 	end    context.CancelFunc
 
-	ncMu sync.Mutex // of nc, so that Close can wake who waits on it
+	ncMu sync.Mutex // of nc, so that Close can wake a goroutine that waits on it
 	nc   *net.TCPConn
 
 	// mu is free but for Close and vanish, which wait until the lane's goroutine has left.
@@ -37,12 +37,14 @@ type conn struct {
 	welcome host.Welcome
 	windows []window // by slot
 	dead    error    // why nothing can be posted
-	mends   bool     // dead by a refusal: nothing runs, connecting again is safe
+	redials bool     // dead by a refusal: nothing runs, connecting again is safe
 	closed  bool
 	tag     uint32
 
 	lane  *C.q_lane // nil without a connection
 	verbs []C.q_verb
+	sleep *sleeper // nil without a connection
+	depth int      // work requests that the next queue pair holds, or this one
 	scratch
 	sending
 }
@@ -69,8 +71,8 @@ func (c *conn) Peer() (node uint32, incarnation uint64) {
 // Preconditions: mu is held.
 func (c *conn) connect(ctx context.Context) error {
 	c.drop()
-	c.dead, c.mends = fmt.Errorf("%w: node %s: not connected", rdma.ErrBroken, c.addr), false
-	if c.closed || c.life.Err() != nil {
+	c.dead, c.redials = fmt.Errorf("%w: node %s: not connected", rdma.ErrBroken, c.addr), false
+	if c.closed || c.opened.Err() != nil {
 		return errClosed
 	}
 	if c.dialer.gone.Load() {
@@ -79,7 +81,7 @@ func (c *conn) connect(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.life, cancel)()
+	defer context.AfterFunc(c.opened, cancel)()
 	var d net.Dialer
 	generic, err := d.DialContext(ctx, "tcp", c.addr)
 	if err != nil {
@@ -90,7 +92,7 @@ func (c *conn) connect(ctx context.Context) error {
 	c.ncMu.Unlock()
 	stop := context.AfterFunc(ctx, func() {
 		generic.SetDeadline(time.Unix(1, 0))
-		generic.(*net.TCPConn).CloseRead() // wakes who waits for the connection manager
+		generic.(*net.TCPConn).CloseRead() // wakes the wait for the connection manager
 	})
 	err = c.greet()
 	if !stop() && !errors.Is(err, rdma.ErrRefused) {
@@ -108,13 +110,13 @@ func (c *conn) connect(ctx context.Context) error {
 	return c.reopen(ctx)
 }
 
-// openLane makes a queue pair.
-func (d *Dialer) openLane() (lane *C.q_lane, err error) {
-	var flush C.int
+// openLane makes a queue pair for so many work requests.
+func (d *Dialer) openLane(depth int) (lane *C.q_lane, err error) {
+	want := C.q_lane_want{depth: C.uint32_t(depth), inline_max: C.uint32_t(d.config.Inline), vector: C.uint32_t(d.vector.Add(1))}
 	if d.device.caps.Flush {
-		flush = 1
+		want.flush = 1
 	}
-	if e := C.q_lane_open(d.device.ctx, d.buffers.pd, inlineBytes, flush, &lane); e != 0 {
+	if e := C.q_lane_open(d.device.ctx, d.buffers.pd, &want, &lane); e != 0 {
 		return nil, fmt.Errorf("%w: queue pair on %s: %w: it has no more, or locked memory is limited (ulimit -l)", rdma.ErrBroken, d.device.caps.Device, unix.Errno(e))
 	}
 	return lane, nil
@@ -134,7 +136,7 @@ func watch(l *C.q_lane, nc *net.TCPConn) error {
 
 // greet says who we are and connects the queue pairs.
 func (c *conn) greet() error {
-	lane, err := c.dialer.openLane()
+	lane, err := c.dialer.openLane(c.depth)
 	if err != nil {
 		return err
 	}
@@ -171,6 +173,9 @@ func (c *conn) greet() error {
 		}
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
+	if c.sleep, err = newSleeper(lane); err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
 	c.welcome = w
 	return nil
 }
@@ -179,6 +184,10 @@ func (c *conn) greet() error {
 // lane any more, and closes the socket, which tells the node.
 // Preconditions: mu is held.
 func (c *conn) drop() {
+	if c.sleep != nil {
+		c.sleep.close()
+		c.sleep = nil
+	}
 	if c.lane != nil {
 		closeLane(c.lane)
 		c.lane, c.verbs = nil, nil
@@ -195,7 +204,7 @@ func (c *conn) drop() {
 // fail gives the connection up: what is under way has no known outcome.
 func (c *conn) fail(err error) {
 	c.drop()
-	c.dead, c.mends = fmt.Errorf("%w: node %s: %w", rdma.ErrBroken, c.addr, err), false
+	c.dead, c.redials = fmt.Errorf("%w: node %s: %w", rdma.ErrBroken, c.addr, err), false
 }
 
 // removed is the outcome of all that a lane is asked once its device is gone.
@@ -210,7 +219,7 @@ func (c *conn) vanish() {
 	defer c.mu.Unlock()
 	if !c.closed {
 		c.drop()
-		c.dead, c.mends = c.removed(), false
+		c.dead, c.redials = c.removed(), false
 	}
 }
 
@@ -236,7 +245,7 @@ func (c *conn) hear() {
 	err := c.farewell()
 	if errors.Is(err, rdma.ErrRefused) {
 		c.drop()
-		c.dead, c.mends = err, false
+		c.dead, c.redials = err, false
 		return
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -281,8 +290,8 @@ func (c *conn) ask(ctx context.Context, r request) (answer, error) {
 func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.dead != nil && c.mends {
-		if err := c.mend(ctx); err != nil {
+	if c.dead != nil && c.redials {
+		if err := c.reconnect(ctx); err != nil {
 			return rdma.Window{}, err
 		}
 	}
@@ -343,21 +352,39 @@ func (c *conn) reopen(ctx context.Context) error {
 	return nil
 }
 
-// mend connects again after a refusal, which both queue pairs die of.
-func (c *conn) mend(ctx context.Context) error {
-	c.dialer.mended.Add(1)
+// reconnect connects again after a refusal, which leaves both queue pairs in error.
+func (c *conn) reconnect(ctx context.Context) error {
+	c.dialer.redialled.Add(1)
 	return c.connect(ctx)
 }
 
-// mendBy is mend for a chain with a deadline.
-func (c *conn) mendBy(deadline int64) {
+// reconnectBy is reconnect for a chain with a deadline.
+func (c *conn) reconnectBy(deadline int64) {
+	ctx, cancel := patience(deadline)
+	defer cancel()
+	c.reconnect(ctx)
+}
+
+// patience bounds how long connecting may take for a chain with a deadline.
+func patience(deadline int64) (context.Context, context.CancelFunc) {
 	limit := 10 * time.Second
 	if deadline != 0 {
 		limit = min(limit, time.Duration(deadline-clock.Now()))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	return context.WithTimeout(context.Background(), limit)
+}
+
+// deepen connects again, with a queue pair that holds n work requests: those of a device
+// cannot grow. Windows keep their keys.
+// Preconditions: nothing is under way.
+func (c *conn) deepen(n int, deadline int64) {
+	for c.depth < n {
+		c.depth *= 2
+	}
+	c.dialer.deepened.Add(1)
+	ctx, cancel := patience(deadline)
 	defer cancel()
-	c.mend(ctx)
+	c.connect(ctx)
 }
 
 // Reset dials again: the welcome says that the node's old queue pair is gone, and
@@ -385,7 +412,7 @@ func (c *conn) Close() error {
 	}
 	c.closed = true
 	c.drop()
-	c.dead, c.mends = errClosed, false
+	c.dead, c.redials = errClosed, false
 	err := c.release()
 	d := c.dialer
 	d.mu.Lock()

@@ -19,14 +19,14 @@ import (
 )
 
 // needDevice skips where there is no adapter: the tests run in the virtual machine of
-// internal/rxevm, see test-rdma.sh there.
+// verify/rxevm, see test-rdma.sh there.
 func needDevice(t testing.TB) {
 	if os.Getenv("RXE_DEVICE") == "" {
-		t.Skip("no RDMA device: run internal/rxevm/test-rdma.sh")
+		t.Skip("no RDMA device: run verify/rxevm/test-rdma.sh")
 	}
 }
 
-var lives atomic.Uint64
+var incarnations atomic.Uint64
 
 // node is a server and its regions.
 type node struct {
@@ -39,12 +39,16 @@ type node struct {
 	stopped  bool
 }
 
-func startNode(t testing.TB, c rdmatest.Cluster) *node { return startNodeWith(t, c, windowsNever) }
+func startNode(t testing.TB, c rdmatest.Cluster) *node { return startNodeWith(t, c, WindowsOff) }
 
-func startNodeWith(t testing.TB, c rdmatest.Cluster, w windowUse) *node {
+func startNodeWith(t testing.TB, c rdmatest.Cluster, w Windows) *node {
+	return startNodeOf(t, c, Config{Windows: w})
+}
+
+func startNodeOf(t testing.TB, c rdmatest.Cluster, config Config) *node {
 	needDevice(t)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	s, err := NewServer(c.UUID, c.Key, 1, lives.Add(1), host.Limits{LanesPerSession: 32}, Config{windows: w}, log)
+	s, err := NewServer(c.UUID, c.Key, 1, incarnations.Add(1), host.Limits{LanesPerSession: 32}, config, log)
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -114,7 +118,7 @@ func TestContractWithWindows(t *testing.T) {
 	d := newDialer(t)
 	rdmatest.Run(t, rdmatest.Provider{
 		Name: "verbs", Dialer: d,
-		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startNodeWith(t, c, windowsAlways) },
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startNodeWith(t, c, WindowsOn) },
 	})
 	require.Zero(t, Live().QueuePairs, "queue pairs are left")
 	require.Zero(t, Live().Windows, "windows are left")

@@ -9,6 +9,8 @@ package verbs
 // #cgo nocallback q_wait
 // #cgo noescape q_once
 // #cgo nocallback q_once
+// #cgo noescape q_poll
+// #cgo nocallback q_poll
 // #include "verbs.h"
 import "C"
 
@@ -38,20 +40,26 @@ const (
 
 // device is an open adapter with the port and address chosen.
 type device struct {
-	ctx   *C.struct_ibv_context
-	caps  Caps
-	scope uint32
+	ctx    *C.struct_ibv_context
+	config Config // with defaults
+	caps   Caps
+	scope  uint32
 }
 
 // candidate is one address of one port of one device.
 type candidate struct {
-	caps  Caps
-	scope uint32 // interface that has the address
-	score int
+	device *C.struct_ibv_device
+	caps   Caps
+	scope  uint32 // interface that has the address
+	score  int
 }
 
-// openDevice opens the best match. near is an address of this host that the
-// peer is reached from, if known: the port that has it is preferred.
+// maxCandidates bounds how many addresses are tried: namespaces that share adapters show
+// each other's.
+const maxCandidates = 64
+
+// openDevice opens the best match that this process can use. near is an address of this host
+// that the peer is reached from, if known: the port that has it is preferred.
 func openDevice(c Config, near netip.Addr) (*device, error) {
 	var count C.int
 	list := C.ibv_get_device_list(&count)
@@ -59,10 +67,9 @@ func openDevice(c Config, near netip.Addr) (*device, error) {
 		return nil, fmt.Errorf("%w, and its kernel has no RDMA (load ib_uverbs, or give the container /dev/infiniband)", ErrNone)
 	}
 	defer C.ibv_free_device_list(list)
-	best, chosen := candidate{score: -1}, -1
+	var all []candidate
 	var refused []string
-	devices := deviceList(list, int(count))
-	for i, d := range devices {
+	for _, d := range deviceList(list, int(count)) {
 		name := C.GoString(C.ibv_get_device_name(d))
 		if c.Device != "" && name != c.Device {
 			continue
@@ -72,12 +79,11 @@ func openDevice(c Config, near netip.Addr) (*device, error) {
 			refused = append(refused, err.Error())
 		}
 		for _, f := range found {
-			if f.score > best.score {
-				best, chosen = f, i
-			}
+			f.device = d
+			all = append(all, f)
 		}
 	}
-	if chosen < 0 {
+	if len(all) == 0 {
 		switch {
 		case len(refused) > 0:
 			return nil, fmt.Errorf("%w: %s", ErrDevice, strings.Join(refused, "; "))
@@ -86,15 +92,53 @@ func openDevice(c Config, near netip.Addr) (*device, error) {
 		}
 		return nil, fmt.Errorf("%w (see ibv_devices; in a container, pass /dev/infiniband)", ErrNone)
 	}
-	ctx := C.q_open(devices[chosen])
-	if ctx == nil {
-		return nil, fmt.Errorf("%w: %s cannot be opened: give this user access to /dev/infiniband", ErrDevice, best.caps.Device)
-	}
+	slices.SortStableFunc(all, func(a, b candidate) int { return b.score - a.score })
+	return choose(all[:min(len(all), maxCandidates)], c.withDefaults())
+}
+
+// choose opens the first candidate whose address belongs to this network namespace: the
+// connection manager refuses all others. If there is none it opens the first, and the
+// error comes from its use.
+func choose(all []candidate, c Config) (*device, error) {
 	if e := C.q_manager(); e != 0 {
-		C.q_close(ctx)
-		return nil, fmt.Errorf("%w: %s: no connection manager: %w: load rdma_ucm, and give this user access to /dev/infiniband/rdma_cm", ErrDevice, best.caps.Device, unix.Errno(e))
+		return nil, fmt.Errorf("%w: %s: no connection manager: %w: load rdma_ucm, and give this user access to /dev/infiniband/rdma_cm", ErrDevice, all[0].caps.Device, unix.Errno(e))
 	}
-	return &device{ctx: ctx, caps: best.caps, scope: best.scope}, nil
+	for i := range all {
+		d, err := all[i].open(c)
+		if err != nil {
+			return nil, err
+		}
+		if len(all) == 1 || d.bindable() {
+			return d, nil
+		}
+		if err := d.close(); err != nil {
+			return nil, err
+		}
+	}
+	return all[0].open(c)
+}
+
+func (f *candidate) open(c Config) (*device, error) {
+	ctx := C.q_open(f.device)
+	if ctx == nil {
+		return nil, fmt.Errorf("%w: %s cannot be opened: give this user access to /dev/infiniband", ErrDevice, f.caps.Device)
+	}
+	return &device{ctx: ctx, config: c, caps: f.caps, scope: f.scope}, nil
+}
+
+// bindable says whether the connection manager lets this process use the address.
+func (d *device) bindable() bool {
+	var events *C.struct_rdma_event_channel
+	var id *C.struct_rdma_cm_id
+	at := d.at(d.caps.GID.As16(), 0)
+	return C.q_watch(d.ctx, C.uint8_t(d.caps.Port), &at, &events, &id) == 0 && C.q_listen_close(events, id) == 0
+}
+
+// own is the configuration that chooses the very same device, port and address.
+func (d *device) own() Config {
+	c := d.config
+	c.Device, c.Port, c.GID = d.caps.Device, d.caps.Port, d.caps.GID
+	return c
 }
 
 func (d *device) close() error { return problem("closing "+d.caps.Device, C.q_close(d.ctx)) }
@@ -134,6 +178,10 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 		}
 		if p.state != C.IBV_PORT_ACTIVE {
 			down = append(down, fmt.Sprintf("%s port %d is not active (state %d): check the link", name, port, p.state))
+			continue
+		}
+		if c.PKey != 0 && C.q_has_pkey(ctx, C.uint8_t(port), C.uint16_t(c.PKey), C.int(p.pkey_tbl_len)) == 0 {
+			down = append(down, fmt.Sprintf("%s port %d is no member of the partition %#x: see ibv_devinfo -v, or the partitions of the subnet manager", name, port, c.PKey))
 			continue
 		}
 		caps.Port, caps.RoCE, caps.MTU = port, p.link_layer == C.IBV_LINK_LAYER_ETHERNET, 128<<p.active_mtu

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -18,14 +19,17 @@ import (
 
 // Dialer connects lanes over one RDMA device. Close it after its connections.
 type Dialer struct {
-	config  Config
-	device  *device
-	buffers buffers
-	copied  atomic.Uint64
-	mended  atomic.Uint64
-	flushed atomic.Uint64
-	gone    atomic.Bool // the device is removed
-	watch   *removal
+	config    Config
+	device    *device
+	buffers   buffers
+	copied    atomic.Uint64
+	redialled atomic.Uint64
+	flushed   atomic.Uint64
+	deepened  atomic.Uint64
+	vector    atomic.Uint32 // of the completion queue made last
+	gone      atomic.Bool   // the device is removed
+	watch     *removal
+	async     *events
 
 	mu     sync.Mutex
 	conns  map[*conn]struct{}
@@ -49,6 +53,13 @@ func NewDialer(c Config) (*Dialer, error) {
 		C.q_free_pd(d.buffers.pd)
 		dev.close()
 		return nil, err
+	}
+	if d.async, err = dev.follow(func(_ string, kind eventKind) {
+		if kind == eventFatal { // a lane whose queue is lost finds out by itself
+			d.vanish()
+		}
+	}); err != nil {
+		return nil, errors.Join(err, d.watch.close(), problem("freeing the protection domain", C.q_free_pd(d.buffers.pd)), dev.close())
 	}
 	return d, nil
 }
@@ -75,7 +86,7 @@ func (d *Dialer) Caps() Caps { return d.device.caps }
 
 // Stats is a snapshot.
 func (d *Dialer) Stats() Stats {
-	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Mended: d.mended.Load(), Flushed: d.flushed.Load()}
+	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Redialled: d.redialled.Load(), Flushed: d.flushed.Load(), Deepened: d.deepened.Load()}
 }
 
 // Register makes mapped memory, such as an Arena's, known as a source of
@@ -88,8 +99,8 @@ func (d *Dialer) Forget(mem []byte) error { return d.buffers.forget(mem) }
 
 // Dial connects a lane to the node whose verbs server listens at host:port.
 func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
-	c := &conn{dialer: d, addr: addr, hello: host.Hello{Ticket: *t, Lane: lane}}
-	c.life, c.end = context.WithCancel(context.Background())
+	c := &conn{dialer: d, addr: addr, depth: leastDepth, hello: host.Hello{Ticket: *t, Lane: lane}}
+	c.opened, c.end = context.WithCancel(context.Background())
 	if err := c.prepare(); err != nil {
 		c.end()
 		return nil, err
@@ -123,6 +134,7 @@ func (d *Dialer) Close() error {
 	for _, c := range open {
 		c.Close()
 	}
+	d.async.close()
 	if err := d.watch.close(); err != nil {
 		return err
 	}

@@ -10,16 +10,16 @@
 //	      └ queue pair ── READ WRITE CAS FAA ──  └ lane    socket, queue pair, connection id
 //
 // The socket (tcp) carries the ticket, which 56 bytes of private data could not hold,
-// and answers with a nonce; whoever names it in a request to connect gets the queue pair that
-// was made for the ticket. Afterwards the socket opens windows, and by closing
-// tells either end that the other is gone. The data path is the queue pair alone:
-// no thread of the node takes part.
+// and its answer a nonce. The request to connect that has this nonce gets the queue pair
+// that was made for the ticket. Afterwards windows are opened over the socket, and its end
+// tells each side that the other is gone. The data path is the queue pair alone: no thread
+// of the node takes part.
 //
 // # Taking access away
 //
 // A lane ends in four steps: its queue pair goes to the error state; the flush
 // completion of a receive that was posted before is awaited, because the change of
-// state alone is not a fence; the queue pair is destroyed; only then is the client told.
+// state alone is not a fence; the queue pair is destroyed; then the client is told.
 // The keys of a region end with its memory regions: deregistration returns when
 // the adapter has let go of the memory. Where the device is seen to enforce windows of
 // type 2B, each lane has one onto each region instead; a window ends by its
@@ -27,8 +27,8 @@
 //
 // # Removal
 //
-// A device that is removed ends all lanes of its dialers and servers; programs start again
-// when it is back.
+// A device that is removed or fails ends all lanes of its dialers. Servers say so by Err: their
+// process has to end, because no session can be fenced any more.
 //
 // # Keys
 //

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -30,7 +29,7 @@ func TestNativeFlush(t *testing.T) {
 	for i := range uint64(50) {
 		back, word := make([]byte, len(long)), make([]byte, 8)
 		word[0] = byte(i + 1)
-		got := chain(to, 20*time.Second, func(ch *rdma.Chain) {
+		got := chain(to, guard, func(ch *rdma.Chain) {
 			ch.Write(4096, long)
 			ch.Write(64, word) // inlined
 			ch.Flush(rdma.Visible, 64, 16<<10)
@@ -47,7 +46,7 @@ func TestNativeFlush(t *testing.T) {
 		require.Equal(t, long, back)
 		require.Equal(t, word, n.Bytes(1)[64:72])
 		// Chains without one go in between.
-		require.NoError(t, chain(to, 20*time.Second, func(ch *rdma.Chain) { ch.Read(0, word) }).Err)
+		require.NoError(t, chain(to, guard, func(ch *rdma.Chain) { ch.Read(0, word) }).Err)
 		require.Equal(t, byte(i+1), word[0])
 	}
 	if !native {
@@ -61,11 +60,11 @@ func TestNativeFlush(t *testing.T) {
 		"bounds": func(w *window, ch *rdma.Chain) { w.Bytes *= 2; ch.Flush(rdma.Visible, rdmatest.RegionBytes-4, 8) },
 	} {
 		c, to := open(t, d, n.addr, ticket(2, 1, rdma.ReadWrite), 0)
-		got := chain(to, 20*time.Second, func(ch *rdma.Chain) { forge(&c.windows[0], ch) })
+		got := chain(to, guard, func(ch *rdma.Chain) { forge(&c.windows[0], ch) })
 		require.ErrorIs(t, got.Err, rdma.ErrKey, name)
 		c.Close()
 	}
 	_, reader := open(t, d, n.addr, ticket(3, 1, rdma.ReadOnly), 0)
-	require.NoError(t, chain(reader, 20*time.Second, func(ch *rdma.Chain) { ch.Flush(rdma.Visible, 0, 64) }).Err)
+	require.NoError(t, chain(reader, guard, func(ch *rdma.Chain) { ch.Flush(rdma.Visible, 0, 64) }).Err)
 	require.Equal(t, uint64(53), d.Stats().Flushed)
 }

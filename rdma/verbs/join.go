@@ -19,13 +19,13 @@ const (
 	// connectTimeout bounds how long a client waits for the queue pairs to be connected
 	// once it is welcome: the kernel would go on for minutes.
 	connectTimeout = 20 * time.Second
-	// joinTimeout bounds how long a node keeps a queue pair for who is welcome.
+	// joinTimeout bounds how long a node keeps a queue pair for a client that it has welcomed.
 	joinTimeout = 30 * time.Second
 )
 
 // at is where the device listens or calls from.
 func (d *device) at(addr [16]byte, port uint16) C.q_addr {
-	a := C.q_addr{port: C.uint16_t(port), scope: C.uint32_t(d.scope)}
+	a := C.q_addr{port: C.uint16_t(port), scope: C.uint32_t(d.scope), pkey: C.uint16_t(d.config.PKey)}
 	for i, b := range addr {
 		a.gid[i] = C.uint8_t(b)
 	}
@@ -33,6 +33,15 @@ func (d *device) at(addr [16]byte, port uint16) C.q_addr {
 		a.infiniband = 1
 	}
 	return a
+}
+
+// link is how queue pairs of the device use the network.
+func (d *device) link() C.q_link {
+	l := &d.config.Link
+	return C.q_link{
+		traffic_class: C.uint8_t(l.TrafficClass), service_level: C.uint8_t(l.ServiceLevel),
+		timeout: C.uint8_t(l.timeout()), retries: C.uint8_t(l.Retries),
+	}
 }
 
 // join connects a lane's queue pair to a node. errHeard: the node has something to say, or hung up.
@@ -44,8 +53,9 @@ func (d *device) join(l *C.q_lane, peer endpoint, private []byte, limit time.Dur
 	}
 	from, at := d.at(own, 0), d.at(peer.addr, peer.port)
 	var why C.q_failure
+	link := d.link()
 	r := C.q_lane_connect(l, &from, &at, C.uint8_t(d.caps.Port), (*C.uint8_t)(&private[0]), C.uint8_t(len(private)),
-		C.uint8_t(d.caps.MaxReads), C.int64_t(limit), &why)
+		C.uint8_t(d.caps.MaxReads), &link, C.int64_t(limit), &why)
 	switch r {
 	case C.Q_DONE:
 		return nil
@@ -123,7 +133,7 @@ func (s *Server) meet() {
 			return
 		}
 		if n < 0 {
-			s.log.Error("verbs fabric: connection manager failed: no client can connect, start this node again", "error", unix.Errno(-n))
+			s.fail(fmt.Errorf("connection manager failed, no client can connect: %w", unix.Errno(-n)))
 			return
 		}
 		switch ev.kind {
@@ -136,7 +146,7 @@ func (s *Server) meet() {
 			if l != nil {
 				l.nc.Close() // its goroutine does the rest
 			} else if ev.kind == C.Q_EVENT_REMOVED && ev.lane == 0 {
-				s.log.Error("verbs fabric: the device was removed: start this node again", "device", s.device.caps.Device)
+				s.fail(errors.New("the device was removed"))
 			}
 		}
 	}
@@ -183,7 +193,8 @@ func (l *lane) join(id *C.struct_rdma_cm_id, reads int) error {
 		return rdma.ErrBroken
 	}
 	reads = max(1, min(reads, l.server.device.caps.MaxReads))
-	if err := problem("connecting a queue pair", C.q_accept(id, l.qp, l.access(), C.uint8_t(reads), C.uint64_t(l.id))); err != nil {
+	link := l.server.device.link()
+	if err := problem("connecting a queue pair", C.q_accept(id, l.qp, l.access(), C.uint8_t(reads), &link, C.uint64_t(l.id))); err != nil {
 		return err
 	}
 	l.cm = id

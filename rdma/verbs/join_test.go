@@ -5,6 +5,7 @@ package verbs
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -26,7 +27,7 @@ func introduce(t *testing.T, addr string, tk *rdma.Ticket, number uint32) (*net.
 	_, err = nc.Write((&host.Hello{Ticket: *tk, Lane: number, Attempt: host.NextAttempt()}).Append(appendIntro(nil)))
 	require.NoError(t, err)
 	var b [host.WelcomeBytes + endpointBytes]byte
-	nc.SetReadDeadline(time.Now().Add(20 * time.Second))
+	nc.SetReadDeadline(time.Now().Add(guard))
 	_, err = io.ReadFull(nc, b[:])
 	require.NoError(t, err)
 	e, err := decodeEndpoint(b[host.WelcomeBytes:])
@@ -53,11 +54,11 @@ func TestPrivateData(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			nc, to := introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 3)
-			l, err := d.openLane()
+			l, err := d.openLane(leastDepth)
 			require.NoError(t, err)
 			require.NoError(t, watch(l, nc))
 			before := n.strays.Load()
-			err = d.device.join(l, to, test(claim{lane: 3, nonce: to.nonce}), 20*time.Second)
+			err = d.device.join(l, to, test(claim{lane: 3, nonce: to.nonce}), guard)
 			require.Error(t, err)
 			if err != errHeard { // the socket may be quicker
 				require.ErrorContains(t, err, "refuses the queue pair")
@@ -69,11 +70,11 @@ func TestPrivateData(t *testing.T) {
 				now := Live()
 				now.ProtectionDomains, now.MemoryRegions = listener.ProtectionDomains, listener.MemoryRegions // the tenant's stay
 				return now == listener
-			}, 20*time.Second, time.Millisecond)
+			}, guard, time.Millisecond)
 		})
 	}
 	_, to := open(t, d, n.addr, ticket(7, 1, rdma.ReadWrite), 3)
-	require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+	require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 }
 
 // What was said on a socket lets one queue pair in, and no second.
@@ -82,14 +83,14 @@ func TestNonceIsGoodForOne(t *testing.T) {
 	d := newDialer(t)
 	nc, to := introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 3)
 	private := (&claim{lane: 3, nonce: to.nonce}).append(nil)
-	first, err := d.openLane()
+	first, err := d.openLane(leastDepth)
 	require.NoError(t, err)
 	require.NoError(t, watch(first, nc))
-	require.NoError(t, d.device.join(first, to, private, 20*time.Second))
-	second, err := d.openLane()
+	require.NoError(t, d.device.join(first, to, private, guard))
+	second, err := d.openLane(leastDepth)
 	require.NoError(t, err)
 	require.NoError(t, watch(second, nc))
-	require.ErrorContains(t, d.device.join(second, to, private, 20*time.Second), "refuses the queue pair")
+	require.ErrorContains(t, d.device.join(second, to, private, guard), "refuses the queue pair")
 	require.NoError(t, closeLane(second))
 	require.NoError(t, closeLane(first))
 }
@@ -102,10 +103,10 @@ func TestWelcomeAndNeverConnected(t *testing.T) {
 	nc, _ := introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 0)
 	require.Equal(t, int64(1), Live().QueuePairs)
 	nc.Close()
-	require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, guard, time.Millisecond)
 	n.patience = 50 * time.Millisecond
 	introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 0)
-	require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, guard, time.Millisecond)
 	alone.ProtectionDomains = Live().ProtectionDomains // the tenant's stays
 	require.Equal(t, alone, Live())
 }
@@ -135,14 +136,14 @@ func TestNodeDiesInHandshake(t *testing.T) {
 		limit  time.Duration
 		want   string
 	}{
-		"at once":                    {nil, false, 20 * time.Second, "no welcome"},
-		"half a welcome":             {good[:20], false, 20 * time.Second, "no welcome"},
-		"no endpoint":                {welcome, false, 20 * time.Second, "no welcome"},
-		"version":                    {spoil(8, 99), false, 20 * time.Second, ""},
-		"endpoint version":           {spoil(host.WelcomeBytes+4, 9), false, 20 * time.Second, "version 9"},
-		"endpoint":                   {spoil(host.WelcomeBytes, 0), false, 20 * time.Second, "does not speak"},
-		"no port":                    {endpointOf(endpoint{addr: self, nonce: [16]byte{1}}), false, 20 * time.Second, "out of range"},
-		"welcomed, then gone":        {good, false, 20 * time.Second, "EOF"},
+		"at once":                    {nil, false, guard, "no welcome"},
+		"half a welcome":             {good[:20], false, guard, "no welcome"},
+		"no endpoint":                {welcome, false, guard, "no welcome"},
+		"version":                    {spoil(8, 99), false, guard, ""},
+		"endpoint version":           {spoil(host.WelcomeBytes+4, 9), false, guard, "version 9"},
+		"endpoint":                   {spoil(host.WelcomeBytes, 0), false, guard, "does not speak"},
+		"no port":                    {endpointOf(endpoint{addr: self, nonce: [16]byte{1}}), false, guard, "out of range"},
+		"welcomed, then gone":        {good, false, guard, "EOF"},
 		"welcomed, then silent":      {good, true, 300 * time.Millisecond, "deadline"},
 		"nobody listens":             {endpointOf(endpoint{port: gone, addr: self, nonce: [16]byte{1}}), true, 60 * time.Second, "nobody listens"},
 		"no route":                   {endpointOf(endpoint{port: 1, addr: ip("192.0.2.1"), nonce: [16]byte{1}}), true, 60 * time.Second, "no way to the address"},
@@ -187,7 +188,7 @@ func TestClientProcess(t *testing.T) {
 	d := newDialer(t)
 	for i := range uint32(3) {
 		_, to := open(t, d, addr, ticket(5, 1, rdma.ReadWrite), i)
-		require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+		require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 	}
 	os.Stdout.WriteString("connected\n")
 	io.Copy(io.Discard, os.Stdin)
@@ -213,7 +214,7 @@ func TestClientKilled(t *testing.T) {
 	require.Equal(t, int64(4), Live().ConnectionIDs)
 	require.NoError(t, cmd.Process.Kill())
 	cmd.Wait()
-	require.Eventually(t, func() bool { return Live().QueuePairs == 0 && Live().ConnectionIDs == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return Live().QueuePairs == 0 && Live().ConnectionIDs == 1 }, guard, time.Millisecond)
 	require.Equal(t, byte(3), n.Bytes(1)[0])
 }
 
@@ -243,11 +244,52 @@ func TestDisconnected(t *testing.T) {
 	}()
 	d := newDialer(t)
 	c, to := open(t, d, l.Addr().String(), ticket(1, 1, rdma.ReadWrite), 0)
-	require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
+	require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 	require.NoError(t, cmd.Process.Kill())
 	cmd.Wait()
 	require.Eventually(t, func() bool {
-		return chain(to, 20*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err != nil
-	}, 20*time.Second, time.Millisecond)
+		return chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err != nil
+	}, guard, time.Millisecond)
 	require.ErrorIs(t, c.dead, errDisconnected)
+}
+
+// A ticket lets its holder ask for a window only once its queue pair is connected: a bind
+// on one that is not completes never, and would hold the region's lock for as long.
+func TestOpenBeforeJoin(t *testing.T) {
+	for name, w := range map[string]Windows{"windows": WindowsOn, "memory regions": WindowsOff} {
+		t.Run(name, func(t *testing.T) {
+			n := startNodeWith(t, testCluster, w)
+			require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+			nc, _ := introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 0)
+			_, err := nc.Write((&request{kind: kindOpen, tag: 1, region: 1, epoch: 1}).append(nil))
+			require.NoError(t, err)
+			var b [answerBytes]byte
+			_, err = io.ReadFull(nc, b[:])
+			require.NoError(t, err)
+			require.EqualValues(t, kindFarewell, decodeAnswer(b[:]).kind, "its lane ends")
+			require.NoError(t, rotate(t, n, 1))
+			require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, guard, time.Millisecond)
+			require.Zero(t, Live().Windows)
+		})
+	}
+}
+
+// rotate closes a region and opens it again, in bounded time.
+func rotate(t *testing.T, n *node, epoch uint64) error {
+	done := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), guard)
+		defer cancel()
+		err := n.CloseRegion(ctx, 1, epoch)
+		if err == nil {
+			err = n.OpenRegion(ctx, 1, epoch+1)
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(guard):
+		return errors.New("closing and opening the region hangs")
+	}
 }

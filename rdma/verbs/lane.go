@@ -43,22 +43,36 @@ type lane struct {
 }
 
 // create makes the queue pair with a receive posted, which nothing but the error
-// state completes: clients do not SEND.
-// Preconditions: server.mu is held.
-func (l *lane) create(d *domain) error {
+// state completes: clients do not SEND. A call that ends the lane meanwhile waits for it.
+func (l *lane) create() error {
 	s := l.server
-	l.domain = d
-	if l.qp = C.q_responder(d.pd, s.drains); l.qp == nil {
-		return fmt.Errorf("%w: queue pair on %s: it has no more", rdma.ErrLimit, s.device.caps.Device)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := l.stopped
+	if err == nil {
+		if l.qp = C.q_responder(l.domain.pd, s.drains); l.qp == nil {
+			err = fmt.Errorf("%w: queue pair on %s: it has no more", rdma.ErrLimit, s.device.caps.Device)
+		}
 	}
-	err := problem("queue pair", C.q_init(l.qp, C.uint8_t(s.device.caps.Port), l.access()))
+	if err == nil {
+		err = problem("queue pair", C.q_init(l.qp, C.uint8_t(s.device.caps.Port), l.access()))
+	}
 	if err == nil {
 		err = problem("receive for the drain", C.q_receive(l.qp, C.uint64_t(l.id)))
 	}
-	if err != nil {
+	if err == nil {
+		return nil
+	}
+	if l.qp != nil {
 		C.q_destroy_qp(l.qp)
 		l.qp = nil
 	}
+	// Nothing has run, and nothing will.
+	if l.stopped == nil {
+		l.stopped = err
+	}
+	l.drained = true
+	close(l.flushed)
 	return err
 }
 
@@ -82,6 +96,11 @@ func (l *lane) serve() {
 			return
 		}
 		r := decodeRequest(b[:])
+		if !l.joined() {
+			// Binds on a queue pair that is not connected never complete.
+			l.server.log.Warn("verbs fabric: a request from a client whose queue pair is not connected", "peer", l.nc.RemoteAddr(), "session", l.ticket.Session)
+			return
+		}
 		a := answer{kind: r.kind, tag: r.tag}
 		switch r.kind {
 		case kindOpen:
@@ -96,6 +115,13 @@ func (l *lane) serve() {
 			return
 		}
 	}
+}
+
+// joined says whether the client's queue pair is connected.
+func (l *lane) joined() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cm != nil
 }
 
 func (l *lane) send(a *answer) error {
@@ -171,7 +197,8 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	l.mu.Lock()
 	first := l.qp != nil
 	if first {
-		// Before the queue pair, which would wait for them.
+		// Nothing has run since the drain. Before the queue pair: a window is good on its
+		// number, which the device gives to the next one. That of Soft-RoCE waits for them, too.
 		for region, g := range l.granted {
 			if err := problem("freeing a window", C.q_free_window(g.window)); err != nil {
 				l.mu.Unlock()
@@ -191,18 +218,7 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	if !first {
 		return nil
 	}
-	s := l.server
-	s.mu.Lock()
-	delete(s.lanes, l.id)
-	delete(s.joins, l.nonce)
-	l.domain.lanes--
-	if ses := s.sessions[l.ticket.Serial]; ses != nil && ses.lanes[l.number] == l {
-		delete(ses.lanes, l.number)
-		if len(ses.lanes) == 0 {
-			delete(s.sessions, l.ticket.Serial)
-		}
-	}
-	s.mu.Unlock()
+	l.server.forget(l)
 	// Only now may the client be told.
 	l.sendMu.Lock()
 	l.nc.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))

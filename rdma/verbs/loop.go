@@ -22,8 +22,7 @@ type Loop struct {
 // NewLoop makes the server reachable for the node itself. Close the loop when no
 // lane of its relay is left, and before the server.
 func (s *Server) NewLoop() (*Loop, error) {
-	caps := s.device.caps
-	d, err := NewDialer(Config{Device: caps.Device, Port: caps.Port, GID: caps.GID})
+	d, err := NewDialer(s.device.own())
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +56,8 @@ func (s *Server) endLoop(number uint32) {
 	}
 }
 
-// Sessions is a snapshot of who has lanes here, by serial, but for the node itself.
+// Sessions is a snapshot of the sessions that have lanes here, by serial, without the
+// node's own.
 func (s *Server) Sessions() []host.SessionStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,7 +22,7 @@ static void address(struct sockaddr_storage *s, const q_addr *a)
 	if (a->infiniband) {
 		struct sockaddr_ib *ib = (struct sockaddr_ib *)s;
 		ib->sib_family = AF_IB;
-		ib->sib_pkey = htons(0xffff);
+		ib->sib_pkey = htons(a->pkey ? a->pkey : 0xffff);
 		memcpy(&ib->sib_addr, a->gid, 16);
 		ib->sib_sid = htobe64(RDMA_IB_IP_PS_TCP | a->port);
 		ib->sib_sid_mask = htobe64(RDMA_IB_IP_PS_MASK | (a->port ? RDMA_IB_IP_PORT_MASK : 0));
@@ -76,8 +76,8 @@ int q_drop(struct rdma_cm_id *id)
 	return 0;
 }
 
-// The manager's idea of a state; rights and patience are ours.
-static int move(struct rdma_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state state, int access, uint8_t reads)
+// The attributes that the manager has found for a state; rights, timeouts and classes are ours.
+static int move(struct rdma_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state state, int access, uint8_t reads, const q_link *link)
 {
 	struct ibv_qp_attr a = {.qp_state = state};
 	int mask = 0;
@@ -92,11 +92,15 @@ static int move(struct rdma_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 		if (a.max_dest_rd_atomic > reads)
 			a.max_dest_rd_atomic = reads;
 		a.min_rnr_timer = 12;
+		if (link->traffic_class && a.ah_attr.is_global)
+			a.ah_attr.grh.traffic_class = link->traffic_class;
+		if (link->service_level)
+			a.ah_attr.sl = link->service_level;
 		break;
 	default:
-		// 4.096 us << 16 = 268 ms, up to 7 times. 7 as a retry count would mean for ever.
-		a.timeout = 16;
-		a.retry_cnt = a.rnr_retry = 6;
+		a.timeout = link->timeout;
+		a.retry_cnt = link->retries;
+		a.rnr_retry = 6; // 7 would mean for ever
 		if (a.max_rd_atomic > reads)
 			a.max_rd_atomic = reads;
 	}
@@ -138,7 +142,7 @@ static int await(q_lane *l, enum rdma_cm_event_type want, int64_t end, q_failure
 }
 
 int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port, const uint8_t *data, uint8_t len,
-		   uint8_t reads, int64_t limit_ns, q_failure *why)
+		   uint8_t reads, const q_link *link, int64_t limit_ns, q_failure *why)
 {
 	int64_t end = q_now() + limit_ns;
 	int patience_ms = (int)(limit_ns / 1000000), r;
@@ -181,7 +185,7 @@ int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port
 	why->step = Q_STEP_CONNECT;
 	struct rdma_conn_param param = {
 		.private_data = data, .private_data_len = len, .responder_resources = 1, .initiator_depth = reads,
-		.retry_count = 6, .rnr_retry_count = 6, .qp_num = l->qp->qp_num,
+		.retry_count = link->retries, .rnr_retry_count = 6, .qp_num = l->qp->qp_num,
 	};
 	if (rdma_connect(l->id, &param)) {
 		why->error = failed();
@@ -191,9 +195,9 @@ int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port
 		return r;
 
 	why->step = Q_STEP_QUEUE_PAIR;
-	if ((why->error = move(l->id, l->qp, IBV_QPS_INIT, 0, reads)) ||
-	    (why->error = move(l->id, l->qp, IBV_QPS_RTR, 0, reads)) ||
-	    (why->error = move(l->id, l->qp, IBV_QPS_RTS, 0, reads)))
+	if ((why->error = move(l->id, l->qp, IBV_QPS_INIT, 0, reads, link)) ||
+	    (why->error = move(l->id, l->qp, IBV_QPS_RTR, 0, reads, link)) ||
+	    (why->error = move(l->id, l->qp, IBV_QPS_RTS, 0, reads, link)))
 		return Q_SYSTEM;
 	if (rdma_establish(l->id)) {
 		why->error = failed();
@@ -271,7 +275,9 @@ int q_event_next(struct rdma_event_channel *events, int wake, q_event *out)
 				Q_BORN(ids);
 				out->kind = Q_EVENT_REQUEST;
 				out->id = e->id;
-				out->reads = e->param.conn.initiator_depth;
+				// An event names depths as its receiver has them: what the client wants
+				// to have under way is what this end has to answer.
+				out->reads = e->param.conn.responder_resources;
 				out->len = e->param.conn.private_data_len < Q_PRIVATE ? e->param.conn.private_data_len : Q_PRIVATE;
 				if (out->len)
 					memcpy(out->data, e->param.conn.private_data, out->len);
@@ -301,12 +307,12 @@ int q_event_next(struct rdma_event_channel *events, int wake, q_event *out)
 	}
 }
 
-int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, uint64_t lane)
+int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, const q_link *link, uint64_t lane)
 {
 	int e;
 	id->context = (void *)(uintptr_t)lane;
-	if ((e = move(id, qp, IBV_QPS_INIT, access, reads)) || (e = move(id, qp, IBV_QPS_RTR, access, reads)) ||
-	    (e = move(id, qp, IBV_QPS_RTS, access, 1)))
+	if ((e = move(id, qp, IBV_QPS_INIT, access, reads, link)) || (e = move(id, qp, IBV_QPS_RTR, access, reads, link)) ||
+	    (e = move(id, qp, IBV_QPS_RTS, access, 1, link)))
 		return e;
 	struct rdma_conn_param param = {
 		.responder_resources = reads, .initiator_depth = 1, .rnr_retry_count = 6, .qp_num = qp->qp_num,

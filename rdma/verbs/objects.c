@@ -3,6 +3,7 @@
 // Making and dropping of verbs objects; each is counted.
 
 #include "verbs.h"
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -26,9 +27,21 @@ void q_count(q_objects *out)
 struct ibv_context *q_open(struct ibv_device *d)
 {
 	struct ibv_context *ctx = ibv_open_device(d);
-	if (ctx)
+	if (ctx) {
 		Q_BORN(contexts);
+		fcntl(ctx->async_fd, F_SETFL, fcntl(ctx->async_fd, F_GETFL) | O_NONBLOCK);
+	}
 	return ctx;
+}
+
+int q_async(struct ibv_context *ctx)
+{
+	struct ibv_async_event e;
+	errno = 0;
+	if (ibv_get_async_event(ctx, &e))
+		return errno ? -errno : -EIO;
+	ibv_ack_async_event(&e); // at once: destroying the object waits for it
+	return e.event_type;
 }
 
 int q_close(struct ibv_context *ctx)
@@ -42,6 +55,16 @@ int q_close(struct ibv_context *ctx)
 int q_query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *out)
 {
 	return ibv_query_port(ctx, port, out);
+}
+
+int q_has_pkey(struct ibv_context *ctx, uint8_t port, uint16_t pkey, int entries)
+{
+	for (int i = 0; i < entries; i++) {
+		__be16 key;
+		if (!ibv_query_pkey(ctx, port, i, &key) && ((be16toh(key) ^ pkey) & 0x7fff) == 0)
+			return 1;
+	}
+	return 0;
 }
 
 struct ibv_pd *q_pd(struct ibv_context *ctx)
@@ -77,13 +100,13 @@ int q_deregister(struct ibv_mr *mr)
 }
 
 // Completion queue with a channel whose descriptor never blocks.
-static int queue(struct ibv_context *ctx, int entries, struct ibv_comp_channel **ch, struct ibv_cq **cq)
+static int queue(struct ibv_context *ctx, int entries, uint32_t vector, struct ibv_comp_channel **ch, struct ibv_cq **cq)
 {
 	if (!(*ch = ibv_create_comp_channel(ctx)))
 		return errno;
 	Q_BORN(channels);
 	fcntl((*ch)->fd, F_SETFL, fcntl((*ch)->fd, F_GETFL) | O_NONBLOCK);
-	if (!(*cq = ibv_create_cq(ctx, entries, NULL, *ch, 0))) {
+	if (!(*cq = ibv_create_cq(ctx, entries, NULL, *ch, ctx->num_comp_vectors > 1 ? (int)(vector % (uint32_t)ctx->num_comp_vectors) : 0))) {
 		int e = errno;
 		if (!ibv_destroy_comp_channel(*ch))
 			Q_DIED(channels);
@@ -106,9 +129,9 @@ static int unqueue(struct ibv_comp_channel *ch, struct ibv_cq *cq)
 	return 0;
 }
 
-int q_drains_open(struct ibv_context *ctx, int entries, struct ibv_comp_channel **ch, struct ibv_cq **cq)
+int q_drains_open(struct ibv_context *ctx, int entries, uint32_t vector, struct ibv_comp_channel **ch, struct ibv_cq **cq)
 {
-	return queue(ctx, entries, ch, cq);
+	return queue(ctx, entries, vector, ch, cq);
 }
 
 int q_drains_close(struct ibv_comp_channel *ch, struct ibv_cq *cq) { return unqueue(ch, cq); }
@@ -146,29 +169,30 @@ struct ibv_qp *q_responder(struct ibv_pd *pd, struct ibv_cq *cq)
 	return queue_pair(pd, cq, 2, 1, &none);
 }
 
-int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want, int flush, q_lane **out)
+int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, const q_lane_want *want, q_lane **out)
 {
 	q_lane *l = calloc(1, sizeof *l);
 	if (!l)
 		return ENOMEM;
 	// Every work request may complete with an error.
-	int e = queue(ctx, Q_SEND_WRS + 1, &l->channel, &l->cq);
+	int e = queue(ctx, (int)want->depth + 1, want->vector, &l->channel, &l->cq);
 	if (e) {
 		free(l);
 		return e;
 	}
-	l->socket = -1;
-	l->inline_max = inline_want;
-	if (flush && (l->qp = q_flushing(pd, l->cq, Q_SEND_WRS, 1, &l->inline_max, &l->flushes)))
+	l->socket = l->epoll = -1;
+	l->depth = want->depth;
+	l->inline_max = want->inline_max;
+	if (want->flush && (l->qp = q_flushing(pd, l->cq, l->depth, 1, &l->inline_max, &l->flushes)))
 		Q_BORN(qps);
-	if (!l->qp && !(l->qp = queue_pair(pd, l->cq, Q_SEND_WRS, 1, &l->inline_max))) {
+	if (!l->qp && !(l->qp = queue_pair(pd, l->cq, l->depth, 1, &l->inline_max))) {
 		e = errno;
 		unqueue(l->channel, l->cq);
 		free(l);
 		return e;
 	}
-	if (l->inline_max > inline_want)
-		l->inline_max = inline_want;
+	if (l->inline_max > want->inline_max)
+		l->inline_max = want->inline_max;
 	*out = l;
 	return 0;
 }
@@ -253,4 +277,20 @@ int q_state(struct ibv_qp *qp)
 	struct ibv_qp_attr a;
 	struct ibv_qp_init_attr i;
 	return ibv_query_qp(qp, &a, IBV_QP_STATE, &i) ? -1 : (int)a.qp_state;
+}
+
+int q_query(struct ibv_qp *qp, q_settings *out)
+{
+	struct ibv_qp_attr a;
+	struct ibv_qp_init_attr i;
+	int e = ibv_query_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_AV | IBV_QP_PATH_MTU |
+		IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC, &i);
+	if (!e)
+		*out = (q_settings){
+			.state = a.qp_state, .reads_out = a.max_rd_atomic, .reads_in = a.max_dest_rd_atomic, .timeout = a.timeout,
+			.retries = a.retry_cnt, .rnr_retries = a.rnr_retry, .service_level = a.ah_attr.sl,
+			.traffic_class = a.ah_attr.grh.traffic_class, .pkey_index = a.pkey_index,
+			.mtu_bytes = 128 << a.path_mtu, .access = a.qp_access_flags,
+		};
+	return e;
 }

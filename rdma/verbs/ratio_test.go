@@ -18,13 +18,24 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
+// samples is how often a row measures a verb each time: RATIO_SAMPLES, or 500.
+func samples(t *testing.T) int {
+	n := 500
+	if s := os.Getenv("RATIO_SAMPLES"); s != "" {
+		var err error
+		n, err = strconv.Atoi(s)
+		require.NoError(t, err)
+	}
+	return n
+}
+
 // perftest is the typical latency that a program of that package measures in this boot, with
 // a pause of so many microseconds before each verb. The pause is taken off.
 func perftest(t *testing.T, program string, bytes, pause int) time.Duration {
 	if _, err := exec.LookPath(program); err != nil {
 		t.Skip("perftest is not installed")
 	}
-	args := []string{"-d", os.Getenv("RXE_DEVICE"), "-x", os.Getenv("RXE_GID_INDEX"), "-n", "500", "-F"}
+	args := []string{"-d", os.Getenv("RXE_DEVICE"), "-x", os.Getenv("RXE_GID_INDEX"), "-n", strconv.Itoa(samples(t)), "-F"}
 	if bytes > 0 {
 		args = append(args, "-s", strconv.Itoa(bytes))
 	}
@@ -82,7 +93,7 @@ func TestRatioToPerftest(t *testing.T) {
 		var r rdma.Round
 		for range 3 {
 			perf = append(perf, perftest(t, row.program, row.bytes, 0))
-			for range 500 {
+			for range samples(t) {
 				r.Reset()
 				row.verb(r.Chain(to))
 				start := clock.Now()

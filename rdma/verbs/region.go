@@ -37,12 +37,20 @@ type region struct {
 	closed uint64 // newest epoch that has been closed
 	secret [32]byte
 	memory *host.Memory // nil while not served
-	mrs    map[*domain]*C.struct_ibv_mr
+	mrs    map[*domain]registration
 	past   []uint32 // keys of former epochs
 
 	// With windows, memory regions outlast epochs: nothing reaches them but through windows.
-	pinned *host.Memory     // what mrs are of
-	grants map[*lane]*grant // windows of the present epoch
+	windows bool
+	pinned  *host.Memory     // what mrs are of
+	grants  map[*lane]*grant // windows of the present epoch
+}
+
+// registration is a region's memory as one tenant's domain has it. The memory is pinned
+// for as long.
+type registration struct {
+	mr     *C.struct_ibv_mr
+	memory *host.Memory
 }
 
 func (s *Server) region(number uint32) *region {
@@ -50,7 +58,7 @@ func (s *Server) region(number uint32) *region {
 	defer s.mu.Unlock()
 	r := s.regions[number]
 	if r == nil {
-		r = &region{number: number, mrs: make(map[*domain]*C.struct_ibv_mr), grants: make(map[*lane]*grant)}
+		r = &region{number: number, mrs: make(map[*domain]registration), grants: make(map[*lane]*grant)}
 		s.regions[number] = r
 	}
 	return r
@@ -70,9 +78,11 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	if epoch <= r.closed || r.memory != nil && epoch <= r.epoch {
 		return fmt.Errorf("region %d: opening epoch %d: %w (served %d, closed %d)", number, epoch, host.ErrEpoch, r.epoch, r.closed)
 	}
-	if err := r.letGo(ctx, s.windows && r.pinned == m); err != nil {
+	windows := s.windows && !s.plain.Load()
+	if err := r.letGo(ctx, windows && r.windows && r.pinned == m); err != nil {
 		return err
 	}
+	r.windows = windows
 	s.forgive()
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("region %d: opening epoch %d: %w", number, epoch, err)
@@ -86,7 +96,7 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	rand.Read(r.secret[:])
 	r.memory, r.epoch = m, epoch
 	r.closed = max(r.closed, epoch-1)
-	// Now, not when the first client asks, who would have to wait for it.
+	// Now, not at the first client's Open, which would have to wait for it.
 	if err := s.registerFor(r); err != nil {
 		r.memory = nil
 		return errors.Join(err, r.letGo(ctx, false))
@@ -94,11 +104,11 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	return nil
 }
 
-// registerFor registers a region in the domain of each tenant who is here, and in that
+// registerFor registers a region in the domain of each tenant that has a lane here, and in that
 // of tenant 0. Regions register side by side.
 // Preconditions: r.mu is held.
 func (s *Server) registerFor(r *region) error {
-	if s.windows && r.pinned != r.memory {
+	if r.windows && r.pinned != r.memory {
 		// The memory is given up some time after its last epoch was closed.
 		m := r.memory
 		if err := m.AtEnd(func() error { return r.unpin(s, m) }); err != nil {
@@ -126,16 +136,20 @@ func (s *Server) registerFor(r *region) error {
 // registered is the memory region of a tenant.
 // Preconditions: r.mu is held, the region is served.
 func (s *Server) registered(r *region, d *domain, tenant uint32) (*C.struct_ibv_mr, error) {
-	if mr := r.mrs[d]; mr != nil {
-		return mr, nil
+	if g, ok := r.mrs[d]; ok {
+		return g.mr, nil
 	}
 	started := time.Now()
-	mr, err := r.register(d, s.regionAccess())
+	if err := r.memory.Pin(); err != nil {
+		return nil, fmt.Errorf("region %d: %w", r.number, err)
+	}
+	mr, err := r.register(d, s.regionAccess(r.windows))
 	if err != nil {
+		r.memory.Unpin()
 		s.log.Error("verbs fabric: region cannot be registered", "region", r.number, "error", err)
 		return nil, err
 	}
-	r.mrs[d] = mr
+	r.mrs[d] = registration{mr: mr, memory: r.memory}
 	took := time.Since(started)
 	s.registrations.Add(1)
 	s.registeredNs.Add(uint64(took))
@@ -153,7 +167,7 @@ func (s *Server) CloseRegion(ctx context.Context, number uint32, epoch uint64) e
 	if r.memory != nil && r.epoch > epoch {
 		return nil
 	}
-	return r.letGo(ctx, s.windows)
+	return r.letGo(ctx, r.windows)
 }
 
 // forgive is for a change of keys: who uses the old ones is late, not hostile.
@@ -196,11 +210,12 @@ func (r *region) letGo(ctx context.Context, keep bool) error {
 		return nil
 	}
 	r.pinned = nil
-	for d, mr := range r.mrs {
-		key := uint32(mr.rkey)
-		if err := problem(fmt.Sprintf("region %d: deregistering", r.number), C.q_deregister(mr)); err != nil {
+	for d, g := range r.mrs {
+		key := uint32(g.mr.rkey)
+		if err := problem(fmt.Sprintf("region %d: deregistering", r.number), C.q_deregister(g.mr)); err != nil {
 			return err
 		}
+		g.memory.Unpin()
 		delete(r.mrs, d)
 		r.remember(key)
 	}
@@ -234,10 +249,17 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 		return err
 	}
 	rkey := uint32(mr.rkey)
-	if s.windows {
-		if rkey, err = r.bind(l, mr); err != nil {
+	if r.windows {
+		rkey, err = r.bind(s.ctx, l, mr)
+		if err != nil {
 			s.log.Warn("verbs fabric: window", "region", number, "session", l.ticket.Session, "error", err)
-			return rdma.ErrBroken
+			if refused, err := s.tryWindow(r, l.domain, mr); err != nil || !refused {
+				return rdma.ErrBroken
+			}
+			if err := s.withoutWindows(s.ctx, r, err); err != nil {
+				s.log.Error("verbs fabric: region cannot be served without windows", "region", number, "error", err)
+			}
+			return rdma.ErrBroken // its queue pair may have ended with the bind
 		}
 	}
 	a.key, a.rkey, a.bytes = r.windowKey(l.ticket.Serial), rkey, uint64(len(r.memory.Bytes()))
@@ -247,11 +269,13 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 
 // regionAccess is what queue pairs may be allowed; those of read-only sessions are not. Where
 // there are windows they alone give access.
-func (s *Server) regionAccess() C.int {
-	if s.windows {
+func (s *Server) regionAccess(windows bool) C.int {
+	switch {
+	case windows && s.device.config.unbindable:
+		return C.IBV_ACCESS_LOCAL_WRITE
+	case windows:
 		return C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_MW_BIND
-	}
-	if s.flushes {
+	case s.flushes:
 		return regionAccess | C.Q_ACCESS_FLUSH
 	}
 	return regionAccess

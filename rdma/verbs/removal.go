@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removal waits for a device to be removed, which the kernel announces to whoever has an
-// id of the connection manager there. The removal itself waits until all is given back.
+// removal waits for a device to be removed. The kernel announces it on every id of the
+// connection manager on that device, and removes the device when all of them are destroyed.
 type removal struct {
 	events *C.struct_rdma_event_channel
 	id     *C.struct_rdma_cm_id

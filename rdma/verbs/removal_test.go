@@ -28,7 +28,7 @@ func TestRemovedProcess(t *testing.T) {
 	_, busy := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
 	_, idle := open(t, d, n.addr, ticket(2, 1, rdma.ReadWrite), 0)
 	add := func(to *rdma.Target) error {
-		return chain(to, 30*time.Second, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err
+		return chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err
 	}
 	require.NoError(t, add(busy))
 	require.NoError(t, add(idle))
@@ -37,8 +37,15 @@ func TestRemovedProcess(t *testing.T) {
 		require.True(t, time.Now().Before(end), "a lane works on")
 	}
 	require.ErrorIs(t, err, rdma.ErrBroken)
-	require.Eventually(t, d.gone.Load, time.Minute, time.Millisecond)
-	require.Eventually(t, func() bool { return add(idle) != nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, d.gone.Load, guard, time.Millisecond)
+	select {
+	case err := <-n.Err():
+		require.ErrorIs(t, err, ErrDevice)
+		require.ErrorContains(t, err, "start this node again")
+	case <-time.After(time.Minute):
+		t.Fatal("the node does not say that its adapter is gone")
+	}
+	require.Eventually(t, func() bool { return add(idle) != nil }, guard, time.Millisecond)
 	for _, to := range []*rdma.Target{busy, idle} {
 		err := to.Conn.Reset(t.Context())
 		require.ErrorIs(t, err, rdma.ErrBroken)
@@ -57,7 +64,7 @@ func TestRemovedProcess(t *testing.T) {
 func TestDeviceRemoved(t *testing.T) {
 	device := os.Getenv("RXE_REMOVABLE")
 	if device == "" {
-		t.Skip("no device that may be removed: run internal/rxevm/test-rdma.sh")
+		t.Skip("no device that may be removed: run verify/rxevm/test-rdma.sh")
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestRemovedProcess$", "-test.timeout=8m")
 	cmd.Env = append(os.Environ(), "VERBS_REMOVED="+device)
@@ -82,5 +89,5 @@ func TestDeviceRemoved(t *testing.T) {
 	require.Eventually(t, func() bool { // its addresses come one after the other
 		d, err := NewDialer(Config{})
 		return err == nil && d.Close() == nil && d.Caps().GID.String() == os.Getenv("RXE_SELF")
-	}, time.Minute, 10*time.Millisecond)
+	}, guard, 10*time.Millisecond)
 }

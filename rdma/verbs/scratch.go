@@ -14,18 +14,13 @@ import (
 )
 
 const (
-	// inlineBytes is up to which length a WRITE travels within the work request.
-	inlineBytes = 128
 	// slots is how many chains of a lane can be under way.
 	slots = 4
-	// stageBytes holds the largest chain, each buffer aligned to a cache line. Few
-	// lanes need as much: it is pinned memory.
-	stageBytes = rdma.MaxChainBytes + 64*rdma.MaxChainVerbs
-	stageLeast = 256 << 10
 )
 
 var _ = [1]struct{}{}[rdma.MaxChainVerbs-C.Q_CHAIN]
 var _ = [1]struct{}{}[slots*rdma.MaxChainVerbs-C.Q_SEND_WRS]
+var _ = [1]struct{}{}[mostDepth-C.Q_SEND_WRS]
 
 // scratch is a lane's own registered memory: where atomics leave their answers,
 // and through which buffers travel that the device cannot reach.

@@ -41,6 +41,7 @@ func NewServer([16]byte, [32]byte, uint32, uint64, host.Limits, Config, *slog.Lo
 	return nil, ErrNotBuilt
 }
 
+func (*Server) OnLeft(func(serial uint64))                                     {}
 func (*Server) Serve(net.Listener) error                                       { return ErrNotBuilt }
 func (*Server) OpenRegion(context.Context, uint32, uint64, *host.Memory) error { return ErrNotBuilt }
 func (*Server) CloseRegion(context.Context, uint32, uint64) error              { return ErrNotBuilt }
@@ -51,6 +52,8 @@ func (*Server) NewLoop() (*Loop, error)                                        {
 func (*Server) Registration() (times uint64, took time.Duration)               { return 0, 0 }
 func (*Server) Expelled() uint64                                               { return 0 }
 func (*Server) AccessErrors() uint64                                           { return 0 }
+func (*Server) Err() <-chan error                                              { return nil }
+func (*Server) Events() map[string]uint64                                      { return nil }
 func (*Server) Caps() Caps                                                     { return Caps{} }
 func (*Server) Close(context.Context) error                                    { return nil }
 

@@ -9,7 +9,7 @@
 
 // A chain has at most this many verbs (rdma.MaxChainVerbs).
 #define Q_CHAIN 256
-// Work requests of one queue pair: four full chains under way.
+// Work requests of one queue pair: four full chains under way. Most begin with fewer.
 #define Q_SEND_WRS 1024
 // What a request to connect can carry.
 #define Q_PRIVATE 56
@@ -36,8 +36,9 @@ typedef struct {
 	struct ibv_comp_channel *channel;
 	int socket; // wakes a wait when the node says or hangs up
 	struct rdma_event_channel *events; // as does this
+	int epoll; // over these three, by Q_ON_...
 	struct rdma_cm_id *id;
-	uint32_t inline_max;
+	uint32_t inline_max, depth;
 
 	uint64_t done;   // highest sequence completed
 	uint64_t failed; // sequence << 16 | index of the first work request that failed; 0 = none
@@ -49,6 +50,7 @@ typedef struct {
 	struct ibv_sge sge[Q_CHAIN];
 } q_lane;
 
+enum { Q_ON_CHANNEL, Q_ON_SOCKET, Q_ON_EVENTS };
 enum { Q_PENDING, Q_DONE, Q_FAILED, Q_TIMEOUT, Q_SOCKET, Q_GONE, Q_REMOVED, Q_SYSTEM };
 
 // What exists, to be compared with what should.
@@ -65,23 +67,42 @@ typedef struct {
 	uint8_t gid[16];
 	uint32_t scope; // interface of a link-local address
 	uint16_t port;
-	uint8_t infiniband, spare;
+	uint16_t pkey; // of AF_IB, 0 = the default partition
+	uint8_t infiniband;
 } q_addr;
 
+// How a queue pair uses the network. 0 = as the connection manager says, where that knows.
+typedef struct {
+	uint8_t traffic_class, service_level;
+	uint8_t timeout, retries; // 4.096 us << timeout
+} q_link;
+
+// Never blocks on asynchronous events.
 struct ibv_context *q_open(struct ibv_device *d);
 int q_close(struct ibv_context *ctx);
+// Whether a port has a partition key, full or limited member: 1, 0.
+int q_has_pkey(struct ibv_context *ctx, uint8_t port, uint16_t pkey, int entries);
 int q_query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *out);
+// Takes an asynchronous event, without waiting: its enum ibv_event_type, or -errno.
+int q_async(struct ibv_context *ctx);
 struct ibv_pd *q_pd(struct ibv_context *ctx);
 int q_free_pd(struct ibv_pd *pd);
 // Addresses of the region count from base.
 struct ibv_mr *q_register(struct ibv_pd *pd, void *addr, uint64_t bytes, uint64_t base, int access);
 int q_deregister(struct ibv_mr *mr);
 
-// Lane: completion channel, completion queue and queue pair, in state RESET.
-int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, uint32_t inline_want, int flush, q_lane **out);
+// Lane: completion channel, completion queue and queue pair, in state RESET. Its completions
+// interrupt at one of the device's vectors, counted round and round.
+typedef struct {
+	uint32_t depth, inline_max, vector; // work requests; bytes
+	int flush;
+} q_lane_want;
+int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, const q_lane_want *want, q_lane **out);
 int q_lane_close(q_lane *l);
 int q_post(q_lane *l, int n, uint64_t sequence, int *posted);
 int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns);
+// Arms the queue and looks: Q_PENDING if nothing has come, and what comes wakes the epoll.
+int q_poll(q_lane *l, uint64_t sequence);
 // Native FLUSH, see flush.c.
 struct ibv_qp *q_flushing(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t send, uint32_t recv, uint32_t *inline_max, struct ibv_qp_ex **ex);
 int q_post_flushing(q_lane *l, int n, uint64_t sequence);
@@ -89,7 +110,7 @@ int q_post_flushing(q_lane *l, int n, uint64_t sequence);
 int q_once(q_lane *l, int n, uint64_t sequence, int *posted, int64_t spin_ns, int64_t limit_ns);
 
 // Node's end: one completion queue for the flush of all queue pairs' receives.
-int q_drains_open(struct ibv_context *ctx, int entries, struct ibv_comp_channel **ch, struct ibv_cq **cq);
+int q_drains_open(struct ibv_context *ctx, int entries, uint32_t vector, struct ibv_comp_channel **ch, struct ibv_cq **cq);
 int q_drains_close(struct ibv_comp_channel *ch, struct ibv_cq *cq);
 typedef struct {
 	uint64_t id;
@@ -109,6 +130,14 @@ int q_destroy_qp(struct ibv_qp *qp);
 int q_init(struct ibv_qp *qp, uint8_t port, int access);
 int q_error(struct ibv_qp *qp);
 int q_state(struct ibv_qp *qp);
+// What a queue pair is set to, as the device says.
+typedef struct {
+	uint8_t state, reads_out, reads_in; // READs and atomics under way: as requester, as responder
+	uint8_t timeout, retries, rnr_retries, service_level, traffic_class;
+	uint16_t pkey_index;
+	uint32_t mtu_bytes, access;
+} q_settings;
+int q_query(struct ibv_qp *qp, q_settings *out);
 
 // The connection manager. Nanoseconds of the monotonic clock.
 int64_t q_now(void);
@@ -119,7 +148,7 @@ typedef struct {
 } q_failure;
 // Connects a lane whose queue pair is in state RESET; Q_DONE, or why not.
 int q_lane_connect(q_lane *l, const q_addr *from, const q_addr *to, uint8_t port, const uint8_t *data, uint8_t len,
-		   uint8_t reads, int64_t limit_ns, q_failure *why);
+		   uint8_t reads, const q_link *link, int64_t limit_ns, q_failure *why);
 // 0 if this process may use the manager.
 int q_manager(void);
 // Listens; to->port becomes the port.
@@ -140,7 +169,7 @@ typedef struct {
 } q_event;
 // Waits for an event or a readable wake: 1, 0, or -errno.
 int q_event_next(struct rdma_event_channel *events, int wake, q_event *out);
-int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, uint64_t lane);
+int q_accept(struct rdma_cm_id *id, struct ibv_qp *qp, int access, uint8_t reads, const q_link *link, uint64_t lane);
 int q_drop(struct rdma_cm_id *id);
 int q_reject(struct rdma_cm_id *id);
 

@@ -11,7 +11,9 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"time"
 
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"golang.org/x/sys/unix"
@@ -25,9 +27,12 @@ type grant struct {
 
 var errStopped = errors.New("the lane has ended")
 
+// errWindow: the device refuses a window, which no other lane would change.
+var errWindow = errors.New("the device refuses a window")
+
 // bind gives a lane a window onto the whole region under a key that has not been used before.
 // Preconditions: mu is held, the region is served.
-func (r *region) bind(l *lane, mr *C.struct_ibv_mr) (rkey uint32, err error) {
+func (r *region) bind(ctx context.Context, l *lane, mr *C.struct_ibv_mr) (rkey uint32, err error) {
 	if g := r.grants[l]; g != nil {
 		return g.rkey, nil
 	}
@@ -40,7 +45,7 @@ func (r *region) bind(l *lane, mr *C.struct_ibv_mr) (rkey uint32, err error) {
 	if err != nil {
 		return 0, err
 	}
-	err = l.execute(func(id C.uint64_t) C.int {
+	err = l.execute(ctx, func(id C.uint64_t) C.int {
 		return C.q_bind(l.qp, g.window, mr, C.uint32_t(g.rkey), 0, C.uint64_t(len(r.memory.Bytes())), l.access(), id)
 	})
 	if err != nil {
@@ -52,7 +57,7 @@ func (r *region) bind(l *lane, mr *C.struct_ibv_mr) (rkey uint32, err error) {
 
 // takeBack ends a grant. When it returns nil no verb of the lane reaches the region.
 func (l *lane) takeBack(ctx context.Context, g *grant) error {
-	err := l.execute(func(id C.uint64_t) C.int { return C.q_invalidate(l.qp, C.uint32_t(g.rkey), id) })
+	err := l.execute(ctx, func(id C.uint64_t) C.int { return C.q_invalidate(l.qp, C.uint32_t(g.rkey), id) })
 	if err == nil {
 		return nil
 	}
@@ -87,7 +92,7 @@ func (l *lane) window(region uint32, past []uint32) (*grant, error) {
 	if g == nil {
 		w := C.q_window(l.domain.pd)
 		if w == nil {
-			return nil, errors.New("the device has no more windows")
+			return nil, fmt.Errorf("%w: it has no more", errWindow)
 		}
 		if l.granted == nil {
 			l.granted = make(map[uint32]*grant)
@@ -106,37 +111,94 @@ func (l *lane) window(region uint32, past []uint32) (*grant, error) {
 	return nil, errors.New("the window has no keys left")
 }
 
-// execute posts a bind or an invalidation and waits for it.
-func (l *lane) execute(post func(id C.uint64_t) C.int) error {
+// execute posts a bind or an invalidation and waits for it. If it does not complete in time,
+// or before ctx ends, the lane's queue pair goes to the error state, so that the caller, who
+// holds the region's lock, can continue.
+func (l *lane) execute(ctx context.Context, post func(id C.uint64_t) C.int) error {
 	l.bindMu.Lock()
 	defer l.bindMu.Unlock()
 	l.mu.Lock()
-	if l.stopped != nil || l.drained || l.qp == nil {
+	if l.stopped != nil || l.drained || l.qp == nil || l.cm == nil {
 		l.mu.Unlock()
 		return errStopped
 	}
 	err := problem("posting", post(C.uint64_t(l.id|bindID)))
 	l.mu.Unlock()
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errWindow, err)
 	}
+	limit := time.NewTimer(l.server.binding)
+	defer limit.Stop()
 	select {
 	case status := <-l.bound:
-		if status != C.IBV_WC_SUCCESS {
-			return errors.New(C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(status))))
+		switch status {
+		case C.IBV_WC_SUCCESS:
+			return nil
+		case C.IBV_WC_WR_FLUSH_ERR:
+			return errStopped
 		}
-		return nil
+		return fmt.Errorf("%w: %s", errWindow, C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(status))))
 	case <-l.flushed:
 		return errStopped
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-limit.C:
+		err = fmt.Errorf("no completion within %v", l.server.binding)
 	}
+	// Whether it took effect is unknown, so the queue pair must not run on.
+	err = errors.Join(fmt.Errorf("bind or invalidation of a window: %w", err), l.stop(rdma.ErrBroken))
+	l.nc.Close() // its goroutine does the rest
+	return err
+}
+
+// withoutWindows serves a region by its memory regions from now on, under keys of which the
+// sessions of a tenant have the same, because the device refuses a window. Lanes that have
+// windows onto it lose them, and ask again.
+// Preconditions: r.mu is held, the region is served.
+func (s *Server) withoutWindows(ctx context.Context, r *region, why error) error {
+	s.plain.Store(true)
+	s.log.Error("verbs fabric: no windows from now on: sessions of one tenant share keys", "device", s.device.caps.Device, "region", r.number, "error", why)
+	s.forgive()
+	m := r.memory
+	if err := r.letGo(ctx, false); err != nil {
+		return err
+	}
+	r.memory, r.windows = m, false
+	return s.registerFor(r)
+}
+
+// tryWindow binds a window onto the whole of a region on a queue pair of the node's own, whose
+// far end sends nothing: if that is refused, the device is to blame and not a client.
+// refused is only meaningful without an error.
+func (s *Server) tryWindow(r *region, d *domain, mr *C.struct_ibv_mr) (refused bool, err error) {
+	dialer, err := NewDialer(s.device.own())
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, dialer.Close()) }()
+	_, far, leave, err := s.pair(dialer, d, 0)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, leave()) }()
+	g, err := far.window(r.number, nil)
+	if err == nil {
+		err = far.execute(s.ctx, func(id C.uint64_t) C.int {
+			return C.q_bind(far.qp, g.window, mr, C.uint32_t(g.rkey), 0, C.uint64_t(len(r.memory.Bytes())), far.access(), id)
+		})
+	}
+	if errors.Is(err, errWindow) || errors.Is(err, errStopped) && s.ctx.Err() == nil {
+		return true, nil
+	}
+	return false, err
 }
 
 // chooseWindows decides whether lanes are given windows: where the device is seen to keep
-// them to their bounds and to their queue pair.
-func (s *Server) chooseWindows(use windowUse) {
+// them to their bounds and to their queue pair, or as it is told.
+func (s *Server) chooseWindows() {
 	caps := &s.device.caps
-	if use != windowsProbed {
-		s.windows = use == windowsAlways
+	if use := s.device.config.Windows; use != WindowsAuto {
+		s.windows = use == WindowsOn
 		return
 	}
 	caps.Enforced = "nothing"
@@ -163,19 +225,20 @@ func (s *Server) chooseWindows(use windowUse) {
 // What the probe's window covers of its memory.
 const (
 	probeFrom  = 4096
-	probeBytes = 2048
+	probeBytes = proto.MinRegionBytes
 )
 
-// probeWindows binds a window over part of some memory and reads inside of it, outside of
-// it, and inside of it on a queue pair that is not the window's.
+// probeWindows binds a window of the size of a small region, with the rights of a session that
+// writes. It reads, writes and adds inside of it, and reads outside of it and on a queue pair that is not the window's. Larger
+// regions would be pinned for it: a bind that their size or number makes fail is met by
+// withoutWindows.
 func (s *Server) probeWindows() (bounds, owner bool, err error) {
-	caps := s.device.caps
-	dialer, err := NewDialer(Config{Device: caps.Device, Port: caps.Port, GID: caps.GID})
+	dialer, err := NewDialer(s.device.own())
 	if err != nil {
 		return false, false, err
 	}
 	defer func() { err = errors.Join(err, dialer.Close()) }()
-	mem, err := unix.Mmap(-1, 0, 4*probeFrom, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, err := unix.Mmap(-1, 0, probeBytes+4*probeFrom, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return false, false, err
 	}
@@ -206,21 +269,24 @@ func (s *Server) probeWindows() (bounds, owner bool, err error) {
 	if err != nil {
 		return false, false, err
 	}
-	defer func() { err = errors.Join(err, leaveOther()) }()
+	defer func() {
+		err = errors.Join(err, leaveOther())
+		s.access.Store(0) // the refusals were asked for
+	}()
 	g, err := answers.window(0, nil)
 	if err != nil {
 		return false, false, err
 	}
-	err = answers.execute(func(id C.uint64_t) C.int {
-		return C.q_bind(answers.qp, g.window, mr, C.uint32_t(g.rkey), probeFrom, probeBytes, C.IBV_ACCESS_REMOTE_READ, id)
+	err = answers.execute(s.ctx, func(id C.uint64_t) C.int {
+		return C.q_bind(answers.qp, g.window, mr, C.uint32_t(g.rkey), probeFrom, probeBytes, answers.access(), id)
 	})
 	if err != nil {
 		return false, false, err
 	}
-	read := func(l *C.q_lane, sequence, off uint64) error {
-		l.verbs[0] = C.q_verb{op: C.Q_READ, len: 64, local: C.uint64_t(addressOf(mem)), lkey: into.lkey, remote: C.uint64_t(off), rkey: C.uint32_t(g.rkey)}
+	try := func(l *C.q_lane, op C.uint8_t, bytes C.uint32_t, sequence, off uint64) error {
+		l.verbs[0] = C.q_verb{op: op, len: bytes, local: C.uint64_t(addressOf(mem)), lkey: into.lkey, remote: C.uint64_t(off), rkey: C.uint32_t(g.rkey), value: 1}
 		var taken C.int
-		switch how := C.q_once(l, 1, C.uint64_t(sequence), &taken, 0, C.int64_t(connectTimeout)); {
+		switch how := C.q_once(l, 1, C.uint64_t(sequence), &taken, C.int64_t(connectTimeout), C.int64_t(connectTimeout)); {
 		case how == C.Q_DONE:
 			return nil
 		case how == C.Q_FAILED && (l.status == C.IBV_WC_REM_ACCESS_ERR || l.status == C.IBV_WC_REM_INV_REQ_ERR):
@@ -231,11 +297,13 @@ func (s *Server) probeWindows() (bounds, owner bool, err error) {
 			return fmt.Errorf("no outcome (%d)", how)
 		}
 	}
-	if err := read(mine, 1, probeFrom); err != nil {
-		return false, false, fmt.Errorf("reading inside of a window: %w", err)
+	for i, op := range []C.uint8_t{C.Q_READ, C.Q_WRITE, C.Q_FAA} {
+		if err := try(mine, op, 8, uint64(i+1), probeFrom+probeBytes-8); err != nil {
+			return false, false, fmt.Errorf("verb %d inside of a window: %w", op, err)
+		}
 	}
-	outside := read(mine, 2, probeFrom+probeBytes)
-	foreign := read(other, 1, probeFrom)
+	outside := try(mine, C.Q_READ, 64, 4, probeFrom+probeBytes)
+	foreign := try(other, C.Q_READ, 64, 1, probeFrom)
 	for _, err := range []error{outside, foreign} {
 		if err != nil && !errors.Is(err, rdma.ErrKey) {
 			return false, false, err
@@ -244,18 +312,19 @@ func (s *Server) probeWindows() (bounds, owner bool, err error) {
 	return outside != nil, foreign != nil, nil
 }
 
-// pair connects a queue pair of a dialer with one of the node's own, for READs.
+// pair connects a queue pair of a dialer with one of the node's own.
 func (s *Server) pair(dialer *Dialer, d *domain, number uint32) (near *C.q_lane, far *lane, leave func() error, err error) {
 	nc, unused := net.Pipe() // a lane has a socket; nobody listens at this one
 	unused.Close()
-	far = s.newLane(nc, number, 0, &rdma.Ticket{Serial: host.LoopSerial})
+	far = s.newLane(nc, number, 0, &rdma.Ticket{Serial: host.LoopSerial, Rights: rdma.ReadWrite})
 	s.mu.Lock()
-	err = s.add(far, d)
+	s.add(far, d)
 	s.mu.Unlock()
-	if err != nil {
+	if err := far.create(); err != nil {
+		s.forget(far)
 		return nil, nil, nil, err
 	}
-	near, err = dialer.openLane()
+	near, err = dialer.openLane(leastDepth)
 	leave = func() error {
 		var err error
 		if near != nil {
@@ -264,7 +333,6 @@ func (s *Server) pair(dialer *Dialer, d *domain, number uint32) (near *C.q_lane,
 		ctx, cancel := context.WithTimeout(s.ctx, connectTimeout)
 		defer cancel()
 		err = errors.Join(err, far.finish(ctx, rdma.ErrBroken))
-		s.access.Store(0) // the refusals were asked for
 		return err
 	}
 	if err == nil {

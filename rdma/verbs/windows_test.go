@@ -21,7 +21,7 @@ func add(c *rdma.Chain) { c.FetchAdd(0, 1) }
 // its queue pair and not to its bounds, and so is not given any.
 func TestWindowsAreProbed(t *testing.T) {
 	needDevice(t)
-	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, lives.Add(1), host.Limits{}, Config{}, nil)
+	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, incarnations.Add(1), host.Limits{}, Config{}, nil)
 	require.NoError(t, err)
 	t.Logf("%s says windows of type 2B: %v; enforced: %s; used: %v", s.Caps().Device, s.Caps().Windows2B, s.Caps().Enforced, s.windows)
 	require.Equal(t, s.Caps().Enforced == "bounds and queue pair", s.windows)
@@ -41,14 +41,14 @@ func TestWindowsAreProbed(t *testing.T) {
 
 // Rotating keys registers nothing again; the old key is dead, on the lane that had it too.
 func TestWindowsRotate(t *testing.T) {
-	n := startNodeWith(t, testCluster, windowsAlways)
+	n := startNodeWith(t, testCluster, WindowsOn)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d := newDialer(t)
 	c, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
 	other, _ := open(t, d, n.addr, ticket(2, 0, rdma.ReadWrite), 0)
 	require.NotEqual(t, c.windows[0].rkey, other.windows[0].rkey, "each lane has a key of its own")
 	require.Equal(t, int64(2), Live().Windows)
-	require.NoError(t, chain(to, 20*time.Second, func(c *rdma.Chain) {
+	require.NoError(t, chain(to, guard, func(c *rdma.Chain) {
 		c.Write(64, []byte("inside its bounds"))
 		c.Read(64, make([]byte, 17))
 		c.CAS(0, 0, 40)
@@ -64,11 +64,11 @@ func TestWindowsRotate(t *testing.T) {
 		w, err := c.Open(t.Context(), 1, epoch)
 		require.NoError(t, err)
 		to.Window = w
-		require.NoError(t, chain(to, 20*time.Second, add).Err)
+		require.NoError(t, chain(to, guard, add).Err)
 		if epoch%13 == 0 {
 			c.windows[0].rkey = old.rkey
-			require.ErrorIs(t, chain(to, 20*time.Second, add).Err, rdma.ErrKey)
-			require.NoError(t, chain(to, 20*time.Second, add).Err, "the lane mends")
+			require.ErrorIs(t, chain(to, guard, add).Err, rdma.ErrKey)
+			require.NoError(t, chain(to, guard, add).Err, "the lane connects again")
 		}
 	}
 	times, _ := n.Registration()
@@ -96,14 +96,14 @@ func clientRegions(d *Dialer, lanes int64) int64 {
 
 // A window is of one queue pair: its key opens nothing on another, of the same tenant.
 func TestWindowOfAnotherLane(t *testing.T) {
-	n := startNodeWith(t, testCluster, windowsAlways)
+	n := startNodeWith(t, testCluster, WindowsOn)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d := newDialer(t)
 	victim, at := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
 	thief, to := open(t, d, n.addr, ticket(2, 0, rdma.ReadWrite), 0)
 	thief.windows[0].rkey = victim.windows[0].rkey
-	require.ErrorIs(t, chain(to, 20*time.Second, add).Err, rdma.ErrKey)
-	require.NoError(t, chain(at, 20*time.Second, add).Err)
+	require.ErrorIs(t, chain(to, guard, add).Err, rdma.ErrKey)
+	require.NoError(t, chain(at, guard, add).Err)
 	require.Equal(t, byte(1), n.Bytes(1)[0])
 }
 
@@ -119,7 +119,7 @@ func TestKeysOfOneTenantAreShared(t *testing.T) {
 
 // Revoking one session leaves the windows of others as they are.
 func TestWindowsOfTheRevoked(t *testing.T) {
-	n := startNodeWith(t, testCluster, windowsAlways)
+	n := startNodeWith(t, testCluster, WindowsOn)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	require.NoError(t, n.OpenRegion(t.Context(), 2, 1))
 	d := newDialer(t)
@@ -135,11 +135,11 @@ func TestWindowsOfTheRevoked(t *testing.T) {
 	require.NoError(t, n.Fence(t.Context(), 2))
 	require.Equal(t, int64(1), Live().Windows)
 	for _, to := range goes {
-		require.Error(t, chain(to, 20*time.Second, add).Err)
+		require.Error(t, chain(to, guard, add).Err)
 	}
-	require.NoError(t, chain(stays, 20*time.Second, add).Err)
+	require.NoError(t, chain(stays, guard, add).Err)
 	require.NoError(t, n.CloseRegion(t.Context(), 1, 1))
-	require.Error(t, chain(stays, 20*time.Second, add).Err)
+	require.Error(t, chain(stays, guard, add).Err)
 	n.Stop()
 	require.NoError(t, d.Close())
 	require.Equal(t, Objects{}, Live())
@@ -152,17 +152,17 @@ func TestMessageIsNoDrain(t *testing.T) {
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d := newDialer(t)
 	c, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
-	require.NoError(t, chain(to, 20*time.Second, add).Err)
+	require.NoError(t, chain(to, guard, add).Err)
 	c.lane.verbs[0].op = 5 // Q_SEND
 	c.seq++
 	taken, err := c.post(1, c.seq)
 	require.NoError(t, err)
 	require.Equal(t, 1, taken)
-	require.Eventually(t, func() bool { return n.AccessErrors() == 1 && Live().QueuePairs == 1 }, 20*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return n.AccessErrors() == 1 && Live().QueuePairs == 1 }, guard, time.Millisecond,
 		"its lane ends")
-	require.Error(t, chain(to, 20*time.Second, add).Err)
+	require.Error(t, chain(to, guard, add).Err)
 	require.NoError(t, n.Fence(t.Context(), 1))
 	_, other := open(t, d, n.addr, ticket(2, 0, rdma.ReadWrite), 0)
-	require.NoError(t, chain(other, 20*time.Second, add).Err)
+	require.NoError(t, chain(other, guard, add).Err)
 	require.Equal(t, byte(2), n.Bytes(1)[0])
 }

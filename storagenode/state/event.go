@@ -68,7 +68,7 @@ type Kind uint8
 
 const (
 	Reconcile Kind = iota + 1 // while no client has a key
-	Copy                      // of the region's primary to its joiners
+	Copy                      // of the region's primary to its rebuilding replicas
 	Scrub                     // of what dead sessions have left
 	Reclaim                   // of empty blocks
 	kinds

@@ -18,7 +18,7 @@ const MaxKeptBytes = keptHeadBytes + 8*2*MaxSerials + 8
 // The form of a Kept on disk, all little endian:
 //
 //	0 magic  8 version  16 cluster uuid  32 term  40 next  48 live count  56 ended count
-//	64 live serials  ... ended serials  ... seal of all before
+//	64 live serials  ... ended serials  ... checksum of all before
 const keptHeadBytes = 64
 
 var keptMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', 'N', 'D'}
@@ -26,7 +26,7 @@ var keptMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', 'N', 'D'}
 // ErrNotKept: the bytes are not what a node has kept.
 var ErrNotKept = errors.New("not the state of a quarry node")
 
-// Encode returns the sealed form.
+// Encode returns the encoded form with its checksum.
 func (k *Kept) Encode() []byte {
 	n := keptHeadBytes + 8*(len(k.Serials.Live)+len(k.Serials.Ended))
 	b := make([]byte, n+8)
@@ -62,7 +62,7 @@ func DecodeKept(b []byte) (Kept, error) {
 		return k, fmt.Errorf("%w: version %d, this build reads %d", ErrNotKept, v, KeptVersion)
 	}
 	if xxh3.Hash(b[:n]) != proto.Word(b, n) {
-		return k, fmt.Errorf("%w: its seal is wrong", ErrNotKept)
+		return k, fmt.Errorf("%w: its checksum is wrong", ErrNotKept)
 	}
 	live, ended := proto.Word(b, 48), proto.Word(b, 56)
 	if words := uint64(n-keptHeadBytes) / 8; live > words || ended != words-live {

@@ -9,8 +9,9 @@ import (
 
 // Limits of a node. No zero values.
 type Limits struct {
-	CapacityBytes uint64 // of all regions together, touched or not
+	CapacityBytes uint64 // of all regions together
 	Persistent    bool   // its memory survives a loss of power
+	Volatile      error  // if not, why
 }
 
 // Bounds on what controllers can make a node remember.
@@ -50,7 +51,7 @@ type Region struct {
 	leaving bool // the actions under way give it up
 	opening bool // or serve it
 
-	served uint64      // newest epoch that was to be served in this life
+	served uint64      // newest epoch that was to be served in this incarnation
 	works  [kinds]work // by kind
 }
 
@@ -68,7 +69,7 @@ type State struct {
 	Node       uint32   // 0 until registered
 	Regions    []Region // Invariant: sorted by Number
 	HostedSize uint64   // Invariant: the sum of Regions' Bytes
-	runs       uint64   // programs begun in this life
+	runs       uint64   // programs begun in this incarnation
 }
 
 // New is the state of a node that has just started, from what it has kept and found.
@@ -76,7 +77,7 @@ type State struct {
 func New(limits Limits, kept Kept, found []Region) *State {
 	s := &State{Kept: kept, Limits: limits}
 	for _, r := range found {
-		// Whatever it served, it served in another life.
+		// Whatever it served, it served in another incarnation.
 		r.Phase, r.Closed = Closed, r.Epoch
 		s.Regions = append(s.Regions, r)
 		s.HostedSize += r.Bytes
@@ -187,7 +188,7 @@ func (s *State) host(e Host) ([]Action, error) {
 	case r.Bytes != e.Bytes:
 		return nil, errorf(Conflict, "region %d is here with %d bytes, not %d: drop it first", r.Number, r.Bytes, e.Bytes)
 	case e.Persistent && !r.Persistent:
-		return nil, errorf(Invalid, "region %d is to survive a loss of power, this node's memory does not", r.Number)
+		return nil, s.volatile(r.Number)
 	case !e.Zero:
 		return nil, nil
 	case r.Phase == Opened:
@@ -204,6 +205,13 @@ func (s *State) host(e Host) ([]Action, error) {
 	return append(actions, Action{Do: Zero, Region: r.Number}), nil
 }
 
+func (s *State) volatile(region uint32) error {
+	if s.Limits.Volatile == nil {
+		return errorf(Invalid, "region %d is to survive a loss of power, this node's memory does not", region)
+	}
+	return errorf(Invalid, "region %d is to survive a loss of power, this node's memory does not: %v", region, s.Limits.Volatile)
+}
+
 func (s *State) make(e Host) ([]Action, error) {
 	if e.MustExist {
 		return nil, errorf(NotHosted, "region %d is not on this node", e.Region)
@@ -212,7 +220,7 @@ func (s *State) make(e Host) ([]Action, error) {
 		return nil, errorf(Invalid, "region %d: %v", e.Region, err)
 	}
 	if e.Persistent && !s.Limits.Persistent {
-		return nil, errorf(Invalid, "region %d is to survive a loss of power, this node's memory does not", e.Region)
+		return nil, s.volatile(e.Region)
 	}
 	if len(s.Regions) >= MaxRegions {
 		return nil, errorf(NoSpace, "region %d: the node hosts %d regions, its limit", e.Region, len(s.Regions))

@@ -54,7 +54,7 @@ func TestTranscripts(t *testing.T) {
 	})
 }
 
-// restart is what a node with files knows in its next life.
+// restart is what a node with files knows in its next incarnation.
 func restart(t require.TestingT, s *State) *State {
 	kept, err := DecodeKept(s.Kept.Encode())
 	require.NoError(t, err)
@@ -147,7 +147,7 @@ func TestHazard14_OnlyRisingTermsAndEpochs(t *testing.T) {
 		cut := map[uint32]uint64{}    // newest epoch certainly closed
 		ended := map[uint64]bool{}    // serials fenced
 		highest := uint64(0)          // term obeyed
-		open := map[uint32]uint64{}   // epoch now served, in this life
+		open := map[uint32]uint64{}   // epoch now served, in this incarnation
 		number := rapid.Uint32Range(1, 3)
 		// Integer ranges prefer small numbers; samples do not.
 		often := rapid.SampledFrom([]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
@@ -182,7 +182,7 @@ func TestHazard14_OnlyRisingTermsAndEpochs(t *testing.T) {
 				s = restart(t, s)
 				clear(open)
 				for n, ep := range served {
-					cut[n] = max(cut[n], ep) // another life
+					cut[n] = max(cut[n], ep) // another incarnation
 				}
 				register()
 				continue
@@ -245,7 +245,7 @@ func TestHazard14_OnlyRisingTermsAndEpochs(t *testing.T) {
 					require.GreaterOrEqual(t, e.(interface{ destroys() uint64 }).destroys(), served[r],
 						"memory of a later epoch is destroyed")
 					if a.Do == Free {
-						// Whoever makes it again makes another life of it.
+						// Whoever makes it again makes another incarnation of it.
 						delete(served, r)
 						delete(cut, r)
 					}

@@ -67,6 +67,10 @@ const (
 	ControllerCreateNameProcedure = "/quarry.v1.Controller/CreateName"
 	// ControllerLookupNameProcedure is the fully-qualified name of the Controller's LookupName RPC.
 	ControllerLookupNameProcedure = "/quarry.v1.Controller/LookupName"
+	// ControllerLookupNamesProcedure is the fully-qualified name of the Controller's LookupNames RPC.
+	ControllerLookupNamesProcedure = "/quarry.v1.Controller/LookupNames"
+	// ControllerCreateNamesProcedure is the fully-qualified name of the Controller's CreateNames RPC.
+	ControllerCreateNamesProcedure = "/quarry.v1.Controller/CreateNames"
 	// ControllerSwapNameProcedure is the fully-qualified name of the Controller's SwapName RPC.
 	ControllerSwapNameProcedure = "/quarry.v1.Controller/SwapName"
 	// ControllerDeleteNameProcedure is the fully-qualified name of the Controller's DeleteName RPC.
@@ -84,10 +88,25 @@ const (
 	ControllerDrainNodeProcedure = "/quarry.v1.Controller/DrainNode"
 	// ControllerRemoveNodeProcedure is the fully-qualified name of the Controller's RemoveNode RPC.
 	ControllerRemoveNodeProcedure = "/quarry.v1.Controller/RemoveNode"
+	// ControllerSetDefaultsProcedure is the fully-qualified name of the Controller's SetDefaults RPC.
+	ControllerSetDefaultsProcedure = "/quarry.v1.Controller/SetDefaults"
+	// ControllerForgetNodeProcedure is the fully-qualified name of the Controller's ForgetNode RPC.
+	ControllerForgetNodeProcedure = "/quarry.v1.Controller/ForgetNode"
+	// ControllerRemoveRegionProcedure is the fully-qualified name of the Controller's RemoveRegion RPC.
+	ControllerRemoveRegionProcedure = "/quarry.v1.Controller/RemoveRegion"
 	// ControllerMoveRegionProcedure is the fully-qualified name of the Controller's MoveRegion RPC.
 	ControllerMoveRegionProcedure = "/quarry.v1.Controller/MoveRegion"
 	// ControllerRebalanceProcedure is the fully-qualified name of the Controller's Rebalance RPC.
 	ControllerRebalanceProcedure = "/quarry.v1.Controller/Rebalance"
+	// ControllerListControllersProcedure is the fully-qualified name of the Controller's
+	// ListControllers RPC.
+	ControllerListControllersProcedure = "/quarry.v1.Controller/ListControllers"
+	// ControllerAddControllerProcedure is the fully-qualified name of the Controller's AddController
+	// RPC.
+	ControllerAddControllerProcedure = "/quarry.v1.Controller/AddController"
+	// ControllerRemoveControllerProcedure is the fully-qualified name of the Controller's
+	// RemoveController RPC.
+	ControllerRemoveControllerProcedure = "/quarry.v1.Controller/RemoveController"
 	// ControllerStatusProcedure is the fully-qualified name of the Controller's Status RPC.
 	ControllerStatusProcedure = "/quarry.v1.Controller/Status"
 	// ControllerInspectNodeProcedure is the fully-qualified name of the Controller's InspectNode RPC.
@@ -119,12 +138,14 @@ type ControllerClient interface {
 	CloseSession(context.Context, *connect.Request[quarrypb.CloseSessionRequest]) (*connect.Response[quarrypb.CloseSessionResponse], error)
 	// RevokeSession fences a session. When it returns, no verb of the session changes a byte.
 	RevokeSession(context.Context, *connect.Request[quarrypb.RevokeSessionRequest]) (*connect.Response[quarrypb.RevokeSessionResponse], error)
-	// CertifyFence answers once the named session is fenced everywhere; it fences
-	// only a session whose lease has run out, and answers fenced=false otherwise.
+	// CertifyFence answers once the named session is fenced in one region, or in every
+	// one; it fences only a session whose lease has run out, and answers fenced=false
+	// otherwise.
 	CertifyFence(context.Context, *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error)
 	ListSessions(context.Context, *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error)
 	// Pass raises the reclaim epoch, or says whether the pass of one raised before is
-	// complete: every session but the one that asks has acknowledged it or is fenced.
+	// complete: every session but the one that asks has acknowledged it or is fenced
+	// (in the region that is named).
 	Pass(context.Context, *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error)
 	// Table.
 	ReadTable(context.Context, *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error)
@@ -134,6 +155,9 @@ type ControllerClient interface {
 	// Placement library: friendly name -> root reference.
 	CreateName(context.Context, *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error)
 	LookupName(context.Context, *connect.Request[quarrypb.LookupNameRequest]) (*connect.Response[quarrypb.Name], error)
+	// Several names in one request. CreateNames makes all of them or none.
+	LookupNames(context.Context, *connect.Request[quarrypb.LookupNamesRequest]) (*connect.Response[quarrypb.LookupNamesResponse], error)
+	CreateNames(context.Context, *connect.Request[quarrypb.CreateNamesRequest]) (*connect.Response[quarrypb.CreateNamesResponse], error)
 	// SwapName changes a name only if it is still at the given revision.
 	SwapName(context.Context, *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error)
 	DeleteName(context.Context, *connect.Request[quarrypb.DeleteNameRequest]) (*connect.Response[quarrypb.DeleteNameResponse], error)
@@ -146,8 +170,20 @@ type ControllerClient interface {
 	AddNode(context.Context, *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error)
 	DrainNode(context.Context, *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error)
 	RemoveNode(context.Context, *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error)
+	// SetDefaults changes what clients get that do not say; it answers what holds from now on.
+	SetDefaults(context.Context, *connect.Request[quarrypb.SetDefaultsRequest]) (*connect.Response[quarrypb.SetDefaultsResponse], error)
+	// ForgetNode deletes the record of a removed node.
+	ForgetNode(context.Context, *connect.Request[quarrypb.ForgetNodeRequest]) (*connect.Response[quarrypb.ForgetNodeResponse], error)
+	// RemoveRegion deletes a lost region: its addresses name nothing from then on.
+	RemoveRegion(context.Context, *connect.Request[quarrypb.RemoveRegionRequest]) (*connect.Response[quarrypb.RemoveRegionResponse], error)
 	MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error)
 	Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error)
+	// Controllers: the members of the etcd that runs inside them.
+	ListControllers(context.Context, *connect.Request[quarrypb.ListControllersRequest]) (*connect.Response[quarrypb.ListControllersResponse], error)
+	// AddController makes room for a controller that has not started yet. It has no vote
+	// until it has copied the log.
+	AddController(context.Context, *connect.Request[quarrypb.AddControllerRequest]) (*connect.Response[quarrypb.AddControllerResponse], error)
+	RemoveController(context.Context, *connect.Request[quarrypb.RemoveControllerRequest]) (*connect.Response[quarrypb.RemoveControllerResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
 	// InspectNode looks at the memory of a node, for people: it asks the node's agent.
 	InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
@@ -236,6 +272,18 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("LookupName")),
 			connect.WithClientOptions(opts...),
 		),
+		lookupNames: connect.NewClient[quarrypb.LookupNamesRequest, quarrypb.LookupNamesResponse](
+			httpClient,
+			baseURL+ControllerLookupNamesProcedure,
+			connect.WithSchema(controllerMethods.ByName("LookupNames")),
+			connect.WithClientOptions(opts...),
+		),
+		createNames: connect.NewClient[quarrypb.CreateNamesRequest, quarrypb.CreateNamesResponse](
+			httpClient,
+			baseURL+ControllerCreateNamesProcedure,
+			connect.WithSchema(controllerMethods.ByName("CreateNames")),
+			connect.WithClientOptions(opts...),
+		),
 		swapName: connect.NewClient[quarrypb.SwapNameRequest, quarrypb.Name](
 			httpClient,
 			baseURL+ControllerSwapNameProcedure,
@@ -284,6 +332,24 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("RemoveNode")),
 			connect.WithClientOptions(opts...),
 		),
+		setDefaults: connect.NewClient[quarrypb.SetDefaultsRequest, quarrypb.SetDefaultsResponse](
+			httpClient,
+			baseURL+ControllerSetDefaultsProcedure,
+			connect.WithSchema(controllerMethods.ByName("SetDefaults")),
+			connect.WithClientOptions(opts...),
+		),
+		forgetNode: connect.NewClient[quarrypb.ForgetNodeRequest, quarrypb.ForgetNodeResponse](
+			httpClient,
+			baseURL+ControllerForgetNodeProcedure,
+			connect.WithSchema(controllerMethods.ByName("ForgetNode")),
+			connect.WithClientOptions(opts...),
+		),
+		removeRegion: connect.NewClient[quarrypb.RemoveRegionRequest, quarrypb.RemoveRegionResponse](
+			httpClient,
+			baseURL+ControllerRemoveRegionProcedure,
+			connect.WithSchema(controllerMethods.ByName("RemoveRegion")),
+			connect.WithClientOptions(opts...),
+		),
 		moveRegion: connect.NewClient[quarrypb.MoveRegionRequest, quarrypb.Region](
 			httpClient,
 			baseURL+ControllerMoveRegionProcedure,
@@ -294,6 +360,24 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			httpClient,
 			baseURL+ControllerRebalanceProcedure,
 			connect.WithSchema(controllerMethods.ByName("Rebalance")),
+			connect.WithClientOptions(opts...),
+		),
+		listControllers: connect.NewClient[quarrypb.ListControllersRequest, quarrypb.ListControllersResponse](
+			httpClient,
+			baseURL+ControllerListControllersProcedure,
+			connect.WithSchema(controllerMethods.ByName("ListControllers")),
+			connect.WithClientOptions(opts...),
+		),
+		addController: connect.NewClient[quarrypb.AddControllerRequest, quarrypb.AddControllerResponse](
+			httpClient,
+			baseURL+ControllerAddControllerProcedure,
+			connect.WithSchema(controllerMethods.ByName("AddController")),
+			connect.WithClientOptions(opts...),
+		),
+		removeController: connect.NewClient[quarrypb.RemoveControllerRequest, quarrypb.RemoveControllerResponse](
+			httpClient,
+			baseURL+ControllerRemoveControllerProcedure,
+			connect.WithSchema(controllerMethods.ByName("RemoveController")),
 			connect.WithClientOptions(opts...),
 		),
 		status: connect.NewClient[quarrypb.StatusRequest, quarrypb.StatusResponse](
@@ -313,30 +397,38 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 
 // controllerClient implements ControllerClient.
 type controllerClient struct {
-	openSession   *connect.Client[quarrypb.OpenSessionRequest, quarrypb.OpenSessionResponse]
-	heartbeat     *connect.Client[quarrypb.HeartbeatRequest, quarrypb.HeartbeatResponse]
-	closeSession  *connect.Client[quarrypb.CloseSessionRequest, quarrypb.CloseSessionResponse]
-	revokeSession *connect.Client[quarrypb.RevokeSessionRequest, quarrypb.RevokeSessionResponse]
-	certifyFence  *connect.Client[quarrypb.CertifyFenceRequest, quarrypb.CertifyFenceResponse]
-	listSessions  *connect.Client[quarrypb.ListSessionsRequest, quarrypb.ListSessionsResponse]
-	pass          *connect.Client[quarrypb.PassRequest, quarrypb.PassResponse]
-	readTable     *connect.Client[quarrypb.ReadTableRequest, quarrypb.Table]
-	watchTable    *connect.Client[quarrypb.WatchTableRequest, quarrypb.Table]
-	createRegion  *connect.Client[quarrypb.CreateRegionRequest, quarrypb.CreateRegionResponse]
-	createName    *connect.Client[quarrypb.CreateNameRequest, quarrypb.Name]
-	lookupName    *connect.Client[quarrypb.LookupNameRequest, quarrypb.Name]
-	swapName      *connect.Client[quarrypb.SwapNameRequest, quarrypb.Name]
-	deleteName    *connect.Client[quarrypb.DeleteNameRequest, quarrypb.DeleteNameResponse]
-	listNames     *connect.Client[quarrypb.ListNamesRequest, quarrypb.ListNamesResponse]
-	registerNode  *connect.Client[quarrypb.RegisterNodeRequest, quarrypb.RegisterNodeResponse]
-	nodeHeartbeat *connect.Client[quarrypb.NodeHeartbeatRequest, quarrypb.NodeHeartbeatResponse]
-	addNode       *connect.Client[quarrypb.AddNodeRequest, quarrypb.Node]
-	drainNode     *connect.Client[quarrypb.DrainNodeRequest, quarrypb.DrainNodeResponse]
-	removeNode    *connect.Client[quarrypb.RemoveNodeRequest, quarrypb.Node]
-	moveRegion    *connect.Client[quarrypb.MoveRegionRequest, quarrypb.Region]
-	rebalance     *connect.Client[quarrypb.RebalanceRequest, quarrypb.RebalanceResponse]
-	status        *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
-	inspectNode   *connect.Client[quarrypb.InspectNodeRequest, quarrypb.InspectNodeResponse]
+	openSession      *connect.Client[quarrypb.OpenSessionRequest, quarrypb.OpenSessionResponse]
+	heartbeat        *connect.Client[quarrypb.HeartbeatRequest, quarrypb.HeartbeatResponse]
+	closeSession     *connect.Client[quarrypb.CloseSessionRequest, quarrypb.CloseSessionResponse]
+	revokeSession    *connect.Client[quarrypb.RevokeSessionRequest, quarrypb.RevokeSessionResponse]
+	certifyFence     *connect.Client[quarrypb.CertifyFenceRequest, quarrypb.CertifyFenceResponse]
+	listSessions     *connect.Client[quarrypb.ListSessionsRequest, quarrypb.ListSessionsResponse]
+	pass             *connect.Client[quarrypb.PassRequest, quarrypb.PassResponse]
+	readTable        *connect.Client[quarrypb.ReadTableRequest, quarrypb.Table]
+	watchTable       *connect.Client[quarrypb.WatchTableRequest, quarrypb.Table]
+	createRegion     *connect.Client[quarrypb.CreateRegionRequest, quarrypb.CreateRegionResponse]
+	createName       *connect.Client[quarrypb.CreateNameRequest, quarrypb.Name]
+	lookupName       *connect.Client[quarrypb.LookupNameRequest, quarrypb.Name]
+	lookupNames      *connect.Client[quarrypb.LookupNamesRequest, quarrypb.LookupNamesResponse]
+	createNames      *connect.Client[quarrypb.CreateNamesRequest, quarrypb.CreateNamesResponse]
+	swapName         *connect.Client[quarrypb.SwapNameRequest, quarrypb.Name]
+	deleteName       *connect.Client[quarrypb.DeleteNameRequest, quarrypb.DeleteNameResponse]
+	listNames        *connect.Client[quarrypb.ListNamesRequest, quarrypb.ListNamesResponse]
+	registerNode     *connect.Client[quarrypb.RegisterNodeRequest, quarrypb.RegisterNodeResponse]
+	nodeHeartbeat    *connect.Client[quarrypb.NodeHeartbeatRequest, quarrypb.NodeHeartbeatResponse]
+	addNode          *connect.Client[quarrypb.AddNodeRequest, quarrypb.Node]
+	drainNode        *connect.Client[quarrypb.DrainNodeRequest, quarrypb.DrainNodeResponse]
+	removeNode       *connect.Client[quarrypb.RemoveNodeRequest, quarrypb.Node]
+	setDefaults      *connect.Client[quarrypb.SetDefaultsRequest, quarrypb.SetDefaultsResponse]
+	forgetNode       *connect.Client[quarrypb.ForgetNodeRequest, quarrypb.ForgetNodeResponse]
+	removeRegion     *connect.Client[quarrypb.RemoveRegionRequest, quarrypb.RemoveRegionResponse]
+	moveRegion       *connect.Client[quarrypb.MoveRegionRequest, quarrypb.Region]
+	rebalance        *connect.Client[quarrypb.RebalanceRequest, quarrypb.RebalanceResponse]
+	listControllers  *connect.Client[quarrypb.ListControllersRequest, quarrypb.ListControllersResponse]
+	addController    *connect.Client[quarrypb.AddControllerRequest, quarrypb.AddControllerResponse]
+	removeController *connect.Client[quarrypb.RemoveControllerRequest, quarrypb.RemoveControllerResponse]
+	status           *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
+	inspectNode      *connect.Client[quarrypb.InspectNodeRequest, quarrypb.InspectNodeResponse]
 }
 
 // OpenSession calls quarry.v1.Controller.OpenSession.
@@ -399,6 +491,16 @@ func (c *controllerClient) LookupName(ctx context.Context, req *connect.Request[
 	return c.lookupName.CallUnary(ctx, req)
 }
 
+// LookupNames calls quarry.v1.Controller.LookupNames.
+func (c *controllerClient) LookupNames(ctx context.Context, req *connect.Request[quarrypb.LookupNamesRequest]) (*connect.Response[quarrypb.LookupNamesResponse], error) {
+	return c.lookupNames.CallUnary(ctx, req)
+}
+
+// CreateNames calls quarry.v1.Controller.CreateNames.
+func (c *controllerClient) CreateNames(ctx context.Context, req *connect.Request[quarrypb.CreateNamesRequest]) (*connect.Response[quarrypb.CreateNamesResponse], error) {
+	return c.createNames.CallUnary(ctx, req)
+}
+
 // SwapName calls quarry.v1.Controller.SwapName.
 func (c *controllerClient) SwapName(ctx context.Context, req *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error) {
 	return c.swapName.CallUnary(ctx, req)
@@ -439,6 +541,21 @@ func (c *controllerClient) RemoveNode(ctx context.Context, req *connect.Request[
 	return c.removeNode.CallUnary(ctx, req)
 }
 
+// SetDefaults calls quarry.v1.Controller.SetDefaults.
+func (c *controllerClient) SetDefaults(ctx context.Context, req *connect.Request[quarrypb.SetDefaultsRequest]) (*connect.Response[quarrypb.SetDefaultsResponse], error) {
+	return c.setDefaults.CallUnary(ctx, req)
+}
+
+// ForgetNode calls quarry.v1.Controller.ForgetNode.
+func (c *controllerClient) ForgetNode(ctx context.Context, req *connect.Request[quarrypb.ForgetNodeRequest]) (*connect.Response[quarrypb.ForgetNodeResponse], error) {
+	return c.forgetNode.CallUnary(ctx, req)
+}
+
+// RemoveRegion calls quarry.v1.Controller.RemoveRegion.
+func (c *controllerClient) RemoveRegion(ctx context.Context, req *connect.Request[quarrypb.RemoveRegionRequest]) (*connect.Response[quarrypb.RemoveRegionResponse], error) {
+	return c.removeRegion.CallUnary(ctx, req)
+}
+
 // MoveRegion calls quarry.v1.Controller.MoveRegion.
 func (c *controllerClient) MoveRegion(ctx context.Context, req *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error) {
 	return c.moveRegion.CallUnary(ctx, req)
@@ -447,6 +564,21 @@ func (c *controllerClient) MoveRegion(ctx context.Context, req *connect.Request[
 // Rebalance calls quarry.v1.Controller.Rebalance.
 func (c *controllerClient) Rebalance(ctx context.Context, req *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error) {
 	return c.rebalance.CallUnary(ctx, req)
+}
+
+// ListControllers calls quarry.v1.Controller.ListControllers.
+func (c *controllerClient) ListControllers(ctx context.Context, req *connect.Request[quarrypb.ListControllersRequest]) (*connect.Response[quarrypb.ListControllersResponse], error) {
+	return c.listControllers.CallUnary(ctx, req)
+}
+
+// AddController calls quarry.v1.Controller.AddController.
+func (c *controllerClient) AddController(ctx context.Context, req *connect.Request[quarrypb.AddControllerRequest]) (*connect.Response[quarrypb.AddControllerResponse], error) {
+	return c.addController.CallUnary(ctx, req)
+}
+
+// RemoveController calls quarry.v1.Controller.RemoveController.
+func (c *controllerClient) RemoveController(ctx context.Context, req *connect.Request[quarrypb.RemoveControllerRequest]) (*connect.Response[quarrypb.RemoveControllerResponse], error) {
+	return c.removeController.CallUnary(ctx, req)
 }
 
 // Status calls quarry.v1.Controller.Status.
@@ -468,12 +600,14 @@ type ControllerHandler interface {
 	CloseSession(context.Context, *connect.Request[quarrypb.CloseSessionRequest]) (*connect.Response[quarrypb.CloseSessionResponse], error)
 	// RevokeSession fences a session. When it returns, no verb of the session changes a byte.
 	RevokeSession(context.Context, *connect.Request[quarrypb.RevokeSessionRequest]) (*connect.Response[quarrypb.RevokeSessionResponse], error)
-	// CertifyFence answers once the named session is fenced everywhere; it fences
-	// only a session whose lease has run out, and answers fenced=false otherwise.
+	// CertifyFence answers once the named session is fenced in one region, or in every
+	// one; it fences only a session whose lease has run out, and answers fenced=false
+	// otherwise.
 	CertifyFence(context.Context, *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error)
 	ListSessions(context.Context, *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error)
 	// Pass raises the reclaim epoch, or says whether the pass of one raised before is
-	// complete: every session but the one that asks has acknowledged it or is fenced.
+	// complete: every session but the one that asks has acknowledged it or is fenced
+	// (in the region that is named).
 	Pass(context.Context, *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error)
 	// Table.
 	ReadTable(context.Context, *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error)
@@ -483,6 +617,9 @@ type ControllerHandler interface {
 	// Placement library: friendly name -> root reference.
 	CreateName(context.Context, *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error)
 	LookupName(context.Context, *connect.Request[quarrypb.LookupNameRequest]) (*connect.Response[quarrypb.Name], error)
+	// Several names in one request. CreateNames makes all of them or none.
+	LookupNames(context.Context, *connect.Request[quarrypb.LookupNamesRequest]) (*connect.Response[quarrypb.LookupNamesResponse], error)
+	CreateNames(context.Context, *connect.Request[quarrypb.CreateNamesRequest]) (*connect.Response[quarrypb.CreateNamesResponse], error)
 	// SwapName changes a name only if it is still at the given revision.
 	SwapName(context.Context, *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error)
 	DeleteName(context.Context, *connect.Request[quarrypb.DeleteNameRequest]) (*connect.Response[quarrypb.DeleteNameResponse], error)
@@ -495,8 +632,20 @@ type ControllerHandler interface {
 	AddNode(context.Context, *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error)
 	DrainNode(context.Context, *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error)
 	RemoveNode(context.Context, *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error)
+	// SetDefaults changes what clients get that do not say; it answers what holds from now on.
+	SetDefaults(context.Context, *connect.Request[quarrypb.SetDefaultsRequest]) (*connect.Response[quarrypb.SetDefaultsResponse], error)
+	// ForgetNode deletes the record of a removed node.
+	ForgetNode(context.Context, *connect.Request[quarrypb.ForgetNodeRequest]) (*connect.Response[quarrypb.ForgetNodeResponse], error)
+	// RemoveRegion deletes a lost region: its addresses name nothing from then on.
+	RemoveRegion(context.Context, *connect.Request[quarrypb.RemoveRegionRequest]) (*connect.Response[quarrypb.RemoveRegionResponse], error)
 	MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error)
 	Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error)
+	// Controllers: the members of the etcd that runs inside them.
+	ListControllers(context.Context, *connect.Request[quarrypb.ListControllersRequest]) (*connect.Response[quarrypb.ListControllersResponse], error)
+	// AddController makes room for a controller that has not started yet. It has no vote
+	// until it has copied the log.
+	AddController(context.Context, *connect.Request[quarrypb.AddControllerRequest]) (*connect.Response[quarrypb.AddControllerResponse], error)
+	RemoveController(context.Context, *connect.Request[quarrypb.RemoveControllerRequest]) (*connect.Response[quarrypb.RemoveControllerResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
 	// InspectNode looks at the memory of a node, for people: it asks the node's agent.
 	InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
@@ -581,6 +730,18 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("LookupName")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerLookupNamesHandler := connect.NewUnaryHandler(
+		ControllerLookupNamesProcedure,
+		svc.LookupNames,
+		connect.WithSchema(controllerMethods.ByName("LookupNames")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerCreateNamesHandler := connect.NewUnaryHandler(
+		ControllerCreateNamesProcedure,
+		svc.CreateNames,
+		connect.WithSchema(controllerMethods.ByName("CreateNames")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerSwapNameHandler := connect.NewUnaryHandler(
 		ControllerSwapNameProcedure,
 		svc.SwapName,
@@ -629,6 +790,24 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("RemoveNode")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerSetDefaultsHandler := connect.NewUnaryHandler(
+		ControllerSetDefaultsProcedure,
+		svc.SetDefaults,
+		connect.WithSchema(controllerMethods.ByName("SetDefaults")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerForgetNodeHandler := connect.NewUnaryHandler(
+		ControllerForgetNodeProcedure,
+		svc.ForgetNode,
+		connect.WithSchema(controllerMethods.ByName("ForgetNode")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerRemoveRegionHandler := connect.NewUnaryHandler(
+		ControllerRemoveRegionProcedure,
+		svc.RemoveRegion,
+		connect.WithSchema(controllerMethods.ByName("RemoveRegion")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerMoveRegionHandler := connect.NewUnaryHandler(
 		ControllerMoveRegionProcedure,
 		svc.MoveRegion,
@@ -639,6 +818,24 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		ControllerRebalanceProcedure,
 		svc.Rebalance,
 		connect.WithSchema(controllerMethods.ByName("Rebalance")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerListControllersHandler := connect.NewUnaryHandler(
+		ControllerListControllersProcedure,
+		svc.ListControllers,
+		connect.WithSchema(controllerMethods.ByName("ListControllers")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerAddControllerHandler := connect.NewUnaryHandler(
+		ControllerAddControllerProcedure,
+		svc.AddController,
+		connect.WithSchema(controllerMethods.ByName("AddController")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerRemoveControllerHandler := connect.NewUnaryHandler(
+		ControllerRemoveControllerProcedure,
+		svc.RemoveController,
+		connect.WithSchema(controllerMethods.ByName("RemoveController")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controllerStatusHandler := connect.NewUnaryHandler(
@@ -679,6 +876,10 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerCreateNameHandler.ServeHTTP(w, r)
 		case ControllerLookupNameProcedure:
 			controllerLookupNameHandler.ServeHTTP(w, r)
+		case ControllerLookupNamesProcedure:
+			controllerLookupNamesHandler.ServeHTTP(w, r)
+		case ControllerCreateNamesProcedure:
+			controllerCreateNamesHandler.ServeHTTP(w, r)
 		case ControllerSwapNameProcedure:
 			controllerSwapNameHandler.ServeHTTP(w, r)
 		case ControllerDeleteNameProcedure:
@@ -695,10 +896,22 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerDrainNodeHandler.ServeHTTP(w, r)
 		case ControllerRemoveNodeProcedure:
 			controllerRemoveNodeHandler.ServeHTTP(w, r)
+		case ControllerSetDefaultsProcedure:
+			controllerSetDefaultsHandler.ServeHTTP(w, r)
+		case ControllerForgetNodeProcedure:
+			controllerForgetNodeHandler.ServeHTTP(w, r)
+		case ControllerRemoveRegionProcedure:
+			controllerRemoveRegionHandler.ServeHTTP(w, r)
 		case ControllerMoveRegionProcedure:
 			controllerMoveRegionHandler.ServeHTTP(w, r)
 		case ControllerRebalanceProcedure:
 			controllerRebalanceHandler.ServeHTTP(w, r)
+		case ControllerListControllersProcedure:
+			controllerListControllersHandler.ServeHTTP(w, r)
+		case ControllerAddControllerProcedure:
+			controllerAddControllerHandler.ServeHTTP(w, r)
+		case ControllerRemoveControllerProcedure:
+			controllerRemoveControllerHandler.ServeHTTP(w, r)
 		case ControllerStatusProcedure:
 			controllerStatusHandler.ServeHTTP(w, r)
 		case ControllerInspectNodeProcedure:
@@ -760,6 +973,14 @@ func (UnimplementedControllerHandler) LookupName(context.Context, *connect.Reque
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.LookupName is not implemented"))
 }
 
+func (UnimplementedControllerHandler) LookupNames(context.Context, *connect.Request[quarrypb.LookupNamesRequest]) (*connect.Response[quarrypb.LookupNamesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.LookupNames is not implemented"))
+}
+
+func (UnimplementedControllerHandler) CreateNames(context.Context, *connect.Request[quarrypb.CreateNamesRequest]) (*connect.Response[quarrypb.CreateNamesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.CreateNames is not implemented"))
+}
+
 func (UnimplementedControllerHandler) SwapName(context.Context, *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.SwapName is not implemented"))
 }
@@ -792,12 +1013,36 @@ func (UnimplementedControllerHandler) RemoveNode(context.Context, *connect.Reque
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RemoveNode is not implemented"))
 }
 
+func (UnimplementedControllerHandler) SetDefaults(context.Context, *connect.Request[quarrypb.SetDefaultsRequest]) (*connect.Response[quarrypb.SetDefaultsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.SetDefaults is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ForgetNode(context.Context, *connect.Request[quarrypb.ForgetNodeRequest]) (*connect.Response[quarrypb.ForgetNodeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ForgetNode is not implemented"))
+}
+
+func (UnimplementedControllerHandler) RemoveRegion(context.Context, *connect.Request[quarrypb.RemoveRegionRequest]) (*connect.Response[quarrypb.RemoveRegionResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RemoveRegion is not implemented"))
+}
+
 func (UnimplementedControllerHandler) MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.MoveRegion is not implemented"))
 }
 
 func (UnimplementedControllerHandler) Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.Rebalance is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ListControllers(context.Context, *connect.Request[quarrypb.ListControllersRequest]) (*connect.Response[quarrypb.ListControllersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListControllers is not implemented"))
+}
+
+func (UnimplementedControllerHandler) AddController(context.Context, *connect.Request[quarrypb.AddControllerRequest]) (*connect.Response[quarrypb.AddControllerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.AddController is not implemented"))
+}
+
+func (UnimplementedControllerHandler) RemoveController(context.Context, *connect.Request[quarrypb.RemoveControllerRequest]) (*connect.Response[quarrypb.RemoveControllerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RemoveController is not implemented"))
 }
 
 func (UnimplementedControllerHandler) Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
@@ -810,7 +1055,8 @@ func (UnimplementedControllerHandler) InspectNode(context.Context, *connect.Requ
 
 // AgentClient is a client for the quarry.v1.Agent service.
 type AgentClient interface {
-	// HostRegion makes the memory of a replica, or finds the one that is there.
+	// HostRegion makes the memory of a replica, or finds the one that is there. All of it is
+	// reserved when the call returns; ResourceExhausted: there is no room.
 	HostRegion(context.Context, *connect.Request[quarrypb.HostRegionRequest]) (*connect.Response[quarrypb.HostRegionResponse], error)
 	// OpenRegion serves a hosted replica under an epoch, with new access keys.
 	// Keys of earlier epochs are dead when it returns.
@@ -946,7 +1192,8 @@ func (c *agentClient) Inspect(ctx context.Context, req *connect.Request[quarrypb
 
 // AgentHandler is an implementation of the quarry.v1.Agent service.
 type AgentHandler interface {
-	// HostRegion makes the memory of a replica, or finds the one that is there.
+	// HostRegion makes the memory of a replica, or finds the one that is there. All of it is
+	// reserved when the call returns; ResourceExhausted: there is no room.
 	HostRegion(context.Context, *connect.Request[quarrypb.HostRegionRequest]) (*connect.Response[quarrypb.HostRegionResponse], error)
 	// OpenRegion serves a hosted replica under an epoch, with new access keys.
 	// Keys of earlier epochs are dead when it returns.

@@ -1,5 +1,0 @@
-//go:build !simbug
-
-package btree
-
-func bug(bugID) bool { return false }

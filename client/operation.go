@@ -1,0 +1,79 @@
+package client
+
+import (
+	"context"
+	"fmt"
+)
+
+// Operation allocates objects and links them, in other objects or in the placement library,
+// under one session: the session of its first Alloc. Once that session has ended, Alloc,
+// Update and CreateName fail with ErrFenced and do nothing.
+//
+// Without an Operation, a call made after the session has ended continues under the next
+// session. It could then link an object that has been collected meanwhile: an object that
+// its session has not linked when the session is over is an orphan, which a collector frees.
+// Free needs no Operation.
+//
+// An Operation is used by one goroutine at a time.
+type Operation struct {
+	c *Client
+	s *session // session of the first Alloc; nil before
+}
+
+// Operation begins an operation.
+func (c *Client) Operation() Operation { return Operation{c: c} }
+
+// Ended reports whether the session of the operation has ended. Objects that the operation
+// has made and not linked must then be made again, by another Operation.
+func (o *Operation) Ended() bool { return o.s != nil && o.s.err() != nil }
+
+// lane is Client.laneFor under the session of the operation.
+func (o *Operation) lane(ctx context.Context, k Kind, ref Ref) (*lane, error) {
+	if o.s == nil {
+		return o.c.laneFor(ctx, k, ref)
+	}
+	if err := o.s.err(); err != nil {
+		return nil, fmt.Errorf("the operation has made objects under a session that has ended: %w", err)
+	}
+	return o.s.laneFor(ctx, k, ref)
+}
+
+// Alloc is Client.Alloc under the session of the operation.
+func (o *Operation) Alloc(ctx context.Context, payload []byte, opt AllocOptions) (Ref, error) {
+	if err := o.c.checkAlloc(payload, &opt); err != nil {
+		return Ref{}, err
+	}
+	l, err := o.lane(ctx, KindAlloc, Ref{})
+	if err != nil {
+		return Ref{}, err
+	}
+	ref, err := l.allocObject(payload, opt)
+	if err == nil {
+		o.s = l.session
+	}
+	o.c.done(l, err)
+	return ref, err
+}
+
+// Update is Client.Update under the session of the operation.
+func (o *Operation) Update(ctx context.Context, ref Ref, f func(old []byte) ([]byte, error)) error {
+	l, err := o.lane(ctx, KindUpdate, ref)
+	if err != nil {
+		return err
+	}
+	err = l.updateObject(ref, f)
+	o.c.done(l, err)
+	return err
+}
+
+// CreateName is Names.Create under the session of the operation: the controller refuses it
+// with ErrFenced once that session has ended, or is ending.
+func (o *Operation) CreateName(ctx context.Context, name, kind string, ref Ref) (Name, error) {
+	if o.s == nil {
+		return o.c.Names().Create(ctx, name, kind, ref)
+	}
+	if err := o.s.err(); err != nil {
+		return Name{}, fmt.Errorf("name %q: the object was made under a session that has ended: %w", name, err)
+	}
+	return o.c.Names().create(ctx, name, kind, ref, o.s.ticket.Serial)
+}

@@ -1,0 +1,24 @@
+package client
+
+// Where returns the number of the storage node that holds the primary copy of an object, by
+// the Client's table: the node nearest to the object's memory. false if the table has no such
+// region. It sends nothing.
+func (c *Client) Where(ref Ref) (node uint32, ok bool) {
+	t := c.current.Load().view.Load().table
+	r := t.Region(ref.Addr.Region())
+	if r == nil || len(r.Replicas) == 0 {
+		return 0, false
+	}
+	return r.Replicas[0].Node, true
+}
+
+// Node returns the number of the storage node with a name, by the Client's table. It sends
+// nothing.
+func (c *Client) Node(name string) (id uint32, ok bool) {
+	for _, n := range c.current.Load().view.Load().table.Nodes() {
+		if n.Name == name {
+			return n.Id, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+// completeCmd prints the values of a flag or of a command's argument, one a line: those of
+// its enum, or what the cluster has. Scripts made by completion call it. It prints nothing
+// where nothing is known, or where no controller answers soon.
+type completeCmd struct {
+	Path string `arg:"" help:"The command, its words separated by spaces."`
+	Flag string `arg:"" optional:"" help:"The flag whose value is wanted; without, the argument."`
+}
+
+const (
+	completeTimeout = time.Second
+	mostValues      = 200
+)
+
+func (c *completeCmd) Run(ctx context.Context, a *app) error {
+	n := a.parser.Model.Node
+	for _, word := range strings.Fields(c.Path) {
+		if n = child(n, word); n == nil {
+			return nil
+		}
+	}
+	v := completed(n, c.Flag)
+	if v == nil {
+		return nil
+	}
+	var words []string
+	if v.Enum != "" {
+		words = v.EnumSlice()
+	} else {
+		a.cli.Timeout = completeTimeout
+		words = a.valuesOf(ctx, v.Tag.Get("complete"))
+	}
+	for _, w := range words[:min(len(words), mostValues)] {
+		if !strings.ContainsAny(w, " \t\n") {
+			fmt.Fprintln(a.out, w)
+		}
+	}
+	return nil
+}
+
+// completed is the value that a flag, or the first argument, of a command takes.
+func completed(n *kong.Node, flag string) *kong.Value {
+	if flag == "" {
+		if len(n.Positional) > 0 {
+			return n.Positional[0]
+		}
+		return nil
+	}
+	for ; n != nil; n = n.Parent {
+		flags := n.Flags
+		if n.DefaultCmd != nil {
+			flags = append(flags[:len(flags):len(flags)], n.DefaultCmd.Flags...)
+		}
+		for _, f := range flags {
+			if flag == "--"+f.Name || f.Short != 0 && flag == "-"+string(f.Short) {
+				return f.Value
+			}
+		}
+	}
+	return nil
+}
+
+// valuesOf are the things of one kind that the cluster has; none if it does not answer.
+// The kinds are those of the struct tag "complete".
+func (a *app) valuesOf(ctx context.Context, kind string) (words []string) {
+	switch kind {
+	case "node", "region":
+		s, err := ask(ctx, a, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
+		if err != nil {
+			return nil
+		}
+		for _, n := range s.GetTable().GetNodes() {
+			if kind == "node" {
+				words = append(words, n.Name)
+			}
+		}
+		for _, r := range s.GetTable().GetRegions() {
+			if kind == "region" {
+				words = append(words, fmt.Sprint(r.Id))
+			}
+		}
+	case "controller":
+		s, err := ask(ctx, a, &quarrypb.ListControllersRequest{}, quarrypbconnect.ControllerClient.ListControllers)
+		if err != nil {
+			return nil
+		}
+		for _, m := range s.Members {
+			words = append(words, m.Name)
+		}
+	case "name", "tree", "target":
+		q := &quarrypb.ListNamesRequest{Limit: mostValues}
+		if kind == "tree" {
+			q.Kind = kv.NameKind
+		}
+		s, err := ask(ctx, a, q, quarrypbconnect.ControllerClient.ListNames)
+		if err != nil {
+			return nil
+		}
+		for _, n := range s.Names {
+			if kind == "target" {
+				n.Name = "@" + n.Name
+			}
+			words = append(words, n.Name)
+		}
+	case "job":
+		_ = a.jobs(ctx, completeTimeout, func(ctx context.Context, s *job.Store) error {
+			all, err := s.Jobs(ctx)
+			for _, j := range all {
+				words = append(words, fmt.Sprint(j.ID))
+			}
+			return err
+		})
+	case "session":
+		s, err := ask(ctx, a, &quarrypb.ListSessionsRequest{}, quarrypbconnect.ControllerClient.ListSessions)
+		if err != nil {
+			return nil
+		}
+		for _, x := range s.Sessions {
+			words = append(words, fmt.Sprint(x.Session))
+		}
+	}
+	return words
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/quarrystore/quarry/cmd/quarry/collect"
+	"github.com/quarrystore/quarry/controller"
+	"github.com/quarrystore/quarry/internal/etcdembed"
+	"github.com/quarrystore/quarry/storagenode"
+)
+
+// controllerCmd runs a controller, or changes which controllers there are.
+type controllerCmd struct {
+	Serve   controllerServeCmd   `cmd:"" default:"withargs" help:"Run a controller. The word serve may be left out; quarry controller serve --help shows the flags."`
+	List    controllerListCmd    `cmd:"" help:"List controllers, and the members of their etcd."`
+	Add     controllerAddCmd     `cmd:"" help:"Add a member for one more controller, and show how to start it."`
+	Remove  controllerRemoveCmd  `cmd:"" help:"Remove a controller from the cluster."`
+	Replace controllerReplaceCmd `cmd:"" help:"Replace a controller whose disk is lost, and show how to start its successor."`
+}
+
+// etcdFlags say where a controller's state lives.
+type etcdFlags struct {
+	Etcd []string `placeholder:"URL" help:"Endpoints of an etcd cluster; without, etcd runs inside this process."`
+	Data string   `placeholder:"DIR" help:"Folder of the embedded etcd's data; without it, nothing survives a restart."`
+	Peer string   `name:"etcd-peer" placeholder:"URL" help:"Where the embedded etcds of other controllers reach this one, such as http://10.0.0.1:7424."`
+	All  string   `name:"initial-cluster" placeholder:"NAME=URL,..." help:"The --name and --etcd-peer of every controller, this one too; for the first start, which waits for all of them."`
+}
+
+// store connects to etcd, or starts one. stop ends what was started. watched says that the
+// pulse begins elections of etcd.
+func (f *etcdFlags) store(ctx context.Context, a *app, name string, watched bool) (cli *clientv3.Client, srv *etcdembed.Server, failed <-chan error, stop func(), err error) {
+	if len(f.Etcd) > 0 {
+		if f.Data != "" || f.Peer != "" || f.All != "" {
+			return nil, nil, nil, nil, usagef("--etcd is given: --data, --etcd-peer and --initial-cluster are for the embedded etcd")
+		}
+		cli, err = clientv3.New(clientv3.Config{Endpoints: f.Etcd, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+		if err != nil {
+			return nil, nil, nil, nil, usagef("etcd: %w", err)
+		}
+		pctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if _, err := cli.Get(pctx, "/"); err != nil {
+			cli.Close()
+			return nil, nil, nil, nil, fmt.Errorf("%w: etcd %v: %w", errNoController, f.Etcd, err)
+		}
+		return cli, nil, nil, func() { cli.Close() }, nil
+	}
+	switch {
+	case f.All != "" && (f.Peer == "" || name == ""):
+		return nil, nil, nil, nil, usagef("several controllers with their own etcd need --name, --etcd-peer and --initial-cluster each")
+	case f.All != "" && f.Data == "":
+		return nil, nil, nil, nil, usagef("--initial-cluster is given without --data: a controller that keeps nothing could not start again as the same member")
+	case f.Peer == "":
+		name = "" // one member, whatever the controller is called
+	}
+	srv, err = etcdembed.Start(ctx, etcdembed.Config{Dir: f.Data, Name: name, PeerURL: f.Peer, Watched: watched, InitialCluster: f.All, Waiting: a.waitsForMembers, Log: a.etcdLog(), NoSync: f.Data == ""})
+	if err != nil {
+		return nil, nil, nil, nil, err
+	}
+	if cli, err = srv.Client(); err != nil {
+		srv.Close()
+		return nil, nil, nil, nil, err
+	}
+	return cli, srv, srv.Err(), func() { cli.Close(); srv.Close() }, nil
+}
+
+// waitsForMembers says what the start of a controller waits for.
+func (a *app) waitsForMembers(silent []string) {
+	if len(silent) == 0 {
+		fmt.Fprintln(a.errOut, "quarry: waiting for enough of the other controllers to form a quorum; quarry controller list on another host shows them")
+		return
+	}
+	fmt.Fprintf(a.errOut, "quarry: first start: waiting for controller %s\n", strings.Join(silent, ", "))
+}
+
+type controllerServeCmd struct {
+	etcdFlags
+	certFlags
+	metricsFlags
+	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port for clients, nodes and operators; port 0 takes a free one."`
+	Advertise   string        `placeholder:"URL" help:"How others reach this controller; default from --listen."`
+	Gossip      string        `name:"gossip-listen" placeholder:"HOST:PORT" help:"UDP port of the pulse, the cluster's failure detector; none turns it off. Default a free port beside --listen."`
+	Name        string        `placeholder:"NAME" help:"Name among the controllers; default the host's name."`
+	Lease       time.Duration `default:"3s" help:"Lease of sessions: a dead client blocks what it was writing for about that long."`
+	RegionBytes sizeFlag      `default:"2GiB" help:"Largest size of regions that are made on demand; the first of a kind have 64 MiB, later ones double what there is."`
+	MaxNames    uint64        `default:"1048576" placeholder:"N" help:"Most names in the placement library."`
+	NameRate    sizeFlag      `default:"1MiB" help:"Most bytes of names that one client host may change a second, with bursts of eight seconds."`
+	Replace     time.Duration `name:"replace-after" default:"1m" help:"How long a storage node that is gone may come back before its replicas are rebuilt on others."`
+	RebuildRate sizeFlag      `default:"0" help:"Most bytes a second that are copied to one joining replica; 0 for no bound."`
+}
+
+func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
+	cert, err := c.certFlags.config()
+	if err != nil {
+		return err
+	}
+	port, err := c.metricsFlags.open(ctx, "controller")
+	if err != nil {
+		return err
+	}
+	defer port.close()
+	etcd, member, failed, stop, err := c.store(ctx, a, c.Name, c.Gossip != controller.NoGossip)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	controller.Version, storagenode.Version = version, version
+	pages := a.console()
+	cfg := controller.Config{Pages: pages, Etcd: etcd, Alone: len(c.Etcd) == 0 && c.Peer == "", Embedded: len(c.Etcd) == 0,
+		Names: controller.NameLimits{Most: c.MaxNames, BytesPerSecond: uint64(c.NameRate)}, Listen: c.Listen, Advertise: c.Advertise, GossipListen: c.Gossip, Name: c.Name, Lease: c.Lease,
+		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log}
+	if member != nil {
+		cfg.Member = member
+	}
+	srv, err := controller.Start(ctx, cfg)
+	if err != nil {
+		return inUse(err)
+	}
+	defer srv.Close()
+	look, blind := context.WithCancel(ctx)
+	defer blind()
+	go pages.Run(look, srv.URL())
+	port.watch(collect.NewController(srv))
+	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := srv.WaitLeader(wctx); err != nil {
+		return err
+	}
+	err = a.ready(port.tell(map[string]string{"ready": "controller", "url": srv.URL()}), func(w io.Writer) {
+		fmt.Fprintf(w, "controller ready at %s\n", srv.URL())
+		port.text(w)
+	})
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, srv.Err(), failed, port.failed())
+}

@@ -1,0 +1,231 @@
+package doctor
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// VersionHeader of an answer of /healthz tells which version a service is.
+const VersionHeader = quarrypb.VersionHeader
+
+// Cluster is what is looked at from outside. Status is nil if no leader answers.
+type Cluster struct {
+	Controllers []string
+	Status      *quarrypb.StatusResponse
+	Err         error // why Status is nil
+	TLS         *tls.Config
+	Version     string // of the one who asks
+}
+
+const (
+	reachTimeout = 2 * time.Second
+	leastRoom    = 64 << 20         // of the smallest region that is made on demand
+	wallSkew     = 30 * time.Second // certificates begin to be refused around here
+)
+
+// Check looks at controllers, nodes and regions.
+func (c Cluster) Check(ctx context.Context) []Finding {
+	versions := map[string][]string{}
+	out := c.controllers(ctx, versions)
+	if c.Status == nil {
+		return append(out, found("leader", Error, "start one (quarry controller, or quarry dev to try things out), or name others with --controller; see whether etcd has a quorum", "no controller leads: %v", c.Err))
+	}
+	out = append(out, c.nodes(ctx, versions)...)
+	out = append(out, c.regions()...)
+	return append(out, c.versions(versions)...)
+}
+
+func (c Cluster) controllers(ctx context.Context, versions map[string][]string) (out []Finding) {
+	const check = "controllers"
+	urls := c.Controllers
+	if c.Status != nil {
+		for _, i := range c.Status.Controllers {
+			if !contains(urls, i.Url) {
+				urls = append(urls[:len(urls):len(urls)], i.Url)
+			}
+		}
+	}
+	well := 0
+	for _, u := range urls {
+		took, err := c.healthy(ctx, u, versions, &out)
+		if err != nil {
+			out = append(out, found(check, Error, "start it, or take it out of --controller", "%s: %v", u, err))
+			continue
+		}
+		well++
+		out = append(out, ok(check, "%s is well and answers in %v", u, took.Round(10*time.Microsecond)))
+		if strings.HasPrefix(u, "http://") && !loopback(u) {
+			out = append(out, found("security", Warning, "give the controllers --cert and --key, and use https URLs", "%s has no TLS: tokens and tickets can be read on the way", u))
+		}
+	}
+	if len(urls) == 1 && well == 1 {
+		out = append(out, found(check, Info, "three controllers survive the loss of one", "one controller: while it is down nothing can be recovered, and clients stop after their leases"))
+	}
+	if len(urls)%2 == 0 && well > 0 {
+		out = append(out, found(check, Info, "use three or five", "%d controllers survive no more failures than %d", len(urls), len(urls)-1))
+	}
+	return out
+}
+
+// healthy asks for /healthz.
+func (c Cluster) healthy(ctx context.Context, base string, versions map[string][]string, out *[]Finding) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(base, "/")+"/healthz", nil)
+	if err != nil {
+		return 0, err
+	}
+	h := &http.Client{Transport: &http.Transport{TLSClientConfig: c.TLS, DisableKeepAlives: true}}
+	start := time.Now()
+	res, err := h.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	took := time.Since(start)
+	if v := res.Header.Get(VersionHeader); v != "" {
+		versions[v] = append(versions[v], base)
+	}
+	if at, err := http.ParseTime(res.Header.Get("Date")); err == nil && math.Abs(time.Since(at).Seconds()) > wallSkew.Seconds() {
+		*out = append(*out, found("clocks", Warning, "run chrony or ntpd on both", "the wall clock of %s is %v off ours: certificates may be refused (leases do not use it)", base, time.Since(at).Round(time.Second)))
+	}
+	if res.StatusCode != http.StatusOK {
+		return took, fmt.Errorf("answers %s: it knows of no leader; see its log and etcd", res.Status)
+	}
+	return took, nil
+}
+
+func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out []Finding) {
+	const check = "nodes"
+	list := c.Status.GetTable().GetNodes()
+	if len(list) == 0 {
+		return []Finding{found(check, Error, "start storage nodes: quarry storage --controller ...", "the cluster has none")}
+	}
+	domains := map[string]bool{}
+	for _, n := range list {
+		if n.Trouble != "" {
+			out = append(out, found(check, Error, "see its log; free space there, or mend the disk", "%s answers, but cannot carry out fences: %s", n.Name, n.Trouble))
+		}
+		switch n.State {
+		case quarrypb.NodeState_NODE_STATE_UP:
+			domains[n.FailureDomain] = true
+		case quarrypb.NodeState_NODE_STATE_DRAINING:
+			out = append(out, found(check, Info, "", "%s is draining", n.Name))
+		case quarrypb.NodeState_NODE_STATE_DOWN:
+			out = append(out, found(check, Info, "quarry node forget "+n.Name+" takes it off the list, quarry node add "+n.Name+" takes it back", "%s (%s) is removed", n.Name, n.FailureDomain))
+			continue
+		default:
+			out = append(out, found(check, Error, "start it again, or replace it: see docs/OPERATIONS.md", "%s (%s) is %s", n.Name, n.FailureDomain, quarrypb.Word(n.State)))
+			continue
+		}
+		if took, err := c.healthy(ctx, n.AgentUrl, versions, &out); err != nil {
+			out = append(out, found("ports", Error, "open its port between controllers and nodes; is --advertise right?", "agent of %s: %v", n.Name, err))
+		} else {
+			out = append(out, ok("ports", "agent of %s answers in %v", n.Name, took.Round(10*time.Microsecond)))
+		}
+		for _, e := range n.Endpoints {
+			if e.Provider == quarrypb.Provider_PROVIDER_SHM {
+				continue // only on its host
+			}
+			provider := quarrypb.Word(e.Provider)
+			took, err := reach(ctx, e.Address)
+			if err != nil {
+				out = append(out, found("ports", Error, "open its port between clients and nodes; is --advertise right?", "%s of %s at %s: %v", provider, n.Name, e.Address, err))
+				continue
+			}
+			out = append(out, ok("ports", "%s of %s at %s connects in %v", provider, n.Name, e.Address, took.Round(10*time.Microsecond)))
+		}
+		if left := n.AvailableBytes; left != nil && *left < leastRoom && n.CapacityBytes-min(n.CapacityBytes, n.HostedBytes) >= leastRoom {
+			out = append(out, found("capacity", Error, "free some there, make it larger, or add a node", "%s has %s left in %s, where it may host %s more: no further region can be made there", n.Name, size(*left), n.Medium, size(n.CapacityBytes-n.HostedBytes)))
+		}
+		if n.CapacityBytes > 0 && float64(n.HostedBytes) > 0.9*float64(n.CapacityBytes) {
+			out = append(out, found("capacity", Warning, "add a node, or raise its --capacity", "%s hosts %s of %s", n.Name, size(n.HostedBytes), size(n.CapacityBytes)))
+		}
+	}
+	return append(out, ok(check, "%d, in %d failure domains", len(list), len(domains)))
+}
+
+func reach(ctx context.Context, address string) (time.Duration, error) {
+	start := time.Now()
+	conn, err := (&net.Dialer{Timeout: reachTimeout}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return 0, err
+	}
+	return time.Since(start), conn.Close()
+}
+
+func (c Cluster) regions() (out []Finding) {
+	const check = "regions"
+	short, well, below := 0, 0, 0
+	standard := c.Status.DefaultReplicas
+	for _, r := range c.Status.GetTable().GetRegions() {
+		if r.WantReplicas < standard {
+			below++
+		}
+		switch r.Shown() {
+		case quarrypb.RegionState_REGION_STATE_OPEN:
+			well++
+		case quarrypb.RegionState_REGION_STATE_DEGRADED:
+			short++
+		case quarrypb.RegionState_REGION_STATE_LOST:
+			out = append(out, found(check, Error, fmt.Sprintf("start the nodes that held it, with their data folders; if they are gone, quarry region remove %d --lost", r.Id), "region %d is lost: no replica in sync is left", r.Id))
+		case quarrypb.RegionState_REGION_STATE_UNAVAILABLE:
+			out = append(out, found(check, Error, "start the nodes that are silent; if one will never come back, quarry node remove NAME --force says what is lost with it", "region %d is unavailable: %s", r.Id, c.missing(r)))
+		default:
+			out = append(out, found(check, Error, "wait a few leases; then see the controllers' log", "region %d is %s", r.Id, quarrypb.Word(r.Shown())))
+		}
+	}
+	if below > 0 {
+		out = append(out, found(check, Warning, "objects keep the replicas that they were made with: write them again without --replicas and Config.Replicas, or choose the default with quarry region default", "%d regions have fewer replicas than the cluster's default of %d", below, standard))
+	}
+	if short > 0 {
+		out = append(out, found(check, Warning, "start nodes in other failure domains; quarry status shows the progress", "%d regions are degraded: they have fewer replicas in sync than wanted", short))
+	}
+	return append(out, ok(check, "%d are open with every replica in sync", well))
+}
+
+// missing names the nodes of the replicas in sync of a region that is unavailable.
+func (c Cluster) missing(r *quarrypb.Region) string {
+	var nodes []string
+	for _, p := range r.Replicas {
+		if p.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC {
+			continue
+		}
+		name := fmt.Sprintf("node %d", p.Node)
+		for _, n := range c.Status.GetTable().GetNodes() {
+			switch {
+			case n.Id != p.Node:
+			case n.State != quarrypb.NodeState_NODE_STATE_UP && n.State != quarrypb.NodeState_NODE_STATE_DRAINING:
+				name = n.Name + " is " + quarrypb.Word(n.State)
+			case n.Incarnation != p.Incarnation:
+				name = n.Name + " has restarted"
+			default:
+				name = n.Name + " does not answer"
+			}
+		}
+		nodes = append(nodes, name)
+	}
+	return "of its replicas in sync " + strings.Join(nodes, ", ")
+}
+
+func (c Cluster) versions(seen map[string][]string) []Finding {
+	if c.Version != "" && len(seen) > 0 && seen[c.Version] == nil {
+		seen[c.Version] = []string{"this program"}
+	}
+	if len(seen) < 2 {
+		return []Finding{ok("versions", "all alike")}
+	}
+	var parts []string
+	for v, who := range seen {
+		parts = append(parts, v+" ("+strings.Join(who[:min(len(who), 3)], ", ")+")")
+	}
+	return []Finding{found("versions", Warning, "finish the upgrade: controllers first, then storage nodes, then clients", "%d run side by side: %s", len(seen), strings.Join(sorted(parts), "; "))}
+}

@@ -1,0 +1,115 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/time/rate"
+)
+
+// NameLimits bound what clients put into the placement library. Both limits are of the
+// leader's; etcd's size is a third: see upkeep.go.
+type NameLimits struct {
+	// Most is how many names there may be; 0 means DefaultMostNames.
+	Most uint64
+	// BytesPerSecond bounds the changes of one client host, counted in bytes of records;
+	// bursts of nameBurst seconds are let through. 0 means DefaultNameBytesPerSecond.
+	BytesPerSecond uint64
+}
+
+// Defaults of NameLimits.
+const (
+	DefaultMostNames          = 1 << 20
+	DefaultNameBytesPerSecond = 1 << 20
+)
+
+const (
+	nameBurst    = 8 // seconds
+	maxNameHosts = 4096
+)
+
+// nameCount counts names. Only the leader changes names, so that it counts once, and then
+// its own changes.
+type nameCount struct {
+	mu    sync.Mutex
+	known bool
+	n     uint64
+}
+
+// reserve takes the places of n names, if there are as many.
+func (k *nameCount) reserve(ctx context.Context, c *Controller, n int) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.known {
+		res, err := c.cfg.Etcd.Get(ctx, c.nameKey(""), clientv3.WithPrefix(), clientv3.WithCountOnly())
+		if err != nil {
+			return etcdError(err)
+		}
+		k.n, k.known = uint64(res.Count), true
+	}
+	if k.n+uint64(n) > c.cfg.Names.Most {
+		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d names, the most there can be (--max-names of the controllers): delete some", k.n))
+	}
+	k.n += uint64(n)
+	return nil
+}
+
+// lost says that the count is not known any more: a change had no answer.
+func (k *nameCount) lost() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.known = false
+}
+
+// gone gives the places of n names back.
+func (k *nameCount) gone(n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.n -= min(k.n, uint64(n))
+}
+
+// nameRates bounds the changes of each client host.
+type nameRates struct {
+	mu    sync.Mutex
+	hosts map[string]*rate.Limiter
+}
+
+// allow takes bytes from a host's allowance. host is the address of a connection.
+func (r *nameRates) allow(peer string, bytes int, perSecond uint64) error {
+	host, _, err := net.SplitHostPort(peer)
+	if err != nil {
+		host = peer
+	}
+	now := time.Now()
+	r.mu.Lock()
+	l := r.hosts[host]
+	if l == nil {
+		if len(r.hosts) >= maxNameHosts {
+			r.forget(now)
+		}
+		l = rate.NewLimiter(rate.Limit(perSecond), int(perSecond)*nameBurst)
+		r.hosts[host] = l
+	}
+	r.mu.Unlock()
+	if l.AllowN(now, bytes) {
+		return nil
+	}
+	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%s changes names too fast: at most %d bytes a second (--name-rate of the controllers)", host, perSecond))
+}
+
+// forget drops hosts that have their whole allowance again, all if there are none.
+func (r *nameRates) forget(now time.Time) {
+	for h, l := range r.hosts {
+		if l.TokensAt(now) >= float64(l.Burst()) {
+			delete(r.hosts, h)
+		}
+	}
+	if len(r.hosts) >= maxNameHosts {
+		clear(r.hosts)
+	}
+}

@@ -1,0 +1,124 @@
+package state
+
+import (
+	"slices"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"google.golang.org/protobuf/proto"
+)
+
+// program is a program that an agent runs over an open region while clients work. It
+// ends with the region's epoch.
+type program struct {
+	g    *region
+	n    *node
+	msg  *quarrypb.WorkRequest
+	out  bool
+	next int64 // no call before
+	last *quarrypb.WorkResponse
+	over bool
+	// patience is how long the agent may fail to answer before the program is given up.
+	// It is given up at once if the agent refuses it, or its node is lost. 0: never.
+	patience int64
+	heard    int64           // its last answer, or when the program was begun
+	ended    func(done bool) // done: in the region's present epoch
+}
+
+// run has the primary's agent run a program.
+func (a *agents) run(g *region, msg *quarrypb.WorkRequest, ended func(done bool)) *program {
+	t := &program{g: g, n: a.m.node(g.rec.Replicas[0].Node), msg: msg, ended: ended, heard: a.m.now}
+	a.programs = append(a.programs, t)
+	a.pump(t)
+	return t
+}
+
+func (a *agents) finish(t *program, done bool) {
+	if t.over {
+		return
+	}
+	t.over = true
+	a.programs = slices.DeleteFunc(a.programs, func(o *program) bool { return o == t })
+	t.ended(done)
+}
+
+// pump calls the agent again where it is time.
+func (a *agents) pump(t *program) {
+	if t.over || t.out || a.m.now < t.next {
+		return
+	}
+	t.out = true
+	a.call(t.n, t.msg, workTimeout, func(r Reply) {
+		t.out = false
+		if t.over {
+			return
+		}
+		w, _ := r.Msg.(*quarrypb.WorkResponse)
+		switch {
+		case w == nil && t.patience > 0 && (r.Refused || t.n.lost || a.m.now >= t.heard+t.patience):
+			a.pause(t.g)
+			a.finish(t, false)
+		case w == nil:
+			t.next = a.m.now + int64(retryAfter)
+		case w.Done:
+			t.g.failures = 0
+			a.finish(t, true)
+		default:
+			t.last, t.heard = w, a.m.now
+			a.pump(t)
+		}
+	})
+}
+
+// Programs that were given up begin again after idleFor, which doubles each time up to idleMost.
+const (
+	workPatience = int64(2 * workTimeout)
+	idleFor      = int64(1e9)
+	idleMost     = int64(60e9)
+)
+
+// pause keeps scrubs and reclaims from a region where one has been given up. Those of
+// other regions go on.
+func (a *agents) pause(g *region) {
+	g.idle = a.m.now + min(idleFor<<min(g.failures, 10), idleMost)
+	g.failures++
+}
+
+// paused says whether no scrub or reclaim can begin in a region.
+func (a *agents) paused(g *region) bool {
+	return a.m.now < g.idle || a.m.node(g.rec.Replicas[0].Node).lost
+}
+
+// endPrograms ends the programs of a region whose epoch ends.
+func (a *agents) endPrograms(g *region) {
+	for _, t := range slices.Clone(a.programs) {
+		if t.g == g {
+			a.finish(t, false)
+		}
+	}
+	g.progress = nil
+}
+
+// copy has the rebuilding replicas of a region brought up to date.
+func (rc *reconfig) copy(g *region) {
+	if g.copier != nil {
+		return
+	}
+	msg := rc.m.workRequest(g, quarrypb.WorkKind_WORK_KIND_COPY, g.rec.Epoch)
+	msg.BytesPerSecond = rc.m.cfg.RebuildBytesPerSecond
+	g.copier = rc.m.agents.run(g, msg, func(done bool) {
+		g.copier = nil
+		if !done || g.rec.Epoch != msg.Epoch || g.rec.State != open {
+			return
+		}
+		g.synced = rc.m.now
+		// Without another epoch: who still takes it for a rebuilding replica does no harm.
+		rec := proto.CloneOf(g.rec)
+		for _, r := range rec.Replicas {
+			if r.State == rebuilding {
+				r.State = inSync
+				rc.m.note("region %d is in sync on node %d", rec.Id, r.Node)
+			}
+		}
+		rc.m.stage(rc.m.regionChange(g, rec, nil))
+	})
+}

@@ -1,0 +1,407 @@
+package fsck
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/wire"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/shm"
+	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/slab"
+)
+
+// Config of a check of a cluster.
+type Config struct {
+	// Controllers are base URLs; the first that answers is used.
+	Controllers []string
+	Token       string
+	TLS         *tls.Config
+	// Transport is "auto", "shm" or "tcp"; "" means auto.
+	Transport string
+	// Wire is the network of a simulation; nil means the host's.
+	Wire *wire.Wire
+	// Regions to check; none means all.
+	Regions []uint32
+	// Progress is told the blocks done so far, of all blocks in use. May be nil.
+	Progress func(done, total int)
+	// Object is told every object that is LIVE. May be nil.
+	Object func(Object)
+}
+
+// ErrUnreachable: no controller answers, or a node's memory cannot be reached.
+var ErrUnreachable = errors.New("unreachable")
+
+// ErrUnchecked: the check has left out regions that are not open, or of which some replica
+// cannot be reached.
+var ErrUnchecked = errors.New("not checked")
+
+// Cluster checks the open regions of a cluster. It opens a read-only session and
+// ends it again.
+//
+// Where it leaves out a region it returns the report of the others and an error that names
+// the region and is ErrUnchecked. Objects that lie partly in such a region are not judged:
+// no chunk is an orphan while an index that may name it cannot be read.
+func Cluster(ctx context.Context, cfg Config) (*Report, error) {
+	s, err := open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { s.beat(ctx, cancel) })
+	defer func() {
+		cancel(nil)
+		wg.Wait()
+		s.close()
+	}()
+	if err := s.learnSessions(ctx); err != nil {
+		return nil, err
+	}
+	regions, unchecked, err := s.regions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	report, err := Regions(ctx, regions, Options{
+		Round:    s.round,
+		Session:  func(id uint32) SessionState { return s.state(ctx, id) },
+		Sessions: func() (func(uint32) SessionState, error) { return s.listSessions(ctx) },
+		Complete: func() (bool, error) { return s.complete(ctx, regions) },
+		Writers:  func() bool { return s.writers.Load() },
+		Progress: cfg.Progress,
+		Object:   cfg.Object,
+		Pause: func(attempt int) {
+			// 1, 2, 4 .. 128 ms: longer than any operation of a client that is well.
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond << min(attempt-1, 7)):
+			}
+		},
+	})
+	if report != nil {
+		report.Writers = s.writers.Load()
+		report.Unchecked = unchecked
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, ctx.Err()) {
+		err = cause
+	}
+	if err == nil {
+		err = uncheckedError(unchecked)
+	}
+	return report, err
+}
+
+// uncheckedError names the regions that were left out; nil if none was.
+func uncheckedError(unchecked []Unchecked) error {
+	const most = 8
+	var texts []string
+	for _, u := range unchecked[:min(len(unchecked), most)] {
+		texts = append(texts, u.String())
+	}
+	if more := len(unchecked) - most; more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more", more))
+	}
+	if texts == nil {
+		return nil
+	}
+	return fmt.Errorf("%d regions were %w: %s", len(unchecked), ErrUnchecked, strings.Join(texts, "; "))
+}
+
+// session is the check's own.
+type session struct {
+	cfg     Config
+	ctl     quarrypbconnect.ControllerClient
+	http    *http.Client
+	ticket  rdma.Ticket
+	lease   time.Duration
+	table   *quarrypb.Table
+	conns   []rdma.Conn
+	writers atomic.Bool
+	reclaim atomic.Uint64                // epoch, as heard last
+	began   atomic.Uint64                // reclaim epoch that the round in hand began in
+	known   func(id uint32) SessionState // by the list of sessions that was made last
+	asked   map[uint32]bool              // not in it even after asking again
+}
+
+// openTimeout bounds the wait for one controller: a stopped one must not keep the
+// others from being asked.
+const openTimeout = 5 * time.Second
+
+func open(ctx context.Context, cfg Config) (*session, error) {
+	s := &session{cfg: cfg, asked: map[uint32]bool{}}
+	s.http = &http.Client{Transport: cfg.Wire.Transport(&http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true})}
+	host, _ := os.Hostname()
+	var last error
+	for _, u := range cfg.Controllers {
+		s.ctl = quarrypbconnect.NewControllerClient(s.http, strings.TrimRight(u, "/"), connect.WithInterceptors(agentauth.Token(cfg.Token)))
+		octx, cancel := context.WithTimeout(ctx, openTimeout)
+		res, err := s.ctl.OpenSession(octx, connect.NewRequest(&quarrypb.OpenSessionRequest{
+			Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token,
+			// A region that changes ends the check with an error: no failover waits for it.
+			Agent: true}))
+		cancel()
+		if err != nil {
+			last = err
+			if leader := leaderOf(err); leader != "" && !slices.Contains(cfg.Controllers, leader) {
+				cfg.Controllers = append(cfg.Controllers, leader)
+			}
+			continue
+		}
+		t := res.Msg.Ticket
+		if len(t.GetCluster()) != 16 || len(t.GetMark()) != 32 || res.Msg.LeaseMs == 0 {
+			return nil, errors.New("the controller's answer has no valid ticket")
+		}
+		s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
+		s.lease = time.Duration(res.Msg.LeaseMs) * time.Millisecond
+		// The session of an agent is given no table.
+		table, err := s.ctl.ReadTable(ctx, connect.NewRequest(&quarrypb.ReadTableRequest{}))
+		if err != nil {
+			s.close()
+			return nil, fmt.Errorf("read the table: %w", err)
+		}
+		s.table = table.Msg
+		s.reclaim.Store(s.table.GetReclaimEpoch())
+		s.began.Store(s.table.GetReclaimEpoch())
+		return s, nil
+	}
+	s.http.CloseIdleConnections()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return nil, fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(cfg.Controllers, ", "), last)
+}
+
+func leaderOf(err error) string {
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		return strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/")
+	}
+	return ""
+}
+
+// round begins another round of the check. Each is an operation of its own: blocks are
+// judged by headers that are READ with them. So the session acknowledges the reclaim
+// epoch that its round began in, and no scrubbed session has to wait for the end of a
+// long check. Ids of sessions may belong to others from then on: they are learned again.
+func (s *session) round() {
+	if now := s.reclaim.Load(); now != s.began.Load() {
+		s.known = func(uint32) SessionState { return slab.SessionGone }
+		clear(s.asked)
+		s.began.Store(now)
+	}
+}
+
+// beat keeps the lease until the context ends. The regions stay those of the table that
+// the check began with. A change of one ends the check, so that no failover waits for it.
+func (s *session) beat(ctx context.Context, cancel context.CancelCauseFunc) {
+	until := time.Now().Add(s.lease)
+	revision := s.table.GetRevision()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.lease / 3):
+		}
+		sent := time.Now()
+		res, err := s.ctl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{
+			Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: s.began.Load()}))
+		switch {
+		case err == nil:
+			until = sent.Add(s.lease)
+			revision = max(revision, res.Msg.Table.GetRevision())
+			s.reclaim.Store(max(s.reclaim.Load(), res.Msg.ReclaimEpoch))
+		case ctx.Err() == nil && time.Now().After(until):
+			cancel(fmt.Errorf("the lease of the check has run out: %w", err))
+			return
+		}
+	}
+}
+
+func (s *session) close() {
+	for _, c := range s.conns {
+		c.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, _ = s.ctl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}))
+	s.http.CloseIdleConnections()
+}
+
+// listSessions lists the sessions as they are now.
+func (s *session) listSessions(ctx context.Context) (func(id uint32) SessionState, error) {
+	res, err := s.ctl.ListSessions(ctx, connect.NewRequest(&quarrypb.ListSessionsRequest{}))
+	if err != nil {
+		return nil, fmt.Errorf("list of sessions: %w", err)
+	}
+	states := map[uint32]SessionState{}
+	for _, x := range res.Msg.Sessions {
+		state := slab.ParseSessionState(x.State)
+		states[x.Session] = state
+		if !state.Over() && rdma.Rights(x.Rights) != rdma.ReadOnly {
+			s.writers.Store(true)
+		}
+	}
+	return func(id uint32) SessionState { return states[id] }, nil
+}
+
+func (s *session) learnSessions(ctx context.Context) error {
+	known, err := s.listSessions(ctx)
+	if err == nil {
+		s.known = known
+	}
+	return err
+}
+
+// complete says whether the table has no region now that is not checked.
+func (s *session) complete(ctx context.Context, checked []Region) (bool, error) {
+	res, err := s.ctl.ReadTable(ctx, connect.NewRequest(&quarrypb.ReadTableRequest{}))
+	if err != nil {
+		return false, fmt.Errorf("read the table: %w", err)
+	}
+	for _, r := range res.Msg.Regions {
+		if !slices.ContainsFunc(checked, func(c Region) bool { return c.ID == r.Id }) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// state of a session; one that is not known may be new, so the controller is asked again, once.
+func (s *session) state(ctx context.Context, id uint32) SessionState {
+	if st := s.known(id); st != slab.SessionGone {
+		return st
+	}
+	if !s.asked[id] && s.learnSessions(ctx) == nil {
+		s.asked[id] = true
+	}
+	return s.known(id)
+}
+
+// regions connects to every in-sync replica of the regions to check. Those that are not open,
+// or whose replicas cannot be reached, are left out.
+func (s *session) regions(ctx context.Context) (out []Region, unchecked []Unchecked, err error) {
+	d := &dialled{s: s, nodes: map[uint32]*quarrypb.Node{}, conns: map[uint32]rdma.Conn{}, errs: map[uint32]error{}}
+	for _, n := range s.table.GetNodes() {
+		d.nodes[n.Id] = n
+	}
+	missing := slices.Clone(s.cfg.Regions)
+	for _, r := range s.table.GetRegions() {
+		if len(s.cfg.Regions) > 0 && !slices.Contains(s.cfg.Regions, r.Id) {
+			continue
+		}
+		missing = slices.DeleteFunc(missing, func(id uint32) bool { return id == r.Id })
+		u := Unchecked{Region: r.Id, State: quarrypb.Word(r.Shown())}
+		if !r.Usable() {
+			u.Why = "it can be checked once it is open"
+			unchecked = append(unchecked, u)
+			continue
+		}
+		if len(r.Uuid) != 16 {
+			return nil, nil, fmt.Errorf("region %d has a uuid of %d bytes in the table", r.Id, len(r.Uuid))
+		}
+		reg, err := d.open(ctx, r)
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil, ctx.Err()
+		case err != nil:
+			u.Why = err.Error()
+			unchecked = append(unchecked, u)
+		default:
+			out = append(out, reg)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, nil, fmt.Errorf("%w: %d", ErrNoRegion, missing[0])
+	}
+	return out, unchecked, nil
+}
+
+// dialled are the connections of a check: one to each node, made when the first region on it
+// is opened, and tried once.
+type dialled struct {
+	s     *session
+	nodes map[uint32]*quarrypb.Node
+	conns map[uint32]rdma.Conn
+	errs  map[uint32]error // of the nodes that cannot be reached
+}
+
+// open opens every in-sync replica of a region.
+func (d *dialled) open(ctx context.Context, r *quarrypb.Region) (Region, error) {
+	reg := Region{ID: r.Id, UUID: [16]byte(r.Uuid), Epoch: r.Epoch, Bytes: r.SizeBytes}
+	for _, rep := range r.Replicas {
+		if rep.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || len(reg.Replicas) == maxReplicas {
+			continue
+		}
+		n := d.nodes[rep.Node]
+		if n == nil {
+			return reg, fmt.Errorf("the table has no node %d, which holds a replica", rep.Node)
+		}
+		if d.conns[n.Id] == nil && d.errs[n.Id] == nil {
+			c, err := d.s.dial(ctx, n)
+			if err != nil {
+				d.errs[n.Id] = err
+			} else {
+				d.conns[n.Id] = c
+				d.s.conns = append(d.s.conns, c)
+			}
+		}
+		if err := d.errs[n.Id]; err != nil {
+			return reg, err
+		}
+		c := d.conns[n.Id]
+		w, err := c.Open(ctx, r.Id, r.Epoch)
+		if err != nil {
+			return reg, fmt.Errorf("node %s: epoch %d: %w", n.Name, r.Epoch, err)
+		}
+		reg.Replicas = append(reg.Replicas, &rdma.Target{Conn: c, Window: w})
+		reg.Nodes = append(reg.Nodes, n.Name)
+	}
+	return reg, nil
+}
+
+// ErrNoRegion: the table has no such region.
+var ErrNoRegion = errors.New("no such region")
+
+func (s *session) dial(ctx context.Context, n *quarrypb.Node) (rdma.Conn, error) {
+	hostID := ""
+	if b, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
+		hostID = strings.TrimSpace(string(b))
+	}
+	var errs []error
+	for _, p := range []quarrypb.Provider{quarrypb.Provider_PROVIDER_SHM, quarrypb.Provider_PROVIDER_TCP} {
+		for _, e := range n.Endpoints {
+			var d rdma.Dialer = shm.NewDialer()
+			if p == quarrypb.Provider_PROVIDER_TCP {
+				d = s.cfg.Wire.Dialer(tcp.Dialer{})
+			}
+			if e.Provider != p || s.cfg.Transport != "" && s.cfg.Transport != "auto" && s.cfg.Transport != d.Provider() ||
+				p == quarrypb.Provider_PROVIDER_SHM && e.HostId != hostID {
+				continue
+			}
+			c, err := d.Dial(ctx, e.Address, &s.ticket, 0)
+			if err == nil {
+				return c, nil
+			}
+			errs = append(errs, fmt.Errorf("%s %s: %w", d.Provider(), e.Address, err))
+		}
+	}
+	if len(errs) == 0 {
+		return nil, fmt.Errorf("%w: node %s has no endpoint for transport %s", ErrUnreachable, n.Name, s.cfg.Transport)
+	}
+	return nil, fmt.Errorf("%w: node %s: %w", ErrUnreachable, n.Name, errors.Join(errs...))
+}

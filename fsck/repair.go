@@ -1,0 +1,101 @@
+package fsck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Repaired is what became of the findings of one check. Check again afterwards:
+// only a second check says what is whole.
+type Repaired struct {
+	Objects int `json:"objects"` // given whole and equal replicas
+	Slabs   int `json:"slabs"`   // without an object, given equal replicas
+	Words   int `json:"words"`   // of maps and reservations, set right
+	Chunks  int `json:"chunks"`  // that no object named, freed
+	// Left are findings that nothing can be done about, with the reason.
+	Left []string `json:"left"`
+}
+
+func (r *Repaired) leave(f Finding, why string) {
+	r.Left = append(r.Left, fmt.Sprintf("%s: %s", f, why))
+}
+
+// repairTimeout bounds one repair: the session that holds the slab may have to be fenced first.
+const repairTimeout = 15 * time.Second
+
+// Repair repairs what a check has found, with an ordinary session beside all others:
+// damaged images from a whole replica, replicas that differ by the primary, maps by the
+// words of their slabs, what sessions left that are fenced or unknown, and orphaned chunks.
+func Repair(ctx context.Context, c *client.Client, findings []Finding) (*Repaired, error) {
+	r := repairer{c: c, done: &Repaired{Left: []string{}}, blocks: map[[2]uint32]bool{}}
+	for i := range findings {
+		f := &findings[i]
+		err := r.repair(ctx, f)
+		if ctx.Err() != nil {
+			return r.done, ctx.Err()
+		}
+		if err != nil && !errors.Is(err, client.ErrFreed) { // its owner has settled it
+			r.done.leave(*f, err.Error())
+		}
+	}
+	return r.done, nil
+}
+
+// repairer is one call of Repair.
+type repairer struct {
+	c      *client.Client
+	done   *Repaired
+	blocks map[[2]uint32]bool // region and block: repaired, with all findings in it
+}
+
+func (r *repairer) repair(ctx context.Context, f *Finding) error {
+	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	defer cancel()
+	switch {
+	case f.Kind == KindLeak && f.chunk:
+		return r.freeChunk(ctx, f)
+	case (f.Kind == KindMap || f.Kind == KindLeak || f.Kind == KindReservation) && f.inBlock:
+		return r.repairBlock(ctx, f)
+	case (f.Kind == KindImage || f.Kind == KindReplica) && f.ref != (proto.Ref{}):
+		return counted(&r.done.Objects, r.c.Repair(ctx, f.ref))
+	case f.Kind == KindReplica && f.inBlock:
+		return counted(&r.done.Slabs, r.c.RepairFree(ctx, f.addr))
+	case f.Kind == KindImage:
+		return client.ErrCorrupt
+	}
+	return errors.New("no repair is known for this finding")
+}
+
+// freeChunk frees an orphaned chunk. An orphan stays one: see slab.Survey.
+func (r *repairer) freeChunk(ctx context.Context, f *Finding) error {
+	err := r.c.CompareAndFree(ctx, f.ref, f.version)
+	if errors.Is(err, client.ErrFreed) {
+		err = nil
+	}
+	return counted(&r.done.Chunks, err)
+}
+
+// repairBlock repairs the whole block of a finding, once.
+func (r *repairer) repairBlock(ctx context.Context, f *Finding) error {
+	at := [2]uint32{f.Region, f.block}
+	if r.blocks[at] {
+		return nil
+	}
+	r.blocks[at] = true
+	n, err := r.c.RepairBlock(ctx, f.Region, f.block)
+	r.done.Words += n
+	return err
+}
+
+// counted adds one to n if there was no error.
+func counted(n *int, err error) error {
+	if err == nil {
+		*n++
+	}
+	return err
+}

@@ -1,0 +1,105 @@
+package fsck
+
+import (
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Report is what a check has seen.
+type Report struct {
+	Regions  []RegionReport `json:"regions"`
+	Findings []Finding      `json:"findings"`
+	// Unchecked are the regions that the check has left out.
+	Unchecked []Unchecked `json:"unchecked,omitempty"`
+	// More counts findings beyond MaxFindings.
+	More int `json:"more_findings,omitempty"`
+	// Writers says that other sessions could write meanwhile.
+	Writers bool `json:"writers"`
+}
+
+// MaxFindings bounds a report: a lost region must not fill memory.
+const MaxFindings = 1000
+
+// OK says that every region was checked and nothing is wrong.
+func (r *Report) OK() bool { return len(r.Findings) == 0 && len(r.Unchecked) == 0 }
+
+// Unchecked is a region that a check has left out.
+type Unchecked struct {
+	Region uint32 `json:"region"`
+	State  string `json:"state"` // as quarry status shows it
+	Why    string `json:"why"`
+}
+
+func (u Unchecked) String() string {
+	return fmt.Sprintf("region %d is %s: %s", u.Region, u.State, u.Why)
+}
+
+// RegionReport counts what one region holds.
+type RegionReport struct {
+	Region       uint32 `json:"region"`
+	Epoch        uint64 `json:"epoch"`
+	Replicas     int    `json:"replicas"` // compared with each other
+	Blocks       int    `json:"blocks"`
+	BlocksInUse  int    `json:"blocks_in_use"`
+	Slabs        int    `json:"slabs"` // of blocks in use
+	Live         int    `json:"live"`  // slabs
+	Objects      int    `json:"objects"`
+	PayloadBytes int64  `json:"payload_bytes"`
+	Claimed      int    `json:"claimed"` // FREE and reserved: in somebody's magazine
+	Held         int    `json:"held"`    // LIVE and reserved: somebody is at work
+	HeldByDead   int    `json:"held_by_dead"`
+	Pending      int    `json:"pending"` // freed and not yet given back, by clients that are alive
+	Busy         int    `json:"busy"`    // kept changing until the check gave up
+}
+
+// Finding is one thing that is wrong.
+type Finding struct {
+	Region uint32 `json:"region"`
+	Node   string `json:"node,omitempty"` // of the replica, if it is one's
+	Where  string `json:"where"`
+	Kind   Kind   `json:"kind"`
+	What   string `json:"what"`
+
+	// For Repair.
+	addr    proto.Addr
+	ref     proto.Ref // of the object, if any replica tells
+	block   uint32
+	inBlock bool
+	chunk   bool // ref is a chunk, an orphan
+	version uint64
+}
+
+// Kind of a finding.
+type Kind string
+
+const (
+	KindHeader      Kind = "header"      // of a region or block
+	KindMap         Kind = "map"         // disagrees with the slabs' words
+	KindWord        Kind = "word"        // R or V is no such word
+	KindImage       Kind = "image"       // checksum, version or born of an active image
+	KindReplica     Kind = "replica"     // replicas differ
+	KindLeak        Kind = "leak"        // nobody can ever use it
+	KindReservation Kind = "reservation" // by a session that nobody knows
+	KindChunk       Kind = "chunk"       // of a large object
+	KindTree        Kind = "tree"        // a tree of the placement library is not whole
+)
+
+func (f Finding) String() string {
+	at := fmt.Sprintf("region %d %s", f.Region, f.Where)
+	if f.Node != "" {
+		at += " on " + f.Node
+	}
+	return fmt.Sprintf("%s: %s: %s", at, f.Kind, f.What)
+}
+
+// Add adds what another check has found.
+func (r *Report) Add(f Finding) { r.add(f) }
+
+func (r *Report) add(f Finding) {
+	if len(r.Findings) >= MaxFindings {
+		r.More++
+		return
+	}
+	r.Findings = append(r.Findings, f)
+}

@@ -1,0 +1,412 @@
+package redis
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// firstBufferBytes is what a connection that asks little holds.
+	firstBufferBytes = 8 << 10
+	// freeBufferBytes of a connection do not count as held.
+	freeBufferBytes = 64 << 10
+	// maxBatch bounds the commands that are executed before they are answered.
+	maxBatch = 512
+	// flushBytes is how much of an answer waits for more.
+	flushBytes = 128 << 10
+	// keepBytes bounds scratch memory that survives a batch.
+	keepBytes = 1 << 20
+)
+
+// request is a command with its arguments: words[from:to] of the parser.
+type request struct {
+	cmd      *command
+	from, to int
+}
+
+// conn is the connection of one client. All but about belongs to its goroutine.
+type conn struct {
+	s     *Server
+	sock  socket
+	id    uint64
+	since time.Time
+	quick int   // times in a row that the client came back soon
+	slice int64 // of time, when it came last
+
+	yielded       time.Time
+	remote, local net.Addr
+
+	p      parser
+	in     []byte // whole capacity in use
+	filled int
+	counts int64 // of in, in s.held
+	unread int64 // of out, in s.held
+	batch  []request
+	out    []byte
+	armed  time.Time // when the write deadline was set
+	began  time.Time // of the batch
+
+	db            int
+	proto         int
+	now           int64 // ms, of the batch
+	authenticated bool  // has given the password, or none is asked for
+	// refusing is set by a MULTI, which is refused, until EXEC, DISCARD or RESET: no
+	// command is executed meanwhile.
+	refusing bool
+	quit     bool
+	silence  int // answers to swallow; -1: all
+	did      progress
+
+	hits, misses, failed uint64
+
+	key, key2, raw, enc []byte // scratch: a tree's key, a record as read, one to write
+	keys                arena
+	vals                arena
+	got                 []fetched
+	fetch               func(i int, value []byte, version uint64, err error) // c.take, bound once
+	small               [64]byte
+	written             []written // see within
+
+	mu    sync.Mutex
+	about about
+	seen  atomic.Int64 // unix seconds of the last batch
+}
+
+// about is what CLIENT LIST tells.
+type about struct {
+	name  string
+	db    int
+	proto int
+}
+
+func newConn(s *Server, nc net.Conn, id uint64) *conn {
+	c := &conn{s: s, remote: nc.RemoteAddr(), local: nc.LocalAddr(), id: id, since: time.Now(), in: make([]byte, firstBufferBytes), proto: 2, authenticated: s.cfg.Password == ""}
+	c.p.preAuth = !c.authenticated
+	c.about.proto = 2
+	c.sock.init(s, nc)
+	c.fetch = c.take
+	c.seen.Store(c.since.Unix())
+	return c
+}
+
+// serve answers until the client leaves, or has to.
+func (c *conn) serve() {
+	defer func() { c.s.held.Add(-c.counts - c.unread) }()
+	for !c.quit {
+		if c.filled == len(c.in) && !c.grow() {
+			c.fail("ERR all clients together have sent too much that is not answered yet")
+			c.flush()
+			return
+		}
+		n, err := c.sock.read(c.in[c.filled:], c.alone())
+		c.filled += n
+		if n > 0 {
+			c.s.stats.bytesIn.Add(uint64(n))
+			if !c.work() {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// grow makes room for more of a long command, at most twice what has come.
+func (c *conn) grow() bool {
+	n := 2 * len(c.in)
+	if need := c.p.needs(); need > len(c.in) {
+		n = min(n, need)
+	}
+	if n > freeBufferBytes {
+		more := int64(n) - c.counts
+		if c.s.held.Add(more) > c.s.maxHeld {
+			c.s.held.Add(-more)
+			return false
+		}
+		c.counts += more
+	}
+	in := make([]byte, n)
+	copy(in, c.in[:c.filled])
+	c.in = in
+	return true
+}
+
+// work executes all commands that have come whole.
+func (c *conn) work() bool {
+	at := 0
+	for {
+		n, err := c.cut(c.in[at:c.filled])
+		c.execute()
+		at += n
+		if err != nil {
+			c.fail("ERR " + err.Error())
+			c.flush()
+			return false
+		}
+		if !c.flush() || c.quit {
+			return false
+		}
+		if n == 0 {
+			break
+		}
+	}
+	c.filled = copy(c.in, c.in[at:c.filled])
+	c.shrink()
+	return true
+}
+
+// cut cuts the next batch out of what has come.
+func (c *conn) cut(b []byte) (at int, err error) {
+	c.p.words, c.batch = c.p.words[:0], c.batch[:0]
+	for len(c.batch) < maxBatch {
+		from := len(c.p.words)
+		n, argc, err := c.p.next(b[at:])
+		if err != nil || n == 0 {
+			return at, err
+		}
+		at += n
+		if argc == 0 {
+			continue
+		}
+		c.batch = append(c.batch, request{cmd: c.s.lookup(c.p.words[from]), from: from, to: from + argc})
+		if c.p.preAuth {
+			break // what comes may be the password
+		}
+	}
+	return at, nil
+}
+
+// execute runs a batch.
+func (c *conn) execute() {
+	if len(c.batch) == 0 {
+		return
+	}
+	last := c.began
+	c.began = time.Now()
+	c.came(c.began.Sub(last))
+	c.now = c.s.clock().UnixMilli()
+	c.seen.Store(c.began.Unix())
+	for i := 0; i < len(c.batch) && !c.quit; {
+		i += c.run(i)
+		if len(c.out) > flushBytes && !c.flush() {
+			c.quit = true
+		}
+	}
+	st := &c.s.stats
+	st.commands.Add(uint64(len(c.batch)))
+	st.hits.Add(c.hits)
+	st.misses.Add(c.misses)
+	st.errors.Add(c.failed)
+	c.hits, c.misses, c.failed = 0, 0, 0
+}
+
+// run executes request i, or a run of equal ones that go to the tree together, and
+// says how many. SETs share a reservation where they meet in a leaf. GETs together cost
+// fewer rounds, and more work: not worth it where a round is a look at memory.
+func (c *conn) run(i int) int {
+	c.did = progress{}
+	if cmd := c.batch[i].cmd; c.authenticated && c.silence == 0 && !c.refusing && (cmd == c.s.setCmd || cmd == c.s.getCmd && c.s.far.Load()) {
+		if n := c.alike(i); n > 1 {
+			if cmd == c.s.getCmd {
+				c.gets(c.batch[i : i+n])
+			} else {
+				c.sets(c.batch[i : i+n])
+			}
+			return n
+		}
+	}
+	r := c.batch[i]
+	mark := len(c.out)
+	swallow := c.silence
+	err := c.call(r.cmd, c.p.words[r.from:r.to])
+	if err == nil && len(c.out) > keepBytes && !c.hold() && !strings.Contains(r.cmd.flags, "write") {
+		err = errHeld // what is done is told, whatever it takes
+	}
+	if err != nil {
+		c.out = c.out[:mark]
+		c.fail(c.explain(err))
+		c.failed++
+	}
+	if swallow != 0 && c.silence != 0 {
+		c.out = c.out[:mark]
+	}
+	if swallow > 0 && c.silence == swallow {
+		c.silence--
+	}
+	if r.cmd == c.s.getCmd && swallow == 0 && len(c.out)-mark <= maxAgainBytes {
+		return 1 + c.again(i, mark, err != nil)
+	}
+	return 1
+}
+
+// maxAgainBytes bounds an answer that is given several times.
+const maxAgainBytes = 4 << 10
+
+// again gives the answer to GET i, which begins at mark, to those directly behind it
+// that ask for the same key: what was read a moment ago, after they had come, is as
+// good as what they would read. It says how many there were.
+func (c *conn) again(i, mark int, failed bool) (n int) {
+	r := c.batch[i]
+	answer, key := c.out[mark:], c.p.words[r.from+1:r.to]
+	for _, next := range c.batch[i+1:] {
+		if next.cmd != r.cmd || len(key) != 1 || next.to-next.from != 2 || !bytes.Equal(c.p.words[next.from+1], key[0]) || len(c.out) > flushBytes {
+			break
+		}
+		c.out = append(c.out, answer...)
+		n++
+	}
+	switch {
+	case failed:
+		c.failed += uint64(n)
+	case answer[0] == '$' && answer[1] != '-':
+		c.hits += uint64(n)
+	default:
+		c.misses += uint64(n)
+	}
+	return n
+}
+
+// hold counts a long answer until it is sent.
+func (c *conn) hold() bool {
+	more := int64(len(c.out)) - c.unread
+	if c.s.held.Add(more) > c.s.maxHeld {
+		c.s.held.Add(-more)
+		return false
+	}
+	c.unread += more
+	return true
+}
+
+// alike is how many plain GETs or SETs follow each other, whose values are copied
+// before they are written: no more than memory is kept for.
+func (c *conn) alike(i int) int {
+	cmd, argc := c.batch[i].cmd, 2
+	if cmd == c.s.setCmd {
+		argc = 3
+	}
+	n, bytes := 0, 0
+	for _, r := range c.batch[i:] {
+		if bytes += len(c.p.words[r.to-1]); r.cmd != cmd || r.to-r.from != argc || bytes > maxTogetherBytes {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// call checks and runs a command.
+func (c *conn) call(cmd *command, args [][]byte) error {
+	if cmd == nil {
+		return unknownCommand(args)
+	}
+	if cmd.subs != nil && len(args) > 1 {
+		sub := cmd.subs[lowered(args[1])]
+		if sub == nil {
+			return fault(fmt.Sprintf("ERR unknown subcommand '%s'. Try %s HELP.", word(args[1], 128), uppered(cmd.name)))
+		}
+		cmd = sub
+	}
+	if cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity {
+		if cmd == c.s.execCmd {
+			c.refusing = false // Redis ends the transaction here too
+			return errExecArity
+		}
+		return wrongArity(cmd.name)
+	}
+	if !c.authenticated && !cmd.preAuth {
+		return fault("NOAUTH Authentication required.")
+	}
+	if c.refusing && !cmd.inRefused {
+		return errRefusing
+	}
+	return cmd.run(c, args)
+}
+
+func wrongArity(name string) error {
+	return fault("ERR wrong number of arguments for '" + name + "' command")
+}
+
+func unknownCommand(args [][]byte) error {
+	const most = 128
+	var list []byte
+	for _, a := range args[1:] {
+		if len(list) >= most {
+			break
+		}
+		list = fmt.Appendf(list, "'%s' ", word(a, most-len(list)))
+	}
+	return fault(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %s", word(args[0], most), list))
+}
+
+// word is an argument as an error repeats it: so much of it, and no further than a
+// zero byte.
+func word(b []byte, most int) []byte {
+	b = b[:min(len(b), most)]
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	return b
+}
+
+// maxKeyBytes is the longest key.
+func (s *Server) maxKeyBytes() int { return s.tree.Limits().MaxKeyBytes - 1 }
+
+// maxFieldBytes is the longest field of a hash and member of a sorted set.
+func (s *Server) maxFieldBytes() int { return s.tree.Limits().MaxKeyBytes - 1 - 2*idBytes }
+
+// flush sends the answers in c.out. While the client reads slowly, the connection executes no
+// further commands; the wait is bounded by the server's patience.
+func (c *conn) flush() bool {
+	if len(c.out) == 0 {
+		return true
+	}
+	// Setting a deadline costs; one that is a little early does not matter.
+	if now := c.began; now.Sub(c.armed) > c.s.patience/8 || len(c.out) > flushBytes {
+		now = time.Now()
+		c.armed = now
+		_ = c.sock.nc.SetWriteDeadline(now.Add(c.s.patience))
+		if c.s.ending.Load() {
+			_ = c.sock.nc.SetWriteDeadline(now.Add(lastWords))
+		}
+	}
+	n, err := c.sock.write(c.out)
+	if c.unread > 0 {
+		c.s.held.Add(-c.unread)
+		c.unread = 0
+	}
+	c.s.stats.bytesOut.Add(uint64(n))
+	c.out = c.out[:0]
+	return err == nil
+}
+
+// shrink gives memory back that one large command has taken.
+func (c *conn) shrink() {
+	if c.counts > 0 && c.filled < firstBufferBytes && len(c.in) > keepBytes {
+		in := make([]byte, freeBufferBytes)
+		copy(in, c.in[:c.filled])
+		c.in = in
+		c.s.held.Add(-c.counts)
+		c.counts = 0
+	}
+	for _, b := range []*[]byte{&c.out, &c.raw, &c.enc, &c.vals.b, &c.keys.b} {
+		if cap(*b) > keepBytes {
+			*b = nil
+		}
+	}
+	if cap(c.p.words) > 64<<10 {
+		c.p.words, c.p.args = nil, nil
+	}
+}
+
+// describe changes what CLIENT LIST says of this connection.
+func (c *conn) describe(f func(*about)) {
+	c.mu.Lock()
+	f(&c.about)
+	c.mu.Unlock()
+}

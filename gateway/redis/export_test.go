@@ -1,0 +1,46 @@
+package redis
+
+import (
+	"context"
+	"time"
+)
+
+// SetLimits makes limits small enough to be met in a test.
+func (s *Server) SetLimits(patience time.Duration, maxHeld int64) {
+	s.patience, s.maxHeld = patience, maxHeld
+}
+
+// SweepAll walks over everything once.
+func (s *Server) SweepAll(ctx context.Context) (removed int, err error) {
+	p := pass{s: s}
+	for done := false; !done && err == nil; {
+		done, err = p.step(ctx, 7)
+	}
+	return p.removed, err
+}
+
+// Held is what connections hold of commands that come in pieces.
+func (s *Server) Held() int64 { return s.held.Load() }
+
+// Lingering counts the threads that wait for a client to come back.
+func (s *Server) Lingering() int { return int(s.close.Load()) }
+
+// Connections counts those that are open.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+// SweepAged is SweepAll, and once more when what it has seen without an owner has aged.
+func (s *Server) SweepAged(ctx context.Context) (removed int, err error) {
+	first, err := s.SweepAll(ctx)
+	for id, since := range s.ownerless {
+		s.ownerless[id] = since.Add(-s.cfg.OrphanAge)
+	}
+	if err != nil {
+		return first, err
+	}
+	removed, err = s.SweepAll(ctx)
+	return first + removed, err
+}

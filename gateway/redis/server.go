@@ -1,0 +1,218 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quarrystore/quarry/btree/kv"
+)
+
+const (
+	// defaultMaxClients is the default of Redis.
+	defaultMaxClients = 10_000
+	// slowReader is how long a client may leave an answer unread before it is cut off.
+	slowReader = 60 * time.Second
+	// lastWords is the time for the last answers when the gateway ends.
+	lastWords = 2 * time.Second
+	// maxHeldBytes bounds what all connections together hold of commands that come
+	// in pieces or are long, and of long answers that are not read yet.
+	maxHeldBytes = 1 << 30
+	// maxReplyBytes bounds the answer of one command.
+	maxReplyBytes = 256 << 20
+	// stripes is how many locks keep the connections of this gateway from fighting
+	// over one key. They are for speed: between gateways only versions count.
+	stripes = 256
+)
+
+// Config of a Server. Zero values mean what is said.
+type Config struct {
+	Tree       *kv.Tree
+	Password   string        // clients must say it; "": nobody need
+	MaxClients int           // connections at once; 0: 10000
+	SweepKeys  int           // records looked at for expiry a second; 0: 2000, negative: none
+	OrphanAge  time.Duration // remains of hashes are swept when this old; 0: 10 minutes
+	// Far says whether a round takes time: then commands that follow each other go to
+	// the tree together. It is asked once a second; nil: no.
+	Far     func() bool
+	Version string       // of this program, for INFO
+	Logger  *slog.Logger // nil: slog.Default
+}
+
+func (c Config) withDefaults() Config {
+	if c.MaxClients == 0 {
+		c.MaxClients = defaultMaxClients
+	}
+	if c.SweepKeys == 0 {
+		c.SweepKeys = 2000
+	}
+	if c.OrphanAge == 0 {
+		c.OrphanAge = 10 * time.Minute
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+// Server is a gateway.
+type Server struct {
+	cfg      Config
+	tree     gated
+	clock    func() time.Time // wall clock, of expiry and of the age of what is swept
+	random   func() uint64    // for ids
+	ctx      context.Context  // of commands
+	commands map[string]*command
+	getCmd   *command
+	setCmd   *command
+	execCmd  *command
+	settings settings
+	cursors  cursors
+	started  time.Time
+	patience time.Duration // with slow readers
+	maxHeld  int64
+
+	seed  maphash.Seed
+	locks [stripes]sync.Mutex
+
+	swept     chan leftover
+	ownerless map[uint64]time.Time // since when the sweep has seen fields of ids without owner
+
+	mu     sync.Mutex
+	conns  map[uint64]*conn
+	lastID uint64
+	wg     sync.WaitGroup
+
+	close    atomic.Int32 // connections that are out of Go's poller
+	maxClose int32
+	slice    atomic.Int64 // of time, of the batch last executed
+	company  atomic.Int32 // connections that came in it
+	before   atomic.Int32 // and in the one before
+
+	far    atomic.Bool
+	ending atomic.Bool
+	timed  atomic.Bool // a key was given an expiry
+	held   atomic.Int64
+	stats  stats
+}
+
+// stats for INFO.
+type stats struct {
+	connections, rejected, commands, errors, hits, misses, expired, bytesIn, bytesOut atomic.Uint64
+}
+
+// New makes a gateway to a tree.
+func New(cfg Config) *Server {
+	s := &Server{cfg: cfg.withDefaults(), tree: gated{Tree: cfg.Tree}, clock: time.Now, random: rand.Uint64, ctx: context.Background(), started: time.Now(), patience: slowReader,
+		maxHeld: maxHeldBytes, seed: maphash.MakeSeed(), swept: make(chan leftover, 1024), ownerless: map[uint64]time.Time{}, conns: map[uint64]*conn{}, commands: map[string]*command{}}
+	for _, cmd := range commandTable() {
+		s.commands[cmd.name] = cmd
+	}
+	s.getCmd, s.setCmd, s.execCmd = s.commands["get"], s.commands["set"], s.commands["exec"]
+	s.maxClose = maxClose()
+	s.settings.init(s.cfg)
+	s.look()
+	return s
+}
+
+// Serve accepts connections until the context ends or the listener fails. It returns
+// when all commands in hand are answered. Call it once.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	s.ctx = context.WithoutCancel(ctx) // commands in hand finish; the client bounds them
+	stop := context.AfterFunc(ctx, func() {
+		l.Close()
+		s.ending.Store(true)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, c := range s.conns {
+			c.sock.end() // not the command in hand
+		}
+	})
+	defer stop()
+	bctx, stopBackground := context.WithCancel(ctx)
+	if s.cfg.SweepKeys > 0 {
+		s.wg.Go(func() { s.sweep(bctx) })
+	}
+	if s.cfg.Far != nil {
+		s.wg.Go(func() { s.watch(bctx) })
+	}
+	err := s.accept(ctx, l)
+	stopBackground()
+	s.wg.Wait()
+	return err
+}
+
+// look asks how far the memory is.
+func (s *Server) look() { s.far.Store(s.cfg.Far != nil && s.cfg.Far()) }
+
+func (s *Server) watch(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.look()
+		}
+	}
+}
+
+func (s *Server) accept(ctx context.Context, l net.Listener) error {
+	for wait := time.Millisecond; ; {
+		nc, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			// Most likely out of file descriptors: those we have go on.
+			s.cfg.Logger.Warn("gateway cannot accept a connection", "error", err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(wait):
+			}
+			wait = min(2*wait, time.Second)
+			continue
+		}
+		wait = time.Millisecond
+		s.welcome(ctx, nc)
+	}
+}
+
+func (s *Server) welcome(ctx context.Context, nc net.Conn) {
+	s.stats.connections.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.conns) >= s.cfg.MaxClients {
+		s.stats.rejected.Add(1)
+		_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = nc.Write([]byte("-ERR max number of clients reached\r\n"))
+		nc.Close()
+		return
+	}
+	s.lastID++
+	c := newConn(s, nc, s.lastID)
+	s.conns[c.id] = c
+	if ctx.Err() != nil {
+		_ = nc.SetReadDeadline(time.Unix(1, 0))
+	}
+	s.wg.Go(func() {
+		c.serve()
+		s.mu.Lock()
+		c.sock.close()
+		delete(s.conns, c.id)
+		s.mu.Unlock()
+	})
+}
+
+// stripe is the lock of a key.
+func (s *Server) stripe(key []byte) *sync.Mutex {
+	return &s.locks[maphash.Bytes(s.seed, key)%stripes]
+}

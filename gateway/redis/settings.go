@@ -1,0 +1,122 @@
+package redis
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+)
+
+// settings are what CONFIG GET shows. Those about Redis's own memory and disk are
+// kept and shown when a client sets them, and mean nothing here.
+type settings struct {
+	mu     sync.Mutex
+	values map[string]string
+	fixed  map[string]bool
+}
+
+func (s *settings) init(cfg Config) {
+	s.values = map[string]string{
+		"databases": strconv.Itoa(Databases), "maxclients": strconv.Itoa(cfg.MaxClients), "proto-max-bulk-len": strconv.Itoa(maxBulkBytes),
+		"cluster-enabled": "no", "daemonize": "no", "aclfile": "", "port": "0", "requirepass": "",
+
+		"save": "", "appendonly": "no", "appendfsync": "everysec", "maxmemory": "0", "maxmemory-policy": "noeviction", "timeout": "0",
+		"tcp-keepalive": "300", "loglevel": "notice", "slowlog-log-slower-than": "10000", "slowlog-max-len": "128", "latency-tracking": "yes",
+		"notify-keyspace-events": "", "activedefrag": "no", "lazyfree-lazy-user-del": "no", "lazyfree-lazy-user-flush": "no", "lazyfree-lazy-expire": "no",
+		"hash-max-listpack-entries": "512", "hash-max-listpack-value": "64", "hash-max-ziplist-entries": "512", "hash-max-ziplist-value": "64",
+		"zset-max-listpack-entries": "128", "zset-max-listpack-value": "64", "zset-max-ziplist-entries": "128", "zset-max-ziplist-value": "64",
+		"set-max-intset-entries": "512", "list-max-listpack-size": "-2", "list-max-ziplist-size": "-2", "active-expire-effort": "1", "lazyfree-lazy-server-del": "no", "lazyfree-lazy-eviction": "no",
+		"latency-monitor-threshold": "0", "min-replicas-to-write": "0", "stream-node-max-entries": "100", "stream-node-max-bytes": "4096", "set-proc-title": "yes", "enable-debug-command": "no",
+		"list-compress-depth": "0", "hz": "10", "dynamic-hz": "yes",
+		"maxmemory-samples": "5", "lfu-log-factor": "10", "lfu-decay-time": "1", "stop-writes-on-bgsave-error": "yes", "rdbcompression": "yes",
+	}
+	s.fixed = map[string]bool{}
+	for _, name := range []string{"databases", "maxclients", "proto-max-bulk-len", "cluster-enabled", "daemonize", "aclfile", "port", "requirepass"} {
+		s.fixed[name] = true
+	}
+}
+
+// number is the value of a setting that is a number.
+func (s *settings) number(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, _ := strconv.Atoi(s.values[name])
+	return min(max(n, 0), 1<<20)
+}
+
+// aliases are the names that settings had once.
+var aliases = [][2]string{
+	{"hash-max-listpack-entries", "hash-max-ziplist-entries"}, {"hash-max-listpack-value", "hash-max-ziplist-value"}, {"zset-max-listpack-entries", "zset-max-ziplist-entries"},
+	{"zset-max-listpack-value", "zset-max-ziplist-value"}, {"list-max-listpack-size", "list-max-ziplist-size"},
+}
+
+// put sets a value, under both names if there are two.
+func (s *settings) put(name, value string) {
+	s.values[name] = value
+	for _, a := range aliases {
+		if name == a[0] || name == a[1] {
+			s.values[a[0]], s.values[a[1]] = value, value
+		}
+	}
+}
+
+func configGet(c *conn, a [][]byte) error {
+	s := &c.s.settings
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(s.values)) {
+		for _, pattern := range a[2:] {
+			if match(pattern, []byte(name), true) {
+				names = append(names, name)
+				break
+			}
+		}
+	}
+	c.mapping(len(names))
+	for _, name := range names {
+		c.text(name)
+		c.text(s.values[name])
+	}
+	return nil
+}
+
+// maxSettingBytes bounds a value that is kept.
+const maxSettingBytes = 4 << 10
+
+func configSet(c *conn, a [][]byte) error {
+	if len(a)%2 != 0 {
+		return errSyntax
+	}
+	s := &c.s.settings
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen := map[string]bool{}
+	for i := 2; i < len(a); i += 2 {
+		name := lowered(a[i])
+		old, ok := s.values[name]
+		switch {
+		case !ok:
+			return fault("ERR Unknown option or number of arguments for CONFIG SET - '" + string(word(a[i], 1024)) + "'")
+		case seen[name]:
+			return fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - duplicate parameter")
+		case s.fixed[name] && old != string(a[i+1]), len(a[i+1]) > maxSettingBytes:
+			return fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - can't set immutable config")
+		}
+		seen[name] = true
+	}
+	for i := 2; i < len(a); i += 2 {
+		s.put(lowered(a[i]), string(a[i+1]))
+	}
+	c.ok()
+	return nil
+}
+
+func configResetstat(c *conn, _ [][]byte) error {
+	st := &c.s.stats
+	for _, n := range []interface{ Store(uint64) }{&st.connections, &st.rejected, &st.commands, &st.errors, &st.hits, &st.misses, &st.expired, &st.bytesIn, &st.bytesOut} {
+		n.Store(0)
+	}
+	c.ok()
+	return nil
+}

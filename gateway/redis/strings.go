@@ -1,0 +1,459 @@
+package redis
+
+import (
+	"bytes"
+	"math"
+	"math/big"
+	"strconv"
+)
+
+// when is the expiry that a command asks for.
+type when struct {
+	given    bool
+	ms       int64 // since 1970
+	keep     bool
+	persist  bool
+	argument []byte
+	unit     int64
+	absolute bool
+}
+
+// parse takes an option of SET and GETEX; used is how many arguments it is, 0 if it
+// is none.
+func (w *when) parse(a [][]byte) (used int) {
+	if len(a) < 2 {
+		return 0
+	}
+	switch lowered(a[0]) {
+	case "ex":
+		w.unit = 1000
+	case "px":
+		w.unit = 1
+	case "exat":
+		w.unit, w.absolute = 1000, true
+	case "pxat":
+		w.unit, w.absolute = 1, true
+	default:
+		return 0
+	}
+	w.given, w.argument = true, a[1]
+	return 2
+}
+
+// resolve computes the time; name is the command, for its error.
+func (w *when) resolve(now int64, name string) error {
+	if !w.given {
+		return nil
+	}
+	n, ok := parseInt(w.argument)
+	if !ok {
+		return errNotInteger
+	}
+	bad := fault("ERR invalid expire time in '" + name + "' command")
+	if n <= 0 || n > math.MaxInt64/w.unit {
+		return bad
+	}
+	n *= w.unit
+	if !w.absolute {
+		if n > math.MaxInt64-now {
+			return bad
+		}
+		n += now
+	}
+	w.ms = n
+	return nil
+}
+
+func get(c *conn, a [][]byte) error {
+	r, err := c.load(a[1])
+	if err == nil {
+		err = r.is(kindString)
+	}
+	if err != nil {
+		return err
+	}
+	c.value(&r)
+	return nil
+}
+
+// value answers with a string, or that there is none.
+func (c *conn) value(r *record) {
+	if r.kind == kindNone {
+		c.misses++
+		c.null()
+		return
+	}
+	c.hits++
+	c.bulk(r.value)
+}
+
+func set(c *conn, a [][]byte) error {
+	var w when
+	var nx, xx, old bool
+	for i := 3; i < len(a); {
+		switch opt := lowered(a[i]); {
+		case opt == "nx" && !xx:
+			nx = true
+		case opt == "xx" && !nx:
+			xx = true
+		case opt == "get":
+			old = true
+		case opt == "keepttl" && !w.given:
+			w.keep = true
+		default:
+			if w.given || w.keep {
+				return errSyntax
+			}
+			n := w.parse(a[i:])
+			if n == 0 {
+				return errSyntax
+			}
+			i += n
+			continue
+		}
+		i++
+	}
+	if err := w.resolve(c.now, "set"); err != nil {
+		return err
+	}
+	past := w.given && w.ms <= c.now
+	if !nx && !xx && !old && !w.keep && !past {
+		c.key = AppendKey(c.key[:0], c.db, a[1])
+		c.enc = append(appendHead(c.enc[:0], kindString, w.ms), a[2]...)
+		_, err := c.s.tree.PutIf(c.s.ctx, c.key, c.enc, unmarked)
+		if err == nil {
+			c.s.noteTime(c.enc)
+			c.ok()
+		}
+		if !lost(err) {
+			return err
+		}
+	}
+	mark := len(c.out)
+	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
+		c.out = c.out[:mark]
+		if old {
+			if err := r.is(kindString); err != nil {
+				return nil, err
+			}
+			c.value(r)
+		}
+		if nx && r.kind != kindNone || xx && r.kind == kindNone {
+			if !old {
+				c.null()
+			}
+			return nil, errLeave
+		}
+		if !old {
+			c.ok()
+		}
+		if past {
+			return nil, errRemove
+		}
+		if w.keep {
+			w.ms = r.ttl()
+		}
+		return append(appendHead(b, kindString, w.ms), a[2]...), nil
+	})
+	return err
+}
+
+func setnx(c *conn, a [][]byte) error {
+	done := false
+	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
+		if done = r.kind == kindNone; !done {
+			return nil, errLeave
+		}
+		return AppendString(b, a[2]), nil
+	})
+	if err == nil {
+		c.flag(done)
+	}
+	return err
+}
+
+func setex(c *conn, a [][]byte) error  { return setFor(c, a, "setex", 1000) }
+func psetex(c *conn, a [][]byte) error { return setFor(c, a, "psetex", 1) }
+
+func setFor(c *conn, a [][]byte, name string, unit int64) error {
+	w := when{given: true, argument: a[2], unit: unit}
+	if err := w.resolve(c.now, name); err != nil {
+		return err
+	}
+	c.key = AppendKey(c.key[:0], c.db, a[1])
+	c.enc = append(appendHead(c.enc[:0], kindString, w.ms), a[3]...)
+	_, err := c.s.tree.PutIf(c.s.ctx, c.key, c.enc, unmarked)
+	if err == nil {
+		c.s.noteTime(c.enc)
+	} else if lost(err) { // being renamed
+		err = c.edit(a[1], func(_ *record, b []byte) ([]byte, error) {
+			return append(appendHead(b, kindString, w.ms), a[3]...), nil
+		})
+	}
+	if err == nil {
+		c.ok()
+	}
+	return err
+}
+
+// reading runs edit with a callback that answers with the string as it was.
+func (c *conn) reading(key []byte, f func(r *record, b []byte) ([]byte, error)) error {
+	mark := len(c.out)
+	return c.edit(key, func(r *record, b []byte) ([]byte, error) {
+		if err := r.is(kindString); err != nil {
+			return nil, err
+		}
+		c.out = c.out[:mark]
+		c.value(r)
+		return f(r, b)
+	})
+}
+
+func getset(c *conn, a [][]byte) error {
+	return c.reading(a[1], func(_ *record, b []byte) ([]byte, error) { return AppendString(b, a[2]), nil })
+}
+
+func getdel(c *conn, a [][]byte) error {
+	return c.reading(a[1], func(r *record, _ []byte) ([]byte, error) {
+		if r.kind == kindNone {
+			return nil, errLeave
+		}
+		return nil, errRemove
+	})
+}
+
+func getex(c *conn, a [][]byte) error {
+	var w when
+	for i := 2; i < len(a); {
+		if w.given || w.persist {
+			return errSyntax
+		}
+		if lowered(a[i]) == "persist" {
+			w.persist = true
+			i++
+			continue
+		}
+		n := w.parse(a[i:])
+		if n == 0 {
+			return errSyntax
+		}
+		i += n
+	}
+	if !w.given && !w.persist {
+		return get(c, a)
+	}
+	return c.reading(a[1], func(r *record, b []byte) ([]byte, error) {
+		if r.kind == kindNone {
+			return nil, errLeave
+		}
+		if err := w.resolve(c.now, "getex"); err != nil {
+			return nil, err
+		}
+		if w.given && w.ms <= c.now {
+			return nil, errRemove
+		}
+		if w.persist && r.expiry == 0 {
+			return nil, errLeave
+		}
+		return append(appendHead(b, kindString, w.ms), r.value...), nil
+	})
+}
+
+func appendCmd(c *conn, a [][]byte) error {
+	n := 0
+	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
+		if err := r.is(kindString); err != nil {
+			return nil, err
+		}
+		if n = len(r.value) + len(a[2]); n > maxValueBytes {
+			return nil, errTooLong
+		}
+		if r.kind == kindNone {
+			return AppendString(b, a[2]), nil
+		}
+		return append(append(appendRaw(b, r.ttl()), r.value...), a[2]...), nil
+	})
+	if err == nil {
+		c.integer(int64(n))
+	}
+	return err
+}
+
+func strlen(c *conn, a [][]byte) error {
+	r, err := c.load(a[1])
+	if err == nil {
+		err = r.is(kindString)
+	}
+	if err == nil {
+		c.integer(int64(len(r.value)))
+	}
+	return err
+}
+
+func getrange(c *conn, a [][]byte) error {
+	from, ok1 := parseInt(a[2])
+	to, ok2 := parseInt(a[3])
+	if !ok1 || !ok2 {
+		return errNotInteger
+	}
+	r, err := c.load(a[1])
+	if err == nil {
+		err = r.is(kindString)
+	}
+	if err != nil {
+		return err
+	}
+	n := int64(len(r.value))
+	if from < 0 && to < 0 && from > to {
+		c.bulk(nil)
+		return nil
+	}
+	if from < 0 {
+		from = max(0, n+from)
+	}
+	if to < 0 {
+		to = max(0, n+to)
+	}
+	if to = min(to, n-1); n == 0 || from > to {
+		c.bulk(nil)
+		return nil
+	}
+	c.bulk(r.value[from : to+1])
+	return nil
+}
+
+func setrange(c *conn, a [][]byte) error {
+	at, ok := parseInt(a[2])
+	if !ok {
+		return errNotInteger
+	}
+	if at < 0 {
+		return fault("ERR offset is out of range")
+	}
+	n := 0
+	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
+		if err := r.is(kindString); err != nil {
+			return nil, err
+		}
+		if n = len(r.value); len(a[3]) == 0 {
+			return nil, errLeave
+		}
+		if at > maxValueBytes-int64(len(a[3])) {
+			return nil, errTooLong
+		}
+		b = appendRaw(b, r.ttl())
+		head := len(b)
+		b = append(b, r.value...)
+		end := int(at) + len(a[3])
+		if n = max(n, end); n > len(b)-head {
+			b = append(b, make([]byte, n-(len(b)-head))...)
+		}
+		copy(b[head+int(at):], a[3])
+		return b, nil
+	})
+	if err == nil {
+		c.integer(int64(n))
+	}
+	return err
+}
+
+func incr(c *conn, a [][]byte) error { return c.add(a[1], 1) }
+func decr(c *conn, a [][]byte) error { return c.add(a[1], -1) }
+
+func incrby(c *conn, a [][]byte) error {
+	n, ok := parseInt(a[2])
+	if !ok {
+		return errNotInteger
+	}
+	return c.add(a[1], n)
+}
+
+func decrby(c *conn, a [][]byte) error {
+	n, ok := parseInt(a[2])
+	if !ok {
+		return errNotInteger
+	}
+	if n == math.MinInt64 {
+		return fault("ERR decrement would overflow")
+	}
+	return c.add(a[1], -n)
+}
+
+// plus adds without overflow.
+func plus(a, b int64) (int64, error) {
+	if b > 0 && a > math.MaxInt64-b || b < 0 && a < math.MinInt64-b {
+		return 0, errOverflow
+	}
+	return a + b, nil
+}
+
+func (c *conn) add(key []byte, by int64) error {
+	var sum int64
+	err := c.amend(key, func(r *record, b []byte) (_ []byte, err error) {
+		if err := r.is(kindString); err != nil {
+			return nil, err
+		}
+		sum = 0
+		if r.kind == kindString {
+			var ok bool
+			if sum, ok = parseInt(r.value); !ok {
+				return nil, errNotInteger
+			}
+		}
+		if sum, err = plus(sum, by); err != nil {
+			return nil, err
+		}
+		return strconv.AppendInt(appendHead(b, kindString, r.ttl()), sum, 10), nil
+	})
+	if err == nil {
+		c.integer(sum)
+	}
+	return err
+}
+
+func incrbyfloat(c *conn, a [][]byte) error {
+	mark := len(c.out)
+	return c.amend(a[1], func(r *record, b []byte) ([]byte, error) {
+		if err := r.is(kindString); err != nil {
+			return nil, err
+		}
+		old := new(big.Float).SetPrec(longBits)
+		if r.kind == kindString {
+			var ok bool
+			if old, ok = parseLong(r.value); !ok {
+				return nil, errNotFloat
+			}
+		}
+		by, ok := parseLong(a[2])
+		if !ok {
+			return nil, errNotFloat
+		}
+		if old.IsInf() || by.IsInf() {
+			return nil, fault("ERR increment would produce NaN or Infinity")
+		}
+		sum := old.Add(old, by)
+		if sum.MantExp(nil) > 16384 {
+			return nil, fault("ERR increment would produce NaN or Infinity")
+		}
+		b = appendHead(b, kindString, r.ttl())
+		head := len(b)
+		b = appendLong(b, sum)
+		c.out = c.out[:mark]
+		c.bulk(b[head:])
+		return b, nil
+	})
+}
+
+// encoding is what Redis would keep a string as.
+func encoding(r *record) string {
+	if r.raw || len(r.value) > 44 {
+		return "raw"
+	}
+	if _, ok := parseInt(r.value); ok {
+		return "int"
+	}
+	return "embstr"
+}
+
+// equalFold compares an argument with a word in lower case.
+func equalFold(a []byte, word string) bool { return bytes.EqualFold(a, []byte(word)) }

@@ -1,0 +1,157 @@
+package pulse
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// A datagram, big endian:
+//
+//	magic 4 | sender's incarnation 8 | slot 4 | sequence 8 | sealed body
+//
+// The first 24 bytes are authenticated with the body; slot and sequence are the nonce. The
+// slot numbers the receiver at the sender, so that no nonce is used twice.
+const (
+	magic           = 0x51500001 // "QP", version 1
+	headerBytes     = 24
+	fixedBytes      = 1 + 1 + 1 + 4 + 8 + 8 + 4 + 8 + 3
+	tagBytes        = 16
+	maxIncarnations = 32 // in each list
+	maxBytes        = headerBytes + fixedBytes + 3*8*maxIncarnations + tagBytes
+)
+
+// Reasons why a datagram is dropped.
+var (
+	errMalformed = errors.New("malformed")
+	errForeign   = errors.New("foreign")
+	errReplayed  = errors.New("replayed")
+)
+
+// header is what a receiver reads before it can check anything.
+type header struct {
+	incarnation uint64 // of the sender
+	slot        uint32
+	seq         uint64
+}
+
+// body is what a member says to another.
+type body struct {
+	kind   Kind
+	health Health
+	leaves bool
+	node   uint32
+	to     uint64 // incarnation of the receiver; 0: not known yet
+	ack    uint64 // newest sequence number of the receiver
+	echo   uint32 // its slot
+	term   uint64 // of the leadership; 0: does not lead
+	// Incarnations that are silent to the sender, that it asks about, and those that the receiver
+	// has asked about and that the sender hears.
+	silent, asks, hears []uint64
+}
+
+// parseHeader reads what is not sealed.
+func parseHeader(b []byte) (h header, err error) {
+	if len(b) < headerBytes+fixedBytes+tagBytes || len(b) > maxBytes || binary.BigEndian.Uint32(b) != magic {
+		return h, errMalformed
+	}
+	h = header{incarnation: binary.BigEndian.Uint64(b[4:]), slot: binary.BigEndian.Uint32(b[12:]), seq: binary.BigEndian.Uint64(b[16:])}
+	if h.incarnation == 0 || h.seq == 0 {
+		return h, errMalformed
+	}
+	return h, nil
+}
+
+// appendHeader writes it.
+func appendHeader(b []byte, h header) []byte {
+	b = binary.BigEndian.AppendUint32(b, magic)
+	b = binary.BigEndian.AppendUint64(b, h.incarnation)
+	b = binary.BigEndian.AppendUint32(b, h.slot)
+	return binary.BigEndian.AppendUint64(b, h.seq)
+}
+
+func appendBody(b []byte, p *body) []byte {
+	leaves := byte(0)
+	if p.leaves {
+		leaves = 1
+	}
+	b = append(b, byte(p.kind), byte(p.health), leaves)
+	b = binary.BigEndian.AppendUint32(b, p.node)
+	b = binary.BigEndian.AppendUint64(b, p.to)
+	b = binary.BigEndian.AppendUint64(b, p.ack)
+	b = binary.BigEndian.AppendUint32(b, p.echo)
+	b = binary.BigEndian.AppendUint64(b, p.term)
+	for _, l := range [][]uint64{p.silent, p.asks, p.hears} {
+		l = l[:min(len(l), maxIncarnations)]
+		b = append(b, byte(len(l)))
+		for _, incarnation := range l {
+			b = binary.BigEndian.AppendUint64(b, incarnation)
+		}
+	}
+	return b
+}
+
+// parseBody reads an opened body into p, whose lists are used again.
+func parseBody(b []byte, p *body) error {
+	if len(b) < fixedBytes || b[2] > 1 {
+		return errMalformed
+	}
+	p.kind, p.health, p.leaves, p.node = Kind(b[0]), Health(b[1]), b[2] == 1, binary.BigEndian.Uint32(b[3:])
+	p.to, p.ack, p.echo = binary.BigEndian.Uint64(b[7:]), binary.BigEndian.Uint64(b[15:]), binary.BigEndian.Uint32(b[23:])
+	p.term = binary.BigEndian.Uint64(b[27:])
+	if p.kind != Storage && p.kind != Controller || int(p.health) >= len(healths) || p.kind == Storage && p.term != 0 {
+		return errMalformed
+	}
+	b = b[35:]
+	for _, l := range []*[]uint64{&p.silent, &p.asks, &p.hears} {
+		if len(b) < 1 || b[0] > maxIncarnations || len(b) < 1+8*int(b[0]) {
+			return errMalformed
+		}
+		n := int(b[0])
+		*l = (*l)[:0]
+		for i := range n {
+			*l = append(*l, binary.BigEndian.Uint64(b[1+8*i:]))
+		}
+		b = b[1+8*n:]
+	}
+	if len(b) > 0 {
+		return errMalformed
+	}
+	return nil
+}
+
+// keys makes the keys of incarnations.
+type keys struct {
+	secret, salt []byte
+}
+
+func (k keys) of(incarnation uint64) (cipher.AEAD, error) {
+	key, err := hkdf.Key(sha256.New, k.secret, k.salt, fmt.Sprintf("quarry pulse 1 %016x", incarnation), 32)
+	if err != nil {
+		return nil, err
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
+}
+
+// seal writes a datagram behind b, which is empty.
+func seal(b []byte, key cipher.AEAD, h header, p *body, scratch []byte) []byte {
+	b = appendHeader(b, h)
+	return key.Seal(b, b[12:headerBytes], appendBody(scratch, p), b[:headerBytes])
+}
+
+// open checks a datagram with a readable header, and reads its body into p.
+func open(b []byte, key cipher.AEAD, p *body, scratch []byte) error {
+	plain, err := key.Open(scratch[:0], b[12:headerBytes], b[headerBytes:], b[:headerBytes])
+	if err != nil {
+		return errForeign
+	}
+	return parseBody(plain, p)
+}

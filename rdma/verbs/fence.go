@@ -1,0 +1,143 @@
+//go:build cgo && verbs
+
+package verbs
+
+// #include "verbs.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"golang.org/x/sys/unix"
+)
+
+// drain passes on the flushes of queue pairs in the error state.
+func (s *Server) drain() {
+	var done [16]C.q_completion
+	for {
+		n := C.q_drains_wait(s.channel, s.drains, C.int(s.wake), &done[0], C.int(len(done)))
+		if n == 0 {
+			return
+		}
+		if n < 0 {
+			s.fail(fmt.Errorf("completion queue failed, no session can be fenced: %w", unix.Errno(-n)))
+			return
+		}
+		for _, d := range done[:n] {
+			s.mu.Lock()
+			l := s.lanes[uint64(d.id)&^bindID]
+			s.mu.Unlock()
+			switch {
+			case l == nil:
+			case d.id&bindID != 0:
+				l.bound <- C.uint32_t(d.status) // has room, and one is under way
+			case d.status != C.IBV_WC_WR_FLUSH_ERR:
+				l.spoke()
+			case l.flush():
+				s.access.Add(1)
+				s.offend(l.ticket.Serial)
+			}
+		}
+	}
+}
+
+// offend counts a queue pair that died of what its client sent, which a correct client
+// causes only when a region's keys have changed, once for each lane and region. A
+// session that goes on so within a minute is ended.
+func (s *Server) offend(serial uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if serial == host.LoopSerial || s.closed {
+		return
+	}
+	if now := time.Now(); now.Sub(s.counting) > time.Minute || len(s.offences) >= s.limits.Sessions {
+		clear(s.offences)
+		s.counting = now
+	}
+	s.offences[serial]++
+	if s.offences[serial] <= s.limits.Offences {
+		return
+	}
+	delete(s.offences, serial)
+	s.expelled.Add(1)
+	s.log.Warn("verbs fabric: session ended: it was refused too often", "serial", serial, "limit", s.limits.Offences)
+	// Elsewhere: a fence waits for flushes, which this goroutine passes on.
+	s.served.Go(func() {
+		if err := s.Fence(s.ctx, serial); err != nil && s.ctx.Err() == nil {
+			s.log.Error("verbs fabric: a session cannot be ended", "serial", serial, "error", err)
+		}
+	})
+}
+
+// Expelled is how many sessions were ended because they were refused too often.
+func (s *Server) Expelled() uint64 { return s.expelled.Load() }
+
+// Fence ends sessions. When it returns nil, no verb of theirs changes a byte on
+// this node, and none will be admitted again.
+func (s *Server) Fence(ctx context.Context, serials ...uint64) error {
+	s.mu.Lock()
+	for _, serial := range serials {
+		s.ended.Fence(serial)
+	}
+	s.mu.Unlock()
+	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
+}
+
+// Settle ends every session with a serial below next that is not in live, as
+// Fence does; later it admits only those of live below next.
+func (s *Server) Settle(ctx context.Context, next uint64, live []uint64) error {
+	s.mu.Lock()
+	s.ended.Settle(next, live)
+	var gone []uint64
+	for serial := range s.sessions {
+		if !s.ended.Admits(serial) {
+			gone = append(gone, serial)
+		}
+	}
+	s.mu.Unlock()
+	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
+}
+
+func (s *Server) endSessions(ctx context.Context, chosen func(serial uint64) bool) error {
+	s.mu.Lock()
+	var lanes []*lane
+	for serial, ses := range s.sessions {
+		if chosen(serial) {
+			for _, l := range ses.lanes {
+				lanes = append(lanes, l)
+			}
+		}
+	}
+	s.mu.Unlock()
+	return finishAll(ctx, lanes, rdma.ErrRevoked)
+}
+
+// finishers is how many lanes are taken down at a time: a device frees windows and queue
+// pairs in some hundred microseconds each, one after the other for each caller.
+const finishers = 16
+
+// finishAll ends lanes: all queue pairs are stopped before the first drain is awaited.
+func finishAll(ctx context.Context, lanes []*lane, why error) error {
+	for _, l := range lanes {
+		l.stop(why)
+	}
+	var all sync.WaitGroup
+	errs := make([]error, len(lanes))
+	room := make(chan struct{}, finishers)
+	for i, l := range lanes {
+		room <- struct{}{}
+		all.Go(func() {
+			errs[i] = l.finish(ctx, why)
+			<-room
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}

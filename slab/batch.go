@@ -1,0 +1,312 @@
+package slab
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// Limits of one batch round: verbs fit one chain, bytes fit a lane's scratch.
+const (
+	batchVerbs = rdma.MaxChainVerbs / 2
+	batchBytes = 1 << 20
+	// localBytes is batchBytes where rounds are free: what is read stays in the
+	// second-level cache until its checksum has been computed and it has been copied.
+	localBytes = 256 << 10
+)
+
+// batch is the lane's storage for calls with many objects.
+type batch struct {
+	readings []reading
+	reading  []*reading // of readings: what the next round READs
+	attempts []attempt
+	held     []*attempt // of attempts: those that hold their slabs
+	retry    []int      // indices of what ReadMany reads by itself
+	slabs    []byte
+	imgs     []byte
+	rest     []proto.Ref // chunks that ReadChunks could not read in place
+	ats      []int       // and where their payloads go
+}
+
+// ReadMany reads objects and calls fn at most once for each, in any order, with its payload
+// or its error. If it returns nil, fn was called for every object; if it returns an error,
+// the call has ended before the objects for which fn was not called. Payloads alias scratch
+// memory. One round for up to 128 objects and 1 MiB of slabs, one more if some of them
+// were expected in the other half of their slabs; what a concurrent writer disturbs is
+// read again by itself.
+//
+// Linearizes like Read, each object by itself.
+func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, info Info, err error)) error {
+	b := &l.batch
+	for next := 0; next < len(refs); {
+		if next > 0 {
+			if err := l.port.Pause(0); err != nil {
+				return err
+			}
+		}
+		next = l.gatherReads(refs, next, fn)
+		for len(b.reading) > 0 {
+			if err := l.readGathered(fn); err != nil {
+				return err
+			}
+		}
+		for _, i := range b.retry {
+			payload, info, err := l.Read(refs[i], nil)
+			fn(i, payload, info, err)
+		}
+	}
+	return nil
+}
+
+// gatherReads plans the readings of one round, from refs[next] on, and returns the first
+// object that has no room in it.
+func (l *Lane) gatherReads(refs []proto.Ref, next int, fn func(i int, payload []byte, info Info, err error)) int {
+	b := &l.batch
+	b.readings, b.reading, b.retry = b.readings[:0], b.reading[:0], b.retry[:0]
+	for bytes := 0; next < len(refs) && len(b.readings) < batchVerbs; next++ {
+		k := reading{index: next}
+		switch err := l.resolve(&k.object, refs[next]); {
+		case errors.Is(err, errAgain):
+			b.retry = append(b.retry, next)
+			continue
+		case err != nil:
+			fn(next, nil, Info{}, err)
+			continue
+		}
+		most := batchBytes
+		if k.reg.Local {
+			most = localBytes
+		}
+		if k.planWhole(); k.bytes >= halfBytes || !k.reg.Local {
+			l.planHalf(&k)
+		}
+		if len(b.readings) > 0 && bytes+k.bytes > most {
+			break
+		}
+		bytes += k.bytes
+		b.readings = append(b.readings, k)
+	}
+	for i := range b.readings {
+		b.reading = append(b.reading, &b.readings[i])
+	}
+	return next
+}
+
+// readGathered READs the batch in one round and calls fn for what that answers. What
+// is left in the batch is to be READ again, whole; b.retry goes by itself.
+func (l *Lane) readGathered(fn func(i int, payload []byte, info Info, err error)) error {
+	b := &l.batch
+	bytes := 0
+	for _, k := range b.reading {
+		bytes += k.bytes
+	}
+	buf, err := l.buffer(&b.slabs, bytes)
+	if err != nil {
+		return err
+	}
+	for _, k := range b.reading {
+		k.buf, buf = buf[:k.bytes], buf[k.bytes:]
+	}
+	l.readRound(b.reading...)
+	lease, reg := l.answer(nil), b.reading[0].reg
+	left := b.reading[:0]
+	for _, k := range b.reading {
+		if k.lost {
+			b.retry = append(b.retry, k.index)
+			continue
+		}
+		l.judgeRead(k)
+		switch k.state {
+		case imageLive:
+			fn(k.index, k.payload, infoOf(k.header), lease)
+		case imageFreed:
+			fn(k.index, nil, Info{}, l.answer(ErrFreed))
+		case imageElsewhere:
+			k.planWhole()
+			left = append(left, k)
+		default:
+			b.retry = append(b.retry, k.index)
+		}
+	}
+	b.reading = left
+	if l.round.Err() == nil {
+		return nil
+	}
+	// The table may have changed: everything that is left starts again.
+	for _, k := range left {
+		b.retry = append(b.retry, k.index)
+	}
+	b.reading = left[:0]
+	if err = l.settle(reg); err != nil {
+		for _, i := range b.retry {
+			fn(i, nil, Info{}, err)
+		}
+	}
+	return err
+}
+
+// WriteMany replaces the payloads of objects; errs[i] is the answer for refs[i], as that
+// of Update. Two rounds (three with backups) for up to 64 objects and 1 MiB. An object that
+// another session holds is written by itself afterwards, so that no client waits for one
+// object while it holds another.
+//
+// Linearizes like Update, each object by itself.
+func (l *Lane) WriteMany(refs []proto.Ref, payloads [][]byte, errs []error) {
+	for next := 0; next < len(refs); {
+		if next > 0 {
+			if err := l.port.Pause(0); err != nil {
+				for i := next; i < len(refs); i++ {
+					errs[i] = err
+				}
+				return
+			}
+		}
+		next += l.writeBatch(refs[next:], payloads[next:], errs[next:])
+	}
+}
+
+// ErrIndex: WriteMany left the object alone because it is an index; see proto.TagIndex.
+var ErrIndex = errors.New("object is an index")
+
+// writeBatch writes as many of the first objects as fit one batch, and returns how many.
+// errAgain in errs marks those that the batch cannot write: they are written by themselves
+// at the end.
+func (l *Lane) writeBatch(refs []proto.Ref, payloads [][]byte, errs []error) int {
+	b := &l.batch
+	n, imgs := l.gatherWrites(refs, payloads, errs)
+	b.held = b.held[:0]
+	if l.reserveGathered(imgs, errs); len(b.held) > 0 {
+		l.stageHeld(payloads, errs)
+		l.commit(b.held...)
+		for _, a := range b.held {
+			errs[a.index] = a.answer()
+		}
+	}
+	for i := range n {
+		if errs[i] == errAgain {
+			errs[i] = l.writeOne(refs[i], payloads[i])
+		}
+	}
+	return n
+}
+
+// writeOne writes an object that the batch could not take along.
+func (l *Lane) writeOne(ref proto.Ref, payload []byte) error {
+	_, err := l.Update(ref, func(_ []byte, info *Info) ([]byte, error) {
+		if info.Tag&proto.TagIndex != 0 {
+			return nil, ErrIndex
+		}
+		return payload, nil
+	})
+	return err
+}
+
+// gatherWrites makes attempts of the first objects, as many as fit one batch. n of them
+// are dealt with; imgs is how many bytes their images take.
+func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (n, imgs int) {
+	b := &l.batch
+	b.attempts = b.attempts[:0]
+	for bytes := 0; n < len(refs) && len(b.attempts) < batchVerbs/2; n++ {
+		a := attempt{index: n}
+		err := l.resolve(&a.object, refs[n])
+		switch room := 0; {
+		case err != nil:
+		case a.slab.Kind == proto.Single:
+			err = fmt.Errorf("%w: %v", ErrImmutable, refs[n])
+		default:
+			if room = a.slab.Class.PayloadBytes(proto.Pair); len(payloads[n]) > room {
+				err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payloads[n]), room)
+			}
+		}
+		if errs[n] = err; err != nil {
+			continue
+		}
+		size := a.slab.Class.Bytes()
+		if len(b.attempts) > 0 && bytes+size > batchBytes {
+			break
+		}
+		bytes += size
+		imgs += proto.ImageLen(len(payloads[n]))
+		b.attempts = append(b.attempts, a)
+	}
+	return n, imgs
+}
+
+// reserveGathered reserves the slabs of the batch's attempts in one round. b.held are those
+// that it holds afterwards, errs the answers of the others.
+func (l *Lane) reserveGathered(imgs int, errs []error) {
+	b := &l.batch
+	bytes := 0
+	for i := range b.attempts {
+		bytes += b.attempts[i].slab.Class.Bytes()
+	}
+	slabs, err1 := l.buffer(&b.slabs, bytes)
+	_, err2 := l.buffer(&b.imgs, imgs)
+	if err := errors.Join(err1, err2); err != nil {
+		for i := range b.attempts {
+			errs[b.attempts[i].index] = err
+		}
+		return
+	}
+	for i := range b.attempts {
+		a := &b.attempts[i]
+		size := a.slab.Class.Bytes()
+		a.off, a.seen, slabs = a.slab.Off, slabs[:size], slabs[size:]
+		b.held = append(b.held, a)
+	}
+	if len(b.held) == 0 {
+		return
+	}
+	all := b.held
+	b.held = b.held[:0]
+	l.reserveRound(all...)
+	if l.round.Err() != nil {
+		if err := l.settle(all[0].reg); err != nil {
+			for _, a := range all {
+				errs[a.index] = err
+			}
+			_ = l.abandon(all[0], err)
+			return
+		}
+	}
+	for _, a := range all {
+		switch {
+		case a.lost:
+			errs[a.index] = l.releaseLost(a)
+		case a.holder != 0:
+			errs[a.index] = errAgain
+		default:
+			b.held = append(b.held, a)
+		}
+	}
+}
+
+// stageHeld builds the images of the slabs that the batch holds. It releases those that
+// it cannot write, and takes them out of b.held.
+func (l *Lane) stageHeld(payloads [][]byte, errs []error) {
+	b := &l.batch
+	imgs, all := b.imgs, b.held
+	b.held = b.held[:0]
+	for _, a := range all {
+		payload := payloads[a.index]
+		err := l.judge(a)
+		switch {
+		case err == errDamaged:
+			err = errAgain // Update repairs it
+		case err == nil && a.header.Tag&proto.TagIndex != 0:
+			err = l.releaseFor(a, ErrIndex)
+		case err == nil:
+			size := proto.ImageLen(len(payload))
+			a.header.Writer = a.r
+			if err = stageImage(a, imgs[:size], &a.header, payload); err != nil {
+				err = l.releaseFor(a, err)
+			}
+			imgs = imgs[size:]
+		}
+		if errs[a.index] = err; err == nil {
+			b.held = append(b.held, a)
+		}
+	}
+}

@@ -1,0 +1,302 @@
+package slab
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// commit makes the changes of attempts that hold their slabs: steps 2 and 3 of Update,
+// Birth, Free and repairs. One round with one replica, two with more.
+//
+//	step 2   image to all replicas, V of the backups      one round for all attempts
+//	step 3   V of the primary, then R to 0                one round for all attempts
+//
+// Preconditions: a.r is held; a.v is V of the primary and of every in-sync backup; a.next
+// is set, and names the place that a.v does not name.
+//
+// Linearizes at: the CAS of V at the primary, in step 3; or, if the epoch ends between
+// step 2 and that CAS, at the opening of the next epoch, if Reconcile has kept the change.
+//
+// On return every attempt is done, notDone or unknown; see result. A client that dies
+// after step 2 leaves V of the backups ahead of the primary's: a takeover of the slab
+// rolls them back (rollBack), or a failover takes the highest V (Reconcile). No reader has
+// seen the new value then.
+func (l *Lane) commit(as ...*attempt) {
+	l.commitBackups(as)
+	l.commitPrimaries(as)
+}
+
+// commitBackups is step 2: the image to all replicas, V to the backups. It leaves those
+// attempts undecided for which step 3 may follow.
+//
+// Repeating the step is safe while R is held: no reader uses the image place, and a CAS that
+// finds its own new value counts as done. So if the round of a batch does not go
+// smoothly, each attempt is repeated by itself.
+func (l *Lane) commitBackups(as []*attempt) {
+	for _, a := range as {
+		for i := 1; i < a.reg.N; i++ {
+			a.backups[i] = a.v
+		}
+	}
+	for {
+		l.round.Reset()
+		for _, a := range as {
+			if a.result == undecided && a.reg.N > 1 {
+				l.stageBackups(a)
+			}
+		}
+		if l.round.Len() == 0 {
+			return
+		}
+		l.do()
+		failed := l.round.Err() != nil
+		switch {
+		case !failed && l.allSwapped():
+			return
+		case len(as) > 1:
+			if failed {
+				if err := l.settle(as[0].reg); err != nil {
+					for _, a := range as {
+						l.unsettled(a, err)
+					}
+					return
+				}
+			}
+			for i := range as {
+				l.commitBackups(as[i : i+1])
+			}
+			return
+		case failed:
+			l.settleCommit(as[0])
+		case !l.forceRebuilding(as[0]):
+			return
+		}
+		if as[0].result != undecided {
+			return
+		}
+	}
+}
+
+// stageBackups appends step 2 of an attempt: a chain to the primary for the image, and one
+// to each backup.
+func (l *Lane) stageBackups(a *attempt) {
+	_, c := l.chainFor(a.reg.P(), 2)
+	writeImage(c, &a.object, a.next, a.img)
+	for i := 1; i < a.reg.N; i++ {
+		_, c := l.chainFor(a.reg.To[i], 4)
+		replaceV(c, &a.object, a.backups[i], a.next, a.img)
+	}
+}
+
+// forceRebuilding looks at the answers of an attempt's own step 2. An in-sync backup must
+// have had the attempt's V. A rebuilding replica may have an older one, where the copier
+// has not passed the slab: the next try moves V forward from there. It returns true if
+// there is to be another try.
+func (l *Lane) forceRebuilding(a *attempt) (again bool) {
+	for i := 1; i < a.reg.N; i++ {
+		old, ok := casOf(l.round.At(i))
+		found := proto.V(old)
+		switch {
+		case ok:
+		case !a.reg.Rebuilding[i]:
+			l.invariantViolated(a, fmt.Errorf("backup %d of %v has V %v, neither %v nor %v", i, a.ref.Addr, found, a.v, a.next))
+			return false
+		case found.Version() < a.next.Version():
+			a.backups[i], again = found, true
+		}
+	}
+	return again
+}
+
+// commitPrimaries is step 3: V of the primary, then R to 0. With one replica the image
+// goes ahead in the same chain. It decides every attempt.
+func (l *Lane) commitPrimaries(as []*attempt) {
+	together := l.primaryRound(as)
+	for i, a := range as {
+		for err := together; a.result == undecided; {
+			if err != nil {
+				l.unsettled(a, err)
+				break
+			}
+			if l.settlePrimary(a); a.result == undecided {
+				err = l.primaryRound(as[i : i+1])
+			}
+		}
+	}
+}
+
+// primaryRound posts step 3 of the undecided attempts and decides those that have an
+// answer. The others are settled when it returns nil; an error is that of settling.
+func (l *Lane) primaryRound(as []*attempt) error {
+	l.round.Reset()
+	for _, a := range as {
+		if a.result == undecided {
+			l.stagePrimary(a)
+		}
+	}
+	if l.round.Len() == 0 {
+		return nil
+	}
+	l.do()
+	for _, a := range as {
+		if a.result != undecided {
+			continue
+		}
+		switch c := l.round.At(a.chain); {
+		case c.Err != nil:
+		case !c.Verbs[a.verb].Swapped():
+			found := proto.V(c.Verbs[a.verb].Old)
+			l.invariantViolated(a, fmt.Errorf("primary of %v has V %v, neither %v nor %v", a.ref.Addr, found, a.v, a.next))
+		default:
+			// Done also if this primary has left the configuration by now: each replica that
+			// stayed had V = next before it closed the epoch, so Reconcile keeps the change.
+			a.result = done
+			l.halves.expect(&a.object, a.next)
+		}
+	}
+	if l.round.Err() == nil {
+		return nil
+	}
+	return l.settle(as[0].reg)
+}
+
+// stagePrimary appends step 3 of an attempt.
+func (l *Lane) stagePrimary(a *attempt) {
+	i, c := l.chainFor(a.reg.P(), 5)
+	img := a.img
+	if a.reg.N > 1 {
+		img = nil // written in step 2
+	}
+	a.chain, a.verb = i, replaceV(c, &a.object, a.v, a.next, img)
+	if !a.keep {
+		dropR(c, a)
+		fence(c)
+	}
+}
+
+// settlePrimary finds out what has become of a step 3 without an answer. The connection
+// is dead by then, so R and V stand still unless another session owns the slab. An attempt
+// that it leaves undecided has not changed V: step 3 is repeated.
+func (l *Lane) settlePrimary(a *attempt) {
+	if l.epochOver(a) {
+		l.readBack(a)
+		return
+	}
+	r, v, err := l.readWords(a)
+	for err != nil {
+		if l.settleCommit(a); a.result != undecided {
+			return
+		}
+		r, v, err = l.readWords(a)
+	}
+	switch {
+	case r != a.r && !a.keep:
+		a.result = done // released, so V had been changed before
+		return
+	case r != a.r:
+		l.invariantViolated(a, fmt.Errorf("reservation of %v is held by %v", a.ref.Addr, r))
+		return
+	case v != a.next:
+		return
+	}
+	// V is changed, but the chain may have ended between the CAS of V and its FLUSH: what
+	// is acknowledged must survive a loss of power.
+	if a.reg.Durable {
+		if l.flushPrimary(a); a.result != undecided {
+			return
+		}
+	}
+	if !a.keep {
+		_ = l.release(a) // an error has ended the session: fence and scrub release it
+	}
+	a.result = done
+}
+
+// flushPrimary makes V of the primary persistent. It leaves the attempt undecided, or
+// settles it under a new epoch.
+func (l *Lane) flushPrimary(a *attempt) {
+	for {
+		l.round.Reset()
+		flush(l.round.Chain(a.reg.P()), a.slab.VOff(), 8)
+		l.do()
+		if l.round.Err() == nil {
+			return
+		}
+		if l.settleCommit(a); a.result != undecided {
+			return
+		}
+	}
+}
+
+// settleCommit settles a failed round of a commit. In the same epoch it leaves the
+// attempt undecided: the round is repeated. Otherwise it decides the attempt.
+func (l *Lane) settleCommit(a *attempt) {
+	if err := l.settle(a.reg); err != nil {
+		l.unsettled(a, err)
+		return
+	}
+	if l.epochOver(a) {
+		l.readBack(a)
+	}
+}
+
+// readBack decides a commit that a change of epoch has cut short. The replicas of the new
+// epoch have closed the old one and Reconcile has cleared the reservations: the change is in
+// place on all of them, or on none.
+//
+// V and the image tell which: V as it was means notDone; V of the change with an image
+// that names this reservation means done. Otherwise the outcome is unknown: others have
+// written since, or the change was a tombstone, which names no writer.
+func (l *Lane) readBack(a *attempt) {
+	for {
+		reg, err := l.port.Region(a.reg.ID)
+		if err != nil {
+			a.outcomeLost(err)
+			return
+		}
+		a.reg = reg
+		s, err := l.locate(reg, a.ref)
+		switch {
+		case errors.Is(err, errAgain):
+			continue
+		case err != nil:
+			a.outcomeLost(err)
+			return
+		}
+		a.slab = s
+		buf, err := l.buffer(&l.slab, s.Class.Bytes())
+		if err != nil {
+			a.outcomeLost(err)
+			return
+		}
+		l.round.Reset()
+		l.round.Chain(reg.P()).Read(s.Off, buf)
+		l.do()
+		if l.round.Err() == nil {
+			l.judgeReadBack(a, buf)
+			return
+		}
+		if err := l.settle(reg); err != nil {
+			a.outcomeLost(err)
+			return
+		}
+	}
+}
+
+func (l *Lane) judgeReadBack(a *attempt, buf []byte) {
+	_, v := a.slab.Words(buf)
+	if v == a.v {
+		a.result = notDone
+		return
+	}
+	if v == a.next && a.img != nil {
+		h, _, ok := proto.DecodeImage(a.slab.Image(buf, v.Version()), a.seed)
+		if ok && h.Version == v.Version() && h.Writer == a.r && l.answer(nil) == nil {
+			a.result = done
+			return
+		}
+	}
+	a.outcomeLost(errors.New("what is there now does not tell"))
+}

@@ -1,0 +1,103 @@
+// Package slab is the slab protocol: Read, Update, Birth, Free, and what repairs, rebuilds
+// and failovers do to slabs, as programs over rounds of one-sided verbs.
+//
+// A program waits only in calls of its Port. It reads no clock, draws no
+// random number and starts no goroutine: these come in through Port. So the same code runs
+// on real fabrics and, as a coroutine, in the simulator (verify/sim).
+//
+// The terms are those of docs/GLOSSARY.md.
+//
+// # What a slab holds
+//
+//	R   8 bytes: the reservation. 0, or the session that may change the slab, with a
+//	    sequence number that makes the value unique. Only R of the primary counts.
+//	V   8 bytes: state and version. LIVE@n: the object's value is the image of version n.
+//	    FREE@n: there is no object. On each replica.
+//	2   places for images: payload, header (version, writer, born, length) and checksum.
+//	    Version n is in place n mod 2, so the place that V does not name can be written
+//	    while readers use the other one. A write-once slab (SINGLE) has one place.
+//
+// # An Update, and the death of its client
+//
+// With replicas P (the primary), B1 and B2, and V = LIVE@6 everywhere, session 9 updates the
+// object in three rounds (update.go, reserve.go, commit.go). The columns show R and V of
+// the primary, and V of the backups, after each round:
+//
+//	round   verbs                                       P        B1       B2
+//	1       P: CAS R 0 -> 9.1, READ the slab            9.1, 6   6        6
+//	2       all: WRITE image 7; B1, B2: CAS V 6 -> 7    9.1, 6   7        7
+//	3       P: CAS V 6 -> 7, then CAS R 9.1 -> 0        0,   7   7        7
+//
+// Readers READ at P, so they see image 6 until the CAS of V in round 3, and image 7 from
+// then on: that CAS is the linearization point. The client may die between any two verbs:
+//
+//   - Before round 1 has taken effect nothing has changed.
+//   - Between the CAS of R and the CAS of V at P, R names a dead session. When its
+//     connections have ended, or its lease is over and another client waits, the controllers
+//     have every replica refuse its verbs, and certify that fence (Port.HolderFenced). The
+//     next client that wants the slab takes R over with CAS R 9.1 -> its own, and sets V of the backups back to V of P (takeover.go). The
+//     update was never seen, and never will be. The scrub does the same for slabs that
+//     nobody asks for (scrub.go).
+//   - After the CAS of V the update is done. R is still 9.1 if the client dies before its
+//     last CAS; the takeover finds V alike everywhere and has nothing to roll back.
+//
+// # A change of epoch
+//
+// The loss, addition or removal of a replica and a change of primary end the region's epoch
+// (the end of a rebuild does not), and with it every key: at the replicas of the new epoch no
+// verb of the old one is executed any more. A replica that has left may still execute some.
+// No commit completes through it alone: round 2 needs the others. An agent of the new primary compares the in-sync replicas: the highest V with a whole image
+// wins, and all reservations are cleared (reconcile.go). If round 2 of the Update above had
+// completed, 7 wins. If one backup of the new epoch has V = 7, 7 wins too. Otherwise 6 does.
+// A client that is alive READs back which of the two it is (readBack), or answers
+// ErrUnknown. A replica that is being rebuilt gets images from the copier (copier.go) and
+// from clients, which write to it from the beginning of its epoch.
+//
+// # A Read
+//
+// One READ at the primary brings V and image. The answer is given if the block's header has
+// the generation of the reference (headers.go), if the image has a right checksum and the
+// version that V names, if it was born with the reference's object, and if the session's
+// lease still runs when the READ has completed: without a lease a failover need not wait for
+// this session, and the primary that answered may have been replaced. R plays no part, so
+// readers never wait. If V stands still and the image is wrong, it is damaged: the reader
+// calls Repair, which takes the image from a backup under a reservation (repair.go).
+//
+// # Invariants
+//
+//  1. While an epoch is open, only the session that R of the primary names changes V of an
+//     in-sync replica, and only while it is not fenced. On a rebuilding replica the copier
+//     also moves V of a FREE slab forward.
+//  2. While R of the primary is 0, V of every in-sync replica is the same, and names a whole
+//     image or FREE. A takeover restores this before it does anything else.
+//  3. V of the backups is changed before V of the primary. So no failover loses a value that
+//     a reader has seen at the primary.
+//  4. The image that V names is never changed: a writer that dies leaves the old value. Only
+//     repairs and Reconcile write it, with the bytes that it has.
+//  5. An Update never reuses the version of an image that a dead writer left (nextVersion), so
+//     a slow reader cannot take parts of two writes for one image. A Birth may repeat the
+//     version of a dead birth: no reference to that one exists.
+//
+// # Three answers
+//
+// nil: done. ErrUnknown: may have been done, at most once. Any other error: not done, and
+// never will be. A program that cannot settle what it has posted ends its session, so that
+// fence and scrub settle it: a live session leaves no reservations but its claims behind.
+//
+// # Obligations of the caller
+//
+// A Lane belongs to one goroutine at a time. Payloads passed to callbacks are in the lane's
+// scratch memory and are valid during the callback only.
+//
+// # Files
+//
+//	port.go lane.go object.go attempt.go     what a program needs and knows
+//	read.go halves.go chunks.go              reads
+//	update.go reserve.go commit.go birth.go  changes of one object
+//	batch.go                                 reads and changes of many objects
+//	verbs.go                                 the chains of verbs, built in one place
+//	takeover.go scrub.go orphan.go           what dead sessions leave
+//	repair.go repairall.go                   damaged images
+//	reconcile.go                             failover
+//	copier.go copymany.go                    rebuilding a replica
+package slab

@@ -1,0 +1,125 @@
+package slab
+
+import (
+	"errors"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// Lane runs the operations of the slab protocol, one at a time, and owns the scratch
+// memory that they need.
+//
+// One goroutine at a time uses a lane, and every field belongs to it; there is no lock.
+// What an operation knows is in local variables (object, attempt). The lane keeps only
+// what outlives an operation and memory that is used again.
+type Lane struct {
+	// port is the lane's access to fabric, table and session. Never changes.
+	port Port
+	// round is the round that is being built, or whose answers are being read.
+	// Invariant: a step reads all answers that it needs before the next one resets it.
+	round rdma.Round
+	// tally counts what the lane has sent. It only grows.
+	tally rdma.Tally
+	// halves guesses which half of a slab is worth a READ. A wrong guess costs one round
+	// and nothing else.
+	halves halves
+	// batch is the storage of ReadMany, WriteMany and ReadChunks. Empty between calls.
+	batch batch
+	// gathered is the storage of a copier, nil until the lane copies.
+	gathered *copies
+	// copyBytes is how much of a block a copier READs at once. Invariant: a power of two.
+	copyBytes int
+	// info is lent to the callback of Update for the time of the call: a local
+	// variable would escape to the heap.
+	info Info
+
+	// Memory that verbs can use. The contents belong to the step that has READ them or is
+	// about to WRITE them, and die with the next step that uses the same buffer.
+	word  []byte              // 16 bytes: a header, or R and V of the primary
+	words [MaxReplicas][]byte // 8 bytes each: a word of each replica
+	slab  []byte              // a whole slab as READ; grows
+	image []byte              // an image to WRITE, or as READ from a backup; grows
+}
+
+// NewLane makes a lane on a port.
+func NewLane(p Port) (*Lane, error) {
+	small, err := p.Buffer(16 + 8*MaxReplicas)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lane{port: p, copyBytes: copyBytes, word: small[:16]}
+	for i := range l.words {
+		l.words[i] = small[16+8*i : 24+8*i]
+	}
+	return l, nil
+}
+
+// Tally counts what the lane has sent over the fabric.
+func (l *Lane) Tally() *rdma.Tally { return &l.tally }
+
+// Info describes an image.
+type Info struct {
+	Version uint64
+	Born    uint64
+	Tag     uint32
+	Writer  proto.R
+}
+
+func infoOf(h proto.ImageHeader) Info {
+	return Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer}
+}
+
+// errAgain: the step changed nothing that others see, and the attempt holds nothing. The
+// operation starts again under the present table. It never leaves the package.
+var errAgain = errors.New("start again")
+
+func (l *Lane) do() {
+	l.port.Do(&l.round)
+	l.tally.Count(&l.round)
+}
+
+// settle waits until nothing that failed in the last round can run any more; see
+// Port.Settle.
+func (l *Lane) settle(reg *Region) error { return l.port.Settle(reg, &l.round) }
+
+// answer checks the lease before an answer drawn from a READ is given: a failover does not
+// wait for a session without a lease, so the primary that answered may have been replaced.
+// It returns err, or ErrLease.
+func (l *Lane) answer(err error) error {
+	if l.port.LeaseValid() {
+		return err
+	}
+	return ErrLease
+}
+
+// buffer grows one of the lane's scratch buffers to n bytes. Sizes are powers of
+// two, so a lane wastes at most as much as it uses.
+func (l *Lane) buffer(b *[]byte, n int) ([]byte, error) {
+	if len(*b) < n {
+		size := 4096
+		for size < n {
+			size *= 2
+		}
+		nb, err := l.port.Buffer(size)
+		if err != nil {
+			return nil, err
+		}
+		*b = nb
+	}
+	return (*b)[:n], nil
+}
+
+// For the allocator, which runs on the same lane:
+
+// Port is the lane's port.
+func (l *Lane) Port() Port { return l.port }
+
+// Round is the lane's round, to be filled and sent with Do.
+func (l *Lane) Round() *rdma.Round { return &l.round }
+
+// Do sends the lane's round and counts it.
+func (l *Lane) Do() { l.do() }
+
+// Settle gives up what failed in the lane's last round; see Port.Settle.
+func (l *Lane) Settle(reg *Region) error { return l.settle(reg) }

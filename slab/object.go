@@ -1,0 +1,94 @@
+package slab
+
+import "github.com/quarrystore/quarry/proto"
+
+// object is a slab under one view of its region, with the reference through which it is
+// used. The view's epoch is the epoch of everything that is done with the object.
+type object struct {
+	ref  proto.Ref
+	reg  *Region
+	slab proto.Slab
+	seed uint64 // of the checksums of the slab's images
+}
+
+// resolve finds region and slab of a reference. errAgain: a READ of the block header had
+// no answer. Another error is final: the reference names nothing that can be used.
+func (l *Lane) resolve(o *object, ref proto.Ref) error {
+	reg, err := l.port.Region(ref.Addr.Region())
+	if err != nil {
+		return err
+	}
+	s, err := l.locate(reg, ref)
+	if err != nil {
+		return err
+	}
+	o.ref, o.reg, o.slab = ref, reg, s
+	o.seed = proto.Seed(reg.Seed, s.Off, ref.Incarnation.Generation())
+	return nil
+}
+
+// anyObject is a slab of a block as scans see it: whatever object it holds. Its
+// reference names the place and no incarnation.
+func anyObject(reg *Region, s proto.Slab, generation uint32) object {
+	return object{ref: proto.Ref{Addr: proto.MakeAddr(reg.ID, uint32(s.Off))}, reg: reg, slab: s,
+		seed: proto.Seed(reg.Seed, s.Off, generation)}
+}
+
+// imageState is what a READ of a slab shows to the holder of a reference.
+type imageState uint8
+
+const (
+	imageLive      imageState = iota // the active image is whole, and of the reference's incarnation
+	imageFreed                       // V is FREE, or the image is of another incarnation
+	imageTorn                        // checksum or version do not match: a concurrent change, or damage
+	imageDamaged                     // V is BAD, or not a valid V
+	imageElsewhere                   // the active image is not in the part that was READ
+)
+
+// sight is what a READ of a slab has shown.
+type sight struct {
+	state   imageState
+	v       proto.V
+	header  proto.ImageHeader // of the active image, if it is live
+	payload []byte            // of the active image, if it is live; in the buffer
+}
+
+// inspect judges a slab, or a part of it, that has been READ at off into buf; see
+// proto.Slab.ImageIn.
+func (l *Lane) inspect(o *object, off uint64, buf []byte, s *sight) {
+	_, v := o.slab.WordsIn(off, buf)
+	s.v = v
+	switch {
+	case !v.Valid() || v.State() == proto.StateBad:
+		s.state = imageDamaged
+		return
+	case v.State() == proto.StateFree:
+		s.state = imageFreed
+		return
+	}
+	img := o.slab.ImageIn(off, buf, v.Version())
+	l.halves.learn(o, v)
+	if img == nil {
+		s.state = imageElsewhere
+		return
+	}
+	h, payload, ok := proto.DecodeImage(img, o.seed)
+	switch {
+	case !ok || h.Version != v.Version():
+		s.state = imageTorn
+	case h.Born != o.ref.Incarnation.Born():
+		s.state = imageFreed
+	default:
+		s.state, s.header, s.payload = imageLive, h, payload
+	}
+}
+
+// whole is the image of a version in a buffer that holds an image place, trimmed to what
+// has to be written; nil if it is damaged or of another version.
+func (o *object) whole(img []byte, version uint64) []byte {
+	h, _, ok := proto.DecodeImage(img, o.seed)
+	if !ok || h.Version != version {
+		return nil
+	}
+	return img[:proto.ImageLen(h.Length)]
+}

@@ -1,0 +1,390 @@
+package slab
+
+import (
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// Reconcile makes the replicas of a region alike, for a new epoch (docs/DESIGN.md#failover).
+//
+// Preconditions: these replicas have closed every earlier epoch, and the table does not call
+// this one open, so that only this lane has keys and plain stores are allowed; reg lists the in-sync survivors, the next primary first, and the
+// rebuilding ones, flagged.
+//
+//	per header   the highest generation wins; ACTIVE or DRAINING alike on all in-sync
+//	             replicas becomes ACTIVE; RECLAIM anywhere becomes FREE; so does a block
+//	             that some replica does not have open, for its format was cut short
+//	per slab     the highest V with a whole image wins (FREE is whole by itself); its
+//	             image goes to all that have another V; reservations are cleared; V of a
+//	             rebuilding replica that is another is set to 0 for the copier
+//	per block    the free map is made again
+//
+// Running it again after any failure gives the same result as running it once.
+func (l *Lane) Reconcile(reg *Region) (Reconciled, error) {
+	var st Reconciled
+	for b := range reg.Geometry.Blocks {
+		if err := l.ReconcileBlock(reg, b, &st); err != nil {
+			return st, err
+		}
+	}
+	return st, nil
+}
+
+// ReconcileBlock is Reconcile of one block. Lanes may work on different blocks side by side.
+func (l *Lane) ReconcileBlock(reg *Region, block uint32, st *Reconciled) error {
+	if err := l.reconcileBlock(reg, block, st); err != nil {
+		return fmt.Errorf("reconcile block %d of region %d: %w", block, reg.ID, err)
+	}
+	return nil
+}
+
+// Reconciled counts what a reconcile has done.
+type Reconciled struct {
+	Blocks  int // open blocks looked through
+	Moved   int // slabs whose V differed somewhere
+	Cleared int // reservations
+	Bad     int // slabs of which no replica had a whole image
+}
+
+// pieceBytes is how much of each replica a scan READs at once.
+const pieceBytes = 128 << 10
+
+func (l *Lane) reconcileBlock(reg *Region, block uint32, st *Reconciled) error {
+	off := reg.Geometry.HeaderOff(block)
+	var was [MaxReplicas]proto.Header
+	l.round.Reset()
+	for i := range reg.N {
+		l.round.Chain(reg.To[i]).Read(off, l.words[i])
+	}
+	if err := l.doPlain(); err != nil {
+		return err
+	}
+	for i := range reg.N {
+		was[i] = proto.Header(proto.Word(l.words[i], 0))
+	}
+	h, zero := chooseHeader(reg, was[:reg.N])
+	if h.Valid() && h.State().Open() {
+		st.Blocks++
+		if err := l.reconcileSlabs(reg, block, h, st); err != nil {
+			return err
+		}
+	} else if zero {
+		if err := l.zeroBlock(reg, block); err != nil {
+			return err
+		}
+	}
+	// The header goes last: until then a repeat finds the same choice.
+	l.round.Reset()
+	for i := range reg.N {
+		if c := l.round.Chain(reg.To[i]); was[i] != h || reg.Durable {
+			l.plain(reg, c, off, uint64(h), l.words[i])
+		}
+	}
+	return l.doPlain()
+}
+
+// chooseHeader picks the header that all replicas shall have from those of the in-sync
+// replicas; zero says that the block's words are to be cleared. A header that is damaged
+// says nothing if another replica has one that is not. If all are damaged the block keeps
+// the damaged header and its contents, and its readers get ErrCorrupt: a class or generation that was made up could
+// make old references name other objects.
+func chooseHeader(reg *Region, was []proto.Header) (h proto.Header, zero bool) {
+	gen, reclaim, alike, valid := uint32(0), false, true, false
+	first := proto.Header(0)
+	for i, w := range was {
+		if reg.Rebuilding[i] || !w.Valid() {
+			continue
+		}
+		valid = true
+		gen = max(gen, w.Generation())
+		reclaim = reclaim || w.State() == proto.BlockReclaim
+		if !w.State().Open() {
+			alike = false
+			continue
+		}
+		if w = w.With(proto.BlockActive); first == 0 {
+			first = w
+		}
+		alike = alike && w == first
+	}
+	switch {
+	case !valid:
+		return was[0], false
+	case alike && !reclaim:
+		return first, false
+	}
+	// A block that every replica says is FREE, and was never formatted in this
+	// generation, has nothing to clear: a formatter writes headers only.
+	for _, w := range was {
+		zero = zero || w != proto.MakeHeader(proto.BlockFree, 0, 0, gen, 0)
+	}
+	return proto.MakeHeader(proto.BlockFree, 0, 0, gen, 0), zero
+}
+
+// plain appends a store of a word, flushed where the region is durable.
+func (l *Lane) plain(reg *Region, c *rdma.Chain, off, w uint64, buf []byte) {
+	proto.PutWord(buf, 0, w)
+	c.Write(off, buf[:8])
+	if reg.Durable {
+		c.Flush(flushKind, off, 8)
+	}
+}
+
+// doPlain sends the round, if there is one. Reconcile gives up at the first
+// failure: the caller starts it again, or with fewer replicas.
+func (l *Lane) doPlain() error {
+	if l.round.Len() == 0 {
+		return nil
+	}
+	l.do()
+	return l.round.Err()
+}
+
+func (l *Lane) zeroBlock(reg *Region, block uint32) error {
+	zero, err := l.buffer(&l.slab, pieceBytes)
+	if err != nil {
+		return err
+	}
+	clear(zero)
+	for at := uint64(0); at < proto.BlockBytes; at += pieceBytes {
+		l.round.Reset()
+		for i := range reg.N {
+			c := l.round.Chain(reg.To[i])
+			if at == 0 {
+				c.Write(reg.Geometry.MapOff(block), zero[:proto.MapBytes])
+			}
+			c.Write(reg.Geometry.BlockOff(block)+at, zero)
+			if reg.Durable {
+				c.Flush(flushKind, reg.Geometry.BlockOff(block)+at, pieceBytes)
+			}
+		}
+		if err := l.doPlain(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reconcileSlabs looks through an open block, piece by piece.
+func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Reconciled) error {
+	size := h.Class().Bytes()
+	piece := max(pieceBytes, size)
+	buf, err := l.buffer(&l.batch.slabs, piece*reg.N)
+	if err != nil {
+		return err
+	}
+	words := make([]uint64, h.Class().MapWords())
+	for at := 0; at < proto.BlockBytes; at += piece {
+		l.round.Reset()
+		for i := range reg.N {
+			if reg.Fresh[i] {
+				clear(buf[i*piece : (i+1)*piece])
+				continue
+			}
+			l.round.Chain(reg.To[i]).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[i*piece:(i+1)*piece])
+		}
+		if err := l.doPlain(); err != nil {
+			return err
+		}
+		l.round.Reset()
+		for i := range reg.N {
+			l.round.Chain(reg.To[i])
+		}
+		for in := 0; in < piece; in += size {
+			if l.fixSlab(reg, block, h, (at+in)/size, buf, piece, in, st) {
+				words[(at+in)/size/64] |= 1 << ((at + in) / size % 64)
+			}
+			if err := l.fixFull(reg); err != nil {
+				return err
+			}
+		}
+		if reg.Durable {
+			// Words that are alike may still not be durable everywhere: their writer died
+			// before its FLUSH.
+			for i := range reg.N {
+				l.round.At(i).Flush(flushKind, reg.Geometry.BlockOff(block)+uint64(at), uint64(piece))
+			}
+		}
+		if err := l.sendFixes(); err != nil {
+			return err
+		}
+	}
+	return l.writeMap(reg, block, words)
+}
+
+// fixFull sends the fixes gathered so far when a chain might not hold another slab's.
+func (l *Lane) fixFull(reg *Region) error {
+	for i := range l.round.Len() {
+		if len(l.round.At(i).Verbs) > rdma.MaxChainVerbs-8 {
+			if err := l.sendFixes(); err != nil {
+				return err
+			}
+			l.round.Reset()
+			for i := range reg.N {
+				l.round.Chain(reg.To[i])
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+func (l *Lane) sendFixes() error {
+	for i := range l.round.Len() {
+		if len(l.round.At(i).Verbs) > 0 {
+			return l.doPlain()
+		}
+	}
+	return nil
+}
+
+// fixSlab appends the stores that make one slab alike on all replicas, and reports whether
+// its map bit is to be set. The stores take their bytes from buf, which has one piece of
+// the block of each replica; the slab is at offset in of each.
+func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []byte, piece, in int, st *Reconciled) (taken bool) {
+	c := copiesOf(reg, reg.Geometry.Slab(block, i, h), h.Generation(), buf, piece, in)
+	if c.unused() {
+		return false
+	}
+	best, from := c.choose()
+	if from < 0 {
+		st.Bad++
+	}
+	if !c.alike() {
+		st.Moved++
+	}
+	for k := range reg.N {
+		l.fixReplica(&c, k, best, from, st)
+	}
+	return best.State() != proto.StateFree
+}
+
+// slabCopies is one slab as READ at every replica of a region.
+type slabCopies struct {
+	reg   *Region
+	slab  proto.Slab
+	bytes [MaxReplicas][]byte
+	r     [MaxReplicas]proto.R
+	v     [MaxReplicas]proto.V
+	// whole: V is FREE, or names an image that is whole. Never set for a rebuilding
+	// replica: its images are not used.
+	whole [MaxReplicas]bool
+}
+
+// copiesOf finds a slab in buf; see fixSlab.
+func copiesOf(reg *Region, s proto.Slab, generation uint32, buf []byte, piece, in int) slabCopies {
+	c := slabCopies{reg: reg, slab: s}
+	seed := proto.Seed(reg.Seed, s.Off, generation)
+	for k := range reg.N {
+		c.bytes[k] = buf[k*piece+in:][:s.Class.Bytes()]
+		c.r[k], c.v[k] = s.Words(c.bytes[k])
+		if reg.Rebuilding[k] || !c.v[k].Valid() {
+			continue
+		}
+		c.whole[k] = true
+		if v := c.v[k]; v.State() == proto.StateLive {
+			h, _, ok := proto.DecodeImage(s.Image(c.bytes[k], v.Version()), seed)
+			c.whole[k] = ok && h.Version == v.Version()
+		}
+	}
+	return c
+}
+
+// alike reports that all replicas have the same V.
+func (c *slabCopies) alike() bool {
+	for k := range c.reg.N {
+		if c.v[k] != c.v[0] {
+			return false
+		}
+	}
+	return true
+}
+
+// unused reports that R and V are 0 on every replica.
+func (c *slabCopies) unused() bool {
+	for k := range c.reg.N {
+		if c.r[k] != 0 || c.v[k] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// choose returns the V that all replicas shall have, and a replica that has its image: the
+// highest V that is whole. Two replicas with the same V have the same image. A slab that is
+// whole nowhere becomes BAD, and from is -1: its readers get an error for ever, never zeros.
+func (c *slabCopies) choose() (best proto.V, from int) {
+	top := proto.V(0)
+	from = -1
+	for k := range c.reg.N {
+		v := c.v[k]
+		if c.reg.Rebuilding[k] || !v.Valid() {
+			continue
+		}
+		if v.Version() >= top.Version() {
+			top = v
+		}
+		if c.whole[k] && (from < 0 || v.Version() > best.Version()) {
+			best, from = v, k
+		}
+	}
+	if from < 0 {
+		best = proto.MakeV(proto.StateBad, top.Version())
+	}
+	return best, from
+}
+
+// fixReplica appends the stores for replica k. A rebuilding replica with another V gets 0:
+// the copier brings it up to date.
+func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reconciled) {
+	c, v := l.round.At(k), best
+	switch {
+	case s.reg.Rebuilding[k]:
+		if s.v[k] != best {
+			v = 0
+		}
+	case best.State() == proto.StateLive && (s.v[k] != best || !s.whole[k]):
+		img := s.slab.Image(s.bytes[from], best.Version())
+		img = img[:proto.ImageLen(proto.ParseImageHeader(img).Length)]
+		c.Write(s.slab.ImageOff(best.Version()), img)
+		if s.reg.Durable {
+			c.Flush(flushKind, s.slab.ImageOff(best.Version()), uint64(len(img)))
+		}
+	}
+	if s.r[k] != 0 {
+		st.Cleared++
+	}
+	if v == s.v[k] && s.r[k] == 0 {
+		return
+	}
+	// R and V lie side by side, and are written from the place where they were READ to.
+	at := int(s.slab.ROff() - s.slab.Off)
+	proto.PutWord(s.bytes[k], at, 0)
+	proto.PutWord(s.bytes[k], at+8, uint64(v))
+	c.Write(s.slab.ROff(), s.bytes[k][at:at+16])
+	if s.reg.Durable {
+		c.Flush(flushKind, s.slab.ROff(), 16)
+	}
+}
+
+func (l *Lane) writeMap(reg *Region, block uint32, words []uint64) error {
+	buf, err := l.buffer(&l.slab, proto.MapBytes)
+	if err != nil {
+		return err
+	}
+	clear(buf)
+	for i, w := range words {
+		proto.PutWord(buf, 8*i, w)
+	}
+	l.round.Reset()
+	for i := range reg.N {
+		c := l.round.Chain(reg.To[i])
+		c.Write(reg.Geometry.MapOff(block), buf)
+		if reg.Durable {
+			c.Flush(flushKind, reg.Geometry.MapOff(block), proto.MapBytes)
+		}
+	}
+	return l.doPlain()
+}

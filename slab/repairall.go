@@ -1,0 +1,165 @@
+package slab
+
+import (
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// RepairAll makes all replicas of an object whole and alike: the primary first, with
+// Repair, then every backup from the primary. The payload of a PAIR is committed again
+// under the next version; the bytes of a SINGLE are written again in place.
+//
+// nil: all replicas are whole and alike. ErrCorrupt: no replica has a whole image.
+func (l *Lane) RepairAll(ref proto.Ref) error {
+	if err := l.Repair(ref); err != nil {
+		return err
+	}
+	return l.repeatRepair(ref, l.repairAllOnce)
+}
+
+func (l *Lane) repairAllOnce(ref proto.Ref) error {
+	a := attempt{anyKind: true}
+	if err := l.reserve(&a, ref); err != nil {
+		return err
+	}
+	if a.reg.N == 1 {
+		return l.release(&a)
+	}
+	err := l.repeatHeld(&a, func() {
+		for i := 1; i < a.reg.N; i++ {
+			l.round.Chain(a.reg.To[i]).Read(a.slab.VOff(), l.words[i])
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for i := 1; i < a.reg.N; i++ {
+		a.backups[i] = proto.V(proto.Word(l.words[i], 0))
+	}
+	if a.slab.Kind == proto.Single {
+		return l.rewriteBackups(&a, len(a.payload))
+	}
+	// A commit expects V of every backup to be the primary's.
+	if err := l.rollBack(&a); err != nil {
+		return err
+	}
+	return l.commitSame(&a, a.header, a.payload)
+}
+
+// rewriteBackups writes the primary's image of a write-once object to every backup, V
+// behind it, and releases the slab. Preconditions: as for rollBack; the image in a.seen is
+// whole.
+func (l *Lane) rewriteBackups(a *attempt, length int) error {
+	img := a.slab.Image(a.seen, a.v.Version())[:proto.ImageLen(length)]
+	err := l.repeatHeld(a, func() {
+		for i := 1; i < a.reg.N; i++ {
+			c := l.round.Chain(a.reg.To[i])
+			if a.backups[i] == a.v {
+				writeImage(c, &a.object, a.v, img)
+			} else {
+				replaceV(c, &a.object, a.backups[i], a.v, img)
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := l.checkSwapped(a); err != nil {
+		return err
+	}
+	return l.release(a)
+}
+
+// RepairFree gives every backup the primary's V of a slab that is not reserved. It takes an
+// address: a slab without an object has no reference.
+func (l *Lane) RepairFree(addr proto.Addr) error {
+	reg, err := l.port.Region(addr.Region())
+	if err != nil {
+		return err
+	}
+	block, ok := reg.Geometry.BlockOf(uint64(addr.Off()))
+	if !ok {
+		return fmt.Errorf("%w: %v", ErrBadRef, addr)
+	}
+	h, err := l.openBlock(reg, block)
+	if err != nil || h == 0 {
+		return err
+	}
+	i, ok := reg.Geometry.SlabIndex(uint64(addr.Off()), h.Class())
+	if !ok {
+		return fmt.Errorf("%w: %v is not on a boundary of its %d-byte slabs", ErrBadRef, addr, h.Class().Bytes())
+	}
+	_, err = l.settleSlab(reg, reg.Geometry.Slab(block, i, h), h.Generation(), 0)
+	return err
+}
+
+// openBlock is the header of a block that is open, 0 if it is not.
+func (l *Lane) openBlock(reg *Region, block uint32) (proto.Header, error) {
+	if err := l.repeat(reg, func() { l.round.Chain(reg.P()).Read(reg.Geometry.HeaderOff(block), l.word[:8]) }); err != nil {
+		return 0, err
+	}
+	if h := proto.Header(proto.Word(l.word, 0)); h.Valid() && h.State().Open() {
+		return h, nil
+	}
+	return 0, nil
+}
+
+// RepairMap sets the map bits of slabs that are in use and clears words beyond the slabs of
+// a block. It returns how many words were wrong. The opposite fault, a bit that is set for
+// a slab that is free, is left to the scrub: the map is only a search aid, and a slab that
+// is freed during RepairMap keeps its bit until the next scrub.
+func (l *Lane) RepairMap(reg *Region, block uint32) (repaired int, err error) {
+	h, err := l.openBlock(reg, block)
+	if err != nil || h == 0 {
+		return 0, err
+	}
+	size, words := h.Class().Bytes(), h.Class().MapWords()
+	piece := max(pieceBytes, size)
+	buf, err := l.buffer(&l.batch.slabs, piece)
+	if err != nil {
+		return 0, err
+	}
+	maps, err := l.buffer(&l.batch.imgs, proto.MapBytes)
+	if err != nil {
+		return 0, err
+	}
+	used := make([]uint64, proto.MapBytes/8)
+	for at := 0; at < proto.BlockBytes; at += piece {
+		err := l.repeat(reg, func() {
+			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
+		})
+		if err != nil {
+			return 0, err
+		}
+		for in := 0; in < piece; in += size {
+			i := (at + in) / size
+			if r, v := reg.Geometry.Slab(block, i, h).Words(buf[in:]); r != 0 || v.State() == proto.StateLive {
+				used[i/64] |= 1 << (i % 64)
+			}
+		}
+	}
+	if err := l.repeat(reg, func() { l.round.Chain(reg.P()).Read(reg.Geometry.MapOff(block), maps) }); err != nil {
+		return 0, err
+	}
+	for w := range used {
+		was := proto.Word(maps, 8*w)
+		want := was | used[w]
+		if w >= words {
+			want = 0
+		}
+		for want != was {
+			off := reg.Geometry.MapOff(block) + 8*uint64(w)
+			if err := l.repeat(reg, func() { l.round.Chain(reg.P()).CAS(off, was, want) }); err != nil {
+				return repaired, err
+			}
+			if old := l.round.At(0).Verbs[0].Old; old == was {
+				repaired++
+				break
+			} else if was = old; w < words {
+				want = was | used[w]
+			}
+		}
+	}
+	return repaired, nil
+}

@@ -1,0 +1,266 @@
+package slab
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// maxHeld bounds the attempts to reserve a slab that others hold. The deadline
+// of the port ends the wait long before, but in the simulator deadlines are long.
+const maxHeld = 100_000
+
+// reserve takes the slab's reservation and READs it whole, in one round: step 1 of Update,
+// Free and repairs. It waits for a holder that is alive, and takes over from one that is
+// fenced.
+//
+// On nil the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica, and
+// the active image is whole and of the reference's incarnation: a.header, a.payload. On an
+// error the attempt holds nothing, or the session has ended.
+func (l *Lane) reserve(a *attempt, ref proto.Ref) error {
+	if err := l.reserveOnce(a, ref); err != nil {
+		return l.reserveAgain(a, ref, err)
+	}
+	return nil
+}
+
+// reserveAgain is reserve after a first try that has failed.
+func (l *Lane) reserveAgain(a *attempt, ref proto.Ref, err error) error {
+	again, held, damaged := 0, 0, 0
+	for ; ; err = l.reserveOnce(a, ref) {
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errAgain):
+			// A broken connection or another table; on a hot slab one of very many attempts.
+			if again++; again > maxHeld {
+				return fmt.Errorf("%w: %v: %d attempts lost their answer", ErrBusy, ref, again)
+			}
+			err = l.port.Pause(again)
+		case errors.Is(err, errHeld):
+			if held++; held > maxHeld {
+				return fmt.Errorf("%w: %v is held by session %d", ErrBusy, ref, a.holder.Session())
+			}
+			var taken bool
+			if taken, err = l.waitForHolder(a, held); errors.Is(err, errAgain) {
+				err = l.port.Pause(held)
+			} else if taken && err == nil {
+				if err = l.judge(a); !errors.Is(err, errDamaged) {
+					return err
+				}
+				err = nil // released: the next try meets the damage and repairs it
+			}
+		case errors.Is(err, errDamaged):
+			if damaged++; damaged > maxRepairs {
+				return fmt.Errorf("%w: %v", ErrCorrupt, ref)
+			}
+			err = l.Repair(ref)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// waitForHolder takes the slab over if its holder is fenced, or else pauses. taken: as
+// takeover. Otherwise the attempt holds nothing, or the session has ended.
+func (l *Lane) waitForHolder(a *attempt, held int) (taken bool, err error) {
+	if l.port.HolderFenced(a.reg.ID, a.holder.Session(), held) {
+		return l.takeover(a, a.holder)
+	}
+	if err := l.port.Pause(held); err != nil {
+		return false, fmt.Errorf("%w: %v is held by session %d: %w", ErrBusy, a.ref, a.holder.Session(), err)
+	}
+	return false, nil
+}
+
+// errHeld: a.holder holds the slab.
+var errHeld = errors.New("held")
+
+// errDamaged: the active image of a slab that was reserved is not whole. It has been
+// released.
+var errDamaged = errors.New("damaged")
+
+// reserveOnce is one try of reserve: one round. Besides final errors it returns
+// errAgain, errHeld and errDamaged.
+func (l *Lane) reserveOnce(a *attempt, ref proto.Ref) error {
+	if err := l.resolve(&a.object, ref); err != nil {
+		return err
+	}
+	if a.slab.Kind == proto.Single && !a.anyKind {
+		return fmt.Errorf("%w: %v", ErrImmutable, ref)
+	}
+	if err := l.seeWhole(a); err != nil {
+		return err
+	}
+	l.reserveRound(a)
+	if a.lost {
+		return l.settleReserve(a)
+	}
+	if a.holder != 0 {
+		// If the object is gone there is nothing to wait for.
+		if l.inspect(&a.object, a.slab.Off, a.seen, &a.sight); a.state == imageFreed {
+			return l.answer(ErrFreed)
+		}
+		return errHeld
+	}
+	return l.judge(a)
+}
+
+// seeWhole makes the lane's slab buffer the place for the whole slab.
+func (l *Lane) seeWhole(a *attempt) (err error) {
+	a.off = a.slab.Off
+	a.seen, err = l.buffer(&l.slab, a.slab.Class.Bytes())
+	return err
+}
+
+// reserveRound posts step 1 of attempts: CAS R from 0, and a READ of a.seen behind it. It
+// sets a.lost where there was no answer, and otherwise a.holder: 0 if the attempt holds the
+// slab now.
+func (l *Lane) reserveRound(as ...*attempt) {
+	l.round.Reset()
+	for _, a := range as {
+		a.r = l.port.Reservation()
+		i, c := l.chainFor(a.reg.P(), 2)
+		a.chain, a.verb = i, takeR(c, a, 0)
+		c.Read(a.off, a.seen)
+	}
+	l.do()
+	for _, a := range as {
+		c := l.round.At(a.chain)
+		a.lost, a.holder = c.Err != nil, proto.R(c.Verbs[a.verb].Old)
+	}
+}
+
+// judge looks at a slab that was READ under the attempt's own reservation. V cannot
+// change any more, so a wrong checksum is damage. It sets a.sight, and releases a slab that
+// is not live: errDamaged or ErrFreed. ErrLease: the lease is over, and the slab is released.
+func (l *Lane) judge(a *attempt) error {
+	l.inspect(&a.object, a.slab.Off, a.seen, &a.sight)
+	var err error
+	if a.state == imageLive {
+		if err = l.answer(nil); err == nil {
+			return nil
+		}
+	}
+	if rerr := l.release(a); rerr != nil {
+		return rerr
+	}
+	switch a.state {
+	case imageLive:
+		return err
+	case imageFreed:
+		return l.answer(ErrFreed)
+	}
+	return errDamaged
+}
+
+// settleReserve ends an attempt whose CAS of R had no answer: errAgain, and the attempt
+// holds nothing; or the session has ended.
+func (l *Lane) settleReserve(a *attempt) error {
+	if err := l.settle(a.reg); err != nil {
+		return l.abandon(a, err)
+	}
+	return l.releaseLost(a)
+}
+
+// releaseLost decides a CAS of R without an answer, and releases what it took. R carries
+// a value that nobody else writes, so once the connection is dead it tells. It returns
+// errAgain, or the error that has ended the session.
+// Preconditions: the failed round has been settled.
+func (l *Lane) releaseLost(a *attempt) error {
+	for {
+		if l.epochOver(a) {
+			return errAgain // reservations do not outlive an epoch
+		}
+		r, _, err := l.readWords(a)
+		if err == nil {
+			if r == a.r {
+				if err := l.release(a); err != nil {
+					return err
+				}
+			}
+			return errAgain
+		}
+		if err := l.settle(a.reg); err != nil {
+			return l.abandon(a, err)
+		}
+	}
+}
+
+// readWords READs R and V of the primary. The error is that of the round.
+func (l *Lane) readWords(a *attempt) (proto.R, proto.V, error) {
+	l.round.Reset()
+	l.round.Chain(a.reg.P()).Read(a.slab.ROff(), l.word)
+	l.do()
+	return proto.R(proto.Word(l.word, 0)), proto.V(proto.Word(l.word, 8)), l.round.At(0).Err
+}
+
+// epochOver is true if the table has moved on from the attempt's epoch, so that its
+// reservation is gone, or if that cannot be known and the session has been ended. An error of Region means that the call's deadline has passed or
+// the session has ended: the attempt may still hold the slab, so the session ends, and
+// fence and scrub settle what it has posted.
+func (l *Lane) epochOver(a *attempt) bool {
+	reg, err := l.port.Region(a.reg.ID)
+	if err != nil {
+		_ = l.abandon(a, err)
+		return true
+	}
+	return reg.Epoch != a.reg.Epoch
+}
+
+// again settles a failed round of an attempt that holds the slab, or may hold it. nil:
+// the same epoch, the round may be repeated. errAgain: the epoch is over, and the
+// reservation with it. Another error has ended the session.
+func (l *Lane) again(a *attempt) error {
+	if err := l.settle(a.reg); err != nil {
+		return l.abandon(a, err)
+	}
+	if l.epochOver(a) {
+		return errAgain
+	}
+	return nil
+}
+
+// repeatHeld sends the round that build makes until it has an answer, in the attempt's
+// epoch. It returns at once if build makes no chain. Errors are those of again.
+func (l *Lane) repeatHeld(a *attempt, build func()) error {
+	for {
+		l.round.Reset()
+		build()
+		if l.round.Len() == 0 {
+			return nil
+		}
+		l.do()
+		if l.round.Err() == nil {
+			return nil
+		}
+		if err := l.again(a); err != nil {
+			return err
+		}
+	}
+}
+
+// release gives the reservation back. On nil R is cleared, or the epoch is over, or the
+// session has ended; an error has ended the session.
+// Preconditions: no CAS of V has been posted that has not been answered or rolled back.
+func (l *Lane) release(a *attempt) error {
+	err := l.repeatHeld(a, func() {
+		c := l.round.Chain(a.reg.P())
+		// R is cleared now, or was before: its value is nobody else's.
+		dropR(c, a)
+	})
+	if errors.Is(err, errAgain) {
+		return nil // reservations do not outlive an epoch
+	}
+	return err
+}
+
+// abandon ends the session of an attempt that cannot settle what it has posted: fence and
+// scrub release the slab. It returns err. Nothing that a reader sees was changed, so
+// the operation is not done.
+func (l *Lane) abandon(a *attempt, err error) error {
+	l.port.EndSession(fmt.Errorf("slab %v could not be released: %w", a.ref.Addr, err))
+	return err
+}

@@ -1,0 +1,269 @@
+package slab
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Scrubbed counts what a scrub has settled.
+type Scrubbed struct {
+	Slabs   int // looked at
+	Taken   int // reservations of the dead, rolled back and released
+	Bits    int // map bits cleared: taken, unreserved, FREE
+	Headers int // blocks that a dead session was formatting
+}
+
+// Scrub settles what dead sessions left in a region: reservations, claims, half formatted
+// blocks, and map bits of slabs that are free. dead reports that a session is certified
+// fenced at every replica.
+//
+// It runs beside clients, under a session of its own, and changes words by CAS
+// only. A bit cleared under a claimer that has not yet stamped its claim does no
+// harm: R decides whose the slab is.
+func (l *Lane) Scrub(reg *Region, dead func(session uint32) bool) (Scrubbed, error) {
+	var st Scrubbed
+	for b := range reg.Geometry.Blocks {
+		if err := l.ScrubBlock(reg, b, dead, &st); err != nil {
+			return st, err
+		}
+	}
+	return st, nil
+}
+
+// ScrubBlock is Scrub of one block. Lanes may work on different blocks side by side.
+func (l *Lane) ScrubBlock(reg *Region, block uint32, dead func(session uint32) bool, st *Scrubbed) error {
+	if err := l.scrubBlock(reg, block, dead, st); err != nil {
+		return fmt.Errorf("scrub block %d of region %d: %w", block, reg.ID, err)
+	}
+	// That nothing of the dead is left is an answer drawn from READs: without a lease
+	// they may have been of a primary that has been removed.
+	return l.answer(nil)
+}
+
+// ErrEpochOver: the region's epoch has changed; start again under the present one.
+var ErrEpochOver = errors.New("the region's epoch is over")
+
+// sameEpoch settles a failed round of a scan: nil means repeat it. ErrEpochOver if the region
+// has another epoch or has been removed. Another error is that of the port, such as that
+// the deadline has passed.
+func (l *Lane) sameEpoch(reg *Region) error {
+	if err := l.settle(reg); err != nil {
+		return err
+	}
+	switch now, err := l.port.Region(reg.ID); {
+	case errors.Is(err, ErrNoRegion):
+		return ErrEpochOver
+	case err != nil:
+		return err
+	case now.Epoch != reg.Epoch:
+		return ErrEpochOver
+	}
+	return nil
+}
+
+// repeat sends the round that build makes until it has an answer, in one epoch.
+func (l *Lane) repeat(reg *Region, build func()) error {
+	for {
+		l.round.Reset()
+		build()
+		l.do()
+		if l.round.Err() == nil {
+			return nil
+		}
+		if err := l.sameEpoch(reg); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st *Scrubbed) error {
+	off := reg.Geometry.HeaderOff(block)
+	if err := l.repeat(reg, func() { l.round.Chain(reg.P()).Read(off, l.word[:8]) }); err != nil {
+		return err
+	}
+	h := proto.Header(proto.Word(l.word, 0))
+	if h.State() == proto.BlockFormatting && dead(h.Session()) {
+		return l.unformat(reg, block, h, st)
+	}
+	if !h.State().Open() || !h.Valid() {
+		return nil
+	}
+	size := h.Class().Bytes()
+	piece := max(pieceBytes, size)
+	buf, err := l.buffer(&l.batch.slabs, piece)
+	if err != nil {
+		return err
+	}
+	maps, err := l.buffer(&l.batch.imgs, proto.MapBytes)
+	if err != nil {
+		return err
+	}
+	// The map first: a slab whose bit is set before R is seen 0 and V FREE is a leak,
+	// or claimed at this moment.
+	err = l.repeat(reg, func() { l.round.Chain(reg.P()).Read(reg.Geometry.MapOff(block), maps) })
+	if err != nil {
+		return err
+	}
+	for at := 0; at < proto.BlockBytes; at += piece {
+		err := l.repeat(reg, func() {
+			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
+		})
+		if err != nil {
+			return err
+		}
+		for in := 0; in < piece; in += size {
+			i := (at + in) / size
+			s := reg.Geometry.Slab(block, i, h)
+			r, v := s.Words(buf[in:])
+			st.Slabs++
+			free := r == 0 && v.State() == proto.StateFree && v.Valid()
+			if r != 0 && dead(r.Session()) {
+				if free, err = l.settleSlab(reg, s, h.Generation(), r); err != nil {
+					return err
+				}
+				st.Taken++
+			}
+			if word := proto.Word(maps, i/64*8); free && word>>(i%64)&1 != 0 {
+				if err := l.clearLeak(reg, block, i, s, word); err != nil {
+					return err
+				}
+				st.Bits++
+			}
+		}
+	}
+	return nil
+}
+
+// settleSlab takes a dead session's slab over, which rolls its backups back, and
+// releases it. free reports that the slab is FREE and not reserved.
+func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (free bool, err error) {
+	a := attempt{object: anyObject(reg, s, gen)}
+	if err := l.seeWhole(&a); err != nil {
+		return false, err
+	}
+	for {
+		taken, err := l.takeover(&a, dead)
+		switch {
+		case errors.Is(err, errAgain):
+			if err := l.sameEpoch(reg); err != nil {
+				return false, err
+			}
+			continue
+		case err != nil:
+			return false, err
+		case !taken:
+			return false, nil
+		}
+		free := a.v.State() == proto.StateFree
+		return free, l.release(&a)
+	}
+}
+
+// clearLeak clears the map bit of a slab that is free and not reserved, and sets it again
+// if the slab has been claimed meanwhile. A claimer READs its bits once more after it has
+// written R. So either the claimer sees the bit cleared, or the scrub sees R: no slab in
+// use stays free in the map.
+func (l *Lane) clearLeak(reg *Region, block uint32, i int, s proto.Slab, guess uint64) error {
+	if err := l.clearBit(reg, block, i, guess); err != nil {
+		return err
+	}
+	if err := l.repeat(reg, func() { l.round.Chain(reg.P()).Read(s.ROff(), l.word) }); err != nil {
+		return err
+	}
+	if r, v := proto.R(proto.Word(l.word, 0)), proto.V(proto.Word(l.word, 8)); r == 0 && v.State() != proto.StateLive {
+		return nil
+	}
+	off := reg.Geometry.MapOff(block) + uint64(i/64*8)
+	for was := uint64(0); ; {
+		want := was | 1<<(i%64)
+		if err := l.repeat(reg, func() { l.round.Chain(reg.P()).CAS(off, was, want) }); err != nil {
+			return err
+		}
+		old := l.round.At(0).Verbs[0].Old
+		if old == was || old>>(i%64)&1 != 0 {
+			return nil
+		}
+		was = old
+	}
+}
+
+// clearBit clears one bit of a map word.
+func (l *Lane) clearBit(reg *Region, block uint32, i int, guess uint64) error {
+	off := reg.Geometry.MapOff(block) + uint64(i/64*8)
+	bit := uint64(1) << (i % 64)
+	for guess&bit != 0 {
+		err := l.repeat(reg, func() { l.round.Chain(reg.P()).CAS(off, guess, guess&^bit) })
+		if err != nil {
+			return err
+		}
+		old := l.round.At(0).Verbs[0].Old
+		if old == guess {
+			return nil
+		}
+		guess = old
+	}
+	return nil
+}
+
+// unformat frees a block whose formatter is dead: it was never open. Like a formatter, it
+// puts its own session into the primary's header first, and frees the primary last:
+//
+//	1  P  CAS header FORMATTING by the dead session -> FORMATTING by this one
+//	2  B  CAS header -> FREE                        one backup after the other
+//	3  P  CAS header FORMATTING by this one -> FREE
+//
+// So one scrub alone frees a block, none of its CASes can come later than the block's next
+// format, and no replica says ACTIVE of a block that the primary says is FREE. If it cannot
+// be ended the session ends, and the next scrub finds its FORMATTING.
+func (l *Lane) unformat(reg *Region, block uint32, h proto.Header, st *Scrubbed) error {
+	mine := proto.MakeHeader(proto.BlockFormatting, h.Kind(), h.Class(), h.Generation(), l.port.Reservation().Session())
+	free := proto.MakeHeader(proto.BlockFree, 0, 0, h.Generation(), 0)
+	found, err := l.casHeader(reg, 0, block, h, mine)
+	if err == nil && found != h {
+		return nil // another scrub does it
+	}
+	for i := 1; i < reg.N && err == nil; i++ {
+		was := h
+		for err == nil {
+			if found, err = l.casHeader(reg, i, block, was, free); found == was || found == free {
+				break
+			}
+			was = found
+		}
+	}
+	if err == nil {
+		_, err = l.casHeader(reg, 0, block, mine, free)
+	}
+	switch {
+	case err == nil:
+		st.Headers++
+	case !errors.Is(err, ErrEpochOver): // else Reconcile frees the block
+		l.port.EndSession(fmt.Errorf("block %d of region %d, whose formatter is dead, could not be freed: %w", block, reg.ID, err))
+	}
+	return err
+}
+
+// casHeader changes a block header on replica i and returns the header that it found: was if
+// the CAS, or an earlier try of the same CAS, took effect.
+// Preconditions: no other lane of this session makes the same change.
+func (l *Lane) casHeader(reg *Region, i int, block uint32, was, now proto.Header) (found proto.Header, err error) {
+	off := reg.Geometry.HeaderOff(block)
+	tries := 0
+	err = l.repeat(reg, func() {
+		tries++
+		c := l.round.Chain(reg.To[i])
+		c.CAS(off, uint64(was), uint64(now))
+		if reg.Durable {
+			flush(c, off, 8)
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	if found = proto.Header(l.round.At(0).Verbs[0].Old); found == now && tries > 1 {
+		found = was
+	}
+	return found, nil
+}

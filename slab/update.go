@@ -1,0 +1,170 @@
+package slab
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
+
+// Update replaces the payload by what f makes of the present one. Two rounds with one
+// replica, three with more:
+//
+//	1  reserve          P  CAS R 0 -> r, READ the slab
+//	   f, stageImage       the image of the next version, in the lane's memory
+//	2  commitBackups    all  WRITE the image, B  CAS V        not with one replica
+//	3  commitPrimaries  P  CAS V, CAS R r -> 0
+//
+// f may be called more than once; an error from it leaves the object as it was. It may
+// change info.Tag, and must not keep old.
+//
+// Linearizes at: the CAS of V at the primary, in step 3; see commit for a change of epoch.
+//
+// nil: done. ErrUnknown: may take effect, at most once. Any other error: not done.
+func (l *Lane) Update(ref proto.Ref, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
+	for tries := 1; ; tries++ {
+		var a attempt
+		if err := l.reserve(&a, ref); err != nil {
+			return Info{}, err
+		}
+		l.info = infoOf(a.header)
+		payload, err := f(a.payload, &l.info)
+		if room := a.slab.Class.PayloadBytes(proto.Pair); err == nil && len(payload) > room {
+			err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payload), room)
+		}
+		if err == nil {
+			a.header.Writer, a.header.Tag = a.r, l.info.Tag&proto.MaxTag
+			err = l.stageInLane(&a, &a.header, payload)
+		}
+		if err != nil {
+			return Info{}, l.releaseFor(&a, err)
+		}
+		switch l.commit(&a); a.result {
+		case done:
+			return infoOf(a.header), nil
+		case unknown:
+			return Info{}, a.err
+		}
+		if err := l.startAgain(ref, tries); err != nil {
+			return Info{}, err
+		}
+	}
+}
+
+// releaseFor releases a slab because of err, and returns err, or the error of releasing.
+func (l *Lane) releaseFor(a *attempt, err error) error {
+	if rerr := l.release(a); rerr != nil {
+		return rerr
+	}
+	return err
+}
+
+// startAgain pauses before an operation whose commit was not done starts again. An error
+// is final, and nothing was done.
+func (l *Lane) startAgain(ref proto.Ref, tries int) error {
+	if tries > maxRestarts {
+		return fmt.Errorf("%w: %v: the table kept changing", ErrBusy, ref)
+	}
+	return l.port.Pause(tries)
+}
+
+// stageImage builds the image of the attempt's next version in img, and makes it the
+// attempt's change. It fills in version and length of the header. ErrVersions, and
+// nothing is changed, if the slab has no version left.
+// Preconditions: a.r is held, a.v and a.seen are of the slab as reserved; img is as long
+// as the image.
+func stageImage(a *attempt, img []byte, h *proto.ImageHeader, payload []byte) error {
+	n := nextVersion(a)
+	if n > proto.MaxVersion {
+		return fmt.Errorf("%w: %v", ErrVersions, a.ref)
+	}
+	h.Version, h.Length = n, len(payload)
+	a.put(img, *h, payload)
+	return nil
+}
+
+// put builds an image in img, and makes it the attempt's change.
+func (a *attempt) put(img []byte, h proto.ImageHeader, payload []byte) {
+	copy(img[proto.ImageHeaderBytes:], payload)
+	a.next, a.img = proto.MakeV(proto.StateLive, h.Version), proto.EncodeImage(img, a.seed, h)
+}
+
+// stageInLane is stageImage in the lane's image buffer.
+func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) error {
+	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)))
+	if err != nil {
+		return err
+	}
+	return stageImage(a, img, h, payload)
+}
+
+// nextVersion is the smallest version of the inactive image's parity above both V and the
+// version in the inactive image's header. The image that a dead writer left must never
+// share its version with another one, or a slow reader could put the two together.
+//
+// A version further ahead than maxSkip is damage, not a writer's: following it would
+// use up the slab's versions.
+func nextVersion(a *attempt) uint64 {
+	n := a.v.Version() + 1
+	left := proto.ParseImageHeader(a.slab.Image(a.seen, n)).Version
+	if left >= n && left-n < maxSkip {
+		n = left + 2 - (left^n)&1
+	}
+	return n
+}
+
+// maxSkip is more than the writers that can have died on a slab between two
+// commits, and little of the 44 bits.
+const maxSkip = 1 << 32
+
+// Free ends the object: it commits a tombstone on the version of the incarnation that the
+// ref names, so a second Free fails. With keep the reservation stays with the lane and
+// the slab is returned as a Claim; otherwise R is cleared and the claim only says
+// which map bit may be cleared. last is the payload that was freed; it is in the lane's
+// scratch memory. The rounds of Update; no image is written.
+//
+// Linearizes at: the CAS of V at the primary.
+//
+// nil: done. ErrUnknown: may take effect, at most once. Any other error: not done.
+func (l *Lane) Free(ref proto.Ref, keep bool) (c Claim, last []byte, info Info, err error) {
+	return l.free(ref, 0, keep)
+}
+
+// FreeVersion is Free of an object that is still at a version; ErrConflict otherwise.
+func (l *Lane) FreeVersion(ref proto.Ref, version uint64, keep bool) (c Claim, last []byte, info Info, err error) {
+	return l.free(ref, version, keep)
+}
+
+// free is Free, and FreeVersion unless version is 0: versions start at 1.
+func (l *Lane) free(ref proto.Ref, version uint64, keep bool) (c Claim, last []byte, info Info, err error) {
+	for tries := 1; ; tries++ {
+		a := attempt{anyKind: true}
+		err := l.reserve(&a, ref)
+		if err != nil {
+			return Claim{}, nil, Info{}, err
+		}
+		now := a.v.Version()
+		if version != 0 && now != version {
+			err = fmt.Errorf("%w: %v is at %d, not %d", ErrConflict, ref, now, version)
+		} else if now+1 > proto.MaxVersion {
+			err = fmt.Errorf("%w: %v", ErrVersions, ref)
+		}
+		if err != nil {
+			return Claim{}, nil, Info{}, errors.Join(err, l.release(&a))
+		}
+		if now+1 > proto.MaxVersion-4 {
+			keep = false // nearly out of versions: no allocation gets the slab again
+		}
+		a.next, a.keep = proto.MakeV(proto.StateFree, now+1), keep
+		switch l.commit(&a); a.result {
+		case done:
+			c := Claim{Reg: a.reg, Slab: a.slab, Generation: ref.Incarnation.Generation(), R: a.r, V: a.next, Held: keep}
+			return c, a.payload, infoOf(a.header), nil
+		case unknown:
+			return Claim{}, nil, Info{}, a.err
+		}
+		if err := l.startAgain(ref, tries); err != nil {
+			return Claim{}, nil, Info{}, err
+		}
+	}
+}

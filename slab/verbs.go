@@ -1,0 +1,110 @@
+package slab
+
+import (
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// The chains of commits, takeovers, repairs and copies:
+//
+//	take R      CAS R, READ the slab        reserve, takeover, repair, copy
+//	replace V   WRITE image, CAS V          commit, roll-back, repair, copy
+//	release     CAS R to 0                  the end of all of them
+//
+// On a durable region a FLUSH follows every WRITE and CAS that a later answer relies on.
+
+// chainFor finds or opens the round's chain for a target that has room for so many
+// verbs. The chain is number i of the round.
+func (l *Lane) chainFor(to *rdma.Target, verbs int) (i int, c *rdma.Chain) {
+	if l.round.Len() == 0 {
+		return 0, l.round.Chain(to) // a batch of one is not worth the loop
+	}
+	return l.chainAmong(to, verbs)
+}
+
+func (l *Lane) chainAmong(to *rdma.Target, verbs int) (i int, c *rdma.Chain) {
+	for i := range l.round.Len() {
+		if c := l.round.At(i); c.To == to && len(c.Verbs)+verbs <= rdma.MaxChainVerbs {
+			return i, c
+		}
+	}
+	return l.round.Len(), l.round.Chain(to)
+}
+
+// takeR appends CAS R from the value expected to the attempt's own. It returns the
+// index of the verb.
+func takeR(c *rdma.Chain, a *attempt, expect proto.R) int {
+	return c.CAS(a.slab.ROff(), uint64(expect), uint64(a.r))
+}
+
+// dropR appends CAS R from the attempt's own value to 0.
+func dropR(c *rdma.Chain, a *attempt) {
+	c.CAS(a.slab.ROff(), uint64(a.r), 0)
+}
+
+// replaceV appends what brings one replica from V = expect to V = v: WRITE of the image
+// that v names, unless img is nil, and CAS of V behind it. It returns the index of the CAS.
+//
+// The image comes first: no replica may name an image that it does not have. On a durable
+// region each is flushed, and the fence keeps the CAS behind the FLUSH of the image, so
+// that V names no image that a loss of power takes away.
+func replaceV(c *rdma.Chain, o *object, expect, v proto.V, img []byte) int {
+	writeImage(c, o, v, img)
+	cas := c.CAS(o.slab.VOff(), uint64(expect), uint64(v))
+	if o.reg.Durable {
+		if img != nil {
+			fence(c)
+		}
+		flush(c, o.slab.VOff(), 8)
+	}
+	return cas
+}
+
+// writeImage appends the WRITE of the image that v names, unless img is nil.
+func writeImage(c *rdma.Chain, o *object, v proto.V, img []byte) {
+	if img == nil {
+		return
+	}
+	off := o.slab.ImageOff(v.Version())
+	c.Write(off, img)
+	if o.reg.Durable {
+		flush(c, off, uint64(len(img)))
+	}
+}
+
+// flush appends a FLUSH, ordered behind the verb before it.
+func flush(c *rdma.Chain, off, bytes uint64) {
+	atomicBefore := len(c.Verbs) > 0 && c.Verbs[len(c.Verbs)-1].Op != rdma.Write
+	c.Flush(flushKind, off, bytes)
+	if atomicBefore {
+		fence(c)
+	}
+}
+
+// fence orders the last verb behind all READs, atomics and FLUSHes before it in the
+// chain: a queue pair keeps only WRITEs in order by itself.
+func fence(c *rdma.Chain) {
+	c.Fenced()
+}
+
+// casOf is the CAS of a chain that has one: whether it took effect, and what it found.
+func casOf(c *rdma.Chain) (old uint64, swapped bool) {
+	for i := range c.Verbs {
+		if v := &c.Verbs[i]; v.Op == rdma.CompareSwap {
+			return v.Old, v.Swapped()
+		}
+	}
+	return 0, true
+}
+
+// allSwapped says whether every CAS of the round took effect.
+func (l *Lane) allSwapped() bool {
+	for i := range l.round.Len() {
+		for j := range l.round.At(i).Verbs {
+			if v := &l.round.At(i).Verbs[j]; v.Op == rdma.CompareSwap && !v.Swapped() {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,93 @@
+package storagenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
+)
+
+// unfitAfter is how long a node may be unable to write its state before it tells its
+// controllers that it is unfit. One slow fsync is no reason to leave a node.
+const unfitAfter = 2 * time.Second
+
+// errUnsaved: the node's state could not be written to its folder.
+var errUnsaved = errors.New("keeping the node's state")
+
+// wanted notes that the state has changed and has to be saved. Call with n.mu held.
+func (n *Node) wanted() {
+	n.keptSeq++
+	n.unsaved.CompareAndSwap(0, clock.Now())
+}
+
+// save returns once the state of step seq, or a later one, is in the folder. One save
+// runs at a time, without n.mu: a disk that hangs must not keep the node from answering.
+func (n *Node) save(ctx context.Context, seq uint64) error {
+	select {
+	case n.saving <- struct{}{}:
+		defer func() { <-n.saving }()
+	case <-ctx.Done():
+		return fmt.Errorf("%w: another write has not ended: %w", errUnsaved, ctx.Err())
+	}
+	if n.savedSeq >= seq {
+		return nil // with the state of another step
+	}
+	n.mu.Lock()
+	newest, b := n.keptSeq, n.state.Kept.Encode()
+	n.mu.Unlock()
+	if err := n.folder.save(b); err != nil {
+		err = fmt.Errorf("%w: %w", errUnsaved, err)
+		n.saveErr.Store(&err)
+		return err
+	}
+	n.savedSeq = newest
+	n.saveErr.Store(nil)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.unsaved.Store(0)
+	if n.keptSeq != newest {
+		n.unsaved.Store(clock.Now())
+	}
+	return nil
+}
+
+// saveAgain tries to save a state that could not be saved, beside the heartbeat: a
+// controller that gave up on the node meanwhile does not send its command again.
+func (n *Node) saveAgain() {
+	if n.unsaved.Load() == 0 || !n.savingAgain.CompareAndSwap(false, true) {
+		return
+	}
+	n.wg.Go(func() {
+		defer n.savingAgain.Store(false)
+		n.mu.Lock()
+		seq := n.keptSeq
+		n.mu.Unlock()
+		ctx, cancel := context.WithTimeout(n.ctx, actTimeout)
+		defer cancel()
+		_ = n.save(ctx, seq) // unfit tells
+	})
+}
+
+// unsavedFor is for how long the newest state could not be written.
+func (n *Node) unsavedFor() time.Duration {
+	if since := n.unsaved.Load(); since != 0 {
+		return time.Duration(max(0, clock.Now()-since))
+	}
+	return 0
+}
+
+// unfit is why the node cannot carry out what controllers order, a fence above all; ""
+// if it can.
+func (n *Node) unfit() string {
+	unsaved := n.unsavedFor()
+	if unsaved < unfitAfter {
+		return ""
+	}
+	why := "the write does not end"
+	if err := n.saveErr.Load(); err != nil {
+		why = (*err).Error()
+	}
+	return fmt.Sprintf("data folder %s cannot be written for %v: %s", n.cfg.Dir, unsaved.Round(time.Second), why)
+}

@@ -1,0 +1,96 @@
+package storagenode
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/rdma/host"
+)
+
+// FileSystem is what the regions' memory is taken from. Regions have all of their memory
+// from the beginning; one that is full takes no further region.
+type FileSystem struct {
+	Kind           string `json:"kind"` // "memory", "hugepages", "tmpfs" or "file"
+	Bytes          uint64 `json:"size_bytes"`
+	AvailableBytes uint64 `json:"available_bytes"` // for further regions
+}
+
+// medium is what a node's regions are taken from.
+type medium struct {
+	name string // for people
+	dir  string
+	page uint64
+
+	last  FileSystem // guarded by the node's mu
+	until time.Time  // when to look again
+}
+
+// lookAgain is how old an answer of left may be.
+const lookAgain = time.Second
+
+func (d *medium) init(cfg *Config) {
+	d.dir, d.page = cfg.Dir, cfg.HugepageBytes
+	switch {
+	case d.page != 0:
+		d.name = fmt.Sprintf("huge pages of %d KiB", d.page>>10)
+	case d.dir == "":
+		d.name = "memory"
+	default:
+		d.name = d.dir
+		if p, err := filepath.Abs(d.dir); err == nil {
+			d.name = p
+		}
+	}
+}
+
+// left is how many bytes further regions may take; nil if that cannot be told. Call with
+// the node's mu held.
+func (d *medium) left() *uint64 {
+	if now := time.Now(); now.After(d.until) {
+		d.last, d.until = d.fileSystem(), now.Add(lookAgain)
+	}
+	if d.last.Bytes == 0 {
+		return nil
+	}
+	n := d.last.AvailableBytes
+	return &n
+}
+
+// fileSystem looks at the medium. A size of 0 says that nothing can be told.
+func (d *medium) fileSystem() FileSystem {
+	switch {
+	case d.page != 0:
+		free := d.pages("free")
+		return FileSystem{"hugepages", d.pages("nr") * d.page, (free - min(free, d.pages("resv"))) * d.page}
+	case d.dir == "":
+		var si unix.Sysinfo_t
+		if unix.Sysinfo(&si) != nil {
+			return FileSystem{Kind: "memory"}
+		}
+		return FileSystem{"memory", uint64(si.Totalram) * uint64(si.Unit), less(host.AvailableMemory(), host.SpareMemory)}
+	}
+	var fs unix.Statfs_t
+	if unix.Statfs(d.dir, &fs) != nil {
+		return FileSystem{Kind: "file"}
+	}
+	f := FileSystem{"file", fs.Blocks * uint64(fs.Bsize), less(fs.Bavail*uint64(fs.Bsize), host.SpareDisk)}
+	if fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC || fs.Type == unix.HUGETLBFS_MAGIC {
+		f.Kind, f.AvailableBytes = "tmpfs", min(f.AvailableBytes, less(host.AvailableMemory(), host.SpareMemory))
+	}
+	return f
+}
+
+// pages is one of the kernel's counts of huge pages.
+func (d *medium) pages(what string) uint64 {
+	b, _ := os.ReadFile(fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB/%s_hugepages", d.page>>10, what))
+	n, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	return n
+}
+
+func less(a, b uint64) uint64 { return a - min(a, b) }

@@ -1,0 +1,44 @@
+package clientsim
+
+import (
+	"io"
+	"time"
+)
+
+// Options of one schedule. They follow from the seed; see optionsOf.
+type Options struct {
+	Regions  int
+	Clients  int
+	Lanes    int
+	Workers  int // goroutines of each client, at most Lanes
+	Length   time.Duration
+	Objects  int
+	Keys     int
+	Tree     bool // else objects
+	Faults   bool // processes are paused and killed, links are cut
+	Spare    bool // clients are not hurt: their sessions last
+	Mute     bool // nodes lose the controllers, again and again
+	Well     bool // the cluster is well: only clients are hurt
+	Eager    bool // commands run all the time
+	Deadline bool // calls have short deadlines
+	Callback bool // callbacks block
+	Collect  bool // kv collect runs beside the clients
+	Repair   bool // fsck --repair runs beside the clients
+	Loads    bool // trees are loaded all the time, and the sessions that load them end
+	Leave    bool // clients are closed while their calls run
+	End      bool // sessions are ended by order, and nodes hear of their fences late
+	Stuck    bool // nodes do not answer clients for longer than a call has to settle
+	PerByte  time.Duration
+
+	wildness
+
+	Log io.Writer // of every line; nil: none
+}
+
+// wildness is what befalls messages.
+type wildness struct {
+	Late       int // of 1000 messages are up to 300 ms late
+	Torn       int // one chain in so many runs in two parts
+	LoseAnswer int // one chain in so many gets no answer
+	ResetRPC   int // one call in so many loses its answer
+}

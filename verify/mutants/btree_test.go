@@ -1,0 +1,117 @@
+package mutants
+
+// many runs trees of many clients, with and without layers, some of which die.
+func many() run { return tests("btree", "^TestManyClientsAreLinearizable$", "-seeds=1000") }
+
+var btreeMutants = []mutant{
+	{
+		name: "parent first", what: "posts the right node of a split before the left one is committed",
+		edits: []edit{{"btree.(*Program).split",
+			`done, err := p.commit(ref, pg.stamp, n, n.right)`,
+			`if err := p.post(right.level+1, right.low, n.right); err != nil {
+				return err
+			}
+			done, err := p.commit(ref, pg.stamp, n, n.right)`}},
+		runs: []run{trees(200), many()},
+	},
+	{
+		name: "left first", what: "commits the left node of a split before the right one has its entries",
+		edits: []edit{
+			{"btree.(*Program).split",
+				`if n.right, err = p.alloc(right); err != nil {`,
+				`upper := right.entries
+				right.entries = upper[:min(1, right.level)]
+				if n.right, err = p.alloc(right); err != nil {`},
+			{"btree.(*Program).split",
+				`p.stats.splits.Add(1)`,
+				`right.entries = upper
+				was := right.stamp
+				right.stamp++
+				if done, err = p.commit(n.right, was, right); err != nil || !done {
+					return err
+				}
+				p.stats.splits.Add(1)`},
+		},
+		runs: []run{trees(200), many()},
+	},
+	{
+		name: "absorb unchecked", what: "has a node absorb its right sibling whatever its stamp is by now",
+		edits: []edit{{"btree.(*Program).absorb",
+			`done, err := p.commit(l.ref, l.stamp, u)`,
+			`stamp := l.stamp
+			if now, err := p.read(l.ref); err == nil {
+				stamp = now.stamp
+			}
+			done, err := p.commit(l.ref, stamp, u)`}},
+		runs: []run{trees(200), many()},
+	},
+	{
+		name: "no freeze", what: "lets a node take writes while its left sibling absorbs it",
+		edits: []edit{{"btree.(*Program).freeze",
+			`if err := p.replace(r.ref, r.stamp, n); err != nil {`,
+			`if true {
+				return r, nil
+			}
+			if err := p.replace(r.ref, r.stamp, n); err != nil {`}},
+		runs: []run{trees(200), many()},
+	},
+	{
+		name: "frozen read", what: "takes a frozen node's entries without asking whether it has been absorbed",
+		edits: []edit{{"btree.(*Program).resolve",
+			`absorbed, err := p.absorbed(r)`,
+			`absorbed, err := false, error(nil)`}},
+		// Rare by chance: the reader comes between the commit of the left node and the
+		// freeing of the frozen one.
+		runs: []run{trees(200), tests("btree", "^TestHazard29_MergeUnderAScan$")},
+	},
+	{
+		name: "thaw unchecked", what: "thaws a node without asking whether it has been absorbed",
+		edits: []edit{{"btree.(*Program).settle", `if gone {`, `if gone && false {`}},
+		runs:  []run{trees(200), many()},
+	},
+	{
+		name: "fences unchecked", what: "takes leaves as they come, whatever keys they are for",
+		edits: []edit{
+			{"btree.(*write).apply", `case v.level != 0 || v.place(probe{key: w.key}) != 0:`, `case v.level != 0:`},
+			{"btree.(*Program).descend", `switch pg.place(pr) {`, `at := pg.place(pr)
+			if w.level == level && level == 0 {
+				at = 0
+			}
+			switch at {`},
+		},
+		runs: []run{trees(200), many()},
+	},
+	{
+		name: "split unchecked", what: "commits a split over what others have changed",
+		edits: []edit{{"btree.(*Program).replace", `case v.stamp != stamp || v.frozen():`, `case (v.stamp != stamp || v.frozen()) && v.level != n.level:`}},
+		runs:  []run{trees(200), many()},
+	},
+	{
+		name: "scan follows links", what: "goes on with a scan at the right link of what it has read, whatever is there",
+		edits: []edit{{"btree.(*scan).readAhead", `|| pg.place(pr) != 0`, ``}},
+		runs:  []run{trees(200), many()},
+	},
+	{
+		name: "layer unmarked", what: "takes the entry of an empty layer away without marking the layer dead",
+		edits: []edit{{"btree.(*Program).endLayer", `n := pg.node()`, `if true {
+				return true, pg.stamp, nil
+			}
+			n := pg.node()`}},
+		runs: []run{many()},
+	},
+	{
+		name: "dead written", what: "writes into a layer that is marked dead",
+		edits: []edit{{"btree.(*write).apply", `case v.dead():`, `case false:`}},
+		runs:  []run{many()},
+	},
+	{
+		name: "unknown change repeated", what: "repeats a change of unknown outcome if its leaf was freed since",
+		edits: []edit{{"btree.freed", `&& !unknown(err)`, ``}},
+		runs:  []run{many(), tests("btree", "^TestUnknownOutcomeIsNotRepeated$")},
+	},
+	{
+		name: "versions again", what: "lets the versions in a new layer begin anew",
+		edits: []edit{{"btree.(*Program).buryLayers", `p.root, p.floor = above.root, max(above.floor, stamp)`, `p.root, p.floor = above.root, 0*stamp`}},
+		runs:  []run{tests("btree", "^TestVersionsRiseFromLayerToLayer$")},
+	},
+}

@@ -1,0 +1,103 @@
+package mutants
+
+import "fmt"
+
+// gateways plays random schedules of Redis gateways with one family of commands.
+func gateways(family string, budget int) run {
+	return tests("gateway/redis", "^TestSchedules$/^"+family+"$", fmt.Sprint("-schedules=", budget))
+}
+
+// gatewayTest is a directed test of the Redis gateway, or rows of it: TestName$/^row.
+func gatewayTest(name string) run { return tests("gateway/redis", "^"+name+"$") }
+
+var gatewayMutants = []mutant{
+	{
+		name: "copy newborn over a key", what: "replaces the record of a key by the newborn one of a COPY, which counts as absent",
+		edits: []edit{{"gateway/redis.(*conn).nameCopy", `now.version == 0`, `true`}},
+		runs:  []run{gateways("hashes", 5000), gatewayTest("TestStoppedAtEachStep")},
+	},
+	{
+		name: "replaced write taken back", what: "removes its own write to a hash that has ended, also where it replaced another writer's",
+		edits: []edit{{"gateway/redis.(*conn).counted", `&& w.base == 0`, ``}},
+		runs:  []run{gateways("hashes", 5000), gatewayTest("TestTwoWritersOfASweptHash")},
+	},
+	{
+		name: "absent without its owner", what: "takes a field that it has not found for absent, though the hash may have been replaced",
+		edits: []edit{{"gateway/redis.(*conn).read", `!missed || id == 0`, `!missed || true`}},
+		runs:  []run{gateways("hashes", 5000), gatewayTest("TestReplacedByItsLike")},
+	},
+	{
+		name: "removal misses without its owner", what: "takes a field to remove that it has not found for absent, though the hash may have been replaced",
+		edits: []edit{{"gateway/redis.(*conn).removeAll", `len(missed) > 0`, `false`}},
+		runs:  []run{gateways("hashes", 5000), gatewayTest("TestReplacedByItsLike")},
+	},
+	{
+		name: "copy of what is left", what: "copies a hash that is being removed",
+		edits: []edit{{"gateway/redis.(*conn).build", `if err == nil && whole`, `if false`}},
+		runs:  []run{gateways("hashes", 5000), gatewayTest("TestReplacedByItsLike")},
+	},
+	{
+		name: "second copy", what: "copies again where the first copy may have been confirmed and removed",
+		edits: []edit{{"gateway/redis.(*conn).confirmCopy", `if ok, err = c.s.empty(c.s.ctx, copied.id, copied.newborn); err == nil && (!ok || c.late()) {
+				ok, err = false, client.ErrUnknown
+			}`, `if ok, err = c.s.empty(c.s.ctx, copied.id, copied.newborn); err == nil && !ok {
+				err = errCondemned
+			}`}},
+		runs: []run{gateways("hashes", 5000), gatewayTest("TestBothStopped")},
+	},
+	{
+		name: "copied when the look failed", what: "takes an id for empty, and its copy for made and removed, when the read of its fields failed",
+		edits: []edit{{"gateway/redis.(*Server).empty", `if err != nil {
+			return false, err
+		}
+		if !empty`, `if err != nil {
+			return empty, err
+		}
+		if !empty`}},
+		runs: []run{gatewayTest("TestFailedBehindOthers")},
+	},
+	{
+		name: "refused, but set in part", what: "answers 0 to a MSETNX that could not take back a key because another command had changed it",
+		edits: []edit{{"gateway/redis.msetnx", `if lost(uerr) {
+				uerr = errContended
+			}`, `if lost(uerr) {
+				uerr = nil
+			}`}},
+		runs: []run{gatewayTest("TestMsetnxIsNotRefusedInPart")},
+	},
+	{
+		name: "not done, but removed", what: "answers with the error of what comes behind the removal of a field",
+		edits: []edit{{"gateway/redis.(*conn).removeAll", `c.s.leave(c.s.reap(c.s.ctx, AppendKey(nil, c.db, a[1]), id))`,
+			`if err := c.s.reap(c.s.ctx, AppendKey(nil, c.db, a[1]), id); err != nil {
+				c.did.part = false
+				return err
+			}`}},
+		runs: []run{gateways("hashes", 5000), gatewayTest("TestFailedAtEachStep$/HDEL_a_f")},
+	},
+	{
+		name: "not done, but out of order", what: "answers with the error of the removal of a member's place, when the member is removed",
+		edits: []edit{{"gateway/redis.(*conn).unmember", `c.s.leave(c.unplace([]placement{leave}, nil))
+			return true, nil`, `return true, c.unplace([]placement{leave}, nil)`}},
+		runs: []run{gateways("sorted_sets", 5000), gatewayTest("TestFailedAtEachStep$/ZREM_a_f")},
+	},
+	{
+		name: "not done, but written", what: "answers with the error of the look whether a write to a hash counts",
+		edits: []edit{{"gateway/redis.(*conn).within", `c.did.unsettled = c.did.unsettled || did == effectWrote`, ``}},
+		runs:  []run{gateways("hashes", 5000), gatewayTest("TestFailedAtEachStep$/HINCRBY_a_f_1")},
+	},
+	{
+		name: "not done, but copied", what: "answers that a COPY is not done while others may confirm its newborn record",
+		edits: []edit{{"gateway/redis.(*conn).nameCopy", `c.did.unsettled = c.s.tree.DeleteIf(c.s.ctx, AppendKey(c.key[:0], c.db, to), copied.cond()) != nil`, `c.did.unsettled = false`}},
+		runs:  []run{gateways("hashes", 5000), gatewayTest("TestFailedAtEachStep$/COPY_a_b")},
+	},
+	{
+		name: "not done, but renamed", what: "answers that a RENAME is not done while others may carry it on",
+		edits: []edit{{"gateway/redis.(*conn).runMove", `c.did.unsettled = end == outcomeNone`, `c.did.unsettled = false`}},
+		runs:  []run{gateways("strings", 5000), gatewayTest("TestFailedAtEachStep$/SET_a_v_._RENAME_a_b")},
+	},
+	{
+		name: "named copy dropped", what: "removes the fields of a copy that its key may name",
+		edits: []edit{{"gateway/redis.(*conn).build", `&& !c.did.unsettled && !errors.Is(err, client.ErrUnknown)`, ``}},
+		runs:  []run{gateways("hashes", 5000), gatewayTest("TestFailedAtEachStep$/HSET_a_f_1_._COPY_a_b")},
+	},
+}

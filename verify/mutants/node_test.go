@@ -1,0 +1,29 @@
+package mutants
+
+var nodeMutants = []mutant{
+	{
+		name: "old epoch accepted", what: "serves an epoch that is over",
+		edits: []edit{{"storagenode/state.(*State).open", `case e.Epoch <= r.Closed || e.Epoch < r.Epoch:`, `case false:`}},
+		runs:  []run{schedules(failures, 6000)},
+	},
+	{
+		name: "keys kept", what: "acknowledges the end of an epoch and leaves its keys open",
+		edits: []edit{{"storagenode/state.(*State).close", `append(r.stop(), Action{Do: Cut, Region: r.Number, Epoch: max(e.Epoch, r.Closed)})`, `r.stop()`}},
+		runs:  []run{schedules(failures, 6000)},
+	},
+	{
+		name: "rebuilding replica not zeroed", what: "leaves in a rebuilding replica what it had",
+		edits: []edit{{"storagenode/state.(*State).host", `append(actions, Action{Do: Zero, Region: r.Number})`, `actions`}},
+		runs:  []run{schedules(rebuilds, 6000)},
+	},
+	{
+		name: "fence forgotten", what: "acknowledges a fence and admits the session on",
+		edits: []edit{{"storagenode/state.(*State).fence", `{Do: End, Serials: slices.Clone(e.Serials)}`, ``}},
+		runs:  []run{schedules(failures, 6000)},
+	},
+	{
+		name: "former controller obeyed", what: "obeys a controller that another one has followed",
+		edits: []edit{{"storagenode/state.(*State).command", `case term < s.Term:`, `case false:`}},
+		runs:  []run{tests("storagenode/state", "^TestHazard14_", "-rapid.nofailfile")},
+	},
+}

@@ -1,0 +1,145 @@
+#!/bin/sh
+# Tests on real RDMA: on this host's device if it has one that is active, otherwise
+# in a virtual machine with Soft-RoCE. As root, what is missing is installed, or this fails and
+# says why; QUARRY_NO_INSTALL=1, or another user, skips in one line what the machine does not
+# have (and succeeds).
+#
+#   test-rdma.sh            everything: fabric, slab protocol, litmus, a whole cluster, ratios
+#   test-rdma.sh contract   the fabric's own tests alone
+#   test-rdma.sh ratios     latencies beside perftest's alone
+#   test-rdma.sh suited     the contract, and everything else, with few samples, where that was quick enough
+#   test-rdma.sh two        between two virtual machines joined by a wire
+#   RDMA_CORE=DIR test-rdma.sh contract   with the libraries of another rdma-core (45 has native FLUSH)
+#                           and the C library beside them: Debian packages unpacked into DIR
+#   test-rdma.sh -test.run Fence   arguments for the fabric's test binary
+set -eu
+cd "$(dirname "$0")/../.."
+what=all
+case "${1:-}" in
+contract | ratios | suited | two) what=$1; shift ;;
+-*) what=fabric ;;
+esac
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+go build -o "$work/rxevm" ./verify/rxevm/cmd/rxevm
+# Packages, headers among them: installed when run as root, after other installers have ended.
+code=0
+"$work/rxevm" --prepare || code=$?
+if [ $code = 77 ]; then exit 0; fi
+[ $code = 0 ] || exit $code
+if ! command -v "${CC:-gcc}" >/dev/null || ! printf '#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n' | "${CC:-gcc}" -E - >/dev/null 2>&1; then
+	why="the verbs provider cannot be built here: apt-get install gcc libc6-dev libibverbs-dev librdmacm-dev"
+	if [ "$(id -u)" = 0 ] && [ -z "${QUARRY_NO_INSTALL:-}" ] && command -v apt-get >/dev/null; then
+		echo "test-rdma: failed, $why"
+		exit 1
+	fi
+	echo "test-rdma: skipped, $why"
+	exit 0
+fi
+build() {
+	if ! CGO_ENABLED=1 go "$@"; then
+		echo "test-rdma: the verbs provider does not build"
+		exit 1
+	fi
+}
+build test -c -tags verbs,yardstick -o "$work/verbs.test" ./rdma/verbs
+if [ $what = all ] || [ $what = suited ] || [ $what = ratios ]; then build test -c -tags verbs -o "$work/beside.test" ./verify/rxevm/beside; fi
+if [ $what = all ] || [ $what = suited ]; then
+	build test -c -tags verbs -o "$work/alloc.test" ./alloc
+	build test -c -tags verbs -o "$work/slab.test" ./slab
+	build build -tags verbs -o "$work/quarry" ./cmd/quarry
+fi
+# The time limits are guards: an emulated processor on a starved host takes what it takes.
+cat >"$work/inside" <<'EOF'
+set -u
+work=$1 what=$2
+shift 2
+failed=0
+# The fabric's tests against the libraries of another rdma-core, with the C library they need.
+tests=$work/verbs.test
+if [ -n "${RDMA_CORE:-}" ]; then
+	printf '#!/bin/sh\nexec %s --library-path %s --argv0 %s %s "$@"\n' "$(ls "$RDMA_CORE"/usr/lib*/ld-linux-x86-64.so.2)" \
+		"$RDMA_CORE/usr/lib/x86_64-linux-gnu:$RDMA_CORE/usr/lib/x86_64-linux-gnu/libibverbs" "$work/verbs.test" "$work/verbs.test" >/tmp/verbs.test
+	chmod +x /tmp/verbs.test
+	tests=/tmp/verbs.test
+	RXE_NATIVE_FLUSH=1
+	RDMAV_DRIVERS=$RDMA_CORE/usr/lib/x86_64-linux-gnu/libibverbs/librxe
+	export RXE_NATIVE_FLUSH RDMAV_DRIVERS
+fi
+part() {
+	name=$1 dir=$2
+	shift 2
+	start=$(cut -d. -f1 /proc/uptime)
+	if (cd "$dir" && exec "$@" -test.v) >/tmp/part 2>&1; then
+		grep -v '^=== \|^ *--- PASS\|^ *--- SKIP\|skipped under\|started by other\|^PASS' /tmp/part
+		echo "test-rdma: $name: ok, $(($(cut -d. -f1 /proc/uptime) - start)) s"
+	else
+		cat /tmp/part
+		echo "test-rdma: $name: FAILED"
+		failed=1
+	fi
+}
+ratios() {
+	part "ratios to perftest" rdma/verbs "$work/verbs.test" -test.run Ratio -test.timeout 20m
+	part "ratio of an update to its rounds" verify/rxevm/beside "$work/beside.test" -test.run Ratio -test.timeout 10m
+}
+# A process of its own: one that has used the device holds it. The machine's own may be
+# taken away and given back; a host's may not.
+removal() {
+	[ -d /run/rxevm/job ] || return 0
+	part "a device that is removed" rdma/verbs env RXE_REMOVABLE="$RXE_DEVICE" "$work/verbs.test" -test.run '^TestDeviceRemoved$' -test.timeout 10m
+}
+fabric() {
+	part "the fabric" rdma/verbs "$tests" -test.timeout 12m -test.skip "$1"
+	removal
+}
+above() {
+	# Those that lose answers break thousands of connections, each of which costs a queue pair here.
+	part "the slab protocol" slab "$work/slab.test" -test.short -test.skip 'LostAnswers|LoseAnswers' -test.timeout 15m
+	# ScrubAndClaimer makes dozens of regions at a time: more pinned memory than the machine has.
+	part "the allocator" alloc "$work/alloc.test" -test.short -test.skip ScrubAndClaimer -test.timeout 15m
+	echo "quarry litmus:"
+	"$work/quarry" litmus --each 700ms || { echo "test-rdma: litmus: FAILED"; failed=1; }
+	# Regions are copied in long READs: packets of 4 KiB, not of 1.
+	[ -e /sys/class/net/v0 ] && ip link set v0 mtu 4200 && ip link set v1 mtu 4200
+	QUARRY_BINARY=$work/quarry
+	export QUARRY_BINARY
+	part "a whole cluster" verify/rxevm/beside "$work/beside.test" -test.skip Ratio -test.timeout 30m
+}
+# The contract takes a minute where processors are emulated, and some times that beside other tests;
+# where it takes much longer the processors are starved, and the rest would take for ever.
+quickEnough=400
+case $what in
+ratios) ratios ;;
+fabric) cd rdma/verbs && exec "$tests" -test.v -test.timeout 280s "$@" ;;
+contract) fabric 'Ratio|ContractWithWindows' ;;
+suited)
+	began=$(cut -d. -f1 /proc/uptime)
+	fabric 'Ratio|ContractWithWindows'
+	took=$(($(cut -d. -f1 /proc/uptime) - began))
+	if [ $took -le $quickEnough ]; then
+		above
+		# Enough to see that the yardstick works: the figures of a busy host are noise.
+		RATIO_SAMPLES=50
+		export RATIO_SAMPLES
+		ratios
+	else
+		echo "test-rdma: the rest is left to make test-rdma: the contract alone took $took s here, and $quickEnough are quick enough"
+	fi
+	;;
+all)
+	ratios
+	fabric Ratio
+	above
+	;;
+esac
+exit $failed
+EOF
+if [ $what = two ]; then
+	"$work/rxevm" --two --timeout 5m -v -- "$work/verbs.test" -test.run '^TestTwoMachines$' -test.v -test.timeout 200s || code=$?
+	if [ $code = 77 ]; then exit 0; fi
+	exit $code
+fi
+"$work/rxevm" --native-ok --cpus 3 --timeout 90m -v -- sh "$work/inside" "$work" $what "$@" || code=$?
+if [ $code = 77 ]; then exit 0; fi
+exit $code

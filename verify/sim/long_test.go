@@ -1,0 +1,50 @@
+package sim
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// kinds are the options of runs, by name.
+var kinds = map[string]Options{
+	"quiet":    {},
+	"clients":  {Faults: Kill | Pause | Break | CutClient | CutSession | Revoke | Stall | Rot},
+	"failover": {Faults: AllFaults &^ Power},
+	"durable":  {Faults: AllFaults, Durable: true, MaxFaults: 8},
+	"grow":     {Faults: AllFaults &^ Power, Grow: true, Clients: 4, Ops: 32},
+	"reclaim":  {Faults: AllFaults, Grow: true, Durable: true, Clients: 3, Ops: 32, MaxFaults: 6},
+	"hot":      {Faults: AllFaults &^ (Power | Rot), Clients: 4, Ops: 40, Slabs: 1, MaxFaults: 8},
+}
+
+// TestLong runs new seeds for as long as SIM_LONG says, such as 10m; SIM_KIND, a
+// name from kinds, runs only those.
+func TestLong(t *testing.T) {
+	if os.Getenv("SIM_LONG") == "" {
+		t.Skip("SIM_LONG is not set")
+	}
+	d, err := time.ParseDuration(os.Getenv("SIM_LONG"))
+	require.NoError(t, err)
+	end := time.Now().Add(d)
+	r := NewRunner()
+	defer r.Close()
+	var all Coverage
+	n := 0
+	for seed := uint64(time.Now().UnixNano()); time.Now().Before(end); seed += 500 {
+		for name, o := range kinds {
+			if only := os.Getenv("SIM_KIND"); only != "" && only != name {
+				continue
+			}
+			o.Seed, o.Schedules, o.AnyScheduler, o.Porcupine = seed, 500, true, 16
+			rep := r.Run(o, func() bool { return time.Now().After(end) })
+			if rep.Failure != nil {
+				t.Fatal(name, rep.Failure.String(), r.Shrink(rep.Failure, 3000).String())
+			}
+			n += rep.Schedules
+			all.Add(&rep.Coverage)
+		}
+	}
+	t.Logf("%d schedules\n%v", n, &all)
+}

@@ -1,0 +1,105 @@
+package sim
+
+import (
+	"errors"
+
+	"github.com/quarrystore/quarry/alloc"
+	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/slab"
+)
+
+// reclaim reclaims blocks as an agent does: half reclaimed and empty ones.
+func (p *program) reclaim(lane *slab.Lane) error {
+	w := p.g.m.w
+	a, err := alloc.New(lane, p.c)
+	if err != nil {
+		return err
+	}
+	if err := alloc.Turn(p); err != nil {
+		return err
+	}
+	blocks := []uint32{0}
+	if p.req.Region == regionID {
+		blocks[0] = w.emptiest()
+	}
+	if w.ch.choose(3) == 2 { // also one that is in use, or half reclaimed
+		blocks = append(blocks, (blocks[0]+1)%w.geo.Blocks)
+	}
+	freed, err := a.Reclaim(&p.reg, blocks, func() error { return alloc.Pass(p) })
+	w.logf("reclaim of blocks %v in epoch %d: %d, %v", blocks, p.req.Epoch, freed, err)
+	w.stats.Reclaims += uint64(freed)
+	if errors.Is(err, alloc.ErrInUse) {
+		w.fail("two reclaims at once", err.Error())
+	}
+	return err
+}
+
+// Raise, Passed, Hold and Free implement alloc.Epochs, as package storagenode does.
+func (p *program) Raise() (uint64, error) {
+	res, err := p.askPass(0)
+	return res.GetEpoch(), err
+}
+
+func (p *program) Passed(epoch uint64) (bool, error) {
+	res, err := p.askPass(epoch)
+	if err != nil || res.Passed {
+		return err == nil, err
+	}
+	p.c.sleep(int64(1+p.c.w.ch.choose(30)) * step)
+	return false, p.over()
+}
+
+func (p *program) Hold(epoch uint64) bool {
+	if p.c.acked > epoch {
+		return false
+	}
+	p.c.beganReclaim = epoch
+	return true
+}
+
+func (p *program) Free() { p.c.began, p.c.beganReclaim = p.c.view.rev, p.c.view.reclaim }
+
+func (p *program) askPass(epoch uint64) (*quarrypb.PassResponse, error) {
+	for {
+		ans, err := p.g.m.ask(p.c, &quarrypb.PassRequest{Serial: p.c.serial, Epoch: epoch, Region: p.req.Region})
+		if over := p.over(); over != nil {
+			return nil, over
+		}
+		if r, ok := ans.(*quarrypb.PassResponse); ok && err == nil {
+			return r, nil
+		}
+		var se *state.Error
+		if errors.As(err, &se) && se.Code == state.Precondition {
+			p.unsettled = true
+			return nil, err
+		}
+		p.c.sleep(int64(1+p.c.w.ch.choose(30)) * step)
+	}
+}
+
+// emptiest chooses a block to reclaim: one whose reclaim has ended in the middle, or an open
+// one with few bits set.
+func (w *world) emptiest() uint32 {
+	p := w.mem(w.mirror.table.node[0])
+	best, least := uint32(0), 1<<30
+	for b := range w.geo.Blocks {
+		h := proto.Header(p.Word(w.geo.HeaderOff(b)))
+		switch h.State() {
+		case proto.BlockDraining, proto.BlockReclaim:
+			return b
+		case proto.BlockActive:
+			n := 0
+			for i := range h.Class().MapWords() {
+				if p.Word(w.geo.MapOff(b)+uint64(8*i)) != 0 {
+					n++
+				}
+			}
+			if n = 2*n + w.ch.choose(3); n < least {
+				best, least = b, n
+			}
+		}
+	}
+	return best
+}

@@ -1,0 +1,149 @@
+package sim
+
+import (
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// schedules is how many each test runs; SIM_SCHEDULES makes it another number.
+func schedules(t *testing.T, n int) int {
+	if s := os.Getenv("SIM_SCHEDULES"); s != "" {
+		n, err := strconv.Atoi(s)
+		require.NoError(t, err)
+		return n
+	}
+	if testing.Short() {
+		return max(20, n/100) // also under the race detector, which costs tenfold
+	}
+	return n
+}
+
+// raceStride is how many verbs the crash matrices pass over with -short, which the race
+// detector uses. A simulated cluster runs one coroutine at a time, so a race can only be
+// between worlds: a few cells show one as well as all do.
+const raceStride = 40
+
+// mustPass runs schedules beside other tests: they share nothing.
+func mustPass(t *testing.T, o Options) *Report {
+	t.Helper()
+	r := NewRunner()
+	defer r.Close()
+	rep := r.Run(o, nil)
+	if rep.Failure != nil {
+		t.Log(rep.Failure.String())
+		t.Fatal(r.Shrink(rep.Failure, 3000).String())
+	}
+	t.Logf("%d schedules, %.0f/s, %d steps each\n%v%v", rep.Schedules, rep.Rate(), rep.Steps/uint64(rep.Schedules), &rep.Coverage, &r.w.mach.stats)
+	return rep
+}
+
+// passKind runs schedules of a kind.
+func passKind(t *testing.T, kind string, n int) *Report {
+	t.Helper()
+	t.Parallel()
+	o := kinds[kind]
+	o.Seed, o.Schedules, o.AnyScheduler, o.Porcupine = 1, schedules(t, n), true, 8
+	return mustPass(t, o)
+}
+
+func TestQuiet(t *testing.T) { passKind(t, "quiet", 1500) }
+
+// TestClientsDieAndPause: clients die, pause, lose their sessions and are cut off.
+func TestClientsDieAndPause(t *testing.T) {
+	rep := passKind(t, "clients", 4000)
+	require.NotZero(t, rep.Coverage.Faults[8], "sessions revoked")
+}
+
+// TestFailover: nodes, controllers, agents and links fail. Hazards 4, 11, 12, 14, 15, 16, 17.
+func TestFailover(t *testing.T) {
+	rep := passKind(t, "failover", 4000)
+	require.NotZero(t, rep.Coverage.Epochs)
+}
+
+func TestDurable(t *testing.T) { passKind(t, "durable", 2500) }
+func TestHotSlab(t *testing.T) { passKind(t, "hot", 1000) }
+
+// TestAllocator: objects come, go and are given back; agents reclaim blocks, in turns, under
+// clients that have cached their headers. Hazards 19, 20, 21, 22, 42, 46.
+func TestAllocator(t *testing.T) {
+	rep := passKind(t, "grow", 800)
+	require.NotZero(t, rep.Coverage.Ops[opFree][0])
+	require.NotZero(t, rep.Coverage.Reclaims)
+}
+
+func TestHazard20_42_BlocksChangeClass(t *testing.T) {
+	rep := passKind(t, "reclaim", 800)
+	require.NotZero(t, rep.Coverage.Reclaims)
+	require.NotZero(t, rep.Coverage.Ops[opRead][1], "refs into blocks that are something else")
+}
+
+// TestHazard30_VersionsRunOut: objects begin up to eleven versions before the last.
+func TestHazard30_VersionsRunOut(t *testing.T) {
+	t.Parallel()
+	rep := mustPass(t, Options{Seed: 1, Schedules: schedules(t, 600), AnyScheduler: true, Faults: AllFaults &^ Power, Wrap: true, Clients: 3, Ops: 40, Slabs: 1, Porcupine: 8})
+	require.NotZero(t, rep.Coverage.Spent, "operations that found no version left")
+}
+
+// TestHazard36_DamagedSource: the images of one replica rot while others are down and rebuilt:
+// damage is found, mended and not copied. Controllers leave replicas for reasons of their own;
+// an object is excused only if the rotten image was the last one in sync.
+func TestHazard36_DamagedSource(t *testing.T) {
+	t.Parallel()
+	rep := mustPass(t, Options{Seed: 1, Schedules: schedules(t, 1500), AnyScheduler: true, Faults: Rot | NodeDown | Kill, Clients: 3, Ops: 30, MaxFaults: 8, Porcupine: 8})
+	require.NotZero(t, rep.Coverage.Faults[3], "nodes down")
+	if !testing.Short() {
+		require.NotZero(t, rep.Coverage.Faults[10], "rot")
+		require.NotZero(t, rep.Coverage.Excused)
+	}
+}
+
+// TestHazard40_SlowReader: a dead writer's image and its successor's never share a version.
+func TestHazard40_SlowReader(t *testing.T) {
+	t.Parallel()
+	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 1500), AnyScheduler: true, Script: SlowReader(), Clients: 3, Slabs: 1, Replicas: 1, Porcupine: 8})
+}
+
+// TestLateTaker: a takeover is late, and a new session has the holder's id. Hazard 31.
+func TestLateTaker(t *testing.T) {
+	t.Parallel()
+	mustPass(t, Options{Seed: 1, Schedules: schedules(t, 600), AnyScheduler: true, Script: LateTaker(), Clients: 3, Slabs: 1, Replicas: 1, Porcupine: 8})
+}
+
+// TestDirected: a client cannot open the region again within its deadline (hazard 45), a slab is
+// taken over while the copy to a replica ends (35, 44), the primary dies at any verb of a commit
+// (1, 2), and V is not flushed when an epoch begins (23).
+func TestDirected(t *testing.T) {
+	t.Parallel()
+	for _, s := range []*Script{ShutOut(), TakeoverBesideCopy(), TornCommit(), Unflushed()} {
+		mustPass(t, Options{Seed: 1, Schedules: schedules(t, 400), AnyScheduler: true, Script: s, Durable: s.Name == "unflushed", Clients: 3, Slabs: 1, Replicas: 2, Porcupine: 8})
+	}
+}
+
+// TestHazard12_13_43_RemovedPrimary: a client, or a program of an agent, goes on working on a
+// primary that has been removed; one that was revoked does so too.
+func TestHazard12_13_43_RemovedPrimary(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		who int
+		f   Fault
+	}{{0, CutSession}, {0, Revoke}, {firstProgram, CutSession}} {
+		mustPass(t, Options{Seed: 1, Schedules: schedules(t, 300), AnyScheduler: true, Script: CutOff(c.who, c.f), Faults: Kill | NodeDown, Clients: 3, Slabs: 1, Replicas: 2, Porcupine: 8})
+	}
+}
+
+func TestScriptNames(t *testing.T) {
+	s := CrashAt(whatFree, 7, NodeDown, 1)
+	s.Linger, s.Hold = 3, 9
+	for _, s := range []*Script{s, SlowReader(), LateTaker(), ShutOut(), TakeoverBesideCopy(), TornCommit(), Unflushed(), CutOff(firstProgram, CutSession)} {
+		got, err := ParseScript(s.String())
+		require.NoError(t, err)
+		require.Equal(t, s.String(), got.String())
+	}
+	for _, bad := range []string{"", "crash", "crash:fly:1:kill:0:0:0", "crash:read:-1:kill:0:0:0", "crash:read:1:kill,pause:0:0:0", "cut-off:99:session", "cut-off:0"} {
+		_, err := ParseScript(bad)
+		require.ErrorContains(t, err, "script", bad)
+	}
+}

@@ -1,0 +1,345 @@
+package sim
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/quarrystore/quarry/proto"
+	fabric "github.com/quarrystore/quarry/rdma/sim"
+)
+
+// world is one simulated cluster. It is reused for all schedules of a Runner.
+type world struct {
+	opt Options
+	d   drawn
+	ch  choices
+	fab *fabric.Fabric
+	geo proto.Geometry
+	uid uint64 // seed of the region
+
+	now   int64 // virtual time
+	steps int
+	due   int64 // when timers are checked next
+	ready uint32
+
+	clients   [maxProcs]client
+	mach      *machines // controllers, agents and etcd
+	mirror    mirror    // what they have committed
+	faults    []faultPlan
+	cuts      [maxProcs + 1][maxNodes]bool // client x node; the last row is the controller
+	rotten    int                          // the one node whose images rot, -1: none
+	lostToRot []uint64                     // slabs; see excuse
+	away      [maxProcs]bool               // client cannot hear the controller
+	healed    bool
+
+	objs []object
+	// tree, if set, is what clients work on instead of objs.
+	tree, trees *tree
+	hist        []event
+	check       checker
+	prio        [maxProcs + fabric.MaxConns]uint32
+	change      []int // steps at which PCT lowers a priority
+	lastOn      int   // who moved last
+	again       int   // how often in a row by choice 0
+
+	digest uint64
+	failed *Failure
+	log    *eventLog
+	stats  *Coverage
+}
+
+// controllerRow is the controller's row in cuts.
+const controllerRow = maxProcs
+
+func newWorld() *world {
+	w := &world{stats: &Coverage{}}
+	w.fab = fabric.New(w.ch.choose)
+	w.geo, _ = proto.NewGeometry(proto.MinRegionBytes)
+	w.uid = proto.RegionSeed([16]byte{1})
+	for range maxNodes {
+		w.fab.AddNode().AddMemory(regionID, w.geo.RegionBytes, fabric.DRAM)
+	}
+	w.fab.Cut = func(session uint32, n *fabric.Node) bool {
+		if session == fabric.Agent {
+			return false
+		}
+		return w.cuts[w.mirror.sess[session].client][n.ID-1]
+	}
+	w.fab.Answered = func(c *fabric.Conn) {
+		if c.Owner >= 0 {
+			w.clients[c.Owner].answered()
+		}
+	}
+	w.fab.Watch = &w.check
+	w.check.w = w
+	w.mach = &machines{w: w, boots: map[bootKey]*boot{}}
+	for i := range w.clients {
+		w.clients[i].init(w, i)
+	}
+	return w
+}
+
+// close ends the coroutines.
+func (w *world) close() {
+	for i := range w.clients {
+		w.clients[i].kill()
+		w.clients[i].stop()
+	}
+}
+
+func (w *world) setReady(p *proc, on bool) {
+	if on && p.frozen == 0 {
+		w.ready |= 1 << p.id
+	} else {
+		w.ready &^= 1 << p.id
+	}
+}
+
+// at asks for a check of the timers at t at the latest.
+func (w *world) at(t int64) { w.due = min(w.due, t) }
+
+const never = int64(1) << 62
+
+// reset prepares the world for a schedule.
+func (w *world) reset(opt Options, seed uint64) {
+	w.opt = opt
+	if w.tree = nil; opt.Tree {
+		w.opt.Faults &^= Rot // of objects
+		if w.trees == nil {
+			w.trees = &tree{w: w}
+			w.trees.mem.w = w
+		}
+		w.tree = w.trees
+	}
+	if opt.Operator {
+		w.opt.Faults &^= Rot
+	}
+	w.failed = nil
+	for i := range w.clients {
+		w.clients[i].kill()
+	}
+	w.ch.reset(seed)
+	w.ch.replay = opt.Choices
+	w.now, w.steps, w.due, w.ready, w.healed = 0, 0, 0, 0, false
+	w.cuts, w.away = [maxProcs + 1][maxNodes]bool{}, [maxProcs]bool{}
+	w.faults, w.objs, w.hist = w.faults[:0], w.objs[:0], w.hist[:0]
+	w.digest, w.lastOn, w.again = seed, 0, 0
+	w.fab.Reset()
+	w.fab.Halt = false
+	w.draw()
+	w.rotten, w.lostToRot = -1, w.lostToRot[:0]
+	profile := fabric.DRAM
+	if opt.Durable {
+		profile = [...]fabric.Profile{fabric.ADRDDIOOn, fabric.ADRDDIOOff, fabric.EADR}[w.ch.choose(3)]
+	}
+	for _, n := range w.fab.Nodes() {
+		n.Memory(regionID).Profile = profile
+	}
+	w.check.reset()
+	w.mirror.reset(w)
+	w.mach.reset()
+	for i := range w.clients {
+		w.clients[i].reset()
+	}
+	w.seedObjects()
+	w.planFaults()
+	w.planPriorities()
+	w.script()
+}
+
+// trigger begins the faults that wait for an event.
+func (w *world) trigger(on trigger) {
+	for i := range w.faults {
+		if f := &w.faults[i]; f.on == on && f.state == 0 {
+			f.on, f.at = onTime, w.now+int64(w.ch.choose(60))*step
+			w.at(f.at)
+		}
+	}
+}
+
+func (w *world) mem(node int) *fabric.Memory { return w.fab.Nodes()[node].Memory(regionID) }
+
+func (w *world) fail(what, detail string) {
+	if w.failed == nil {
+		w.failed = &Failure{What: what, Detail: detail, Step: w.steps}
+		w.logf("FAILURE %s: %s", what, detail)
+	}
+}
+
+func (w *world) mix(x uint64) {
+	w.digest = (w.digest ^ x) * 0x9fb21c651e98df25
+	w.digest ^= w.digest >> 28
+}
+
+func (w *world) logf(format string, a ...any) {
+	if w.log != nil {
+		w.log.add(fmt.Sprintf("%7d  ", w.steps) + fmt.Sprintf(format, a...))
+	}
+}
+
+// maxSteps bounds the moves of a schedule. It is some hundred times as many as one needs.
+const maxSteps = 200_000
+
+// run runs the schedule to its end.
+func (w *world) run() {
+	w.until(func() bool { return w.clientsDone() })
+	if w.failed == nil {
+		w.heal()
+		w.until(func() bool { return w.settled() })
+	}
+	if w.failed == nil && w.tree != nil {
+		w.tree.tidy()
+	}
+	if w.failed == nil {
+		w.finalChecks()
+	}
+}
+
+func (w *world) until(done func() bool) {
+	for w.failed == nil && !done() {
+		if !w.move() {
+			w.fail("liveness", "nobody can move: "+w.whoWaits())
+		}
+		if w.steps > maxSteps {
+			w.fail("liveness", "the schedule does not end: "+w.whoWaits())
+		}
+		if w.steps > maxSteps/2 && !w.healed {
+			w.heal() // end of the faults: from here on every operation must finish
+		}
+	}
+}
+
+// move makes one step. It returns false if no process or connection can move.
+func (w *world) move() bool {
+	if w.fab.Halt {
+		w.opt.Script.strike(w)
+	}
+	if w.now >= w.due {
+		w.timers()
+	}
+	conns := w.fab.Ready()
+	if w.ready == 0 && conns == 0 {
+		if w.due == never {
+			return false
+		}
+		w.steps++ // nothing can move before the next timer
+		w.now = max(w.now, w.due)
+		return true
+	}
+	w.steps++
+	w.now += step
+	i := w.pick(w.ready, conns)
+	w.mix(uint64(i))
+	if i < maxProcs {
+		w.lastOn = i
+		w.clients[i].resume()
+		return true
+	}
+	w.lastOn = i
+	w.fab.Conn(i - maxProcs).Step()
+	return true
+}
+
+// timers runs the timers that are due.
+func (w *world) timers() {
+	w.due = never
+	w.fireFaults()
+	for i := range w.clients {
+		c := &w.clients[i]
+		c.tick()
+		w.mach.beat(c)
+	}
+	w.mach.tick()
+}
+
+// pick chooses the one that moves. Choice 0 is the one that moved last, if it can move.
+func (w *world) pick(procs uint32, conns uint64) int {
+	np := bits.OnesCount32(procs)
+	n := np + bits.OnesCount64(conns)
+	if n == 1 {
+		return pickBit(procs, conns, np, 0)
+	}
+	switch w.d.sched {
+	case PCT:
+		return w.pickPCT(procs, conns)
+	case Hot:
+		if conns != 0 && w.ch.choose(2) == 1 {
+			if i := w.pickHot(conns); i >= 0 {
+				return i
+			}
+		}
+	}
+	k := w.ch.choose(n)
+	if k == 0 && w.again < 40 {
+		if l := w.lastOn; l < maxProcs && procs>>l&1 != 0 || l >= maxProcs && conns>>(l-maxProcs)&1 != 0 {
+			w.again++
+			return l
+		}
+	}
+	if k == 0 {
+		k = w.steps % n // choice 0 must not starve the others
+	}
+	w.again = 0
+	return pickBit(procs, conns, np, k)
+}
+
+func pickBit(procs uint32, conns uint64, np, k int) int {
+	if k < np {
+		for range k {
+			procs &= procs - 1
+		}
+		return bits.TrailingZeros32(procs)
+	}
+	for range k - np {
+		conns &= conns - 1
+	}
+	return maxProcs + bits.TrailingZeros64(conns)
+}
+
+func (w *world) planPriorities() {
+	w.change = w.change[:0]
+	if w.d.sched != PCT {
+		return
+	}
+	for i := range w.prio {
+		w.prio[i] = 1 + uint32(w.ch.choose(1<<15))
+	}
+	for range 3 {
+		w.change = append(w.change, 1+w.ch.choose(1500))
+	}
+}
+
+func (w *world) pickPCT(procs uint32, conns uint64) int {
+	best, at := uint32(0), -1
+	for m := procs; m != 0; m &= m - 1 {
+		if i := bits.TrailingZeros32(m); at < 0 || w.prio[i] > best {
+			best, at = w.prio[i], i
+		}
+	}
+	for m := conns; m != 0; m &= m - 1 {
+		if i := maxProcs + bits.TrailingZeros64(m); at < 0 || w.prio[i] > best {
+			best, at = w.prio[i], i
+		}
+	}
+	for i, s := range w.change {
+		if s == w.steps {
+			w.prio[at] = uint32(i) // the lowest
+		}
+	}
+	// One that spins must not keep out those that it waits for.
+	if w.ch.choose(64) == 1 {
+		w.prio[at] = 1 + uint32(w.ch.choose(1<<10))
+	}
+	return at
+}
+
+// pickHot looks for a connection whose next verb touches the word that changed last.
+func (w *world) pickHot(conns uint64) int {
+	for m := conns; m != 0; m &= m - 1 {
+		i := bits.TrailingZeros64(m)
+		if i+maxProcs != w.lastOn && w.fab.Conn(i).Touches(w.check.hot) {
+			return maxProcs + i
+		}
+	}
+	return -1
+}

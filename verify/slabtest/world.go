@@ -1,0 +1,289 @@
+package slabtest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/alloc"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/shm"
+	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/rdma/verbs"
+	"github.com/quarrystore/quarry/slab"
+)
+
+var key = [32]byte{7}
+
+// World is one region on R nodes.
+type World struct {
+	T        testing.TB
+	Nodes    []*Node
+	Geometry proto.Geometry
+	uuid     [16]byte
+	dialer   rdma.Dialer
+
+	serial atomic.Uint64
+	mu     sync.Mutex
+	fenced map[uint32]bool
+	lanes  []*Port
+}
+
+// Node is one storage node.
+type Node struct {
+	Access Access
+	Memory *host.Memory
+	addr   string
+}
+
+// Access is the access control of the server of the node's region.
+type Access interface {
+	OpenRegion(ctx context.Context, region uint32, epoch uint64, m *host.Memory) error
+	Fence(ctx context.Context, serials ...uint64) error
+}
+
+// New starts a world with a region of 16 MiB on r nodes, reached over tcp.
+//
+// If the environment variable RXE_DEVICE names an RDMA device and the build has verbs, the
+// region is reached over that device instead. The tests of the slab protocol run unchanged
+// on a real kernel RDMA stack that way.
+func New(t testing.TB, r int) *World {
+	if verbs.Built && os.Getenv("RXE_DEVICE") != "" {
+		return onVerbs(t, r)
+	}
+	return with(t, r, tcp.Dialer{})
+}
+
+// NewSHM is New with the regions mapped into this process, as for clients on the same host.
+func NewSHM(t testing.TB, r int) *World { return with(t, r, shm.NewDialer()) }
+
+func empty(t testing.TB, d rdma.Dialer) *World {
+	g, err := proto.NewGeometry(proto.MinRegionBytes)
+	require.NoError(t, err)
+	return &World{T: t, dialer: d, uuid: [16]byte{1}, fenced: map[uint32]bool{}, Geometry: g}
+}
+
+// onVerbs makes the world of New on an RDMA device.
+func onVerbs(t testing.TB, r int) *World {
+	d, err := verbs.NewDialer(verbs.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	w := empty(t, d)
+	for i := range r {
+		s, err := verbs.NewServer([16]byte{9}, key, uint32(i+1), 1, host.Limits{}, verbs.Config{}, nil)
+		require.NoError(t, err)
+		m, err := host.NewMemory("test", proto.MinRegionBytes)
+		require.NoError(t, err)
+		require.NoError(t, s.OpenRegion(t.Context(), 1, 1, m))
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		go s.Serve(l)
+		t.Cleanup(func() {
+			require.NoError(t, s.Close(context.Background()))
+			require.NoError(t, m.Close()) // registration has allocated all its pages
+		})
+		w.Nodes = append(w.Nodes, &Node{s, m, l.Addr().String()})
+	}
+	return w
+}
+
+func with(t testing.TB, r int, d rdma.Dialer) *World {
+	w := empty(t, d)
+	for i := range r {
+		a := host.New([16]byte{9}, key, uint32(i+1), 1, host.Limits{})
+		m, err := host.NewMemory("test", proto.MinRegionBytes)
+		require.NoError(t, err)
+		require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
+		log := slog.New(slog.DiscardHandler)
+		var addr string
+		if d.Provider() == "tcp" {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			s := tcp.NewServer(a, log)
+			go s.Serve(l)
+			t.Cleanup(s.Close)
+			addr = l.Addr().String()
+		} else {
+			addr = filepath.Join(t.TempDir(), "shm")
+			l, err := shm.Listen(addr)
+			require.NoError(t, err)
+			s := shm.NewServer(a, log)
+			go s.Serve(l)
+			t.Cleanup(func() { s.Close() })
+		}
+		w.Nodes = append(w.Nodes, &Node{a, m, addr})
+	}
+	return w
+}
+
+// Fence ends a session on every node.
+func (w *World) Fence(session uint32) {
+	w.mu.Lock()
+	var serials []uint64
+	for _, p := range w.lanes {
+		if p.session == session {
+			serials = append(serials, p.serial)
+		}
+	}
+	w.mu.Unlock()
+	for _, n := range w.Nodes {
+		require.NoError(w.T, n.Access.Fence(w.T.Context(), serials...))
+	}
+	w.mu.Lock()
+	w.fenced[session] = true
+	w.mu.Unlock()
+}
+
+// Port is the slab.Port of one lane. Tests set its hooks.
+type Port struct {
+	World    *World
+	Lane     *slab.Lane
+	Alloc    *alloc.Allocator
+	BeforeDo func(round int, r *rdma.Round) // round counts from 1 within the Port
+	Lease    atomic.Bool
+	Ended    error
+
+	session  uint32
+	serial   uint64
+	seq      uint64
+	rounds   int
+	region   *slab.Region
+	targets  []rdma.Target
+	arena    *rdma.Arena
+	deadline time.Time
+}
+
+// Lane opens a lane of a session.
+func (w *World) Lane(session uint32) *Port {
+	p := &Port{World: w, session: session, serial: w.serial.Add(1)}
+	p.Lease.Store(true)
+	var err error
+	p.arena, err = rdma.NewArena(64 << 20)
+	require.NoError(w.T, err)
+	p.region = &slab.Region{ID: 1, Epoch: 1, Seed: proto.RegionSeed(w.uuid), Geometry: w.Geometry, N: len(w.Nodes), Headers: slab.NewHeaders(w.Geometry.Blocks)}
+	p.targets = make([]rdma.Target, len(w.Nodes))
+	ticket := &rdma.Ticket{Cluster: [16]byte{9}, Session: session, Serial: p.serial, Rights: rdma.ReadWrite}
+	ticket.Sign(key)
+	for i, n := range w.Nodes {
+		c, err := w.dialer.Dial(context.Background(), n.addr, ticket, 0)
+		require.NoError(w.T, err)
+		w.T.Cleanup(func() { c.Close() })
+		win, err := c.Open(context.Background(), 1, 1)
+		require.NoError(w.T, err)
+		p.targets[i] = rdma.Target{Conn: c, Window: win}
+		p.region.To[i] = &p.targets[i]
+	}
+	p.Lane, err = slab.NewLane(p)
+	require.NoError(w.T, err)
+	p.Alloc, err = alloc.New(p.Lane, p)
+	require.NoError(w.T, err)
+	w.mu.Lock()
+	w.lanes = append(w.lanes, p)
+	w.mu.Unlock()
+	return p
+}
+
+// NextEpoch opens the region under the next epoch on every node. Only this lane learns of
+// it. Claims of the epoch before are void. Nothing is reconciled.
+func (p *Port) NextEpoch() {
+	next := *p.region
+	next.Epoch++
+	next.Headers = slab.NewHeaders(next.Geometry.Blocks)
+	p.targets = make([]rdma.Target, len(p.World.Nodes))
+	for i, n := range p.World.Nodes {
+		require.NoError(p.World.T, n.Access.OpenRegion(context.Background(), 1, next.Epoch, n.Memory))
+		conn := p.region.To[i].Conn
+		win, err := conn.Open(context.Background(), 1, next.Epoch)
+		require.NoError(p.World.T, err)
+		p.targets[i] = rdma.Target{Conn: conn, Window: win}
+		next.To[i] = &p.targets[i]
+	}
+	p.region = &next
+}
+
+// Raise raises the reclaim epoch: the lane's cached block headers are dropped.
+func (p *Port) Raise() {
+	next := *p.region
+	next.Headers = slab.NewHeaders(next.Geometry.Blocks)
+	p.region = &next
+}
+
+// ErrDied is the value of the panic that ends a lane which a test kills in an operation.
+var ErrDied = errors.New("client died")
+
+func (p *Port) Do(r *rdma.Round) {
+	p.rounds++
+	if p.BeforeDo != nil {
+		p.BeforeDo(p.rounds, r)
+	}
+	r.Deadline = 0
+	rdma.Do(r)
+}
+
+func (p *Port) Region(id uint32) (*slab.Region, error) {
+	if id != 1 {
+		return nil, slab.ErrNoRegion
+	}
+	return p.region, p.Ended
+}
+
+func (p *Port) Settle(_ *slab.Region, r *rdma.Round) error {
+	for i := range r.Len() {
+		switch c := r.At(i); {
+		case c.Err == nil:
+		case errors.Is(c.Err, rdma.ErrRefused):
+			return c.Err
+		default:
+			if err := c.To.Conn.Reset(context.Background()); err != nil {
+				return err
+			}
+		}
+	}
+	return p.Ended
+}
+
+func (p *Port) Pause(attempt int) error {
+	if attempt <= 1 {
+		p.deadline = time.Now().Add(10 * time.Second)
+	}
+	if time.Now().After(p.deadline) {
+		return context.DeadlineExceeded
+	}
+	runtime.Gosched()
+	return p.Ended
+}
+
+func (p *Port) HolderFenced(_, session uint32, _ int) bool {
+	p.World.mu.Lock()
+	defer p.World.mu.Unlock()
+	return p.World.fenced[session]
+}
+
+func (p *Port) LeaseValid() bool { return p.Lease.Load() }
+
+func (p *Port) Reservation() proto.R {
+	p.seq++
+	return proto.MakeR(p.session, p.serial<<32|p.seq)
+}
+
+func (p *Port) EndSession(err error)          { p.Ended = err }
+func (p *Port) Buffer(n int) ([]byte, error)  { return p.arena.Alloc(n) }
+func (p *Port) Regions(alloc.Home) []uint32   { return []uint32{1} }
+func (p *Port) Grow(alloc.Home, uint32) error { return alloc.ErrNoSpace }
+func (p *Port) Random() uint64                { return rand.Uint64() }
+
+// Rounds returns how many rounds the lane has done.
+func (p *Port) Rounds() int { return p.rounds }

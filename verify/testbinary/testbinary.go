@@ -1,0 +1,65 @@
+// Package testbinary builds the programs that tests start, once for all test packages of a
+// checkout: they lie in bin/tests, and go build links only what has changed.
+package testbinary
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	mu   sync.Mutex
+	done = map[string]string{} // the folder by patterns: one build a process
+)
+
+// Build builds the main packages that match the patterns, which are relative to the module's
+// folder, and returns the folder of the programs. They are built without cgo, as they are
+// shipped. A program is replaced only when its content changes, and Build opens it: go test
+// runs a cached package again if a program that it starts is another.
+func Build(t testing.TB, patterns ...string) (dir string) {
+	t.Helper()
+	mu.Lock()
+	defer mu.Unlock()
+	what := strings.Join(patterns, " ")
+	if dir := done[what]; dir != "" {
+		return dir
+	}
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	require.NoError(t, err)
+	root := filepath.Dir(strings.TrimSpace(string(out)))
+	dir = filepath.Join(root, "bin", "tests")
+	built := filepath.Join(dir, "built")
+	require.NoError(t, os.MkdirAll(built, 0o755))
+	lock, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	require.NoError(t, err)
+	defer lock.Close() // ends the lock too
+	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+
+	run(t, root, "go", append([]string{"build", "-ldflags=-s -w", "-o", built + "/"}, patterns...)...)
+	run(t, built, "sh", "-c", `for f in *; do cmp -s "$f" "../$f" || { cp "$f" "../.new" && mv "../.new" "../$f"; } || exit 1; done`)
+	list := run(t, root, "go", append([]string{"list", "-f", `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`}, patterns...)...)
+	for pkg := range strings.FieldsSeq(list) {
+		f, err := os.Open(filepath.Join(dir, filepath.Base(pkg)))
+		require.NoError(t, err)
+		f.Close()
+	}
+	done[what] = dir
+	return dir
+}
+
+func run(t testing.TB, dir, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
+	return string(out)
+}

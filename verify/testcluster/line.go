@@ -1,0 +1,107 @@
+package testcluster
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// Line is a client's way to the controller. While it is cut requests wait: the client
+// does not hear of the end of its lease, and goes on once the line is restored.
+type Line struct {
+	URL string
+
+	mu   sync.Mutex
+	open chan struct{}            // closed while requests pass
+	lose func(method string) bool // see Lose; may be nil
+}
+
+// Line makes a way to the controller.
+func (c *Cluster) Line() *Line {
+	to, err := url.Parse(c.Controller.URL())
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(to)
+	proxy.FlushInterval = -1
+	proxy.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {} // who asked has given up
+	l := &Line{open: make(chan struct{})}
+	close(l.open)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l.mu.Lock()
+		open, lose := l.open, l.lose
+		l.mu.Unlock()
+		if lose != nil && lose(path.Base(r.URL.Path)) {
+			_, _ = io.Copy(io.Discard, r.Body) // or else the server does not see the connection end
+			<-r.Context().Done()
+			return
+		}
+		select {
+		case <-open:
+			proxy.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+	}))
+	c.T.Cleanup(func() { l.Restore(); s.CloseClientConnections(); s.Close() })
+	l.URL = s.URL
+	return l
+}
+
+// Cut holds up the requests from now on.
+func (l *Line) Cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open = make(chan struct{})
+}
+
+// Lose never answers requests for which lost returns true. lost is called for each request
+// with the name of its method, from several goroutines; nil loses none.
+func (l *Line) Lose(lost func(method string) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lose = lost
+}
+
+// Restore lets requests pass again, those that wait too.
+func (l *Line) Restore() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.open:
+	default:
+		close(l.open)
+	}
+}
+
+// SessionState is what the controller lists of a session, "" if it has no record.
+func (c *Cluster) SessionState(id uint32) string {
+	res, err := c.Control().ListSessions(c.T.Context(), connect.NewRequest(&quarrypb.ListSessionsRequest{}))
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	for _, s := range res.Msg.Sessions {
+		if s.Session == id {
+			return s.State
+		}
+	}
+	return ""
+}
+
+// AwaitSession waits until the controller lists a session in a state, "" for no record.
+func (c *Cluster) AwaitSession(id uint32, state string) {
+	for end := time.Now().Add(time.Minute); c.SessionState(id) != state; {
+		if time.Now().After(end) {
+			c.T.Fatalf("session %d is %q, not %q", id, c.SessionState(id), state)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
