@@ -16,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/httpserver"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -27,7 +28,7 @@ var Version = "dev"
 type Controller struct {
 	cfg     Config
 	url     string
-	server  *http.Server
+	server  *httpserver.Server
 	unserve func() // with Config.Wire
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -94,13 +95,14 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	if cfg.Pages != nil {
 		mux.Handle("/", cfg.Pages)
 	}
-	c.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, BaseContext: func(net.Listener) context.Context { return c.ctx }}
+	c.server = httpserver.New(mux)
+	c.server.BaseContext = func(net.Listener) context.Context { return c.ctx }
 	var p http.Protocols
 	p.SetHTTP1(true)
 	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
 	c.server.Protocols = &p
-	c.watchConnections(c.server)
+	c.watchConnections(&c.server.Server)
 	if cfg.Wire != nil {
 		c.unserve = cfg.Wire.Serve(c.url, mux)
 	} else {

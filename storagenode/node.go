@@ -13,11 +13,11 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/httpserver"
 	"github.com/quarrystore/quarry/internal/rpcstats"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -44,7 +44,7 @@ type Node struct {
 	// Of a node with an adapter.
 	verbsListener net.Listener
 	verbsAddress  string
-	agent         *http.Server
+	agent         *httpserver.Server
 	unserve       func() // with Config.Wire
 	agentURL      string
 	controllers   *controllers
@@ -212,7 +212,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	} else if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
 		n.cfg.Logger.Warn("storage node: the agent port has no TLS: whoever reads its traffic can command the node", "agent", n.agentURL)
 	}
-	n.agent = &http.Server{Handler: n.agentHandler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
+	n.agent = httpserver.New(n.agentHandler())
 	n.wg.Go(func() {
 		if err := n.agent.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			n.failed <- fmt.Errorf("storage node %s: agent: %w", n.cfg.Name, err)

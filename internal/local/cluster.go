@@ -46,7 +46,8 @@ type Host struct {
 
 const (
 	startTimeout = 40 * time.Second
-	stopTimeout  = 5 * time.Second
+	stopTimeout  = 20 * time.Second // longer than a service waits for what it has under way
+	quitTimeout  = 2 * time.Second  // to write the goroutines
 
 	// Ports of members that have an address of their own.
 	controllerPort = 7420

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -51,6 +52,14 @@ func TestRunElsewhere(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "here", p.Ready["where"])
 	require.True(t, p.Wait().Success())
+}
+
+// TestStopSaysWhatADeafProcessDid: one that ignores SIGTERM writes its goroutines before it is killed.
+func TestStopSaysWhatADeafProcessDid(t *testing.T) {
+	p, err := Run(t.Context(), script(t, "trap 'echo goroutine 1 >&2; exit 2' QUIT\ntrap '' TERM\necho {}\nwhile :; do sleep 0.01; done"))
+	require.NoError(t, err)
+	require.ErrorContains(t, p.stop(50*time.Millisecond), "did not end within 50ms and was killed: goroutine 1")
+	require.True(t, p.Ended())
 }
 
 func TestFreePortsDiffer(t *testing.T) {

@@ -138,14 +138,19 @@ func (p *Process) Wait() *os.ProcessState {
 	return p.cmd.ProcessState
 }
 
-// Stop ends the process: SIGTERM, and SIGKILL for one that does not listen.
-func (p *Process) Stop() error {
+// Stop ends the process with SIGTERM. One that does not end writes its goroutines to its
+// log (SIGQUIT) and is killed.
+func (p *Process) Stop() error { return p.stop(stopTimeout) }
+
+func (p *Process) stop(within time.Duration) error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	if p.await(stopTimeout) {
+	if p.await(within) {
 		return nil
 	}
+	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
+	p.await(quitTimeout)
 	p.Kill()
-	return fmt.Errorf("%s did not end within %v and was killed", p.Name, stopTimeout)
+	return fmt.Errorf("%s did not end within %v and was killed: %s", p.Name, within, p.errs)
 }
 
 // await says whether the process ended within a time. What it wrote is then known.

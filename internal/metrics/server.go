@@ -14,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/quarrystore/quarry/internal/httpserver"
 )
 
 // Process is what every process tells of itself.
@@ -44,7 +46,7 @@ const (
 // Server serves a registry.
 type Server struct {
 	url    string
-	http   *http.Server
+	http   *httpserver.Server
 	failed chan error
 	done   chan struct{}
 }
@@ -76,7 +78,7 @@ func Serve(ctx context.Context, listen string, r *prometheus.Registry, profiles 
 	}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, index) })
 	s := &Server{url: "http://" + l.Addr().String(), failed: make(chan error, 1), done: make(chan struct{}),
-		http: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}}
+		http: httpserver.New(mux)}
 	go func() {
 		defer close(s.done)
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
