@@ -108,7 +108,7 @@ func New(l *slab.Lane, src Source) (*Allocator, error) {
 	var err1, err2, err3 error
 	a.maps, err1 = p.Buffer(proto.MapBytes)
 	a.pairs, err2 = p.Buffer(16 * claimSlabs)
-	a.wordRead, err3 = p.Buffer(8 * slab.MaxReplicas)
+	a.wordRead, err3 = p.Buffer(8 * slab.MaxListed)
 	return a, errors.Join(err1, err2, err3)
 }
 

@@ -23,16 +23,16 @@ const (
 // call over shm takes no longer than a few atomic instructions. Its publish adds the counts
 // to the atomics in stats, which any goroutine may read.
 type callCounters struct {
-	kind  Kind       // of the calls that settle has not seen yet
+	kind  Kind       // of the calls not attributed yet
 	calls uint64     // of that kind
 	since rdma.Tally // the lane's tally of verbs when the first of them began
 
-	settled [kinds]settledCalls // not published yet
-	stats   [kinds]kindStats    // published
+	pending [kinds]callCost  // attributed to their kind, not published yet
+	stats   [kinds]kindStats // published
 }
 
-// settledCalls are calls of one kind and the verbs that they have cost.
-type settledCalls struct {
+// callCost is a number of calls of one kind and the verbs that they have cost.
+type callCost struct {
 	calls uint64
 	tally rdma.Tally
 }
@@ -45,9 +45,9 @@ type kindStats struct {
 	took                                  latency.Histogram // of one call in 1<<sampleBits
 }
 
-// switchKind settles the calls so far and then counts calls of kind k.
+// switchKind attributes the calls so far to their kind and then counts calls of kind k.
 func (c *callCounters) switchKind(k Kind, tally *rdma.Tally) {
-	c.settle(tally)
+	c.attribute(tally)
 	c.kind = k
 }
 
@@ -60,10 +60,10 @@ func (c *callCounters) failed(err error) {
 
 func (c *callCounters) took(d time.Duration) { c.stats[c.kind].took.Observe(d) }
 
-// settle attributes the calls, and the verbs since the last settle, to the present kind. The
+// attribute adds the calls, and the verbs since the last attribute, to the present kind. The
 // verbs of a call that is running count as far as they are posted.
-func (c *callCounters) settle(tally *rdma.Tally) {
-	s := &c.settled[c.kind]
+func (c *callCounters) attribute(tally *rdma.Tally) {
+	s := &c.pending[c.kind]
 	s.calls += c.calls
 	s.tally.Add(tally, &c.since)
 	c.calls, c.since = 0, *tally
@@ -78,10 +78,10 @@ func (l *lane) publish() {
 		return
 	}
 	c := &l.counters
-	c.settle(l.slab.Tally())
-	for k := range c.settled {
-		f := &c.settled[k]
-		if *f == (settledCalls{}) {
+	c.attribute(l.slab.Tally())
+	for k := range c.pending {
+		f := &c.pending[k]
+		if *f == (callCost{}) {
 			continue
 		}
 		s := &c.stats[k]
@@ -93,6 +93,6 @@ func (l *lane) publish() {
 				s.verbs[op].Add(n)
 			}
 		}
-		*f = settledCalls{}
+		*f = callCost{}
 	}
 }

@@ -29,7 +29,7 @@ type openRegion struct {
 // operation that holds the slab.Region goes on with the new connection.
 type regionAccess struct {
 	ready   bool // false: the region must be opened again before its next use
-	targets [slab.MaxReplicas]rdma.Target
+	targets [slab.MaxListed]rdma.Target
 }
 
 // nodeConn is a lane's connection to one incarnation of a node.

@@ -12,7 +12,8 @@ import (
 // used the slab is meant. See proto.Ref.
 type Ref = proto.Ref
 
-// MaxReplicas is the largest number of replicas that an object can have.
+// MaxReplicas is the largest number of replicas that a program may ask for. While replicas are
+// replaced, a region lists more for a time: slab.MaxListed.
 const MaxReplicas = 3
 
 // AllocOptions of one object. The zero value asks for a mutable object that is as large as

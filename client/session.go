@@ -59,7 +59,7 @@ type session struct {
 }
 
 // byHome has one T for each kind of regions.
-type byHome[T any] [2][slab.MaxReplicas + 1]T
+type byHome[T any] [2][slab.MaxListed + 1]T
 
 func (b *byHome[T]) of(h alloc.Home) *T {
 	if h.Durable {
@@ -231,7 +231,7 @@ func newTableView(old *tableView, t *table.Table) (*tableView, error) {
 	}
 	for _, r := range t.Regions() {
 		g, err := proto.NewGeometry(r.SizeBytes)
-		if err != nil || len(r.Uuid) != 16 || len(r.Replicas) > slab.MaxReplicas {
+		if err != nil || len(r.Uuid) != 16 || len(r.Replicas) > slab.MaxListed {
 			return nil, fmt.Errorf("table row of region %d: size %d, %d replicas: %w", r.Id, r.SizeBytes, len(r.Replicas), table.ErrBadTable)
 		}
 		if h := old.validCache(r, t); h != nil {
@@ -239,7 +239,7 @@ func newTableView(old *tableView, t *table.Table) (*tableView, error) {
 		} else {
 			v.headers[r.Id] = slab.NewHeaders(g.Blocks)
 		}
-		if r.Usable() && int(r.WantReplicas) <= slab.MaxReplicas {
+		if r.Usable() && int(r.WantReplicas) <= slab.MaxListed {
 			list := v.usable.of(alloc.Home{Replicas: int(r.WantReplicas), Durable: durable(r)})
 			*list = append(*list, r.Id)
 		}

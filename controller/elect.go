@@ -13,17 +13,17 @@ import (
 // another leader. The pulse shows sooner that the process of etcd's leader is gone: then the
 // members that are left campaign, one after the other.
 //
-// A campaign that was not needed does no harm but to the time that it takes: raft elects at most
-// one leader in a term, whoever campaigns and why.
+// An unneeded campaign costs time and nothing else: raft elects at most one leader in a term,
+// whichever members campaign.
 
 const (
 	// electGap is between the first campaigns of two members: in it the first one wins, on disks
-	// that sync in some tens of ms. It doubles with each round, or members with slower disks would
+	// that sync in some tens of ms. It doubles with each cycle, or members with slower disks would
 	// take the victory from each other.
 	electGap = 150 * time.Millisecond
-	// electRounds bounds the campaigns of a member against one leader that is gone. etcd's own
+	// maxCampaigns bounds the campaigns of a member against one leader that is gone. etcd's own
 	// timers go on from there.
-	electRounds = 4
+	maxCampaigns = 4
 	// electLook is how often a member looks while it may have to campaign.
 	electLook = 10 * time.Millisecond
 	// probeHolds is how long a probe without an answer counts while the pulse stays silent.
@@ -58,12 +58,13 @@ type votes struct {
 //
 // Invariants: it campaigns only while the process of the last leader is gone and a majority of
 // the voters is heard, so that neither a leader that works is disturbed nor a minority
-// campaigns; at most electRounds times against one leader that is gone; and members that see
-// the same do not campaign within electGap of each other, nor within twice that in the second round.
+// campaigns; at most maxCampaigns times against one leader that is gone; and members that see
+// the same do not campaign within electGap of each other, nor within twice that in the
+// second cycle of campaigns.
 type elector struct {
-	last   uint64 // member that led last
-	since  int64  // the last one is gone since then; 0: it is not
-	rounds int
+	last      uint64 // member that led last
+	since     int64  // ns; when last was found gone; 0: it is not gone
+	campaigns int    // against last since then, at most maxCampaigns
 }
 
 // step says whether to campaign now.
@@ -73,27 +74,27 @@ func (e *elector) step(v votes) bool {
 	}
 	living := e.living(v)
 	if e.last == 0 || e.last == v.self || !v.gone || len(living) <= len(v.voters)/2 {
-		e.since, e.rounds = 0, 0
+		e.since, e.campaigns = 0, 0
 		return false
 	}
 	rank := slices.Index(living, v.self)
-	if rank < 0 || e.rounds == electRounds {
+	if rank < 0 || e.campaigns == maxCampaigns {
 		return false
 	}
 	if e.since == 0 {
 		e.since = v.now
 	}
-	if v.now < e.since+turn(e.rounds, rank, len(living)) {
+	if v.now < e.since+turn(e.campaigns, rank, len(living)) {
 		return false
 	}
-	e.rounds++
+	e.campaigns++
 	return true
 }
 
 // turn is how long after the leader was found gone a member campaigns, by its rank among n. In a
-// round all of them campaign once, a gap apart, and each gap is twice as long as in the round before.
-func turn(round, rank, n int) int64 {
-	return int64(electGap) * int64((1<<round-1)*n+rank<<round)
+// cycle all of them campaign once, a gap apart, and each gap is twice as long as in the cycle before.
+func turn(cycle, rank, n int) int64 {
+	return int64(electGap) * int64((1<<cycle-1)*n+rank<<cycle)
 }
 
 // living are the voters that may elect a leader, in order.
@@ -137,14 +138,14 @@ func (c *Controller) electEtcd() {
 			}
 		}
 		if e.step(v) {
-			c.cfg.Logger.Info("controller: the process of etcd's leader is gone, and this member of etcd campaigns", "leader", last, "round", e.rounds)
+			c.cfg.Logger.Info("controller: the process of etcd's leader is gone, and this member of etcd campaigns", "leader", last, "campaign", e.campaigns)
 			c.counted.elections.Add(1)
 			if err := m.Campaign(c.ctx); err != nil {
 				c.cfg.Logger.Debug("controller: campaign in etcd", "error", err)
 			}
 		}
 		wait = lookEvery
-		if e.since != 0 && e.rounds < electRounds {
+		if e.since != 0 && e.campaigns < maxCampaigns {
 			wait = electLook
 		}
 	}
@@ -203,8 +204,8 @@ func (c *Controller) awaitEtcd() {
 	}
 }
 
-// probe asks a controller for its health: with whatever status it answers, it does. header is
-// what it says of itself.
+// probe asks a controller for its health. answers: an HTTP response came, of any status; true
+// also when the error does not show that the process is gone. header is that of the response.
 func (c *Controller) probe(url string) (header http.Header, answers bool) {
 	ctx, cancel := context.WithTimeout(c.ctx, leaderProbeTime)
 	defer cancel()

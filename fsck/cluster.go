@@ -344,7 +344,7 @@ type dialled struct {
 func (d *dialled) open(ctx context.Context, r *quarrypb.Region) (Region, error) {
 	reg := Region{ID: r.Id, UUID: [16]byte(r.Uuid), Epoch: r.Epoch, Bytes: r.SizeBytes}
 	for _, rep := range r.Replicas {
-		if rep.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || len(reg.Replicas) == maxReplicas {
+		if rep.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || len(reg.Replicas) == slab.MaxListed {
 			continue
 		}
 		n := d.nodes[rep.Node]

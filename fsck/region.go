@@ -332,11 +332,11 @@ func (c *check) region(w *work) error {
 		c.o.Pause(attempt)
 		still := odd[:0]
 		for _, x := range odd {
-			settled, err := c.again(w, &x, attempt)
+			over, err := c.again(w, &x, attempt)
 			if err != nil {
 				return err
 			}
-			if !settled {
+			if !over {
 				still = append(still, x)
 			}
 		}
@@ -389,7 +389,7 @@ func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 			_, pv := s.slab.Words(s.bytes[0])
 			odd = append(odd, oddSlab{b, i, h, pv})
 		default:
-			c.settle(w, &s, v)
+			c.conclude(w, &s, v)
 		}
 	}
 	for i := h.Class().MapWords(); i < proto.MapBytes/8; i++ {
@@ -403,8 +403,8 @@ func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 	return odd, nil
 }
 
-// again looks at a slab that seemed wrong; settled once nothing more is to be seen.
-func (c *check) again(w *work, x *oddSlab, attempt int) (settled bool, err error) {
+// again looks at a slab that seemed wrong. over: no further look is needed.
+func (c *check) again(w *work, x *oddSlab, attempt int) (over bool, err error) {
 	s := look{h: x.h, slab: w.g.Slab(x.block, x.index, x.h)}
 	c.round.Reset()
 	for r, t := range w.Replicas {
@@ -435,12 +435,12 @@ func (c *check) again(w *work, x *oddSlab, attempt int) (settled bool, err error
 		w.stat.Busy++
 		return true, nil
 	}
-	c.settle(w, &s, v)
+	c.conclude(w, &s, v)
 	return true, nil
 }
 
-// settle counts or reports a slab that stays wrong.
-func (c *check) settle(w *work, s *look, v verdict) {
+// conclude counts or reports a slab that stays wrong.
+func (c *check) conclude(w *work, s *look, v verdict) {
 	if v.pending {
 		w.stat.Pending++
 		return
@@ -473,10 +473,8 @@ type look struct {
 	h     proto.Header
 	slab  proto.Slab
 	taken bool
-	bytes [maxReplicas][]byte
+	bytes [slab.MaxListed][]byte
 }
-
-const maxReplicas = 8
 
 // verdict on a slab; what is "" if all is right.
 type verdict struct {

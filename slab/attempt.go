@@ -34,7 +34,7 @@ type attempt struct {
 	// holds R nobody else changes V.
 	sight
 	// backups[i] is V that replica i is expected to have, or was found to have.
-	backups [MaxReplicas]proto.V
+	backups [MaxListed]proto.V
 
 	// next is V to commit, and img the image that it names, with its checksum: nil for a
 	// tombstone. keep keeps the reservation.

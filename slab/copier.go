@@ -160,7 +160,7 @@ func (l *Lane) copyImage(a *attempt, st *Copied) error {
 			return err
 		}
 	}
-	a.backups = [MaxReplicas]proto.V{} // zeroed before the epoch began
+	a.backups = [MaxListed]proto.V{} // zeroed before the epoch began
 	for again := true; again; {
 		err := l.repeatHeld(a, func() {
 			for i := 1; i < a.reg.N; i++ {

@@ -159,7 +159,7 @@ func (l *Lane) copyMany(reg *Region, gen uint32, slabs []copying, st *Copied) er
 // writeCopies writes the images of the slabs that are held, and their V, to every rebuilding replica.
 func (l *Lane) writeCopies(reg *Region, slabs []copying, st *Copied) error {
 	l.round.Reset()
-	var firsts [MaxReplicas]int // the first chain to each rebuilding replica
+	var firsts [MaxListed]int // the first chain to each rebuilding replica
 	n := 0
 	for j := 1; j < reg.N; j++ {
 		if !reg.Rebuilding[j] {
@@ -278,7 +278,7 @@ func (l *Lane) copyRest(reg *Region, gen uint32, slabs []copying, st *Copied) er
 func (l *Lane) copyWords(reg *Region, words []word, st *Copied) error {
 	st.Words += len(words)
 	var at [maxCopied]struct{ chain, verb int }
-	var firsts [MaxReplicas]int // the first chain to each rebuilding replica
+	var firsts [MaxListed]int // the first chain to each rebuilding replica
 	n := 0
 	err := l.repeat(reg, func() {
 		n = 0

@@ -36,15 +36,15 @@ type Lane struct {
 
 	// Memory that verbs can use. The contents belong to the step that has READ them or is
 	// about to WRITE them, and die with the next step that uses the same buffer.
-	word  []byte              // 16 bytes: a header, or R and V of the primary
-	words [MaxReplicas][]byte // 8 bytes each: a word of each replica
-	slab  []byte              // a whole slab as READ; grows
-	image []byte              // an image to WRITE, or as READ from a backup; grows
+	word  []byte            // 16 bytes: a header, or R and V of the primary
+	words [MaxListed][]byte // 8 bytes each: a word of each replica
+	slab  []byte            // a whole slab as READ; grows
+	image []byte            // an image to WRITE, or as READ from a backup; grows
 }
 
 // NewLane makes a lane on a port.
 func NewLane(p Port) (*Lane, error) {
-	small, err := p.Buffer(16 + 8*MaxReplicas)
+	small, err := p.Buffer(16 + 8*MaxListed)
 	if err != nil {
 		return nil, err
 	}

@@ -7,9 +7,9 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// MaxReplicas is how many replicas a region lists at most: those that it should have, three
-// at most, and others while they are replaced.
-const MaxReplicas = 5
+// MaxListed bounds the replicas that a row of the table lists, in sync or rebuilding: those that
+// the region wants, at most client.MaxReplicas, and the ones that take their place.
+const MaxListed = 5
 
 // Port is what a program sees of the world: one lane of one session.
 type Port interface {
@@ -59,11 +59,11 @@ type Region struct {
 	Want int
 	// Replicas; the first is the primary.
 	N          int
-	To         [MaxReplicas]*rdma.Target
-	Rebuilding [MaxReplicas]bool
+	To         [MaxListed]*rdma.Target
+	Rebuilding [MaxListed]bool
 	// Fresh: a rebuilding replica whose slabs are known to be all zero: Reconcile
 	// need not look at them.
-	Fresh [MaxReplicas]bool
+	Fresh [MaxListed]bool
 	// Local: the primary's verbs run in this process, so that a round costs nothing
 	// and batches may be small enough to stay in the cache.
 	Local bool

@@ -53,7 +53,7 @@ const pieceBytes = 128 << 10
 
 func (l *Lane) reconcileBlock(reg *Region, block uint32, st *Reconciled) error {
 	off := reg.Geometry.HeaderOff(block)
-	var was [MaxReplicas]proto.Header
+	var was [MaxListed]proto.Header
 	l.round.Reset()
 	for i := range reg.N {
 		l.round.Chain(reg.To[i]).Read(off, l.words[i])
@@ -265,12 +265,12 @@ func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []b
 type slabCopies struct {
 	reg   *Region
 	slab  proto.Slab
-	bytes [MaxReplicas][]byte
-	r     [MaxReplicas]proto.R
-	v     [MaxReplicas]proto.V
+	bytes [MaxListed][]byte
+	r     [MaxListed]proto.R
+	v     [MaxListed]proto.V
 	// whole: V is FREE, or names an image that is whole. Never set for a rebuilding
 	// replica: its images are not used.
-	whole [MaxReplicas]bool
+	whole [MaxListed]bool
 }
 
 // copiesOf finds a slab in buf; see fixSlab.

@@ -15,7 +15,7 @@ var errStopping = errors.New("the node is stopping")
 // do takes one step and carries its actions out, in order. Commands for different
 // regions go on side by side: only the step itself is taken under the lock.
 //
-// ctx bounds the waiting for verbs to end, in Cut, Settle and End. Those that a
+// ctx bounds the waiting for verbs to end, in Cut, EndBelow and End. Those that a
 // timeout ends have done nothing certain; the caller is told so and asks again.
 func (n *Node) do(ctx context.Context, ev state.Event) error {
 	ctx, cancel := context.WithTimeout(ctx, actTimeout)
@@ -81,8 +81,8 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 		return access.OpenRegion(ctx, a.Region, a.Epoch, m)
 	case state.Cut:
 		return access.CloseRegion(ctx, a.Region, a.Epoch)
-	case state.Settle:
-		return access.Settle(ctx, a.Next, a.Serials)
+	case state.EndBelow:
+		return access.EndBelow(ctx, a.Next, a.Serials)
 	case state.End:
 		if len(a.Serials) == 0 {
 			return nil

@@ -24,7 +24,7 @@ type workLane struct {
 	number  uint32
 	slab    *slab.Lane
 	region  slab.Region
-	targets [slab.MaxReplicas]rdma.Target
+	targets [slab.MaxListed]rdma.Target
 	conns   []rdma.Conn
 
 	sequence uint64

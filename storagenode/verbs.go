@@ -209,11 +209,11 @@ func (a *access) Fence(ctx context.Context, serials ...uint64) error {
 	return err
 }
 
-// Settle ends the sessions that are not named on every provider.
-func (a *access) Settle(ctx context.Context, next uint64, live []uint64) error {
-	err := a.Access.Settle(ctx, next, live)
+// EndBelow ends the sessions that are not named on every provider.
+func (a *access) EndBelow(ctx context.Context, next uint64, live []uint64) error {
+	err := a.Access.EndBelow(ctx, next, live)
 	if a.verbs != nil {
-		err = errors.Join(err, a.verbs.Settle(ctx, next, live))
+		err = errors.Join(err, a.verbs.EndBelow(ctx, next, live))
 	}
 	return err
 }

@@ -105,8 +105,8 @@ func (a *agent) Work(ctx context.Context, r *connect.Request[quarrypb.WorkReques
 
 func checkWork(m *quarrypb.WorkRequest) error {
 	switch {
-	case len(m.Peers) == 0 || len(m.Peers) > slab.MaxReplicas:
-		return fmt.Errorf("work over %d replicas: want 1 to %d", len(m.Peers), slab.MaxReplicas)
+	case len(m.Peers) == 0 || len(m.Peers) > slab.MaxListed:
+		return fmt.Errorf("work over %d replicas: want 1 to %d", len(m.Peers), slab.MaxListed)
 	case m.Peers[0].GetRebuilding():
 		return errors.New("work with a primary that is being rebuilt")
 	case m.Kind == quarrypb.WorkKind_WORK_KIND_RECLAIM && slices.ContainsFunc(m.Peers, (*quarrypb.WorkPeer).GetRebuilding):

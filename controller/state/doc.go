@@ -14,7 +14,7 @@
 //	2  loss        three probes in a row without the right answer: the node is lost.
 //	               A node that answers is given up as well if it calls itself unfit, or
 //	               if most clients cannot reach it                           sick.go
-//	3  settle      no replica is left out while one is unsure. Each in-sync replica that
+//	3  survivors   no replica is left out while one is unsure. Each in-sync replica that
 //	               is left must have answered a probe sent after the loss    epoch.go
 //	4  new epoch   the lost replica goes OUT, the first in-sync one becomes primary, and
 //	               the record becomes RECOVERING at epoch E. The region is exposed: no
@@ -34,7 +34,7 @@
 // drains, a rebuilt replica's first epoch and a change of primary go the same way from 4.
 //
 // A node that comes back before step 4 keeps its replica. After it the replica is OUT, and
-// returns only zeroed and rebuilt, whatever memory its node has found. If the nodes of all
+// returns only zeroed and rebuilt, even where its node has found the memory. If the nodes of all
 // in-sync replicas have restarted, the replicas whose memory was found go on in a new epoch.
 // If none was found and no silent node may have one, the region is LOST.
 //
@@ -48,8 +48,8 @@
 //
 // A fence of a session begins when it is closed or revoked; when the connection of its
 // heartbeats and its last connection to some storage node have ended since its last
-// heartbeat, or it has been silent for two leases; when its lease is over and somebody
-// waits for one of its reservations, or for step 6; and when it renews its lease and does
+// heartbeat, or it has been silent for two leases; when its lease is over and a client
+// waits for one of its reservations, or a region for step 6; and when it renews its lease and does
 // not acknowledge the table for two leases, or a reclaim epoch for twenty. It is complete in
 // a region when each replica that is not OUT has acknowledged it and the region is not
 // exposed.
@@ -79,10 +79,9 @@
 //
 // # How changes become visible
 //
-// A step changes the machine's records at once, and shows the change to nobody: whatever
-// follows from it (answers, calls to agents, the table) is held back until the transaction
-// that holds the change has been committed. A leader that loses its place loses the machine
-// with it; its successor starts from the records.
+// A step changes the machine's records at once. Everything that would show the change (answers,
+// calls to agents, the table) is held back until its transaction has been committed. A leader
+// that is deposed drops its machine with it; its successor starts from the records.
 //
 // # What lives where
 //

@@ -41,9 +41,9 @@ func (m *Machine) health(r *quarrypb.Replica) health {
 	return well
 }
 
-// settleMade gives up the making of a region of which a node is lost or has another incarnation.
-// A node of which it is unsure may have made its memory already: it is waited for.
-func (rc *reconfig) settleMade(g *region) {
+// giveUpMaking ends the creation of a region of which a node is lost or has restarted. It waits
+// for a node that is unsure, which may have made its memory already.
+func (rc *reconfig) giveUpMaking(g *region) {
 	if g.job == nil || !g.job.give {
 		return
 	}
@@ -57,8 +57,8 @@ func (rc *reconfig) settleMade(g *region) {
 	}
 }
 
-// settle looks at a region whose nodes have changed, and gives it a new
-// configuration if it needs one.
+// reassess looks at a region whose nodes have changed, and gives it a new configuration if it
+// needs one.
 //
 // No replica is left out while one is unsure. A region that is RECOVERING begins another
 // epoch even then. Otherwise:
@@ -70,9 +70,9 @@ func (rc *reconfig) settleMade(g *region) {
 //   - None is well and all have another incarnation or were removed: those whose node found the memory of the
 //     region again (its uuid and size) continue, because no epoch was opened without them.
 //     If none has found it, the region is LOST.
-func (rc *reconfig) settle(g *region) {
+func (rc *reconfig) reassess(g *region) {
 	if !published(g.rec) {
-		rc.settleMade(g)
+		rc.giveUpMaking(g)
 		return
 	}
 	var count [stale + 1]int // of the replicas in sync
@@ -99,7 +99,7 @@ func (rc *reconfig) settle(g *region) {
 	case count[well] > 0:
 		rc.leaveOut(g)
 	case count[missing] > 0:
-		// Nobody can tell what the silent one has: the region is UNAVAILABLE.
+		// The silent one may have changes that no other has: the region is UNAVAILABLE.
 	default:
 		rc.restart(g)
 	}

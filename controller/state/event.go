@@ -103,7 +103,7 @@ type Op struct {
 type Call struct {
 	ID   uint64
 	Node uint32
-	// Incarnation of the node that is meant, which another incarnation refuses; 0: whoever answers.
+	// Incarnation that the call is for; a node in another one refuses it. 0: any.
 	Incarnation uint64
 	URL         string
 	Msg         proto.Message // a request message of quarrypb.Agent
@@ -170,17 +170,17 @@ const (
 	MaxEndpoints = 8
 	MaxFound     = 1 << 16
 	MaxReplicas  = 3
-	// MostReplicas is how many a region's record lists at most: those that it wants, and
-	// others while they are replaced. It is slab.MaxReplicas: clients refuse a table with more.
-	MostReplicas = 5
-	MaxCount     = 32 // regions of one request: they and their replicas fit one transaction
-	MaxNodes     = 1 << 12
-	MaxRegions   = 1 << 18
-	MaxSessions  = 1 << 17 // live ones: half of the ids, so that a free id is near
-	MaxWaiting   = 1 << 16 // certificates waited for
-	MaxScrubbed  = 64      // sessions of one Scrubbed: they fit one transaction
-	MaxTroubles  = 64      // of one heartbeat that are looked at
-	MaxEnded     = 1024    // sessions of one heartbeat of a node that are looked at
+	// MaxListed is how many a region's record lists at most: those that it wants, and
+	// others while they are replaced. It is slab.MaxListed: clients refuse a table with more.
+	MaxListed   = 5
+	MaxCount    = 32 // regions of one request: they and their replicas fit one transaction
+	MaxNodes    = 1 << 12
+	MaxRegions  = 1 << 18
+	MaxSessions = 1 << 17 // live ones: half of the ids, so that a free id is near
+	MaxWaiting  = 1 << 16 // certificates waited for
+	MaxScrubbed = 64      // sessions of one Scrubbed: they fit one transaction
+	MaxTroubles = 64      // of one heartbeat that are looked at
+	MaxEnded    = 1024    // sessions of one heartbeat of a node that are looked at
 	// MaxComplaints of one node are remembered: more say nothing new.
 	MaxComplaints = 1024
 	fenceBatch    = 4096 // serials of one Fence call

@@ -108,7 +108,7 @@ func (rc *reconfig) improveRegion(g *region, mayAdd bool) (added bool) {
 	switch {
 	case n == nil:
 		return false
-	case g.on(n.rec.Id) == nil && len(g.rec.Replicas) >= MostReplicas:
+	case g.on(n.rec.Id) == nil && len(g.rec.Replicas) >= MaxListed:
 		rc.makeRoom(g)
 		return false
 	}
@@ -118,10 +118,10 @@ func (rc *reconfig) improveRegion(g *region, mayAdd bool) (added bool) {
 
 func isRebuilding(r *quarrypb.Replica) bool { return r.State == rebuilding }
 
-// candidate is the node that a replica is to be rebuilt on: the one that had it,
-// else, after a time of grace, a spare one.
+// candidate is the node that a replica is to be rebuilt on: the one that had it, or a spare
+// once the region has been short of a replica for ReplaceAfter. Nil: none yet.
 func (rc *reconfig) candidate(g *region, leaving bool) *node {
-	hope := false // that one of those who had it comes back
+	hope := false // a node that had the replica may come back
 	for _, r := range g.rec.Replicas {
 		if n := rc.m.node(r.Node); r.State == out {
 			if rc.m.steady(n) {

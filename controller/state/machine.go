@@ -183,7 +183,7 @@ func (m *Machine) resume() {
 		case quarrypb.RegionState_REGION_STATE_CREATING:
 			m.reconfig.undo([]*region{g}, func() {}) // whoever asked for it has been told that nobody knows
 		case recovering:
-			m.reconfig.settle(g)
+			m.reconfig.reassess(g)
 		case removed:
 			m.reconfig.bury(g, g.rev)
 		}

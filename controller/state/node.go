@@ -172,7 +172,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.fences.exposeNode(n)
 	}
 	m.dropOrphans(n)
-	m.reconfig.settleNode(n)
+	m.reconfig.reassessNode(n)
 	if restarted || first {
 		m.fences.oweAll(n, restarted)
 	}
@@ -242,7 +242,7 @@ func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest,
 	// One that is heard and does not answer is of no use: only probes bring it back.
 	if silent && m.up(n) {
 		m.note("node %s (%d) is heard again", n.rec.Name, n.rec.Id)
-		m.reconfig.settleNode(n)
+		m.reconfig.reassessNode(n)
 	}
 	m.setStopping(n, r.Stopping)
 	resp := &quarrypb.NodeHeartbeatResponse{Lacking: uint32(m.reconfig.lacking)}

@@ -25,7 +25,7 @@ func (m *Machine) removeNode(waiter uint64, r *quarrypb.RemoveNodeRequest) {
 			n.complaints, n.sickUntil, n.unfit = nil, 0, "" // it keeps no other node in service
 			m.fences.exposeNode(n)
 			n.owed, n.fenceOut = nil, false
-			m.reconfig.settleNode(n)
+			m.reconfig.reassessNode(n)
 			m.fences.dirty = true
 		}
 	}

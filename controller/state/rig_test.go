@@ -92,7 +92,7 @@ func (r *rig) conditionsHold() {
 		if !g.changing && !r.m.down {
 			require.Equal(r.t, condition(g.rec, r.m.reach(g.rec)), g.rec.Condition, "region %d: %v", g.rec.Id, g.rec)
 		}
-		require.LessOrEqual(r.t, len(g.rec.Replicas), slab.MaxReplicas, "clients refuse a table with region %d: %v", g.rec.Id, g.rec)
+		require.LessOrEqual(r.t, len(g.rec.Replicas), slab.MaxListed, "clients refuse a table with region %d: %v", g.rec.Id, g.rec)
 	}
 }
 

@@ -12,10 +12,10 @@ import (
 )
 
 // TestARegionListsNoMoreReplicasThanClientsTake: when all of its nodes are drained at once,
-// the record of a region has at most slab.MaxReplicas rows (see conditionsHold), and the
+// the record of a region has at most slab.MaxListed rows (see conditionsHold), and the
 // region gets the replicas that it wants.
 func TestARegionListsNoMoreReplicasThanClientsTake(t *testing.T) {
-	require.Equal(t, slab.MaxReplicas, MostReplicas)
+	require.Equal(t, slab.MaxListed, MaxListed)
 	whole := func(r *rig) bool {
 		g := r.m.regions[0]
 		for _, p := range g.rec.Replicas {

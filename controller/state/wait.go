@@ -2,13 +2,14 @@ package state
 
 import "slices"
 
-// wait is something that waits until sessions have acknowledged it.
+// wait is a wait for the acknowledgements of sessions.
 type wait struct {
-	owing []*session // those who may not have. Checked from the end.
+	owing []*session // not known to be satisfied. Checked from the end.
 	table uint64     // the revision waited for, by awaitTable
-	done  func()
-	// settled says that s need not be waited for any more. It may end s.
-	settled func(s *session) bool
+	done  func()     // runs once, when owing is empty
+	// satisfied reports that the wait need not go on for s. It may begin the fence of s.
+	// Invariant: once true for a session, it stays true.
+	satisfied func(s *session) bool
 	// patience is when sessions that renew their lease and have not acknowledged are
 	// fenced; 0 once they have been, and for waits that endGrace ends.
 	patience int64
@@ -17,9 +18,9 @@ type wait struct {
 // waits are the waits for acknowledgements of sessions.
 type waits struct {
 	m     *Machine
-	list  []*wait
-	grace grace
-	dirty bool // some wait may be over
+	list  []*wait // in the order in which they began
+	grace grace   // the reclaim epoch that clients must acknowledge next
+	dirty bool    // some wait may be over
 }
 
 // next is when endGrace is due.
@@ -33,10 +34,10 @@ const (
 	passLeases  = 20
 )
 
-// await calls done once every session of now is settled, at the earliest at the end of the step.
-// Sessions that open later start with what is waited for.
-func (ws *waits) await(settled func(*session) bool, done func()) *wait {
-	w := &wait{owing: slices.Clone(ws.m.sessions), settled: settled, done: done}
+// await calls done once every present session is satisfied, at the earliest at the end of the
+// step. Sessions that open later start with what is waited for.
+func (ws *waits) await(satisfied func(*session) bool, done func()) *wait {
+	w := &wait{owing: slices.Clone(ws.m.sessions), satisfied: satisfied, done: done}
 	ws.list = append(ws.list, w)
 	ws.dirty = true
 	return w
@@ -47,7 +48,7 @@ func (ws *waits) await(settled func(*session) bool, done func()) *wait {
 func (ws *waits) fenceUntold(w *wait) {
 	w.patience = 0
 	for _, s := range w.owing {
-		if s.rec.State == stateLive && !w.settled(s) && s.rec.State == stateLive {
+		if s.rec.State == stateLive && !w.satisfied(s) && s.rec.State == stateLive {
 			ws.m.note("session %d (serial %d, %s) is fenced: it renews its lease and does not acknowledge the table", s.rec.Session, s.rec.Serial, s.rec.Name)
 			ws.m.fences.begin(s, stateFencing)
 		}
@@ -73,7 +74,7 @@ func (ws *waits) endGrace() {
 	ws.grace = grace{ws.m.log.reclaim, ws.m.now + passLeases*int64(ws.m.cfg.Lease)}
 }
 
-// check ends the waits that are over. A session that is settled stays so.
+// check ends the waits that are over.
 func (ws *waits) check() {
 	ws.dirty = false
 	for i := 0; i < len(ws.list); i++ {
@@ -81,7 +82,7 @@ func (ws *waits) check() {
 		if w.patience != 0 && ws.m.now >= w.patience {
 			ws.fenceUntold(w)
 		}
-		for len(w.owing) > 0 && w.settled(w.owing[len(w.owing)-1]) {
+		for len(w.owing) > 0 && w.satisfied(w.owing[len(w.owing)-1]) {
 			w.owing = w.owing[:len(w.owing)-1]
 		}
 		if len(w.owing) == 0 && w.done != nil {

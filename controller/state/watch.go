@@ -111,7 +111,7 @@ func (m *Machine) probed(n *node, sent int64) {
 		n.drops = nil
 	}
 	if doubted {
-		m.reconfig.settleNode(n)
+		m.reconfig.reassessNode(n)
 	}
 }
 
@@ -122,7 +122,7 @@ func (m *Machine) unanswered(n *node) {
 	if n.lost {
 		n.probeNext = m.now + int64(probeLost)
 		if n.fails == suspectProbes {
-			m.reconfig.settleNode(n) // it was in quarantine, and answered until now
+			m.reconfig.reassessNode(n) // it was in quarantine, and answered until now
 		}
 		return
 	}
@@ -140,7 +140,7 @@ func (m *Machine) lose(n *node) {
 	if !n.stopping { // else its end was announced
 		n.losses++
 	}
-	m.reconfig.settleNode(n)
+	m.reconfig.reassessNode(n)
 }
 
 // survivorsAnswer says whether every replica of a region that is to go on without
@@ -166,11 +166,11 @@ func (m *Machine) survivorsAnswer(g *region) bool {
 	return all
 }
 
-// settleNode settles the regions of a node of which more is known now.
-func (rc *reconfig) settleNode(n *node) {
+// reassessNode settles the regions of a node of which more is known now.
+func (rc *reconfig) reassessNode(n *node) {
 	for _, g := range slices.Clone(rc.m.regions) {
 		if g.on(n.rec.Id) != nil {
-			rc.settle(g)
+			rc.reassess(g)
 		}
 	}
 }

@@ -86,7 +86,7 @@ func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, p *P
 		case <-over:
 			return attempt{}, false
 		case <-ended:
-			ended, over = nil, time.After(stopGrace)
+			ended, over = nil, time.After(stopTime)
 		case <-weigh:
 			if heapBytes() > uint64(w.ProcessBytes) {
 				cancel(fmt.Errorf("%w: %d MiB", errMemory, w.ProcessBytes>>20))

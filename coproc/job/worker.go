@@ -45,8 +45,8 @@ type Config struct {
 const (
 	idleMin = 2 * time.Millisecond
 	idleMax = 200 * time.Millisecond
-	// stopGrace is what a plugin has to return after its context has ended.
-	stopGrace = 2 * time.Second
+	// stopTime is how long a plugin has to return after its context has ended.
+	stopTime = 2 * time.Second
 	// elsewhere is how long a failed part waits for another worker than its last.
 	elsewhere = time.Second
 )

@@ -267,11 +267,11 @@ func (a *Access) Fence(ctx context.Context, serials ...uint64) error {
 	return a.end(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
 }
 
-// Settle ends every session with a serial below next that is not in live, as
+// EndBelow ends every session with a serial below next that is not in live, as
 // Fence does; later it admits only those of live below next.
-func (a *Access) Settle(ctx context.Context, next uint64, live []uint64) error {
+func (a *Access) EndBelow(ctx context.Context, next uint64, live []uint64) error {
 	a.mu.Lock()
-	a.ended.Settle(next, live)
+	a.ended.EndBelow(next, live)
 	var gone []uint64
 	for serial := range a.sessions {
 		if !a.ended.Admits(serial) {

@@ -1,7 +1,7 @@
 package host
 
 // Ended knows which sessions are never admitted again, by serial, in bounded
-// memory: those fenced one by one, and all below the serial that Settle has named,
+// memory: those fenced one by one, and all below the serial that EndBelow has named,
 // but for the ones that it said live. The caller locks. The zero Ended admits all.
 type Ended struct {
 	fenced map[uint64]struct{}
@@ -35,9 +35,9 @@ func (e *Ended) Fence(serial uint64) bool {
 	return true
 }
 
-// Settle ends every session below next that is not in live. A list older than the
+// EndBelow ends every session below next that is not in live. A list older than the
 // last one says nothing, and none brings back what has ended.
-func (e *Ended) Settle(next uint64, live []uint64) {
+func (e *Ended) EndBelow(next uint64, live []uint64) {
 	if next < e.floor {
 		return
 	}

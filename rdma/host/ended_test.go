@@ -25,7 +25,7 @@ func TestEndedStaysEnded(t *testing.T) {
 			} else {
 				next := serial.Draw(t, "next")
 				live := rapid.SliceOfN(serial, 0, 6).Draw(t, "live")
-				e.Settle(next, live)
+				e.EndBelow(next, live)
 				if next >= newest {
 					newest = next
 					for s := range next {

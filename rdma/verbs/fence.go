@@ -90,11 +90,11 @@ func (s *Server) Fence(ctx context.Context, serials ...uint64) error {
 	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
 }
 
-// Settle ends every session with a serial below next that is not in live, as
+// EndBelow ends every session with a serial below next that is not in live, as
 // Fence does; later it admits only those of live below next.
-func (s *Server) Settle(ctx context.Context, next uint64, live []uint64) error {
+func (s *Server) EndBelow(ctx context.Context, next uint64, live []uint64) error {
 	s.mu.Lock()
-	s.ended.Settle(next, live)
+	s.ended.EndBelow(next, live)
 	var gone []uint64
 	for serial := range s.sessions {
 		if !s.ended.Admits(serial) {

@@ -46,7 +46,7 @@ func (*Server) Serve(net.Listener) error                                       {
 func (*Server) OpenRegion(context.Context, uint32, uint64, *host.Memory) error { return ErrNotBuilt }
 func (*Server) CloseRegion(context.Context, uint32, uint64) error              { return ErrNotBuilt }
 func (*Server) Fence(context.Context, ...uint64) error                         { return ErrNotBuilt }
-func (*Server) Settle(context.Context, uint64, []uint64) error                 { return ErrNotBuilt }
+func (*Server) EndBelow(context.Context, uint64, []uint64) error               { return ErrNotBuilt }
 func (*Server) Sessions() []host.SessionStatus                                 { return nil }
 func (*Server) NewLoop() (*Loop, error)                                        { return nil, ErrNotBuilt }
 func (*Server) Registration() (times uint64, took time.Duration)               { return 0, 0 }

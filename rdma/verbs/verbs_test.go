@@ -158,7 +158,7 @@ func TestSettle(t *testing.T) {
 	_, stays := open(t, d, n.addr, ticket(3, 1, rdma.ReadWrite), 0)
 	_, goes := open(t, d, n.addr, ticket(4, 1, rdma.ReadWrite), 0)
 	_, later := open(t, d, n.addr, ticket(9, 1, rdma.ReadWrite), 0)
-	require.NoError(t, n.Settle(t.Context(), 8, []uint64{3}))
+	require.NoError(t, n.EndBelow(t.Context(), 8, []uint64{3}))
 	add := func(c *rdma.Chain) { c.FetchAdd(0, 1) }
 	require.NoError(t, chain(stays, guard, add).Err)
 	require.NoError(t, chain(later, guard, add).Err)

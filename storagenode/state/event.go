@@ -123,8 +123,8 @@ const (
 	Cut
 	// Free gives the replica's memory back.
 	Free
-	// Settle admits no session of a serial below Next that is not in Serials, and ends those that are in.
-	Settle
+	// EndBelow admits no session of a serial below Next that is not in Serials, and ends those that are in.
+	EndBelow
 	// End ends the sessions of Serials; none of them is admitted again.
 	End
 	// Renew registers again when there is time: the list of ended sessions is long.
@@ -137,7 +137,7 @@ const (
 )
 
 func (d Do) String() string {
-	return [...]string{"nothing", "save", "make", "zero", "mark", "serve", "cut", "free", "settle", "end", "renew", "begin", "stop"}[d]
+	return [...]string{"nothing", "save", "make", "zero", "mark", "serve", "cut", "free", "end below", "end", "renew", "begin", "stop"}[d]
 }
 
 // Action is something to be done. Region is 0 where it concerns none.
@@ -160,8 +160,8 @@ func (a Action) String() string {
 		return fmt.Sprintf("%v %v %d region %d epoch %d", a.Do, a.Kind, a.ID, a.Region, a.Epoch)
 	case Make, Zero, Free, Stop:
 		return fmt.Sprintf("%v region %d", a.Do, a.Region)
-	case Settle:
-		return fmt.Sprintf("%v below %d except %v", a.Do, a.Next, a.Serials)
+	case EndBelow:
+		return fmt.Sprintf("%v %d except %v", a.Do, a.Next, a.Serials)
 	case End:
 		return fmt.Sprintf("%v %v", a.Do, a.Serials)
 	}

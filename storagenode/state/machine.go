@@ -162,10 +162,10 @@ func (s *State) registered(e Registered) ([]Action, error) {
 		return nil, errorf(NoSpace, "%d live and %d fenced sessions, the node can remember %d", len(e.Live), len(e.Fenced), MaxSerials)
 	}
 	s.Node, s.Cluster, s.Term = e.Node, e.Cluster, e.Term
-	s.Serials.settle(e.Next, e.Live)
+	s.Serials.endBelow(e.Next, e.Live)
 	s.Serials.end(e.Fenced)
 	return []Action{{Do: Save},
-		{Do: Settle, Next: s.Serials.Next, Serials: slices.Clone(s.Serials.Live)},
+		{Do: EndBelow, Next: s.Serials.Next, Serials: slices.Clone(s.Serials.Live)},
 		{Do: End, Serials: slices.Clone(s.Serials.Ended)}}, nil
 }
 

@@ -27,8 +27,8 @@ func (s *Serials) Refuses(serial uint64) bool {
 	return !live
 }
 
-// settle learns which serials below next live. What is known to have ended stays so.
-func (s *Serials) settle(next uint64, live []uint64) {
+// endBelow learns which serials below next live. What is known to have ended stays so.
+func (s *Serials) endBelow(next uint64, live []uint64) {
 	if next < s.Next {
 		return // older than what is known
 	}

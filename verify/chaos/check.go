@@ -104,7 +104,7 @@ func (v *verdict) object(name string, born *event, all []*event) {
 			return
 		}
 	}
-	for _, part := range segments(born.in, settle(all), segmentLeast) {
+	for _, part := range segments(born.in, normalize(all), segmentLeast) {
 		switch part.check() {
 		case porcupine.Illegal:
 			v.illegal = append(v.illegal, name+": not linearizable")
@@ -125,11 +125,11 @@ func (s *segment) check() porcupine.CheckResult {
 	return porcupine.CheckOperationsTimeout(m, ops, porcupineTimeout)
 }
 
-// settle leaves out what has no bearing and bounds what has no return. A change of
+// normalize leaves out what has no bearing and bounds what has no return. A change of
 // unknown outcome that nobody has ever seen the effect of can be taken for not
 // done: whatever history is legal with it is legal without. One that was seen took
 // effect before whoever saw it returned. Values are unique, so seeing is sure.
-func settle(all []*event) []*event {
+func normalize(all []*event) []*event {
 	seen := map[string]int64{} // value -> earliest return of an operation that saw it
 	freed := int64(never)
 	for _, e := range all {

@@ -100,14 +100,14 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	}
 	cfg.Say("network: %s", rep.Network)
 	start := time.Now()
-	for round := 0; ; round++ {
+	for lap := 0; ; lap++ {
 		for _, name := range cfg.Faults {
 			f, err := faultNamed(name)
 			if err != nil {
 				return nil, err
 			}
 			if f.network && rep.Network != "namespaces" {
-				if round == 0 {
+				if lap == 0 {
 					rep.Skipped = append(rep.Skipped, name+": needs network namespaces")
 				}
 				continue

@@ -204,7 +204,7 @@ func (r *run) play() {
 	work.Wait()
 	unwatch()
 	<-watched
-	r.settle()
+	r.finish()
 }
 
 func (r *run) prepare() bool {
@@ -339,8 +339,8 @@ func (r *run) watchRegions(ctx context.Context) {
 	}
 }
 
-// settle ends all faults and sessions and checks what is left.
-func (r *run) settle() {
+// finish ends all faults and sessions and checks what is left.
+func (r *run) finish() {
 	r.heal()
 	ctx, cancel := context.WithTimeout(r.Cluster.ctx, 5*time.Minute)
 	defer cancel()

@@ -104,7 +104,7 @@ var controllerMutants = []mutant{
 	{
 		name: "a silent replica taken for lost", what: "gives up a region of which one replica in sync is silent",
 		edits: []edit{
-			{"controller/state.(*reconfig).settle", `case count[missing] > 0:`, `case false:`},
+			{"controller/state.(*reconfig).reassess", `case count[missing] > 0:`, `case false:`},
 			{"controller/state.(*reconfig).restart", `!found && silent`, `false`},
 		},
 		runs: []run{schedules(operated, 3000)},
@@ -116,7 +116,7 @@ var controllerMutants = []mutant{
 	},
 	{
 		name: "a lost region stays lost", what: "leaves a region lost whose node is taken back with its memory",
-		edits: []edit{{"controller/state.(*reconfig).settle", `(g.exposed || g.rec.State == regionLost)`, `g.exposed`}},
+		edits: []edit{{"controller/state.(*reconfig).reassess", `(g.exposed || g.rec.State == regionLost)`, `g.exposed`}},
 		runs:  []run{schedules(operated, 5000)},
 		slow:  true,
 	},
@@ -143,17 +143,17 @@ var controllerMutants = []mutant{
 	},
 	{
 		name: "all campaign at once", what: "has members of etcd campaign without turns",
-		edits: []edit{{"controller.turn", `(1<<round-1)*n+rank<<round`, `0*n*rank*round`}},
+		edits: []edit{{"controller.turn", `(1<<cycle-1)*n+rank<<cycle`, `0*n*rank*cycle`}},
 		runs:  []run{tests("controller", "^TestElectionSchedules$")},
 	},
 	{
 		name: "turns of one length", what: "leaves the turns of campaigns as short as the first",
-		edits: []edit{{"controller.turn", `(1<<round-1)*n+rank<<round`, `round*n+rank`}},
+		edits: []edit{{"controller.turn", `(1<<cycle-1)*n+rank<<cycle`, `cycle*n+rank`}},
 		runs:  []run{tests("controller", "^TestElect")},
 	},
 	{
 		name: "campaigns without end", what: "has members of etcd campaign again and again where none wins",
-		edits: []edit{{"controller.(*elector).step", `e.rounds == electRounds`, `false`}},
+		edits: []edit{{"controller.(*elector).step", `e.campaigns == maxCampaigns`, `false`}},
 		runs:  []run{tests("controller", "^TestElector$")},
 	},
 	{

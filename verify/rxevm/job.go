@@ -248,9 +248,9 @@ type bootError struct{ error }
 
 func (e *bootError) Unwrap() error { return e.error }
 
-// peerGrace is how long one of two machines may go on after the other has failed: enough to
+// peerTime is how long one of two machines may go on after the other has failed: enough to
 // report, and no more.
-const peerGrace = 15 * time.Second
+const peerTime = 15 * time.Second
 
 func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error) {
 	tmp, err := os.MkdirTemp("", "rxevm-")
@@ -321,7 +321,7 @@ func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error)
 		if e.err != nil {
 			failed = sides[e.side].named(j, e.err)
 		}
-		stop := time.AfterFunc(peerGrace, func() {
+		stop := time.AfterFunc(peerTime, func() {
 			for _, m := range machines {
 				m.stop()
 			}

@@ -354,8 +354,8 @@ func (k *checker) Wrote(m *fabric.Memory, session uint32, off, n uint64) {
 	}
 }
 
-// settled reports whether nothing is in progress in the healed cluster.
-func (w *world) settled() bool {
+// quiet reports whether nothing is in progress in the healed cluster.
+func (w *world) quiet() bool {
 	k := &w.mirror
 	if w.mach.orders.removed {
 		return w.mach.swept

@@ -51,7 +51,7 @@ type client struct {
 // opened is a region that a client has opened.
 type opened struct {
 	slab.Region
-	targets [slab.MaxReplicas]rdma.Target
+	targets [slab.MaxListed]rdma.Target
 	reclaim uint64
 }
 

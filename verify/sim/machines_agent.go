@@ -347,7 +347,7 @@ func (g *agent) act(a nodestate.Action) {
 	case nodestate.Free:
 		mem.Zero()
 		g.disk[a.Region] = nil
-	case nodestate.Settle:
+	case nodestate.EndBelow:
 		if a.Next >= g.next {
 			g.next, g.live = a.Next, slices.Clone(a.Serials)
 		}

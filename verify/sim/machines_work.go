@@ -26,8 +26,8 @@ type program struct {
 	// counts the programs begun
 	number uint64
 	reg    slab.Region
-	to     [slab.MaxReplicas]rdma.Target
-	conns  [slab.MaxReplicas]*fabric.Conn
+	to     [slab.MaxListed]rdma.Target
+	conns  [slab.MaxListed]*fabric.Conn
 
 	cause     error // why it has to stop
 	unsettled bool

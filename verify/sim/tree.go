@@ -440,7 +440,7 @@ func (t *tree) tidy() {
 		}
 		c.end("closed")
 	})
-	t.w.until(func() bool { return t.w.settled() })
+	t.w.until(func() bool { return t.w.quiet() })
 }
 
 // check checks the structure of the tree and the histories of its keys.

@@ -185,7 +185,7 @@ func (w *world) run() {
 	w.until(func() bool { return w.clientsDone() })
 	if w.failed == nil {
 		w.heal()
-		w.until(func() bool { return w.settled() })
+		w.until(func() bool { return w.quiet() })
 	}
 	if w.failed == nil && w.tree != nil {
 		w.tree.tidy()
