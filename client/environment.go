@@ -2,11 +2,13 @@ package client
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/quarrystore/quarry/internal/identity"
 )
 
 // DefaultController is the address on which `quarry dev`, and a controller without options, listens.
@@ -16,7 +18,9 @@ const DefaultController = "http://127.0.0.1:7420"
 //
 //	QUARRY_CONTROLLER    comma-separated URLs; default DefaultController
 //	QUARRY_TOKEN         token of the cluster
-//	QUARRY_CA            file of a certificate authority, PEM
+//	QUARRY_TLS_CERT      file of this program's certificate, PEM; with QUARRY_TLS_KEY
+//	QUARRY_TLS_KEY       file of the certificate's key, PEM
+//	QUARRY_TLS_CA        file of the certificate authorities of controllers, PEM
 //	QUARRY_FABRIC        auto, verbs, shm or tcp
 //	QUARRY_REQUIRE_RDMA  true or false
 //	QUARRY_RDMA_DEVICE   DEVICE[/PORT][@ADDRESS]
@@ -37,16 +41,24 @@ func ConfigFromEnvironment() (Config, error) {
 		}
 		c.RequireRDMA = b
 	}
-	if file := os.Getenv("QUARRY_CA"); file != "" {
-		pem, err := os.ReadFile(file)
-		if err != nil {
-			return Config{}, fmt.Errorf("client: QUARRY_CA: %w", err)
+	f := identity.Files{Cert: os.Getenv("QUARRY_TLS_CERT"), Key: os.Getenv("QUARRY_TLS_KEY"), CA: os.Getenv("QUARRY_TLS_CA")}
+	if f != (identity.Files{}) {
+		var err error
+		if c.TLS, err = TLSFromFiles(f.Cert, f.Key, f.CA); err != nil {
+			return Config{}, err
 		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return Config{}, fmt.Errorf("client: QUARRY_CA: no PEM certificate in %s", file)
-		}
-		c.TLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}
 	}
 	return c, c.withDefaults().validate()
+}
+
+// TLSFromFiles returns a Config.TLS that trusts the controllers of a cluster and shows them this
+// program's certificate, from PEM files. cert and key may be "": then the controllers want a
+// token. ca may be "": the system's authorities. Files that are replaced are read again when a
+// connection is made; a program without a certificate reads ca once. Errors name the file.
+func TLSFromFiles(cert, key, ca string) (*tls.Config, error) {
+	src, err := identity.Open(identity.Files{Cert: cert, Key: key, CA: ca}, slog.Default())
+	if err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	return src.Client(identity.Controller), nil
 }

@@ -128,7 +128,7 @@ func TestConfigFromEnvironment(t *testing.T) {
 	require.Equal(t, client.Config{Controllers: []string{"http://a:1", "https://b:2"}, Token: "secret", Transport: "tcp"}, c)
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	require.NoError(t, os.WriteFile(file, []byte("none"), 0o600))
-	for name, bad := range map[string]string{"QUARRY_CA": file, "QUARRY_REQUIRE_RDMA": "perhaps", "QUARRY_FABRIC": "pigeon", "QUARRY_CONTROLLER": "a:1"} {
+	for name, bad := range map[string]string{"QUARRY_TLS_CA": file, "QUARRY_REQUIRE_RDMA": "perhaps", "QUARRY_FABRIC": "pigeon", "QUARRY_CONTROLLER": "a:1"} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(name, bad)
 			_, err := client.ConfigFromEnvironment()

@@ -63,8 +63,8 @@ type Config struct {
 	Token string
 	// TLS of the RPC port; nil serves plain HTTP.
 	TLS *tls.Config
-	// AgentTLS is for calls to agents with https URLs.
-	AgentTLS *tls.Config
+	// AgentTLS is for calls to agents with https URLs, PeerTLS for those to other controllers.
+	AgentTLS, PeerTLS *tls.Config
 	// Pages serves what is not an RPC on the same port; nil: nothing.
 	Pages http.Handler
 	// Logger; nil means slog.Default.

@@ -86,7 +86,7 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.probes = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.AgentTLS, IdleConnTimeout: time.Minute}}
+	c.probes = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.PeerTLS, IdleConnTimeout: time.Minute}}
 
 	mux := http.NewServeMux()
 	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, append(limits(), connect.WithInterceptors(&c.counted.requests, agentauth.RequireToken(cfg.Token,

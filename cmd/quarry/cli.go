@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/identity"
 )
 
 // cli is the command line. Every flag can also be set by a QUARRY_* variable and
@@ -27,7 +27,9 @@ type cli struct {
 	Config     string        `short:"c" placeholder:"FILE" help:"YAML configuration file; default /etc/quarry/quarry.yml if it is there."`
 	JSON       bool          `short:"j" name:"json" help:"Print JSON."`
 	Token      string        `placeholder:"TOKEN" help:"Token that the cluster asks for."`
-	CA         string        `name:"ca" placeholder:"FILE" help:"Certificate authority of https controllers, PEM."`
+	TLSCert    string        `name:"tls-cert" aliases:"cert" placeholder:"FILE" help:"Certificate of this process, PEM, for all its ports and calls; quarry cert issues it."`
+	TLSKey     string        `name:"tls-key" aliases:"key" placeholder:"FILE" help:"Key of the certificate, PEM."`
+	TLSCA      string        `name:"tls-ca" aliases:"ca" placeholder:"FILE" help:"Certificate authorities of the other processes, PEM."`
 	Transport  string        `name:"fabric" aliases:"transport" default:"auto" enum:"auto,verbs,shm,tcp" help:"Transport: auto, verbs, shm or tcp."`
 	RDMA       bool          `name:"require-rdma" help:"Fail where no RDMA adapter can be used."`
 	RDMADevice rdmaFlags     `embed:"" prefix:"rdma-" group:"RDMA"`
@@ -45,6 +47,7 @@ type cli struct {
 	Slab          slabCmd       `cmd:"" help:"Allocate, read, write and free objects."`
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
 	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`
+	Cert          certCmd       `cmd:"" help:"Issue certificates, and list those that end soon."`
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`
@@ -73,7 +76,8 @@ type app struct {
 	errOut io.Writer
 	parser *kong.Kong
 	log    *slog.Logger
-	tls    *tls.Config
+	trust  *identity.Source // certificate, key and authorities; nil: none is given
+	tls    *tls.Config      // for calls of controllers
 	// patient: no --timeout is given, so that --wait waits without bound.
 	patient bool
 }
@@ -116,16 +120,12 @@ func (a *app) prepare() error {
 	}
 	a.log = slog.New(h)
 	slog.SetDefault(a.log)
-	if a.cli.CA != "" {
-		pem, err := os.ReadFile(a.cli.CA)
+	if f := (identity.Files{Cert: a.cli.TLSCert, Key: a.cli.TLSKey, CA: a.cli.TLSCA}); f != (identity.Files{}) {
+		src, err := identity.Open(f, a.log)
 		if err != nil {
-			return usagef("certificate authority: %w", err)
+			return usageError{err}
 		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return usagef("certificate authority %s: no PEM certificate in it", a.cli.CA)
-		}
-		a.tls = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}
+		a.trust, a.tls = src, src.Client(identity.Controller)
 	}
 	switch {
 	case a.cli.Timeout < 0:

@@ -13,6 +13,7 @@ import (
 	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/internal/etcdembed"
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
@@ -82,7 +83,6 @@ func (a *app) waitsForMembers(silent []string) {
 
 type controllerServeCmd struct {
 	etcdFlags
-	certFlags
 	metricsFlags
 	Listen      string        `default:"127.0.0.1:7420" placeholder:"HOST:PORT" help:"Port for clients, nodes and operators; port 0 takes a free one."`
 	Advertise   string        `placeholder:"URL" help:"How others reach this controller; default from --listen."`
@@ -97,10 +97,7 @@ type controllerServeCmd struct {
 }
 
 func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
-	cert, err := c.certFlags.config()
-	if err != nil {
-		return err
-	}
+	cert, nodes := a.serving(identity.Node)
 	port, err := c.metricsFlags.open(ctx, "controller")
 	if err != nil {
 		return err
@@ -115,7 +112,7 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	pages := a.console()
 	cfg := controller.Config{Pages: pages, Etcd: etcd, Alone: len(c.Etcd) == 0 && c.Peer == "", Embedded: len(c.Etcd) == 0,
 		Names: controller.NameLimits{Most: c.MaxNames, BytesPerSecond: uint64(c.NameRate)}, Listen: c.Listen, Advertise: c.Advertise, GossipListen: c.Gossip, Name: c.Name, Lease: c.Lease,
-		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, TLS: cert, AgentTLS: a.tls, Logger: a.log}
+		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, TLS: cert, AgentTLS: nodes, PeerTLS: a.tls, Logger: a.log}
 	if member != nil {
 		cfg.Member = member
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/controller"
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/storagenode"
@@ -50,21 +51,16 @@ func (a *app) etcdLog() *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
-// certFlags are the certificate of a service.
-type certFlags struct {
-	Cert string `placeholder:"FILE" help:"Certificate to serve https with, PEM; needs --key."`
-	Key  string `placeholder:"FILE" help:"Key of the certificate, PEM."`
-}
-
-func (f *certFlags) config() (*tls.Config, error) {
-	if f.Cert == "" && f.Key == "" {
+// serving is the configuration of a service's ports, and of its calls of processes with a
+// role; both are nil without --tls-cert.
+func (a *app) serving(calls identity.Role) (server, client *tls.Config) {
+	if a.trust == nil {
 		return nil, nil
 	}
-	c, err := tls.LoadX509KeyPair(f.Cert, f.Key)
-	if err != nil {
-		return nil, usagef("certificate: %w", err)
+	if a.trust.Serves() {
+		server = a.trust.Server()
 	}
-	return &tls.Config{Certificates: []tls.Certificate{c}, MinVersion: tls.VersionTLS13}, nil
+	return server, a.trust.Client(calls)
 }
 
 // waitFor returns nil when the context ends, or the first error of a service.
@@ -90,7 +86,6 @@ func waitFor(ctx context.Context, failed ...<-chan error) error {
 }
 
 type storageCmd struct {
-	certFlags
 	metricsFlags
 	workerFlags
 	Name           string   `placeholder:"NAME" help:"Name in the cluster, unique; default the host's name."`
@@ -111,10 +106,7 @@ type storageCmd struct {
 }
 
 func (s *storageCmd) Run(ctx context.Context, a *app) error {
-	cert, err := s.certFlags.config()
-	if err != nil {
-		return err
-	}
+	cert, calls := a.serving(identity.Controller)
 	port, err := s.metricsFlags.open(ctx, "storage")
 	if err != nil {
 		return err
@@ -122,7 +114,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	defer port.close()
 	storagenode.Version = version
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
-		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: a.tls, Logger: a.log})
+		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}

@@ -141,7 +141,7 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 			cmd.Args = append(cmd.Args, "--rdma-device", device)
 		}
 		cmd.Args = append(cmd.Args, more...)
-		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+a.cli.Token, "QUARRY_CA="+a.cli.CA, "QUARRY_CONFIG=")
+		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+a.cli.Token, "QUARRY_TLS_CERT="+a.cli.TLSCert, "QUARRY_TLS_KEY="+a.cli.TLSKey, "QUARRY_TLS_CA="+a.cli.TLSCA, "QUARRY_CONFIG=")
 		cmd.Stderr = a.errOut
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 		cmd.WaitDelay = 5 * time.Second

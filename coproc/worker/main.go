@@ -2,8 +2,6 @@ package worker
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -19,6 +17,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/metrics"
 )
 
@@ -39,7 +38,7 @@ func Main() {
 // options are the flags of quarry worker that such a program has.
 type options struct {
 	client  client.Config
-	ca      string
+	tls     identity.Files
 	listen  string
 	work    job.Config
 	memory  int
@@ -60,7 +59,9 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	var controllers string
 	text(&controllers, "controller", "QUARRY_CONTROLLER", "http://127.0.0.1:7420", "controllers, comma separated")
 	text(&o.client.Token, "token", "QUARRY_TOKEN", "", "token that the cluster asks for")
-	text(&o.ca, "ca", "QUARRY_CA", "", "certificate authority of https controllers, PEM")
+	text(&o.tls.Cert, "tls-cert", "QUARRY_TLS_CERT", "", "certificate of this process, PEM")
+	text(&o.tls.Key, "tls-key", "QUARRY_TLS_KEY", "", "key of the certificate, PEM")
+	text(&o.tls.CA, "tls-ca", "QUARRY_TLS_CA", "", "certificate authorities of controllers, PEM")
 	f.StringVar(&o.client.Transport, "fabric", client.TransportAuto, "way to the memory: auto, verbs, shm or tcp")
 	f.BoolVar(&o.client.RequireRDMA, "require-rdma", false, "refuse what does not go through an RDMA adapter")
 	f.StringVar(&o.client.RDMADevice, "rdma-device", "", "RDMA device as NAME[/PORT][@ADDRESS][,OPTION=VALUE...]")
@@ -92,16 +93,12 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	}
 	o.client.Controllers = strings.Split(controllers, ",")
 	o.work.ProcessBytes, o.work.ModuleBytes = o.memory<<20, o.module<<20
-	if o.ca != "" {
-		pem, err := os.ReadFile(o.ca)
+	if o.tls != (identity.Files{}) {
+		src, err := identity.Open(o.tls, slog.Default())
 		if err != nil {
-			return nil, fmt.Errorf("--ca: %w", err)
+			return nil, err
 		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("--ca %s: no PEM certificate in it", o.ca)
-		}
-		o.client.TLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}
+		o.client.TLS = src.Client(identity.Controller)
 	}
 	o.version = "unknown"
 	if b, ok := debug.ReadBuildInfo(); ok {

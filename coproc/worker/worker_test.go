@@ -152,7 +152,7 @@ func TestWorkerIsToldWhatIsWrong(t *testing.T) {
 		{[]string{"worker", "now"}, exitUsage, `"now": want flags alone`},
 		{[]string{"--memory-mib", "0"}, exitUsage, "want 1 or more"},
 		{[]string{"--replicas", "9"}, exitUsage, "--replicas 9"},
-		{[]string{"--ca", "/nowhere"}, exitUsage, "--ca"},
+		{[]string{"--tls-ca", "/nowhere"}, exitUsage, "/nowhere"},
 		{[]string{"--metrics-listen", taken.Addr().String()}, exitFailed, "--metrics-listen"},
 		{[]string{"--help"}, 0, "-controller"},
 	} {

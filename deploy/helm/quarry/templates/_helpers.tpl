@@ -61,7 +61,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
 {{- end }}
 {{- if .Values.tls.existingSecret }}
-- name: QUARRY_CA
+- name: QUARRY_TLS_CA
   value: /tls/ca.crt
 {{- end }}
 {{- end -}}
