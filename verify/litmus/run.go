@@ -70,8 +70,8 @@ var programs = []program{
 	{"write-order", "WRITEs of 4 KiB whose last word came before their first", false, writeOrder},
 }
 
-// Run runs the programs one after the other, each for the given time. A program that fails
-// does not stop the others.
+// Run runs the programs one after the other, each for the given time, or longer until it has
+// done a round. A program that fails does not stop the others.
 func Run(ctx context.Context, s *Stand, each time.Duration, progress func(done, of int)) []Result {
 	var out []Result
 	for i, p := range programs {
@@ -80,13 +80,14 @@ func Run(ctx context.Context, s *Stand, each time.Duration, progress func(done, 
 		}
 		start := time.Now()
 		r := Result{Name: p.name, Asks: p.asks, Must: p.must}
-		clear(s.Memory.Bytes()[:workBytes])
 		err := ctx.Err()
-		if err == nil {
-			r.Rounds, r.Bad, r.Note, err = p.run(ctx, s, start.Add(each))
+		// A slow device takes all of the time for the lanes: it gets more.
+		for within := each; err == nil && r.Rounds == 0 && within <= 64*each; within *= 4 {
+			clear(s.Memory.Bytes()[:workBytes])
+			r.Rounds, r.Bad, r.Note, err = p.run(ctx, s, time.Now().Add(within))
 		}
 		if err == nil && p.must && r.Rounds == 0 {
-			err = fmt.Errorf("no round was done in %v: give it more time", each)
+			err = fmt.Errorf("no round was done in %v: give it more time", 64*each)
 		}
 		if err != nil {
 			r.Error = err.Error()
