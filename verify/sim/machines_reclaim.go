@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/controller/state"
@@ -22,10 +23,12 @@ func (p *program) reclaim(lane *slab.Lane) error {
 	}
 	blocks := []uint32{0}
 	if p.req.Region == regionID {
-		blocks[0] = w.emptiest()
+		blocks = w.reclaimable()
 	}
 	if w.ch.choose(3) == 2 { // also one that is in use, or half reclaimed
-		blocks = append(blocks, (blocks[0]+1)%w.geo.Blocks)
+		if next := (blocks[0] + 1) % w.geo.Blocks; !slices.Contains(blocks, next) {
+			blocks = append(blocks, next)
+		}
 	}
 	freed, err := a.Reclaim(&p.reg, blocks, func() error { return alloc.Pass(p) })
 	w.logf("reclaim of blocks %v in epoch %d: %d, %v", blocks, p.req.Epoch, freed, err)
@@ -79,17 +82,17 @@ func (p *program) askPass(epoch uint64) (*quarrypb.PassResponse, error) {
 	}
 }
 
-// emptiest chooses a block to reclaim: one whose reclaim has ended in the middle, or an open
-// one with few bits set.
-func (w *world) emptiest() uint32 {
+// reclaimable chooses blocks to reclaim: all those whose reclaim has ended in the middle, as
+// an agent does, or one in use with few bits set.
+func (w *world) reclaimable() []uint32 {
+	if half := w.halfReclaimed(); len(half) > 0 {
+		return half
+	}
 	p := w.mem(w.mirror.table.node[0])
 	best, least := uint32(0), 1<<30
 	for b := range w.geo.Blocks {
 		h := proto.Header(p.Word(w.geo.HeaderOff(b)))
-		switch h.State() {
-		case proto.BlockDraining, proto.BlockReclaim:
-			return b
-		case proto.BlockActive:
+		if h.State() == proto.BlockActive {
 			n := 0
 			for i := range h.Class().MapWords() {
 				if p.Word(w.geo.MapOff(b)+uint64(8*i)) != 0 {
@@ -101,5 +104,16 @@ func (w *world) emptiest() uint32 {
 			}
 		}
 	}
-	return best
+	return []uint32{best}
+}
+
+// halfReclaimed lists the blocks that the primary has in the middle of a reclaim.
+func (w *world) halfReclaimed() (half []uint32) {
+	p := w.mem(w.mirror.table.node[0])
+	for b := range w.geo.Blocks {
+		if st := proto.Header(p.Word(w.geo.HeaderOff(b))).State(); st == proto.BlockDraining || st == proto.BlockReclaim {
+			half = append(half, b)
+		}
+	}
+	return half
 }

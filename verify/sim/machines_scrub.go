@@ -32,7 +32,8 @@ func (m *machines) sweep() {
 	k.scrubbed++
 }
 
-// atRest reports whether all replicas are in sync and no fence is owed.
+// atRest reports whether all replicas are in sync, no fence is owed and no block is half
+// reclaimed: agents look for such blocks from time to time.
 func (m *machines) atRest() bool {
 	w, t := m.w, &m.w.mirror.table
 	if !w.clientsDone() || !m.ordersDone() || !m.orders.removed && (!t.open || t.n < m.wantReplicas()) {
@@ -42,6 +43,9 @@ func (m *machines) atRest() bool {
 		if t.rebuilding[i] {
 			return false
 		}
+	}
+	if t.n > 0 && !m.orders.removed && len(w.halfReclaimed()) > 0 {
+		return false
 	}
 	for id := range w.mirror.sess {
 		if s := &w.mirror.sess[id]; s.state != sessionFree && !w.mirror.mayRest(s) {
