@@ -3,6 +3,7 @@ package alloc_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
@@ -447,6 +448,62 @@ func TestHazard20_ReclaimChangesClass(t *testing.T) {
 	}
 	_, _, err = fresh.Lane.Read(old, nil)
 	require.ErrorIs(t, err, slab.ErrFreed)
+}
+
+// TestHazard20_BirthUnderTheReadOfABlock: a client has a claim in the block and births it while
+// the agent's READ of the block is under way. The READ returns V from before and R from
+// behind it: the slab seems to be free.
+func TestHazard20_BirthUnderTheReadOfABlock(t *testing.T) {
+	w := slabtest.New(t, 2)
+	p, agent := w.Lane(1), w.Lane(2)
+	first, err := p.Alloc.Alloc(make([]byte, 300_000), want(2)) // the only slab of its block
+	require.NoError(t, err)
+	_, _, err = p.Alloc.Free(first) // it stays claimed
+	require.NoError(t, err)
+	block, _ := w.Geometry.BlockOf(uint64(first.Addr.Off()))
+	off := w.Geometry.BlockOff(block)
+	var born proto.Ref
+	before := make([]byte, proto.BlockBytes)
+	reads := func(r *rdma.Round) bool {
+		v := &r.At(0).Verbs[0]
+		return v.Op == rdma.Read && v.Len() == proto.BlockBytes
+	}
+	agent.BeforeDo = func(_ int, r *rdma.Round) {
+		if born == (proto.Ref{}) && reads(r) {
+			copy(before, w.Nodes[0].Memory.Bytes()[off:])
+			born, err = p.Alloc.Alloc(bytes.Repeat([]byte("b"), 300_000), want(2))
+			require.NoError(t, err)
+		}
+	}
+	tampered := false
+	agent.AfterDo = func(_ int, r *rdma.Round) {
+		if tampered || !reads(r) {
+			return
+		}
+		tampered = true
+		s := proto.Slab{Class: mustHeader(t, w, block).Class(), Kind: proto.Pair}
+		got := r.At(0).Verbs[0].Buf
+		for in := 0; in < len(got); in += s.Class.Bytes() {
+			reserved, _ := s.Words(got[in:])
+			_, v := s.Words(before[in:])
+			if reserved == 0 {
+				binary.LittleEndian.PutUint64(got[in+int(s.VOff()):], uint64(v))
+			}
+		}
+	}
+	_, err = agent.Alloc.Reclaim(mustRegion(t, agent), []uint32{block}, func() error { return nil })
+	require.NoError(t, err)
+	require.True(t, tampered)
+	require.Equal(t, first.Addr, born.Addr)
+	got, _, err := p.Lane.Read(born, nil)
+	require.NoError(t, err, "the block was reclaimed under an object")
+	require.Equal(t, bytes.Repeat([]byte("b"), 300_000), got)
+}
+
+func mustHeader(t *testing.T, w *slabtest.World, block uint32) proto.Header {
+	h := proto.Header(proto.Word(w.Nodes[0].Memory.Bytes(), int(w.Geometry.HeaderOff(block))))
+	require.True(t, h.Valid())
+	return h
 }
 
 // TestReclaimDiesAnywhere: whatever round a reclaim dies before, the next one frees the block.

@@ -293,29 +293,34 @@ func (a *Allocator) blockBuffer() (b []byte, err error) {
 	return a.block, err
 }
 
-// used READs a draining block and returns the first slab that is reserved or not FREE, -1
-// if there is none. An empty block stays empty: claims need ACTIVE, and the grace period has
-// ended every operation from before.
+// used returns the first slab of a draining block that is reserved or not FREE, -1 if there
+// is none. An empty block stays empty: claims need ACTIVE, and the grace period has ended
+// every operation from before.
+//
+// used READs the block twice, because one READ may take V before a birth and R behind it: it
+// then shows FREE and unreserved for a slab that is LIVE. The first READ shows that no slab is
+// claimed, so that no birth can follow it; the second one that all are FREE.
 func (a *Allocator) used(reg *slab.Region, block uint32, h proto.Header) (int, error) {
 	buf, err := a.blockBuffer()
 	if err != nil {
 		return 0, err
 	}
-	err = a.retry(reg, func() bool {
-		r := a.lane.Round()
-		r.Reset()
-		r.Chain(reg.P()).Read(reg.Geometry.BlockOff(block), buf)
-		a.lane.Do()
-		return r.Err() == nil
-	})
-	if err != nil {
-		return 0, err
-	}
-	for i := range h.Class().Slabs() {
-		s := proto.Slab{Off: 0, Class: h.Class(), Kind: h.Kind()}
-		r, v := s.Words(buf[i*h.Class().Bytes():])
-		if v.State() != proto.StateFree || r != 0 {
-			return i, nil
+	for range 2 {
+		err = a.retry(reg, func() bool {
+			r := a.lane.Round()
+			r.Reset()
+			r.Chain(reg.P()).Read(reg.Geometry.BlockOff(block), buf)
+			a.lane.Do()
+			return r.Err() == nil
+		})
+		if err != nil {
+			return 0, err
+		}
+		for i := range h.Class().Slabs() {
+			s := proto.Slab{Off: 0, Class: h.Class(), Kind: h.Kind()}
+			if r, v := s.Words(buf[i*h.Class().Bytes():]); v.State() != proto.StateFree || r != 0 {
+				return i, nil
+			}
 		}
 	}
 	return -1, nil

@@ -510,10 +510,16 @@ func (c *Conn) move(f *Fabric, m *Memory, p *pending, v *rdma.Verb, s *verbState
 	for (int(v.Off)%grain+n+grain-1)/grain > 64 {
 		grain *= 2
 	}
+	// Large pieces of a READ still come in words: half of the words as they are when the READ
+	// begins, the others as they are when the piece is moved.
+	early := v.Op == rdma.Read && f.Grain == 8 && grain > f.Grain && p.chain != nil && (int(v.Off)|n)%8 == 0
 	base := int(v.Off) &^ (grain - 1)
 	units := (int(v.Off) + n - base + grain - 1) / grain
 	if !s.began {
 		s.began, s.units = true, 1<<(units-1)<<1-1
+		if early {
+			m.Load(v.Off, v.Buf)
+		}
 	}
 	now := s.units
 	if units > 1 && f.Choose(4) != 0 {
@@ -534,8 +540,12 @@ func (c *Conn) move(f *Fabric, m *Memory, p *pending, v *rdma.Verb, s *verbState
 		w &^= (1<<run - 1) << u
 		lo, hi := max(base+u*grain, int(v.Off)), min(base+(u+run)*grain, int(v.Off)+n)
 		if v.Op == rdma.Read {
-			if p.chain != nil {
-				m.Load(uint64(lo), v.Buf[lo-int(v.Off):hi-int(v.Off)])
+			switch to := v.Buf[lo-int(v.Off) : hi-int(v.Off)]; {
+			case p.chain == nil:
+			case early:
+				m.loadAlternate(uint64(lo), to, uint64(c.session)%2)
+			default:
+				m.Load(uint64(lo), to)
 			}
 			continue
 		}

@@ -61,6 +61,11 @@ var allocMutants = []mutant{
 		runs:  []run{schedules(quiet, 8000)},
 	},
 	{
+		name: "block looked at once", what: "takes a block for empty after one READ, which an adapter may split",
+		edits: []edit{{"alloc.(*Allocator).used", `for range 2 {`, `for range 1 {`}},
+		runs:  []run{tests("alloc", "^TestHazard20_BirthUnderTheReadOfABlock$")},
+	},
+	{
 		name: "reclaim without its turn", what: "begins while what an earlier reclaim has posted is under way",
 		edits: []edit{{"alloc.Turn", `for {`, `if true {
 				return nil

@@ -153,6 +153,7 @@ type Port struct {
 	Lane     *slab.Lane
 	Alloc    *alloc.Allocator
 	BeforeDo func(round int, r *rdma.Round) // round counts from 1 within the Port
+	AfterDo  func(round int, r *rdma.Round) // may change what a READ returned, as far as a fabric may
 	Lease    atomic.Bool
 	Ended    error
 
@@ -231,6 +232,9 @@ func (p *Port) Do(r *rdma.Round) {
 	}
 	r.Deadline = 0
 	rdma.Do(r)
+	if p.AfterDo != nil {
+		p.AfterDo(p.rounds, r)
+	}
 }
 
 func (p *Port) Region(id uint32) (*slab.Region, error) {
