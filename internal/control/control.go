@@ -25,9 +25,10 @@ const (
 	most = 32
 	// lookTime is the longest wait for a sign of life of a controller that is one of several.
 	lookTime = time.Second
-	// leaderless is how long a leader is waited for while some controller answers that
-	// it is not the one: a change of the leader takes about a second.
-	leaderless = 5 * time.Second
+	// leaderless is how long Ask waits for a leader, where ctx has no deadline, while some
+	// controller answers that it does not lead. A change of the leader takes about a second,
+	// on a host with too much to do several.
+	leaderless = 15 * time.Second
 	again      = 50 * time.Millisecond
 )
 
@@ -59,7 +60,11 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 		}
 	}
 	last := error(ErrNoAnswer)
-	for until := time.Now().Add(leaderless); ; {
+	until, ok := ctx.Deadline()
+	if !ok {
+		until = time.Now().Add(leaderless)
+	}
+	for {
 		standby := false
 		for i := 0; i < len(urls) && i < most && ctx.Err() == nil; i++ {
 			if err := c.there(ctx, urls[i], len(urls)-i); err != nil {
