@@ -37,8 +37,10 @@ func TestRemovedUnderCalls(t *testing.T) {
 	cli, err := srvs[2].Client()
 	require.NoError(t, err)
 	defer cli.Close()
-	_, err = cli.Put(t.Context(), "k", strings.Repeat("x", 1<<16))
-	require.NoError(t, err)
+	require.Eventually(t, func() bool { // a starved machine changes leaders
+		_, err := cli.Put(t.Context(), "k", strings.Repeat("x", 1<<16))
+		return err == nil
+	}, patience, readAgain)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
