@@ -113,7 +113,7 @@ func (m *Memory) Used(off uint64) bool { return m.pages[off/pageBytes] != nil }
 // loadAlternate loads every other word of b: those whose number in the memory is even (0) or odd (1).
 // off and the length of b are multiples of 8.
 func (m *Memory) loadAlternate(off uint64, b []byte, parity uint64) {
-	for i := off / 8 % 2 ^ parity; 8*i < uint64(len(b)); i += 2 {
+	for i := off/8%2 ^ parity; 8*i < uint64(len(b)); i += 2 {
 		m.Load(off+8*i, b[8*i:8*i+8])
 	}
 }
