@@ -18,8 +18,7 @@ var (
 
 // Source is what the allocator sees of the cluster.
 type Source interface {
-	// Regions lists the open regions of a kind, in ascending order. Nobody changes the
-	// slice afterwards.
+	// Regions lists the open regions of a kind, in ascending order. The slice is immutable.
 	Regions(h Home) []uint32
 	// Grow asks for another region of a kind, unless one with a higher number than newest
 	// exists already. nil: call Regions again. ErrNoSpace: the cluster has no room for

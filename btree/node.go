@@ -16,7 +16,7 @@ const (
 
 	flagBounded = 1 // the node has a high fence
 	flagFrozen  = 2 // the node waits to be absorbed
-	flagDead    = 4 // the root of a layer that nobody uses any more; see layer.go
+	flagDead    = 4 // the root of a layer that is no longer in use; see layer.go
 	flagLayers  = 8 // a leaf that may have entries which lead to layers
 
 	// maxLevel: a tree of two-way nodes of that height does not fit the address space.

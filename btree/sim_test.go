@@ -248,7 +248,7 @@ func (w *world) scan(t testing.TB, c *simClient, sc scenario, reverse bool) {
 		t.Fatalf("seed %d: scan: %v", sc.seed, err)
 	}
 	if want := (sc.keys + fixedEvery - 1) / fixedEvery; fixed != want {
-		t.Fatalf("seed %d: a scan found %d of %d keys that nobody touches", sc.seed, fixed, want)
+		t.Fatalf("seed %d: a scan found %d of %d keys that no writer changes", sc.seed, fixed, want)
 	}
 }
 
@@ -304,7 +304,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 			sc.lossy = true
 		}
 		o := play(t, sc)
-		// What nobody knows the outcome of may have happened at any later time.
+		// An operation of unknown outcome may have taken effect at any later time.
 		res := porcupine.CheckOperationsTimeout(register, o.history, 10*time.Minute)
 		require.Equal(t, porcupine.Ok, res, "seed %d", seed)
 		o.settleAll(t, sc)

@@ -9,8 +9,8 @@ import (
 )
 
 // deferredFrees are chunks that no committed index names, and that the call which made or
-// replaced them could not free. A background goroutine frees them, under whatever session the
-// Client has then. If the Client dies before, they are orphans: fsck frees them once the
+// replaced them could not free. A background goroutine frees them, under the session that
+// the Client has then. If the Client dies before, they are orphans: fsck frees them once the
 // session that wrote them is over.
 type deferredFrees struct {
 	mu   sync.Mutex

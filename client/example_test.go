@@ -70,7 +70,7 @@ func Example() {
 	// true
 }
 
-// CompareAndWrite writes only if nobody has changed the object since it was read.
+// CompareAndWrite writes only if the object has not changed since it was read.
 func ExampleClient_CompareAndWrite() {
 	c, done := exampleClient()
 	defer done()

@@ -59,7 +59,7 @@ type Info struct {
 }
 
 // Alloc makes an object with a first payload of 0 B to MaxObjectBytes and returns its Ref.
-// Nobody else knows the Ref: an object whose Ref is lost stays allocated. The command quarry
+// The store keeps no other copy of the Ref: an object whose Ref is lost stays allocated. The command quarry
 // slab list finds such objects by the session that wrote them.
 //
 // Errors: ErrNoSpace, ErrTooLarge, ErrArgument, ErrReadOnly, ErrUnreachable. After ErrUnknown
@@ -243,7 +243,7 @@ func (c *Client) CompareAndWrite(ctx context.Context, ref Ref, version uint64, p
 	return err
 }
 
-// anyVersion stands for whatever version the object is at. Versions of objects start at 1.
+// anyVersion matches every version of an object. Versions of objects start at 1.
 const anyVersion = 0
 
 // checkVersion rejects a version that no object can have.

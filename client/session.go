@@ -152,7 +152,7 @@ func (s *session) checkSuspended(wallOffset int64) {
 		s.end(fmt.Errorf("the host was suspended for %v", d))
 		return
 	}
-	s.wallOffset.Store(wallOffset) // somebody has set the wall clock
+	s.wallOffset.Store(wallOffset) // the wall clock was set
 }
 
 // err returns why the session has ended, wrapped in ErrFenced; nil while it is live.

@@ -53,8 +53,8 @@ func (x *lossyTxn) Commit() (*clientv3.TxnResponse, error) {
 }
 
 // TestCommitIsTriedAgain: a transaction whose answer is lost with etcd's leader is tried again,
-// and taken for done if the first try did it; the leadership goes on. One that somebody
-// else has overtaken ends it.
+// and counts as done if the first try did it; the leadership goes on. It ends if another writer
+// has changed a record meanwhile.
 func TestCommitIsTriedAgain(t *testing.T) {
 	srv, etcd := store(t)
 	own := etcdClient(t, srv)
@@ -89,7 +89,7 @@ func TestCommitIsTriedAgain(t *testing.T) {
 
 	overtaken := func(_ func(), keys []string) {
 		for _, key := range keys {
-			_, err := etcd.Put(t.Context(), key, "of somebody else")
+			_, err := etcd.Put(t.Context(), key, "of another writer")
 			require.NoError(t, err)
 		}
 	}

@@ -37,17 +37,17 @@ type Config struct {
 	// GossipListen is where the cluster's pulse is heard, host:port of UDP;
 	// default a free port of the host in Listen. NoGossip takes no part in it.
 	GossipListen string
-	// Alone says that no other controller stands by: nobody deposes this one, which
+	// Alone says that no other controller stands by. So none deposes this one, which
 	// then leads for as long as its lease lasts, also on a host that is starved for moments.
 	Alone bool
-	// LeaderTTL is how long a leader that has vanished keeps others from leading if nobody
+	// LeaderTTL is how long a leader that has vanished keeps others from leading if none of them
 	// deposes it: whole seconds, default 2 s. Every controller of a cluster has the same.
 	LeaderTTL time.Duration
 	// Name among the controllers; default the host's name and the port.
 	Name string
 	// Lease of sessions; default 3 s, at least 300 ms.
 	Lease time.Duration
-	// RegionBytes is the largest size that regions grow to where nobody names one; default
+	// RegionBytes is the largest size that regions grow to where no request names a size; default
 	// 2 GiB. The first of a kind has 64 MiB.
 	RegionBytes uint64
 	// ReplaceAfter is how long a storage node that is gone may come back before its

@@ -45,10 +45,10 @@ const (
 	// deposeAgain is how long a standby deposes no other leader after it has deposed one, so
 	// that controllers with a partial network partition do not depose each other in turns.
 	deposeAgain = 5 * time.Second
-	// restAfter is how long a controller deposes nobody after it was deposed although it
-	// worked. It and its successor cannot reach each other, and would depose each other in
-	// turns. That costs little: a leader that is really gone loses its leadership when its
-	// lease runs out.
+	// restAfter is how long a controller that was deposed although it worked deposes no leader
+	// itself. It and its successor cannot reach each other, and would depose each other again
+	// and again. The cost is small: a leader that is gone loses its leadership when its lease
+	// runs out.
 	restAfter = 10 * time.Minute
 )
 
@@ -137,10 +137,10 @@ func (c *Controller) restIfDeposed(t *term) {
 	defer cancel()
 	res, err := c.cfg.Etcd.Get(ctx, t.key)
 	if err != nil || len(res.Kvs) > 0 && res.Kvs[0].CreateRevision == t.rev {
-		return // it has stepped down by itself, or nobody knows
+		return // it has stepped down by itself, or it is not known
 	}
 	c.rests.Store(now() + int64(restAfter))
-	c.cfg.Logger.Warn("controller: it was well and has been deposed; it deposes nobody for a while: is the network between controllers whole?",
+	c.cfg.Logger.Warn("controller: it was well and has been deposed; it deposes no other controller for a while: is the network between controllers whole?",
 		"term", t.rev, "while", restAfter)
 }
 
@@ -162,7 +162,7 @@ func (c *Controller) gone(k *candidacy) bool {
 	return c.leader.Load() == k
 }
 
-// answers reports that an incarnation of a controller answers, with whatever status.
+// answers reports that an incarnation of a controller answers, with any status.
 func (c *Controller) answers(url string, incarnation uint64) bool {
 	header, ok := c.probe(url)
 	if !ok {
@@ -173,8 +173,8 @@ func (c *Controller) answers(url string, incarnation uint64) bool {
 	return is == "" || is == strconv.FormatUint(incarnation, 10)
 }
 
-// unreachable says whether an error of a probe shows that nobody is there. A certificate that
-// does not verify does not show it.
+// unreachable says whether an error of a probe shows that no process answers there. A certificate
+// that does not verify comes from a process, so it does not.
 func unreachable(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF)

@@ -106,8 +106,8 @@ func (s *service) admitName(peer connect.Peer, bytes int) error {
 	return s.c.nameRates.allow(peer.Addr, bytes+recordOverhead, s.c.cfg.Names.BytesPerSecond)
 }
 
-// changeName carries one change of a name out, if this controller leads and the
-// name and whatever else is as cmps say. Otherwise the first response is what the name is.
+// changeName carries out one change of a name if this controller leads and all cmps hold.
+// Otherwise the first response of the transaction has the name's record.
 func (s *service) changeName(ctx context.Context, name string, op clientv3.Op, cmps ...clientv3.Cmp) (*clientv3.TxnResponse, error) {
 	t := s.c.term.Load()
 	if t == nil {

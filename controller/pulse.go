@@ -74,7 +74,7 @@ func (c *Controller) listenPulse(ctx context.Context, at net.Addr) (err error) {
 	}
 	g.port, err = pulse.Listen(ctx, listen, advertise)
 	if err != nil && c.cfg.GossipListen == "" {
-		// Nobody has asked for it, and all goes on without it.
+		// The address is a default, and the pulse is a hint: the controller works without it.
 		c.cfg.Logger.Warn("controller: no pulse", "error", err)
 		return nil
 	}
@@ -173,7 +173,7 @@ func (c *Controller) pulses() []string {
 	return g.known // is replaced, never changed
 }
 
-// changedMember has whoever fell silent looked at.
+// changedMember starts the probe of a member that fell silent.
 func (c *Controller) changedMember(m pulse.Member) {
 	switch {
 	case m.State == pulse.Alive:

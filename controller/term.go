@@ -93,7 +93,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 		return nil, err
 	}
 	t.ticketKey = bytes.Clone(t.machine.TicketKey())
-	// Nobody may ask before the machine knows that it leads: it would refuse.
+	// Requests come after the machine knows that it leads: before, it would refuse them.
 	t.renew(ctx)
 	lead, ok := t.extend(ctx)
 	if !ok {
@@ -119,7 +119,7 @@ func (c *Controller) records(ctx context.Context) (out []state.Record, err error
 				return nil, fmt.Errorf("etcd: %w", err)
 			}
 			if at == 0 {
-				at = res.Header.Revision // the header always tells the newest, whatever was read
+				at = res.Header.Revision // the header has the newest revision of the store
 			}
 			for _, kv := range res.Kvs {
 				out = append(out, state.Record{Key: strings.TrimPrefix(string(kv.Key), prefix), Value: kv.Value, Revision: uint64(kv.ModRevision)})
@@ -222,10 +222,10 @@ func (t *term) turn() bool {
 	}
 }
 
-// watchTurns ends the term when run stands still: in a step, or in what it carries out,
-// such as a log that takes no more lines. Without it the leader would go on to renew its
-// lease and to answer probes, and nobody would lead. Only its own looks count: a
-// process that was suspended as a whole has missed both.
+// watchTurns ends the term when run stands still: in a step or in an action, such as a write to
+// a log that blocks. Without it the leader would renew its lease and answer probes without
+// leading. It counts its own looks and no time, because a process that was suspended as a whole
+// has missed both.
 func (t *term) watchTurns(ctx context.Context) {
 	last, missed := t.turns.Load(), 0
 	for missed < hangLooks {
@@ -265,11 +265,12 @@ func (t *term) keep(ctx context.Context) {
 	}
 }
 
-// extend extends the leadership once: counted from before it was asked for.
+// extend extends the leadership once, counted from before the request. False: it is over, or not
+// known to go on.
 //
-// A read of the election key that is linearizable shows that nobody has taken it
-// away. The renewal of the lease does not: a member of etcd that is cut off, and does
-// not know yet that it does not lead any more, renews what another has revoked.
+// A linearizable read of the election key shows that the key is still this term's. The renewal
+// of the lease does not: a partitioned member of etcd that still believes to lead renews a lease
+// that the others have revoked.
 func (t *term) extend(ctx context.Context) (state.Lead, bool) {
 	ctx, cancel := context.WithTimeout(ctx, keepTime)
 	defer cancel()
@@ -378,13 +379,15 @@ func (t *term) commit(ctx context.Context, a state.Commit) state.Event {
 				return state.Committed{Revision: rev}
 			}
 		}
-		return state.Failed{Err: errors.New("a record was changed by somebody else, or the leadership is over")}
+		return state.Failed{Err: errors.New("a record was changed by another writer, or the leadership is over")}
 	}
 }
 
-// wrote says whether what a transaction has found instead is what an earlier try of it wrote,
-// and at which revision. While this leadership lasts, nobody else writes the records: one that
-// has another revision and the value that was to be written was written by that try.
+// wrote says whether an earlier try of a transaction, whose answer was lost, has taken effect, and
+// at which revision. res are the records as the last try found them.
+//
+// While this leadership lasts, no other process writes the records. So a record that has a newer
+// revision and the value that was to be written comes from an earlier try.
 func (t *term) wrote(a state.Commit, res *clientv3.TxnResponse) (rev uint64, done bool) {
 	found := func(i int) *mvccpb.KeyValue {
 		if kvs := res.Responses[i].GetResponseRange().Kvs; len(kvs) > 0 {

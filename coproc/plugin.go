@@ -14,8 +14,8 @@ import (
 // Ref names an object for ever.
 type Ref = proto.Ref
 
-// Emit gives a record to whatever comes next: the shuffle, or the output. It
-// copies. Its error ends the part: return it.
+// Emit gives a record to the next phase: the shuffle, or the output. It copies key and value.
+// The plugin must return its error, which ends the part.
 type Emit func(key, value []byte) error
 
 // Plugin is the program for one part. Each attempt of each part has one of its own, which is

@@ -295,7 +295,7 @@ func (c *check) judgeHeader(w *work, at int) (why string, node int) {
 		case !h.Valid():
 			return fmt.Sprintf("is no header: %#016x", uint64(h)), i
 		case h.Session() != 0 && c.o.Session(h.Session()) == slab.SessionGone:
-			return fmt.Sprintf("is being formatted by session %d, which nobody knows", h.Session()), i
+			return fmt.Sprintf("is being formatted by session %d, which does not exist", h.Session()), i
 		case h != p && !(p.State() == proto.BlockFormatting && mayCome(c.o.Session(p.Session()))) && !reclaiming(p, h):
 			return fmt.Sprintf("is %v, the primary has %v", h, p), i
 		}
@@ -373,7 +373,7 @@ func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 	}
 	h := proto.Header(proto.Word(c.words, 0))
 	if !h.Valid() || !h.State().Open() {
-		return odd, nil // not open (any more): nobody may look at its slabs
+		return odd, nil // not open (any more): its slabs hold nothing valid
 	}
 	size := h.Class().Bytes()
 	for i := range h.Class().Slabs() {
@@ -493,7 +493,7 @@ func (c *check) judge(w *work, s *look) verdict {
 		return verdict{kind: KindWord, what: fmt.Sprintf("V %#016x, R %#016x", uint64(v), uint64(r))}
 	}
 	if r != 0 && c.o.Session(r.Session()) == slab.SessionGone {
-		return verdict{kind: KindReservation, what: fmt.Sprintf("reserved by %v, which nobody knows", r)}
+		return verdict{kind: KindReservation, what: fmt.Sprintf("reserved by %v, whose session does not exist", r)}
 	}
 	switch {
 	case v.State() == proto.StateBad:
@@ -503,7 +503,7 @@ func (c *check) judge(w *work, s *look) verdict {
 	case !s.taken && (v.State() == proto.StateLive || r != 0):
 		return verdict{kind: KindMap, what: fmt.Sprintf("%v, %v, and free in the map", v, r)}
 	}
-	atWork := r != 0 // whoever holds it may be half-way, or is dead and will be rolled back
+	atWork := r != 0 // the holder may be in the middle of a commit, or is dead and will be rolled back
 	var image []byte
 	if v.State() == proto.StateLive {
 		var bad verdict

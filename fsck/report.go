@@ -46,8 +46,8 @@ type RegionReport struct {
 	Live         int    `json:"live"`  // slabs
 	Objects      int    `json:"objects"`
 	PayloadBytes int64  `json:"payload_bytes"`
-	Claimed      int    `json:"claimed"` // FREE and reserved: in somebody's magazine
-	Held         int    `json:"held"`    // LIVE and reserved: somebody is at work
+	Claimed      int    `json:"claimed"` // FREE and reserved: in a client's magazine
+	Held         int    `json:"held"`    // LIVE and reserved: an operation is running, or its session is dead
 	HeldByDead   int    `json:"held_by_dead"`
 	Pending      int    `json:"pending"` // freed and not yet given back, by clients that are alive
 	Busy         int    `json:"busy"`    // kept changing until the check gave up
@@ -79,8 +79,8 @@ const (
 	KindWord        Kind = "word"        // R or V is no such word
 	KindImage       Kind = "image"       // checksum, version or born of an active image
 	KindReplica     Kind = "replica"     // replicas differ
-	KindLeak        Kind = "leak"        // nobody can ever use it
-	KindReservation Kind = "reservation" // by a session that nobody knows
+	KindLeak        Kind = "leak"        // taken, and no client can ever use or free it
+	KindReservation Kind = "reservation" // by a session that the controller does not know
 	KindChunk       Kind = "chunk"       // of a large object
 	KindTree        Kind = "tree"        // a tree of the placement library is not whole
 )

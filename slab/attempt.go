@@ -31,7 +31,7 @@ type attempt struct {
 	seen []byte
 	off  uint64
 	// sight is what seen shows; v in it is V of the primary. Invariant: while the attempt
-	// holds R nobody else changes V.
+	// holds R, no other session changes V.
 	sight
 	// backups[i] is V that replica i is expected to have, or was found to have.
 	backups [MaxListed]proto.V

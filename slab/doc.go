@@ -37,7 +37,7 @@
 //     have every replica refuse its verbs, and certify that fence (Port.HolderFenced). The
 //     next client that wants the slab takes R over with CAS R 9.1 -> its own, and sets V of the backups back to V of P (takeover.go). The
 //     update was never seen, and never will be. The scrub does the same for slabs that
-//     nobody asks for (scrub.go).
+//     no client asks for (scrub.go).
 //   - After the CAS of V the update is done. R is still 9.1 if the client dies before its
 //     last CAS; the takeover finds V alike everywhere and has nothing to roll back.
 //

@@ -27,8 +27,8 @@ func (l *Lane) resolve(o *object, ref proto.Ref) error {
 	return nil
 }
 
-// anyObject is a slab of a block as scans see it: whatever object it holds. Its
-// reference names the place and no incarnation.
+// anyObject is a slab as scans see it: its reference has the address and no incarnation, so that
+// it matches any object in the slab.
 func anyObject(reg *Region, s proto.Slab, generation uint32) object {
 	return object{ref: proto.Ref{Addr: proto.MakeAddr(reg.ID, uint32(s.Off))}, reg: reg, slab: s,
 		seed: proto.Seed(reg.Seed, s.Off, generation)}

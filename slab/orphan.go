@@ -47,7 +47,7 @@ func (s SessionState) Over() bool {
 	return s == SessionGone || s == SessionClosing
 }
 
-// Seen is an object as somebody has read it.
+// Seen is what a read or a scan has found of an object.
 type Seen struct {
 	Ref     proto.Ref
 	Tag     uint32

@@ -165,9 +165,9 @@ func (l *Lane) settleReserve(a *attempt) error {
 	return l.releaseLost(a)
 }
 
-// releaseLost decides a CAS of R without an answer, and releases what it took. R carries
-// a value that nobody else writes, so once the connection is dead it tells. It returns
-// errAgain, or the error that has ended the session.
+// releaseLost finds out what a CAS of R without an answer did, and releases what it took. The
+// value of this attempt is unique, so a READ of R behind the Reset shows whether the CAS took
+// effect. It returns errAgain, or the error that has ended the session.
 // Preconditions: the failed round has been settled.
 func (l *Lane) releaseLost(a *attempt) error {
 	for {
@@ -248,7 +248,7 @@ func (l *Lane) repeatHeld(a *attempt, build func()) error {
 func (l *Lane) release(a *attempt) error {
 	err := l.repeatHeld(a, func() {
 		c := l.round.Chain(a.reg.P())
-		// R is cleared now, or was before: its value is nobody else's.
+		// Whether this CAS succeeds or finds another value, R does not name the attempt after it.
 		dropR(c, a)
 	})
 	if errors.Is(err, errAgain) {

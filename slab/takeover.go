@@ -7,9 +7,9 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// takeover makes a fenced session's reservation the attempt's own and rolls the backups
-// back: whatever part of a commit the session left, after this V of every in-sync replica
-// names the image that the primary's V names. One round more than a reserve, and one to
+// takeover makes a fenced session's reservation the attempt's own and rolls the backups back.
+// On nil V of every in-sync replica names the image that the primary's V names, whichever part
+// of a commit the session has left. One round more than a reserve, and one to
 // roll back where there is something to roll back.
 //
 //	1  P  CAS R dead -> r, READ the slab;  B  READ V
@@ -115,7 +115,7 @@ func (l *Lane) rollBack(a *attempt) error {
 }
 
 // checkSwapped looks at the answers of a round that changes V of backups under the
-// reservation: nobody else may have changed them.
+// reservation: no other session may have changed them.
 func (l *Lane) checkSwapped(a *attempt) error {
 	for i := range l.round.Len() {
 		if old, ok := casOf(l.round.At(i)); !ok {

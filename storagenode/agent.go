@@ -21,8 +21,8 @@ var codes = map[state.Code]connect.Code{
 	state.Busy: connect.CodeUnavailable, state.Stranger: connect.CodePermissionDenied,
 }
 
-// command carries a command out, whether or not its caller still waits: one that
-// is half done helps nobody.
+// command carries out a command to its end, also when its caller has given up: a command that
+// stopped half-way would leave a replica that neither serves nor is closed.
 func command[A any](ctx context.Context, n *Node, ev state.Event) (*connect.Response[A], error) {
 	err := n.do(context.WithoutCancel(ctx), ev)
 	var se *state.Error

@@ -103,8 +103,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ownSocket is where nobody else's socket is. One in the folder is found again by
-// the next incarnation of a node that was killed, one named by the process stays behind.
+// ownSocket is a path that no other node uses. A socket in the node's folder is replaced by the
+// next incarnation of a node that was killed; one named by the process id stays behind.
 func (c Config) ownSocket() string {
 	if c.Dir != "" {
 		if p, err := filepath.Abs(filepath.Join(c.Dir, "shm.sock")); err == nil && len(p) <= maxSocketBytes {

@@ -18,7 +18,7 @@ import (
 )
 
 // workLane is the slab.Port of one lane of a program: a connection to each replica,
-// in one epoch. Whatever ends the epoch ends the lane.
+// in one epoch. The end of the epoch ends the lane.
 type workLane struct {
 	w       *work
 	number  uint32

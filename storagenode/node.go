@@ -79,7 +79,7 @@ type Node struct {
 	keptSeq  uint64                  // counts steps that changed state.Kept
 	memories map[uint32]*host.Memory // of every region of state that is made; nil once the node stops
 	access   *access                 // nil until a controller has answered
-	key      []byte                  // the cluster's ticket key; nil until registered: nobody is obeyed
+	key      []byte                  // the cluster's ticket key; nil until registered: all commands are refused
 	beatMs   uint32
 	tcp      *tcp.Server
 	shm      *shm.Server
@@ -210,7 +210,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 		n.agentURL = "https://" + address
 		l = tls.NewListener(l, n.cfg.TLS)
 	} else if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
-		n.cfg.Logger.Warn("storage node: the agent port has no TLS: whoever reads its traffic can command the node", "agent", n.agentURL)
+		n.cfg.Logger.Warn("storage node: the agent port has no TLS: a reader of its traffic can command the node", "agent", n.agentURL)
 	}
 	n.agent = httpserver.New(n.agentHandler())
 	n.wg.Go(func() {

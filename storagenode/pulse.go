@@ -42,7 +42,7 @@ func (n *Node) listenPulse(ctx context.Context) (err error) {
 	}
 	n.pulse.port, err = pulse.Listen(ctx, listen, n.cfg.Advertise)
 	if err != nil && n.cfg.GossipListen == "" {
-		// Nobody has asked for it, and all goes on without it.
+		// The address is a default, and the pulse is a hint: the node works without it.
 		n.cfg.Logger.Warn("storage node: no pulse", "node", n.cfg.Name, "error", err)
 		return nil
 	}

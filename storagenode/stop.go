@@ -76,7 +76,7 @@ func (n *Node) Leave(ctx context.Context) error {
 		case <-n.ending.answered:
 			quiet.Reset(silentFor)
 		case <-quiet.C:
-			return fmt.Errorf("storage node %s: no controller answers: nobody can tell which regions need this node", n.cfg.Name)
+			return fmt.Errorf("storage node %s: no controller answers, so it is not known which regions need this node", n.cfg.Name)
 		case <-n.ctx.Done():
 			return nil // closed meanwhile
 		case <-ctx.Done():

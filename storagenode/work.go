@@ -30,8 +30,8 @@ const (
 	laneArena     = 16 << 20               // address space; pages are taken when touched
 	resetEvery    = 20 * time.Millisecond  // while a peer does not answer
 	answerTimeout = 5 * time.Second        // of a peer that is dialled; the end of the program ends it too
-	agentSerial   = uint64(1) << 63        // controllers never number so many sessions
-	pauseLongest  = 10 * time.Millisecond  // between two looks at a slab that somebody holds
+	agentSerial   = uint64(1) << 63        // a bit that no serial of a controller has
+	pauseLongest  = 10 * time.Millisecond  // between two looks at a slab that a session holds
 	askHolder     = 100 * time.Millisecond // of waiting, between two questions whether the holder is fenced
 )
 
@@ -54,8 +54,8 @@ type work struct {
 	remote bool     // a rebuilding replica is on another host
 	blocks []uint32 // of a reclaim
 	ticket rdma.Ticket
-	// session is the program's own at the controllers; a reconcile has none, for it
-	// reserves nothing and nobody else has a key.
+	// session is the program's own at the controllers. A reconcile has none: it reserves nothing,
+	// and its keys are the only ones of the epoch.
 	session *session
 
 	began time.Time

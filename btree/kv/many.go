@@ -82,8 +82,8 @@ func (t *Tree) putWindow(ctx context.Context, p *program, keys, values [][]byte,
 	}
 	order := m.order[:n]
 	if shared && leaves > 1 {
-		// Leaves one after the other; equal keys stay in their order, whatever the cache
-		// has said of each.
+		// By leaf; equal keys stay in their order, also if the cache has given different leaves
+		// for them.
 		slices.SortStableFunc(order, func(a, b uint8) int { return bytes.Compare(keys[a], keys[b]) })
 		for i := 1; i < n; i++ {
 			if a, b := order[i-1], order[i]; bytes.Equal(keys[a], keys[b]) {

@@ -418,7 +418,7 @@ func (t *Tree) Walk(ctx context.Context, visit func(o btree.Object) error) error
 // Entry is the tree's name in the placement library: kind, owner, created.
 func (t *Tree) Entry() client.Name { return t.name }
 
-// Check proves the tree whole; see the function. Nobody should write meanwhile.
+// Check proves the tree whole; see btree.Check. Writes during the check may show as findings.
 func (t *Tree) Check(ctx context.Context, reach func(ref btree.Ref, tag uint32)) (btree.Report, error) {
 	return btree.Check(&objects{c: t.c, ctx: ctx}, t.Root(), reach)
 }

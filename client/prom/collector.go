@@ -20,7 +20,7 @@ var (
 	rounds       = Group.Counter("quarry_client_rounds_total", "Network round trips: rounds of verbs posted together and awaited together.", "kind")
 	verbs        = Group.Counter("quarry_client_verbs_total", "Verbs posted, by kind of the call and verb.", "kind", "verb")
 	bytesTotal   = Group.Counter("quarry_client_bytes_total", "Bytes of READs and WRITEs posted.", "kind")
-	waits        = Group.Counter("quarry_client_waits_total", "Pauses for somebody else's reservation or for a region that is being recovered.")
+	waits        = Group.Counter("quarry_client_waits_total", "Pauses for another session's reservation or for a region that is being recovered.")
 	waited       = Group.Counter("quarry_client_waited_seconds_total", "Time spent in those pauses.")
 	certificates = Group.Counter("quarry_client_fence_certificates_total", "Reservations found held by a session that a controller said was fenced: their slabs were taken over.")
 	resets       = Group.Counter("quarry_client_connection_resets_total", "Connections that broke or timed out and were made anew.")

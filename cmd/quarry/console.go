@@ -34,7 +34,7 @@ func (v *jobsView) list(ctx context.Context, controllers []string) ([]console.Jo
 		flags.Controller = controllers
 		near.cli = &flags
 		if _, err := ask(ctx, &near, &quarrypb.LookupNameRequest{Name: job.StateTree}, quarrypbconnect.ControllerClient.LookupName); err != nil {
-			return nil, nil //nolint:nilerr // no jobs yet, or the page says that nobody answers
+			return nil, nil //nolint:nilerr // no jobs yet, or the page says that no controller answers
 		}
 		// For as long as the controller runs: the session ends with the process.
 		c, err := near.connect(ctx, func(c *client.Config) { c.ReadOnly, c.Lanes, c.Name = true, 1, "console" })

@@ -59,7 +59,7 @@ func (f *etcdFlags) store(ctx context.Context, a *app, name string, watched bool
 	case f.All != "" && f.Data == "":
 		return nil, nil, nil, nil, usagef("--initial-cluster is given without --data: a controller that keeps nothing could not start again as the same member")
 	case f.Peer == "":
-		name = "" // one member, whatever the controller is called
+		name = "" // the only member needs no name of its own
 	}
 	srv, err = etcdembed.Start(ctx, etcdembed.Config{Dir: f.Data, Name: name, PeerURL: f.Peer, Watched: watched, InitialCluster: f.All, Waiting: a.waitsForMembers, Log: a.etcdLog(), NoSync: f.Data == ""})
 	if err != nil {

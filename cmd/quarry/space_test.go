@@ -62,7 +62,7 @@ func TestFullMediumEndsNoProcess(t *testing.T) {
 				run("slab", "alloc", big).ok(t)
 			}
 			// Others take all that is left: the second region lies on reserved blocks, most of
-			// which nobody has touched.
+			// that no process has touched.
 			fill(t, filepath.Join(dir, "others"))
 			for _, transport := range []string{"shm", "tcp"} {
 				require.Equal(t, "kept", run("slab", "read", "@kept", "--transport", transport).ok(t))

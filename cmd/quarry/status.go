@@ -55,7 +55,7 @@ type progressView struct {
 	Used   uint64 `json:"used_bytes"`
 	Passed uint64 `json:"passed_bytes"`
 	Speed  uint64 `json:"bytes_per_second"` // of Passed, lately
-	Left   *int64 `json:"left_ms"`          // at that speed; null while nobody can tell
+	Left   *int64 `json:"left_ms"`          // at that speed; null while it is not known
 }
 
 func progressOf(p *quarrypb.Progress, names map[uint32]string) progressView {

@@ -31,7 +31,7 @@ type Job struct {
 
 const (
 	every = time.Second
-	// watched is how long the Console keeps asking after somebody has looked.
+	// watched is how long the Console keeps asking after the last request for the page.
 	watched   = 15 * time.Second
 	askFor    = 3 * time.Second
 	maxEvents = 200
@@ -43,12 +43,12 @@ type Console struct {
 	cfg     Config
 	http    *http.Client
 	handler http.Handler
-	look    chan struct{} // somebody looks
+	look    chan struct{} // a request for the page has come
 
 	urls []string // of controllers; set before Run gathers
 
 	mu     sync.Mutex
-	last   time.Time // somebody looked
+	last   time.Time // of the last request for the page
 	snap   Snapshot
 	before map[uint32]totals // of nodes
 	known  bool              // snap is from a controller, so that changes are events
@@ -71,8 +71,8 @@ func New(cfg Config) *Console {
 
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.handler.ServeHTTP(w, r) }
 
-// Run gathers until the context ends: once a second while somebody looks, and once
-// in watched otherwise, so that events are there when somebody does. It asks the
+// Run gathers until the context ends: once a second while the page is open, and once in watched
+// otherwise, so that it has the events of the time before. It asks the
 // controllers at these URLs.
 func (c *Console) Run(ctx context.Context, controllers ...string) {
 	c.urls = controllers

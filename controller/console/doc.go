@@ -2,7 +2,7 @@
 // this moment, and what has happened lately. It only reads.
 //
 // A Console asks controllers as any operator would, about once a second while
-// somebody looks, and keeps the last rates and events in memory. The page is
+// the page is open, and keeps the last rates and events in memory. The page is
 // embedded and needs nothing from elsewhere.
 //
 //	GET /                           the page

@@ -81,7 +81,7 @@ func (m *Machine) addNode(waiter uint64, r *quarrypb.AddNodeRequest) {
 	}
 	m.note("node %s (%d) is taken back", n.rec.Name, n.rec.Id)
 	if n.rec.State == nodeDown {
-		// Whatever runs there was struck out: it must register before it is used.
+		// A process that runs there was struck out: it must register before it is used.
 		n.seen, n.lost, n.suspect, n.fails = false, false, false, 0
 		m.beaten(n, 0)
 	}

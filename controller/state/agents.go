@@ -18,7 +18,7 @@ type agents struct {
 	dirty    bool // some job may go on
 }
 
-// reply hands the outcome of a call to whoever made it.
+// reply passes the outcome of a call to the function that call was given.
 func (a *agents) reply(r Reply) {
 	if done := a.pending[r.Call]; done != nil {
 		delete(a.pending, r.Call)

@@ -2,7 +2,7 @@ package state
 
 import "github.com/quarrystore/quarry/proto/quarrypb"
 
-// defaultReplicas is how many replicas regions get for which nobody says: what an operator
+// defaultReplicas is how many replicas regions get whose request names no number: what an operator
 // has chosen, else 2 where nodes lie in two failure domains. Nodes that are only silent
 // count: their loss must not lower what is made meanwhile.
 func (m *Machine) defaultReplicas() uint32 {
@@ -32,7 +32,7 @@ func (m *Machine) setDefaults(waiter uint64, r *quarrypb.SetDefaultsRequest) {
 			c := m.editCluster()
 			c.DefaultReplicas = *r.Replicas
 			m.putCluster(c)
-			m.note("regions and objects get %d replicas where nobody says", m.defaultReplicas())
+			m.note("regions and objects get %d replicas by default", m.defaultReplicas())
 		}
 	}
 	m.answer(waiter, &quarrypb.SetDefaultsResponse{Replicas: m.defaultReplicas(), Chosen: m.cluster.DefaultReplicas != 0})

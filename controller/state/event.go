@@ -21,7 +21,7 @@ type Ask struct {
 	Random []byte
 }
 
-// Cancel says that nobody waits for an answer any more. What was begun goes on.
+// Cancel says that the caller of an Ask has given up. What was begun goes on.
 type Cancel struct{ Waiter uint64 }
 
 // Reply is the outcome of a Call.
@@ -29,7 +29,7 @@ type Reply struct {
 	Call uint64
 	Msg  proto.Message // nil if Err is set
 	Err  error
-	// Refused: the agent has answered, with Err. False: nobody knows what it did.
+	// Refused: the agent has answered, with Err. False: what it did is unknown.
 	Refused bool
 	NoSpace bool // it was refused for want of room
 }
@@ -37,11 +37,11 @@ type Reply struct {
 // Committed says that the Commit that is out has taken effect.
 type Committed struct{ Revision uint64 }
 
-// Failed says that it has not, or that nobody knows.
+// Failed says that it has not, or that its outcome is unknown.
 type Failed struct{ Err error }
 
-// Suspect says that an incarnation of a node may be gone: somebody could not reach it, or a
-// connection with it has ended. It is probed; that is all that comes of it.
+// Suspect says that an incarnation of a node may be gone: a client or an agent could not reach it, or
+// a connection with it has ended. Its only effect are probes.
 type Suspect struct {
 	Node        uint32
 	Incarnation uint64

@@ -9,8 +9,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// certificate is somebody who waits for the fence of a session, in a region or
-// everywhere.
+// certificate is a request that waits until a session is fenced, in a region or everywhere.
 type certificate struct {
 	waiter   uint64
 	target   *session
@@ -51,7 +50,7 @@ func (f *fences) begin(s *session, state string) {
 	f.m.live--
 	f.m.stage(change{sessionKey(rec.Serial), rec, nil})
 	f.owe(s)
-	f.dirty = true // a cluster without nodes has nobody to wait for
+	f.dirty = true // without nodes no acknowledgement comes that would set it
 }
 
 // owe makes every node owe the fence of s. Nodes that host nothing are told too,
@@ -136,8 +135,8 @@ func (f *fences) pump(n *node) {
 	})
 }
 
-// fencedIn says whether no verb of s can take effect in a region: a certificate for
-// it may be given, whatever other regions wait for.
+// fencedIn says whether no verb of s can take effect in a region. Then a certificate for the
+// region may be given, also while other regions still wait for theirs.
 //
 // A replica that has left a configuration is not asked for an acknowledgement: its
 // node may be gone. Verbs of s may still land there. They do harm while the replicas
@@ -248,8 +247,8 @@ func (f *fences) check() {
 	}
 }
 
-// certified says whether somebody may be told that s is fenced in a region; 0: in
-// every one. Of a region that is not there, or is lost, nothing is known by itself.
+// certified says whether a certificate may be given for s in a region; 0: in every one. For a
+// region that does not exist or is LOST the fence of the whole session counts.
 func (f *fences) certified(s *session, region uint32) bool {
 	if s.rec.State == stateFenced || s.resting || f.m.byID[s.rec.Session] != s {
 		return true
@@ -292,7 +291,7 @@ func (f *fences) certify(waiter uint64, r *quarrypb.CertifyFenceRequest) {
 		f.m.fail(waiter, err)
 		return
 	case r.Session == 0:
-		f.m.fail(waiter, errorf(Invalid, "session 0 is nobody: a word that names it is not reserved"))
+		f.m.fail(waiter, errorf(Invalid, "no session has the id 0: a word that names it is not reserved"))
 		return
 	case asker.rec.Session == r.Session:
 		f.m.fail(waiter, errorf(Invalid, "session %d asks for its own fence: end the session and ask with a new one", r.Session))
@@ -337,7 +336,7 @@ func (f *fences) checkCertificates() {
 			}
 			return false
 		case f.m.now >= c.giveUp, s.rec.State == stateLive && f.m.now >= c.leaseEnd:
-			// Renewed, or not fenced in time: whoever waits should look at its word again.
+			// Renewed, or not fenced in time: the waiting client should READ the reservation again.
 			left := max(int64(time.Millisecond), s.until-f.m.now)
 			if s.rec.State != stateLive {
 				left = int64(retryAfter)

@@ -168,8 +168,8 @@ func (rc *reconfig) spare(g *region) *node {
 }
 
 // addReplica gives a region a replica on n, in two parts. First the memory is made or
-// zeroed, while the region goes on as it is: a node that has no room costs nobody
-// anything. Then a new epoch lists it as REBUILDING. leaves is a replica that is
+// zeroed, while the region goes on as it is: a node that has no room interrupts
+// no client. Then a new epoch lists it as REBUILDING. leaves is a replica that is
 // given up once that one is in sync, or nil; waiter is told of the epoch, if it is not 0.
 func (rc *reconfig) addReplica(g *region, n *node, leaves *node, waiter uint64) {
 	epoch, incarnation := g.rec.Epoch, n.rec.Incarnation

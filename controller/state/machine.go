@@ -47,7 +47,7 @@ type Config struct {
 	ReplaceAfter time.Duration
 	// ProbeTimeout is how long a suspected node has for the answer to one probe; 0: DefaultProbeTimeout.
 	ProbeTimeout time.Duration
-	// ScrubEvery is the time between two scrubs for fenced sessions; 0: none, somebody else says Scrubbed.
+	// ScrubEvery is the time between two scrubs for fenced sessions; 0: none; the caller gives Scrubbed itself.
 	ScrubEvery time.Duration
 	// ReclaimEvery is the time between two looks for empty blocks to take back; 0: none are.
 	ReclaimEvery time.Duration
@@ -181,7 +181,7 @@ func (m *Machine) resume() {
 	for _, g := range m.regions {
 		switch g.rec.State {
 		case quarrypb.RegionState_REGION_STATE_CREATING:
-			m.reconfig.undo([]*region{g}, func() {}) // whoever asked for it has been told that nobody knows
+			m.reconfig.undo([]*region{g}, func() {}) // its request was answered with: unknown
 		case recovering:
 			m.reconfig.reassess(g)
 		case removed:

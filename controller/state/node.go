@@ -168,7 +168,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 	m.beaten(n, 0)
 	n.heardOfMedium(r.Node.HostedBytes, r.Node.AvailableBytes)
 	if restarted {
-		// The former incarnation may have outlived the ping that found nobody.
+		// The former incarnation may still run, though a ping found no process.
 		m.fences.exposeNode(n)
 	}
 	m.dropOrphans(n)

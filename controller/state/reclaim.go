@@ -9,25 +9,25 @@ import (
 // reclaims has empty blocks taken back, one region after the other.
 type reclaims struct {
 	m         *Machine
-	nextRound int64  // ns; a round over all regions begins then
-	nextPress int64  // ns; clients may be asked again then to give claims back
-	at        uint32 // region that was looked at last in this round; 0 between rounds
-	round     uint64 // its number under this term
-	running   bool   // a region is being looked at
+	nextCycle int64  // ns; act begins a cycle over all regions then
+	nextPress int64  // ns; noRoom may then ask clients again to give claims back
+	at        uint32 // id of the region whose agent was called last in this cycle; 0 between cycles
+	cycle     uint64 // number of the cycle in this term
+	running   bool   // the agent of region at has not answered yet
 }
 
 // next is when act is due.
-func (rs *reclaims) next() int64 { return rs.nextRound }
+func (rs *reclaims) next() int64 { return rs.nextCycle }
 
-// act has the regions' primaries take empty blocks back, one region after
-// the other. Whether there is anything to take, the agent sees in its own memory;
-// that no two reclaims run at once, wherever they were begun, their passes see to.
+// act has the agents of the primaries reclaim empty blocks, one region after the other. The agent
+// sees in its own memory whether a block is empty. A reclaim that a client has begun may run at
+// the same time: alloc.Turn serialises them.
 func (rs *reclaims) act() {
 	if rs.m.cfg.ReclaimEvery == 0 || rs.running {
 		return
 	}
-	if rs.at == 0 { // a new round
-		rs.round++
+	if rs.at == 0 { // a new cycle
+		rs.cycle++
 	}
 	i, found := slices.BinarySearchFunc(rs.m.regions, rs.at, func(g *region, id uint32) int { return int(int64(g.rec.Id) - int64(id)) })
 	if found {
@@ -36,25 +36,24 @@ func (rs *reclaims) act() {
 	for ; i < len(rs.m.regions); i++ {
 		g := rs.m.regions[i]
 		rs.at = g.rec.Id
-		// A rebuilding replica's headers are not whole: what is done to a block is done to all replicas.
+		// A reclaim changes a block on all replicas, and the headers of a rebuilding one are not complete.
 		if g.rec.State == open && g.pub == g.rec && g.job == nil && !rs.m.agents.paused(g) && !slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
 			rs.running = true
-			rs.m.agents.run(g, rs.m.workRequest(g, quarrypb.WorkKind_WORK_KIND_RECLAIM, rs.m.term<<20+rs.round), func(bool) { rs.running = false }).patience = workPatience
+			rs.m.agents.run(g, rs.m.workRequest(g, quarrypb.WorkKind_WORK_KIND_RECLAIM, rs.m.term<<20+rs.cycle), func(bool) { rs.running = false }).patience = workPatience
 			return
 		}
 	}
-	rs.at, rs.nextRound = 0, rs.m.now+int64(rs.m.cfg.ReclaimEvery)
+	rs.at, rs.nextCycle = 0, rs.m.now+int64(rs.m.cfg.ReclaimEvery)
 }
 
-// noRoom is when there is no room for another region: a round begins without waiting
-// for its time, and clients give claims back that they do not use, each of which
-// keeps a whole block. They do when the reclaim epoch rises. Whoever asks again and
-// again changes nothing.
+// noRoom is called when no node has room for another region. A cycle begins at once, and clients
+// give back the claims that they do not use, each of which keeps a whole block. They do when the reclaim epoch rises. A second call within
+// ReclaimEvery changes nothing.
 func (rs *reclaims) noRoom() {
 	if rs.m.cfg.ReclaimEvery > 0 && rs.m.now >= rs.nextPress {
 		rs.nextPress = rs.m.now + int64(rs.m.cfg.ReclaimEvery)
 		if rs.at == 0 {
-			rs.nextRound = rs.m.now
+			rs.nextCycle = rs.m.now
 		}
 		c := rs.m.editCluster()
 		c.ReclaimEpoch++
@@ -62,9 +61,8 @@ func (rs *reclaims) noRoom() {
 	}
 }
 
-// pass raises the reclaim epoch, or says whether the pass of one is complete.
-// Whoever asks is in the middle of an operation, and knows what it does: its own
-// acknowledgement is not waited for.
+// pass raises the reclaim epoch, or says whether the grace period of one is over. It does not wait
+// for the session that asks, which is in the middle of the operation that needs the grace period.
 func (ws *waits) pass(waiter uint64, r *quarrypb.PassRequest) {
 	s, err := ws.m.liveSession(r.Serial)
 	switch {

@@ -176,7 +176,7 @@ func (rc *reconfig) create(waiters []uint64, r *quarrypb.CreateRegionRequest, ra
 		// most once for each node: slow refusals may outlast that time.
 		rc.undo(made, func() { rc.create(j.waiters, r, random, err, tries-1) })
 	}
-	// Fences do not wait for the nodes of a region that is being made: nobody can use it,
+	// Fences do not wait for the nodes of a region that is being made: no client can use it,
 	// and one of them may die. So each of them has acknowledged every fence that is
 	// complete when the region enters the table (the gate is looked at up to then); from
 	// then on fences wait for them.

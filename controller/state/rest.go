@@ -44,8 +44,8 @@ type sessionIDs struct {
 	retiring []retired
 }
 
-// reserve takes the ids out of use that no session gets: 0, which means nobody, and those
-// above the highest; 0: all others are used.
+// reserve takes the ids out of use that no session gets: 0, which stands for no session, and those
+// above highest. highest 0: all others are used.
 func (x *sessionIDs) reserve(highest uint32) {
 	x.used[0] = 1
 	if x.highest = highest; highest == 0 || highest >= wire.MaxSession {

@@ -100,7 +100,7 @@ func (sc *scrubs) fencing(s *scrub) (fencing []*session) {
 	return fencing
 }
 
-// forget takes from a scrub the regions that need none: they serve nobody, or a reconcile
+// forget takes from a scrub the regions that need none: they are not open, or a reconcile
 // has done the scrub's work.
 func (sc *scrubs) forget(s *scrub, fencedIn func(*region) bool) {
 	s.left = slices.DeleteFunc(s.left, func(g *region) bool {

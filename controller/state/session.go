@@ -169,7 +169,7 @@ func (m *Machine) closeSession(waiter uint64, r *quarrypb.CloseSessionRequest) {
 		m.fail(waiter, err)
 		return
 	}
-	// Its ticket must not work again, though nobody waits for that.
+	// The fence makes its ticket useless. No request waits for it.
 	m.fences.begin(s, stateClosing)
 	m.answer(waiter, &quarrypb.CloseSessionResponse{})
 }
@@ -211,11 +211,11 @@ func (m *Machine) scrubbed(waiter uint64, serials []uint64) {
 	m.ids.retire(serials, func() { m.answer(waiter, Done{}) })
 }
 
-// retire forgets scrubbed sessions once nobody can still be about to change a word
-// that one of them had reserved: a takeover that its certificate has let go may
-// execute late, and must not find the id in the hand of a new session that counts
-// from one again. Whoever began before the epoch has finished when it has passed, and
-// who begins later meets none of the ids.
+// retire forgets scrubbed sessions after a grace period, so that their ids can be used again. A
+// takeover that was certified before the scrub may execute late: its CAS of R expects the id of
+// a retired session, and must not find that id with a new session that counts from one again.
+// Operations that began before the grace period have ended after it; later ones meet none of
+// the ids in memory.
 func (x *sessionIDs) retire(serials []uint64, done func()) {
 	for _, serial := range serials {
 		if s := x.m.session(serial); s != nil {

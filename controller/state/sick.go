@@ -17,10 +17,10 @@ const (
 // unfitFor is how long a node is left after it has called itself unfit.
 const unfitFor = 2 * time.Second
 
-// judgeFit takes what a node says of itself with a probe. One that cannot carry out
-// fences holds up whoever waits for one, so it is left as if it were lost, where other
-// replicas can go on. Never two at a time: what they have in common, such as a full disk
-// array, would leave regions with nobody.
+// judgeFit takes what a node says of itself with a probe. A node that cannot carry out fences
+// holds up every request that waits for one. So it is treated as lost where other replicas can
+// go on. Never two at a time: a common cause, such as a full disk array, would leave regions
+// without replicas.
 func (m *Machine) judgeFit(n *node, unfit string) {
 	if n.unfit = unfit; unfit == "" {
 		return

@@ -11,7 +11,7 @@ import (
 )
 
 // tableLog knows at which revision each row of the committed table changed last,
-// so that whoever has any earlier table gets the difference.
+// so that a client with any earlier table gets the difference.
 type tableLog struct {
 	revision uint64 // of the table
 	reclaim  uint64 // committed reclaim epoch
@@ -55,8 +55,8 @@ func (l *tableLog) rebuild(m *Machine) {
 	}
 }
 
-// answer is since, without rows for whoever asks for none: programs of agents are told
-// the rows that they work on, and a large cluster has more than one answer may hold.
+// answer is since; bare: without rows. Programs of agents ask for none: their calls name the rows
+// that they work on, and the table of a large cluster does not fit one answer.
 func (l *tableLog) answer(m *Machine, since uint64, bare bool) *quarrypb.Table {
 	if bare {
 		return &quarrypb.Table{Cluster: m.cluster.Uuid, Revision: l.revision, ReclaimEpoch: l.reclaim, SinceRevision: since}

@@ -93,7 +93,7 @@ func TestWorkersCountWhatTheyDo(t *testing.T) {
 	require.Contains(t, names, job.StateTree)
 }
 
-// What a part reads is counted while it runs, and a job at which nobody works is seen
+// What a part reads is counted while it runs, and a job without a worker is seen
 // to stand still.
 func TestCensusOfRunningJobs(t *testing.T) {
 	r := newRig(t)

@@ -20,7 +20,7 @@ var (
 	attempts  = Group.Counter("quarry_worker_attempts_total", "Attempts of parts by phase (plan, map, reduce) and outcome: done, failed (and to be tried again, four times at most), cancelled (their job has ended), lost (another worker has the part now).", "worker", "phase", "outcome")
 	took      = Group.Histogram("quarry_worker_attempt_duration_seconds", "How long attempts of parts took.", "worker", "phase")
 	placed    = Group.Counter("quarry_worker_claimed_parts_total", "Parts claimed by place: near (the worker runs beside the memory that the part reads), elsewhere, anywhere (it is all the same).", "worker", "place")
-	retries   = Group.Counter("quarry_worker_retried_parts_total", "Parts claimed that somebody had begun before.", "worker")
+	retries   = Group.Counter("quarry_worker_retried_parts_total", "Parts claimed that a worker had begun before.", "worker")
 	takeovers = Group.Counter("quarry_worker_taken_over_parts_total", "Those of them that were taken from a worker which had gone silent.", "worker")
 	records   = Group.Counter("quarry_worker_read_records_total", "Records read by origin: tree, objects, runs (what map parts have put ready for a reduction).", "worker", "from")
 	bytesRead = Group.Counter("quarry_worker_read_bytes_total", "Bytes of those records.", "worker", "from")

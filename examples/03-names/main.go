@@ -29,7 +29,7 @@ func main() {
 	_, err = c.Names().Create(ctx, "example/settings", "object", ref)
 	fmt.Println("twice:", errors.Is(err, client.ErrNameExists))
 
-	// A new object takes the name over, if nobody else has done so meanwhile.
+	// A new object takes the name over, if no other client has done so meanwhile.
 	next, err := c.Alloc(ctx, []byte("settings, second edition"), client.AllocOptions{})
 	if err != nil {
 		log.Fatal(err)

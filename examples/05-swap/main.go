@@ -1,4 +1,4 @@
-// CompareAndWrite replaces a payload only if nobody has changed it since it was read.
+// CompareAndWrite replaces a payload only if it has not changed since it was read.
 package main
 
 import (
@@ -30,8 +30,8 @@ func main() {
 	err = c.CompareAndWrite(ctx, ref, info.Version, []byte("edited by somebody who is late"))
 	fmt.Println("late:", errors.Is(err, client.ErrConflict))
 
-	// ErrUnknown is the third answer: it may have been done, at most once. Whoever
-	// must know reads the object again.
+	// ErrUnknown is the third answer: it may have been done, at most once. A READ
+	// of the object shows it.
 	if errors.Is(err, client.ErrUnknown) {
 		if b, err := c.Read(ctx, ref, nil); err == nil {
 			fmt.Printf("it is now: %s\n", b)

@@ -226,7 +226,7 @@ func (c *conn) run(i int) int {
 	swallow := c.silence
 	err := c.call(r.cmd, c.p.words[r.from:r.to])
 	if err == nil && len(c.out) > keepBytes && !c.hold() && !strings.Contains(r.cmd.flags, "write") {
-		err = errHeld // what is done is told, whatever it takes
+		err = errHeld // not for writes: their outcome must reach the client
 	}
 	if err != nil {
 		c.out = c.out[:mark]

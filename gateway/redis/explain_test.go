@@ -13,7 +13,7 @@ import (
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
-// TestThreeAnswers: done, not done, and nobody knows.
+// TestThreeAnswers: done, not done, unknown.
 func TestThreeAnswers(t *testing.T) {
 	c := &conn{s: &Server{cfg: Config{}.withDefaults()}}
 	require.Contains(t, c.explain(fmt.Errorf("update: %w", client.ErrUnknown)), "UNKNOWN the outcome is not known: it may have been done, at most once")
@@ -31,7 +31,7 @@ func TestThreeAnswers(t *testing.T) {
 	require.Contains(t, c.explain(errWrongType), "UNKNOWN")
 	// A fault that comes with an unknown outcome does not turn it into "not done".
 	require.Contains(t, c.explain(fmt.Errorf("%w: %w", errContended, client.ErrUnknown)), "UNKNOWN")
-	// What nobody knows is never tried again as if others had been faster.
+	// A command of unknown outcome is never tried again as if another had been faster.
 	require.False(t, lost(fmt.Errorf("%w: %w", client.ErrConflict, client.ErrUnknown)))
 	require.True(t, lost(fmt.Errorf("x: %w", client.ErrConflict)))
 	require.False(t, lost(nil))

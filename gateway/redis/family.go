@@ -12,7 +12,7 @@ import (
 // dropBatch is how many entries are removed between two looks at the tree.
 const dropBatch = 512
 
-// The incarnation of an id, which is that of its fields:
+// The life of an id and of the fields that belong to it:
 //
 //  1. newID puts its owner, the record that names the key.
 //  2. establish, or a copy, lets the key's record name the id; the record is newborn, and

@@ -9,7 +9,7 @@ import (
 
 // TestReplacedByItsLike replaces a hash or sorted set, at every step of a command on it, by
 // one with the same content, and removes what was replaced. Fields and members were there
-// at every instant, so the answer must be that of a command which nobody disturbs.
+// at every instant, so the answer must be that of a command that runs alone.
 func TestReplacedByItsLike(t *testing.T) {
 	if testing.Short() {
 		t.Skip("schedules run one goroutine at a time; not with -short")

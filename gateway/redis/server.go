@@ -34,7 +34,7 @@ const (
 // Config of a Server. Zero values mean what is said.
 type Config struct {
 	Tree       *kv.Tree
-	Password   string        // clients must say it; "": nobody need
+	Password   string        // that AUTH must give; "": none is needed
 	MaxClients int           // connections at once; 0: 10000
 	SweepKeys  int           // records looked at for expiry a second; 0: 2000, negative: none
 	OrphanAge  time.Duration // remains of hashes are swept when this old; 0: 10 minutes

@@ -369,7 +369,7 @@ type written struct {
 //
 // A field that is not there counts: the command that ended the id has removed it, or a
 // command that saw it. A field that is there does not: it was written behind the removal of
-// the fields. It is removed, so that nobody sees it there; but where this command has
+// the fields. It is removed, so that no reader sees it; but where this command has
 // replaced what another had written, it stays. Otherwise that other writer would find its
 // field gone, and take its write for counted.
 //

@@ -48,10 +48,10 @@ type Method[Q, A any] func(quarrypbconnect.ControllerClient, context.Context, *c
 // Ask asks one controller after the other, and the leader that a standby names,
 // until one answers. by is the one that has, with an answer or with a refusal.
 //
-// Where there are several, each is first asked whether it is there at all: one that
-// is stopped takes connections and never answers, and must not use up the time in
-// which another could. A request is put once to a controller that leads; whatever
-// comes of it is the outcome, unless the controller says that it does not lead.
+// Where there are several, Ask first probes each one: a stopped process accepts connections
+// and never answers, and would use up the time in which another could. A request goes once to a
+// controller that leads. Its result is the result of Ask, also an error, unless the controller
+// answers that it does not lead.
 func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]) (answer *A, by string, err error) {
 	var urls []string
 	for _, u := range c.URLs {
@@ -79,7 +79,7 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 			if !errors.As(err, &ce) || ce.Code() != connect.CodeUnavailable && ce.Code() != connect.CodeDeadlineExceeded {
 				return nil, urls[i], err
 			}
-			named := ce.Meta().Values(quarrypb.LeaderHeader) // a standby's answer has one, though it may name nobody
+			named := ce.Meta().Values(quarrypb.LeaderHeader) // a standby's answer has one, which is empty where it knows no leader
 			var op *net.OpError
 			if len(named) == 0 && !reads(q) && !(errors.As(err, &op) && op.Op == "dial") {
 				return nil, urls[i], fmt.Errorf("whether it was done is unknown: %w", err)

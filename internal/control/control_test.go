@@ -116,7 +116,7 @@ func TestAskGivesUp(t *testing.T) {
 	require.Equal(t, connect.CodeNotFound, connect.CodeOf(err))
 	require.Equal(t, refusing.url, by)
 	require.Zero(t, other.asked.Load(), "a refusal is an answer")
-	// An outcome that nobody knows is not asked for again of the same controller.
+	// A request of unknown outcome is not sent to the same controller again.
 	refusing.refuse = connect.NewError(connect.CodeUnavailable, errors.New("the leadership changed; whether it was done is unknown"))
 	refusing.asked.Store(0)
 	_, _, err = ask(t, refusing.url)

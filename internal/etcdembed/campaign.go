@@ -31,11 +31,11 @@ func (s *Server) Campaign(ctx context.Context) error {
 
 // CampaignMessage has a member of raft campaign, where lead is the leader that it knows of.
 //
-// A member with a leader gets what a leader sends that hands its place over: the others vote
-// although they have heard of their leader a moment ago. Its term is 0, that of local messages:
-// whatever the term is, this one is about it. A member without a leader may be a candidate,
-// which ignores that message. It gets what its own timer would send; those who follow a leader
-// that they have heard of refuse it, and keep their term.
+// A member with a leader gets MsgTimeoutNow, as from a leader that transfers its leadership: then
+// the others vote although they have heard of their leader a moment ago. Term 0 marks a local
+// message, which raft accepts in every term. A member without a leader may be a candidate, and
+// candidates ignore MsgTimeoutNow. It gets MsgHup, which its own election timer would send;
+// members that have heard of a leader refuse their votes, and keep their term.
 func CampaignMessage(id, lead uint64) *raftpb.Message {
 	if lead != 0 {
 		return &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), To: &id, From: &lead}

@@ -43,7 +43,7 @@ func (s *Server) Client() (*clientv3.Client, error) {
 }
 
 // gate keeps the server's store open while a call may read it. A server that is removed from
-// its cluster stops by itself, whatever is being called.
+// its cluster stops by itself, also in the middle of calls.
 //
 // Invariant: no call is inside when the server closes its store, and none enters after that.
 type gate struct {

@@ -145,12 +145,12 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 	e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
 	e.InitialCluster = c.Name + "=" + peer.String()
 	if c.InitialCluster == "" && c.PeerURL == "" {
-		// A cluster of one has nothing to wait for: it need not sit out an election of 1 s.
+		// A cluster of one elects itself: a short timeout, because the default is 1 s.
 		e.TickMs, e.ElectionMs = 20, 200
 	} else if c.Watched {
-		// A heartbeat wakes every member, and nobody waits for the count. etcd's shortest
-		// lease is one and a half times as long as it, in whole seconds: 2 s, as long as
-		// that of a controller's leadership.
+		// A heartbeat wakes every member. The pulse finds a dead leader sooner than the election
+		// timeout, so that may be long. etcd's shortest lease is one and a half election
+		// timeouts in whole seconds: 2 s, the lease of a controller's leadership.
 		e.TickMs, e.ElectionMs = 250, 1250
 	} else {
 		// Controllers change nothing while their etcds have no leader. Members are near

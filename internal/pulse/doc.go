@@ -35,6 +35,6 @@
 //
 // # Wakes
 //
-// A process is woken 25 times a second, by a timer, whatever is sent to it: the socket is
-// not known to the poller of the Go runtime, and is read until it is empty in each tick.
+// A timer wakes a process 25 times a second; datagrams do not. The socket is not registered with
+// the poller of the Go runtime, and each tick reads it until it is empty.
 package pulse

@@ -22,7 +22,7 @@ const (
 	strangers  = 64 // incarnations that are not known, of which keys are made in a tick
 )
 
-// machine judges members. It knows no time but its ticks, and no sockets.
+// machine judges members. Its only clock are ticks; datagrams come and go through its caller.
 type machine struct {
 	incarnation uint64
 	kind        Kind
@@ -30,7 +30,7 @@ type machine struct {
 	keys        keys
 	key         cipher.AEAD // of incarnation
 	now         uint64      // tick; the sequence number of what is sent
-	mute        uint64      // until this tick nobody is vouched for: this process was suspended
+	mute        uint64      // no vouching before this tick: this process was suspended
 	peers       map[uint64]*peer
 	order       []*peer // sorted by incarnation; what is sent is so the same in each run
 	seeds       []*seed

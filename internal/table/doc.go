@@ -4,5 +4,5 @@
 //	t, err := t.Merge(answer.Table)
 //
 // Controllers may send late, twice and out of order, and two of them may think
-// they lead: a Table never goes back, whatever it is given (hazard 16).
+// they lead: Merge never returns an older Table than it was given (hazard 16).
 package table

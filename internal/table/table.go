@@ -125,7 +125,7 @@ func (t *Table) Merge(in *quarrypb.Table) (*Table, error) {
 	if len(out.nodes) > MaxNodes || len(out.regions) > MaxRegions {
 		return t, fmt.Errorf("%w: %d nodes, %d regions", ErrBadTable, len(out.nodes), len(out.regions))
 	}
-	// Invariant: a region's epoch never falls, whatever the revisions say.
+	// Invariant: a region's epoch never falls, also where the revision rises.
 	for _, r := range in.Regions {
 		if old := t.Region(r.Id); old != nil && old.Epoch > r.Epoch {
 			return t, fmt.Errorf("%w: region %d goes from epoch %d back to %d", ErrBadTable, r.Id, old.Epoch, r.Epoch)

@@ -208,8 +208,8 @@ func (m *Memory) Persist(off, n uint64) error {
 // Descriptor opens the memory once more, to be sent to another process: with
 // write set the same open file, else one that cannot be mapped for writing.
 func (m *Memory) Descriptor(write bool) (*os.File, error) {
-	// Under the lock: a lane that opens the region while the node gives it up must
-	// not be sent whatever file has the number next.
+	// Under the lock: after Close the file's number may belong to another file, which a lane that
+	// opens the region must not be sent.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.refs == 0 {

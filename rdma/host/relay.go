@@ -20,8 +20,7 @@ type Relay interface {
 // no chain is being executed.
 type RelayLane interface {
 	Open(ctx context.Context, region uint32, epoch uint64) (*rdma.Target, error)
-	// Do executes a chain. When it returns, nothing of the chain runs any more,
-	// whatever its outcome.
+	// Do executes a chain. When it returns, with any outcome, nothing of the chain runs any more.
 	Do(c *rdma.Chain)
 	Close() error
 }

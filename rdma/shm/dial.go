@@ -145,7 +145,7 @@ func (l *link) read(m *mappings) {
 		}
 		a := answer{memory: f}
 		if a.OpenAnswer, err = host.DecodeOpenAnswer(b); err == nil {
-			select { // drop an answer that nobody has waited for
+			select { // drop an answer whose caller has given up
 			case old := <-l.answers:
 				old.discard()
 			default:

@@ -21,7 +21,7 @@ type Conn struct {
 	broken      bool
 	closed      bool
 	ended       bool // its ticket's serial is over; another session may have the id now
-	// ReadOnly refuses whatever changes memory.
+	// ReadOnly refuses WRITE, CAS and FETCH_ADD.
 	ReadOnly bool
 	windows  []opened // by slot
 	// Owner is for the caller of Fabric.Dial: the client that waits for answers.
@@ -302,7 +302,7 @@ func (c *Conn) End() {
 	c.Close()
 }
 
-// Stall stops, or lets go on, whatever the connection does.
+// Stall stops the execution of the connection's verbs, or lets it go on.
 func (c *Conn) Stall(on bool) {
 	if bit := uint64(1) << c.index; on {
 		c.fabric.stalled |= bit

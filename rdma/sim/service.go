@@ -210,7 +210,7 @@ func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uin
 	s := d.services[addr]
 	d.mu.Unlock()
 	if s == nil {
-		return nil, fmt.Errorf("%w: nobody serves %q", rdma.ErrBroken, addr)
+		return nil, fmt.Errorf("%w: no node serves %q", rdma.ErrBroken, addr)
 	}
 	return s.Dial(ctx, t, lane)
 }

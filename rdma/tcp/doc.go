@@ -27,8 +27,8 @@
 //	window  0 kind=2 | zeros | 4 seq | 8 size=32 | 12 last=1 | 16 open answer of package host
 //
 // code is host.Code, done the number of verbs that have run. An answer whose seq is
-// 2^32-1 is the node's farewell: the session has been revoked, and whatever is
-// outstanding was refused.
+// 2^32-1 is the node's farewell: the session has been revoked, and all
+// outstanding chains were refused.
 //
 // A checksum is not part of it: TCP has one, and images carry checksums.
 //

@@ -95,7 +95,7 @@ func failure(r C.int, why *C.q_failure) error {
 	if why.event == C.RDMA_CM_EVENT_REJECTED {
 		switch why.status {
 		case 8: // IB_CM_REJ_INVALID_SERVICE_ID
-			return errors.New("nobody listens there: the node has ended")
+			return errors.New("no process listens there: the node has ended")
 		case 10: // IB_CM_REJ_STALE_CONN
 			return errors.New("the node's adapter knows the queue pair as connected: try again")
 		case 28: // IB_CM_REJ_CONSUMER_DEFINED
@@ -167,7 +167,7 @@ func (s *Server) join(ev *C.q_event) {
 		}
 		s.mu.Unlock()
 		if l == nil || l.number != c.lane {
-			err = errors.New("nobody was told so")
+			err = errors.New("no lane has this nonce")
 		}
 	}
 	if err == nil {

@@ -314,7 +314,7 @@ func (s *Server) probeWindows() (bounds, owner bool, err error) {
 
 // pair connects a queue pair of a dialer with one of the node's own.
 func (s *Server) pair(dialer *Dialer, d *domain, number uint32) (near *C.q_lane, far *lane, leave func() error, err error) {
-	nc, unused := net.Pipe() // a lane has a socket; nobody listens at this one
+	nc, unused := net.Pipe() // a lane has a socket; this one has no other end
 	unused.Close()
 	far = s.newLane(nc, number, 0, &rdma.Ticket{Serial: host.LoopSerial, Rights: rdma.ReadWrite})
 	s.mu.Lock()

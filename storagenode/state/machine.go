@@ -18,8 +18,8 @@ type Limits struct {
 const (
 	MaxRegions = 4096    // 8 TiB of 2 GiB regions
 	MaxSerials = 1 << 18 // as many sessions as there are ids
-	// renewAt: a list of ended sessions this long is worth a registration, which
-	// says which of them nobody can show a ticket of any more.
+	// renewAt is the length of the list of ended sessions at which the node registers again: the
+	// answer says which serials have no valid ticket any more, and shortens the list.
 	renewAt = 1024
 )
 
@@ -28,7 +28,7 @@ type Phase uint8
 
 const (
 	Making Phase = iota + 1 // its memory is not there yet
-	Closed                  // not to be served; a Cut comes before whatever is done to it, as an earlier one may have failed
+	Closed                  // not to be served; a Cut comes before any other action, as an earlier one may have failed
 	Opened                  // certainly served under Epoch
 )
 
@@ -77,7 +77,7 @@ type State struct {
 func New(limits Limits, kept Kept, found []Region) *State {
 	s := &State{Kept: kept, Limits: limits}
 	for _, r := range found {
-		// Whatever it served, it served in another incarnation.
+		// An epoch that it served was of another incarnation.
 		r.Phase, r.Closed = Closed, r.Epoch
 		s.Regions = append(s.Regions, r)
 		s.HostedSize += r.Bytes
@@ -131,7 +131,7 @@ func (s *State) Step(e Event) ([]Action, error) {
 func (s *State) command(term uint64, do func() ([]Action, error)) ([]Action, error) {
 	switch {
 	case s.Node == 0:
-		return nil, errorf(Stranger, "the node is not registered; it obeys nobody until then")
+		return nil, errorf(Stranger, "the node is not registered; until then it refuses all commands")
 	case term < s.Term:
 		return nil, errorf(Stale, "a command of term %d, the node obeys term %d: another controller leads", term, s.Term)
 	}

@@ -16,7 +16,7 @@ import (
 // worker is one closed or open loop of one client goroutine.
 type worker struct {
 	c    *client.Client
-	prep *client.Client // makes and ends the objects, over whatever is fastest
+	prep *client.Client // allocates and frees the objects, over the fastest provider
 	j    Job
 	refs []client.Ref
 	seed uint64
@@ -82,7 +82,7 @@ func (w *worker) prepare(ctx context.Context) error {
 	return nil
 }
 
-// prepareTime is how long a loop goes on making objects that nobody asked for.
+// prepareTime bounds how long a loop allocates the objects that it works on.
 const prepareTime = 5 * time.Second
 
 func (w *worker) cleanUp(ctx context.Context) {

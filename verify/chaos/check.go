@@ -66,7 +66,7 @@ func judge(events []*event) *verdict {
 		}
 		switch {
 		case e.object == "":
-			continue // a birth without an answer: nobody has the reference
+			continue // a birth without an answer: no worker has the reference
 		case e.kind == opBirth:
 			if e.result == okResult {
 				if born[e.object] != nil {
@@ -100,7 +100,7 @@ func (v *verdict) object(name string, born *event, all []*event) {
 	}
 	for _, e := range all {
 		if e.result == badResult {
-			v.illegal = append(v.illegal, fmt.Sprintf("%s: worker %d read what nobody can have written: %s", name, e.worker, e.out))
+			v.illegal = append(v.illegal, fmt.Sprintf("%s: worker %d read what no worker writes: %s", name, e.worker, e.out))
 			return
 		}
 	}
@@ -125,10 +125,11 @@ func (s *segment) check() porcupine.CheckResult {
 	return porcupine.CheckOperationsTimeout(m, ops, porcupineTimeout)
 }
 
-// normalize leaves out what has no bearing and bounds what has no return. A change of
-// unknown outcome that nobody has ever seen the effect of can be taken for not
-// done: whatever history is legal with it is legal without. One that was seen took
-// effect before whoever saw it returned. Values are unique, so seeing is sure.
+// normalize makes a history cheaper to check without changing the verdict. It drops operations
+// that were not done, and changes of unknown outcome whose effect no operation saw: a history
+// that is legal with such a change is legal without it. A change of unknown outcome that was
+// seen gets a return: the earliest one of the operations that saw it. Values are unique, so a
+// value identifies its change.
 func normalize(all []*event) []*event {
 	seen := map[string]int64{} // value -> earliest return of an operation that saw it
 	freed := int64(never)
@@ -180,7 +181,7 @@ func lostWrite(born *event, all []*event) string {
 		}
 	}
 	if last == nil {
-		return "nobody could read it in the end"
+		return "it could not be read in the end"
 	}
 	if last.result == freedResult {
 		for _, e := range all {
@@ -188,7 +189,7 @@ func lostWrite(born *event, all []*event) string {
 				return ""
 			}
 		}
-		return "it is gone, and nobody freed it"
+		return "it is gone, and no worker freed it"
 	}
 	var writer *event
 	for _, e := range all {
@@ -200,7 +201,7 @@ func lostWrite(born *event, all []*event) string {
 	switch {
 	case writer != nil:
 		if effect = writer.ret; writer.result == unknownResult {
-			effect = never // until somebody saw it
+			effect = never // unless an operation saw it
 		}
 		for _, e := range all {
 			if e.out == last.out && e.result == okResult {
@@ -210,7 +211,7 @@ func lostWrite(born *event, all []*event) string {
 	case last.out == born.in:
 		effect = born.ret
 	default:
-		return "it has the value " + last.out + ", which nobody wrote"
+		return "it has the value " + last.out + ", which no worker wrote"
 	}
 	for _, e := range all {
 		if e != writer && e.result == okResult && e.kind != opRead && e.kind != opBirth && e.call > effect && e.ret < last.call {

@@ -12,7 +12,7 @@ import (
 )
 
 // TestJournalOfCommands: a command without an answer may have been done, one of which the
-// gateway says that nobody knows too; half a last line is none.
+// gateway calls unknown, too; half a last line is none.
 func TestJournalOfCommands(t *testing.T) {
 	groups := map[int64][]*redismodel.Event{}
 	require.NoError(t, parseCommands([]byte(strings.Join([]string{

@@ -155,7 +155,7 @@ var faults = []fault{
 			}
 			return r.replaceWorker(ctx)
 		}},
-	{name: "rot", what: "bits of a storage node's memory flip, and fsck repairs what nobody has read", hold: short, inject: rot, heal: repair},
+	{name: "rot", what: "bits of a storage node's memory flip, and fsck repairs the images that no reader has repaired", hold: short, inject: rot, heal: repair},
 	{name: "node-disk", what: "writes to a storage node's data folder do not end, while a client has to be fenced", hold: beyond,
 		inject: func(_ context.Context, r *run) error {
 			r.targets = []string{r.pickNode()}

@@ -18,7 +18,7 @@ import (
 const (
 	opBirth  = "birth"
 	opRead   = "read"
-	opWrite  = "write"  // whatever was there
+	opWrite  = "write"  // without regard to the former value
 	opUpdate = "update" // what it replaced is in Out
 	opFree   = "free"
 )
@@ -29,7 +29,7 @@ const (
 	freedResult   = "freed"   // the object has been freed, said the store
 	noResult      = "no"      // not done, and never will be, said the store
 	unknownResult = "unknown" // may have been done; also what the killed had under way
-	badResult     = "bad"     // a payload that nobody can have written
+	badResult     = "bad"     // a payload that no worker writes
 )
 
 // never is the return of an operation that has none.
@@ -82,7 +82,7 @@ func (j *journal) begin(e *event) (int, error) {
 	j.next++
 	e.call = now()
 	if e.kind == opRead {
-		return j.next, nil // a read that nobody was answered has no effect
+		return j.next, nil // a read has no effect, so one without an answer needs no line
 	}
 	return j.next, j.line("B %d %d %s %s %s %d\n", j.next, e.thread, e.kind, dash(e.object), dash(e.in), e.call)
 }

@@ -66,7 +66,7 @@ func (w *worker) keyRead(ctx context.Context, thread int, object string) error {
 	return w.do(ctx, &event{thread: thread, kind: opRead, object: object}, func(ctx context.Context) ([]byte, error) {
 		value, err := w.tree.Get(ctx, treeKey(object), nil)
 		if errors.Is(err, btree.ErrNoKey) {
-			return nil, nil // keys are never deleted: one that is gone is a payload of nobody
+			return nil, nil // keys are never deleted: one that is gone is a bad payload
 		}
 		return value, err
 	})

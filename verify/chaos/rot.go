@@ -16,9 +16,9 @@ const rots = 40
 // see payload.
 var payloadText = regexp.MustCompile(`[^ 0-9a-z]w[0-9]+t[0-9]+n[0-9]+ `)
 
-// rot flips a bit in payloads of one node's regions, where a bad disk or bad
-// memory does: in the files that it has mapped. One byte is written at a time, so
-// nothing beside it is undone. Some of it is in images that nobody reads.
+// rot flips a bit in payloads of one node's regions, in the files that the node has mapped, as a
+// bad disk or bad memory does. One byte is written at a time, so
+// nothing beside it is undone. Some of it is in images that V does not name, which no client reads.
 func rot(_ context.Context, r *run) error {
 	paths, err := filepath.Glob(filepath.Join(r.cluster.NodeDir(r.pickNode()), "region-*"))
 	if err != nil {

@@ -54,7 +54,7 @@ func (s *status) ill(replicas int) string {
 
 // whole waits until every node is up and every region has all its replicas.
 func (r *run) whole(ctx context.Context) error {
-	ill := "nobody has said how it is"
+	ill := "no status has come yet"
 	for until := time.Now().Add(healTimeout); time.Now().Before(until); r.sleep(ctx, pollEvery) {
 		var s status
 		if _, err := r.quarry(ctx, &s, "status"); err != nil {

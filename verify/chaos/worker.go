@@ -234,7 +234,7 @@ var counters [64]struct {
 	_ [56]byte
 }
 
-// value is one that nobody has ever written.
+// value is a new value, different from every one that was written before.
 func (w *worker) value(thread int) string {
 	counters[thread].n++
 	return fmt.Sprintf("w%dt%dn%d", w.ID, thread, counters[thread].n)

@@ -185,7 +185,7 @@ func (l *link) arm() {
 	time.AfterFunc(time.Until(l.pending[0].at), l.step)
 }
 
-// step runs some of the oldest flight. Whoever sent it may be gone.
+// step runs some of the oldest flight. Its sender may have ended.
 func (l *link) step() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

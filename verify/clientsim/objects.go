@@ -343,7 +343,7 @@ func (r *run) checkObjects(ctx context.Context, p *Proc, cl *client.Client) {
 		b, err := cl.Read(ctx, ref, nil)
 		v, ok := valueOf(b)
 		if err != nil || !ok || !r.objects.maybe[v] {
-			r.fail("an object that nobody has: %v, tag %x, %d bytes (%v)", ref, x.Tag, x.Bytes, err)
+			r.fail("an object that no client has: %v, tag %x, %d bytes (%v)", ref, x.Tag, x.Bytes, err)
 		}
 	}
 }

@@ -26,7 +26,7 @@ type transport struct {
 	from *Proc
 }
 
-// dialError is what a process gets that reaches nobody.
+// dialError is the error of a dial to an address at which no process listens.
 func dialError() error { return &net.OpError{Op: "dial", Net: "sim", Err: errRefused} }
 
 var (
@@ -34,8 +34,8 @@ var (
 	errReset   = errors.New("connection reset by peer")
 )
 
-// RoundTrip carries one call. The handler goes on when the caller gives up, until it
-// notices: a request that was sent is carried out, or not, whatever its caller hears.
+// RoundTrip carries one call. A caller that gives up does not stop the handler at once, so a
+// request without an answer may have been carried out.
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx := r.Context()
 	var body []byte
@@ -51,7 +51,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	to := w.servers[r.URL.Host]
 	w.mu.Unlock()
 	if to == nil {
-		w.log.Debug("nobody", "url", r.URL.String())
+		w.log.Debug("no server", "url", r.URL.String())
 		if err := w.pause(ctx, t.from.delay()); err != nil {
 			return nil, err
 		}

@@ -165,7 +165,7 @@ func (r *run) scanned(l *incarnation, begun op, found map[string][]byte) {
 		delete(found, key)
 	}
 	for key := range found {
-		r.fail("%s: a scan found the key %q, which nobody has put", l.name, key)
+		r.fail("%s: a scan found the key %q, which no client has put", l.name, key)
 	}
 }
 

@@ -94,7 +94,7 @@ const (
 	closed           // in good order: no call runs, and nothing is posted any more
 )
 
-// longest is what a schedule may take: whatever waits without a bound ends then.
+// longest bounds a schedule, so that a wait without an end fails it.
 const longest = 20 * time.Minute
 
 // A bubble's time begins with the year 2000.
@@ -476,7 +476,7 @@ func (c *Counts) add(o *Counts) {
 	c.Late += o.Late
 }
 
-// buffer is memory of a chain; recycle gives it back. Nobody reads what is in it.
+// buffer is memory of a chain; recycle gives it back. Its contents are never read.
 func (w *World) buffer(n int) []byte {
 	if n < 1<<14 {
 		return make([]byte, n)

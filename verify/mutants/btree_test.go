@@ -35,7 +35,7 @@ var btreeMutants = []mutant{
 		runs: []run{trees(200), many()},
 	},
 	{
-		name: "absorb unchecked", what: "has a node absorb its right sibling whatever its stamp is by now",
+		name: "absorb unchecked", what: "has a node absorb its right sibling without a look at its present stamp",
 		edits: []edit{{"btree.(*Program).absorb",
 			`done, err := p.commit(l.ref, l.stamp, u)`,
 			`stamp := l.stamp
@@ -70,7 +70,7 @@ var btreeMutants = []mutant{
 		runs:  []run{trees(200), many()},
 	},
 	{
-		name: "fences unchecked", what: "takes leaves as they come, whatever keys they are for",
+		name: "fences unchecked", what: "accepts leaves without a look at their fence keys",
 		edits: []edit{
 			{"btree.(*write).apply", `case v.level != 0 || v.place(probe{key: w.key}) != 0:`, `case v.level != 0:`},
 			{"btree.(*Program).descend", `switch pg.place(pr) {`, `at := pg.place(pr)
@@ -87,7 +87,7 @@ var btreeMutants = []mutant{
 		runs:  []run{trees(200), many()},
 	},
 	{
-		name: "scan follows links", what: "goes on with a scan at the right link of what it has read, whatever is there",
+		name: "scan follows links", what: "goes on with a scan at the right link of what it has read, without a look at what is there",
 		edits: []edit{{"btree.(*scan).readAhead", `|| pg.place(pr) != 0`, ``}},
 		runs:  []run{trees(200), many()},
 	},

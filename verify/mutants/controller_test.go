@@ -162,12 +162,12 @@ var controllerMutants = []mutant{
 		runs:  []run{tests("controller", "^TestElectionSchedules$")},
 	},
 	{
-		name: "own write not recognized", what: "takes what the first try of a transaction wrote for somebody else's",
+		name: "own write not recognized", what: "takes what the first try of a transaction wrote for another writer's",
 		edits: []edit{{"controller.(*term).commit", `if again {`, `if again && t == nil {`}},
 		runs:  []run{tests("controller", "^TestCommitIsTriedAgain$")},
 	},
 	{
-		name: "somebody else's write taken for its own", what: "takes any record that has changed for what the first try of a transaction wrote",
+		name: "another writer's record taken for its own", what: "takes any record that has changed for what the first try of a transaction wrote",
 		edits: []edit{{"controller.(*term).wrote", `!bytes.Equal(kv.Value, op.Value)`, `false`}},
 		runs:  []run{tests("controller", "^TestCommitIsTriedAgain$")},
 	},

@@ -53,7 +53,7 @@ var slabMutants = []mutant{
 
 	// Reconcile.
 	{
-		name: "header reconcile: new primary wins", what: "takes the new primary's block headers, whatever the backups have",
+		name: "header reconcile: new primary wins", what: "takes the new primary's block headers without those of the backups",
 		edits: []edit{{"slab.(*Lane).reconcileBlock",
 			`if h.Valid() && h.State().Open() {`,
 			`h, zero = was[0].With(proto.BlockActive), false

@@ -74,8 +74,7 @@ func kindOf(name string) byte {
 }
 
 // Check compares the answers of commands with the model: "" if some order explains them.
-// exception says that it took the exception. It is the same order of events whatever their
-// order in the list.
+// exception says that it took the exception. The result does not depend on the order of the list.
 func Check(events []*Event, timeout time.Duration) (bad string, exception bool) {
 	if bad = check(events, timeout, maxStates, false); bad != "" {
 		bad, exception = check(events, timeout, maxStates, true), true

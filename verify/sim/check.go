@@ -266,7 +266,7 @@ func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Sla
 	holder := proto.R(p.Word(s.ROff()))
 	copying := t.rebuilding[place] && (new.State() == proto.StateFree || new.State() == proto.StateBad && w.excused(s.Off))
 	if holder.Session() != session && !copying {
-		w.fail("V changed by somebody who does not hold R", fmt.Sprintf("%v at node %d: session %d changed %v to %v, holder %v", addr, m.Node.ID, session, old, new, holder))
+		w.fail("V changed by a session that does not hold R", fmt.Sprintf("%v at node %d: session %d changed %v to %v, holder %v", addr, m.Node.ID, session, old, new, holder))
 		return
 	}
 	if place != 0 {
@@ -342,7 +342,7 @@ func (k *checker) Wrote(m *fabric.Memory, session uint32, off, n uint64) {
 		return
 	}
 	if holder := proto.R(p.Word(s.ROff())); holder.Session() != session {
-		w.fail("WRITE by somebody who does not hold R", fmt.Sprintf("%v at node %d: session %d, holder %v", addr, m.Node.ID, session, holder))
+		w.fail("WRITE by a session that does not hold R", fmt.Sprintf("%v at node %d: session %d, holder %v", addr, m.Node.ID, session, holder))
 		return
 	}
 	if w.mirror.table.rebuilding[place] || s.Kind == proto.Single {

@@ -1,5 +1,5 @@
 // Package sim runs the protocol under one seeded scheduler, on a fabric that delays, reorders
-// and loses whatever the contract of package rdma allows.
+// and loses verbs and answers as the contract of package rdma allows.
 //
 // Clients are coroutines that run the programs of slab and alloc on ports of package sim. The
 // fabric is rdma/sim. Controllers and agents are the state machines of controller/state and

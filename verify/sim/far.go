@@ -61,7 +61,7 @@ func (m *machines) outerCommitted(rev uint64, r *quarrypb.Region) {
 	o.rec = r
 	if r.State == creatingRegion {
 		m.creating(r)
-		return // nobody has keys of it
+		return // no client has keys of it
 	}
 	was := o.of
 	t := rowOf(r)
@@ -77,7 +77,7 @@ func (m *machines) outerCommitted(rev uint64, r *quarrypb.Region) {
 		o.announced = rev
 	}
 	if t.open && !was.open {
-		m.nobodyWorksByAnEarlierTable(r.Id, t.epoch)
+		m.noSessionHasAnEarlierTable(r.Id, t.epoch)
 	}
 	o.of = t
 	if t.open {

@@ -171,7 +171,7 @@ func (w *world) linear() {
 		if e.result == okResult {
 			w.checkSeen(i)
 		} else if !w.mayBeFreed(i) {
-			w.fail("freed by nobody", w.describe(i))
+			w.fail("freed without a free", w.describe(i))
 		}
 		for j := range w.hist {
 			f := &w.hist[j]
@@ -219,7 +219,7 @@ func (w *world) checkSeen(i int) {
 		}
 	}
 	if !found {
-		w.fail("saw a value of nobody", w.describe(i))
+		w.fail("saw a value that was not written", w.describe(i))
 	}
 }
 

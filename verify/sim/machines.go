@@ -327,7 +327,7 @@ func (m *machines) regionCommitted(rev uint64, r *quarrypb.Region) {
 	}
 	switch {
 	case t.open && !was.open:
-		m.nobodyWorksByAnEarlierTable(regionID, t.epoch)
+		m.noSessionHasAnEarlierTable(regionID, t.epoch)
 		if m.stats.Leaders == m.shutUnder {
 			m.stats.LongestGap = max(m.stats.LongestGap, 100*(w.now-m.shut)/w.d.lease)
 		}
@@ -387,10 +387,10 @@ func (m *machines) regionServes(was, t *table) {
 	}
 }
 
-// nobodyWorksByAnEarlierTable checks, before replicas are made alike and before clients are
+// noSessionHasAnEarlierTable checks, before replicas are made alike and before clients are
 // served, that every session with a lease knows of the epoch and has finished the operations
 // that it began with an earlier table (docs/DESIGN.md#failover, step wait).
-func (m *machines) nobodyWorksByAnEarlierTable(region uint32, epoch uint64) {
+func (m *machines) noSessionHasAnEarlierTable(region uint32, epoch uint64) {
 	since := m.announced
 	if region != regionID {
 		since = m.outer[region].announced

@@ -279,7 +279,8 @@ func (m *machines) certified(c *client, holder uint32) bool {
 	return true
 }
 
-// sessionStates lists the sessions, for a client that collects, as client.SessionStates does.
+// sessionStates is client.SessionStates for a simulated client that collects orphans: the state of
+// each session as the leader gives it.
 func (m *machines) sessionStates(c *client) (func(id uint32) slab.SessionState, error) {
 	ans, err := m.ask(c, &quarrypb.ListSessionsRequest{})
 	r, ok := ans.(*quarrypb.ListSessionsResponse)

@@ -102,7 +102,7 @@ func (c *controller) start() {
 }
 
 // askEtcd sends a request to etcd. request runs at etcd and returns the function that runs at
-// the controller with the answer. lost runs if no answer comes in time, whatever etcd did.
+// the controller with the answer. lost runs if no answer comes in time; etcd may have carried the request out.
 func (c *controller) askEtcd(request func() func(), lost func()) {
 	m, incarnation, done := c.m, c.incarnation, false
 	finish := func(f func()) {

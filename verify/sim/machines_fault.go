@@ -15,7 +15,7 @@ const (
 	killController  machineFaultKind = iota // and starts it again
 	pauseController                         // 0.1 to 10 leases
 	cutEtcd                                 // a controller and etcd cannot hear each other
-	loseQuorum                              // etcd answers nobody
+	loseQuorum                              // etcd answers no request
 	deafNode                                // a node hears no controller, or one of them
 	muteNode                                // no controller hears it, or one of them
 	deafClient                              // a client hears no controller ...

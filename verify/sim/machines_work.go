@@ -229,7 +229,7 @@ func (p *program) work() error {
 		// Not when an epoch is served: a late call of an abandoned change may open the epoch
 		// number that the next change takes. Only agents have keys of it.
 		if t := m.w.tableOf(p.req.Region); p.req.Epoch == t.epoch && !t.open {
-			m.nobodyWorksByAnEarlierTable(p.req.Region, t.epoch)
+			m.noSessionHasAnEarlierTable(p.req.Region, t.epoch)
 		}
 		var st slab.Reconciled
 		err = blocks(func(b uint32) error { return seat.lane.ReconcileBlock(&p.reg, b, &st) })

@@ -245,7 +245,7 @@ func (m *machines) judge() {
 		case well > 0 && shown != openRegion && shown != degradedRegion:
 			m.w.fail("a region whose nodes answer is not open", rec.String())
 		case well == 0 && silent > 0 && shown != noRegion:
-			m.w.fail("a region that nobody can read is not called unavailable", rec.String())
+			m.w.fail("a region without a reachable replica is not called unavailable", rec.String())
 		case well == 0 && silent == 0:
 			m.w.fail("a region is left without nodes", rec.String())
 		case shown == noRegion:

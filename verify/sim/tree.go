@@ -359,7 +359,7 @@ func (t *tree) scan(c *client, p *btree.Program) {
 	case err != nil && !w.notDone(err):
 		w.fail("unexpected error", fmt.Sprintf("client %d scans: %v", c.id, err))
 	case err == nil && w.failed == nil && fixed != treeKeys/fixedKeys:
-		w.fail("a scan left something out", fmt.Sprintf("client %d: %d of %d keys that nobody touches", c.id, fixed, treeKeys/fixedKeys))
+		w.fail("a scan left something out", fmt.Sprintf("client %d: %d of %d keys that no client changes", c.id, fixed, treeKeys/fixedKeys))
 	}
 }
 

@@ -198,7 +198,7 @@ func (w *world) run() {
 func (w *world) until(done func() bool) {
 	for w.failed == nil && !done() {
 		if !w.move() {
-			w.fail("liveness", "nobody can move: "+w.whoWaits())
+			w.fail("liveness", "no task can run: "+w.whoWaits())
 		}
 		if w.steps > maxSteps {
 			w.fail("liveness", "the schedule does not end: "+w.whoWaits())

@@ -44,8 +44,8 @@ type Options struct {
 	ReplaceAfter time.Duration
 	RegionBytes  uint64 // default 16 MiB
 	Capacity     uint64 // bytes of a node; default enough for 64 regions of 16 MiB or 4 larger ones
-	// DefaultReplicas leaves the number of replicas that a client does not name to the
-	// controller; else it is 1, whatever the nodes.
+	// DefaultReplicas leaves the number of replicas to the controller where a client names none;
+	// without it the default is 1.
 	DefaultReplicas bool
 	// Log shows what controllers and nodes say.
 	Log bool

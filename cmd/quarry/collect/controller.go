@@ -16,7 +16,7 @@ import (
 // knows of the cluster.
 var (
 	ControllerGroup = metrics.NewGroup("Controllers", "Served by `quarry controller` and `quarry dev`.")
-	TableGroup      = metrics.NewGroup("The cluster, as its leader sees it", "Served by the controller that leads, and by nobody else: `max by (...)` over controllers is the cluster.")
+	TableGroup      = metrics.NewGroup("The cluster, as its leader sees it", "Served only by the controller that leads: `max by (...)` over controllers is the cluster.")
 )
 
 var (

@@ -47,7 +47,7 @@ var (
 	nodeAdapterCounts = NodeGroup.Counter("quarry_node_adapter_port_total", "Counters of the port and its hardware by the kernel's names (/sys/class/infiniband/DEVICE/ports/PORT/counters and hw_counters), of the whole host: port_xmit_data and port_rcv_data count words of 4 bytes.", "node", "device", "port", "counter").Rarely()
 	nodeRegions       = NodeGroup.Gauge("quarry_node_regions", "Replicas served, or closed while something is done with them.", "node", "state")
 	nodeScrubbed      = NodeGroup.Counter("quarry_node_scrubbed_slabs_total", "Slabs that scrubs after fences have looked at, of regions whose primary is here.", "node")
-	nodeScrubFindings = NodeGroup.Counter("quarry_node_scrub_findings_total", "What scrubs have found that dead sessions had left, and settled: reservation, map_bit (of a slab that nobody held), block_header (half formatted).", "node", "found")
+	nodeScrubFindings = NodeGroup.Counter("quarry_node_scrub_findings_total", "What scrubs have found that dead sessions had left, and settled: reservation, map_bit (of a slab that no session held), block_header (half formatted).", "node", "found")
 	nodeReclaimed     = NodeGroup.Counter("quarry_node_reclaimed_blocks_total", "Empty blocks taken back for other size classes, of regions whose primary is here.", "node")
 	nodeCopied        = NodeGroup.Counter("quarry_node_copied_bytes_total", "Bytes copied to replicas that are rebuilt, of regions whose primary is here.", "node")
 	nodeCalls         = NodeGroup.Histogram("quarry_node_agent_call_duration_seconds", "Commands of controllers, by method and outcome.", "node", "method", "outcome")

@@ -212,8 +212,8 @@ func AskRedis(ctx context.Context, c *client.Client, dir string) (Result, error)
 	return r, nil
 }
 
-// Sample is an object of each region that has one: whoever can read them reaches all
-// memory.
+// Sample has one object of each region that has objects: a client that can read all of them
+// reaches all memory.
 type Sample []client.Ref
 
 // TakeSample finds one.

@@ -47,7 +47,7 @@ func begin(c *client.Client, what string) *tally {
 	return t
 }
 
-// traffic is what a client has sent, for whatever.
+// traffic is how many rounds and verbs a client has posted in all.
 func traffic(s client.Stats) (rounds, verbs uint64) {
 	for _, k := range s.Kinds {
 		rounds += k.Rounds
