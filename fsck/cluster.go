@@ -157,7 +157,7 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 		cancel()
 		if err != nil {
 			last = err
-			if leader := leaderOf(err); leader != "" && !slices.Contains(cfg.Controllers, leader) {
+			if leader := leaderOf(u, err); leader != "" && !slices.Contains(cfg.Controllers, leader) {
 				cfg.Controllers = append(cfg.Controllers, leader)
 			}
 			continue
@@ -186,10 +186,10 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 	return nil, fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(cfg.Controllers, ", "), last)
 }
 
-func leaderOf(err error) string {
+func leaderOf(asked string, err error) string {
 	var ce *connect.Error
 	if errors.As(err, &ce) {
-		return strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/")
+		return quarrypb.LeaderFrom(asked, ce.Meta().Get(quarrypb.LeaderHeader))
 	}
 	return ""
 }

@@ -63,7 +63,7 @@ func (c *controllers) call(ctx context.Context, f func(context.Context, quarrypb
 	var leader string
 	var ce *connect.Error
 	if errors.As(err, &ce) {
-		leader = strings.TrimRight(ce.Meta().Get(quarrypb.LeaderHeader), "/")
+		leader = quarrypb.LeaderFrom(url, ce.Meta().Get(quarrypb.LeaderHeader))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

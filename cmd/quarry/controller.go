@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,8 +31,11 @@ type controllerCmd struct {
 // etcdFlags say where a controller's state lives.
 type etcdFlags struct {
 	Etcd []string `placeholder:"URL" help:"Endpoints of an etcd cluster; without, etcd runs inside this process."`
+	CA   string   `name:"etcd-ca" placeholder:"FILE" help:"Certificate authorities of --etcd, PEM; default the system's."`
+	Cert string   `name:"etcd-cert" placeholder:"FILE" help:"Certificate that --etcd is shown, PEM."`
+	Key  string   `name:"etcd-key" placeholder:"FILE" help:"Key of --etcd-cert, PEM."`
 	Data string   `placeholder:"DIR" help:"Folder of the embedded etcd's data; without it, nothing survives a restart."`
-	Peer string   `name:"etcd-peer" placeholder:"URL" help:"Where the embedded etcds of other controllers reach this one, such as http://10.0.0.1:7424."`
+	Peer string   `name:"etcd-peer" placeholder:"URL" help:"Where the embedded etcds of other controllers reach this one, such as https://10.0.0.1:7424."`
 	All  string   `name:"initial-cluster" placeholder:"NAME=URL,..." help:"The --name and --etcd-peer of every controller, this one too; for the first start, which waits for all of them."`
 }
 
@@ -41,7 +46,18 @@ func (f *etcdFlags) store(ctx context.Context, a *app, name string, watched bool
 		if f.Data != "" || f.Peer != "" || f.All != "" {
 			return nil, nil, nil, nil, usagef("--etcd is given: --data, --etcd-peer and --initial-cluster are for the embedded etcd")
 		}
-		cli, err = clientv3.New(clientv3.Config{Endpoints: f.Etcd, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+		var secured *tls.Config
+		if files := (identity.Files{Cert: f.Cert, Key: f.Key, CA: f.CA}); files != (identity.Files{}) {
+			src, err := identity.Open(files, a.log)
+			if err != nil {
+				return nil, nil, nil, nil, usagef("--etcd: %w", err)
+			}
+			if i := slices.IndexFunc(f.Etcd, func(u string) bool { return !strings.HasPrefix(u, "https://") }); i >= 0 {
+				return nil, nil, nil, nil, usagef("--etcd %s: want https:// where --etcd-ca or --etcd-cert is given", f.Etcd[i])
+			}
+			secured = src.ForeignClient()
+		}
+		cli, err = clientv3.New(clientv3.Config{Endpoints: f.Etcd, TLS: secured, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
 		if err != nil {
 			return nil, nil, nil, nil, usagef("etcd: %w", err)
 		}
@@ -54,6 +70,8 @@ func (f *etcdFlags) store(ctx context.Context, a *app, name string, watched bool
 		return cli, nil, nil, func() { cli.Close() }, nil
 	}
 	switch {
+	case f.CA != "" || f.Cert != "" || f.Key != "":
+		return nil, nil, nil, nil, usagef("--etcd-ca, --etcd-cert and --etcd-key are for --etcd; the embedded etcd uses --tls-cert, --tls-key and --tls-ca")
 	case f.All != "" && (f.Peer == "" || name == ""):
 		return nil, nil, nil, nil, usagef("several controllers with their own etcd need --name, --etcd-peer and --initial-cluster each")
 	case f.All != "" && f.Data == "":
@@ -61,7 +79,7 @@ func (f *etcdFlags) store(ctx context.Context, a *app, name string, watched bool
 	case f.Peer == "":
 		name = "" // the only member needs no name of its own
 	}
-	srv, err = etcdembed.Start(ctx, etcdembed.Config{Dir: f.Data, Name: name, PeerURL: f.Peer, Watched: watched, InitialCluster: f.All, Waiting: a.waitsForMembers, Log: a.etcdLog(), NoSync: f.Data == ""})
+	srv, err = etcdembed.Start(ctx, etcdembed.Config{Dir: f.Data, Name: name, PeerURL: f.Peer, TLS: a.trust, Watched: watched, InitialCluster: f.All, Waiting: a.waitsForMembers, Log: a.etcdLog(), NoSync: f.Data == ""})
 	if err != nil {
 		return nil, nil, nil, nil, err
 	}

@@ -86,8 +86,8 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 			}
 			last = err
 			standby = standby || len(named) > 0
-			if len(named) > 0 && named[0] != "" {
-				if leader := strings.TrimRight(named[0], "/"); !slices.Contains(urls, leader) {
+			if len(named) > 0 {
+				if leader := quarrypb.LeaderFrom(urls[i], named[0]); leader != "" && !slices.Contains(urls, leader) {
 					urls = append(urls, leader)
 				}
 			}

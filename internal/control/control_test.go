@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -90,6 +91,28 @@ func TestAskFindsTheLeader(t *testing.T) {
 		require.Equal(t, leader.url, by)
 		require.EqualValues(t, 1, leader.asked.Load(), "a request is put once")
 	}
+}
+
+// A controller that is asked over https leads nobody to a port without TLS, where a token would
+// be read on the way.
+func TestHttpsLeadsToHttpsOnly(t *testing.T) {
+	bare := newFake(t, true)
+	f := &fake{names: bare}
+	mux := http.NewServeMux()
+	mux.Handle(quarrypbconnect.NewControllerHandler(f))
+	s := httptest.NewTLSServer(mux)
+	t.Cleanup(s.Close)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		for f.asked.Load() < 3 && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		cancel()
+	}()
+	_, _, err := Ask(ctx, Controllers{URLs: []string{s.URL}, HTTP: s.Client(), Token: "secret"}, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
+	require.Error(t, err)
+	require.Zero(t, bare.asked.Load())
 }
 
 func TestAskWaitsForALeader(t *testing.T) {

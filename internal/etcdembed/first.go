@@ -2,9 +2,11 @@ package etcdembed
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -16,6 +18,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.etcd.io/etcd/server/v3/storage/wal"
+
+	"github.com/quarrystore/quarry/internal/identity"
 )
 
 // The first start of a member with peers.
@@ -82,12 +86,13 @@ func howToStart(ctx context.Context, c Config) (start, error) {
 		return start{}, err
 	}
 	defer stop()
+	polls := c.pollClient()
 	began := time.Now()
 	for {
 		var silent []string
 		var seen []sighting
 		for _, name := range sortedNames(others) {
-			s := look(ctx, name, others[name])
+			s := look(ctx, polls, name, others[name])
 			if s.silent() {
 				silent = append(silent, name+" at "+others[name])
 			} else {
@@ -190,34 +195,44 @@ func answerFirstStart(c Config, me firstStart) (stop func(), err error) {
 		_ = json.NewEncoder(w).Encode(me)
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: pollTimeout}
+	if u.Scheme == "https" {
+		l = tls.NewListener(l, c.TLS.ServerFor(identity.Controller))
+		srv.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // refused handshakes
+	}
 	srv.SetKeepAlivesEnabled(false) // the port must be free at once for etcd
 	go func() { _ = srv.Serve(l) }()
 	return func() { srv.Close() }, nil
 }
 
-var pollClient = &http.Client{Timeout: pollTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
+func (c Config) pollClient() *http.Client {
+	t := &http.Transport{DisableKeepAlives: true}
+	if c.TLS != nil && c.TLS.Mutual() {
+		t.TLSClientConfig = c.TLS.Client(identity.Controller)
+	}
+	return &http.Client{Timeout: pollTimeout, Transport: t}
+}
 
 // look asks one peer what it is.
-func look(ctx context.Context, name, peer string) sighting {
+func look(ctx context.Context, polls *http.Client, name, peer string) sighting {
 	s := sighting{name: name, url: peer}
 	var waits firstStart
-	if fetch(ctx, peer+firstStartPath, &waits) == nil && waits.Cluster != "" {
+	if fetch(ctx, polls, peer+firstStartPath, &waits) == nil && waits.Cluster != "" {
 		s.waits = &waits
 		return s
 	}
 	var members []membership.Member
-	if fetch(ctx, peer+"/members", &members) == nil && len(members) > 0 {
+	if fetch(ctx, polls, peer+"/members", &members) == nil && len(members) > 0 {
 		s.members = members
 	}
 	return s
 }
 
-func fetch(ctx context.Context, url string, into any) error {
+func fetch(ctx context.Context, polls *http.Client, url string, into any) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
-	res, err := pollClient.Do(r)
+	res, err := polls.Do(r)
 	if err != nil {
 		return err
 	}

@@ -13,8 +13,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/quarrystore/quarry/internal/identity"
 )
 
 // Config of an embedded server. The zero value is one member on sockets in a
@@ -32,6 +35,9 @@ type Config struct {
 	// InitialCluster names all members, "a=http://host:port,b=...", for the first start.
 	// Empty: this one alone.
 	InitialCluster string
+	// TLS serves and calls peer URLs with https: members take each other's calls only with a
+	// controller's certificate. nil: peer URLs are http.
+	TLS *identity.Source
 	// Watched says that Campaign is called when the process of the leader is gone: the
 	// members need not find that out by themselves soon.
 	Watched bool
@@ -134,6 +140,9 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 	if err != nil {
 		return err
 	}
+	if peer.Scheme == "https" && (c.TLS == nil || !c.TLS.Mutual() || c.TLS.ID().Role != identity.Controller) {
+		return fmt.Errorf("peer URL %s: https needs a controller's certificate and an authority: --tls-cert, --tls-key and --tls-ca, see quarry cert controller", c.PeerURL)
+	}
 	client, err := listenURL(c.ClientURL, filepath.Join(s.sockets, "client"))
 	if err != nil {
 		return err
@@ -174,6 +183,9 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 	e.AutoCompactionMode, e.AutoCompactionRetention = embed.CompactorModeRevision, "1000"
 	e.LogLevel = "warn"
 	e.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{c.Log}))
+	if peer.Scheme == "https" {
+		e.PeerTLSInfo, e.TlsMinVersion = peerTLS(c.TLS), "TLS1.3"
+	}
 	if s.etcd, err = embed.StartEtcd(e); err != nil {
 		return err
 	}
@@ -260,6 +272,15 @@ func listenURL(given, socket string) (*url.URL, error) {
 		return nil, fmt.Errorf("URL %q: want http://host:port", given)
 	}
 	return u, nil
+}
+
+// peerTLS has members verify each other, in both directions, by the DNS name that only
+// controllers' certificates have. etcd reads a replaced certificate at the next connection, a
+// replaced authority when it starts.
+func peerTLS(src *identity.Source) transport.TLSInfo {
+	f, name := src.Files(), identity.PeerName(src.ID().Cluster)
+	return transport.TLSInfo{CertFile: f.Cert, KeyFile: f.Key, TrustedCAFile: f.CA, ClientCertAuth: true,
+		ServerName: name, AllowedHostnames: []string{name}, SkipClientSANVerify: true}
 }
 
 // bindable is where to listen for a URL: etcd binds addresses, not names.

@@ -244,6 +244,16 @@ func (s *Source) Client(roles ...Role) *tls.Config {
 	return c
 }
 
+// ForeignClient is the configuration for calls of servers that are not of the cluster, such as an
+// etcd of the operator's: by the host's name, with the authorities of the time of the call.
+func (s *Source) ForeignClient() *tls.Config {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: s.current().pool}
+	if s.files.Cert != "" {
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return s.current().cert, nil }
+	}
+	return c
+}
+
 func (s *Source) verifyServer(certs []*x509.Certificate, roles []Role) error {
 	if len(certs) == 0 {
 		return errors.New("tls: the server shows no certificate")

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/quarrystore/quarry/internal/identity"
 )
 
 // Config of a cluster. Binary is needed.
@@ -28,6 +30,8 @@ type Config struct {
 	RegionBytes string
 	// Capacity of each node, as text; empty means the default.
 	Capacity string
+	// TLS has every process show a certificate of an authority that is made in Dir.
+	TLS bool
 	// NodeArgs are further arguments of each node.
 	NodeArgs []string
 	// Lease of sessions, as text such as 1s; empty means the controller's default.
@@ -65,6 +69,7 @@ type Cluster struct {
 	Nodes       []*Process
 	cfg         Config
 	temp        string
+	pki         *pki       // with Config.TLS
 	mu          sync.Mutex // of Restart
 	members     map[string]*member
 }
@@ -90,6 +95,12 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 			return nil, err
 		}
 		c.temp, c.cfg.Dir = dir, dir
+	}
+	if cfg.TLS {
+		var err error
+		if c.pki, err = newPKI(filepath.Join(c.cfg.Dir, "pki")); err != nil {
+			return nil, errors.Join(err, c.Stop())
+		}
 	}
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(err, c.Stop())
@@ -128,13 +139,13 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 			}
 			listen[i], peers[i] = free[0], free[1]
 		}
-		initial[i] = controllerName(i) + "=http://" + peers[i]
+		initial[i] = controllerName(i) + "=" + c.scheme() + peers[i]
 	}
 	for i := range n {
 		name := controllerName(i)
 		args := []string{"controller", "--name", name, "--listen", listen[i], "--data", filepath.Join(c.cfg.Dir, name)}
 		if n > 1 {
-			args = append(args, "--etcd-peer", "http://"+peers[i], "--initial-cluster", strings.Join(initial, ","))
+			args = append(args, "--etcd-peer", c.scheme()+peers[i], "--initial-cluster", strings.Join(initial, ","))
 		}
 		if c.cfg.RegionBytes != "" {
 			args = append(args, "--region-bytes", c.cfg.RegionBytes)
@@ -142,7 +153,11 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 		if c.cfg.Lease != "" {
 			args = append(args, "--lease", c.cfg.Lease)
 		}
-		c.members[name] = &member{command: c.command(name, args)}
+		trust, err := c.trust(identity.Controller, name)
+		if err != nil {
+			return err
+		}
+		c.members[name] = &member{command: c.command(name, append(args, trust...))}
 	}
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -212,7 +227,11 @@ func (c *Cluster) AddNode(ctx context.Context, name string, more ...string) erro
 	if c.cfg.Capacity != "" {
 		args = append(args, "--capacity", c.cfg.Capacity)
 	}
-	m := &member{command: c.command(name, args)}
+	trust, err := c.trust(identity.Node, name)
+	if err != nil {
+		return err
+	}
+	m := &member{command: c.command(name, append(args, trust...))}
 	p, err := Run(ctx, m.command)
 	if err == nil {
 		m.process = p

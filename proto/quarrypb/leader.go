@@ -1,5 +1,7 @@
 package quarrypb
 
+import "strings"
+
 // LeaderHeader is the header of a standby controller's answers that holds the
 // leader's URL, where the standby knows it.
 const LeaderHeader = "Quarry-Leader"
@@ -13,3 +15,12 @@ const TokenHeader = "Quarry-Token"
 
 // VersionHeader is the header of /healthz that tells the version of the service.
 const VersionHeader = "Quarry-Version"
+
+// LeaderFrom is the leader's URL as a controller names it in LeaderHeader, without a slash at
+// its end; "" for none. A controller that was asked over https leads nobody to http.
+func LeaderFrom(asked, named string) string {
+	if strings.HasPrefix(asked, "https://") && !strings.HasPrefix(named, "https://") {
+		return ""
+	}
+	return strings.TrimRight(named, "/")
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+// readEvery is the pause between two looks at a cluster.
+const readEvery = 100 * time.Millisecond
+
+// trusted is a cluster of processes with mutual TLS.
+func trusted(t *testing.T, cfg local.Config) *local.Cluster {
+	cfg.Binary, cfg.TLS, cfg.RegionBytes = executable(t), true, "16MiB"
+	c, err := local.Start(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Stop() })
+	return c
+}
+
+// as runs the command as a holder of a certificate.
+func as(t *testing.T, c *local.Cluster, role identity.Role, args ...string) result {
+	t.Helper()
+	env, err := c.Env(role, "someone")
+	require.NoError(t, err)
+	return quarry(t, append(env, "QUARRY_CONTROLLER="+strings.Join(c.URLs, ",")), "", args...)
+}
+
+// Controllers, their etcd, nodes and commands know each other by certificates. All of them are
+// replaced while a client works: no call fails, and what is started later uses the new ones.
+func TestMutualTLS(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes; not with -short")
+	}
+	c := trusted(t, local.Config{Controllers: 3, Nodes: 2})
+	for _, u := range c.URLs {
+		require.True(t, strings.HasPrefix(u, "https://"), u)
+	}
+	as(t, c, identity.Client, "slab", "alloc", "--data", "kept", "--name", "n").ok(t)
+
+	files, err := c.Issue(identity.Client, "app")
+	require.NoError(t, err)
+	tls, err := client.TLSFromFiles(files.Cert, files.Key, files.CA)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	connect := func() *client.Client {
+		cl, err := client.Connect(ctx, client.Config{Controllers: c.URLs, TLS: tls})
+		require.NoError(t, err)
+		return cl
+	}
+	old := connect()
+	defer old.Close()
+	read := func(cl *client.Client) {
+		n, err := cl.Names().Lookup(ctx, "n")
+		require.NoError(t, err)
+		b, err := cl.Read(ctx, n.Ref, nil)
+		require.NoError(t, err)
+		require.Equal(t, "kept", string(b))
+	}
+	for range 5 {
+		for name, role := range map[string]identity.Role{"c1": identity.Controller, "c2": identity.Controller, "c3": identity.Controller, "n1": identity.Node, "n2": identity.Node, "app": identity.Client} {
+			_, err := c.Issue(role, name)
+			require.NoError(t, err)
+		}
+		read(old)
+		fresh := connect()
+		read(fresh)
+		require.NoError(t, fresh.Close())
+	}
+	for _, name := range []string{"c3", "n2"} { // its peers have old connections, and new certificates
+		c.Process(name).Kill()
+		require.NoError(t, c.Restart(t.Context(), name))
+	}
+	require.Eventually(t, func() bool {
+		r := as(t, c, identity.Operator, "controller", "list")
+		return r.code == 0 && strings.Count(r.out, "https://") >= 6
+	}, patience, readEvery)
+	as(t, c, identity.Operator, "status").ok(t)
+	read(old)
+}
