@@ -201,8 +201,11 @@ func (l *workLane) Region(id uint32) (*slab.Region, error) {
 	return &l.region, nil
 }
 
-// Settle ends the program where it was refused, for then its epoch is over; a peer
-// that does not answer is asked until it does, or leaves with the epoch.
+// Settle ends the program where it was refused, for then its epoch is over. A peer that does
+// not answer is asked again until the epoch ends, but by a program with a session at most for
+// settleTime: meanwhile the session acknowledges no reclaim epoch, and holds up every grace
+// period of the cluster. Controllers may reach the peer, so that no change of epoch comes. The
+// session then ends, and its fence settles the chain.
 func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 	for i := range r.Len() {
 		c := r.At(i)
@@ -219,7 +222,7 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 		if k == len(l.conns) {
 			return fmt.Errorf("a chain without a replica: %w", c.Err)
 		}
-		for {
+		for began := time.Now(); ; {
 			ctx, cancel := context.WithTimeout(l.w.ctx, answerTimeout)
 			err := c.To.Conn.Reset(ctx)
 			cancel()
@@ -230,6 +233,11 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 				break
 			}
 			if errors.Is(err, rdma.ErrRefused) {
+				return err
+			}
+			if l.w.session != nil && time.Since(began) >= settleTime {
+				err = fmt.Errorf("node %d has not answered for %v: %w", l.w.req.Peers[k].Node, settleTime, err)
+				l.EndSession(err)
 				return err
 			}
 			select {

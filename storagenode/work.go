@@ -30,6 +30,7 @@ const (
 	laneArena     = 16 << 20               // address space; pages are taken when touched
 	resetEvery    = 20 * time.Millisecond  // while a peer does not answer
 	answerTimeout = 5 * time.Second        // of a peer that is dialled; the end of the program ends it too
+	settleTime    = 20 * time.Second       // of a peer that does not answer, until a program with a session ends it
 	agentSerial   = uint64(1) << 63        // a bit that no serial of a controller has
 	pauseLongest  = 10 * time.Millisecond  // between two looks at a slab that a session holds
 	askHolder     = 100 * time.Millisecond // of waiting, between two questions whether the holder is fenced

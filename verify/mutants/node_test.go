@@ -17,6 +17,11 @@ var nodeMutants = []mutant{
 		runs:  []run{schedules(rebuilds, 6000)},
 	},
 	{
+		name: "agent settles without end", what: "asks a replica that does not answer for as long as its epoch lasts, and holds up every grace period",
+		edits: []edit{{"storagenode.(*workLane).Settle", `time.Since(began) >= settleTime`, `time.Since(began) >= 1000*settleTime`}},
+		runs:  []run{tests("storagenode", "^TestSettleEndsTheSession$")},
+	},
+	{
 		name: "fence forgotten", what: "acknowledges a fence and admits the session on",
 		edits: []edit{{"storagenode/state.(*State).fence", `{Do: End, Serials: slices.Clone(e.Serials)}`, ``}},
 		runs:  []run{schedules(failures, 6000)},

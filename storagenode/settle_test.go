@@ -1,0 +1,51 @@
+package storagenode
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// deaf is a connection to a peer that never answers again.
+type deaf struct{ rdma.Conn }
+
+func (deaf) Reset(context.Context) error { return rdma.ErrBroken }
+
+// TestSettleEndsTheSession: a replica that the controllers reach does not answer an agent. Its
+// program holds up the grace periods of the cluster for a bounded time, then its session ends.
+// A reconcile has no session: it waits for the end of the epoch.
+func TestSettleEndsTheSession(t *testing.T) {
+	epochOver := errors.New("the epoch is over")
+	for _, c := range []struct {
+		name    string
+		session *session
+	}{{"scrub", &session{}}, {"reconcile", nil}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &work{session: c.session, req: &quarrypb.WorkRequest{Peers: []*quarrypb.WorkPeer{{Node: 7}}}}
+				w.ctx, w.cancel = context.WithCancelCause(t.Context())
+				epoch := time.AfterFunc(time.Hour, func() { w.cancel(epochOver) })
+				defer epoch.Stop()
+				to := rdma.Target{Conn: deaf{}}
+				l := &workLane{w: w, conns: []rdma.Conn{to.Conn}}
+				var r rdma.Round
+				r.Chain(&to).Err = rdma.ErrBroken
+				err := l.Settle(nil, &r)
+				if c.session == nil {
+					require.ErrorIs(t, err, epochOver)
+					return
+				}
+				require.ErrorContains(t, err, "node 7 has not answered for 20s")
+				require.ErrorIs(t, context.Cause(w.ctx), err, "the other lanes stop too")
+				require.True(t, c.session.unsettled.Load(), "the session is revoked, not closed")
+			})
+		})
+	}
+}
