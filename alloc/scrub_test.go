@@ -1,6 +1,7 @@
 package alloc_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -195,4 +196,46 @@ func TestScrubsOfOneBlockBesideEachOther(t *testing.T) {
 	}
 	require.Positive(t, again, "the block was formatted again while a scrub had stopped")
 	require.Positive(t, left, "a scrub that had begun kept others away")
+}
+
+// TestScrubThatCannotFreeABlockEndsItsSession: a scrub has claimed a block whose formatter is
+// dead, and then its call has to end while a replica does not answer. Its session ends too, so
+// that the next scrub finds a formatter that is dead, and frees the block.
+func TestScrubThatCannotFreeABlockEndsItsSession(t *testing.T) {
+	const dead, failing, block = 9, 2, 3
+	half := proto.MakeHeader(proto.BlockFormatting, proto.Pair, 1, 0, dead)
+	for at := 2; ; at++ { // round 1 READs the header
+		w := slabtest.New(t, 3)
+		victim, late, next := w.Lane(dead), w.Lane(failing), w.Lane(3)
+		r := victim.Lane.Round()
+		r.Reset()
+		r.Chain(mustRegion(t, victim).P()).CAS(w.Geometry.HeaderOff(block), 0, uint64(half))
+		victim.Lane.Do()
+		require.NoError(t, r.Err())
+
+		rounds, failed := 0, false
+		late.BeforeDo = func(int, *rdma.Round) {
+			if rounds++; rounds == at {
+				failed = true
+				late.Flaky(uint64(at), 1) // no chain is answered any more
+				late.Ended = context.DeadlineExceeded
+			}
+		}
+		var st slab.Scrubbed
+		err := late.Lane.ScrubBlock(mustRegion(t, late), block, func(s uint32) bool { return s == dead }, &st)
+		if !failed {
+			require.NoError(t, err)
+			require.Greater(t, at, 5, "rounds of a scrub that frees a block with three replicas")
+			return
+		}
+		require.ErrorIs(t, err, context.DeadlineExceeded, "round %d", at)
+		require.ErrorContains(t, late.Ended, "could not be freed", "round %d", at)
+		w.Fence(failing)
+		isDead := func(s uint32) bool { return s == dead || s == failing }
+		require.NoError(t, next.Lane.ScrubBlock(mustRegion(t, next), block, isDead, &st))
+		for i, n := range w.Nodes {
+			h := proto.Header(proto.Word(n.Memory.Bytes(), int(w.Geometry.HeaderOff(block))))
+			require.Equal(t, proto.BlockFree, h.State(), "replica %d, round %d", i, at)
+		}
+	}
 }

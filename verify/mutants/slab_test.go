@@ -30,6 +30,11 @@ var slabMutants = []mutant{
 		runs: []run{tests("alloc", "^TestScrubsOfOneBlockBesideEachOther$")},
 	},
 	{
+		name: "scrub keeps a block that it cannot free", what: "goes on with a session that has claimed a block and not freed it",
+		edits: []edit{{"slab.(*Lane).unformat", `case !errors.Is(err, ErrEpochOver):`, `case err == nil && !errors.Is(err, ErrEpochOver):`}},
+		runs:  []run{tests("alloc", "^TestScrubThatCannotFreeABlockEndsItsSession$")},
+	},
+	{
 		name: "scrub passes over draining blocks", what: "settles nothing in blocks that are draining",
 		edits: []edit{{"slab.(*Lane).scrubBlock", `!h.State().Open() || !h.Valid()`, `h.State() != proto.BlockActive || !h.Valid()`}},
 		runs:  []run{schedules(quiet, 5000)},
