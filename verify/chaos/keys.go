@@ -44,7 +44,7 @@ func (w *worker) makeTree(ctx context.Context) error {
 	return err
 }
 
-// insist calls f again and again until it succeeds: a machine that is busy with other work
+// insist calls f until it succeeds, for at most connectTimeout: a machine that is busy with other work
 // may let a session end before the first fault.
 func (w *worker) insist(ctx context.Context, f func(context.Context) error) error {
 	for until := time.Now().Add(connectTimeout); ; {

@@ -141,21 +141,13 @@ func (cfg workerConfig) run(ctx context.Context, out io.Writer) error {
 	return errors.Join(w.err, w.c.Close())
 }
 
-// connect opens the worker's session. It tries again for connectTimeout.
-func (w *worker) connect(ctx context.Context, log *slog.Logger) (err error) {
-	for until := time.Now().Add(connectTimeout); ; {
-		cctx, cancel := context.WithTimeout(ctx, w.Timeout)
-		w.c, err = client.Connect(cctx, client.Config{Controllers: w.Controllers, Transport: w.Transport, Replicas: w.Replicas,
+// connect opens the worker's session.
+func (w *worker) connect(ctx context.Context, log *slog.Logger) error {
+	return w.insist(ctx, func(ctx context.Context) (err error) {
+		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, Transport: w.Transport, Replicas: w.Replicas,
 			Name: fmt.Sprintf("worker-%d", w.ID), Logger: log, Lanes: max(4, w.Threads+connections+2)})
-		cancel()
-		if err == nil || ctx.Err() != nil || time.Now().After(until) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+		return err
+	})
 }
 
 // setUp makes the objects and the tree that the other workers use, and names the objects.
