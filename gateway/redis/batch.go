@@ -277,29 +277,50 @@ func mset(c *conn, a [][]byte) error {
 	return nil
 }
 
-// msetnx sets all or none as far as it can: a key that appears meanwhile makes it
-// take back what it has set.
+// madeString is a string that MSETNX has put at a key of the tree, with this version.
+type madeString struct {
+	key     []byte
+	version uint64
+}
+
+// unmake removes the strings that a MSETNX has made. errContended where another command has
+// changed or moved one: it stays, and the answer 0 would be wrong.
+func (c *conn) unmake(done []madeString) (err error) {
+	for _, m := range done {
+		uerr := c.s.tree.DeleteIf(c.s.ctx, m.key, btree.IfVersion(m.version))
+		c.did.part = c.did.part || uerr != nil
+		if lost(uerr) {
+			uerr = errContended
+		}
+		err = errors.Join(err, uerr)
+	}
+	return err
+}
+
+// makeString puts a string at a key that does not exist. lost(err) is true if it does.
+func (c *conn) makeString(key, value []byte) (r record, version uint64, err error) {
+	r, err = c.load(key)
+	if err == nil && r.newborn != 0 {
+		if err = c.decide(&r); err == nil {
+			r, err = c.load(key)
+		}
+	}
+	if err == nil && (r.kind != kindNone || r.newborn != 0) {
+		err = btree.ErrKeyExists
+	}
+	if err != nil {
+		return r, 0, err
+	}
+	c.enc = AppendString(c.enc[:0], value)
+	version, err = c.s.tree.PutIf(c.s.ctx, c.key, c.enc, r.cond())
+	return r, version, err
+}
+
+// msetnx sets all keys or none, unless other commands interfere: it first looks whether all are
+// absent, and if a key appears meanwhile, it removes what it has set.
 func msetnx(c *conn, a [][]byte) error {
 	if len(a)%2 == 0 {
 		return wrongArity("msetnx")
-	}
-	type mine struct {
-		key     []byte
-		version uint64
-	}
-	var done []mine
-	undo := func() (err error) {
-		for _, m := range done {
-			uerr := c.s.tree.DeleteIf(c.s.ctx, m.key, btree.IfVersion(m.version))
-			c.did.part = c.did.part || uerr != nil
-			if lost(uerr) {
-				// Another command has changed or moved the value, so the value stays, and the
-				// answer 0 would be wrong.
-				uerr = errContended
-			}
-			err = errors.Join(err, uerr)
-		}
-		return err
 	}
 	for i := 1; i < len(a); i += 2 {
 		r, err := c.load(a[i])
@@ -311,28 +332,16 @@ func msetnx(c *conn, a [][]byte) error {
 			return nil
 		}
 	}
+	var done []madeString
 	set := map[string]bool{}
 	for i := len(a) - 2; i > 0; i -= 2 { // of equal keys the last one counts
 		if set[string(a[i])] {
 			continue
 		}
 		set[string(a[i])] = true
-		r, err := c.load(a[i])
-		if err == nil && r.newborn != 0 {
-			if err = c.decide(&r); err == nil {
-				r, err = c.load(a[i])
-			}
-		}
-		if err == nil && (r.kind != kindNone || r.newborn != 0) {
-			err = btree.ErrKeyExists
-		}
-		var version uint64
-		if err == nil {
-			c.enc = AppendString(c.enc[:0], a[i+1])
-			version, err = c.s.tree.PutIf(c.s.ctx, c.key, c.enc, r.cond())
-		}
+		r, version, err := c.makeString(a[i], a[i+1])
 		if err != nil {
-			uerr := undo()
+			uerr := c.unmake(done)
 			if uerr == nil && lost(err) {
 				c.integer(0)
 				return nil
@@ -342,7 +351,7 @@ func msetnx(c *conn, a [][]byte) error {
 		if r.id != 0 {
 			c.s.later(r.id)
 		}
-		done = append(done, mine{key: append([]byte(nil), c.key...), version: version})
+		done = append(done, madeString{key: append([]byte(nil), c.key...), version: version})
 	}
 	c.integer(1)
 	return nil

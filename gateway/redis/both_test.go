@@ -39,10 +39,7 @@ func TestBothStopped(t *testing.T) {
 					b.run(endless)
 					a.s.tree.step, b.s.tree.step = nil, nil
 					a.tidyAll()
-					bad := sc.end(r)
-					if bad == "" {
-						bad, _ = sc.judge()
-					}
+					bad := sc.verdict(r, true)
 					require.Empty(t, bad, "stopped before operations %d and %d\n%s", stop, other, sc.history())
 					if last {
 						break
@@ -78,10 +75,7 @@ func TestFailedBehindOthers(t *testing.T) {
 				a.run(endless)
 				a.s.tree.step = nil
 				a.tidyAll()
-				bad := sc.end(r)
-				if bad == "" {
-					bad, _ = sc.judge()
-				}
+				bad := sc.verdict(r, true)
 				require.Empty(t, bad, "stopped before operation %d, failed %d behind it\n%s", stop, more, sc.history())
 			}
 			if over {

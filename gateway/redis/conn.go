@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// firstBufferBytes is what a connection that asks little holds.
+	// firstBufferBytes is the size of a new connection's input buffer.
 	firstBufferBytes = 8 << 10
-	// freeBufferBytes of a connection do not count as held.
+	// freeBufferBytes is the size up to which an input buffer does not count in Server.held.
 	freeBufferBytes = 64 << 10
-	// maxBatch bounds the commands that are executed before they are answered.
+	// maxBatch bounds the commands that are executed before their replies are sent.
 	maxBatch = 512
-	// flushBytes is how much of an answer waits for more.
+	// flushBytes is the size from which replies are sent in the middle of a batch.
 	flushBytes = 128 << 10
 	// keepBytes bounds scratch memory that survives a batch.
 	keepBytes = 1 << 20
@@ -29,45 +29,48 @@ type request struct {
 	from, to int
 }
 
-// conn is the connection of one client. All but about belongs to its goroutine.
+// conn is the connection of one client. The fields belong to its goroutine, but for about, which
+// mu guards, and seen.
 type conn struct {
 	s     *Server
 	sock  socket
-	id    uint64
-	since time.Time
-	quick int   // times in a row that the client came back soon
-	slice int64 // of time, when it came last
+	id    uint64    // in CLIENT LIST; never used twice
+	since time.Time // of the connection
+	quick int       // batches in a row that came within closeWait, at most closeReads
+	slice int64     // number of the slice of closeWait in which the last batch came
 
-	yielded       time.Time
+	yielded       time.Time // of the last runtime.Gosched
 	remote, local net.Addr
 
 	p      parser
-	in     []byte // whole capacity in use
+	in     []byte // input; len is its size, and in[:filled] is not executed yet
 	filled int
-	counts int64 // of in, in s.held
-	unread int64 // of out, in s.held
-	batch  []request
-	out    []byte
+	counts int64     // bytes of in that count in s.held
+	unread int64     // bytes of out that count in s.held
+	batch  []request // in the order of their coming
+	out    []byte    // replies not sent yet
 	armed  time.Time // when the write deadline was set
 	began  time.Time // of the batch
 
-	db            int
-	proto         int
-	now           int64 // ms, of the batch
+	db            int   // of SELECT, 0 to 15
+	proto         int   // RESP version, 2 or 3
+	now           int64 // ms since 1970 when the batch began: the time of all its commands
 	authenticated bool  // has given the password, or none is asked for
 	// refusing is set by a MULTI, which is refused, until EXEC, DISCARD or RESET: no
 	// command is executed meanwhile.
 	refusing bool
-	quit     bool
-	silence  int // answers to swallow; -1: all
-	did      progress
+	quit     bool     // the connection ends after this batch
+	silence  int      // replies to drop, by CLIENT REPLY; -1: all
+	did      progress // of the present command
 
-	hits, misses, failed uint64
+	hits, misses, failed uint64 // of the batch; execute adds them to s.stats
 
-	key, key2, raw, enc []byte // scratch: a tree's key, a record as read, one to write
+	// Scratch, valid within one command: a tree's key, a second one, a record as read, one to
+	// write, and the keys and values of commands on many.
+	key, key2, raw, enc []byte
 	keys                arena
 	vals                arena
-	got                 []fetched
+	got                 []fetched                                            // by GetMany, in the order of the keys
 	fetch               func(i int, value []byte, version uint64, err error) // c.take, bound once
 	small               [64]byte
 	written             []written // see within
@@ -77,7 +80,7 @@ type conn struct {
 	seen  atomic.Int64 // unix seconds of the last batch
 }
 
-// about is what CLIENT LIST tells.
+// about is the state of a connection that CLIENT LIST shows, on other connections too.
 type about struct {
 	name  string
 	db    int
@@ -94,7 +97,8 @@ func newConn(s *Server, nc net.Conn, id uint64) *conn {
 	return c
 }
 
-// serve answers until the client leaves, or has to.
+// serve reads and executes commands until the client closes the connection, QUITs, breaks the
+// protocol, or does not read its replies.
 func (c *conn) serve() {
 	defer func() { c.s.held.Add(-c.counts - c.unread) }()
 	for !c.quit {
@@ -117,7 +121,8 @@ func (c *conn) serve() {
 	}
 }
 
-// grow makes room for more of a long command, at most twice what has come.
+// grow enlarges the input buffer for a long command, to at most twice its size. False: the memory of
+// all connections (Server.maxHeld) is used up.
 func (c *conn) grow() bool {
 	n := 2 * len(c.in)
 	if need := c.p.needs(); need > len(c.in) {
@@ -137,7 +142,8 @@ func (c *conn) grow() bool {
 	return true
 }
 
-// work executes all commands that have come whole.
+// work executes all complete commands of the input, in batches, and keeps the rest. False: the
+// connection ends.
 func (c *conn) work() bool {
 	at := 0
 	for {
@@ -161,7 +167,7 @@ func (c *conn) work() bool {
 	return true
 }
 
-// cut cuts the next batch out of what has come.
+// cut parses the next batch out of b. at is how many bytes it takes; 0: no command is complete.
 func (c *conn) cut(b []byte) (at int, err error) {
 	c.p.words, c.batch = c.p.words[:0], c.batch[:0]
 	for len(c.batch) < maxBatch {
@@ -176,13 +182,13 @@ func (c *conn) cut(b []byte) (at int, err error) {
 		}
 		c.batch = append(c.batch, request{cmd: c.s.lookup(c.p.words[from]), from: from, to: from + argc})
 		if c.p.preAuth {
-			break // what comes may be the password
+			break // this command may authenticate, which changes the limits of the next
 		}
 	}
 	return at, nil
 }
 
-// execute runs a batch.
+// execute runs the commands of the batch in order, and appends their replies to out.
 func (c *conn) execute() {
 	if len(c.batch) == 0 {
 		return
@@ -206,20 +212,14 @@ func (c *conn) execute() {
 	c.hits, c.misses, c.failed = 0, 0, 0
 }
 
-// run executes request i, or a run of equal ones that go to the tree together, and
-// says how many. SETs share a reservation where they meet in a leaf. GETs together cost
-// fewer rounds, and more work: not worth it where a round is a look at memory.
+// run executes request i, together with the requests behind it that go to the tree in one call,
+// and returns how many it has executed. SETs of keys in one leaf share its reservation. GETs
+// together cost fewer rounds and more processor time, which pays only where a round takes a
+// round trip (Server.far).
 func (c *conn) run(i int) int {
 	c.did = progress{}
-	if cmd := c.batch[i].cmd; c.authenticated && c.silence == 0 && !c.refusing && (cmd == c.s.setCmd || cmd == c.s.getCmd && c.s.far.Load()) {
-		if n := c.alike(i); n > 1 {
-			if cmd == c.s.getCmd {
-				c.gets(c.batch[i : i+n])
-			} else {
-				c.sets(c.batch[i : i+n])
-			}
-			return n
-		}
+	if n := c.together(i); n > 0 {
+		return n
 	}
 	r := c.batch[i]
 	mark := len(c.out)
@@ -245,12 +245,31 @@ func (c *conn) run(i int) int {
 	return 1
 }
 
-// maxAgainBytes bounds an answer that is given several times.
+// together executes the GETs or SETs from request i on in one call of the tree, and returns their
+// number; 0 if request i is to be executed by itself.
+func (c *conn) together(i int) int {
+	cmd := c.batch[i].cmd
+	if !c.authenticated || c.silence != 0 || c.refusing || cmd != c.s.setCmd && (cmd != c.s.getCmd || !c.s.far.Load()) {
+		return 0
+	}
+	n := c.alike(i)
+	switch {
+	case n < 2:
+		return 0
+	case cmd == c.s.getCmd:
+		c.gets(c.batch[i : i+n])
+	default:
+		c.sets(c.batch[i : i+n])
+	}
+	return n
+}
+
+// maxAgainBytes bounds a reply that again repeats.
 const maxAgainBytes = 4 << 10
 
-// again gives the answer to GET i, which begins at mark, to those directly behind it
-// that ask for the same key: what was read a moment ago, after they had come, is as
-// good as what they would read. It says how many there were.
+// again copies the reply to GET i, which begins at mark in out, for the GETs of the same key
+// directly behind it, and returns their number. That is linearizable: these commands had come
+// before the read began.
 func (c *conn) again(i, mark int, failed bool) (n int) {
 	r := c.batch[i]
 	answer, key := c.out[mark:], c.p.words[r.from+1:r.to]
@@ -272,7 +291,7 @@ func (c *conn) again(i, mark int, failed bool) (n int) {
 	return n
 }
 
-// hold counts a long answer until it is sent.
+// hold counts a long reply in Server.held until it is sent. False: there is no room for it.
 func (c *conn) hold() bool {
 	more := int64(len(c.out)) - c.unread
 	if c.s.held.Add(more) > c.s.maxHeld {
@@ -283,8 +302,8 @@ func (c *conn) hold() bool {
 	return true
 }
 
-// alike is how many plain GETs or SETs follow each other, whose values are copied
-// before they are written: no more than memory is kept for.
+// alike is how many plain GETs or SETs follow each other from request i on. Their last arguments
+// have at most maxTogetherBytes, because SETs copy their values before they write them.
 func (c *conn) alike(i int) int {
 	cmd, argc := c.batch[i].cmd, 2
 	if cmd == c.s.setCmd {
@@ -300,7 +319,8 @@ func (c *conn) alike(i int) int {
 	return n
 }
 
-// call checks and runs a command.
+// call checks the arity and the state of the connection, and runs a command. An error becomes the
+// reply; see explain.
 func (c *conn) call(cmd *command, args [][]byte) error {
 	if cmd == nil {
 		return unknownCommand(args)
@@ -344,8 +364,8 @@ func unknownCommand(args [][]byte) error {
 	return fault(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %s", word(args[0], most), list))
 }
 
-// word is an argument as an error repeats it: so much of it, and no further than a
-// zero byte.
+// word is the part of an argument that an error repeats: at most this many bytes, and none from the
+// first zero byte on.
 func word(b []byte, most int) []byte {
 	b = b[:min(len(b), most)]
 	if i := bytes.IndexByte(b, 0); i >= 0 {
@@ -366,7 +386,7 @@ func (c *conn) flush() bool {
 	if len(c.out) == 0 {
 		return true
 	}
-	// Setting a deadline costs; one that is a little early does not matter.
+	// A deadline costs a system call, so it is not set for each flush: it may end up to an eighth early.
 	if now := c.began; now.Sub(c.armed) > c.s.patience/8 || len(c.out) > flushBytes {
 		now = time.Now()
 		c.armed = now
@@ -385,7 +405,7 @@ func (c *conn) flush() bool {
 	return err == nil
 }
 
-// shrink gives memory back that one large command has taken.
+// shrink releases the buffers that a large command has made grow.
 func (c *conn) shrink() {
 	if c.counts > 0 && c.filled < firstBufferBytes && len(c.in) > keepBytes {
 		in := make([]byte, freeBufferBytes)
@@ -404,7 +424,7 @@ func (c *conn) shrink() {
 	}
 }
 
-// describe changes what CLIENT LIST says of this connection.
+// describe changes what CLIENT LIST shows of this connection.
 func (c *conn) describe(f func(*about)) {
 	c.mu.Lock()
 	f(&c.about)

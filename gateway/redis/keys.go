@@ -57,27 +57,51 @@ func expire(c *conn, a [][]byte) error   { return c.expire(a, c.now, 1000, "expi
 func pexpire(c *conn, a [][]byte) error  { return c.expire(a, c.now, 1, "pexpire") }
 func expireat(c *conn, a [][]byte) error { return c.expire(a, 0, 1000, "expireat") }
 
-func (c *conn) expire(a [][]byte, base, unit int64, name string) error {
-	var nx, xx, gt, lt bool
-	for _, opt := range a[3:] {
+// expireOptions are the conditions of EXPIRE and its like: only if the key has no expiry, has one,
+// and if the new expiry is later or earlier. A key without an expiry counts as never expiring.
+type expireOptions struct{ nx, xx, gt, lt bool }
+
+func (o *expireOptions) parse(a [][]byte) error {
+	for _, opt := range a {
 		switch lowered(opt) {
 		case "nx":
-			nx = true
+			o.nx = true
 		case "xx":
-			xx = true
+			o.xx = true
 		case "gt":
-			gt = true
+			o.gt = true
 		case "lt":
-			lt = true
+			o.lt = true
 		default:
 			return fault("ERR Unsupported option " + string(word(opt, 1024)))
 		}
 	}
-	if nx && (xx || gt || lt) {
+	if o.nx && (o.xx || o.gt || o.lt) {
 		return fault("ERR NX and XX, GT or LT options at the same time are not compatible")
 	}
-	if gt && lt {
+	if o.gt && o.lt {
 		return fault("ERR GT and LT options at the same time are not compatible")
+	}
+	return nil
+}
+
+// allow says whether a key that expires at had (0: never) may get the expiry t instead.
+func (o *expireOptions) allow(had, t int64) bool {
+	switch {
+	case o.nx && had != 0, o.xx && had == 0:
+		return false
+	case o.gt && (had == 0 || t <= had), o.lt && had != 0 && t >= had:
+		return false
+	}
+	return true
+}
+
+// expire sets the expiry of a key to base ms plus a[2] units of unit ms. name is the command in
+// errors.
+func (c *conn) expire(a [][]byte, base, unit int64, name string) error {
+	var o expireOptions
+	if err := o.parse(a[3:]); err != nil {
+		return err
 	}
 	t, ok := parseInt(a[2])
 	if !ok {
@@ -93,8 +117,7 @@ func (c *conn) expire(a [][]byte, base, unit int64, name string) error {
 	t += base
 	done := false
 	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
-		had := r.ttl()
-		done = r.kind != kindNone && !(nx && had != 0 || xx && had == 0 || gt && (had == 0 || t <= had) || lt && had != 0 && t >= had)
+		done = r.kind != kindNone && o.allow(r.ttl(), t)
 		switch {
 		case !done:
 			return nil, errLeave

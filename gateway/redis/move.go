@@ -259,7 +259,20 @@ func (s *Server) follow(ctx context.Context, m *move, id uint64) error {
 	return errContended
 }
 
-// move moves a key; fresh: only to one that is not there, and it says whether.
+// reapEmpty removes the key that c.key names, with its record r, if it is a hash or sorted set
+// without fields. It says whether it was empty.
+func (c *conn) reapEmpty(r *record) (bool, error) {
+	if r.id == 0 {
+		return false, nil
+	}
+	empty, err := c.s.empty(c.s.ctx, r.id, r.kind)
+	if err == nil && empty {
+		err = c.s.reap(c.s.ctx, bytes.Clone(c.key), r.id)
+	}
+	return empty, err
+}
+
+// move moves a key. fresh: only to a key that does not exist; false then if it does.
 func (c *conn) move(from, to []byte, fresh bool) (bool, error) {
 	for try := range maxTries {
 		r, err := c.load(from)
@@ -271,22 +284,16 @@ func (c *conn) move(from, to []byte, fresh bool) (bool, error) {
 		case bytes.Equal(from, to):
 			return !fresh, nil
 		}
-		if r.id != 0 {
-			empty, err := c.s.empty(c.s.ctx, r.id, r.kind)
-			if err == nil && empty {
-				if err = c.s.reap(c.s.ctx, bytes.Clone(c.key), r.id); err == nil {
-					pause(try)
-					continue
-				}
-			}
-			if err != nil {
-				return false, err
-			}
+		if empty, err := c.reapEmpty(&r); err != nil {
+			return false, err
+		} else if empty {
+			pause(try)
+			continue
 		}
 		m := &move{made: c.now, srcVersion: r.version, src: bytes.Clone(c.key), rec: bytes.Clone(c.raw)}
 		old, err := c.load(to)
 		if err == nil && fresh && old.kind != kindNone {
-			// Both are there at one instant if the source is as it was.
+			// Both keys existed at one instant if the source has not changed.
 			now, err := c.load(from)
 			if err == nil && now.version != r.version {
 				pause(try)

@@ -25,25 +25,29 @@ type protocolError string
 
 func (e protocolError) Error() string { return "Protocol error: " + string(e) }
 
-// span is a part of the buffer, counted from the start of its command.
+// span is a range of bytes, counted from the start of its command.
 type span struct{ from, to int }
 
-// parser cuts commands out of what a client sends. It goes on where it stopped: a
-// command that comes in many pieces is looked at once.
+// parser splits a client's bytes into commands. It keeps its position within an incomplete
+// command, so that a command that comes in many pieces is scanned once. The parser does not copy:
+// positions count from the start of the command, because the caller moves it to the start of its
+// buffer.
 type parser struct {
-	preAuth bool // has not said the password
+	preAuth bool // not authenticated yet: smaller limits
 
-	at   int // how far we are, from the start of the command
-	args []span
-	left int // arguments to come; 0: at the start of a command
-	bulk int // length of the argument that comes, -1: its length comes
+	at   int    // position, from the start of the command
+	args []span // arguments found so far
+	left int    // arguments to come; 0: at the start of a command
+	bulk int    // length of the next argument in bytes; -1: the next line has it
 
 	words [][]byte // the arguments of all commands parsed; the caller empties it
 }
 
-// next parses the first command of b. It returns how many bytes that took, 0 if the
-// command has not come whole, and how many arguments it added to words, which are
-// good as long as b is. A command without arguments is to be ignored.
+// next parses the first command of b. n is its length in bytes, 0 if it is not complete; argc how
+// many arguments it has added to words, which alias b. The caller ignores a command without
+// arguments.
+//
+// Preconditions: after n = 0, b begins with the same bytes again.
 func (p *parser) next(b []byte) (n, argc int, err error) {
 	if p.left == 0 {
 		if len(b) == 0 {
@@ -70,28 +74,9 @@ func (p *parser) next(b []byte) (n, argc int, err error) {
 	}
 	for p.left > 0 {
 		if p.bulk < 0 {
-			line, n, err := lineOf(b[p.at:], "too big bulk count string")
-			if n == 0 {
+			if ok, err := p.bulkLine(b); !ok {
 				return 0, 0, err
 			}
-			if len(line) == 0 || line[0] != '$' {
-				c := byte('\r')
-				if len(line) > 0 {
-					c = line[0]
-				}
-				return 0, 0, protocolError(fmt.Sprintf("expected '$', got '%c'", c))
-			}
-			size, ok := parseInt(line[1:])
-			if !ok || size < 0 || size > maxBulkBytes {
-				return 0, 0, protocolError("invalid bulk length")
-			}
-			if p.preAuth && size > maxPreAuthBulkBytes {
-				return 0, 0, protocolError("unauthenticated bulk length")
-			}
-			if p.at+n+int(size) > maxCommandBytes {
-				return 0, 0, protocolError("too big command")
-			}
-			p.at, p.bulk = p.at+n, int(size)
 		}
 		if len(b)-p.at < p.bulk+2 {
 			return 0, 0, nil
@@ -107,7 +92,34 @@ func (p *parser) next(b []byte) (n, argc int, err error) {
 	return p.at, len(p.args), nil
 }
 
-// needs is how many bytes the command in hand has at least.
+// bulkLine parses the line with the length of the next argument. False without an error: the line is
+// not complete.
+func (p *parser) bulkLine(b []byte) (ok bool, err error) {
+	line, n, err := lineOf(b[p.at:], "too big bulk count string")
+	if n == 0 {
+		return false, err
+	}
+	if len(line) == 0 || line[0] != '$' {
+		c := byte('\r')
+		if len(line) > 0 {
+			c = line[0]
+		}
+		return false, protocolError(fmt.Sprintf("expected '$', got '%c'", c))
+	}
+	size, ok := parseInt(line[1:])
+	switch {
+	case !ok || size < 0 || size > maxBulkBytes:
+		return false, protocolError("invalid bulk length")
+	case p.preAuth && size > maxPreAuthBulkBytes:
+		return false, protocolError("unauthenticated bulk length")
+	case p.at+n+int(size) > maxCommandBytes:
+		return false, protocolError("too big command")
+	}
+	p.at, p.bulk = p.at+n, int(size)
+	return true, nil
+}
+
+// needs is a lower bound of the length of the incomplete command, in bytes; 0: not known.
 func (p *parser) needs() int {
 	if p.left > 0 && p.bulk >= 0 {
 		return p.at + p.bulk + 2
@@ -115,8 +127,8 @@ func (p *parser) needs() int {
 	return 0
 }
 
-// lineOf is the line that b starts with, and its length with the end, 0 if it has
-// not come whole.
+// lineOf is the line that b starts with. n is its length with CR LF; 0: it is not complete, or longer
+// than maxLineBytes, which is the error tooLong.
 func lineOf(b []byte, tooLong protocolError) (line []byte, n int, err error) {
 	i := bytes.IndexByte(b[:min(len(b), maxLineBytes)], '\r')
 	if i < 0 {
@@ -131,7 +143,7 @@ func lineOf(b []byte, tooLong protocolError) (line []byte, n int, err error) {
 	return b[:i], i + 2, nil
 }
 
-// inline is a command in a line of words, as a person types it.
+// inline parses a command without RESP: words in a line, as typed with telnet. See next.
 func (p *parser) inline(b []byte) (n, argc int, err error) {
 	i := bytes.IndexByte(b[:min(len(b), maxLineBytes)], '\n')
 	if i < 0 {
@@ -145,7 +157,7 @@ func (p *parser) inline(b []byte) (n, argc int, err error) {
 		line = line[:i-1]
 	}
 	if z := bytes.IndexByte(line, 0); z >= 0 {
-		line = line[:z] // as Redis reads it
+		line = line[:z] // as Redis does
 	}
 	for {
 		for len(line) > 0 && space(line[0]) {
@@ -163,60 +175,45 @@ func (p *parser) inline(b []byte) (n, argc int, err error) {
 	}
 }
 
-// wordOf is the first word of a line, which may be quoted.
+// wordOf is the first word of a line. A quotation may begin in its middle, and ends it. False: a
+// quotation is not closed, or not followed by a space.
 func wordOf(line []byte) (word, rest []byte, ok bool) {
 	word = []byte{}
-	for i := 0; i < len(line); {
-		switch c := line[i]; {
+	for i, c := range line {
+		switch {
 		case space(c):
 			return word, line[i:], true
-		case c == '"':
-			for i++; ; i++ {
-				if i >= len(line) {
-					return nil, nil, false
-				}
-				if line[i] == '"' {
-					break
-				}
-				if line[i] != '\\' || i+1 >= len(line) {
-					word = append(word, line[i])
-					continue
-				}
-				if i+3 < len(line) && line[i+1] == 'x' && hex(line[i+2]) >= 0 && hex(line[i+3]) >= 0 {
-					word = append(word, byte(hex(line[i+2])<<4|hex(line[i+3])))
-					i += 3
-					continue
-				}
-				i++
-				word = append(word, unescape(line[i]))
-			}
-			if i++; i < len(line) && !space(line[i]) {
-				return nil, nil, false
-			}
-			return word, line[i:], true
-		case c == '\'':
-			for i++; ; i++ {
-				if i >= len(line) {
-					return nil, nil, false
-				}
-				if line[i] == '\'' {
-					break
-				}
-				if line[i] == '\\' && i+1 < len(line) && line[i+1] == '\'' {
-					i++
-				}
-				word = append(word, line[i])
-			}
-			if i++; i < len(line) && !space(line[i]) {
-				return nil, nil, false
-			}
-			return word, line[i:], true
-		default:
-			word = append(word, c)
-			i++
+		case c == '"' || c == '\'':
+			word, rest, ok = quoted(word, line[i+1:], c)
+			return word, rest, ok && (len(rest) == 0 || space(rest[0]))
 		}
+		word = append(word, c)
 	}
 	return word, nil, true
+}
+
+// quoted appends the quotation that line begins with, up to the closing quote. Double quotes
+// have the escapes of C; single quotes only an escaped single quote. False: no closing quote.
+func quoted(word, line []byte, quote byte) (_, rest []byte, ok bool) {
+	for i := 0; i < len(line); i++ {
+		c := line[i]
+		switch {
+		case c == quote:
+			return word, line[i+1:], true
+		case c != '\\' || i+1 == len(line):
+		case quote == '"' && i+3 < len(line) && line[i+1] == 'x' && hex(line[i+2]) >= 0 && hex(line[i+3]) >= 0:
+			c = byte(hex(line[i+2])<<4 | hex(line[i+3]))
+			i += 3
+		case quote == '"':
+			i++
+			c = unescape(line[i])
+		case line[i+1] == quote:
+			i++
+			c = quote
+		}
+		word = append(word, c)
+	}
+	return nil, nil, false
 }
 
 func space(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }

@@ -512,6 +512,20 @@ func bulkOf(reply string) string {
 // modelTimeout is far above what a schedule needs. Running into it shows nothing.
 const modelTimeout = 20 * time.Second
 
+// verdict ends the schedule and judges its history: "" if the tree is whole and some order explains
+// all answers. exception: the exception of docs/REDIS.md may be needed for that.
+func (sc *schedule) verdict(r *rig, exception bool) string {
+	bad := sc.end(r)
+	if bad != "" {
+		return bad
+	}
+	bad, taken := sc.judge()
+	if bad == "" && taken && !exception {
+		return "only the exception explains the answers"
+	}
+	return bad
+}
+
 // judge compares what clients saw with the model.
 func (sc *schedule) judge() (bad string, exception bool) {
 	return redismodel.Check(sc.events, modelTimeout)

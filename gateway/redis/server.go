@@ -31,15 +31,15 @@ const (
 	stripes = 256
 )
 
-// Config of a Server. Zero values mean what is said.
+// Config of a Server. Tree is required; the zero value of each other field is explained there.
 type Config struct {
 	Tree       *kv.Tree
 	Password   string        // that AUTH must give; "": none is needed
 	MaxClients int           // connections at once; 0: 10000
 	SweepKeys  int           // records looked at for expiry a second; 0: 2000, negative: none
 	OrphanAge  time.Duration // remains of hashes are swept when this old; 0: 10 minutes
-	// Far says whether a round takes time: then commands that follow each other go to
-	// the tree together. It is asked once a second; nil: no.
+	// Far says whether a round takes a network round trip. If so, equal commands of a pipeline
+	// go to the tree together. It is called once a second; nil: no.
 	Far     func() bool
 	Version string       // of this program, for INFO
 	Logger  *slog.Logger // nil: slog.Default
@@ -63,42 +63,43 @@ func (c Config) withDefaults() Config {
 
 // Server is a gateway.
 type Server struct {
+	// Set by New and constant while it serves, but for ctx, which Serve sets.
 	cfg      Config
 	tree     gated
-	clock    func() time.Time // wall clock, of expiry and of the age of what is swept
-	random   func() uint64    // for ids
-	ctx      context.Context  // of commands
-	commands map[string]*command
+	clock    func() time.Time    // wall clock, of expiry and of the age of what is swept
+	random   func() uint64       // for ids
+	ctx      context.Context     // of commands; never canceled
+	commands map[string]*command // by name, in lower case
 	getCmd   *command
 	setCmd   *command
 	execCmd  *command
-	settings settings
-	cursors  cursors
-	started  time.Time
-	patience time.Duration // with slow readers
-	maxHeld  int64
+	settings settings      // what CONFIG gets and sets
+	cursors  cursors       // of SCAN and its like
+	started  time.Time     // for INFO
+	patience time.Duration // for which a client may leave a reply unread
+	maxHeld  int64         // bound of held
 
 	seed  maphash.Seed
 	locks [stripes]sync.Mutex
 
-	swept     chan leftover
+	swept     chan leftover        // removals that the sweep carries out: of ended ids, and of empty keys
 	ownerless map[uint64]time.Time // since when the sweep has seen fields of ids without owner
 
-	mu     sync.Mutex
-	conns  map[uint64]*conn
+	mu     sync.Mutex       // guards conns, lastID and each conn.sock.nc
+	conns  map[uint64]*conn // by id
 	lastID uint64
-	wg     sync.WaitGroup
+	wg     sync.WaitGroup // goroutines of connections and of the background
 
-	close    atomic.Int32 // connections that are out of Go's poller
-	maxClose int32
-	slice    atomic.Int64 // of time, of the batch last executed
-	company  atomic.Int32 // connections that came in it
-	before   atomic.Int32 // and in the one before
+	close    atomic.Int32 // detached connections: each blocks a thread (socket.go)
+	maxClose int32        // bound of close
+	slice    atomic.Int64 // number of the slice of closeWait of the batch last executed
+	company  atomic.Int32 // connections that sent something in that slice
+	before   atomic.Int32 // and in the slice before
 
-	far    atomic.Bool
-	ending atomic.Bool
-	timed  atomic.Bool // a key was given an expiry
-	held   atomic.Int64
+	far    atomic.Bool  // Config.Far, as last asked
+	ending atomic.Bool  // the context of Serve has ended
+	timed  atomic.Bool  // a key was given an expiry
+	held   atomic.Int64 // bytes of long commands and replies of all connections, at most maxHeld
 	stats  stats
 }
 
@@ -148,7 +149,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// look asks how far the memory is.
+// look updates far.
 func (s *Server) look() { s.far.Store(s.cfg.Far != nil && s.cfg.Far()) }
 
 func (s *Server) watch(ctx context.Context) {

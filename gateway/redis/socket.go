@@ -32,27 +32,34 @@ const (
 // maxClose bounds the threads in such a read.
 func maxClose() int32 { return int32(max(1, runtime.GOMAXPROCS(0)/2)) }
 
-// socket is what a connection reads from and writes to. All but nc belongs to its
-// goroutine.
+// socket reads and writes a connection's bytes. It is in one of two states: attached, where
+// reads wait in Go's poller, or detached, where a thread blocks in the kernel. All fields but nc
+// belong to the connection's goroutine.
 type socket struct {
-	s   *Server
-	nc  net.Conn        // s.mu, for all but reading it in the own goroutine
-	raw syscall.RawConn // of nc; nil: it has no descriptor
-	own int             // a descriptor that Go does not know of, instead of nc; -1: none
+	s *Server
+	// nc is the connection while attached; closed while detached. The owner writes it under
+	// s.mu and reads it without; others read it under s.mu.
+	nc  net.Conn
+	raw syscall.RawConn // of nc; nil: nc has no descriptor, and is never detached
+	// own is the blocking descriptor while detached; -1: attached.
+	// Invariant: own >= 0 exactly while this connection counts in s.close.
+	own int
 
-	// Of the call in hand.
-	b             []byte
-	n             int
-	err           error
-	reads, writes func(fd uintptr) bool // bound once
+	// Arguments and results of the present call of tryRead or tryWrite.
+	b             []byte                // to fill, or to send
+	n             int                   // bytes of b that are done
+	err           error                 // of the system call
+	reads, writes func(fd uintptr) bool // tryRead and tryWrite, bound once: no allocation per call
 }
 
+// init makes a socket, attached, of a connection.
 func (k *socket) init(s *Server, nc net.Conn) {
 	k.s, k.own = s, -1
 	k.reads, k.writes = k.tryRead, k.tryWrite
 	k.use(nc)
 }
 
+// use makes nc the connection. Preconditions: s.mu held, or the goroutine has not begun.
 func (k *socket) use(nc net.Conn) {
 	k.nc, k.raw = nc, nil
 	if sc, ok := nc.(syscall.Conn); ok {
@@ -62,7 +69,8 @@ func (k *socket) use(nc net.Conn) {
 	}
 }
 
-// read waits for input. busy says that it is worth a thread.
+// read waits for input and reads at least one byte, or returns an error: io.EOF when the client
+// has closed. busy detaches the socket, if a thread is free for it; otherwise it is attached.
 func (k *socket) read(b []byte, busy bool) (int, error) {
 	switch {
 	case k.own < 0 && busy:
@@ -92,7 +100,8 @@ func (k *socket) read(b []byte, busy bool) (int, error) {
 	return k.through(k.raw.Read, k.reads, b)
 }
 
-// write sends all of b, or gives up when a slow reader has had his time.
+// write sends all of b. It fails when the client has not read for the write deadline. n is how much
+// was sent.
 func (k *socket) write(b []byte) (n int, err error) {
 	for k.own >= 0 && n < len(b) {
 		m, err := unix.Write(k.own, b[n:])
@@ -116,7 +125,7 @@ func (k *socket) write(b []byte) (n int, err error) {
 	return n + m, err
 }
 
-// through makes one call by way of Go's poller.
+// through makes one call by way of Go's poller, which repeats f until it returns true.
 func (k *socket) through(call func(func(fd uintptr) bool) error, f func(fd uintptr) bool, b []byte) (int, error) {
 	k.b, k.n, k.err = b, 0, nil
 	err := call(f)
@@ -124,7 +133,7 @@ func (k *socket) through(call func(func(fd uintptr) bool) error, f func(fd uintp
 	return k.n, errors.Join(err, k.err)
 }
 
-// tryRead says whether there is an answer: bytes, the end, or an error.
+// tryRead fills k.b with what has come. False: nothing has, and the poller must wait.
 func (k *socket) tryRead(fd uintptr) bool {
 	for k.n < len(k.b) {
 		switch n, e := rawRead(fd, k.b[k.n:]); {
@@ -146,6 +155,7 @@ func (k *socket) tryRead(fd uintptr) bool {
 	return true
 }
 
+// tryWrite sends k.b. False: the socket's buffer is full, and the poller must wait.
 func (k *socket) tryWrite(fd uintptr) bool {
 	for k.n < len(k.b) {
 		switch n, e := rawWrite(fd, k.b[k.n:]); e {
@@ -162,8 +172,9 @@ func (k *socket) tryWrite(fd uintptr) bool {
 	return true
 }
 
-// detach takes the connection out of Go's poller, if there is a thread for it. What
-// fails leaves it where it is.
+// detach takes the connection out of Go's poller: it duplicates the descriptor, makes it block
+// for at most closeWait, and closes nc. If maxClose threads block already, or a system call
+// fails, the socket stays attached.
 func (k *socket) detach() {
 	if k.raw == nil {
 		return
@@ -184,12 +195,12 @@ func (k *socket) detach() {
 		k.s.close.Add(-1)
 		return
 	}
-	k.nc.Close() // its descriptor; the connection goes on
+	k.nc.Close() // its descriptor alone: the duplicate keeps the connection open
 	_ = unix.SetNonblock(own, false)
 	k.own = own
 }
 
-// attach brings it back.
+// attach ends detach: a new net.Conn takes the descriptor. After an error the socket is unusable.
 func (k *socket) attach() error {
 	f := os.NewFile(uintptr(k.own), "")
 	nc, err := net.FileConn(f)
@@ -209,13 +220,14 @@ func (k *socket) attach() error {
 	return nc.SetWriteDeadline(time.Now().Add(k.s.patience))
 }
 
-// end makes waiting for a command end; answers have to be read soon.
+// end makes a read that waits for a command fail, and leaves lastWords for the replies to be read.
 // Preconditions: s.mu held, s.ending set.
 func (k *socket) end() {
 	_ = k.nc.SetReadDeadline(time.Unix(1, 0))
 	_ = k.nc.SetWriteDeadline(time.Now().Add(lastWords))
 }
 
+// close ends the connection, in either state.
 func (k *socket) close() {
 	if k.own >= 0 {
 		unix.Close(k.own)
@@ -225,8 +237,8 @@ func (k *socket) close() {
 	k.nc.Close()
 }
 
-// came notes how long a client let us wait, and what company it has: how many
-// connections have sent something in this slice of time.
+// came records that a batch has come after waited. It counts the connections that send something
+// in a slice of closeWait (s.company; s.before: of the slice before), for alone.
 func (c *conn) came(waited time.Duration) {
 	if waited > closeWait {
 		c.quick = 0
@@ -249,8 +261,8 @@ func (c *conn) came(waited time.Duration) {
 	}
 }
 
-// alone says whether the client is busy, and no more are than there are threads to
-// wait for each.
+// alone says whether a thread may block on this connection: its client has sent closeReads
+// batches in quick succession, and there are no more active connections than such threads.
 func (c *conn) alone() bool {
 	if max(c.s.company.Load(), c.s.before.Load()) > c.s.maxClose {
 		c.quick = 0

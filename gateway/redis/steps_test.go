@@ -128,13 +128,7 @@ func (r *rig) step(t *testing.T, stop int, before []string, stopped string, besi
 	for line := range then {
 		answers[line] = strings.TrimSpace(b.raw(strings.Fields(line)...))
 	}
-	bad := sc.end(r)
-	if bad == "" {
-		var exception bool
-		if bad, exception = sc.judge(); exception && bad == "" {
-			bad = "only the exception explains the answers"
-		}
-	}
+	bad := sc.verdict(r, false)
 	require.Empty(t, bad, "stopped before operation %d\n%s", stop, sc.history())
 	for line, want := range then {
 		require.Equal(t, want, answers[line], "%s, stopped before operation %d\n%s", line, stop, sc.history())
@@ -173,10 +167,7 @@ func TestNewHashBesideAStoppedSweep(t *testing.T) {
 				b.run(endless)
 				a.s.tree.step, b.s.tree.step = nil, nil
 				other.do("TYPE", "a")
-				bad := sc.end(r)
-				if bad == "" {
-					bad, _ = sc.judge()
-				}
+				bad := sc.verdict(r, true)
 				require.Empty(t, bad, "%s, stopped before operation %d, the sweep before %d\n%s", command, maker, sweep, sc.history())
 			}
 		}
@@ -208,10 +199,7 @@ func TestStoppedTwice(t *testing.T) {
 				require.NoError(t, err)
 				a.run(endless)
 				a.s.tree.step = nil
-				bad := sc.end(r)
-				if bad == "" {
-					bad, _ = sc.judge()
-				}
+				bad := sc.verdict(r, true)
 				require.Empty(t, bad, "stopped before operation %d and %d behind it\n%s", first, more, sc.history())
 			}
 		}
@@ -347,10 +335,7 @@ func TestTwoWritersOfASweptHash(t *testing.T) {
 					a.run(endless)
 					b.run(endless)
 					a.s.tree.step, b.s.tree.step = nil, nil
-					bad := sc.end(r)
-					if bad == "" {
-						bad, _ = sc.judge()
-					}
+					bad := sc.verdict(r, true)
 					require.Empty(t, bad, "%s stopped before operation %d, %s before %d and %d behind it\n%s", row[0], first, row[1], second, more, sc.history())
 				}
 			}

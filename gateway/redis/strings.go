@@ -87,37 +87,54 @@ func (c *conn) value(r *record) {
 	c.bulk(r.value)
 }
 
-func set(c *conn, a [][]byte) error {
-	var w when
-	var nx, xx, old bool
-	for i := 3; i < len(a); {
-		switch opt := lowered(a[i]); {
-		case opt == "nx" && !xx:
-			nx = true
-		case opt == "xx" && !nx:
-			xx = true
+// setOptions are the options of SET.
+type setOptions struct {
+	when
+	nx, xx bool // only if the key is absent; only if it exists
+	old    bool // GET: the reply is the former value
+}
+
+// parse reads the options behind the value.
+func (o *setOptions) parse(a [][]byte) error {
+	for len(a) > 0 {
+		n := 1
+		switch opt := lowered(a[0]); {
+		case opt == "nx" && !o.xx:
+			o.nx = true
+		case opt == "xx" && !o.nx:
+			o.xx = true
 		case opt == "get":
-			old = true
-		case opt == "keepttl" && !w.given:
-			w.keep = true
+			o.old = true
+		case opt == "keepttl" && !o.given:
+			o.keep = true
 		default:
-			if w.given || w.keep {
+			if o.given || o.keep {
 				return errSyntax
 			}
-			n := w.parse(a[i:])
-			if n == 0 {
+			if n = o.when.parse(a); n == 0 {
 				return errSyntax
 			}
-			i += n
-			continue
 		}
-		i++
+		a = a[n:]
+	}
+	return nil
+}
+
+// blind says whether the reply and the effect do not depend on the former record.
+func (o *setOptions) blind() bool { return !o.nx && !o.xx && !o.old && !o.keep }
+
+// set is SET. Without options that depend on the former record it is one blind write of the tree,
+// unless a RENAME has marked the key.
+func set(c *conn, a [][]byte) error {
+	var w setOptions
+	if err := w.parse(a[3:]); err != nil {
+		return err
 	}
 	if err := w.resolve(c.now, "set"); err != nil {
 		return err
 	}
 	past := w.given && w.ms <= c.now
-	if !nx && !xx && !old && !w.keep && !past {
+	if w.blind() && !past {
 		c.key = AppendKey(c.key[:0], c.db, a[1])
 		c.enc = append(appendHead(c.enc[:0], kindString, w.ms), a[2]...)
 		_, err := c.s.tree.PutIf(c.s.ctx, c.key, c.enc, unmarked)
@@ -132,19 +149,19 @@ func set(c *conn, a [][]byte) error {
 	mark := len(c.out)
 	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
 		c.out = c.out[:mark]
-		if old {
+		if w.old {
 			if err := r.is(kindString); err != nil {
 				return nil, err
 			}
 			c.value(r)
 		}
-		if nx && r.kind != kindNone || xx && r.kind == kindNone {
-			if !old {
+		if w.nx && r.kind != kindNone || w.xx && r.kind == kindNone {
+			if !w.old {
 				c.null()
 			}
 			return nil, errLeave
 		}
-		if !old {
+		if !w.old {
 			c.ok()
 		}
 		if past {

@@ -58,12 +58,8 @@ var gatewayMutants = []mutant{
 	},
 	{
 		name: "refused, but set in part", what: "answers 0 to a MSETNX that could not take back a key because another command had changed it",
-		edits: []edit{{"gateway/redis.msetnx", `if lost(uerr) {
-				uerr = errContended
-			}`, `if lost(uerr) {
-				uerr = nil
-			}`}},
-		runs: []run{gatewayTest("TestMsetnxIsNotRefusedInPart")},
+		edits: []edit{{"gateway/redis.(*conn).unmake", `uerr = errContended`, `uerr = nil`}},
+		runs:  []run{gatewayTest("TestMsetnxIsNotRefusedInPart")},
 	},
 	{
 		name: "not done, but removed", what: "answers with the error of what comes behind the removal of a field",
