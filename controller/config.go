@@ -82,6 +82,15 @@ func (c *Config) hold() time.Duration {
 	return leadHold
 }
 
+// host is the name in Advertise; "" if there is none.
+func (c *Config) host() string {
+	u, err := url.Parse(c.Advertise)
+	if err != nil {
+		return ""
+	}
+	return u.Hostname()
+}
+
 const minLease = 300 * time.Millisecond
 
 func (c Config) withDefaults() Config {

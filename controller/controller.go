@@ -89,13 +89,14 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	c.probes = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.PeerTLS, IdleConnTimeout: time.Minute}}
 
 	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewControllerHandler(&service{c: c}, append(limits(), connect.WithInterceptors(&c.counted.requests, agentauth.RequireToken(cfg.Token,
-		quarrypbconnect.ControllerOpenSessionProcedure, quarrypbconnect.ControllerRegisterNodeProcedure)))...))
+	path, calls := quarrypbconnect.NewControllerHandler(&service{c: c}, append(options(), connect.WithInterceptors(&c.counted.requests))...)
+	mux.Handle(path, httpserver.Gate{Allow: agentauth.AllowToken(cfg.Token), MaxBytes: maxBytes}.Before(calls))
 	mux.HandleFunc("GET /healthz", c.health)
 	if cfg.Pages != nil {
 		mux.Handle("/", cfg.Pages)
 	}
-	c.server = httpserver.New(mux)
+	c.server = httpserver.New("controller", mux)
+	c.server.Hosts = []string{cfg.host()}
 	c.server.BaseContext = func(net.Listener) context.Context { return c.ctx }
 	var p http.Protocols
 	p.SetHTTP1(true)

@@ -21,6 +21,7 @@ import (
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/etcdembed"
+	"github.com/quarrystore/quarry/internal/httpserver"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -155,12 +156,13 @@ type agent struct {
 func newAgent(t testing.TB, name, domain string, incarnation uint64) *agent {
 	a := &agent{t: t, fenced: map[uint64]bool{}}
 	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewAgentHandler(a, connect.WithInterceptors(agentauth.Server(func() []byte {
+	path, calls := quarrypbconnect.NewAgentHandler(a)
+	mux.Handle(path, httpserver.Gate{Allow: agentauth.Allow(func() []byte {
 		if k := a.key.Load(); k != nil {
 			return *k
 		}
 		return nil
-	}))))
+	}), MaxBytes: func(string) int64 { return 1 << 20 }}.Before(calls))
 	a.srv = httptest.NewServer(mux)
 	t.Cleanup(a.srv.Close)
 	a.rec = &quarrypb.Node{

@@ -161,6 +161,8 @@ const (
 	actTimeout = 30 * time.Second
 	// maxAnswerBytes of a controller: two lists of state.MaxSerials serials, and room.
 	maxAnswerBytes = 8 << 20
-	// maxCommandBytes of a controller's call: a Fence of as many.
-	maxCommandBytes = 4 << 20
+	// Longest calls of a controller: a Fence of as many, a scrub for maxDead sessions, others.
+	maxFenceBytes   = 4 << 20
+	maxWorkBytes    = 64 << 10
+	maxCommandBytes = 4 << 10
 )

@@ -212,7 +212,8 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	} else if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
 		n.cfg.Logger.Warn("storage node: the agent port has no TLS: a reader of its traffic can command the node", "agent", n.agentURL)
 	}
-	n.agent = httpserver.New(n.agentHandler())
+	n.agent = httpserver.New("agent", n.agentHandler())
+	n.agent.Hosts = []string{address}
 	n.wg.Go(func() {
 		if err := n.agent.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			n.failed <- fmt.Errorf("storage node %s: agent: %w", n.cfg.Name, err)
@@ -224,10 +225,22 @@ func (n *Node) listen(ctx context.Context) (err error) {
 // agentHandler answers what comes to the agent port.
 func (n *Node) agentHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle(quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithReadMaxBytes(maxCommandBytes), connect.WithInterceptors(&n.calls, agentauth.Server(n.ticketKey), n.thisIncarnation())))
+	path, calls := quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithInterceptors(&n.calls, n.thisIncarnation()))
+	mux.Handle(path, httpserver.Gate{Allow: agentauth.Allow(n.ticketKey), MaxBytes: maxBytes}.Before(calls))
 	mux.HandleFunc("GET /healthz", health)
 	mux.HandleFunc("GET /readyz", n.ready)
 	return mux
+}
+
+// maxBytes of a controller's call.
+func maxBytes(path string) int64 {
+	switch path {
+	case quarrypbconnect.AgentFenceProcedure:
+		return maxFenceBytes
+	case quarrypbconnect.AgentWorkProcedure:
+		return maxWorkBytes
+	}
+	return maxCommandBytes
 }
 
 func (n *Node) ticketKey() []byte {

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"net/http"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -39,17 +40,10 @@ func Client(key []byte) connect.Interceptor {
 	})
 }
 
-// Server refuses calls that do not carry the bearer of the key. key answers nil
-// while there is none, and is asked at every call.
-func Server(key func() []byte) connect.Interceptor {
-	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
-		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-			if err := check(key(), req.Header().Get(header)); err != nil {
-				return nil, err
-			}
-			return next(ctx, req)
-		}
-	})
+// Allow refuses calls that do not carry the bearer of the key. key answers nil while there is
+// none, and is asked at every call. It is for httpserver.Gate, which asks before the body is read.
+func Allow(key func() []byte) func(*http.Request) error {
+	return func(r *http.Request) error { return check(key(), r.Header.Get(header)) }
 }
 
 func check(key []byte, value string) error {

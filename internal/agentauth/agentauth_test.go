@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/httpserver"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -28,8 +29,9 @@ func TestOnlyTheClustersKeyIsObeyed(t *testing.T) {
 	key, other := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
 	var served []byte
 	a := &agent{}
-	_, h := quarrypbconnect.NewAgentHandler(a, connect.WithInterceptors(agentauth.Server(func() []byte { return served })))
-	srv := httptest.NewServer(h)
+	_, h := quarrypbconnect.NewAgentHandler(a)
+	gate := httpserver.Gate{Allow: agentauth.Allow(func() []byte { return served }), MaxBytes: func(string) int64 { return 64 }}
+	srv := httptest.NewServer(gate.Before(h))
 	defer srv.Close()
 
 	ping := func(opts ...connect.ClientOption) connect.Code {

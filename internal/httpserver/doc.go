@@ -1,12 +1,21 @@
 // Package httpserver is net/http's server with the limits that every HTTP port of a
-// Quarry process has, and with a Shutdown that does not wait for connections that have
-// carried no request.
+// Quarry process has:
 //
-// net/http's own Shutdown waits 5 s for each of them. They are ordinary: http.Transport
-// dials for a request, and when another connection becomes idle first it sends the request
-// there and keeps the new connection for later.
+//   - A connection is a stranger's until a request on it is authenticated (Known). Strangers
+//     share MaxStrangers connections; one more closes the oldest of them.
+//   - Gate authenticates a call by its header before a byte of its body is read, and bounds
+//     the body by its procedure.
+//   - A port bound to loopback answers only requests whose Host is a name of loopback, or one
+//     in Hosts; every port refuses requests that a web page of another origin makes.
+//   - Shutdown does not wait for connections that have carried no request. net/http's own waits
+//     5 s for each of them. They are ordinary: http.Transport dials for a request, and when
+//     another connection becomes idle first it sends the request there and keeps the new
+//     connection for later.
 //
-//	s := httpserver.New(mux)
+// Example:
+//
+//	mux.Handle(path, httpserver.Gate{Allow: allow, MaxBytes: limit}.Before(handler))
+//	s := httpserver.New("controller", mux)
 //	go s.Serve(listener)
 //	...
 //	err := s.Shutdown(ctx)

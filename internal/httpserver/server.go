@@ -1,6 +1,7 @@
 package httpserver
 
 import (
+	"container/list"
 	"context"
 	"net"
 	"net/http"
@@ -12,48 +13,177 @@ import (
 const (
 	headerTimeout  = 5 * time.Second
 	idleTimeout    = 2 * time.Minute
-	maxHeaderBytes = 64 << 10
+	maxHeaderBytes = 16 << 10
+	// http2Streams and http2Window bound what a peer may have under way on a connection.
+	http2Streams = 128
+	http2Window  = 64 << 10
+
+	// DefaultStrangers at 16 KiB to 40 KiB each take at most 40 MiB.
+	DefaultStrangers   = 1024
+	DefaultConnections = 16 << 10
 )
 
 // Server is an http.Server; set its fields before Serve.
 type Server struct {
 	http.Server
 
-	mu      sync.Mutex
-	unused  map[net.Conn]struct{} // connections that have carried no request
-	closing bool
+	// Hosts are names, beside those of loopback, that requests to a port bound to loopback may
+	// have as Host, such as the advertised one. A port number is ignored.
+	Hosts []string
+	// MaxStrangers bounds connections on which nothing has been authenticated yet,
+	// MaxConnections all of them.
+	MaxStrangers, MaxConnections int
+
+	port     *Port
+	loopback bool
+
+	mu        sync.Mutex
+	conns     map[net.Conn]*conn
+	strangers list.List // of *conn, the oldest first
+	unknown   int       // strangers, and those dropped whose goroutine has not ended
+	fewer     sync.Cond // unknown has become less, or the port closes
+	closing   bool
 }
 
-// New is a server for h with the limits of every port.
-func New(h http.Handler) *Server {
-	return &Server{
-		Server: http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes},
-		unused: map[net.Conn]struct{}{},
-	}
+// conn is a connection of the server.
+type conn struct {
+	s        *Server
+	c        net.Conn
+	used     bool          // has carried a request
+	known    bool          // a request on it was authenticated, or it has ended
+	stranger *list.Element // nil once it is known or dropped
 }
 
-// Serve is http.Server's. The hook ConnState is called as usual.
+type connKey struct{}
+
+// New is a server for h with the limits of every port. The name is the port's in metrics.
+func New(name string, h http.Handler) *Server {
+	s := &Server{MaxStrangers: DefaultStrangers, MaxConnections: DefaultConnections, port: portNamed(name), conns: map[net.Conn]*conn{}}
+	s.fewer.L = &s.mu
+	s.Server = http.Server{Handler: s.checked(h), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: http2Streams, MaxReceiveBufferPerConnection: 4 * http2Window, MaxReceiveBufferPerStream: http2Window}}
+	return s
+}
+
+// Serve is http.Server's. The hooks ConnState and ConnContext are called as usual.
 func (s *Server) Serve(l net.Listener) error {
-	next := s.ConnState
+	if a, ok := l.Addr().(*net.TCPAddr); ok {
+		s.loopback = a.IP.IsLoopback()
+	}
+	state, ctx := s.ConnState, s.ConnContext
 	s.ConnState = func(c net.Conn, st http.ConnState) {
 		s.note(c, st)
-		if next != nil {
-			next(c, st)
+		if state != nil {
+			state(c, st)
 		}
 	}
-	return s.Server.Serve(l)
+	s.ConnContext = func(parent context.Context, c net.Conn) context.Context {
+		if ctx != nil {
+			parent = ctx(parent, c)
+		}
+		return context.WithValue(parent, connKey{}, s.add(c))
+	}
+	return s.Server.Serve(paced{l, s})
+}
+
+// paced takes no connection while many that were dropped have not ended: net/http keeps one
+// for half a second whose request it has not read to the end.
+type paced struct {
+	net.Listener
+	s *Server
+}
+
+func (l paced) Accept() (net.Conn, error) {
+	l.s.mu.Lock()
+	for l.s.unknown >= 2*l.s.MaxStrangers && !l.s.closing {
+		l.s.fewer.Wait()
+	}
+	l.s.mu.Unlock()
+	return l.Listener.Accept()
+}
+
+func (l paced) Close() error {
+	l.s.mu.Lock()
+	l.s.closing = true
+	l.s.fewer.Broadcast()
+	l.s.mu.Unlock()
+	return l.Listener.Close()
+}
+
+// add counts a new connection. It closes this one where there are too many, and the oldest
+// stranger's where there are too many of these: a peer that authenticates at once keeps its
+// connection, however many others stay idle.
+func (s *Server) add(c net.Conn) *conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := &conn{s: s, c: c}
+	s.conns[c] = k
+	s.port.open.Add(1)
+	s.unknown++
+	k.stranger = s.strangers.PushBack(k)
+	switch {
+	case s.closing:
+		drop(c)
+	case len(s.conns) > s.MaxConnections:
+		s.port.count(Full)
+		drop(c)
+	case s.strangers.Len() > s.MaxStrangers:
+		s.port.count(Stranger)
+		oldest := s.strangers.Front()
+		s.strangers.Remove(oldest)
+		old := oldest.Value.(*conn)
+		old.stranger = nil
+		drop(old.c)
+	}
+	return k
+}
+
+// drop closes without the farewell of TLS, which may wait for the peer.
+func drop(c net.Conn) {
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
+		c = t.NetConn()
+	}
+	c.Close()
 }
 
 func (s *Server) note(c net.Conn, st http.ConnState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if st != http.StateNew {
-		delete(s.unused, c)
+	k := s.conns[c]
+	if k == nil {
 		return
 	}
-	s.unused[c] = struct{}{}
-	if s.closing {
-		c.Close()
+	switch st {
+	case http.StateNew:
+	case http.StateClosed, http.StateHijacked:
+		delete(s.conns, c)
+		s.port.open.Add(-1)
+		k.forget()
+	default:
+		k.used = true
+	}
+}
+
+// forget removes a connection that is known, or has ended, from the strangers. The lock is held.
+func (k *conn) forget() {
+	if k.stranger != nil {
+		k.s.strangers.Remove(k.stranger)
+		k.stranger = nil
+	}
+	if !k.known {
+		k.known = true
+		k.s.unknown--
+		k.s.fewer.Signal()
+	}
+}
+
+// Known says that a request of this context was authenticated: its connection is no
+// stranger's from now on.
+func Known(ctx context.Context) {
+	if k, ok := ctx.Value(connKey{}).(*conn); ok {
+		k.s.mu.Lock()
+		k.forget()
+		k.s.mu.Unlock()
 	}
 }
 
@@ -61,8 +191,10 @@ func (s *Server) note(c net.Conn, st http.ConnState) {
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.closing = true
-	for c := range s.unused {
-		c.Close()
+	for c, k := range s.conns {
+		if !k.used {
+			drop(c)
+		}
 	}
 	s.mu.Unlock()
 	return s.Server.Shutdown(ctx)

@@ -12,14 +12,17 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// net/http keeps a connection whose request it has not read to the end for half a second.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
 
 // start serves h, and says with which states the server's hook was called.
 func start(t *testing.T, h http.Handler) (s *Server, address string, states chan http.ConnState) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	s, states = New(h), make(chan http.ConnState, 16)
+	s, states = New("test", h), make(chan http.ConnState, 1024)
 	s.ConnState = func(_ net.Conn, st http.ConnState) { states <- st }
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(l) }()

@@ -65,7 +65,7 @@ func open(t testing.TB, f Files) *Source {
 func serve(t testing.TB, c *tls.Config, own ID) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	srv := httpserver.New(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := httpserver.New("test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id, err := OfPeer(r.TLS, own)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusForbidden)

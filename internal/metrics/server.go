@@ -21,13 +21,21 @@ import (
 // Process is what every process tells of itself.
 var Process = NewGroup("Every process", "Beside these, the usual `go_*` and `process_*` metrics of a Go program.")
 
-var buildInfo = Process.Gauge("quarry_build_info", "Always 1; the labels tell what runs.", "version", "go_version", "role")
+var (
+	buildInfo   = Process.Gauge("quarry_build_info", "Always 1; the labels tell what runs.", "version", "go_version", "role")
+	httpConns   = Process.Gauge("quarry_http_connections", "Connections to the HTTP ports of this process.", "port")
+	httpRefused = Process.Counter("quarry_http_refused_total", "Requests and connections that a port refused: calls without a token, compressed ones, bodies over the procedure's limit; a Host or Origin that a browser was led to; connections that authenticated nothing and gave way to newer ones (stranger), or were too many (full).", "port", "reason")
+)
 
 type process struct{ version, role string }
 
 func (process) Describe(ch chan<- *prometheus.Desc) { Process.Describe(ch) }
 func (p process) Collect(ch chan<- prometheus.Metric) {
 	ch <- buildInfo.Value(1, p.version, runtime.Version(), p.role)
+	for _, port := range httpserver.Ports() {
+		ch <- httpConns.Value(float64(port.Open()), port.Name)
+		port.Refused(func(why httpserver.Reason, n uint64) { ch <- httpRefused.Value(float64(n), port.Name, why.String()) })
+	}
 }
 
 // NewRegistry is a registry for one process in a role such as "storage".
@@ -78,7 +86,7 @@ func Serve(ctx context.Context, listen string, r *prometheus.Registry, profiles 
 	}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, index) })
 	s := &Server{url: "http://" + l.Addr().String(), failed: make(chan error, 1), done: make(chan struct{}),
-		http: httpserver.New(mux)}
+		http: httpserver.New("metrics", mux)}
 	go func() {
 		defer close(s.done)
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
