@@ -38,12 +38,16 @@ func quit(c *conn, _ [][]byte) error {
 const errWrongPass = fault("WRONGPASS invalid username-password pair or user is disabled.")
 
 // admit checks a name and a password.
-func (c *conn) admit(user, password []byte) bool {
-	ok := string(user) == "default" && (c.s.cfg.Password == "" || subtle.ConstantTimeCompare(password, []byte(c.s.cfg.Password)) == 1)
-	if ok {
-		c.authenticated, c.p.preAuth = true, false
+func (c *conn) admit(user, password []byte) error {
+	if string(user) != "default" || c.s.cfg.Password != "" && subtle.ConstantTimeCompare(password, []byte(c.s.cfg.Password)) != 1 {
+		return errWrongPass
 	}
-	return ok
+	if !c.s.login(c) {
+		c.quit = true
+		return errMaxClients
+	}
+	c.authenticated, c.p.preAuth = true, false
+	return nil
 }
 
 func auth(c *conn, a [][]byte) error {
@@ -57,8 +61,8 @@ func auth(c *conn, a [][]byte) error {
 	if len(a) == 3 {
 		user = a[1]
 	}
-	if !c.admit(user, password) {
-		return errWrongPass
+	if err := c.admit(user, password); err != nil {
+		return err
 	}
 	c.ok()
 	return nil
@@ -93,8 +97,10 @@ func hello(c *conn, a [][]byte) error {
 			return fault("ERR Syntax error in HELLO option '" + string(word(a[i], 1024)) + "'")
 		}
 	}
-	if user != nil && !c.admit(user, password) {
-		return errWrongPass
+	if user != nil {
+		if err := c.admit(user, password); err != nil {
+			return err
+		}
 	}
 	if !c.authenticated {
 		return fault("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time")

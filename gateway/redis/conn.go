@@ -2,6 +2,7 @@ package redis
 
 import (
 	"bytes"
+	"container/list"
 	"fmt"
 	"net"
 	"strings"
@@ -52,10 +53,12 @@ type conn struct {
 	armed  time.Time // when the write deadline was set
 	began  time.Time // of the batch
 
-	db            int   // of SELECT, 0 to 15
-	proto         int   // RESP version, 2 or 3
-	now           int64 // ms since 1970 when the batch began: the time of all its commands
-	authenticated bool  // has given the password, or none is asked for
+	db            int           // of SELECT, 0 to 15
+	proto         int           // RESP version, 2 or 3
+	now           int64         // ms since 1970 when the batch began: the time of all its commands
+	authenticated bool          // has given the password, or none is asked for
+	stranger      *list.Element // in s.strangers, until the password is given; s.mu guards it
+	client        bool          // in s.clients; s.mu guards it
 	// refusing is set by a MULTI, which is refused, until EXEC, DISCARD or RESET: no
 	// command is executed meanwhile.
 	refusing bool
@@ -102,10 +105,12 @@ func newConn(s *Server, nc net.Conn, id uint64) *conn {
 func (c *conn) serve() {
 	defer func() { c.s.held.Add(-c.counts - c.unread) }()
 	for !c.quit {
-		if c.filled == len(c.in) && !c.grow() {
-			c.fail("ERR all clients together have sent too much that is not answered yet")
-			c.flush()
-			return
+		if c.filled == len(c.in) {
+			if err := c.grow(); err != nil {
+				c.fail(err.Error())
+				c.flush()
+				return
+			}
 		}
 		n, err := c.sock.read(c.in[c.filled:], c.alone())
 		c.filled += n
@@ -121,25 +126,33 @@ func (c *conn) serve() {
 	}
 }
 
-// grow enlarges the input buffer for a long command, to at most twice its size. False: the memory of
-// all connections (Server.maxHeld) is used up.
-func (c *conn) grow() bool {
+const (
+	errHeldInput = fault("ERR all clients together have sent too much that is not answered yet")
+	errStranger  = fault("ERR Protocol error: unauthenticated command length")
+)
+
+// grow enlarges the input buffer for a long command, to at most twice its size. It fails when the
+// memory of all connections (Server.maxHeld), or what a stranger may have, is used up.
+func (c *conn) grow() error {
 	n := 2 * len(c.in)
 	if need := c.p.needs(); need > len(c.in) {
 		n = min(n, need)
+	}
+	if c.p.preAuth && n > maxStrangerBytes {
+		return errStranger
 	}
 	if n > freeBufferBytes {
 		more := int64(n) - c.counts
 		if c.s.held.Add(more) > c.s.maxHeld {
 			c.s.held.Add(-more)
-			return false
+			return errHeldInput
 		}
 		c.counts += more
 	}
 	in := make([]byte, n)
 	copy(in, c.in[:c.filled])
 	c.in = in
-	return true
+	return nil
 }
 
 // work executes all complete commands of the input, in batches, and keeps the rest. False: the
@@ -323,6 +336,10 @@ func (c *conn) alike(i int) int {
 // reply; see explain.
 func (c *conn) call(cmd *command, args [][]byte) error {
 	if cmd == nil {
+		if isHTTP(args[0]) {
+			c.trap()
+			return nil
+		}
 		return unknownCommand(args)
 	}
 	if cmd.subs != nil && len(args) > 1 {

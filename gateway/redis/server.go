@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"hash/maphash"
@@ -35,7 +36,7 @@ const (
 type Config struct {
 	Tree       *kv.Tree
 	Password   string        // that AUTH must give; "": none is needed
-	MaxClients int           // connections at once; 0: 10000
+	MaxClients int           // connections at once, with a password those that have given it; 0: 10000
 	SweepKeys  int           // records looked at for expiry a second; 0: 2000, negative: none
 	OrphanAge  time.Duration // remains of hashes are swept when this old; 0: 10 minutes
 	// Far says whether a round takes a network round trip. If so, equal commands of a pipeline
@@ -85,10 +86,12 @@ type Server struct {
 	swept     chan leftover        // removals that the sweep carries out: of ended ids, and of empty keys
 	ownerless map[uint64]time.Time // since when the sweep has seen fields of ids without owner
 
-	mu     sync.Mutex       // guards conns, lastID and each conn.sock.nc
-	conns  map[uint64]*conn // by id
-	lastID uint64
-	wg     sync.WaitGroup // goroutines of connections and of the background
+	mu        sync.Mutex       // guards conns, strangers, lastID and each conn.sock.nc
+	conns     map[uint64]*conn // by id
+	strangers list.List        // of those that have not given the password, the oldest first
+	clients   int              // of conns those that count in MaxClients
+	lastID    uint64
+	wg        sync.WaitGroup // goroutines of connections and of the background
 
 	close    atomic.Int32 // detached connections: each blocks a thread (socket.go)
 	maxClose int32        // bound of close
@@ -96,11 +99,12 @@ type Server struct {
 	company  atomic.Int32 // connections that sent something in that slice
 	before   atomic.Int32 // and in the slice before
 
-	far    atomic.Bool  // Config.Far, as last asked
-	ending atomic.Bool  // the context of Serve has ended
-	timed  atomic.Bool  // a key was given an expiry
-	held   atomic.Int64 // bytes of long commands and replies of all connections, at most maxHeld
-	stats  stats
+	far     atomic.Bool  // Config.Far, as last asked
+	trapped atomic.Int64 // unix ns of the last warning of trap
+	ending  atomic.Bool  // the context of Serve has ended
+	timed   atomic.Bool  // a key was given an expiry
+	held    atomic.Int64 // bytes of long commands and replies of all connections, at most maxHeld
+	stats   stats
 }
 
 // stats for INFO.
@@ -191,16 +195,22 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 	s.stats.connections.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns) >= s.cfg.MaxClients {
+	if s.cfg.Password == "" && s.clients >= s.cfg.MaxClients {
 		s.stats.rejected.Add(1)
 		_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
-		_, _ = nc.Write([]byte("-ERR max number of clients reached\r\n"))
+		_, _ = nc.Write([]byte("-" + string(errMaxClients) + "\r\n"))
 		nc.Close()
 		return
 	}
 	s.lastID++
 	c := newConn(s, nc, s.lastID)
 	s.conns[c.id] = c
+	if s.cfg.Password != "" {
+		s.estrange(c)
+	} else {
+		s.clients++
+		c.client = true
+	}
 	if ctx.Err() != nil {
 		_ = nc.SetReadDeadline(time.Unix(1, 0))
 	}
@@ -208,6 +218,10 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 		c.serve()
 		s.mu.Lock()
 		c.sock.close()
+		s.forget(c)
+		if c.client {
+			s.clients--
+		}
 		delete(s.conns, c.id)
 		s.mu.Unlock()
 	})

@@ -262,10 +262,11 @@ func (c *conn) came(waited time.Duration) {
 }
 
 // alone says whether a thread may block on this connection: its client has sent closeReads
-// batches in quick succession, and there are no more active connections than such threads.
+// batches in quick succession, and there are no more active connections than such threads. A
+// connection without the password stays attached, so that it can be closed.
 func (c *conn) alone() bool {
 	if max(c.s.company.Load(), c.s.before.Load()) > c.s.maxClose {
 		c.quick = 0
 	}
-	return c.quick >= closeReads
+	return c.quick >= closeReads && c.authenticated
 }

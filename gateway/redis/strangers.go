@@ -1,0 +1,77 @@
+package redis
+
+import (
+	"bytes"
+	"time"
+)
+
+const (
+	// maxStrangers bounds the connections that have not given the password. They do not count
+	// as clients; one more closes the oldest of them, so that a client that gives the password at once
+	// is served however many others stay silent.
+	maxStrangers = 1024
+	// maxStrangerBytes bounds the input buffer of each: a password has at most 16 KiB.
+	maxStrangerBytes = 32 << 10
+	// loginTimeout is how long a connection may take to give the password.
+	loginTimeout = 10 * time.Second
+	// trapEvery bounds how often the log tells of HTTP requests.
+	trapEvery = time.Minute
+)
+
+const errMaxClients = fault("ERR max number of clients reached")
+
+// estrange counts a new connection as one that has not given the password. s.mu is held.
+func (s *Server) estrange(c *conn) {
+	_ = c.sock.nc.SetReadDeadline(time.Now().Add(loginTimeout))
+	c.stranger = s.strangers.PushBack(c)
+	if s.strangers.Len() > maxStrangers {
+		oldest := s.strangers.Front().Value.(*conn)
+		s.forget(oldest)
+		s.stats.rejected.Add(1)
+		oldest.sock.nc.Close() // it is attached: see alone
+	}
+}
+
+// forget removes a connection from the strangers. s.mu is held.
+func (s *Server) forget(c *conn) {
+	if c.stranger != nil {
+		s.strangers.Remove(c.stranger)
+		c.stranger = nil
+	}
+}
+
+// login makes a connection that has given the password a client. False: there are too many.
+func (s *Server) login(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.stranger == nil {
+		return true // it is one already, or was closed
+	}
+	if s.clients >= s.cfg.MaxClients {
+		s.stats.rejected.Add(1)
+		return false
+	}
+	s.forget(c)
+	s.clients++
+	c.client = true
+	if !s.ending.Load() {
+		_ = c.sock.nc.SetReadDeadline(time.Time{})
+	}
+	return true
+}
+
+// isHTTP says whether a command is a line of an HTTP request: a web page can have a browser send one
+// here, with commands in its body. Redis ends such connections too.
+func isHTTP(name []byte) bool {
+	return bytes.EqualFold(name, []byte("post")) || bytes.EqualFold(name, []byte("host:"))
+}
+
+// trap ends the connection of an HTTP request before anything behind the line is executed.
+func (c *conn) trap() {
+	c.quit = true
+	c.s.stats.rejected.Add(1)
+	now := time.Now().UnixNano()
+	if last := c.s.trapped.Load(); now-last >= int64(trapEvery) && c.s.trapped.CompareAndSwap(last, now) {
+		c.s.cfg.Logger.Warn("gateway: an HTTP request came to the Redis port and was not executed: a web page may be attacking it through a browser", "remote", c.remote.String())
+	}
+}
