@@ -37,7 +37,7 @@ var seamMutants = []mutant{
 	},
 	{
 		name: "one lane's table acknowledged", what: "acknowledges a table while another lane of the session works by an earlier one",
-		edits: []edit{{"verify/sim.(*machines).beat", `l.membership == h && l.inOp`, `l.membership == h && l.inOp && l.id == l.home`}},
+		edits: []edit{{"verify/sim.(*client).acknowledgeable", `l.membership == h && l.inOp`, `l.membership == h && l.inOp && l.id == l.home`}},
 		runs:  []run{schedules(lanes, 3000)},
 	},
 	{

@@ -8,16 +8,17 @@ import (
 	fabric "github.com/quarrystore/quarry/rdma/sim"
 )
 
-// checker checks every verb against the invariants.
+// checker checks every verb against the invariants of package slab, at the moment at which the
+// fabric executes it. It compares memory with the committed decisions of the mirror.
 type checker struct {
 	w      *world
-	hot    uint64 // word changed last
-	regs   []register
-	values uint64
-	pos    []uint64
-	img    []byte
-	lost   bool // power has been lost in this schedule
-	lostAt int64
+	hot    uint64     // word changed last
+	regs   []register // one for each object that has lived, with its first value
+	values uint64     // given out by value
+	pos    []uint64   // scratch of linear: the place of each operation of the history
+	img    []byte     // scratch of whole
+	lost   bool       // power has been lost in this schedule
+	lostAt int64      // step of the loss
 	// held counts the slabs that each session has reserved at the primary in this epoch.
 	held [maxSessions]int
 	// told has a bit for each epoch that a table has shown as open, by region. Clients have
@@ -257,7 +258,8 @@ func (k *checker) reserved(m *fabric.Memory, place int, session uint32, s proto.
 	}
 }
 
-// moved checks a change of V.
+// moved checks a change of V of the replica at place. Only the session that R of the primary names
+// may make it; the copier may also move V of a FREE slab of a rebuilding replica.
 func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Slab, seed uint64, old, new proto.V) {
 	w := k.w
 	t := &w.mirror.table
@@ -279,6 +281,14 @@ func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Sla
 		w.fail("V fell at the primary", fmt.Sprintf("%v: %v to %v", addr, old, new))
 		return
 	}
+	k.committed(s, seed, addr, new)
+}
+
+// committed checks a commit, which is the change of V at the primary: every in-sync replica has
+// the new V and, for a LIVE one, its image, both durable where durability is asked for.
+func (k *checker) committed(s proto.Slab, seed uint64, addr proto.Addr, new proto.V) {
+	w := k.w
+	t := &w.mirror.table
 	for i := range t.n {
 		if t.rebuilding[i] {
 			continue

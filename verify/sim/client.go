@@ -22,37 +22,39 @@ type client struct {
 	alloc *alloc.Allocator
 	rate  int64 // its clock runs at rate/1000
 
-	bound    uint64 // serial of the session that has made objects in the current operation on the tree; 0: none
+	// bound is the serial of the session that has made objects in the current operation on the tree; 0:
+	// none.
+	bound    uint64
 	dawdles  int64  // how long the process pauses between making an object and naming it
 	blind    bool   // the session has ended, and this lane posts one more round before it notices
-	sequence uint64
+	sequence uint64 // of the last reservation
 
-	reg     *opened
-	headers *slab.Headers
-	conns   [maxNodes]*fabric.Conn
-	stale   [maxNodes]bool // the connection is to be dialled again
+	reg     *opened                // the clients' region as last opened; nil: not yet
+	headers *slab.Headers          // cached block headers of reg
+	conns   [maxNodes]*fabric.Conn // by node; nil: none
+	stale   [maxNodes]bool         // the connection is to be dialled again
 
-	inOp  bool
-	doing opKind
+	inOp  bool   // an operation is running
+	doing opKind // its kind
 	began uint64 // revision of the table that the current operation uses
 	// reclaim epoch in which the current operation began: with any later table it may still
 	// act on a block header of that epoch.
 	beganReclaim uint64
-	deadline     int64
+	deadline     int64 // of the current operation, by the client's clock
 
 	beatNext int64 // when the next heartbeat is due
 
-	left   int // operations still to be done
-	claims []slab.Claim
-	arena  []byte
+	left   int          // operations still to be done
+	claims []slab.Claim // slabs that it holds for births
+	arena  []byte       // memory of Buffer; arena[:used] is given out
 	used   int
 }
 
-// opened is a region that a client has opened.
+// opened is a region that a client has opened, under one epoch.
 type opened struct {
 	slab.Region
-	targets [slab.MaxListed]rdma.Target
-	reclaim uint64
+	targets [slab.MaxListed]rdma.Target // that Region.To points to
+	reclaim uint64                      // reclaim epoch of the table that it comes from
 }
 
 var (

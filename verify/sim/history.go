@@ -41,8 +41,8 @@ type event struct {
 	client    uint8
 	kind      opKind
 	result    result
-	reg       int
-	call, ret int64
+	reg       int    // index of its object in checker.regs
+	call, ret int64  // virtual times
 	in        uint64 // value written
 	out       uint64 // value seen
 	seen      uint64 // version seen
@@ -133,9 +133,9 @@ func (w *world) count(k opKind, err error) {
 
 // linear checks the histories by the versions of the values: writes are ordered by version, a
 // value has one version, a read sees the value of its version, and versions do not fall in
-// time.
+// time. That is linearizability of a register whose values have versions, at a cost of the
+// square of the history's length.
 func (w *world) linear() {
-	c := &w.check
 	for i := range w.hist {
 		// Acknowledged writes must not be lost; see softAnswer.
 		if e := &w.hist[i]; e.gone && (e.result == freedResult || e.result == okResult && e.kind == opRead) && !w.opt.StrictReads {
@@ -147,6 +147,19 @@ func (w *world) linear() {
 	if w.rotten >= 0 {
 		return // a repair gives a value another version; porcupine checks values only
 	}
+	w.placeAll()
+	for i := range w.hist {
+		if w.check.pos[i] != 0 {
+			w.checkOrder(i)
+		}
+	}
+}
+
+// placeAll gives each operation its place in the order of its object, check.pos: an update of version n
+// comes at 2n, a read of it at 2n+1, a Free behind all of them, and answers of ErrFreed last. 0:
+// the operation is not done, or its outcome is unknown.
+func (w *world) placeAll() {
+	c := &w.check
 	c.pos = c.pos[:0]
 	for i := range w.hist {
 		e := &w.hist[i]
@@ -163,27 +176,26 @@ func (w *world) linear() {
 		}
 		c.pos = append(c.pos, p)
 	}
-	for i := range w.hist {
-		e := &w.hist[i]
-		if c.pos[i] == 0 {
+}
+
+// checkOrder checks that the place of operation i agrees with the times of all others on its object.
+func (w *world) checkOrder(i int) {
+	c, e := &w.check, &w.hist[i]
+	if e.result == okResult {
+		w.checkSeen(i)
+	} else if !w.mayBeFreed(i) {
+		w.fail("freed without a free", w.describe(i))
+	}
+	for j := range w.hist {
+		f := &w.hist[j]
+		if j == i || f.reg != e.reg || c.pos[j] == 0 {
 			continue
 		}
-		if e.result == okResult {
-			w.checkSeen(i)
-		} else if !w.mayBeFreed(i) {
-			w.fail("freed without a free", w.describe(i))
+		if f.ret < e.call && c.pos[j] > c.pos[i] {
+			w.fail("not linearizable", w.describe(j)+"  came before  "+w.describe(i))
 		}
-		for j := range w.hist {
-			f := &w.hist[j]
-			if j == i || f.reg != e.reg || c.pos[j] == 0 {
-				continue
-			}
-			if f.ret < e.call && c.pos[j] > c.pos[i] {
-				w.fail("not linearizable", w.describe(j)+"  came before  "+w.describe(i))
-			}
-			if e.result == okResult && f.result == okResult && e.kind != opRead && f.kind != opRead && c.pos[i] == c.pos[j] {
-				w.fail("two commits of one version", w.describe(j)+"  and  "+w.describe(i))
-			}
+		if e.result == okResult && f.result == okResult && e.kind != opRead && f.kind != opRead && c.pos[i] == c.pos[j] {
+			w.fail("two commits of one version", w.describe(j)+"  and  "+w.describe(i))
 		}
 	}
 }

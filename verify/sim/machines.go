@@ -17,17 +17,17 @@ import (
 // decisions, not the state of one controller.
 type machines struct {
 	w     *world
-	boots map[bootKey]*boot
+	boots map[bootKey]*boot // clusters that have started, to copy: see machines_boot.go
 
-	unit  int64 // ns of one unit of virtual time
-	queue events
-	seq   uint64
+	unit  int64  // ns of one unit of virtual time
+	queue events // messages in flight and timers
+	seq   uint64 // of the last event
 
 	etcd   etcd
 	ctls   [controllers]controller
 	agents [maxNodes]agent
-	seats  [maxProcs]seat
-	plan   []machineFault
+	seats  [maxProcs]seat // of each client: its view of the controllers
+	plan   []machineFault // faults of this schedule, by time
 	// directed, if set, plans the faults of a scenario instead of planFaults.
 	directed func()
 
@@ -80,7 +80,7 @@ func (s *machineStats) String() string {
 	return b.String()
 }
 
-// event is a function to be called at a moment of virtual time. Events of one moment run in
+// timedEvent is a function to be called at a moment of virtual time. Events of one moment run in
 // the order in which they were added.
 type timedEvent struct {
 	due int64

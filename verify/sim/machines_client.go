@@ -194,7 +194,24 @@ func (s *seat) heardTable(c *client, from int, t *quarrypb.Table) {
 	m.install(c, t)
 }
 
-// beat sends heartbeats. They acknowledge the revision that every operation in progress uses.
+// acknowledgeable is the table revision and the reclaim epoch that a process may acknowledge for its
+// session h: the oldest that an operation of one of its lanes uses.
+func (c *client) acknowledgeable(h *membership) (rev, reclaim uint64) {
+	rev, reclaim = h.view.rev, h.view.reclaim
+	for i := c.id; i < maxProcs && c.w.clients[i].home == c.id; i++ {
+		if l := &c.w.clients[i]; l.membership == h && l.inOp {
+			rev, reclaim = min(rev, l.began), min(reclaim, l.beganReclaim)
+		}
+	}
+	if h.withheld {
+		rev, reclaim = min(rev, h.heldRev), min(reclaim, h.heldReclaim)
+	}
+	return rev, reclaim
+}
+
+// beat sends the heartbeats of a process, and takes their answers. An answer extends the lease,
+// counted from before the heartbeat; one of a standby, or none in a quarter of a lease, makes the
+// process turn to another controller.
 func (m *machines) beat(c *client) {
 	w, s := m.w, &m.seats[c.id]
 	h := s.current // of a process's first lane; nil for the others
@@ -207,15 +224,7 @@ func (m *machines) beat(c *client) {
 	}
 	c.beatNext = w.now + w.d.lease/3
 	w.at(c.beatNext)
-	rev, reclaim := h.view.rev, h.view.reclaim
-	for i := c.id; i < maxProcs && w.clients[i].home == c.id; i++ {
-		if l := &w.clients[i]; l.membership == h && l.inOp {
-			rev, reclaim = min(rev, l.began), min(reclaim, l.beganReclaim)
-		}
-	}
-	if h.withheld {
-		rev, reclaim = min(rev, h.heldRev), min(reclaim, h.heldReclaim)
-	}
+	rev, reclaim := c.acknowledgeable(h)
 	h.acked = max(h.acked, reclaim)
 	s.beats++
 	m.askAnybody(c)

@@ -19,21 +19,20 @@ import (
 // program is a reconcile, copy or scrub that an agent runs: the slab.Port of its
 // lane, as package storagenode has it, on a process of the world's.
 type program struct {
-	g    *agent
-	c    *client
-	kind nodestate.Kind
-	req  *quarrypb.WorkRequest
-	// counts the programs begun
-	number uint64
-	reg    slab.Region
-	to     [slab.MaxListed]rdma.Target
-	conns  [slab.MaxListed]*fabric.Conn
+	g      *agent
+	c      *client // the process that it runs on, from firstProgram on
+	kind   nodestate.Kind
+	req    *quarrypb.WorkRequest        // of the controller
+	number uint64                       // counts the programs begun
+	reg    slab.Region                  // under the epoch of req; it never changes
+	to     [slab.MaxListed]rdma.Target  // that reg.To points to
+	conns  [slab.MaxListed]*fabric.Conn // to each replica
 
-	cause     error // why it has to stop
-	unsettled bool
-	ended     bool
-	err       error
-	told      []func()
+	cause     error    // why it has to stop; nil: it runs
+	unsettled bool     // its session ends by revocation, because verbs may be under way
+	ended     bool     // it has returned, with err
+	err       error    // its result
+	told      []func() // calls of controllers that wait for its end
 }
 
 var (

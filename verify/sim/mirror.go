@@ -4,14 +4,14 @@ import (
 	fabric "github.com/quarrystore/quarry/rdma/sim"
 )
 
-// table is the row of the clients' region, as clients hold it.
+// table is the row of the clients' region, as clients hold it. Place 0 is the primary.
 type table struct {
-	rev, epoch, reclaim uint64
-	open                bool
-	n                   int
-	node                [maxNodes]int
-	incarnation         [maxNodes]uint64
-	rebuilding          [maxNodes]bool
+	rev, epoch, reclaim uint64           // revision, epoch of the region, reclaim epoch
+	open                bool             // the region is OPEN
+	n                   int              // replicas that are not OUT
+	node                [maxNodes]int    // of replica i, i < n
+	incarnation         [maxNodes]uint64 // of that node
+	rebuilding          [maxNodes]bool   // replica i is not in sync yet
 }
 
 // maxSessions bounds the session ids of a schedule.
@@ -47,7 +47,7 @@ type mirror struct {
 	intact   [maxNodes]bool
 	serials  uint64 // highest serial of a session so far
 	epochs   int    // changes so far
-	scrubbed int
+	scrubbed int    // sessions whose scrub is complete
 	// served: the nodes in sync when the region was last open. had: the nodes in sync at the
 	// loss of power. dark: the power was lost and no epoch has opened since.
 	served, had [maxNodes]bool

@@ -227,18 +227,7 @@ func (m *machines) judge() {
 		if rec.State == creatingRegion {
 			m.w.fail("a creation does not end", rec.String())
 		}
-		well, silent, whole := 0, 0, 0
-		for _, p := range rec.Replicas {
-			switch i := int(p.Node) - 1; {
-			case p.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || m.orders.down[i]:
-			case m.orders.gone[i]:
-				silent++
-			case p.Incarnation == m.w.fab.Nodes()[i].Incarnation:
-				well++
-			case m.w.mirror.intact[i]:
-				whole++
-			}
-		}
+		well, silent, whole := m.countInSync(rec)
 		shown := rec.Shown()
 		switch {
 		case shown == lostRegion && well+whole == 0: // accepted: see lostCommitted
@@ -254,6 +243,23 @@ func (m *machines) judge() {
 	}
 	m.orders.judged = true
 	m.decide()
+}
+
+// countInSync counts the in-sync replicas of a region: of nodes that answer in the incarnation of the
+// record, of nodes that are gone, and of restarted nodes that have found their memory.
+func (m *machines) countInSync(rec *quarrypb.Region) (well, silent, whole int) {
+	for _, p := range rec.Replicas {
+		switch i := int(p.Node) - 1; {
+		case p.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || m.orders.down[i]:
+		case m.orders.gone[i]:
+			silent++
+		case p.Incarnation == m.w.fab.Nodes()[i].Incarnation:
+			well++
+		case m.w.mirror.intact[i]:
+			whole++
+		}
+	}
+	return well, silent, whole
 }
 
 // decide gives up the nodes that are gone, and removes the regions that are lost, until the

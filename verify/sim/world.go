@@ -8,19 +8,21 @@ import (
 	fabric "github.com/quarrystore/quarry/rdma/sim"
 )
 
-// world is one simulated cluster. It is reused for all schedules of a Runner.
+// world is one simulated cluster. It is reused for all schedules of a Runner, one after the other,
+// on one goroutine: its memory is allocated once. Clients are coroutines that run only while the
+// scheduler (world.run) waits for them, so no field has a lock.
 type world struct {
 	opt Options
-	d   drawn
-	ch  choices
+	d   drawn   // sizes and times of this schedule, drawn from the seed
+	ch  choices // the source of every decision of the schedule
 	fab *fabric.Fabric
-	geo proto.Geometry
-	uid uint64 // seed of the region
+	geo proto.Geometry // of every region
+	uid uint64         // seed of the region
 
-	now   int64 // virtual time
-	steps int
-	due   int64 // when timers are checked next
-	ready uint32
+	now   int64  // virtual time, in units; see machines.unit
+	steps int    // taken in this schedule
+	due   int64  // when timers are checked next
+	ready uint32 // a bit for each process that can run now
 
 	clients   [maxProcs]client
 	mach      *machines // controllers, agents and etcd
@@ -30,22 +32,22 @@ type world struct {
 	rotten    int                          // the one node whose images rot, -1: none
 	lostToRot []uint64                     // slabs; see excuse
 	away      [maxProcs]bool               // client cannot hear the controller
-	healed    bool
+	healed    bool                         // all faults are over: now everything must come to rest
 
-	objs []object
-	// tree, if set, is what clients work on instead of objs.
+	objs []object // that clients work on; see work.go
+	// tree, if set, is what clients work on instead of objs. trees is its memory.
 	tree, trees *tree
-	hist        []event
+	hist        []event // operations, in the order of their calls
 	check       checker
-	prio        [maxProcs + fabric.MaxConns]uint32
-	change      []int // steps at which PCT lowers a priority
-	lastOn      int   // who moved last
-	again       int   // how often in a row by choice 0
+	prio        [maxProcs + fabric.MaxConns]uint32 // of processes and connections, for PCT
+	change      []int                              // steps at which PCT lowers a priority
+	lastOn      int                                // process or connection of the last step
+	again       int                                // how often in a row choice 0 took that one
 
-	digest uint64
-	failed *Failure
-	log    *eventLog
-	stats  *Coverage
+	digest uint64    // hash of all events: equal options give an equal one
+	failed *Failure  // the first violation; it ends the schedule
+	log    *eventLog // nil: events are not written down
+	stats  *Coverage // of all schedules
 }
 
 // controllerRow is the controller's row in cuts.
@@ -79,7 +81,7 @@ func newWorld() *world {
 	return w
 }
 
-// close ends the coroutines.
+// close ends the coroutines. The world cannot be used again.
 func (w *world) close() {
 	for i := range w.clients {
 		w.clients[i].kill()
@@ -87,6 +89,7 @@ func (w *world) close() {
 	}
 }
 
+// setReady says whether the scheduler may run a process. A frozen process is not ready.
 func (w *world) setReady(p *proc, on bool) {
 	if on && p.frozen == 0 {
 		w.ready |= 1 << p.id
