@@ -67,6 +67,7 @@ func (s *service) ListControllers(ctx context.Context, _ *connect.Request[quarry
 	return connect.NewResponse(out), nil
 }
 
+// checkController checks a new controller's name and the URL of its etcd.
 func checkController(name, peer string) error {
 	if name == "" || len(name) > state.MaxNameBytes || strings.ContainsAny(name, "=, \n") {
 		return invalid("controller %q: want a name of 1 to %d bytes without spaces, commas and equal signs", name, state.MaxNameBytes)
@@ -78,6 +79,9 @@ func checkController(name, peer string) error {
 	return nil
 }
 
+// AddController adds a member to the embedded etcd, as a learner, and answers with the value of
+// --initial-cluster for it. replaces removes that member first: an etcd of two voters of which
+// one is gone could not commit the addition. A request that is repeated gets the same answer.
 func (s *service) AddController(ctx context.Context, r *connect.Request[quarrypb.AddControllerRequest]) (*connect.Response[quarrypb.AddControllerResponse], error) {
 	name, peer, replaces := r.Msg.Name, strings.TrimSuffix(r.Msg.PeerUrl, "/"), r.Msg.Replaces
 	members, err := s.changeableMembers(ctx)
@@ -85,7 +89,7 @@ func (s *service) AddController(ctx context.Context, r *connect.Request[quarrypb
 		return nil, err
 	}
 	old := findMember(members, replaces)
-	if replaces != "" && old != nil && peer == "" && len(old.PeerURLs) > 0 {
+	if old != nil && peer == "" && len(old.PeerURLs) > 0 {
 		peer = old.PeerURLs[0]
 	}
 	if replaces != "" && old == nil && peer == "" {
@@ -94,14 +98,10 @@ func (s *service) AddController(ctx context.Context, r *connect.Request[quarrypb
 	if err := checkController(name, peer); err != nil {
 		return nil, err
 	}
-	for _, m := range members {
-		switch {
-		case m == old:
-		case m.Name == "" && slices.Contains(m.PeerURLs, peer): // added before: the same answer again
-			return connect.NewResponse(&quarrypb.AddControllerResponse{InitialCluster: initialCluster(members, name, peer)}), nil
-		case m.Name == name || slices.Contains(m.PeerURLs, peer):
-			return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("controller %s at %s is a member. If its disk is lost: quarry controller replace %s", m.Name, strings.Join(m.PeerURLs, ","), m.Name))
-		}
+	if added, err := alreadyAdded(members, old, name, peer); err != nil {
+		return nil, err
+	} else if added {
+		return connect.NewResponse(&quarrypb.AddControllerResponse{InitialCluster: initialCluster(members, name, peer)}), nil
 	}
 	if old == nil && replaces != "" {
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no controller %q to replace; quarry controller list shows them", replaces))
@@ -128,6 +128,22 @@ func (s *service) AddController(ctx context.Context, r *connect.Request[quarrypb
 	return connect.NewResponse(&quarrypb.AddControllerResponse{InitialCluster: initialCluster(members, name, peer)}), nil
 }
 
+// alreadyAdded says whether an earlier AddController has added this controller, which has not started
+// yet: it gets the same answer again. The error: another member than old has the name or the URL.
+func alreadyAdded(members []*etcdserverpb.Member, old *etcdserverpb.Member, name, peer string) (bool, error) {
+	for _, m := range members {
+		switch {
+		case m == old:
+		case m.Name == "" && slices.Contains(m.PeerURLs, peer):
+			return true, nil
+		case m.Name == name || slices.Contains(m.PeerURLs, peer):
+			return false, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("controller %s at %s is a member. If its disk is lost: quarry controller replace %s", m.Name, strings.Join(m.PeerURLs, ","), m.Name))
+		}
+	}
+	return false, nil
+}
+
+// RemoveController removes a member of the embedded etcd. The last voter stays.
 func (s *service) RemoveController(ctx context.Context, r *connect.Request[quarrypb.RemoveControllerRequest]) (*connect.Response[quarrypb.RemoveControllerResponse], error) {
 	members, err := s.changeableMembers(ctx)
 	if err != nil {
@@ -178,6 +194,7 @@ func findMember(members []*etcdserverpb.Member, name string) *etcdserverpb.Membe
 	return nil
 }
 
+// removeMember removes a member from etcd; no error if it is gone already.
 func (s *service) removeMember(ctx context.Context, members []*etcdserverpb.Member, m *etcdserverpb.Member) error {
 	voters := 0
 	for _, o := range members {

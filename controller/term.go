@@ -239,15 +239,15 @@ func (t *term) watchTurns(ctx context.Context) {
 			last, missed = n, 0
 		}
 	}
-	// From here on run decides nothing more, whenever it goes on.
+	// run executes no further step after this, even if it goes on.
 	if t.turns.CompareAndSwap(last, hung) {
 		t.c.hung(t)
 	}
 }
 
-// keep extends the leadership and tells the machine how far it reaches.
-func (t *term) keep(ctx context.Context) {
-	wait := keepEvery
+// repeat calls f after wait, and again after what it returns, until the context ends or the term
+// hangs.
+func (t *term) repeat(ctx context.Context, wait time.Duration, f func() time.Duration) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -257,12 +257,20 @@ func (t *term) keep(ctx context.Context) {
 		if t.turns.Load() == hung {
 			return
 		}
-		wait = keepAgain
-		if lead, ok := t.extend(ctx); ok {
-			t.send(ctx, lead)
-			wait = keepEvery
-		}
+		wait = f()
 	}
+}
+
+// keep extends the leadership and tells the machine until when it leads.
+func (t *term) keep(ctx context.Context) {
+	t.repeat(ctx, keepEvery, func() time.Duration {
+		lead, ok := t.extend(ctx)
+		if !ok {
+			return keepAgain
+		}
+		t.send(ctx, lead)
+		return keepEvery
+	})
 }
 
 // extend extends the leadership once, counted from before the request. False: it is over, or not
@@ -282,22 +290,15 @@ func (t *term) extend(ctx context.Context) (state.Lead, bool) {
 	return state.Lead{Until: min(sent+int64(t.c.cfg.hold()), t.leased.Load())}, true
 }
 
-// renewOften keeps the lease that the election key hangs on.
+// renewOften renews the lease of the election key every renewEvery.
 func (t *term) renewOften(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(renewEvery):
-		}
-		if t.turns.Load() == hung {
-			return
-		}
+	t.repeat(ctx, renewEvery, func() time.Duration {
 		t.renew(ctx)
-	}
+		return renewEvery
+	})
 }
 
-// renew extends the lease once, and notes for how long it is there at least.
+// renew extends the lease once, and stores in leased until when it lasts at least.
 func (t *term) renew(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, t.etcdTTL/2)
 	defer cancel()

@@ -94,6 +94,9 @@ func (c *Controller) watchStore() {
 	}
 }
 
+// tendStore measures etcd. Where etcd runs inside the controllers it also makes voters of learners,
+// compacts the history, defragments the own member, and ends the alarm of a full etcd, in this
+// order: each step gives the next one room.
 func (c *Controller) tendStore() error {
 	ctx, cancel := context.WithTimeout(c.ctx, upkeepTimeout)
 	defer cancel()
@@ -103,13 +106,7 @@ func (c *Controller) tendStore() error {
 		return err
 	}
 	size := u.size.Load()
-	if over := size.UsedBytes > size.QuotaBytes/warnShare; over != u.warned {
-		u.warned = over
-		if over {
-			c.cfg.Logger.Warn("controller: etcd is more than half full: delete names that are not needed (quarry name list), or use an etcd of your own with a larger quota",
-				"used_bytes", size.UsedBytes, "file_bytes", size.FileBytes, "quota_bytes", size.QuotaBytes)
-		}
-	}
+	c.warnHalfFull(size)
 	if !c.cfg.Embedded {
 		return nil
 	}
@@ -143,14 +140,30 @@ func (c *Controller) tendStore() error {
 		size = u.size.Load()
 	}
 	if size.Full && size.FileBytes < size.QuotaBytes/8*fileShare {
-		m := &clientv3.AlarmMember{MemberID: st.Header.MemberId, Alarm: etcdserverpb.AlarmType_NOSPACE}
-		if _, err := c.cfg.Etcd.AlarmDisarm(ctx, m); err != nil {
-			return fmt.Errorf("disarm etcd's alarm: %w", err)
-		}
-		c.cfg.Logger.Warn("controller: etcd was full and refused to write; its history is compacted and its alarm disarmed", "file_bytes", size.FileBytes, "quota_bytes", size.QuotaBytes)
-		_, err = c.measureStore(ctx)
+		return c.disarm(ctx, st.Header.MemberId, size)
 	}
+	return nil
+}
+
+// disarm ends the alarm with which a full etcd refuses to write.
+func (c *Controller) disarm(ctx context.Context, member uint64, size *StoreSize) error {
+	m := &clientv3.AlarmMember{MemberID: member, Alarm: etcdserverpb.AlarmType_NOSPACE}
+	if _, err := c.cfg.Etcd.AlarmDisarm(ctx, m); err != nil {
+		return fmt.Errorf("disarm etcd's alarm: %w", err)
+	}
+	c.cfg.Logger.Warn("controller: etcd was full and refused to write; its history is compacted and its alarm disarmed", "file_bytes", size.FileBytes, "quota_bytes", size.QuotaBytes)
+	_, err := c.measureStore(ctx)
 	return err
+}
+
+// warnHalfFull logs once each time that etcd becomes more than half full.
+func (c *Controller) warnHalfFull(size *StoreSize) {
+	over := size.UsedBytes > size.QuotaBytes/warnShare
+	if over && !c.upkeep.warned {
+		c.cfg.Logger.Warn("controller: etcd is more than half full: delete names that are not needed (quarry name list), or use an etcd of your own with a larger quota",
+			"used_bytes", size.UsedBytes, "file_bytes", size.FileBytes, "quota_bytes", size.QuotaBytes)
+	}
+	c.upkeep.warned = over
 }
 
 // endpoints are those of etcd. An etcd inside this process has none, and takes "".
