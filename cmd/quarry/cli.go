@@ -68,23 +68,23 @@ type cli struct {
 	Complete      completeCmd   `cmd:"" name:"complete-values" hidden:"" help:"Print the values that may follow; for completion scripts."`
 }
 
-// app is what commands run with.
+// app is the environment of a command. dispatch makes it, and prepare fills what the flags decide.
 type app struct {
-	cli    *cli
-	in     io.Reader
-	out    io.Writer
-	errOut io.Writer
-	parser *kong.Kong
-	log    *slog.Logger
+	cli    *cli             // the parsed flags
+	in     io.Reader        // standard input
+	out    io.Writer        // results: text, or JSON with --json
+	errOut io.Writer        // errors, log lines and progress
+	parser *kong.Kong       // for help and completion
+	log    *slog.Logger     // to errOut, from --log-level on
 	trust  *identity.Source // certificate, key and authorities; nil: none is given
-	tls    *tls.Config      // for calls of controllers
+	tls    *tls.Config      // for calls of controllers; nil: plain HTTP
 	// patient: no --timeout is given, so that --wait waits without bound.
 	patient bool
 }
 
 const defaultTimeout = 10 * time.Second
 
-// errWaited: what --wait waits for has not come about within --timeout.
+// errWaited: the condition that --wait waits for does not hold after --timeout.
 var errWaited = errors.New("the wait is over")
 
 // waiting is the context of a command with --wait.
@@ -95,8 +95,8 @@ func (a *app) waiting(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, a.cli.Timeout)
 }
 
-// pause waits between two looks; an error of the context is that of the command, or
-// errWaited, which says what is still missing.
+// pause waits between two looks at a condition. An error ends the command: that of ctx if the user
+// has interrupted it, errWaited with what is missing if waiting has ended.
 func (a *app) pause(ctx, waiting context.Context, missing string) error {
 	select {
 	case <-time.After(200 * time.Millisecond):
@@ -109,6 +109,7 @@ func (a *app) pause(ctx, waiting context.Context, missing string) error {
 	return fmt.Errorf("%w after %v: %s", errWaited, a.cli.Timeout, missing)
 }
 
+// prepare checks the global flags, opens the log and the certificate, and sets the default timeout.
 func (a *app) prepare() error {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(a.cli.LogLevel)); err != nil {
@@ -136,7 +137,7 @@ func (a *app) prepare() error {
 	return nil
 }
 
-// connect opens a client; the caller closes it.
+// connect opens a client within --timeout. change may alter its configuration. The caller closes it.
 func (a *app) connect(ctx context.Context, change func(*client.Config)) (*client.Client, error) {
 	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, TLS: a.tls, Logger: a.log}
 	if change != nil {
@@ -147,7 +148,7 @@ func (a *app) connect(ctx context.Context, change func(*client.Config)) (*client
 	return client.Connect(ctx, cfg)
 }
 
-// with runs f with a client and a deadline.
+// with runs f with a client and a deadline of --timeout, and closes the client.
 func (a *app) with(ctx context.Context, change func(*client.Config), f func(context.Context, *client.Client) error) error {
 	c, err := a.connect(ctx, change)
 	if err != nil {

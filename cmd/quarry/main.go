@@ -73,7 +73,7 @@ func interruptible(errOut io.Writer) (context.Context, func()) {
 	}
 }
 
-// stopParsing ends a command whose flags have said all (--help).
+// stopParsing is the panic by which kong ends a command such as --help; dispatch recovers it.
 type stopParsing struct{}
 
 // dispatch parses the arguments and runs the command they name.

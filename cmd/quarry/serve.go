@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -42,8 +43,8 @@ func inUse(err error) error {
 	return err
 }
 
-// etcdLog is for the embedded etcd, which warns of the same things at every start
-// and takes being stopped for an error. What matters comes back as errors.
+// etcdLog is the logger of the embedded etcd: none above level info. etcd warns at every start,
+// and logs its own shutdown as an error; its failures reach the caller as errors.
 func (a *app) etcdLog() *slog.Logger {
 	if a.log.Enabled(context.Background(), slog.LevelInfo) {
 		return a.log
@@ -51,8 +52,8 @@ func (a *app) etcdLog() *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
-// serving is the configuration of a service's ports, and of its calls of processes with a
-// role; both are nil without --tls-cert.
+// serving is the TLS configuration of a service: server for its ports, client for its calls of
+// processes with the role. Both are nil without --tls-cert.
 func (a *app) serving(calls identity.Role) (server, client *tls.Config) {
 	if a.trust == nil {
 		return nil, nil
@@ -85,6 +86,7 @@ func waitFor(ctx context.Context, failed ...<-chan error) error {
 	}
 }
 
+// storageCmd is quarry storage: a storage node, with workers if --workers asks for them.
 type storageCmd struct {
 	metricsFlags
 	workerFlags
@@ -105,6 +107,8 @@ type storageCmd struct {
 	StopTimeout time.Duration `name:"stop-timeout" default:"20s" help:"On SIGTERM, wait up to this long while other nodes get replicas of the regions that need this one. 0 stops at once; a second signal does too."`
 }
 
+// Run serves until the context ends or the node fails. Then the workers end, because they map the
+// node's memory; the node waits for other replicas of its regions (--stop-timeout), and closes.
 func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	cert, calls := a.serving(identity.Controller)
 	port, err := s.metricsFlags.open(ctx, "storage")
@@ -145,6 +149,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	return errors.Join(err, n.Close())
 }
 
+// devCmd is quarry dev: a controller with its etcd and storage nodes in one process.
 type devCmd struct {
 	metricsFlags
 	workerFlags
@@ -158,10 +163,12 @@ type devCmd struct {
 
 const maxDevNodes = 16
 
-// devProbe is long, because the nodes are in this process: one that does not answer at once
-// is starved.
+// devProbe is long, because the nodes are in this process: a late answer means that the process is
+// short of processor time, and not that the node is lost.
 const devProbe = 5 * time.Second
 
+// Run starts the controller, then the nodes, then a first region, and serves until the context ends
+// or one of them fails.
 func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if d.Nodes < 1 || d.Nodes > maxDevNodes {
 		return usagef("--nodes %d: want 1 to %d", d.Nodes, maxDevNodes)
@@ -198,36 +205,14 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if err := ctl.WaitLeader(wctx); err != nil {
 		return err
 	}
-	watch := []<-chan error{failed, ctl.Err(), port.failed()}
-	var nodes []*storagenode.Node
-	work, endWorkers := context.WithCancel(ctx)
-	var waits []func()
-	defer func() {
-		endWorkers()
-		for _, wait := range waits {
-			wait()
-		}
-	}()
+	var nodes devNodes
+	defer nodes.close()
 	for i := range d.Nodes {
-		name := fmt.Sprintf("n%d", i+1)
-		cfg := storagenode.Config{Controllers: []string{ctl.URL()}, Name: name, FailureDomain: "/dev/" + name + "/" + name, Token: a.cli.Token, Logger: a.log}
-		if d.Data != "" {
-			cfg.Dir = filepath.Join(d.Data, name)
-		}
-		n, err := storagenode.Start(ctx, cfg)
-		if err != nil {
+		if err := nodes.start(ctx, a, d, fmt.Sprintf("n%d", i+1), ctl.URL()); err != nil {
 			return err
 		}
-		defer n.Close()
-		watch = append(watch, n.Err())
-		nodes = append(nodes, n)
-		wait, err := d.workerFlags.start(work, a, name, []string{ctl.URL()})
-		if err != nil {
-			return err
-		}
-		waits = append(waits, wait)
 	}
-	port.watch(collect.NewController(ctl), collect.NewNodes(nodes...))
+	port.watch(collect.NewController(ctl), collect.NewNodes(nodes.list...))
 	if d.Replicas != 0 {
 		a.cli.Controller = []string{ctl.URL()}
 		if _, err := ask(ctx, a, &quarrypb.SetDefaultsRequest{Replicas: &d.Replicas}, quarrypbconnect.ControllerClient.SetDefaults); err != nil {
@@ -244,11 +229,48 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if err != nil {
 		return err
 	}
-	return waitFor(ctx, watch...)
+	return waitFor(ctx, append(nodes.failed, failed, ctl.Err(), port.failed())...)
 }
 
-// firstRegion makes a region where there is none, so that the first allocation is
-// not a cold one.
+// devNodes are the storage nodes of quarry dev, each a failure domain, with their workers.
+type devNodes struct {
+	list   []*storagenode.Node
+	failed []<-chan error
+	ends   []func() // end the workers of a node, and wait for them
+}
+
+func (ns *devNodes) start(ctx context.Context, a *app, d *devCmd, name, controller string) error {
+	cfg := storagenode.Config{Controllers: []string{controller}, Name: name, FailureDomain: "/dev/" + name + "/" + name, Token: a.cli.Token, Logger: a.log}
+	if d.Data != "" {
+		cfg.Dir = filepath.Join(d.Data, name)
+	}
+	n, err := storagenode.Start(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	ns.list, ns.failed = append(ns.list, n), append(ns.failed, n.Err())
+	work, end := context.WithCancel(ctx)
+	wait, err := d.workerFlags.start(work, a, name, []string{controller})
+	if err != nil {
+		end()
+		return err
+	}
+	ns.ends = append(ns.ends, func() { end(); wait() })
+	return nil
+}
+
+// close ends the workers, which use the nodes' memory, and then the nodes, the last one first.
+func (ns *devNodes) close() {
+	for _, end := range ns.ends {
+		end()
+	}
+	for _, n := range slices.Backward(ns.list) {
+		n.Close()
+	}
+}
+
+// firstRegion makes a region where there is none, so that the first allocation need not wait for
+// one.
 func (d *devCmd) firstRegion(ctx context.Context, a *app, url string) error {
 	a.cli.Controller = []string{url}
 	s, err := a.status(ctx)

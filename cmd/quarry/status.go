@@ -12,34 +12,38 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
+// statusCmd is quarry status. The views below are its JSON; their fields are stable.
 type statusCmd struct {
 	Wait bool `short:"w" help:"Return when every region is open and all its replicas are in sync, with a bar of the memory that programs have passed."`
 }
 
+// nodeView is a storage node.
 type nodeView struct {
 	ID        uint32   `json:"id"`
 	Name      string   `json:"name"`
-	Domain    string   `json:"failure_domain"`
-	State     string   `json:"state"`
-	Capacity  uint64   `json:"capacity_bytes"`
-	Hosted    uint64   `json:"hosted_bytes"` // reserved: the full size of the replicas on the node
-	Used      uint64   `json:"used_bytes"`   // of that, the blocks in use, as the node reported last
+	Domain    string   `json:"failure_domain"` // /dc/rack/host
+	State     string   `json:"state"`          // up, draining, down (removed), silent
+	Capacity  uint64   `json:"capacity_bytes"` // most bytes of all its replicas
+	Hosted    uint64   `json:"hosted_bytes"`   // reserved: the full size of the replicas on the node
+	Used      uint64   `json:"used_bytes"`     // of that, the blocks in use, as the node reported last
 	Agent     string   `json:"agent_url"`
 	Endpoints []string `json:"endpoints"`
 	// Connected is how many connections each provider carries.
 	Connected map[string]uint32 `json:"connections"`
-	// Trouble is why the node is left although it answers.
+	// Trouble is why the controllers treat the node as lost although it answers.
 	Trouble string `json:"trouble,omitempty"`
-	// Pulse says whether it answers: alive, suspect, silent, or none if it takes no part.
+	// Pulse is its state in the failure detector: alive, suspect, silent, or none if it takes no
+	// part.
 	Pulse string `json:"pulse"`
-	// SeenBy are the controllers to which it is alive.
+	// SeenBy are the controllers that hear its pulse.
 	SeenBy []string `json:"seen_by"`
 }
 
+// replicaView is a replica of a region.
 type replicaView struct {
 	Node  uint32 `json:"node"`
-	Name  string `json:"name"`
-	State string `json:"state"`
+	Name  string `json:"name"`            // of the node
+	State string `json:"state"`           // in_sync, rebuilding, out
 	Moves bool   `json:"moves,omitempty"` // given up as soon as another is in sync
 }
 
@@ -68,7 +72,7 @@ func progressOf(p *quarrypb.Progress, names map[uint32]string) progressView {
 	return v
 }
 
-// barText is a bar of the part that has been passed.
+// barText is a bar of the share that is done; "" if no block was in use.
 func (p *progressView) barText() string {
 	const width = 20
 	if p.Used == 0 {
@@ -78,7 +82,7 @@ func (p *progressView) barText() string {
 	return fmt.Sprintf("[%s%s] %d %%", strings.Repeat("#", n), strings.Repeat(".", width-n), int(100*float64(p.Passed)/float64(p.Used)))
 }
 
-// leftText is how long it will take.
+// leftText is the remaining time, in seconds.
 func (p *progressView) leftText() string {
 	if p.Left == nil {
 		return "-"
@@ -86,6 +90,7 @@ func (p *progressView) leftText() string {
 	return (time.Duration(*p.Left) * time.Millisecond).Round(time.Second).String()
 }
 
+// regionView is a region. State is its condition: open, degraded, recovering, unavailable, lost.
 type regionView struct {
 	ID       uint32        `json:"id"`
 	State    string        `json:"state"`
@@ -95,15 +100,17 @@ type regionView struct {
 	Replicas []replicaView `json:"replicas"` // the first is the primary
 }
 
+// controllerView is a controller that is registered; one of them leads.
 type controllerView struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Leader bool   `json:"leader"`
 }
 
+// statusView is the answer of quarry status --json.
 type statusView struct {
-	Cluster        string           `json:"cluster"`
-	Revision       uint64           `json:"revision"`
+	Cluster        string           `json:"cluster"`  // uuid, in hex
+	Revision       uint64           `json:"revision"` // of the table
 	Controllers    []controllerView `json:"controllers"`
 	Nodes          []nodeView       `json:"nodes"`
 	Regions        []regionView     `json:"regions"`
@@ -119,6 +126,7 @@ type statusView struct {
 	DefaultReplicas uint32 `json:"default_replicas"`
 }
 
+// viewOf translates an answer of the controller. Lists are empty rather than null in JSON.
 func viewOf(s *quarrypb.StatusResponse) statusView {
 	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions,
 		FencedSessions: s.FencedSessions, FencingSessions: s.FencingSessions, OldestFenceMS: s.OldestFenceMs, Version: s.Version, DefaultReplicas: s.DefaultReplicas, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}, Progress: []progressView{}}
@@ -160,8 +168,8 @@ func regionViewOf(r *quarrypb.Region, names map[uint32]string) regionView {
 	return rv
 }
 
-// pulseText is what the pulse says of a node, and which of the controllers do not see
-// what most see.
+// pulseText is the pulse's state of a node. Where not all controllers hear a node that is alive, it
+// names those that do.
 func (v *statusView) pulseText(n nodeView) string {
 	if n.Pulse != "alive" || len(n.SeenBy) >= len(v.Controllers) {
 		return n.Pulse
@@ -169,6 +177,7 @@ func (v *statusView) pulseText(n nodeView) string {
 	return fmt.Sprintf("%s to %s", n.Pulse, strings.Join(n.SeenBy, " "))
 }
 
+// status asks the controllers for the state of the cluster.
 func (a *app) status(ctx context.Context) (statusView, error) {
 	res, err := ask(ctx, a, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
 	if err != nil {
