@@ -244,15 +244,19 @@ func (rc *reconfig) change(g *region, rec *quarrypb.Region, extra ...change) {
 func (rc *reconfig) reconfigure(g *region, rev uint64) {
 	regions := []*region{g}
 	j := rc.m.agents.newJob(regions)
-	acknowledged := false
-	rc.m.waits.awaitTable(rev, func() { acknowledged = true; rc.m.agents.dirty = true })
+	acknowledged, began := false, int64(0) // ns: the fences that the region waits for began by then
+	rc.m.waits.awaitTable(rev, func() { acknowledged, began, rc.m.agents.dirty = true, rc.m.now, true })
 	epoch := g.rec.Epoch
 	j.step(rc.m.legs(regions, rc.m.shut), func() {
 		rc.m.fences.unexpose(g)
 		j.step(rc.m.legs(regions, rc.m.host(true)), func() {
-			// These nodes must have acknowledged each fence that was begun before the reconcile:
-			// some were begun while the region was exposed.
-			j.gate = func() bool { return acknowledged && rc.m.owesNothing(regions) }
+			// These nodes must have acknowledged each fence that has begun by now, some of them while
+			// the region was exposed, and those of sessions that have not acknowledged the table: a
+			// certificate for the region may have been given before a node joined it. A fence that
+			// begins later has no certificate, and gets none before these nodes have acknowledged it.
+			// Waiting for those too might never end where sessions end all the time.
+			began = rc.m.now
+			j.gate = func() bool { return acknowledged && rc.m.owesNothingOf(regions, began) }
 			j.step(rc.m.legs(regions, rc.m.openAt(epoch)), func() {
 				j.step([]*leg{rc.reconcile(g)}, func() {
 					j.step(rc.m.legs(regions, rc.m.openAt(epoch+1)), func() {

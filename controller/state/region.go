@@ -330,10 +330,18 @@ func (m *Machine) drop(g *region, n *node) *leg {
 }
 
 // owesNothing says whether the nodes that regions are on have acknowledged every fence.
-func (m *Machine) owesNothing(regions []*region) bool {
+func (m *Machine) owesNothing(regions []*region) bool { return m.owesNothingOf(regions, m.now) }
+
+// owesNothingOf says whether the nodes that regions are on have acknowledged every fence that
+// began at t (ns) or before.
+func (m *Machine) owesNothingOf(regions []*region, t int64) bool {
+	owes := func(serial uint64) bool {
+		s := m.session(serial)
+		return s == nil || s.fenceBegan <= t
+	}
 	for _, g := range regions {
 		for _, r := range g.rec.Replicas {
-			if n := m.node(r.Node); n != nil && r.State != out && (!n.seen || len(n.owed) > 0) {
+			if n := m.node(r.Node); n != nil && r.State != out && (!n.seen || slices.ContainsFunc(n.owed, owes)) {
 				return false
 			}
 		}

@@ -334,3 +334,36 @@ func TestCreationEnds(t *testing.T) {
 	}
 	require.True(t, r.answered(w), "20 attempts in two minutes, and no answer; next region %d", r.m.cluster.NextRegion)
 }
+
+// Sessions end all the time, so that at any moment some fence is not acknowledged. A failover
+// waits for the fences that had begun before it, not for all.
+func TestFailoverBesideSessionsThatEnd(t *testing.T) {
+	r := apart(t)
+	g := r.m.region(2)
+	opened := g.rec.Epoch
+	gone := g.rec.Replicas[0].Node
+	r.dead[gone] = true
+	r.beats = slices.DeleteFunc(r.beats, func(n *quarrypb.Node) bool { return n.Id == gone })
+	turn, first := 0, map[uint64]int{}
+	late := func(c Call) bool { // answered a turn later
+		if _, ok := c.Msg.(*quarrypb.FenceRequest); !ok {
+			return false
+		}
+		if _, ok := first[c.ID]; !ok {
+			first[c.ID] = turn
+		}
+		return first[c.ID] == turn
+	}
+	for ; turn < 200 && !(g.rec.State == open && g.rec.Epoch > opened); turn++ {
+		r.ask(&quarrypb.RevokeSessionRequest{Serial: r.open("short").Serial})
+		r.advance(100 * time.Millisecond)
+		r.answerAll(late)
+		owed := false
+		for _, n := range r.m.nodes {
+			owed = owed || n.rec.Id != gone && len(n.owed) > 0
+		}
+		require.True(t, owed, "turn %d", turn)
+	}
+	require.Equal(t, open, g.rec.State, "no turn in which every fence was acknowledged")
+	require.Greater(t, g.rec.Epoch, opened)
+}

@@ -58,6 +58,11 @@ var controllerMutants = []mutant{
 		runs:  []run{schedules(failures, 6000)},
 	},
 	{
+		name: "failover waits for later fences", what: "opens a region when its nodes have acknowledged every fence, also those that began after it was ready",
+		edits: []edit{{"controller/state.(*Machine).owesNothingOf", `s.fenceBegan <= t`, `s.fenceBegan <= max(t, m.now)`}},
+		runs:  []run{tests("controller/state", "^TestFailoverBesideSessionsThatEnd$")},
+	},
+	{
 		name: "session id reused at once", what: "gives the id of a session out again before its fence",
 		edits: []edit{{"controller/state.(*fences).begin", `f.m.live--`, `f.m.live--
 			f.m.ids.used[rec.Session/64] &^= 1 << (rec.Session % 64)`}},
