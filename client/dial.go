@@ -83,7 +83,7 @@ func (c *Client) rememberProvider(node uint32, p nodeProvider) (first bool) {
 
 // dial connects a lane to a node. The first provider that works for an incarnation of a node
 // is used from then on: TransportAuto tries another only while none has worked.
-func (c *Client) dial(ctx context.Context, n *quarrypb.Node, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
+func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
 	chosen := ""
 	if v, ok := c.providers.Load(n.Id); ok && v.(nodeProvider).incarnation == n.Incarnation {
 		chosen = v.(nodeProvider).provider
@@ -95,7 +95,7 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, t *rdma.Ticket, lan
 			if e.Provider != p || !c.allowed(e) || chosen != "" && chosen != name {
 				continue
 			}
-			conn, err := c.dialers.byName[name].Dial(ctx, e.Address, t, lane)
+			conn, err := c.dialers.byName[name].Dial(ctx, e.Address, as.For(n.Id), lane)
 			if err == nil {
 				if c.rememberProvider(n.Id, nodeProvider{n.Incarnation, name}) {
 					c.logProvider(n, name, e.Address, errs)

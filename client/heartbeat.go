@@ -140,7 +140,7 @@ func (s *session) heartbeat(ctx context.Context) (acked uint64, ok bool) {
 		opt.tryTimeout = min(opt.tryTimeout, tryTimeout)
 	}
 	err := s.client.control.do(ctx, opt, tryOf(&res, &quarrypb.HeartbeatRequest{
-		Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim, Troubles: reports,
+		Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim, Troubles: reports, Proof: s.proof,
 	}, quarrypbconnect.ControllerClient.Heartbeat))
 	if w := s.tableStream.Load(); w != nil && w.controller != s.client.control.current.Load() {
 		w.cancel() // calls go to another controller now

@@ -25,8 +25,9 @@ import (
 // Fields without a word about their owner never change once openSession has returned.
 type session struct {
 	client *Client
-	ticket rdma.Ticket // shown to storage nodes
-	arena  *rdma.Arena // scratch memory of all lanes; free returns it
+	ticket rdma.Credentials // shown to storage nodes
+	proof  []byte           // shown to controllers
+	arena  *rdma.Arena      // scratch memory of all lanes; free returns it
 	lanes  []*lane
 	queue  laneQueue
 
@@ -85,16 +86,19 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	}
 	suspended := int64(clock.Suspended())
 	sent, wall := clock.Look()
-	res, err := request(c.control, ctx, &quarrypb.OpenSessionRequest{Name: c.cfg.Name, Rights: rights, Token: c.cfg.Token}, quarrypbconnect.ControllerClient.OpenSession)
+	ticket := rdma.NewCredentials()
+	res, err := request(c.control, ctx, &quarrypb.OpenSessionRequest{Name: c.cfg.Name, Rights: rights, Token: c.cfg.Token, Key: ticket.Holder[:]}, quarrypbconnect.ControllerClient.OpenSession)
 	if err != nil {
 		return nil, fmt.Errorf("open a session: %w", err)
 	}
-	t := res.Ticket
-	if t == nil || len(t.Cluster) != 16 || len(t.Mark) != 32 || t.Session == 0 || t.Session > proto.MaxSession || res.LeaseMs == 0 {
-		return nil, errors.New("open a session: the controller's answer has no valid ticket")
+	if err := ticket.Accept(res.Ticket); err != nil {
+		return nil, fmt.Errorf("open a session: %w", err)
+	}
+	if ticket.Session == 0 || res.LeaseMs == 0 {
+		return nil, errors.New("open a session: the controller's answer has no session")
 	}
 	s := &session{client: c, done: make(chan struct{}), heartbeatNow: make(chan struct{}, 1), reclaimRaised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
-	s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
+	s.ticket, s.proof = *ticket, res.Proof
 	s.suspendedAtOpen.Store(suspended)
 	s.wallOffset.Store(wall - sent)
 	s.active, s.deactivate = context.WithCancel(c.ctx)
@@ -325,7 +329,7 @@ func (s *session) close(ctx context.Context) error {
 		}
 	}
 	if clean && s.err() == nil {
-		_, err := request(s.client.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}, quarrypbconnect.ControllerClient.CloseSession)
+		_, err := request(s.client.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.proof}, quarrypbconnect.ControllerClient.CloseSession)
 		errs = append(errs, err)
 	}
 	s.end(ErrClosed)

@@ -48,7 +48,7 @@ func push(b *testing.B, sessions, regions, connections int) {
 	for range 10 { // sessions first: the answer to each holds the table
 		wg.Go(func() {
 			for range sessions / 10 {
-				_, err := rpc.OpenSession(b.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "program on host, pid 12345"}))
+				_, err := rpc.OpenSession(b.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "program on host, pid 12345", Key: publicKey[:]}))
 				if err != nil {
 					b.Error(err)
 				}

@@ -94,6 +94,6 @@ func TestCommitIsTriedAgain(t *testing.T) {
 		}
 	}
 	kv.lose.Store(&overtaken)
-	_, err := rpc.OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{}))
+	_, err := rpc.OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Key: publicKey[:]}))
 	require.Error(t, err)
 }

@@ -78,9 +78,9 @@ func TestSessionsRegionsAndFences(t *testing.T) {
 	other := do(t, rpc.OpenSession, &quarrypb.OpenSessionRequest{Name: "two"})
 	require.Len(t, s.Table.Regions, 3)
 	require.Len(t, s.Table.Nodes, 2)
-	ticket := rdma.Ticket{Cluster: [16]byte(s.Ticket.Cluster), Session: s.Ticket.Session, Serial: s.Ticket.Serial,
-		Rights: rdma.Rights(s.Ticket.Rights), Tenant: s.Ticket.Tenant, Mark: [32]byte(s.Ticket.Mark)}
-	require.True(t, ticket.Verify([32]byte(*a.key.Load())), "nodes can check the ticket")
+	ticket, err := rdma.TicketOf(s.Ticket)
+	require.NoError(t, err)
+	require.True(t, ticket.Verify(&a.keys), "nodes can check the ticket")
 
 	// Revoke returns once every node has acknowledged, not before.
 	b.gate = make(chan struct{})
@@ -179,7 +179,7 @@ func TestStateSurvivesARestart(t *testing.T) {
 	require.Equal(t, name.Revision, do(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "n"}).Revision)
 	require.True(t, do(t, rpc.NodeHeartbeat, &quarrypb.NodeHeartbeatRequest{Id: a.rec.Id, Incarnation: 1}).Unknown)
 	resp := do(t, rpc.RegisterNode, &quarrypb.RegisterNodeRequest{Node: a.rec})
-	require.Equal(t, *a.key.Load(), resp.TicketKey)
+	require.Equal(t, a.keys.Keys()[0][:], resp.Keys[0])
 	require.Equal(t, []uint64{dead.Ticket.Serial}, resp.FencedSerials)
 	require.Equal(t, []uint64{live.Ticket.Serial, next.Ticket.Serial}, resp.LiveSerials)
 	require.Equal(t, next.Ticket.Serial+1, resp.NextSerial)

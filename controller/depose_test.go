@@ -36,7 +36,7 @@ func TestSuccessorWaitsOut(t *testing.T) {
 		defer func() { done <- struct{}{} }()
 		for ctx.Err() == nil {
 			sent := int64(time.Since(began))
-			if _, err := r.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: s.Ticket.Serial})); err == nil {
+			if _, err := r.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: s.Ticket.Serial, Proof: s.Proof})); err == nil {
 				got(sent)
 			}
 			time.Sleep(time.Millisecond)

@@ -46,7 +46,7 @@ func TestALeaderWhoseMachineHangsMakesRoom(t *testing.T) {
 	defer cancel()
 	n := newAgent(t, "a", "/dc/r1/a", 1)
 	go func() { // it is answered, but the answer comes behind the line in the log
-		_, _ = askA.RegisterNode(ctx, connect.NewRequest(&quarrypb.RegisterNodeRequest{Node: n.rec}))
+		_, _ = askA.RegisterNode(ctx, connect.NewRequest(&quarrypb.RegisterNodeRequest{Node: n.rec, Secret: secret[:]}))
 	}()
 	lead(t, b)
 	require.False(t, a.Leads())

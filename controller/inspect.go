@@ -6,9 +6,7 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
-	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
 // InspectNode passes the question on to the node's agent, which obeys the leader.
@@ -27,7 +25,7 @@ func (s *service) InspectNode(ctx context.Context, r *connect.Request[quarrypb.I
 		}
 		ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 		defer cancel()
-		cl := quarrypbconnect.NewAgentClient(t.http, n.AgentUrl, connect.WithInterceptors(agentauth.Client(t.ticketKey)))
+		cl := t.agent(n.Id, n.AgentUrl)
 		res, err := cl.Inspect(ctx, connect.NewRequest(r.Msg))
 		if err != nil {
 			return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s: %w", n.Name, err))

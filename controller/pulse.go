@@ -84,10 +84,10 @@ func (c *Controller) listenPulse(ctx context.Context, at net.Addr) (err error) {
 // joinPulse takes part once the cluster is known, until the controller closes.
 func (c *Controller) joinPulse() {
 	for {
-		cluster, err := c.cluster()
+		cluster, keys, err := c.cluster()
 		if err == nil && cluster != nil {
 			l, err := c.pulse.port.Join(pulse.Config{
-				Cluster: cluster.Uuid, Secret: cluster.TicketKey, Token: c.cfg.Token, Logger: c.cfg.Logger,
+				Cluster: cluster.Uuid, Secret: keys.PulseSecret, Token: c.cfg.Token, Logger: c.cfg.Logger,
 				Kind: pulse.Controller, Incarnation: c.pulse.incarnation, Self: c.self, Seeds: c.seeds, Changed: c.changedMember,
 			})
 			if err != nil {
@@ -110,21 +110,29 @@ func (c *Controller) joinPulse() {
 	}
 }
 
-// cluster reads the record that the first leader has written; nil if there is none yet.
-func (c *Controller) cluster() (*quarrypb.Cluster, error) {
+// cluster reads the records that the first leader has written; nil if there are none yet.
+func (c *Controller) cluster() (*quarrypb.Cluster, *quarrypb.SigningKeys, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, etcdTimeout)
 	defer cancel()
-	// What a member has is right, because the record never changes, and it is there without a
-	// leader of etcd too.
-	res, err := c.cfg.Etcd.Get(ctx, c.cfg.Prefix+state.ClusterKey, clientv3.WithSerializable())
-	if err != nil || len(res.Kvs) == 0 {
-		return nil, err
+	// What a member has is right, because the uuid and the secret of the pulse never change,
+	// and it is there without a leader of etcd too.
+	var values [2][]byte
+	for i, key := range []string{state.ClusterKey, state.KeysKey} {
+		res, err := c.cfg.Etcd.Get(ctx, c.cfg.Prefix+key, clientv3.WithSerializable())
+		if err != nil || len(res.Kvs) == 0 {
+			return nil, nil, err
+		}
+		values[i] = res.Kvs[0].Value
 	}
 	rec := &quarrypb.Cluster{}
-	if err := proto.Unmarshal(res.Kvs[0].Value, rec); err != nil {
-		return nil, fmt.Errorf("record of the cluster: %w", err)
+	if err := proto.Unmarshal(values[0], rec); err != nil {
+		return nil, nil, fmt.Errorf("record of the cluster: %w", err)
 	}
-	return rec, nil
+	keys, err := state.DecodeKeys(values[1])
+	if err != nil {
+		return nil, nil, fmt.Errorf("record of the keys: %w", err)
+	}
+	return rec, keys, nil
 }
 
 // self is what this controller says of itself in each tick.

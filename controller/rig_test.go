@@ -22,6 +22,7 @@ import (
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/etcdembed"
 	"github.com/quarrystore/quarry/internal/httpserver"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -119,12 +120,46 @@ func do[Q, A any](t testing.TB, call func(context.Context, *connect.Request[Q]) 
 	return a
 }
 
+// publicKey is that of every node and session, secret that of every registration, and proofs
+// are those of the sessions that were opened last, by serial.
+var (
+	publicKey, secret = keyring.NewSigner([keyring.SeedBytes]byte{1}).Public(), [32]byte{2}
+	proofs            sync.Map
+)
+
+// prove fills in what the rightful sender of a request shows.
+func prove(q any) {
+	proof := func(serial uint64) []byte {
+		p, _ := proofs.Load(serial)
+		b, _ := p.([]byte)
+		return b
+	}
+	switch q := q.(type) {
+	case *quarrypb.OpenSessionRequest:
+		q.Key = publicKey[:]
+	case *quarrypb.HeartbeatRequest:
+		q.Proof = proof(q.Serial)
+	case *quarrypb.CloseSessionRequest:
+		q.Proof = proof(q.Serial)
+	case *quarrypb.CertifyFenceRequest:
+		q.Proof = proof(q.Serial)
+	case *quarrypb.RegisterNodeRequest:
+		q.Secret = secret[:]
+	case *quarrypb.NodeHeartbeatRequest:
+		q.Secret = secret[:]
+	}
+}
+
 func try[Q, A any](t testing.TB, call func(context.Context, *connect.Request[Q]) (*connect.Response[A], error), q *Q) (*A, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	prove(q)
 	resp, err := call(ctx, connect.NewRequest(q))
 	if err != nil {
 		return nil, err
+	}
+	if opened, ok := any(resp.Msg).(*quarrypb.OpenSessionResponse); ok {
+		proofs.Store(opened.Ticket.Serial, opened.Proof)
 	}
 	return resp.Msg, nil
 }
@@ -143,7 +178,8 @@ type agent struct {
 	t    testing.TB
 	srv  *httptest.Server
 	rec  *quarrypb.Node
-	key  atomic.Pointer[[]byte]
+	keys keyring.Ring
+	self atomic.Pointer[agentauth.Node]
 	gate chan struct{} // Fence waits for it, if set
 
 	mu     sync.Mutex
@@ -157,16 +193,16 @@ func newAgent(t testing.TB, name, domain string, incarnation uint64) *agent {
 	a := &agent{t: t, fenced: map[uint64]bool{}}
 	mux := http.NewServeMux()
 	path, calls := quarrypbconnect.NewAgentHandler(a)
-	mux.Handle(path, httpserver.Gate{Allow: agentauth.Allow(func() []byte {
-		if k := a.key.Load(); k != nil {
-			return *k
+	mux.Handle(path, httpserver.Gate{Allow: agentauth.Allow(&a.keys, func() (agentauth.Node, bool) {
+		if self := a.self.Load(); self != nil {
+			return *self, true
 		}
-		return nil
-	}), MaxBytes: func(string) int64 { return 1 << 20 }}.Before(calls))
+		return agentauth.Node{}, false
+	}), MaxBytes: func(string) int64 { return 1 << 20 }, Body: agentauth.Body}.Before(calls))
 	a.srv = httptest.NewServer(mux)
 	t.Cleanup(a.srv.Close)
 	a.rec = &quarrypb.Node{
-		Name: name, FailureDomain: domain, Incarnation: incarnation, AgentUrl: a.srv.URL, CapacityBytes: 1 << 40, Domain: 1,
+		Name: name, FailureDomain: domain, Incarnation: incarnation, AgentUrl: a.srv.URL, CapacityBytes: 1 << 40, Domain: 1, Key: publicKey[:],
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "127.0.0.1:1"}},
 	}
 	return a
@@ -179,9 +215,9 @@ func (a *agent) join(to rpc) {
 	var done sync.WaitGroup
 	done.Go(func() {
 		for ctx.Err() == nil {
-			resp, err := to.NodeHeartbeat(ctx, connect.NewRequest(&quarrypb.NodeHeartbeatRequest{Id: a.rec.Id, Incarnation: a.rec.Incarnation}))
+			resp, err := to.NodeHeartbeat(ctx, connect.NewRequest(&quarrypb.NodeHeartbeatRequest{Id: a.rec.Id, Incarnation: a.rec.Incarnation, Secret: secret[:]}))
 			if err == nil && resp.Msg.Unknown {
-				if resp, err := to.RegisterNode(ctx, connect.NewRequest(&quarrypb.RegisterNodeRequest{Node: a.rec})); err == nil {
+				if resp, err := to.RegisterNode(ctx, connect.NewRequest(&quarrypb.RegisterNodeRequest{Node: a.rec, Secret: secret[:]})); err == nil {
 					a.learn(resp.Msg)
 				}
 			}
@@ -201,7 +237,8 @@ func (a *agent) register(to rpc) {
 }
 
 func (a *agent) learn(r *quarrypb.RegisterNodeResponse) {
-	a.key.Store(&r.TicketKey)
+	a.keys.Set(keyring.Public(r.Keys[0]))
+	a.self.Store(&agentauth.Node{Cluster: [16]byte(r.Cluster), Number: r.Id})
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, s := range r.FencedSerials {

@@ -23,25 +23,27 @@ import (
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
 // term is one leadership: the machine and its hands. Only run steps the machine.
 type term struct {
-	c         *Controller
-	machine   *state.Machine
-	first     []state.Action
-	key       string // of the election
-	rev       int64
-	lease     clientv3.LeaseID
-	etcdTTL   time.Duration
-	http      *http.Client
-	leased    atomic.Int64 // until then the lease is there, as etcd has said last
-	ticketKey []byte       // the ticket key: what agents obey
-	events    chan state.Event
-	over      chan struct{} // closed when the term ends
-	why       error         // good once over is closed
+	c       *Controller
+	machine *state.Machine
+	first   []state.Action
+	key     string // of the election
+	rev     int64
+	lease   clientv3.LeaseID
+	etcdTTL time.Duration
+	http    *http.Client
+	leased  atomic.Int64 // until then the lease is there, as etcd has said last
+	cluster [16]byte
+	signer  atomic.Pointer[keyring.Signer] // of commands to agents
+	events  chan state.Event
+	over    chan struct{} // closed when the term ends
+	why     error         // good once over is closed
 
 	mu      sync.Mutex
 	waiters map[uint64]chan state.Answer
@@ -82,7 +84,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 		http:   &http.Client{Transport: c.cfg.Wire.Transport(&http.Transport{TLSClientConfig: c.cfg.AgentTLS, MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute})},
 		events: make(chan state.Event, maxEvents), over: make(chan struct{}), waiters: map[uint64]chan state.Answer{}}
 	t.round.Store(newRound())
-	random := make([]byte, 48)
+	random := make([]byte, state.RandomBytes)
 	rand.Read(random)
 	var err error
 	t.machine, t.first, err = state.New(state.Config{
@@ -92,7 +94,8 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 	if err != nil {
 		return nil, err
 	}
-	t.ticketKey = bytes.Clone(t.machine.TicketKey())
+	t.cluster = [16]byte(t.machine.Cluster())
+	t.signer.Store(t.machine.Signer())
 	// Requests come after the machine knows that it leads: before, it would refuse them.
 	t.renew(ctx)
 	lead, ok := t.extend(ctx)
@@ -159,6 +162,7 @@ func (t *term) run(ctx context.Context) error {
 			return errHung
 		}
 		actions := t.machine.Step(now(), ev)
+		t.signer.Store(t.machine.Signer())
 		pace.stepped(now(), state.Active(ev, actions))
 		if err := t.act(ctx, actions); err != nil {
 			return err
@@ -413,11 +417,16 @@ func (t *term) wrote(a state.Commit, res *clientv3.TxnResponse) (rev uint64, don
 	return rev, true
 }
 
+// agent calls the agent of a node, at a URL.
+func (t *term) agent(node uint32, url string) quarrypbconnect.AgentClient {
+	return quarrypbconnect.NewAgentClient(agentauth.Client(t.http, t.signer.Load(), agentauth.Node{Cluster: t.cluster, Number: node}), url)
+}
+
 // call asks an agent.
 func (t *term) call(ctx context.Context, a state.Call) state.Event {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(a.Timeout))
 	defer cancel()
-	cl := quarrypbconnect.NewAgentClient(t.http, a.URL, connect.WithInterceptors(agentauth.Client(t.ticketKey)))
+	cl := t.agent(a.Node, a.URL)
 	var msg proto.Message
 	var err error
 	switch m := a.Msg.(type) {

@@ -178,6 +178,7 @@ func TestNameRate(t *testing.T) {
 // prefix that is not listed here can fill etcd.
 var bounded = map[string]string{
 	"cluster":     "one",
+	"keys":        "one",
 	"nodes/":      "nodes that registered: state.MaxNodes",
 	"regions/":    "state.MaxRegions",
 	"sessions/":   "state.MaxSessions live ones, and ids of 16 bits in all",

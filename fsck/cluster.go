@@ -127,7 +127,8 @@ type session struct {
 	cfg     Config
 	ctl     quarrypbconnect.ControllerClient
 	http    *http.Client
-	ticket  rdma.Ticket
+	ticket  *rdma.Credentials
+	proof   []byte
 	lease   time.Duration
 	table   *quarrypb.Table
 	conns   []rdma.Conn
@@ -143,7 +144,7 @@ type session struct {
 const openTimeout = 5 * time.Second
 
 func open(ctx context.Context, cfg Config) (*session, error) {
-	s := &session{cfg: cfg, asked: map[uint32]bool{}}
+	s := &session{cfg: cfg, asked: map[uint32]bool{}, ticket: rdma.NewCredentials()}
 	s.http = &http.Client{Transport: cfg.Wire.Transport(&http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true})}
 	host, _ := os.Hostname()
 	var last error
@@ -153,7 +154,7 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 		res, err := s.ctl.OpenSession(octx, connect.NewRequest(&quarrypb.OpenSessionRequest{
 			Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token,
 			// A region that changes ends the check with an error: no failover waits for it.
-			Agent: true}))
+			Agent: true, Key: s.ticket.Holder[:]}))
 		cancel()
 		if err != nil {
 			last = err
@@ -162,11 +163,12 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 			}
 			continue
 		}
-		t := res.Msg.Ticket
-		if len(t.GetCluster()) != 16 || len(t.GetMark()) != 32 || res.Msg.LeaseMs == 0 {
-			return nil, errors.New("the controller's answer has no valid ticket")
+		if err := s.ticket.Accept(res.Msg.Ticket); err != nil {
+			return nil, err
 		}
-		s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
+		if s.proof = res.Msg.Proof; res.Msg.LeaseMs == 0 {
+			return nil, errors.New("the controller's answer has no lease")
+		}
 		s.lease = time.Duration(res.Msg.LeaseMs) * time.Millisecond
 		// The session of an agent is given no table.
 		table, err := s.ctl.ReadTable(ctx, connect.NewRequest(&quarrypb.ReadTableRequest{}))
@@ -393,7 +395,7 @@ func (s *session) dial(ctx context.Context, n *quarrypb.Node) (rdma.Conn, error)
 				p == quarrypb.Provider_PROVIDER_SHM && e.HostId != hostID {
 				continue
 			}
-			c, err := d.Dial(ctx, e.Address, &s.ticket, 0)
+			c, err := d.Dial(ctx, e.Address, s.ticket.For(n.Id), 0)
 			if err == nil {
 				return c, nil
 			}

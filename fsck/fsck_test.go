@@ -11,6 +11,7 @@ import (
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/fsck"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
@@ -45,15 +46,15 @@ func newWorld(t *testing.T) *world {
 
 // target is a window on a node's memory of a session of its own.
 func (w *world) target(t *testing.T, node int) *rdma.Target {
-	a := host.New([16]byte{3}, [32]byte{4}, 1, 1, host.Limits{})
+	key := keyring.NewSigner([32]byte{4})
+	a := host.New([16]byte{3}, keyring.NewRing(key.Public()), 1, 1, host.Limits{})
 	require.NoError(t, a.OpenRegion(t.Context(), 1, 1, w.Nodes[node].Memory))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	s := tcp.NewServer(a, slog.New(slog.DiscardHandler))
 	go s.Serve(l)
 	t.Cleanup(s.Close)
-	ticket := &rdma.Ticket{Cluster: [16]byte{3}, Session: 9, Serial: 1, Rights: rdma.ReadWrite}
-	ticket.Sign([32]byte{4})
+	ticket := rdma.Issue(key, rdma.Ticket{Cluster: [16]byte{3}, Session: 9, Serial: 1, Rights: rdma.ReadWrite})
 	c, err := tcp.Dialer{}.Dial(context.Background(), l.Addr().String(), ticket, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })

@@ -23,17 +23,18 @@ type vandal struct {
 	t        *testing.T
 	ctl      quarrypbconnect.ControllerClient
 	serial   uint64
+	proof    []byte
 	replicas []*rdma.Target // of region 1
 	g        proto.Geometry
 }
 
 func newVandal(t *testing.T, cluster *testcluster.Cluster) *vandal {
 	v := &vandal{t: t, ctl: quarrypbconnect.NewControllerClient(http.DefaultClient, cluster.Controller.URL())}
-	res, err := v.ctl.OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "vandal"}))
+	ticket := rdma.NewCredentials()
+	res, err := v.ctl.OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "vandal", Key: ticket.Holder[:]}))
 	require.NoError(t, err)
-	x := res.Msg.Ticket
-	ticket := &rdma.Ticket{Cluster: [16]byte(x.Cluster), Session: x.Session, Serial: x.Serial, Rights: rdma.Rights(x.Rights), Tenant: x.Tenant, Mark: [32]byte(x.Mark)}
-	v.serial = x.Serial
+	require.NoError(t, ticket.Accept(res.Msg.Ticket))
+	v.serial, v.proof = ticket.Serial, res.Msg.Proof
 	reg := res.Msg.Table.Regions[0]
 	v.g, err = proto.NewGeometry(reg.SizeBytes)
 	require.NoError(t, err)
@@ -145,7 +146,7 @@ func TestRepair(t *testing.T) {
 	v.spoil(1, refs[8])
 	v.swap(1, word(freed[0]), func(w uint64) uint64 { return uint64(proto.MakeV(proto.StateFree, proto.V(w).Version()+3)) })
 	v.flipMapBit(freed[1])
-	_, err := v.ctl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: v.serial}))
+	_, err := v.ctl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: v.serial, Proof: v.proof}))
 	require.NoError(t, err)
 
 	before := check()

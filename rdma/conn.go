@@ -32,8 +32,9 @@ var (
 	ErrLimit = refusal("above the limits of a chain")
 	// ErrRevoked: the session has been fenced.
 	ErrRevoked = refusal("session is revoked")
-	// ErrTicket: the ticket is not one of this node's cluster.
-	ErrTicket = refusal("ticket not valid for this cluster")
+	// ErrTicket: the ticket is not one of this node's cluster, or is not for what is asked, or
+	// whoever shows it does not hold its key.
+	ErrTicket = refusal("ticket not valid here")
 	// ErrDomain: the way taken reaches the memory by another unit than the one that
 	// makes its atomics atomic.
 	ErrDomain = refusal("the region's atomics belong to another domain: a region of an RDMA adapter is reached by verbs or tcp, not by shm")
@@ -89,17 +90,6 @@ type Near interface {
 	Prefetch(w *Window, off uint64, bytes int)
 }
 
-// Ticket is what a controller gave a session to show to nodes: they check its
-// mark with the cluster's key and need not have heard of the session before.
-type Ticket struct {
-	Cluster [16]byte
-	Session uint32 // 18 bits, named in every reservation
-	Serial  uint64 // never used twice, unlike Session
-	Rights  Rights
-	Tenant  uint32
-	Mark    [32]byte // HMAC-SHA-256 of the rest under the cluster's key
-}
-
 // Rights of a session on the windows it opens.
 type Rights uint8
 
@@ -110,10 +100,10 @@ const (
 
 // Dialer makes connections of one provider.
 type Dialer interface {
-	// Dial connects a lane of the ticket's session to the node at addr. A node
+	// Dial connects a lane of the credentials' session to the node at addr. A node
 	// keeps at most one connection for each session and lane: a second Dial of
 	// the same lane first ends the first, and returns when nothing of it can run.
-	Dial(ctx context.Context, addr string, t *Ticket, lane uint32) (Conn, error)
+	Dial(ctx context.Context, addr string, as *Credentials, lane uint32) (Conn, error)
 	Provider() string
 }
 

@@ -6,15 +6,18 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/keyring"
 )
 
 func TestTicket(t *testing.T) {
-	key := [32]byte{1}
-	ticket := &Ticket{Cluster: [16]byte{2}, Session: 3, Serial: 4, Rights: ReadWrite, Tenant: 5}
+	signer := keyring.NewSigner([32]byte{1})
+	key := keyring.NewRing(signer.Public())
+	ticket := &Ticket{Cluster: [16]byte{2}, Session: 3, Serial: 4, Rights: ReadWrite, Tenant: 5, Region: 6, Epoch: 7, Holder: keyring.Public{8}}
 	require.False(t, ticket.Verify(key))
-	ticket.Sign(key)
+	ticket.Sign(signer)
 	require.True(t, ticket.Verify(key))
-	require.False(t, ticket.Verify([32]byte{2}))
+	require.False(t, ticket.Verify(keyring.NewRing(keyring.NewSigner([32]byte{2}).Public())))
 	b, err := ticket.AppendBinary(nil)
 	require.NoError(t, err)
 	require.Len(t, b, TicketBytes)
@@ -24,7 +27,7 @@ func TestTicket(t *testing.T) {
 	for i := range b {
 		b[i] ^= 0x10
 		if got, err := DecodeTicket(b); err == nil {
-			require.False(t, got.Verify(key), "byte %d is not covered by the mark", i)
+			require.False(t, got.Verify(key), "byte %d is not covered by the signature", i)
 		}
 		b[i] ^= 0x10
 	}
@@ -33,7 +36,7 @@ func TestTicket(t *testing.T) {
 		require.Error(t, err)
 	}
 	for _, rights := range []byte{0, 3, 255} {
-		b[32] = rights
+		b[40] = rights
 		_, err := DecodeTicket(b)
 		require.Error(t, err)
 	}

@@ -1,65 +1,128 @@
 package rdma
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
+	"crypto/ed25519"
+	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+
+	"github.com/quarrystore/quarry/internal/keyring"
 )
+
+// Ticket is what a controller gave a session to show to nodes: they verify its signature
+// with the controllers' public keys and need not have heard of the session before. It is
+// no secret: a node admits only who proves to hold the key that the ticket names.
+type Ticket struct {
+	KeyID   uint64 // of the key that has signed it
+	Cluster [16]byte
+	Session uint32 // 18 bits, named in every reservation
+	Tenant  uint32
+	Serial  uint64 // never used twice, unlike Session
+	Rights  Rights
+	// Region and Epoch: not 0, the ticket opens this region alone, under this epoch.
+	Region    uint32
+	Epoch     uint64
+	Holder    keyring.Public // of the session's own key
+	Signature keyring.Signature
+}
 
 // TicketBytes is the size of an encoded Ticket.
 //
-//	0 cluster uuid  16 session  20 tenant  24 serial  32 rights  33 zero  40 mark
-const TicketBytes = 72
+//	0 key id  8 cluster uuid  24 session  28 tenant  32 serial  40 rights  44 region
+//	48 epoch  56 holder  88 signature
+const TicketBytes = 152
 
-const ticketMarkOff = 40
+const ticketSignatureOff = 88
 
-// Tickets are marked under their own label: a mark is worth nothing elsewhere.
-const ticketLabel = "quarry ticket 1\x00"
+// Tickets are signed under their own label: a signature is worth nothing elsewhere.
+const ticketLabel = "quarry ticket 3"
 
-// Sign sets the ticket's mark under the cluster's key.
-func (t *Ticket) Sign(key [32]byte) { t.Mark = t.mark(key) }
-
-// Verify says whether the mark was made with the key. It takes the same time for
-// every wrong mark.
-func (t *Ticket) Verify(key [32]byte) bool {
-	want := t.mark(key)
-	return hmac.Equal(want[:], t.Mark[:])
+// Sign signs the ticket with a controller's key.
+func (t *Ticket) Sign(s *keyring.Signer) {
+	t.KeyID = s.ID()
+	b, _ := t.AppendBinary(nil)
+	t.Signature = s.Sign(ticketLabel, b[:ticketSignatureOff])
 }
 
-func (t *Ticket) mark(key [32]byte) [32]byte {
+// Verify says whether a valid key has signed the ticket.
+func (t *Ticket) Verify(keys *keyring.Ring) bool {
 	b, _ := t.AppendBinary(nil)
-	h := hmac.New(sha256.New, key[:])
-	h.Write([]byte(ticketLabel))
-	h.Write(b[:ticketMarkOff])
-	return [32]byte(h.Sum(nil))
+	return keys.Verify(t.KeyID, ticketLabel, b[:ticketSignatureOff], t.Signature)
+}
+
+// Opens says whether the ticket is good for a region under an epoch.
+func (t *Ticket) Opens(region uint32, epoch uint64) bool {
+	return t.Region == 0 && t.Epoch == 0 || t.Region == region && t.Epoch == epoch
 }
 
 // AppendBinary appends the TicketBytes of the encoded form. It never fails.
 func (t *Ticket) AppendBinary(b []byte) ([]byte, error) {
+	b = binary.LittleEndian.AppendUint64(b, t.KeyID)
 	b = append(b, t.Cluster[:]...)
 	b = binary.LittleEndian.AppendUint32(b, t.Session)
 	b = binary.LittleEndian.AppendUint32(b, t.Tenant)
 	b = binary.LittleEndian.AppendUint64(b, t.Serial)
-	b = binary.LittleEndian.AppendUint64(b, uint64(t.Rights))
-	return append(b, t.Mark[:]...), nil
+	b = binary.LittleEndian.AppendUint32(b, uint32(t.Rights))
+	b = binary.LittleEndian.AppendUint32(b, t.Region)
+	b = binary.LittleEndian.AppendUint64(b, t.Epoch)
+	b = append(b, t.Holder[:]...)
+	return append(b, t.Signature[:]...), nil
 }
 
-// DecodeTicket reads the form that AppendBinary writes. It does not verify the mark.
+// DecodeTicket reads the form that AppendBinary writes. It does not verify the signature.
 func DecodeTicket(b []byte) (Ticket, error) {
 	if len(b) != TicketBytes {
 		return Ticket{}, fmt.Errorf("ticket of %d bytes: want %d", len(b), TicketBytes)
 	}
-	rights := binary.LittleEndian.Uint64(b[32:])
-	if r := Rights(rights); uint64(r) != rights || r != ReadOnly && r != ReadWrite {
+	rights := binary.LittleEndian.Uint32(b[40:])
+	if r := Rights(rights); uint32(r) != rights || r != ReadOnly && r != ReadWrite {
 		return Ticket{}, fmt.Errorf("ticket with unknown rights %d", rights)
 	}
 	return Ticket{
-		Cluster: [16]byte(b),
-		Session: binary.LittleEndian.Uint32(b[16:]),
-		Tenant:  binary.LittleEndian.Uint32(b[20:]),
-		Serial:  binary.LittleEndian.Uint64(b[24:]),
-		Rights:  Rights(rights),
-		Mark:    [32]byte(b[ticketMarkOff:]),
+		KeyID:     binary.LittleEndian.Uint64(b),
+		Cluster:   [16]byte(b[8:]),
+		Session:   binary.LittleEndian.Uint32(b[24:]),
+		Tenant:    binary.LittleEndian.Uint32(b[28:]),
+		Serial:    binary.LittleEndian.Uint64(b[32:]),
+		Rights:    Rights(rights),
+		Region:    binary.LittleEndian.Uint32(b[44:]),
+		Epoch:     binary.LittleEndian.Uint64(b[48:]),
+		Holder:    keyring.Public(b[56:]),
+		Signature: keyring.Signature(b[ticketSignatureOff:]),
 	}, nil
+}
+
+// Credentials are what a lane is dialled with: the session's ticket, and the key that the
+// session proves to hold.
+type Credentials struct {
+	Ticket
+	Key ed25519.PrivateKey
+	// Node is the number of the node that is meant: another one that answers in its place is
+	// given no proof, which it could pass on. 0: whichever answers.
+	Node uint32
+}
+
+// For are the credentials for one node.
+func (c *Credentials) For(node uint32) *Credentials {
+	k := *c
+	k.Node = node
+	return &k
+}
+
+// NewCredentials have a new key, and no ticket for it yet: see Accept.
+func NewCredentials() *Credentials {
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		panic(err) // the system's randomness does not fail
+	}
+	return &Credentials{Ticket: Ticket{Holder: keyring.Public(public)}, Key: private}
+}
+
+// Issue makes credentials of a ticket: with a new key, which the ticket names, signed.
+func Issue(s *keyring.Signer, t Ticket) *Credentials {
+	c := NewCredentials()
+	t.Holder = c.Holder
+	c.Ticket = t
+	c.Sign(s)
+	return c
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -34,10 +35,10 @@ type boss struct {
 	t       testing.TB
 	url     string
 	cluster [16]byte
-	key     [32]byte
+	key     *keyring.Signer
 
 	mu       sync.Mutex
-	answer   *quarrypb.RegisterNodeResponse // Cluster, TicketKey and Id are filled in
+	answer   *quarrypb.RegisterNodeResponse // Cluster, Keys and Id are filled in
 	leader   string                         // if set, this is a standby
 	forget   bool                           // answer the next heartbeat with unknown
 	joined   []*quarrypb.RegisterNodeRequest
@@ -50,7 +51,9 @@ type boss struct {
 func newBoss(t testing.TB) *boss {
 	b := &boss{t: t, answer: &quarrypb.RegisterNodeResponse{Id: 1, HeartbeatMs: 40, NextSerial: 1, ControllerTerm: 1}}
 	rand.Read(b.cluster[:])
-	rand.Read(b.key[:])
+	var seed [keyring.SeedBytes]byte
+	rand.Read(seed[:])
+	b.key = keyring.NewSigner(seed)
 	mux := http.NewServeMux()
 	mux.Handle(quarrypbconnect.NewControllerHandler(b))
 	srv := httptest.NewServer(mux)
@@ -75,8 +78,9 @@ func (b *boss) RegisterNode(_ context.Context, r *connect.Request[quarrypb.Regis
 		return nil, err
 	}
 	b.joined = append(b.joined, r.Msg)
+	public := b.key.Public()
 	return connect.NewResponse(&quarrypb.RegisterNodeResponse{
-		Id: b.answer.Id, HeartbeatMs: b.answer.HeartbeatMs, Cluster: b.cluster[:], TicketKey: b.key[:],
+		Id: b.answer.Id, HeartbeatMs: b.answer.HeartbeatMs, Cluster: b.cluster[:], Keys: [][]byte{public[:]}, PulseKey: make([]byte, 32),
 		NextSerial: b.answer.NextSerial, LiveSerials: b.answer.LiveSerials, FencedSerials: b.answer.FencedSerials,
 		ControllerTerm: b.answer.ControllerTerm,
 	}), nil
@@ -140,7 +144,7 @@ func (b *boss) agent(n *storagenode.Node) quarrypbconnect.AgentClient {
 func (b *boss) agentAt(url string) quarrypbconnect.AgentClient {
 	hc := &http.Client{Transport: &http.Transport{}}
 	b.t.Cleanup(hc.CloseIdleConnections)
-	return quarrypbconnect.NewAgentClient(hc, url, connect.WithInterceptors(agentauth.Client(b.key[:])))
+	return quarrypbconnect.NewAgentClient(agentauth.Client(hc, b.key, agentauth.Node{Cluster: b.cluster, Number: 1}), url)
 }
 
 func (b *boss) hostReq(term uint64, region uint32) *quarrypb.HostRegionRequest {
@@ -165,10 +169,8 @@ func (b *boss) hostAndOpen(n *storagenode.Node, region uint32, epoch uint64) {
 	require.Zero(b.t, call(b.t, a.OpenRegion, &quarrypb.OpenRegionRequest{Region: region, Epoch: epoch, ControllerTerm: 1}))
 }
 
-func (b *boss) ticket(serial uint64) *rdma.Ticket {
-	t := &rdma.Ticket{Cluster: b.cluster, Session: uint32(serial), Serial: serial, Rights: rdma.ReadWrite}
-	t.Sign(b.key)
-	return t
+func (b *boss) ticket(serial uint64) *rdma.Credentials {
+	return rdma.Issue(b.key, rdma.Ticket{Cluster: b.cluster, Session: uint32(serial), Serial: serial, Rights: rdma.ReadWrite})
 }
 
 // lane is one connection of a session.

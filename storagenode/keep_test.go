@@ -13,6 +13,7 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -68,7 +69,8 @@ func TestANodeThatCannotFenceIsLeft(t *testing.T) {
 	cl := c.Connect(client.Config{Replicas: 2})
 	ref, err := cl.Alloc(t.Context(), []byte("before"), client.AllocOptions{})
 	require.NoError(t, err)
-	victim, err := c.Control().OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "victim"}))
+	key := rdma.NewCredentials()
+	victim, err := c.Control().OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "victim", Key: key.Holder[:]}))
 	require.NoError(t, err)
 	dir := c.Dir(1)
 	require.NoError(t, os.Mkdir(aside(dir), 0o700))

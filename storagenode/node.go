@@ -18,10 +18,12 @@ import (
 
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/httpserver"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/internal/rpcstats"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
@@ -34,6 +36,9 @@ type Node struct {
 	cfg         Config
 	folder      *folder
 	incarnation uint64
+	own         *rdma.Credentials // of this incarnation: no ticket yet, the key is told to controllers
+	secret      [32]byte          // of this incarnation's registration
+	keys        keyring.Ring      // of the controllers
 	hostID      string
 	domain      proto.Domain // of all regions
 	device      verbs.Config
@@ -79,7 +84,8 @@ type Node struct {
 	keptSeq  uint64                  // counts steps that changed state.Kept
 	memories map[uint32]*host.Memory // of every region of state that is made; nil once the node stops
 	access   *access                 // nil until a controller has answered
-	key      []byte                  // the cluster's ticket key; nil until registered: all commands are refused
+	served   bool                    // the node is registered: all commands are refused before
+	pulseKey []byte                  // of this incarnation, as the controllers have said
 	beatMs   uint32
 	tcp      *tcp.Server
 	shm      *shm.Server
@@ -92,7 +98,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4), renew: make(chan struct{}, 1), saving: make(chan struct{}, 1), left: left{some: make(chan struct{}, 1)}, ending: ending{answered: make(chan struct{}, 1)}, pulse: vital{hurry: make(chan struct{}, 1)}}
+	n := &Node{cfg: cfg, own: rdma.NewCredentials(), memories: map[uint32]*host.Memory{}, works: map[workKey]*work{}, failed: make(chan error, 4), renew: make(chan struct{}, 1), saving: make(chan struct{}, 1), left: left{some: make(chan struct{}, 1)}, ending: ending{answered: make(chan struct{}, 1)}, pulse: vital{hurry: make(chan struct{}, 1)}}
 	n.others.count = func() uint64 { return n.access.Chains("tcp", programLane) }
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
@@ -103,6 +109,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	var b [8]byte
 	rand.Read(b[:])
 	n.incarnation = binary.LittleEndian.Uint64(b[:]) | 1
+	rand.Read(n.secret[:])
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return nil, fmt.Errorf("storage node %s: the id of this host: %w", cfg.Name, err)
@@ -226,7 +233,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 func (n *Node) agentHandler() http.Handler {
 	mux := http.NewServeMux()
 	path, calls := quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithInterceptors(&n.calls, n.thisIncarnation()))
-	mux.Handle(path, httpserver.Gate{Allow: agentauth.Allow(n.ticketKey), MaxBytes: maxBytes}.Before(calls))
+	mux.Handle(path, httpserver.Gate{Allow: agentauth.Allow(&n.keys, n.identity), MaxBytes: maxBytes, Body: agentauth.Body}.Before(calls))
 	mux.HandleFunc("GET /healthz", health)
 	mux.HandleFunc("GET /readyz", n.ready)
 	return mux
@@ -243,21 +250,22 @@ func maxBytes(path string) int64 {
 	return maxCommandBytes
 }
 
-func (n *Node) ticketKey() []byte {
+// identity is what calls to the agent have to name; false until the node is registered.
+func (n *Node) identity() (agentauth.Node, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.key
+	return agentauth.Node{Cluster: n.state.Cluster, Number: n.state.Node}, n.served
 }
 
 // serve starts the fabric, once the machine knows which sessions have ended, and
 // obeys the cluster's controllers from then on.
-func (n *Node) serve(key []byte) {
+func (n *Node) serve() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.key != nil || n.memories == nil {
+	if n.served || n.memories == nil {
 		return
 	}
-	n.key = key
+	n.served = true
 	if n.cfg.Wire != nil {
 		n.cfg.Wire.Lend(n.tcpAddress, n.access.Access)
 		return
@@ -290,7 +298,7 @@ func (n *Node) self() *quarrypb.Node {
 		Name: n.cfg.Name, FailureDomain: n.cfg.FailureDomain, Incarnation: n.incarnation, AgentUrl: n.agentURL,
 		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(n.domain), Id: n.state.Node,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress}},
-		PageBytes: n.cfg.HugepageBytes, Medium: n.medium.name, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(),
+		Key:       n.own.Holder[:], PageBytes: n.cfg.HugepageBytes, Medium: n.medium.name, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(),
 	}
 	if n.verbsListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_VERBS, Address: n.verbsAddress})

@@ -55,7 +55,7 @@ func (n *Node) joinPulse() (err error) {
 		return nil
 	}
 	n.mu.Lock()
-	cluster, key, id := n.state.Cluster, n.key, n.state.Node
+	cluster, key, id := n.state.Cluster, n.pulseKey, n.state.Node
 	n.mu.Unlock()
 	n.pulse.list, err = n.pulse.port.Join(pulse.Config{
 		Cluster: cluster[:], Secret: key, Token: n.cfg.Token, Logger: n.cfg.Logger,

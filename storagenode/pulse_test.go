@@ -17,7 +17,7 @@ func TestHeartbeatsFollowThePulse(t *testing.T) {
 	port, err := pulse.Listen(t.Context(), "127.0.0.1:0", "")
 	require.NoError(t, err)
 	var term atomic.Uint64
-	heard, err := port.Join(pulse.Config{Cluster: b.cluster[:], Secret: b.key[:], Kind: pulse.Controller, Incarnation: 77, Logger: quiet(),
+	heard, err := port.Join(pulse.Config{Cluster: b.cluster[:], Secret: make([]byte, 32), Kind: pulse.Controller, Incarnation: 77, Logger: quiet(),
 		Self: func() pulse.Self { return pulse.Self{Term: term.Load()} }})
 	require.NoError(t, err)
 	t.Cleanup(func() { heard.Close() })

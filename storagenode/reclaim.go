@@ -130,7 +130,7 @@ func (l *workLane) askPass(epoch uint64) (res *quarrypb.PassResponse, err error)
 	ctx, s := l.w.ctx, l.w.session
 	for {
 		err := s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-			r, err := cl.Pass(ctx, connect.NewRequest(&quarrypb.PassRequest{Serial: s.ticket.Serial, Epoch: epoch, Region: l.w.req.Region}))
+			r, err := cl.Pass(ctx, connect.NewRequest(&quarrypb.PassRequest{Serial: s.ticket.Serial, Epoch: epoch, Region: l.w.req.Region, Proof: s.proof}))
 			if err == nil {
 				res = r.Msg
 			}

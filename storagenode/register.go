@@ -1,7 +1,6 @@
 package storagenode
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/storagenode/state"
@@ -119,7 +119,7 @@ func (n *Node) register(ctx context.Context) error {
 }
 
 func (n *Node) registerOnce(ctx context.Context) error {
-	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.hosted(), Token: n.cfg.Token}
+	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.hosted(), Token: n.cfg.Token, Secret: n.secret[:]}
 	n.mu.Lock()
 	if c := n.state.Cluster; c != [16]byte{} {
 		req.Cluster = c[:]
@@ -136,35 +136,50 @@ func (n *Node) registerOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(res.Cluster) != 16 || len(res.TicketKey) != 32 || res.Id == 0 {
-		return errors.New("the controller's answer names no cluster, key or number")
+	if len(res.Cluster) != 16 || len(res.Keys) == 0 || res.Id == 0 {
+		return errors.New("the controller's answer names no cluster, public key or number: is it of an earlier version?")
+	}
+	if err := n.learnKeys(res.Keys); err != nil {
+		return err
 	}
 	n.mu.Lock()
-	n.beatMs = res.HeartbeatMs
-	if n.key == nil { // not serving yet: an earlier answer may have been another cluster's
+	n.beatMs, n.pulseKey = res.HeartbeatMs, res.PulseKey
+	if !n.served { // not serving yet: an earlier answer may have been another cluster's
 		if n.access != nil {
 			err = n.access.Close(ctx)
 		}
 		if err == nil {
-			n.access, err = n.admit([16]byte(res.Cluster), [32]byte(res.TicketKey), res.Id)
+			n.access, err = n.admit([16]byte(res.Cluster), res.Id)
 		}
 	}
-	other := n.key != nil && !bytes.Equal(n.key, res.TicketKey)
 	n.mu.Unlock()
 	if err != nil {
 		return err
-	}
-	if other {
-		return &state.Error{Code: state.Stranger, Text: "the controller has another ticket key than the one this node serves under: restart the node"}
 	}
 	err = n.do(ctx, state.Registered{Term: res.ControllerTerm, Cluster: [16]byte(res.Cluster), Node: res.Id,
 		Next: res.NextSerial, Live: res.LiveSerials, Fenced: res.FencedSerials})
 	if err == nil {
 		n.counts.registrations.Add(1)
 		n.learnSeeds(res.Pulse)
-		n.serve(res.TicketKey)
+		n.serve()
 	}
 	return err
+}
+
+// learnKeys takes the public keys of the controllers, in the place of those of before.
+func (n *Node) learnKeys(keys [][]byte) error {
+	if len(keys) > keyring.MaxKeys {
+		return fmt.Errorf("the controller names %d public keys: want at most %d", len(keys), keyring.MaxKeys)
+	}
+	var ring []keyring.Public
+	for _, k := range keys {
+		if len(k) != len(keyring.Public{}) {
+			return fmt.Errorf("the controller names a public key of %d bytes", len(k))
+		}
+		ring = append(ring, keyring.Public(k))
+	}
+	n.keys.Set(ring...)
+	return nil
 }
 
 // beat shows signs of life, and registers again when a controller asks for it.
@@ -209,7 +224,10 @@ func (n *Node) beat() {
 // cannot be reached changes nothing: the data path goes on without it.
 func (n *Node) heartbeat() (unknown bool) {
 	n.mu.Lock()
-	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left()}
+	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(), Secret: n.secret[:]}
+	for _, k := range n.keys.Keys() {
+		req.KeyIds = append(req.KeyIds, k.ID())
+	}
 	n.mu.Unlock()
 	req.ResidentBytes, req.Connected, req.UsedBytes = n.resident(), n.connected(), n.usedBytes()
 	req.EndedSessions, req.Stopping = n.whoLeft(), n.ending.stopping.Load()
@@ -224,6 +242,9 @@ func (n *Node) heartbeat() (unknown bool) {
 			n.ending.told(r.Msg)
 			n.pulse.calm = time.Duration(r.Msg.CalmMs) * time.Millisecond
 			n.learnSeeds(r.Msg.Pulse)
+			if len(r.Msg.Keys) > 0 {
+				return n.learnKeys(r.Msg.Keys)
+			}
 		}
 		return err
 	})

@@ -10,7 +10,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
@@ -24,7 +23,8 @@ import (
 // has begun another block, or has ended its turn of a reclaim.
 type session struct {
 	n         *Node
-	ticket    rdma.Ticket
+	ticket    *rdma.Credentials
+	proof     []byte // shown to controllers
 	lease     time.Duration
 	reclaim   atomic.Uint64
 	unsettled atomic.Bool
@@ -39,9 +39,10 @@ type session struct {
 // openSession opens a session; lost is called when the controllers no longer know it.
 func (n *Node) openSession(ctx context.Context, name string, lost context.CancelCauseFunc) (*session, error) {
 	var res *quarrypb.OpenSessionResponse
+	ticket := rdma.NewCredentials()
 	for {
 		err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-			r, err := cl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{Name: name, Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, Agent: true, NoRows: true}))
+			r, err := cl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{Name: name, Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, Agent: true, NoRows: true, Key: ticket.Holder[:]}))
 			if err == nil {
 				res = r.Msg
 			}
@@ -59,12 +60,13 @@ func (n *Node) openSession(ctx context.Context, name string, lost context.Cancel
 			return nil, context.Cause(ctx)
 		}
 	}
-	t := res.Ticket
-	if t == nil || len(t.Cluster) != 16 || len(t.Mark) != 32 || t.Session == 0 || t.Session > proto.MaxSession || res.LeaseMs == 0 {
-		return nil, errors.New("open a session: the controller's answer has no valid ticket")
+	if err := ticket.Accept(res.Ticket); err != nil {
+		return nil, fmt.Errorf("open a session: %w", err)
 	}
-	s := &session{n: n, lease: time.Duration(res.LeaseMs) * time.Millisecond}
-	s.ticket = rdma.Ticket{Cluster: [16]byte(t.Cluster), Session: t.Session, Serial: t.Serial, Rights: rdma.Rights(t.Rights), Tenant: t.Tenant, Mark: [32]byte(t.Mark)}
+	if ticket.Session == 0 || res.LeaseMs == 0 {
+		return nil, errors.New("open a session: the controller's answer has no session")
+	}
+	s := &session{n: n, lease: time.Duration(res.LeaseMs) * time.Millisecond, ticket: ticket, proof: res.Proof}
 	s.reclaim.Store(res.Table.GetReclaimEpoch())
 	// Its own context: the lease is kept until the lanes have stopped.
 	bctx, cancel := context.WithCancel(n.ctx)
@@ -106,7 +108,7 @@ func (s *session) beat(ctx context.Context, revision uint64, lost context.Cancel
 		reclaim := s.acknowledge()
 		var res *quarrypb.HeartbeatResponse
 		err := s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-			r, err := cl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim, NoRows: true}))
+			r, err := cl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim, NoRows: true, Proof: s.proof}))
 			if err == nil {
 				res = r.Msg
 			}
@@ -127,7 +129,7 @@ func (s *session) beat(ctx context.Context, revision uint64, lost context.Cancel
 // certified says whether a session is fenced in a region.
 func (s *session) certified(ctx context.Context, region, holder uint32) (fenced bool) {
 	_ = s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-		r, err := cl.CertifyFence(ctx, connect.NewRequest(&quarrypb.CertifyFenceRequest{Serial: s.ticket.Serial, Region: region, Session: holder, WaitMs: 200}))
+		r, err := cl.CertifyFence(ctx, connect.NewRequest(&quarrypb.CertifyFenceRequest{Serial: s.ticket.Serial, Region: region, Session: holder, WaitMs: 200, Proof: s.proof}))
 		fenced = err == nil && r.Msg.Fenced
 		return err
 	})
@@ -143,9 +145,9 @@ func (s *session) close(why error) {
 	_ = s.n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
 		var err error
 		if s.unsettled.Load() {
-			_, err = cl.RevokeSession(ctx, connect.NewRequest(&quarrypb.RevokeSessionRequest{Serial: s.ticket.Serial, Reason: fmt.Sprint(why)}))
+			_, err = cl.RevokeSession(ctx, connect.NewRequest(&quarrypb.RevokeSessionRequest{Serial: s.ticket.Serial, Reason: fmt.Sprint(why), Proof: s.proof}))
 		} else {
-			_, err = cl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}))
+			_, err = cl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.proof}))
 		}
 		return err
 	})

@@ -141,15 +141,15 @@ func (n *Node) listenVerbs(ctx context.Context) (err error) {
 }
 
 // admit makes the access control of the node as a controller has named it.
-func (n *Node) admit(cluster [16]byte, key [32]byte, id uint32) (*access, error) {
+func (n *Node) admit(cluster [16]byte, id uint32) (*access, error) {
 	limits := host.Limits{Sessions: n.cfg.MaxSessions, Lanes: n.cfg.MaxConnections}
-	a := &access{Access: host.New(cluster, key, id, n.incarnation, limits)}
+	a := &access{Access: host.New(cluster, &n.keys, id, n.incarnation, limits)}
 	a.OnLeft(n.left.note)
 	if n.domain != proto.DomainAdapter {
 		return a, nil
 	}
 	var err error
-	if a.verbs, err = verbs.NewServer(cluster, key, id, n.incarnation, limits, n.device, n.cfg.Logger); err != nil {
+	if a.verbs, err = verbs.NewServer(cluster, &n.keys, id, n.incarnation, limits, n.device, n.cfg.Logger); err != nil {
 		return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 	}
 	a.verbs.OnLeft(n.left.note)

@@ -31,7 +31,6 @@ const (
 	resetEvery    = 20 * time.Millisecond  // while a peer does not answer
 	answerTimeout = 5 * time.Second        // of a peer that is dialled; the end of the program ends it too
 	settleTime    = 20 * time.Second       // of a peer that does not answer, until a program with a session ends it
-	agentSerial   = uint64(1) << 63        // a bit that no serial of a controller has
 	pauseLongest  = 10 * time.Millisecond  // between two looks at a slab that a session holds
 	askHolder     = 100 * time.Millisecond // of waiting, between two questions whether the holder is fenced
 )
@@ -54,7 +53,7 @@ type work struct {
 	dead   map[uint32]bool
 	remote bool     // a rebuilding replica is on another host
 	blocks []uint32 // of a reclaim
-	ticket rdma.Ticket
+	ticket *rdma.Credentials
 	// session is the program's own at the controllers. A reconcile has none: it reserves nothing,
 	// and its keys are the only ones of the epoch.
 	session *session
@@ -257,9 +256,12 @@ func (w *work) run() (err error) {
 	if w.kind == state.Reclaim && len(w.blocks) == 0 {
 		return nil
 	}
-	w.ticket = rdma.Ticket{Cluster: w.n.cluster(), Serial: agentSerial | uint64(w.req.Region), Rights: rdma.ReadWrite}
-	w.ticket.Sign([32]byte(w.n.ticketKey()))
-	if w.kind != state.Reconcile {
+	if w.kind == state.Reconcile {
+		w.ticket = w.n.own.For(0)
+		if err := w.ticket.Accept(w.req.Ticket); err != nil {
+			return err
+		}
+	} else {
 		if w.session, err = w.n.openSession(w.ctx, fmt.Sprintf("%v of region %d by %s", w.kind, w.req.Region, w.n.cfg.Name), w.cancel); err != nil {
 			return err
 		}
@@ -308,10 +310,4 @@ func (w *work) pace() {
 	case <-time.After(min(ahead, time.Second)):
 	case <-w.ctx.Done():
 	}
-}
-
-func (n *Node) cluster() [16]byte {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.state.Cluster
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/quarrystore/quarry/cmd/quarry/doctor"
 	"github.com/quarrystore/quarry/controller/console"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -185,7 +186,8 @@ func TestSurfacesAgree(t *testing.T) {
 	agree("degraded", doctor.Warning, true, "max(quarry_cluster_degraded_regions)")
 
 	// A session that renews its lease and does not acknowledge holds a new epoch up.
-	opened, err := c.Control().OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "holds the table"}))
+	key := rdma.NewCredentials()
+	opened, err := c.Control().OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "holds the table", Key: key.Holder[:]}))
 	require.NoError(t, err)
 	serial := opened.Msg.Ticket.Serial
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -196,7 +198,7 @@ func TestSurfacesAgree(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(50 * time.Millisecond):
-				_, _ = c.Control().Heartbeat(context.Background(), connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: serial}))
+				_, _ = c.Control().Heartbeat(context.Background(), connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: serial, Proof: opened.Msg.Proof}))
 			}
 		}
 	}()
@@ -204,7 +206,7 @@ func TestSurfacesAgree(t *testing.T) {
 	agree("recovering", doctor.Error, false, by("recovering"))
 	close(stop)
 	<-done
-	_, err = c.Control().CloseSession(t.Context(), connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: serial}))
+	_, err = c.Control().CloseSession(t.Context(), connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: serial, Proof: opened.Msg.Proof}))
 	require.NoError(t, err)
 	agree("open", doctor.OK, true, "")
 

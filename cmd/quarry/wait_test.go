@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -19,7 +20,8 @@ func TestWaitsEndAtTheTimeout(t *testing.T) {
 	c := testcluster.New(t, testcluster.Options{Nodes: 2})
 	_, err := c.Control().CreateRegion(t.Context(), connect.NewRequest(&quarrypb.CreateRegionRequest{Replicas: 1, Durability: quarrypb.Durability_DURABILITY_MEM}))
 	require.NoError(t, err)
-	opened, err := c.Control().OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "holds the table"}))
+	key := rdma.NewCredentials()
+	opened, err := c.Control().OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "holds the table", Key: key.Holder[:]}))
 	require.NoError(t, err)
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -29,7 +31,7 @@ func TestWaitsEndAtTheTimeout(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(50 * time.Millisecond):
-				_, _ = c.Control().Heartbeat(context.Background(), connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: opened.Msg.Ticket.Serial}))
+				_, _ = c.Control().Heartbeat(context.Background(), connect.NewRequest(&quarrypb.HeartbeatRequest{Serial: opened.Msg.Ticket.Serial, Proof: opened.Msg.Proof}))
 			}
 		}
 	}()

@@ -292,6 +292,9 @@ func (m *Machine) workRequest(g *region, kind quarrypb.WorkKind, id uint64) *qua
 		Region: g.rec.Id, Epoch: g.rec.Epoch, ControllerTerm: m.term, Kind: kind, Id: id,
 		WaitMs: uint32(workWait.Milliseconds()), Uuid: g.rec.Uuid, Durable: g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM,
 	}
+	if kind == quarrypb.WorkKind_WORK_KIND_RECONCILE {
+		w.Ticket = m.reconcileTicket(g)
+	}
 	for _, r := range g.rec.Replicas {
 		if r.State == out {
 			continue

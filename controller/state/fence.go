@@ -270,6 +270,12 @@ func (f *fences) revokeSession(waiter uint64, r *quarrypb.RevokeSessionRequest) 
 		f.m.fail(waiter, errorf(NotFound, "session %d: no such session", r.Session))
 		return
 	}
+	if r.Serial != 0 {
+		if err := f.m.holds(r.Serial, r.Proof); err != nil {
+			f.m.fail(waiter, err)
+			return
+		}
+	}
 	if s.rec.State == stateFenced || s.resting {
 		f.m.answer(waiter, &quarrypb.RevokeSessionResponse{})
 		return
@@ -285,7 +291,7 @@ func (f *fences) revokeSession(waiter uint64, r *quarrypb.RevokeSessionRequest) 
 }
 
 func (f *fences) certify(waiter uint64, r *quarrypb.CertifyFenceRequest) {
-	asker, err := f.m.liveSession(r.Serial)
+	asker, err := f.m.callOf(r.Serial, r.Proof)
 	switch {
 	case err != nil:
 		f.m.fail(waiter, err)

@@ -78,6 +78,7 @@ type Machine struct {
 	leadership
 	records
 	store store
+	keys  keys
 	log   tableLog
 
 	agents   agents
@@ -120,7 +121,7 @@ type Record struct {
 }
 
 // New makes the machine of a leader from all the records, in any order. random is
-// 48 bytes for the uuid and ticket key of a cluster that has no records yet.
+// RandomBytes for the uuid and the keys of a cluster that has no records yet.
 // The actions carry on with what the records show half done.
 func New(cfg Config, term uint64, now int64, stored []Record, random []byte) (*Machine, []Action, error) {
 	if cfg.ProbeTimeout == 0 {
@@ -142,10 +143,10 @@ func New(cfg Config, term uint64, now int64, stored []Record, random []byte) (*M
 		if len(m.nodes)+len(m.regions)+len(m.sessions) > 0 {
 			return nil, nil, errorf(Internal, "records without a cluster record: the store is damaged, restore it from a backup")
 		}
-		m.putCluster(&quarrypb.Cluster{
-			Uuid: slices.Clone(random[:16]), TicketKey: slices.Clone(random[16:48]),
-			NextNode: 1, NextRegion: 1, NextSerial: 1,
-		})
+		m.putCluster(&quarrypb.Cluster{Uuid: slices.Clone(random[:16]), NextNode: 1, NextRegion: 1, NextSerial: 1})
+	}
+	if m.keys.rec == nil {
+		m.stage(m.keys.change(newKeys(slices.Clone(random[16:RandomBytes]))))
 	}
 	m.resume()
 	m.work()
@@ -192,9 +193,6 @@ func (m *Machine) resume() {
 	m.balance.nextBalance = m.now + int64(balanceAfter)
 	m.fences.dirty = true
 }
-
-// TicketKey is the key of tickets' marks, and of what agents obey.
-func (m *Machine) TicketKey() []byte { return m.cluster.TicketKey }
 
 // Cluster is the cluster's uuid.
 func (m *Machine) Cluster() []byte { return m.cluster.Uuid }

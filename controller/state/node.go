@@ -2,6 +2,8 @@ package state
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
 	"net/url"
 	"strings"
 	"unicode"
@@ -9,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
@@ -94,7 +97,11 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		return
 	}
 	n := m.nodeByName[r.Node.Name]
+	sum := sha256.Sum256(r.Secret)
+	r.Node.SecretHash = sum[:]
 	switch {
+	case n != nil && n.rec.Incarnation == r.Node.Incarnation && !hmac.Equal(n.rec.SecretHash, r.Node.SecretHash):
+		m.fail(waiter, errorf(Denied, "node %s: that incarnation has registered with another secret: restart the node", r.Node.Name))
 	case r.Node.Id != 0 && (n == nil || n.rec.Id != r.Node.Id):
 		m.fail(waiter, errorf(Precondition, "node %s calls itself number %d, which is not its number here: start it with its own data folder", r.Node.Name, r.Node.Id))
 	case n == nil && len(m.nodes) >= MaxNodes:
@@ -177,7 +184,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.fences.oweAll(n, restarted)
 	}
 	resp := &quarrypb.RegisterNodeResponse{
-		Id: n.rec.Id, Cluster: m.cluster.Uuid, TicketKey: m.cluster.TicketKey,
+		Id: n.rec.Id, Cluster: m.cluster.Uuid, Keys: m.keys.public(), PulseKey: m.keys.rec.PulseSecret,
 		HeartbeatMs: uint32(m.cfg.NodeHeartbeat.Milliseconds()),
 		NextSerial:  m.cluster.NextSerial, ControllerTerm: m.term,
 	}
@@ -226,6 +233,10 @@ func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest,
 		m.answer(waiter, &quarrypb.NodeHeartbeatResponse{Unknown: true})
 		return
 	}
+	if sum := sha256.Sum256(r.Secret); !hmac.Equal(n.rec.SecretHash, sum[:]) {
+		m.fail(waiter, errorf(Denied, "node %s: a heartbeat without the secret of its registration", n.rec.Name))
+		return
+	}
 	silent := !m.up(n)
 	m.beaten(n, 0)
 	n.used = r.UsedBytes
@@ -264,6 +275,9 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 	}
 	if n.Incarnation == 0 {
 		return errorf(Invalid, "node %s: incarnation 0", n.Name)
+	}
+	if len(r.Secret) != sha256.Size || len(n.Key) != len(keyring.Public{}) {
+		return errorf(Invalid, "node %s: a secret of %d bytes and a public key of %d: want %d and %d (a node of an earlier version sends none)", n.Name, len(r.Secret), len(n.Key), sha256.Size, len(keyring.Public{}))
 	}
 	if !goodDomain(n.FailureDomain) {
 		return errorf(Invalid, "node %s: failure domain %q: want /dc/rack/host", n.Name, n.FailureDomain)

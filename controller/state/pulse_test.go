@@ -28,7 +28,7 @@ func calmNodes(t *testing.T) *rig {
 
 // pulse is a heartbeat of a node that is heard otherwise too.
 func (r *rig) pulse(node uint32) *quarrypb.NodeHeartbeatResponse {
-	return answerOf[*quarrypb.NodeHeartbeatResponse](r, r.ask(Pulsed{&quarrypb.NodeHeartbeatRequest{Id: node, Incarnation: 1, Stopping: r.stopping[node]}}))
+	return answerOf[*quarrypb.NodeHeartbeatResponse](r, r.ask(Pulsed{&quarrypb.NodeHeartbeatRequest{Id: node, Incarnation: 1, Stopping: r.stopping[node], Secret: secret[:]}}))
 }
 
 // The heartbeats of a node whose pulse is heard may come seldom, and are missed later.
@@ -64,7 +64,7 @@ func TestPulseLate(t *testing.T) {
 // Without a pulse, and while a node is about to stop or is suspected, heartbeats are to come often.
 func TestNotCalm(t *testing.T) {
 	r := calmNodes(t)
-	plain := answerOf[*quarrypb.NodeHeartbeatResponse](r, r.ask(&quarrypb.NodeHeartbeatRequest{Id: 1, Incarnation: 1}))
+	plain := answerOf[*quarrypb.NodeHeartbeatResponse](r, r.ask(&quarrypb.NodeHeartbeatRequest{Id: 1, Incarnation: 1, Secret: secret[:]}))
 	require.Zero(t, plain.CalmMs)
 	require.NotZero(t, r.pulse(1).CalmMs)
 	r.advance(time.Second)
@@ -86,7 +86,7 @@ func TestActive(t *testing.T) {
 	r.run()
 	r.advance(time.Minute / 10)
 	r.pulse(1)
-	for _, ev := range []Event{Tick{}, Lead{Until: r.now + int64(time.Hour)}, Ask{Waiter: 1 << 20, Msg: Pulsed{&quarrypb.NodeHeartbeatRequest{Id: 1, Incarnation: 1}}},
+	for _, ev := range []Event{Tick{}, Lead{Until: r.now + int64(time.Hour)}, Ask{Waiter: 1 << 20, Msg: Pulsed{&quarrypb.NodeHeartbeatRequest{Id: 1, Incarnation: 1, Secret: secret[:]}}},
 		Ask{Waiter: 1<<20 + 1, Msg: &quarrypb.StatusRequest{}}} {
 		require.False(t, Active(ev, r.step(ev)), "%T", ev)
 	}
@@ -99,7 +99,7 @@ func TestActive(t *testing.T) {
 		r.now += int64(100 * time.Millisecond)
 		r.step(Lead{Until: r.now + int64(time.Hour)})
 		r.beat++
-		r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: 2, Incarnation: 1}})
+		r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: 2, Incarnation: 1, Secret: secret[:]}})
 		found = found || Active(Tick{}, r.step(Tick{}))
 	}
 	require.True(t, found)

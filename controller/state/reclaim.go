@@ -64,7 +64,7 @@ func (rs *reclaims) noRoom() {
 // pass raises the reclaim epoch, or says whether the grace period of one is over. It does not wait
 // for the session that asks, which is in the middle of the operation that needs the grace period.
 func (ws *waits) pass(waiter uint64, r *quarrypb.PassRequest) {
-	s, err := ws.m.liveSession(r.Serial)
+	s, err := ws.m.callOf(r.Serial, r.Proof)
 	switch {
 	case err != nil:
 		ws.m.fail(waiter, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/slab"
 )
@@ -66,7 +67,7 @@ func (r *rig) start() {
 	r.term += 10
 	r.probes = nil
 	r.commit, r.calls, r.down, r.beats, r.deposed = nil, nil, nil, nil, false
-	random := make([]byte, 48)
+	random := make([]byte, RandomBytes)
 	for i := range random {
 		random[i] = byte(i)
 	}
@@ -123,6 +124,48 @@ func (r *rig) take(acts []Action) {
 	}
 }
 
+// publicKey is that of every node and session, and secret that of every registration.
+var publicKey, secret = keyring.NewSigner([keyring.SeedBytes]byte{1}).Public(), [32]byte{2}
+
+// proved is a request as its rightful sender makes it: with the keys and proofs that the test
+// has not filled in.
+func (r *rig) proved(msg any) any {
+	proof := func(serial uint64, p *[]byte) {
+		if *p == nil && serial != 0 {
+			*p = r.m.proof(serial)
+		}
+	}
+	fill := func(p *[]byte, with []byte) {
+		if *p == nil {
+			*p = with
+		}
+	}
+	switch q := msg.(type) {
+	case *quarrypb.OpenSessionRequest:
+		fill(&q.Key, publicKey[:])
+	case *quarrypb.HeartbeatRequest:
+		proof(q.Serial, &q.Proof)
+	case *quarrypb.CloseSessionRequest:
+		proof(q.Serial, &q.Proof)
+	case *quarrypb.RevokeSessionRequest:
+		proof(q.Serial, &q.Proof)
+	case *quarrypb.CertifyFenceRequest:
+		proof(q.Serial, &q.Proof)
+	case *quarrypb.PassRequest:
+		proof(q.Serial, &q.Proof)
+	case *quarrypb.RegisterNodeRequest:
+		fill(&q.Secret, secret[:])
+		if q.Node != nil {
+			fill(&q.Node.Key, publicKey[:])
+		}
+	case *quarrypb.NodeHeartbeatRequest:
+		fill(&q.Secret, secret[:])
+	case Pulsed:
+		fill(&q.Secret, secret[:])
+	}
+	return msg
+}
+
 // ask puts a request and returns its waiter.
 func (r *rig) ask(msg any) uint64 {
 	r.waiter++
@@ -130,7 +173,7 @@ func (r *rig) ask(msg any) uint64 {
 	for i := range random {
 		random[i] = byte(r.waiter)
 	}
-	r.step(Ask{Waiter: r.waiter, Msg: msg, Random: random})
+	r.step(Ask{Waiter: r.waiter, Msg: r.proved(msg), Random: random})
 	return r.waiter
 }
 
@@ -212,7 +255,7 @@ func (r *rig) advance(d time.Duration) {
 		}
 		for _, n := range r.beats {
 			r.beat++
-			r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: n.Id, Incarnation: n.Incarnation, Stopping: r.stopping[n.Id]}})
+			r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: n.Id, Incarnation: n.Incarnation, Stopping: r.stopping[n.Id], Secret: secret[:]}})
 		}
 		r.step(Tick{})
 		r.answerProbes()

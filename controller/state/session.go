@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
@@ -51,6 +52,10 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		m.fail(waiter, errorf(Invalid, "session %q with rights %d: want at most %d printable bytes, rights 1 (read) or 2 (read-write)", r.Name, r.Rights, MaxNameBytes))
 		return
 	}
+	if len(r.Key) != len(keyring.Public{}) {
+		m.fail(waiter, errorf(Invalid, "session %q with a public key of %d bytes: want the %d of an Ed25519 key (a client of an earlier version sends none)", r.Name, len(r.Key), len(keyring.Public{})))
+		return
+	}
 	if m.live >= MaxSessions {
 		m.fail(waiter, errorf(Exhausted, "%d sessions are live, the most there can be: close some", m.live))
 		return
@@ -74,14 +79,11 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 	// A new session has no operation from before any epoch, and reads the table of its answer.
 	m.addSession(&session{rec: rec, until: m.now + m.lease(), ackReclaim: c.ReclaimEpoch})
 	m.stage(m.clusterChange(c), change{sessionKey(rec.Serial), rec, nil})
-	t := rdma.Ticket{Cluster: [16]byte(m.cluster.Uuid), Session: id, Serial: rec.Serial, Rights: rights}
-	t.Sign([32]byte(m.cluster.TicketKey))
 	m.emit(Answer{Waiter: waiter, bare: r.NoRows, Msg: &quarrypb.OpenSessionResponse{
 		DefaultReplicas: m.defaultReplicas(),
-		Ticket: &quarrypb.Ticket{
-			Cluster: m.cluster.Uuid, Session: id, Serial: t.Serial, Rights: rec.Rights, Mark: t.Mark[:],
-		},
-		LeaseMs: uint32(m.cfg.Lease.Milliseconds()),
+		Ticket:          m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Rights: rights, Holder: keyring.Public(r.Key)}),
+		LeaseMs:         uint32(m.cfg.Lease.Milliseconds()),
+		Proof:           m.proof(rec.Serial),
 	}})
 }
 
@@ -144,7 +146,7 @@ func (m *Machine) liveSession(serial uint64) (*session, *Error) {
 }
 
 func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
-	s, err := m.liveSession(r.Serial)
+	s, err := m.callOf(r.Serial, r.Proof)
 	if err != nil {
 		m.fail(waiter, err)
 		return
@@ -164,7 +166,7 @@ func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
 }
 
 func (m *Machine) closeSession(waiter uint64, r *quarrypb.CloseSessionRequest) {
-	s, err := m.liveSession(r.Serial)
+	s, err := m.callOf(r.Serial, r.Proof)
 	if err != nil {
 		m.fail(waiter, err)
 		return

@@ -35,7 +35,7 @@ func (r *rig) grow(replicas uint32, d quarrypb.Durability) *quarrypb.Region {
 func (r *rig) say(node uint32, hosted, available uint64) {
 	n := r.m.node(node)
 	r.beat++
-	r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: node, Incarnation: n.rec.Incarnation, HostedBytes: hosted, AvailableBytes: &available}})
+	r.step(Ask{Waiter: r.beat, Msg: &quarrypb.NodeHeartbeatRequest{Id: node, Incarnation: n.rec.Incarnation, HostedBytes: hosted, AvailableBytes: &available, Secret: secret[:]}})
 	r.beats = slices.DeleteFunc(r.beats, func(o *quarrypb.Node) bool { return o.Id == node })
 }
 

@@ -21,7 +21,7 @@ const (
 const ClusterKey = "cluster"
 
 // Prefixes are the key prefixes of all records that New wants to see.
-var Prefixes = []string{clusterKey, nodePrefix, regionPrefix, sessionPrefix}
+var Prefixes = []string{clusterKey, KeysKey, nodePrefix, regionPrefix, sessionPrefix}
 
 func nodeKey(id uint32) string        { return fmt.Sprintf("%s%08x", nodePrefix, id) }
 func regionKey(id uint32) string      { return fmt.Sprintf("%s%08x", regionPrefix, id) }
@@ -179,12 +179,18 @@ func (m *Machine) load(r Record) error {
 	case r.Key == clusterKey:
 		c := &quarrypb.Cluster{}
 		if err = proto.Unmarshal(r.Value, c); err == nil {
-			if len(c.Uuid) != 16 || len(c.TicketKey) != 32 {
-				err = errorf(Internal, "uuid of %d bytes, ticket key of %d", len(c.Uuid), len(c.TicketKey))
+			if len(c.Uuid) != 16 {
+				err = errorf(Internal, "uuid of %d bytes", len(c.Uuid))
 			}
+			c.ProtoReflect().SetUnknown(nil) // the ticket key of earlier versions goes with the next write
 			m.cluster = c
 			m.log.revision = max(m.log.revision, r.Revision)
 			m.log.reclaim = c.ReclaimEpoch
+		}
+	case r.Key == KeysKey:
+		var rec *quarrypb.SigningKeys
+		if rec, err = DecodeKeys(r.Value); err == nil {
+			m.keys.use(rec)
 		}
 	case strings.HasPrefix(r.Key, nodePrefix):
 		rec := &quarrypb.Node{}

@@ -1,10 +1,9 @@
-// Package agentauth makes a storage node's agent obey its own cluster only: every
-// call carries a bearer that is derived from the cluster's ticket key, which
-// controllers keep and nodes learn when they register. A node that has not
-// registered yet refuses all commands.
+// Package agentauth makes a storage node's agent obey the controllers of its own cluster only.
+// Every call is signed with a controllers' key, which nodes verify with its public half: a
+// node, or whoever reads a call, can command no other. The signature names the cluster, the
+// node, its incarnation, the method, and the bytes of the request, so that a call is good for
+// what it says, where it was sent to; and it is verified before anything is decoded. A node
+// that has not registered yet refuses all commands.
 //
 // It also carries the cluster's token, where there is one, in calls of controllers.
-//
-// The bearer is the same for every call, so it is as secret as the connection it
-// travels on: across hosts, serve the agent over TLS.
 package agentauth

@@ -27,6 +27,8 @@ type Gate struct {
 	Allow func(*http.Request) error
 	// MaxBytes of a request to a path.
 	MaxBytes func(path string) int64
+	// Body refuses bodies with an error of package connect, before they are decoded. May be nil.
+	Body func(r *http.Request, body []byte) error
 }
 
 var writer = connect.NewErrorWriter()
@@ -55,7 +57,13 @@ func (g Gate) Before(next http.Handler) http.Handler {
 			refuse(w, r, Large, err)
 			return
 		}
-		r.Body = body
+		if g.Body != nil {
+			if err := g.Body(r, body); err != nil {
+				refuse(w, r, Unauthenticated, err)
+				return
+			}
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
 		next.ServeHTTP(w, r)
 	})
 }
@@ -71,7 +79,7 @@ func compressed(h http.Header) (name, encoding string) {
 }
 
 // read reads the body, which has at most limit bytes.
-func read(w http.ResponseWriter, r *http.Request, limit int64) (io.ReadCloser, error) {
+func read(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	if r.ContentLength > limit {
 		return nil, tooLarge(limit)
 	}
@@ -88,7 +96,7 @@ func read(w http.ResponseWriter, r *http.Request, limit int64) (io.ReadCloser, e
 	if bounded {
 		_ = control.SetReadDeadline(time.Time{})
 	}
-	return io.NopCloser(bytes.NewReader(b)), nil
+	return b, nil
 }
 
 func tooLarge(limit int64) error {

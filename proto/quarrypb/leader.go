@@ -24,3 +24,7 @@ func LeaderFrom(asked, named string) string {
 	}
 	return strings.TrimRight(named, "/")
 }
+
+// SignatureHeader carries a controller's signature of a call to an agent: the id of its key and
+// the SHA-256 of the body in hexadecimal digits, and the Ed25519 signature in base64.
+const SignatureHeader = "Quarry-Signature"

@@ -440,6 +440,8 @@ type Node struct {
 	AvailableBytes *uint64 `protobuf:"varint,16,opt,name=available_bytes,json=availableBytes,proto3,oneof" json:"available_bytes,omitempty"`
 	// In Status only: why the node is left although it answers; empty if it is not.
 	Trouble       string `protobuf:"bytes,17,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Key           []byte `protobuf:"bytes,18,opt,name=key,proto3" json:"key,omitempty"`                                 // of this incarnation, Ed25519: 32 bytes; tickets of its programs name it
+	SecretHash    []byte `protobuf:"bytes,19,opt,name=secret_hash,json=secretHash,proto3" json:"secret_hash,omitempty"` // SHA-256 of the secret of its registration
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -591,6 +593,20 @@ func (x *Node) GetTrouble() string {
 		return x.Trouble
 	}
 	return ""
+}
+
+func (x *Node) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Node) GetSecretHash() []byte {
+	if x != nil {
+		return x.SecretHash
+	}
+	return nil
 }
 
 // Connected counts a node's connections by the provider that they use.
@@ -1148,7 +1164,8 @@ type OpenSessionRequest struct {
 	Agent bool `protobuf:"varint,4,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The table of the answer has no rows, only its revision and reclaim epoch: for a
 	// program that is told the rows it works on, and whose answers are to stay small.
-	NoRows        bool `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"`
+	NoRows        bool   `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"`
+	Key           []byte `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"` // the session's own public key, Ed25519: 32 bytes. It proves to nodes that it holds it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1218,6 +1235,13 @@ func (x *OpenSessionRequest) GetNoRows() bool {
 	return false
 }
 
+func (x *OpenSessionRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
 type Ticket struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       []byte                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1225,7 +1249,11 @@ type Ticket struct {
 	Serial        uint64                 `protobuf:"varint,3,opt,name=serial,proto3" json:"serial,omitempty"`
 	Rights        uint32                 `protobuf:"varint,4,opt,name=rights,proto3" json:"rights,omitempty"`
 	Tenant        uint32                 `protobuf:"varint,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Mark          []byte                 `protobuf:"bytes,6,opt,name=mark,proto3" json:"mark,omitempty"`
+	KeyId         uint64                 `protobuf:"varint,7,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"` // of the controllers' key that has signed it
+	Holder        []byte                 `protobuf:"bytes,8,opt,name=holder,proto3" json:"holder,omitempty"`             // the session's own public key
+	Region        uint32                 `protobuf:"varint,9,opt,name=region,proto3" json:"region,omitempty"`            // not 0: good for this region alone, under epoch
+	Epoch         uint64                 `protobuf:"varint,10,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Signature     []byte                 `protobuf:"bytes,11,opt,name=signature,proto3" json:"signature,omitempty"` // Ed25519, 64 bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1295,9 +1323,37 @@ func (x *Ticket) GetTenant() uint32 {
 	return 0
 }
 
-func (x *Ticket) GetMark() []byte {
+func (x *Ticket) GetKeyId() uint64 {
 	if x != nil {
-		return x.Mark
+		return x.KeyId
+	}
+	return 0
+}
+
+func (x *Ticket) GetHolder() []byte {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *Ticket) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *Ticket) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Ticket) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
 	}
 	return nil
 }
@@ -1308,6 +1364,7 @@ type OpenSessionResponse struct {
 	LeaseMs         uint32                 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	Table           *Table                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
 	DefaultReplicas uint32                 `protobuf:"varint,4,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"` // of objects for which nobody says
+	Proof           []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                                             // shown with every later call of this session; a secret
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1370,6 +1427,13 @@ func (x *OpenSessionResponse) GetDefaultReplicas() uint32 {
 	return 0
 }
 
+func (x *OpenSessionResponse) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
 type HeartbeatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`
@@ -1377,6 +1441,7 @@ type HeartbeatRequest struct {
 	ReclaimEpoch  uint64                 `protobuf:"varint,3,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`    // acknowledged: earlier operations have finished, header caches are dropped
 	Troubles      []*NodeTrouble         `protobuf:"bytes,4,rep,name=troubles,proto3" json:"troubles,omitempty"`
 	NoRows        bool                   `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"` // as in OpenSessionRequest
+	Proof         []byte                 `protobuf:"bytes,6,opt,name=proof,proto3" json:"proof,omitempty"`                  // of OpenSessionResponse
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1444,6 +1509,13 @@ func (x *HeartbeatRequest) GetNoRows() bool {
 		return x.NoRows
 	}
 	return false
+}
+
+func (x *HeartbeatRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
 }
 
 // NodeTrouble is evidence from the data path that a node is sick.
@@ -1578,6 +1650,7 @@ func (x *HeartbeatResponse) GetDefaultReplicas() uint32 {
 type CloseSessionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	Proof         []byte                 `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1617,6 +1690,13 @@ func (x *CloseSessionRequest) GetSerial() uint64 {
 		return x.Serial
 	}
 	return 0
+}
+
+func (x *CloseSessionRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
 }
 
 type CloseSessionResponse struct {
@@ -1661,6 +1741,7 @@ type RevokeSessionRequest struct {
 	Reason  string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Names the session in the place of its id, which may be another's by now. Programs use it.
 	Serial        uint64 `protobuf:"varint,3,opt,name=serial,proto3" json:"serial,omitempty"`
+	Proof         []byte `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"` // with a serial: a session ends itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1716,6 +1797,13 @@ func (x *RevokeSessionRequest) GetSerial() uint64 {
 	return 0
 }
 
+func (x *RevokeSessionRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
 type RevokeSessionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1758,6 +1846,7 @@ type CertifyFenceRequest struct {
 	Session       uint32                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`             // who is dead
 	WaitMs        uint32                 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // how long to wait for the fence; 0: as long as the controller allows
 	Region        uint32                 `protobuf:"varint,4,opt,name=region,proto3" json:"region,omitempty"`               // where; 0: in every region. A certificate holds for that region alone
+	Proof         []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                  // of who asks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1820,6 +1909,13 @@ func (x *CertifyFenceRequest) GetRegion() uint32 {
 	return 0
 }
 
+func (x *CertifyFenceRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
 type CertifyFenceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Fenced        bool                   `protobuf:"varint,1,opt,name=fenced,proto3" json:"fenced,omitempty"`
@@ -1877,6 +1973,7 @@ type PassRequest struct {
 	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"` // who asks
 	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`   // whose pass; 0 raises the reclaim epoch
 	Region        uint32                 `protobuf:"varint,3,opt,name=region,proto3" json:"region,omitempty"` // a session that is fenced in this region has passed; 0: only one that is fenced in every region
+	Proof         []byte                 `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"`    // of who asks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1930,6 +2027,13 @@ func (x *PassRequest) GetRegion() uint32 {
 		return x.Region
 	}
 	return 0
+}
+
+func (x *PassRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
 }
 
 type PassResponse struct {
@@ -2892,11 +2996,14 @@ func (x *HostedRegion) GetEpoch() uint64 {
 }
 
 type RegisterNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // id 0: the controller numbers it by name
-	Cluster       []byte                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"` // of the regions found on the node; empty if none
-	Found         []*HostedRegion        `protobuf:"bytes,3,rep,name=found,proto3" json:"found,omitempty"`
-	Token         string                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Node    *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // id 0: the controller numbers it by name
+	Cluster []byte                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"` // of the regions found on the node; empty if none
+	Found   []*HostedRegion        `protobuf:"bytes,3,rep,name=found,proto3" json:"found,omitempty"`
+	Token   string                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
+	// Random, 32 bytes, the same for each registration of an incarnation: only who has it can
+	// register that incarnation again, or show its signs of life.
+	Secret        []byte `protobuf:"bytes,6,opt,name=secret,proto3" json:"secret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2959,11 +3066,17 @@ func (x *RegisterNodeRequest) GetToken() string {
 	return ""
 }
 
+func (x *RegisterNodeRequest) GetSecret() []byte {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
+}
+
 type RegisterNodeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Cluster       []byte                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	TicketKey     []byte                 `protobuf:"bytes,3,opt,name=ticket_key,json=ticketKey,proto3" json:"ticket_key,omitempty"` // checks the marks of tickets; 32 bytes
 	FencedSerials []uint64               `protobuf:"varint,4,rep,packed,name=fenced_serials,json=fencedSerials,proto3" json:"fenced_serials,omitempty"`
 	HeartbeatMs   uint32                 `protobuf:"varint,5,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
 	// Every serial below next_serial that is not in live_serials has ended: refuse
@@ -2972,6 +3085,8 @@ type RegisterNodeResponse struct {
 	NextSerial     uint64   `protobuf:"varint,7,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
 	ControllerTerm uint64   `protobuf:"varint,8,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"` // the node obeys no older leader from here on
 	Pulse          []string `protobuf:"bytes,10,rep,name=pulse,proto3" json:"pulse,omitempty"`                                         // UDP addresses where controllers take part in the cluster's pulse
+	Keys           [][]byte `protobuf:"bytes,11,rep,name=keys,proto3" json:"keys,omitempty"`                                           // public keys of the controllers, Ed25519, 32 bytes each: verify tickets and commands
+	PulseKey       []byte   `protobuf:"bytes,12,opt,name=pulse_key,json=pulseKey,proto3" json:"pulse_key,omitempty"`                   // of this incarnation's pulse; a secret between it and the controllers
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3020,13 +3135,6 @@ func (x *RegisterNodeResponse) GetCluster() []byte {
 	return nil
 }
 
-func (x *RegisterNodeResponse) GetTicketKey() []byte {
-	if x != nil {
-		return x.TicketKey
-	}
-	return nil
-}
-
 func (x *RegisterNodeResponse) GetFencedSerials() []uint64 {
 	if x != nil {
 		return x.FencedSerials
@@ -3069,6 +3177,20 @@ func (x *RegisterNodeResponse) GetPulse() []string {
 	return nil
 }
 
+func (x *RegisterNodeResponse) GetKeys() [][]byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *RegisterNodeResponse) GetPulseKey() []byte {
+	if x != nil {
+		return x.PulseKey
+	}
+	return nil
+}
+
 type NodeHeartbeatRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Id             uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3082,7 +3204,9 @@ type NodeHeartbeatRequest struct {
 	// heartbeat, and not by the node. A hint: the process may have died.
 	EndedSessions []uint64 `protobuf:"varint,8,rep,packed,name=ended_sessions,json=endedSessions,proto3" json:"ended_sessions,omitempty"`
 	// The process has been told to end. It ends when no region needs it.
-	Stopping      bool `protobuf:"varint,9,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	Stopping      bool     `protobuf:"varint,9,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	Secret        []byte   `protobuf:"bytes,10,opt,name=secret,proto3" json:"secret,omitempty"`                       // of RegisterNodeRequest
+	KeyIds        []uint64 `protobuf:"varint,11,rep,packed,name=key_ids,json=keyIds,proto3" json:"key_ids,omitempty"` // of the keys that the node verifies with
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3180,6 +3304,20 @@ func (x *NodeHeartbeatRequest) GetStopping() bool {
 	return false
 }
 
+func (x *NodeHeartbeatRequest) GetSecret() []byte {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
+}
+
+func (x *NodeHeartbeatRequest) GetKeyIds() []uint64 {
+	if x != nil {
+		return x.KeyIds
+	}
+	return nil
+}
+
 type NodeHeartbeatResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Unknown bool                   `protobuf:"varint,1,opt,name=unknown,proto3" json:"unknown,omitempty"` // register again: also after each change of the leader
@@ -3193,6 +3331,7 @@ type NodeHeartbeatResponse struct {
 	// heartbeat in this time is enough.
 	CalmMs        uint32   `protobuf:"varint,6,opt,name=calm_ms,json=calmMs,proto3" json:"calm_ms,omitempty"`
 	Pulse         []string `protobuf:"bytes,7,rep,name=pulse,proto3" json:"pulse,omitempty"` // see RegisterNodeResponse
+	Keys          [][]byte `protobuf:"bytes,8,rep,name=keys,proto3" json:"keys,omitempty"`   // those that are valid from now on; none: those that the node has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3272,6 +3411,13 @@ func (x *NodeHeartbeatResponse) GetCalmMs() uint32 {
 func (x *NodeHeartbeatResponse) GetPulse() []string {
 	if x != nil {
 		return x.Pulse
+	}
+	return nil
+}
+
+func (x *NodeHeartbeatResponse) GetKeys() [][]byte {
+	if x != nil {
+		return x.Keys
 	}
 	return nil
 }
@@ -3891,6 +4037,7 @@ type WorkRequest struct {
 	BytesPerSecond uint64                 `protobuf:"varint,9,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of a copy; 0: as fast as it goes
 	Uuid           []byte                 `protobuf:"bytes,10,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Durable        bool                   `protobuf:"varint,11,opt,name=durable,proto3" json:"durable,omitempty"`
+	Ticket         *Ticket                `protobuf:"bytes,12,opt,name=ticket,proto3" json:"ticket,omitempty"` // of a reconcile: for this region and epoch, held by the node
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4000,6 +4147,13 @@ func (x *WorkRequest) GetDurable() bool {
 		return x.Durable
 	}
 	return false
+}
+
+func (x *WorkRequest) GetTicket() *Ticket {
+	if x != nil {
+		return x.Ticket
+	}
+	return nil
 }
 
 type WorkResponse struct {
@@ -4878,8 +5032,7 @@ func (x *RebalanceResponse) GetMoves() []*Move {
 // Cluster is what a cluster remembers beside its nodes, regions, sessions and names.
 type Cluster struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
-	Uuid            []byte                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`                            // 16 bytes
-	TicketKey       []byte                 `protobuf:"bytes,2,opt,name=ticket_key,json=ticketKey,proto3" json:"ticket_key,omitempty"` // 32 bytes
+	Uuid            []byte                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"` // 16 bytes
 	NextNode        uint32                 `protobuf:"varint,3,opt,name=next_node,json=nextNode,proto3" json:"next_node,omitempty"`
 	NextRegion      uint32                 `protobuf:"varint,4,opt,name=next_region,json=nextRegion,proto3" json:"next_region,omitempty"` // numbers are used once, also those of regions that could not be made
 	NextSerial      uint64                 `protobuf:"varint,5,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
@@ -4924,13 +5077,6 @@ func (*Cluster) Descriptor() ([]byte, []int) {
 func (x *Cluster) GetUuid() []byte {
 	if x != nil {
 		return x.Uuid
-	}
-	return nil
-}
-
-func (x *Cluster) GetTicketKey() []byte {
-	if x != nil {
-		return x.TicketKey
 	}
 	return nil
 }
@@ -4984,6 +5130,128 @@ func (x *Cluster) GetDefaultReplicas() uint32 {
 	return 0
 }
 
+// SigningKeys is a record of its own, which only a rotation rewrites: whoever reads it can
+// sign whatever a controller can.
+type SigningKeys struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Current       *SigningKey            `protobuf:"bytes,1,opt,name=current,proto3" json:"current,omitempty"`
+	Next          *SigningKey            `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`                                  // nodes are learning it; signs nothing yet
+	Previous      *SigningKey            `protobuf:"bytes,3,opt,name=previous,proto3" json:"previous,omitempty"`                          // valid while a session lives whose ticket it has signed
+	PulseSecret   []byte                 `protobuf:"bytes,4,opt,name=pulse_secret,json=pulseSecret,proto3" json:"pulse_secret,omitempty"` // 32 bytes, of which the keys of the pulse are made
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SigningKeys) Reset() {
+	*x = SigningKeys{}
+	mi := &file_quarry_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SigningKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SigningKeys) ProtoMessage() {}
+
+func (x *SigningKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
+func (*SigningKeys) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *SigningKeys) GetCurrent() *SigningKey {
+	if x != nil {
+		return x.Current
+	}
+	return nil
+}
+
+func (x *SigningKeys) GetNext() *SigningKey {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+func (x *SigningKeys) GetPrevious() *SigningKey {
+	if x != nil {
+		return x.Previous
+	}
+	return nil
+}
+
+func (x *SigningKeys) GetPulseSecret() []byte {
+	if x != nil {
+		return x.PulseSecret
+	}
+	return nil
+}
+
+type SigningKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seed          []byte                 `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"`                                   // Ed25519, 32 bytes
+	FirstSerial   uint64                 `protobuf:"varint,2,opt,name=first_serial,json=firstSerial,proto3" json:"first_serial,omitempty"` // of the first session whose ticket it signs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SigningKey) Reset() {
+	*x = SigningKey{}
+	mi := &file_quarry_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SigningKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SigningKey) ProtoMessage() {}
+
+func (x *SigningKey) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
+func (*SigningKey) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *SigningKey) GetSeed() []byte {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+func (x *SigningKey) GetFirstSerial() uint64 {
+	if x != nil {
+		return x.FirstSerial
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4992,7 +5260,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5004,7 +5272,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5017,7 +5285,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{74}
+	return file_quarry_proto_rawDescGZIP(), []int{76}
 }
 
 type ControllerInfo struct {
@@ -5031,7 +5299,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5043,7 +5311,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5056,7 +5324,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{75}
+	return file_quarry_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -5102,7 +5370,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5114,7 +5382,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5127,7 +5395,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{76}
+	return file_quarry_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -5226,7 +5494,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5238,7 +5506,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5251,7 +5519,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{77}
+	return file_quarry_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Member) GetKind() string {
@@ -5336,7 +5604,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5348,7 +5616,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5361,7 +5629,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{78}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -5436,7 +5704,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5448,7 +5716,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5461,7 +5729,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -5485,7 +5753,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5497,7 +5765,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5510,7 +5778,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -5568,7 +5836,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5580,7 +5848,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5593,7 +5861,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -5618,7 +5886,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5630,7 +5898,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5643,7 +5911,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -5662,7 +5930,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5674,7 +5942,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5687,7 +5955,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -5752,7 +6020,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5764,7 +6032,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5777,7 +6045,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -5827,7 +6095,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +6107,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +6120,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -5885,7 +6153,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5897,7 +6165,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5910,7 +6178,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -5929,7 +6197,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5941,7 +6209,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5954,7 +6222,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -5972,7 +6240,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5984,7 +6252,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5997,7 +6265,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 var File_quarry_proto protoreflect.FileDescriptor
@@ -6008,7 +6276,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\bEndpoint\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\xd7\x04\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\x8a\x05\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -6031,7 +6299,10 @@ const file_quarry_proto_rawDesc = "" +
 	"page_bytes\x18\x0e \x01(\x04R\tpageBytes\x12\x16\n" +
 	"\x06medium\x18\x0f \x01(\tR\x06medium\x12,\n" +
 	"\x0favailable_bytes\x18\x10 \x01(\x04H\x00R\x0eavailableBytes\x88\x01\x01\x12\x18\n" +
-	"\atrouble\x18\x11 \x01(\tR\atroubleB\x12\n" +
+	"\atrouble\x18\x11 \x01(\tR\atrouble\x12\x10\n" +
+	"\x03key\x18\x12 \x01(\fR\x03key\x12\x1f\n" +
+	"\vsecret_hash\x18\x13 \x01(\fR\n" +
+	"secretHashB\x12\n" +
 	"\x10_available_bytes\"R\n" +
 	"\tConnected\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x14\n" +
@@ -6078,31 +6349,39 @@ const file_quarry_proto_rawDesc = "" +
 	"\x11unless_newer_than\x18\x05 \x01(\rH\x00R\x0funlessNewerThan\x88\x01\x01B\x14\n" +
 	"\x12_unless_newer_than\"C\n" +
 	"\x14CreateRegionResponse\x12+\n" +
-	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\x85\x01\n" +
+	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\x97\x01\n" +
 	"\x12OpenSessionRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06rights\x18\x02 \x01(\rR\x06rights\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x14\n" +
 	"\x05agent\x18\x04 \x01(\bR\x05agent\x12\x17\n" +
-	"\ano_rows\x18\x05 \x01(\bR\x06noRows\"\x98\x01\n" +
+	"\ano_rows\x18\x05 \x01(\bR\x06noRows\x12\x10\n" +
+	"\x03key\x18\x06 \x01(\fR\x03key\"\x8b\x02\n" +
 	"\x06Ticket\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x16\n" +
 	"\x06serial\x18\x03 \x01(\x04R\x06serial\x12\x16\n" +
 	"\x06rights\x18\x04 \x01(\rR\x06rights\x12\x16\n" +
-	"\x06tenant\x18\x05 \x01(\rR\x06tenant\x12\x12\n" +
-	"\x04mark\x18\x06 \x01(\fR\x04mark\"\xae\x01\n" +
+	"\x06tenant\x18\x05 \x01(\rR\x06tenant\x12\x15\n" +
+	"\x06key_id\x18\a \x01(\x04R\x05keyId\x12\x16\n" +
+	"\x06holder\x18\b \x01(\fR\x06holder\x12\x16\n" +
+	"\x06region\x18\t \x01(\rR\x06region\x12\x14\n" +
+	"\x05epoch\x18\n" +
+	" \x01(\x04R\x05epoch\x12\x1c\n" +
+	"\tsignature\x18\v \x01(\fR\tsignatureJ\x04\b\x06\x10\aR\x04mark\"\xc4\x01\n" +
 	"\x13OpenSessionResponse\x12)\n" +
 	"\x06ticket\x18\x01 \x01(\v2\x11.quarry.v1.TicketR\x06ticket\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12&\n" +
 	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\x12)\n" +
-	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\"\xc3\x01\n" +
+	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\x12\x14\n" +
+	"\x05proof\x18\x05 \x01(\fR\x05proof\"\xd9\x01\n" +
 	"\x10HeartbeatRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12%\n" +
 	"\x0etable_revision\x18\x02 \x01(\x04R\rtableRevision\x12#\n" +
 	"\rreclaim_epoch\x18\x03 \x01(\x04R\freclaimEpoch\x122\n" +
 	"\btroubles\x18\x04 \x03(\v2\x16.quarry.v1.NodeTroubleR\btroubles\x12\x17\n" +
-	"\ano_rows\x18\x05 \x01(\bR\x06noRows\"b\n" +
+	"\ano_rows\x18\x05 \x01(\bR\x06noRows\x12\x14\n" +
+	"\x05proof\x18\x06 \x01(\fR\x05proof\"b\n" +
 	"\vNodeTrouble\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12#\n" +
 	"\rbroken_rounds\x18\x02 \x01(\rR\fbrokenRounds\x12\x1a\n" +
@@ -6111,27 +6390,31 @@ const file_quarry_proto_rawDesc = "" +
 	"\blease_ms\x18\x01 \x01(\rR\aleaseMs\x12#\n" +
 	"\rreclaim_epoch\x18\x02 \x01(\x04R\freclaimEpoch\x12&\n" +
 	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\x12)\n" +
-	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\"-\n" +
+	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\"C\n" +
 	"\x13CloseSessionRequest\x12\x16\n" +
-	"\x06serial\x18\x01 \x01(\x04R\x06serial\"\x16\n" +
-	"\x14CloseSessionResponse\"`\n" +
+	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x14\n" +
+	"\x05proof\x18\x02 \x01(\fR\x05proof\"\x16\n" +
+	"\x14CloseSessionResponse\"v\n" +
 	"\x14RevokeSessionRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06serial\x18\x03 \x01(\x04R\x06serial\"\x17\n" +
-	"\x15RevokeSessionResponse\"x\n" +
+	"\x06serial\x18\x03 \x01(\x04R\x06serial\x12\x14\n" +
+	"\x05proof\x18\x04 \x01(\fR\x05proof\"\x17\n" +
+	"\x15RevokeSessionResponse\"\x8e\x01\n" +
 	"\x13CertifyFenceRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x17\n" +
 	"\await_ms\x18\x03 \x01(\rR\x06waitMs\x12\x16\n" +
-	"\x06region\x18\x04 \x01(\rR\x06region\"I\n" +
+	"\x06region\x18\x04 \x01(\rR\x06region\x12\x14\n" +
+	"\x05proof\x18\x05 \x01(\fR\x05proof\"I\n" +
 	"\x14CertifyFenceResponse\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12\x19\n" +
-	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\"S\n" +
+	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\"i\n" +
 	"\vPassRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06region\x18\x03 \x01(\rR\x06region\"<\n" +
+	"\x06region\x18\x03 \x01(\rR\x06region\x12\x14\n" +
+	"\x05proof\x18\x04 \x01(\fR\x05proof\"<\n" +
 	"\fPassResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\bR\x06passed\"\x9b\x02\n" +
@@ -6197,17 +6480,16 @@ const file_quarry_proto_rawDesc = "" +
 	"\acluster\x18\x03 \x01(\fR\acluster\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12\x14\n" +
-	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\"\xa7\x01\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\"\xbf\x01\n" +
 	"\x13RegisterNodeRequest\x12#\n" +
 	"\x04node\x18\x01 \x01(\v2\x0f.quarry.v1.NodeR\x04node\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\fR\acluster\x12-\n" +
 	"\x05found\x18\x03 \x03(\v2\x17.quarry.v1.HostedRegionR\x05found\x12\x14\n" +
-	"\x05token\x18\x04 \x01(\tR\x05tokenJ\x04\b\x05\x10\x06R\x06gossip\"\xba\x02\n" +
+	"\x05token\x18\x04 \x01(\tR\x05token\x12\x16\n" +
+	"\x06secret\x18\x06 \x01(\fR\x06secretJ\x04\b\x05\x10\x06R\x06gossip\"\xde\x02\n" +
 	"\x14RegisterNodeResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x18\n" +
-	"\acluster\x18\x02 \x01(\fR\acluster\x12\x1d\n" +
-	"\n" +
-	"ticket_key\x18\x03 \x01(\fR\tticketKey\x12%\n" +
+	"\acluster\x18\x02 \x01(\fR\acluster\x12%\n" +
 	"\x0efenced_serials\x18\x04 \x03(\x04R\rfencedSerials\x12!\n" +
 	"\fheartbeat_ms\x18\x05 \x01(\rR\vheartbeatMs\x12!\n" +
 	"\flive_serials\x18\x06 \x03(\x04R\vliveSerials\x12\x1f\n" +
@@ -6215,8 +6497,11 @@ const file_quarry_proto_rawDesc = "" +
 	"nextSerial\x12'\n" +
 	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\x12\x14\n" +
 	"\x05pulse\x18\n" +
-	" \x03(\tR\x05pulseJ\x04\b\t\x10\n" +
-	"R\x06gossip\"\xea\x02\n" +
+	" \x03(\tR\x05pulse\x12\x12\n" +
+	"\x04keys\x18\v \x03(\fR\x04keys\x12\x1b\n" +
+	"\tpulse_key\x18\f \x01(\fR\bpulseKeyJ\x04\b\x03\x10\x04J\x04\b\t\x10\n" +
+	"R\n" +
+	"ticket_keyR\x06gossip\"\x9b\x03\n" +
 	"\x14NodeHeartbeatRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12!\n" +
@@ -6227,8 +6512,11 @@ const file_quarry_proto_rawDesc = "" +
 	"used_bytes\x18\x06 \x01(\x04R\tusedBytes\x12,\n" +
 	"\x0favailable_bytes\x18\a \x01(\x04H\x00R\x0eavailableBytes\x88\x01\x01\x12%\n" +
 	"\x0eended_sessions\x18\b \x03(\x04R\rendedSessions\x12\x1a\n" +
-	"\bstopping\x18\t \x01(\bR\bstoppingB\x12\n" +
-	"\x10_available_bytes\"\xb8\x01\n" +
+	"\bstopping\x18\t \x01(\bR\bstopping\x12\x16\n" +
+	"\x06secret\x18\n" +
+	" \x01(\fR\x06secret\x12\x17\n" +
+	"\akey_ids\x18\v \x03(\x04R\x06keyIdsB\x12\n" +
+	"\x10_available_bytes\"\xcc\x01\n" +
 	"\x15NodeHeartbeatResponse\x12\x18\n" +
 	"\aunknown\x18\x01 \x01(\bR\aunknown\x12\x18\n" +
 	"\alacking\x18\x02 \x01(\rR\alacking\x12\x12\n" +
@@ -6236,7 +6524,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04last\x18\x04 \x01(\rR\x04last\x12\x14\n" +
 	"\x05stuck\x18\x05 \x01(\rR\x05stuck\x12\x17\n" +
 	"\acalm_ms\x18\x06 \x01(\rR\x06calmMs\x12\x14\n" +
-	"\x05pulse\x18\a \x03(\tR\x05pulse\"\xa1\x02\n" +
+	"\x05pulse\x18\a \x03(\tR\x05pulse\x12\x12\n" +
+	"\x04keys\x18\b \x03(\fR\x04keys\"\xa1\x02\n" +
 	"\x11HostRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x18\n" +
@@ -6278,7 +6567,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"rebuilding\x18\x04 \x01(\bR\n" +
 	"rebuilding\x12\x14\n" +
-	"\x05fresh\x18\x05 \x01(\bR\x05fresh\"\xde\x02\n" +
+	"\x05fresh\x18\x05 \x01(\bR\x05fresh\"\x89\x03\n" +
 	"\vWorkRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
@@ -6291,7 +6580,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x10bytes_per_second\x18\t \x01(\x04R\x0ebytesPerSecond\x12\x12\n" +
 	"\x04uuid\x18\n" +
 	" \x01(\fR\x04uuid\x12\x18\n" +
-	"\adurable\x18\v \x01(\bR\adurable\"\xdd\x01\n" +
+	"\adurable\x18\v \x01(\bR\adurable\x12)\n" +
+	"\x06ticket\x18\f \x01(\v2\x11.quarry.v1.TicketR\x06ticket\"\xdd\x01\n" +
 	"\fWorkResponse\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\bR\x04done\x12\x1f\n" +
 	"\vblocks_done\x18\x02 \x01(\rR\n" +
@@ -6343,11 +6633,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\rR\x02to\":\n" +
 	"\x11RebalanceResponse\x12%\n" +
-	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\xb5\x02\n" +
+	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\xa8\x02\n" +
 	"\aCluster\x12\x12\n" +
-	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1d\n" +
-	"\n" +
-	"ticket_key\x18\x02 \x01(\fR\tticketKey\x12\x1b\n" +
+	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1b\n" +
 	"\tnext_node\x18\x03 \x01(\rR\bnextNode\x12\x1f\n" +
 	"\vnext_region\x18\x04 \x01(\rR\n" +
 	"nextRegion\x12\x1f\n" +
@@ -6356,7 +6644,17 @@ const file_quarry_proto_rawDesc = "" +
 	"\rreclaim_epoch\x18\x06 \x01(\x04R\freclaimEpoch\x12!\n" +
 	"\flast_session\x18\a \x01(\rR\vlastSession\x12%\n" +
 	"\x05moves\x18\b \x03(\v2\x0f.quarry.v1.MoveR\x05moves\x12)\n" +
-	"\x10default_replicas\x18\t \x01(\rR\x0fdefaultReplicas\"\x0f\n" +
+	"\x10default_replicas\x18\t \x01(\rR\x0fdefaultReplicasJ\x04\b\x02\x10\x03R\n" +
+	"ticket_key\"\xbf\x01\n" +
+	"\vSigningKeys\x12/\n" +
+	"\acurrent\x18\x01 \x01(\v2\x15.quarry.v1.SigningKeyR\acurrent\x12)\n" +
+	"\x04next\x18\x02 \x01(\v2\x15.quarry.v1.SigningKeyR\x04next\x121\n" +
+	"\bprevious\x18\x03 \x01(\v2\x15.quarry.v1.SigningKeyR\bprevious\x12!\n" +
+	"\fpulse_secret\x18\x04 \x01(\fR\vpulseSecret\"C\n" +
+	"\n" +
+	"SigningKey\x12\x12\n" +
+	"\x04seed\x18\x01 \x01(\fR\x04seed\x12!\n" +
+	"\ffirst_serial\x18\x02 \x01(\x04R\vfirstSerial\"\x0f\n" +
 	"\rStatusRequest\"N\n" +
 	"\x0eControllerInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -6544,7 +6842,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(NodeState)(0),                   // 1: quarry.v1.NodeState
@@ -6626,23 +6924,25 @@ var file_quarry_proto_goTypes = []any{
 	(*Move)(nil),                     // 77: quarry.v1.Move
 	(*RebalanceResponse)(nil),        // 78: quarry.v1.RebalanceResponse
 	(*Cluster)(nil),                  // 79: quarry.v1.Cluster
-	(*StatusRequest)(nil),            // 80: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 81: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 82: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 83: quarry.v1.Member
-	(*Progress)(nil),                 // 84: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 85: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 86: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 87: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 88: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 89: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 90: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 91: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 92: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 93: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 94: quarry.v1.RemoveControllerResponse
-	nil,                              // 95: quarry.v1.Name.NotesEntry
-	nil,                              // 96: quarry.v1.InspectNodeResponse.LanesEntry
+	(*SigningKeys)(nil),              // 80: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 81: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 82: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 83: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 84: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 85: quarry.v1.Member
+	(*Progress)(nil),                 // 86: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 87: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 88: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 89: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 90: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 91: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 92: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 93: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 94: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 95: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 96: quarry.v1.RemoveControllerResponse
+	nil,                              // 97: quarry.v1.Name.NotesEntry
+	nil,                              // 98: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -6664,7 +6964,7 @@ var file_quarry_proto_depIdxs = []int32{
 	20, // 16: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
 	11, // 17: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	30, // 18: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	95, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	97, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	33, // 20: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	33, // 21: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
 	33, // 22: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
@@ -6677,102 +6977,106 @@ var file_quarry_proto_depIdxs = []int32{
 	4,  // 29: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
 	5,  // 30: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
 	60, // 31: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	7,  // 32: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	77, // 33: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	77, // 34: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	11, // 35: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	81, // 36: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	84, // 37: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	83, // 38: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	5,  // 39: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	87, // 40: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	96, // 41: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	89, // 42: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	16, // 43: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	19, // 44: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	22, // 45: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	24, // 46: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	26, // 47: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	31, // 48: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	28, // 49: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	12, // 50: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	13, // 51: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	14, // 52: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	34, // 53: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	35, // 54: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	36, // 55: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	38, // 56: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	40, // 57: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	41, // 58: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	43, // 59: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	46, // 60: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	48, // 61: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	65, // 62: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	66, // 63: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	68, // 64: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	69, // 65: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	71, // 66: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	73, // 67: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	75, // 68: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	76, // 69: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	88, // 70: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	91, // 71: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	93, // 72: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	80, // 73: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	85, // 74: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	50, // 75: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	52, // 76: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	54, // 77: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	56, // 78: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	58, // 79: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	61, // 80: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	63, // 81: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	85, // 82: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	18, // 83: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	21, // 84: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	23, // 85: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	25, // 86: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	27, // 87: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	32, // 88: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	29, // 89: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	11, // 90: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	11, // 91: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	15, // 92: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	33, // 93: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	33, // 94: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	37, // 95: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	39, // 96: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	33, // 97: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	42, // 98: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	44, // 99: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	47, // 100: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	49, // 101: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,  // 102: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	67, // 103: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,  // 104: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	70, // 105: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	72, // 106: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	74, // 107: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	10, // 108: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	78, // 109: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	90, // 110: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	92, // 111: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	94, // 112: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	82, // 113: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	86, // 114: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	51, // 115: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	53, // 116: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	55, // 117: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	57, // 118: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	59, // 119: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	62, // 120: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	64, // 121: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	86, // 122: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	83, // [83:123] is the sub-list for method output_type
-	43, // [43:83] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	17, // 32: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	7,  // 33: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	77, // 34: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	77, // 35: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	81, // 36: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	81, // 37: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	81, // 38: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	11, // 39: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	83, // 40: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	86, // 41: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	85, // 42: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	5,  // 43: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	89, // 44: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	98, // 45: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	91, // 46: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	16, // 47: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	19, // 48: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	22, // 49: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	24, // 50: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	26, // 51: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	31, // 52: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	28, // 53: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	12, // 54: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	13, // 55: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	14, // 56: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	34, // 57: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	35, // 58: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	36, // 59: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	38, // 60: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	40, // 61: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	41, // 62: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	43, // 63: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	46, // 64: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	48, // 65: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	65, // 66: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	66, // 67: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	68, // 68: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	69, // 69: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	71, // 70: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	73, // 71: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	75, // 72: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	76, // 73: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	90, // 74: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	93, // 75: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	95, // 76: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	82, // 77: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	87, // 78: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	50, // 79: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	52, // 80: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	54, // 81: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	56, // 82: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	58, // 83: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	61, // 84: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	63, // 85: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	87, // 86: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	18, // 87: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	21, // 88: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	23, // 89: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	25, // 90: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	27, // 91: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	32, // 92: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	29, // 93: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	11, // 94: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	11, // 95: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	15, // 96: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	33, // 97: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	33, // 98: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	37, // 99: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	39, // 100: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	33, // 101: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	42, // 102: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	44, // 103: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	47, // 104: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	49, // 105: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,  // 106: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	67, // 107: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,  // 108: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	70, // 109: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	72, // 110: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	74, // 111: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	10, // 112: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	78, // 113: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	92, // 114: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	94, // 115: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	96, // 116: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	84, // 117: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	88, // 118: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	51, // 119: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	53, // 120: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	55, // 121: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	57, // 122: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	59, // 123: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	62, // 124: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	64, // 125: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	88, // 126: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	87, // [87:127] is the sub-list for method output_type
+	47, // [47:87] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -6790,7 +7094,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   91,
+			NumMessages:   93,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

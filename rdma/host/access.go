@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 )
@@ -72,12 +73,9 @@ func (l Limits) withDefaults() Limits {
 
 // Access decides who may touch the regions of one node, and takes that back.
 type Access struct {
-	cluster     [16]byte
-	key         [32]byte
-	node        uint32
-	incarnation uint64
-	limits      Limits
-	counters    counters
+	Verifier
+	limits   Limits
+	counters counters
 
 	relay Relay               // nil: CPUs execute; set before anything is served
 	left  func(serial uint64) // may be nil; set before anything is served
@@ -111,11 +109,11 @@ type session struct {
 	since  time.Time
 }
 
-// New makes the access control of one incarnation of a node. Tickets are those marked
-// with the cluster's key.
-func New(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, limits Limits) *Access {
+// New makes the access control of one incarnation of a node. Tickets are those signed with
+// a key of the ring, which may change.
+func New(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation uint64, limits Limits) *Access {
 	return &Access{
-		cluster: cluster, key: key, node: node, incarnation: incarnation,
+		Verifier: Verifier{Cluster: cluster, Keys: keys, Node: node, Incarnation: incarnation},
 		limits:   limits.withDefaults(),
 		counters: counters{refusals: make([]atomic.Uint64, len(rdma.Refusals))},
 		regions:  make(map[uint32]*region),
@@ -128,8 +126,8 @@ func New(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, limits
 // Preconditions: nothing is served yet.
 func (a *Access) OnLeft(f func(serial uint64)) { a.left = f }
 
-// Node is the number and the incarnation that clients are told.
-func (a *Access) Node() (node uint32, incarnation uint64) { return a.node, a.incarnation }
+// Peer is the number and the incarnation that clients are told.
+func (a *Access) Peer() (node uint32, incarnation uint64) { return a.Node, a.Incarnation }
 
 // lock makes the caller the only one to change access to a region.
 func (a *Access) lock(ctx context.Context, number uint32) (*region, error) {

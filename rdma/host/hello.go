@@ -7,13 +7,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// What a connection says before its first chain, the same on tcp and shm. All
-// fields are little endian; sizes are fixed, so nothing can lie about its length.
+// What a connection says before its first chain, the same on tcp and shm: the node
+// challenges, the client says hello, the node welcomes it. All fields are little endian;
+// sizes are fixed, so nothing can lie about its length.
 //
-//	hello         0 magic  8 version  12 lane    16 attempt  24 ticket (72 bytes)
+//	challenge     0 magic  8 version  12 node    16 incarnation  24 nonce (32 bytes)
+//	hello         0 magic  8 version  12 lane    16 attempt  24 ticket (152 bytes)  176 proof
 //	welcome       0 magic  8 version  12 code    16 node  20 zero  24 incarnation
 //	open request  0 tag    4 region    8 slot    12 zero  16 epoch
 //	open answer   0 tag    4 code      8 flags   12 zero  16 key   24 bytes
@@ -21,9 +24,10 @@ import (
 // A code is 0 or the place of the cause in rdma.Refusals, counted from 1; 255 is
 // any other failure.
 const (
-	ProtocolVersion = 2
+	ProtocolVersion = 3
 
-	HelloBytes       = 24 + rdma.TicketBytes
+	ChallengeBytes   = 56
+	HelloBytes       = 24 + rdma.TicketBytes + 64
 	WelcomeBytes     = 32
 	OpenRequestBytes = 24
 	OpenAnswerBytes  = 32
@@ -37,10 +41,36 @@ var helloMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', 'V', '\n'}
 // ErrHello: the peer does not speak this protocol.
 var ErrHello = errors.New("not a quarry fabric connection of this version")
 
+// Challenge is a node's first message. The nonce is never used twice, so that a hello is
+// good for one connection.
+type Challenge struct {
+	Node        uint32
+	Incarnation uint64
+	Nonce       [32]byte
+}
+
+// Append appends the encoded form.
+func (c *Challenge) Append(b []byte) []byte {
+	b = append(b, helloMagic[:]...)
+	b = binary.LittleEndian.AppendUint32(b, ProtocolVersion)
+	b = binary.LittleEndian.AppendUint32(b, c.Node)
+	b = binary.LittleEndian.AppendUint64(b, c.Incarnation)
+	return append(b, c.Nonce[:]...)
+}
+
+// DecodeChallenge reads a node's first message.
+func DecodeChallenge(b []byte) (c Challenge, err error) {
+	if err := checkMagic(b, ChallengeBytes); err != nil {
+		return c, err
+	}
+	return Challenge{Node: binary.LittleEndian.Uint32(b[12:]), Incarnation: binary.LittleEndian.Uint64(b[16:]), Nonce: [32]byte(b[24:])}, nil
+}
+
 // Hello is a client's first message.
 type Hello struct {
 	Lane   uint32
 	Ticket rdma.Ticket
+	Proof  keyring.Signature // by the ticket's holder
 	// Attempt rises with every connection of a lane. A hello whose sender has given
 	// up waiting may be read after that of a later one: it must not take the lane.
 	Attempt uint64
@@ -67,7 +97,7 @@ func (h *Hello) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, h.Lane)
 	b = binary.LittleEndian.AppendUint64(b, h.Attempt)
 	b, _ = h.Ticket.AppendBinary(b)
-	return b
+	return append(b, h.Proof[:]...)
 }
 
 func checkMagic(b []byte, n int) error {
@@ -80,15 +110,16 @@ func checkMagic(b []byte, n int) error {
 	return nil
 }
 
-// DecodeHello reads a client's first message; the ticket is not verified yet.
+// DecodeHello reads a client's first message; ticket and proof are not verified yet.
 func DecodeHello(b []byte) (h Hello, err error) {
 	if err := checkMagic(b, HelloBytes); err != nil {
 		return h, err
 	}
 	h.Lane, h.Attempt = binary.LittleEndian.Uint32(b[12:]), binary.LittleEndian.Uint64(b[16:])
-	if h.Ticket, err = rdma.DecodeTicket(b[24:]); err != nil {
+	if h.Ticket, err = rdma.DecodeTicket(b[24 : 24+rdma.TicketBytes]); err != nil {
 		return h, fmt.Errorf("%w: %w", ErrHello, err)
 	}
+	h.Proof = keyring.Signature(b[24+rdma.TicketBytes:])
 	return h, nil
 }
 

@@ -4,16 +4,22 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/stretchr/testify/require"
 )
 
 func TestHelloForms(t *testing.T) {
-	h := Hello{Lane: 7, Attempt: 9, Ticket: *ticket(3)}
+	h := Hello{Lane: 7, Attempt: 9, Ticket: ticket(3).Ticket, Proof: keyring.Signature{1, 2}}
 	require.Len(t, h.Append(nil), HelloBytes)
 	got, err := DecodeHello(h.Append(nil))
 	require.NoError(t, err)
 	require.Equal(t, h, got)
+	c := Challenge{Node: 4, Incarnation: 5, Nonce: [32]byte{6}}
+	require.Len(t, c.Append(nil), ChallengeBytes)
+	gotChallenge, err := DecodeChallenge(c.Append(nil))
+	require.NoError(t, err)
+	require.Equal(t, c, gotChallenge)
 	for i := range h.Append(nil)[:12] {
 		b := h.Append(nil)
 		b[i] ^= 1
@@ -41,13 +47,18 @@ func TestHelloForms(t *testing.T) {
 }
 
 func FuzzHello(f *testing.F) {
-	h := Hello{Lane: 7, Ticket: *ticket(3)}
+	h := Hello{Lane: 7, Ticket: ticket(3).Ticket, Proof: keyring.Signature{1, 2}}
 	f.Add(h.Append(nil))
 	w := Welcome{}
 	f.Add(w.Append(nil))
+	c := Challenge{Node: 1}
+	f.Add(c.Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := DecodeHello(b); err == nil && string(h.Append(nil)) != string(b) {
 			t.Fatal("a hello has two forms")
+		}
+		if c, err := DecodeChallenge(b); err == nil && string(c.Append(nil)) != string(b) {
+			t.Fatal("a challenge has two forms")
 		}
 		DecodeWelcome(b)
 		DecodeOpenRequest(b)

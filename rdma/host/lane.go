@@ -17,6 +17,7 @@ type Lane struct {
 	Runner
 	access   *Access
 	session  *session
+	ticket   rdma.Ticket
 	number   uint32
 	attempt  uint64
 	provider string
@@ -32,8 +33,8 @@ type Lane struct {
 // Entry is how a lane comes in.
 type Entry struct {
 	Provider string
-	// Attempt of the hello: one below that of the lane that is there is refused.
-	Attempt uint64
+	// Binding of the channel that the hello came over.
+	Binding Binding
 	// Stop wakes the goroutine that serves the lane when its access has been taken
 	// away. It does not wait for it. May be nil.
 	Stop func()
@@ -43,12 +44,12 @@ type Entry struct {
 	Process *Process
 }
 
-// Admit takes in a lane of the ticket's session. A lane of that number which is
-// there already is ended first: when Admit returns, nothing of it can run.
-func (a *Access) Admit(ctx context.Context, t *rdma.Ticket, number uint32, e Entry) (*Lane, error) {
-	if t.Cluster != a.cluster || !t.Verify(a.key) || t.Rights != rdma.ReadOnly && t.Rights != rdma.ReadWrite {
+// Admit takes in the lane of a hello, which answers the challenge. A lane of that number
+// which is there already is ended first: when Admit returns, nothing of it can run.
+func (a *Access) Admit(ctx context.Context, h *Hello, c *Challenge, e Entry) (*Lane, error) {
+	if err := a.Check(h, c, e.Binding); err != nil {
 		a.counters.badTickets.Add(1)
-		return nil, rdma.ErrTicket
+		return nil, err
 	}
 	if a.relay != nil && e.Shared != nil {
 		return nil, rdma.ErrDomain
@@ -57,12 +58,12 @@ func (a *Access) Admit(ctx context.Context, t *rdma.Ticket, number uint32, e Ent
 	if err != nil {
 		return nil, err
 	}
-	l := &Lane{access: a, number: number, attempt: e.Attempt, provider: e.Provider, process: e.Process, stopping: e.Stop, slots: make(map[uint32]int32)}
-	if err := l.init(mem, t.Rights); err != nil {
+	l := &Lane{access: a, ticket: h.Ticket, number: h.Lane, attempt: h.Attempt, provider: e.Provider, process: e.Process, stopping: e.Stop, slots: make(map[uint32]int32)}
+	if err := l.init(mem, h.Ticket.Rights); err != nil {
 		return nil, err
 	}
 	for {
-		old, err := a.enter(l, t)
+		old, err := a.enter(l, &h.Ticket)
 		if err != nil {
 			return nil, err
 		}
@@ -122,6 +123,9 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memory, error) {
 	if slot < 0 || slot >= MaxWindows {
 		return rdma.Window{}, nil, l.offend(rdma.ErrLimit)
+	}
+	if !l.ticket.Opens(number, epoch) {
+		return rdma.Window{}, nil, l.offend(rdma.ErrTicket)
 	}
 	a := l.access
 	target, err := l.through(number, epoch)
@@ -195,8 +199,8 @@ func (l *Lane) note(err error) {
 // ErrRevoked, or ErrBroken when the lane was dialled again or has left.
 func (l *Lane) Ended() error { return l.why(nil) }
 
-// Ticket is what the session showed.
-func (l *Lane) Ticket() *rdma.Ticket { return &l.session.ticket }
+// Ticket is what the lane's hello showed.
+func (l *Lane) Ticket() *rdma.Ticket { return &l.ticket }
 
 // Leave ends the lane and returns when nothing of it executes.
 func (l *Lane) Leave() {

@@ -4,27 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync/atomic"
 	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 )
-
-// LoopSerial is the session of the node itself, in which what comes over tcp is
-// passed on to its adapter. Controllers never give it out; it is never fenced: the
-// clients behind it are, at their own lanes.
-const LoopSerial = math.MaxUint64
 
 // Loop is the Relay through a provider of the node's own, by which the node dials itself.
 type Loop struct {
 	// Dialer and Addr reach the provider. The caller closes the dialer after the Access.
 	Dialer rdma.Dialer
 	Addr   string
-	// Cluster and Key are the node's own, to make tickets.
+	// Cluster is the node's; Key signs the loop's tickets, and is known to the provider alone.
 	Cluster [16]byte
-	Key     [32]byte
+	Key     *keyring.Signer
 	// Ended returns when nothing of a loop lane runs at the provider any more.
 	Ended func(lane uint32)
 
@@ -36,10 +31,9 @@ const chainPatience = 10 * time.Second
 
 // Lane connects the way of one lane.
 func (l *Loop) Lane(ctx context.Context, t *rdma.Ticket) (RelayLane, error) {
-	own := rdma.Ticket{Cluster: l.Cluster, Serial: LoopSerial, Rights: t.Rights, Tenant: t.Tenant}
-	own.Sign(l.Key)
+	own := rdma.Issue(l.Key, rdma.Ticket{Cluster: l.Cluster, Serial: LoopSerial, Rights: t.Rights, Tenant: t.Tenant})
 	number := l.lanes.Add(1)
-	c, err := l.Dialer.Dial(ctx, l.Addr, &own, number)
+	c, err := l.Dialer.Dial(ctx, l.Addr, own, number)
 	if err != nil {
 		return nil, err
 	}

@@ -223,7 +223,7 @@ func TestBadFilesAreRefused(t *testing.T) {
 // The owner may close a memory while it is served: it is unmapped when the last
 // lane is out.
 func TestMemoryOutlivesItsOwner(t *testing.T) {
-	a := New(testCluster, testKey, 1, 1, Limits{})
+	a := New(testCluster, testKeys, 1, 1, Limits{})
 	m, err := NewMemory("outlives", 1<<20)
 	require.NoError(t, err)
 	mapped := func() bool {

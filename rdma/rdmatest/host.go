@@ -27,7 +27,7 @@ type Host struct {
 // address and what ends it; makeMemory may be nil for anonymous memory.
 func StartHost(t testing.TB, c Cluster, incarnation uint64, serve func(*host.Access) (addr string, stop func()), makeMemory func(region uint32) (*host.Memory, error)) *Host {
 	h := &Host{
-		Access: host.New(c.UUID, c.Key, 1, incarnation, host.Limits{Offences: c.Offences, LanesPerSession: 32}),
+		Access: host.New(c.UUID, c.Ring(), 1, incarnation, host.Limits{Offences: c.Offences, LanesPerSession: 32}),
 		t:      t, make: makeMemory, memories: make(map[uint32]*host.Memory),
 	}
 	if h.make == nil {

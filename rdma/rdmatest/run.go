@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/stretchr/testify/require"
 )
@@ -25,7 +26,7 @@ type Provider struct {
 // Cluster is what nodes and tickets of a test have in common.
 type Cluster struct {
 	UUID     [16]byte
-	Key      [32]byte
+	Key      *keyring.Signer
 	Offences uint64 // before a session is ended; 0 is the node's default
 }
 
@@ -57,6 +58,7 @@ func Run(t *testing.T, p Provider) {
 		{"TestSecurity03_GuessedKeys", testGuessedKeys},
 		{"TestSecurity04_Lengths", testLengths},
 		{"TestSecurity07_Tickets", testTickets},
+		{"TestSecurity07_BoundTicket", testBoundTicket},
 		{"TestSecurity08_RevokedWhileWriting", testRevoked},
 		{"TestSecurity09_ReadOnly", testReadOnly},
 		{"TestSecurity10_AlignmentAndFlush", testAlignment},
@@ -87,7 +89,7 @@ type bench struct {
 }
 
 func start(t testing.TB, p Provider, c Cluster) *bench {
-	c.UUID, c.Key = [16]byte{1, 2, 3}, [32]byte{4, 5, 6}
+	c.UUID, c.Key = [16]byte{1, 2, 3}, keyring.NewSigner([32]byte{4, 5, 6})
 	b := &bench{TB: t, dialer: p.Dialer, Node: p.Start(t, c), Cluster: c}
 	require.NoError(t, b.OpenRegion(t.Context(), 1, 1))
 	return b
@@ -95,11 +97,12 @@ func start(t testing.TB, p Provider, c Cluster) *bench {
 
 func setup(t testing.TB, p Provider) *bench { return start(t, p, Cluster{}) }
 
-// Ticket is one of a session, signed.
-func (c *Cluster) Ticket(serial uint64, rights rdma.Rights) *rdma.Ticket {
-	t := &rdma.Ticket{Cluster: c.UUID, Session: uint32(serial), Serial: serial, Rights: rights, Tenant: 1}
-	t.Sign(c.Key)
-	return t
+// Ring verifies the tickets.
+func (c *Cluster) Ring() *keyring.Ring { return keyring.NewRing(c.Key.Public()) }
+
+// Ticket is one of a session, signed, with a key of its own.
+func (c *Cluster) Ticket(serial uint64, rights rdma.Rights) *rdma.Credentials {
+	return rdma.Issue(c.Key, rdma.Ticket{Cluster: c.UUID, Session: uint32(serial), Serial: serial, Rights: rights, Tenant: 1})
 }
 
 // lane dials and opens region 1 under epoch 1.
@@ -107,7 +110,7 @@ func (b *bench) lane(serial uint64, number uint32) *rdma.Target {
 	return b.target(b.Ticket(serial, rdma.ReadWrite), number)
 }
 
-func (b *bench) target(ticket *rdma.Ticket, number uint32) *rdma.Target {
+func (b *bench) target(ticket *rdma.Credentials, number uint32) *rdma.Target {
 	c, err := b.dialer.Dial(b.Context(), b.Addr(), ticket, number)
 	require.NoError(b, err)
 	b.Cleanup(func() { c.Close() })

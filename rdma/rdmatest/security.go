@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/stretchr/testify/require"
 )
 
@@ -132,28 +134,64 @@ func testLengths(t *testing.T, p Provider) {
 // testTickets: HAZARDS, security 7: a ticket says for what it is good.
 func testTickets(t *testing.T, p Provider) {
 	b := setup(t, p)
-	for name, spoil := range map[string]func(*rdma.Ticket){
-		"mark":    func(t *rdma.Ticket) { t.Mark[31] ^= 1 },
-		"no mark": func(t *rdma.Ticket) { t.Mark = [32]byte{} },
-		"serial":  func(t *rdma.Ticket) { t.Serial++ },
-		"session": func(t *rdma.Ticket) { t.Session++ },
-		"tenant":  func(t *rdma.Ticket) { t.Tenant++ },
-		"rights":  func(t *rdma.Ticket) { t.Rights = rdma.ReadWrite },
-		"cluster": func(t *rdma.Ticket) { t.Cluster[0]++ },
-		"cluster, signed": func(t *rdma.Ticket) {
+	for name, spoil := range map[string]func(*rdma.Credentials){
+		"signature":    func(t *rdma.Credentials) { t.Signature[31] ^= 1 },
+		"no signature": func(t *rdma.Credentials) { t.Signature = keyring.Signature{} },
+		"serial":       func(t *rdma.Credentials) { t.Serial++ },
+		"session":      func(t *rdma.Credentials) { t.Session++ },
+		"tenant":       func(t *rdma.Credentials) { t.Tenant++ },
+		"rights":       func(t *rdma.Credentials) { t.Rights = rdma.ReadWrite },
+		"region":       func(t *rdma.Credentials) { t.Region++ },
+		"epoch":        func(t *rdma.Credentials) { t.Epoch++ },
+		"cluster":      func(t *rdma.Credentials) { t.Cluster[0]++ },
+		"cluster, signed": func(t *rdma.Credentials) {
 			t.Cluster[0]++
 			t.Sign(b.Key)
 		},
-		"key": func(t *rdma.Ticket) { t.Sign([32]byte{1}) },
+		"signed by another": func(t *rdma.Credentials) { t.Sign(keyring.NewSigner([32]byte{1})) },
+		"signed by another in the name of the key": func(t *rdma.Credentials) {
+			t.Sign(keyring.NewSigner([32]byte{1}))
+			t.KeyID = b.Key.ID()
+		},
+		"signed by its holder": func(t *rdma.Credentials) { t.Sign(keyring.NewSigner([32]byte(t.Key.Seed()))) },
+		"the node's own":       func(t *rdma.Credentials) { t.Serial = host.LoopSerial; t.Sign(b.Key) },
+		"stolen":               func(t *rdma.Credentials) { t.Key = nil },
+		"stolen, with a key":   func(t *rdma.Credentials) { t.Key = rdma.NewCredentials().Key },
+		"stolen, holder replaced": func(t *rdma.Credentials) {
+			other := rdma.NewCredentials()
+			t.Holder, t.Key = other.Holder, other.Key
+		},
 	} {
 		ticket := b.Ticket(1, rdma.ReadOnly)
 		spoil(ticket)
 		_, err := b.dialer.Dial(t.Context(), b.Addr(), ticket, 0)
 		require.ErrorIs(t, err, rdma.ErrTicket, name)
 	}
+	_, err := b.dialer.Dial(t.Context(), b.Addr(), b.Ticket(1, rdma.ReadOnly).For(99), 0)
+	require.ErrorIs(t, err, rdma.ErrBroken, "meant for another node: no proof is made for this one")
 	require.NoError(t, b.Fence(t.Context(), 1), "fencing a session that was never here")
-	_, err := b.dialer.Dial(t.Context(), b.Addr(), b.Ticket(1, rdma.ReadOnly), 0)
+	_, err = b.dialer.Dial(t.Context(), b.Addr(), b.Ticket(1, rdma.ReadOnly), 0)
 	require.ErrorIs(t, err, rdma.ErrRevoked, "a ticket shown again after the fence")
+}
+
+// testBoundTicket: a ticket of one region and epoch opens no other.
+func testBoundTicket(t *testing.T, p Provider) {
+	b := setup(t, p)
+	require.NoError(t, b.OpenRegion(t.Context(), 2, 1))
+	bound := func(region uint32, epoch uint64) *rdma.Credentials {
+		return rdma.Issue(b.Key, rdma.Ticket{Cluster: b.UUID, Serial: 1 << 63, Rights: rdma.ReadWrite, Region: region, Epoch: epoch, Tenant: 1})
+	}
+	for i, c := range []struct {
+		as     *rdma.Credentials
+		region uint32
+		want   error
+	}{{bound(1, 1), 1, nil}, {bound(1, 1), 2, rdma.ErrTicket}, {bound(1, 2), 1, rdma.ErrTicket}, {bound(0, 1), 2, rdma.ErrTicket}} {
+		conn, err := b.dialer.Dial(t.Context(), b.Addr(), c.as, uint32(i))
+		require.NoError(t, err)
+		_, err = conn.Open(t.Context(), c.region, 1)
+		require.ErrorIs(t, err, c.want, "ticket %d", i)
+		require.NoError(t, conn.Close())
+	}
 }
 
 // testReadOnly: HAZARDS, security 9.

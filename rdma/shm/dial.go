@@ -24,8 +24,8 @@ func NewDialer() *Dialer { return &Dialer{} }
 func (d *Dialer) Provider() string { return "shm" }
 
 // Dial connects a lane.
-func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
-	c := &conn{dialer: d, addr: addr, hello: host.Hello{Ticket: *t, Lane: lane}}
+func (d *Dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
+	c := &conn{dialer: d, addr: addr, as: *as, lane: lane}
 	if err := c.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -35,7 +35,8 @@ func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uin
 type conn struct {
 	dialer *Dialer
 	addr   string
-	hello  host.Hello
+	as     rdma.Credentials
+	lane   uint32
 	opened windows
 	tag    uint32
 	link   *link // the present connection; used by the lane's goroutine
@@ -63,7 +64,7 @@ type answer struct {
 }
 
 func (c *conn) connect(ctx context.Context) error {
-	l, err := c.dialer.link(ctx, c.addr, &c.hello)
+	l, err := c.dialer.link(ctx, c.addr, &c.as, c.lane)
 	if err != nil {
 		return fmt.Errorf("shm node %s: %w", c.addr, err)
 	}
@@ -77,7 +78,7 @@ func (c *conn) connect(ctx context.Context) error {
 	return nil
 }
 
-func (d *Dialer) link(ctx context.Context, addr string, hello *host.Hello) (*link, error) {
+func (d *Dialer) link(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (*link, error) {
 	var dialer net.Dialer
 	generic, err := dialer.DialContext(ctx, "unixpacket", addr)
 	if err != nil {
@@ -85,7 +86,7 @@ func (d *Dialer) link(ctx context.Context, addr string, hello *host.Hello) (*lin
 	}
 	socket := generic.(*net.UnixConn)
 	stop := context.AfterFunc(ctx, func() { socket.SetDeadline(time.Now()) })
-	l, err := shake(socket, hello)
+	l, err := shake(socket, as, lane)
 	if !stop() && err == nil {
 		err = broken(ctx.Err())
 	}
@@ -99,14 +100,27 @@ func (d *Dialer) link(ctx context.Context, addr string, hello *host.Hello) (*lin
 	return l, nil
 }
 
-func shake(socket *net.UnixConn, hello *host.Hello) (*link, error) {
-	h := *hello
-	h.Attempt = host.NextAttempt()
-	if err := send(socket, h.Append(nil), nil); err != nil {
+func shake(socket *net.UnixConn, as *rdma.Credentials, lane uint32) (*link, error) {
+	buf := make([]byte, maxMessage)
+	b, page, err := receive(socket, buf)
+	if err != nil {
+		return nil, broken(fmt.Errorf("no challenge (does the node run an earlier version?): %w", err))
+	}
+	if page != nil {
+		page.Close()
+	}
+	challenge, err := host.DecodeChallenge(b)
+	if err != nil {
+		return nil, err
+	}
+	hello, err := host.NewHello(as, lane, &challenge, host.Binding{})
+	if err != nil {
+		return nil, err
+	}
+	if err := send(socket, hello.Append(nil), nil); err != nil {
 		return nil, broken(err)
 	}
-	b, page, err := receive(socket, make([]byte, maxMessage))
-	if err != nil {
+	if b, page, err = receive(socket, buf); err != nil {
 		return nil, broken(err)
 	}
 	if page != nil {
@@ -126,7 +140,7 @@ func shake(socket *net.UnixConn, hello *host.Hello) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	runner, err := host.NewRunner(mem, hello.Ticket.Rights)
+	runner, err := host.NewRunner(mem, as.Rights)
 	return &link{socket: socket, runner: runner, welcome: welcome}, err
 }
 
@@ -283,7 +297,7 @@ func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32
 			}
 			defer a.discard()
 			if a.Err == nil {
-				a.Err = l.use(&c.dialer.mappings, slot, &a, c.hello.Ticket.Rights == rdma.ReadWrite)
+				a.Err = l.use(&c.dialer.mappings, slot, &a, c.as.Rights == rdma.ReadWrite)
 			}
 			return rdma.Window{Region: region, Epoch: epoch, Key: a.Key, Bytes: a.Bytes, Slot: slot}, a.Err
 		case <-l.ended:

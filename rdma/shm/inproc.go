@@ -38,8 +38,8 @@ func (d *Inproc) Remove(addr string) {
 func (d *Inproc) Provider() string { return "inproc" }
 
 // Dial connects a lane.
-func (d *Inproc) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
-	c := &inprocConn{dialer: d, addr: addr, ticket: *t, number: lane}
+func (d *Inproc) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
+	c := &inprocConn{dialer: d, addr: addr, as: *as, number: lane}
 	if err := c.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -49,7 +49,7 @@ func (d *Inproc) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uin
 type inprocConn struct {
 	dialer *Inproc
 	addr   string
-	ticket rdma.Ticket
+	as     rdma.Credentials
 	number uint32
 	access *host.Access
 	opened windows
@@ -66,7 +66,12 @@ func (c *inprocConn) connect(ctx context.Context) error {
 	if a == nil {
 		return fmt.Errorf("node %s: %w: not in this process", c.addr, rdma.ErrBroken)
 	}
-	lane, err := a.Admit(ctx, &c.ticket, c.number, host.Entry{Provider: "inproc", Attempt: host.NextAttempt()})
+	challenge := a.Challenge()
+	hello, err := host.NewHello(&c.as, c.number, &challenge, host.Binding{})
+	if err != nil {
+		return fmt.Errorf("node %s: %w", c.addr, err)
+	}
+	lane, err := a.Admit(ctx, &hello, &challenge, host.Entry{Provider: "inproc"})
 	if err != nil {
 		return fmt.Errorf("node %s: %w", c.addr, err)
 	}
@@ -83,7 +88,7 @@ func (c *inprocConn) connect(ctx context.Context) error {
 func (c *inprocConn) Provider() string { return "inproc" }
 
 // Peer is the node that answered.
-func (c *inprocConn) Peer() (node uint32, incarnation uint64) { return c.access.Node() }
+func (c *inprocConn) Peer() (node uint32, incarnation uint64) { return c.access.Peer() }
 
 // Post executes the chain.
 func (c *inprocConn) Post(ch *rdma.Chain) {

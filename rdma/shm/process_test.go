@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/rdmatest"
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 }
 
 // cluster as rdmatest has it.
-var cluster = rdmatest.Cluster{UUID: [16]byte{1, 2, 3}, Key: [32]byte{4, 5, 6}}
+var cluster = rdmatest.Cluster{UUID: [16]byte{1, 2, 3}, Key: keyring.NewSigner([32]byte{4, 5, 6})}
 
 // client writes at full rate, or counts, and says how it ended.
 func client(role string) int {
@@ -105,7 +106,7 @@ func (p *process) line(t *testing.T) string {
 }
 
 func node(t testing.TB, limits host.Limits) (*host.Access, *host.Memory, string) {
-	a := host.New(cluster.UUID, cluster.Key, 1, incarnations.Add(1), limits)
+	a := host.New(cluster.UUID, cluster.Ring(), 1, incarnations.Add(1), limits)
 	m, err := host.NewMemory("test", 4<<20)
 	require.NoError(t, err)
 	require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))

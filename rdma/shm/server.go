@@ -154,9 +154,13 @@ func (s *Server) serve(c *net.UnixConn) {
 	}
 }
 
-// handshake admits a lane. It answers only peers that have shown a whole hello.
+// handshake challenges a client and admits its lane.
 func (s *Server) handshake(c *net.UnixConn) (*host.Lane, error) {
 	c.SetDeadline(time.Now().Add(handshakeTimeout))
+	challenge := s.access.Challenge()
+	if err := send(c, challenge.Append(nil), nil); err != nil {
+		return nil, err
+	}
 	b, f, err := receive(c, make([]byte, maxMessage))
 	if err != nil {
 		return nil, err
@@ -168,9 +172,9 @@ func (s *Server) handshake(c *net.UnixConn) (*host.Lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	lane, page, err := s.admit(c, &hello)
+	lane, page, err := s.admit(c, &hello, &challenge)
 	w := host.Welcome{Err: err}
-	w.Node, w.Incarnation = s.access.Node()
+	w.Node, w.Incarnation = s.access.Peer()
 	sendErr := send(c, w.Append(nil), page)
 	if page != nil {
 		page.Close()
@@ -183,7 +187,7 @@ func (s *Server) handshake(c *net.UnixConn) (*host.Lane, error) {
 	return lane, err
 }
 
-func (s *Server) admit(c *net.UnixConn, hello *host.Hello) (*host.Lane, *os.File, error) {
+func (s *Server) admit(c *net.UnixConn, hello *host.Hello, challenge *host.Challenge) (*host.Lane, *os.File, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, nil, err
@@ -199,8 +203,8 @@ func (s *Server) admit(c *net.UnixConn, hello *host.Hello) (*host.Lane, *os.File
 	}
 	// Waiting for a former lane may take as long as killing its process does.
 	c.SetDeadline(time.Time{})
-	lane, err := s.access.Admit(s.ctx, &hello.Ticket, hello.Lane,
-		host.Entry{Provider: "shm", Attempt: hello.Attempt, Stop: func() { c.Close() }, Shared: page, Process: process})
+	lane, err := s.access.Admit(s.ctx, hello, challenge,
+		host.Entry{Provider: "shm", Stop: func() { c.Close() }, Shared: page, Process: process})
 	c.SetWriteDeadline(time.Now().Add(handshakeTimeout))
 	if err != nil {
 		page.Close()

@@ -1,6 +1,7 @@
 package shm_test
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -49,8 +51,7 @@ func TestSecurity09_ReadOnlyDescriptor(t *testing.T) {
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: addr, Net: "unixpacket"})
 	require.NoError(t, err)
 	defer c.Close()
-	hello := host.Hello{Ticket: *cluster.Ticket(1, rdma.ReadOnly)}
-	_, err = c.Write(hello.Append(nil))
+	_, err = c.Write(rdmatest.Hello(t, c, cluster.Ticket(1, rdma.ReadOnly), 0))
 	require.NoError(t, err)
 	page := descriptor(t, c)
 	defer page.Close()
@@ -103,16 +104,18 @@ func TestSizesAreSealed(t *testing.T) {
 // Garbage on the socket ends that connection and nothing else.
 func TestSecurity05_Garbage(t *testing.T) {
 	a, _, addr := node(t, host.Limits{})
-	hello := host.Hello{Ticket: *cluster.Ticket(1, rdma.ReadWrite)}
-	for _, messages := range [][][]byte{
-		{{}}, {{1}}, {make([]byte, 88)}, {make([]byte, 4096)},
-		{hello.Append(nil)[:50]}, {append(hello.Append(nil), 0)},
-		{hello.Append(nil), {1, 2, 3}}, {hello.Append(nil), make([]byte, 5000)}, {hello.Append(nil), hello.Append(nil)},
+	is := func(b ...byte) func([]byte) []byte { return func([]byte) []byte { return b } }
+	same := func(hello []byte) []byte { return hello }
+	for _, messages := range [][]func(hello []byte) []byte{
+		{is()}, {is(1)}, {is(make([]byte, 88)...)}, {is(make([]byte, 4096)...)},
+		{func(hello []byte) []byte { return hello[:50] }}, {func(hello []byte) []byte { return append(hello, 0) }},
+		{same, is(1, 2, 3)}, {same, is(make([]byte, 5000)...)}, {same, same},
 	} {
 		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: addr, Net: "unixpacket"})
 		require.NoError(t, err)
-		for _, b := range messages {
-			c.Write(b)
+		hello := rdmatest.Hello(t, c, cluster.Ticket(1, rdma.ReadWrite), 0)
+		for _, message := range messages {
+			c.Write(message(bytes.Clone(hello)))
 		}
 		c.SetReadDeadline(time.Now().Add(time.Minute))
 		var b [256]byte

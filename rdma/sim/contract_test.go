@@ -54,7 +54,7 @@ func TestContract(t *testing.T) {
 				node := fabric.AddNode()
 				node.Incarnation = incarnation
 				s := sim.NewService(node)
-				s.Cluster, s.Key = c.UUID, c.Key
+				s.Cluster, s.Keys = c.UUID, c.Ring()
 				return &testNode{s, d.Serve(s), p}
 			}})
 		})

@@ -6,14 +6,14 @@ import (
 	"sync"
 
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 )
 
 // Service is a node of a fabric as goroutines see it: it checks tickets, keeps one
 // connection for each session and lane, and has a lock under which a goroutine that waits
 // steps the whole fabric.
 type Service struct {
-	Cluster [16]byte
-	Key     [32]byte
+	host.Verifier // set Cluster and Keys
 	// LanesPerSession bounds the lanes; 0: 32.
 	LanesPerSession uint32
 
@@ -97,10 +97,16 @@ func (s *Service) Stop() {
 }
 
 // Dial connects a lane; a second Dial of the same lane ends the first connection.
-func (s *Service) Dial(_ context.Context, t *rdma.Ticket, number uint32) (rdma.Conn, error) {
-	if t.Cluster != s.Cluster || !t.Verify(s.Key) {
-		return nil, rdma.ErrTicket
+func (s *Service) Dial(_ context.Context, as *rdma.Credentials, number uint32) (rdma.Conn, error) {
+	challenge := s.Verifier.Challenge()
+	hello, err := host.NewHello(as, number, &challenge, host.Binding{})
+	if err == nil {
+		err = s.Check(&hello, &challenge, host.Binding{})
 	}
+	if err != nil {
+		return nil, err
+	}
+	t := &as.Ticket
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id, err := s.id(t.Serial)
@@ -117,7 +123,7 @@ func (s *Service) Dial(_ context.Context, t *rdma.Ticket, number uint32) (rdma.C
 		return nil, err
 	}
 	c.ReadOnly = t.Rights == rdma.ReadOnly
-	l := &lane{Conn: c, service: s, id: laneID{t.Serial, number}}
+	l := &lane{Conn: c, service: s, id: laneID{t.Serial, number}, ticket: *t}
 	s.take(l)
 	return l, nil
 }
@@ -136,6 +142,7 @@ type lane struct {
 	*Conn
 	service *Service
 	id      laneID
+	ticket  rdma.Ticket
 }
 
 func (l *lane) Post(ch *rdma.Chain) {
@@ -159,6 +166,9 @@ func (l *lane) Wait(ch *rdma.Chain, _ int64) {
 }
 
 func (l *lane) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
+	if !l.ticket.Opens(region, epoch) {
+		return rdma.Window{}, rdma.ErrTicket
+	}
 	l.service.mu.Lock()
 	defer l.service.mu.Unlock()
 	return l.Conn.Open(ctx, region, epoch)
@@ -205,12 +215,12 @@ func (d *Dialer) Serve(s *Service) string {
 func (d *Dialer) Provider() string { return "sim" }
 
 // Dial connects a lane of the ticket's session to the service at addr.
-func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
+func (d *Dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
 	d.mu.Lock()
 	s := d.services[addr]
 	d.mu.Unlock()
 	if s == nil {
 		return nil, fmt.Errorf("%w: no node serves %q", rdma.ErrBroken, addr)
 	}
-	return s.Dial(ctx, t, lane)
+	return s.Dial(ctx, as, lane)
 }

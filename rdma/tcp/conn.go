@@ -23,8 +23,8 @@ type Dialer struct{}
 func (Dialer) Provider() string { return "tcp" }
 
 // Dial connects a lane to the node at host:port.
-func (Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
-	c := &conn{addr: addr, hello: host.Hello{Ticket: *t, Lane: lane}}
+func (Dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
+	c := &conn{addr: addr, as: *as, lane: lane}
 	if err := c.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -45,7 +45,8 @@ const (
 // conn is one lane. See rdma.Conn for who may call what.
 type conn struct {
 	addr    string
-	hello   host.Hello
+	as      rdma.Credentials
+	lane    uint32
 	welcome host.Welcome
 	opened  []rdma.Window // by slot
 	socket  socket
@@ -109,12 +110,27 @@ func (c *conn) connect(ctx context.Context) error {
 	return nil
 }
 
-// greet says who we are; the welcome says that an older connection is dead.
+// greet answers the node's challenge; the welcome says that an older connection is dead.
 func (c *conn) greet(nc net.Conn) (w host.Welcome, err error) {
 	nc.SetDeadline(time.Now().Add(welcomeTimeout))
 	defer nc.SetDeadline(time.Time{})
-	c.hello.Attempt = host.NextAttempt()
-	if _, err := nc.Write(c.hello.Append(nil)); err != nil {
+	binding, err := host.BindingOf(nc)
+	if err != nil {
+		return w, fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	var first [host.ChallengeBytes]byte
+	if _, err := io.ReadFull(nc, first[:]); err != nil {
+		return w, fmt.Errorf("%w: no challenge (does the node run an earlier version?): %w", rdma.ErrBroken, err)
+	}
+	challenge, err := host.DecodeChallenge(first[:])
+	if err != nil {
+		return w, err
+	}
+	hello, err := host.NewHello(&c.as, c.lane, &challenge, binding)
+	if err != nil {
+		return w, err
+	}
+	if _, err := nc.Write(hello.Append(nil)); err != nil {
 		return w, fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
 	var b [host.WelcomeBytes]byte

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
@@ -34,6 +35,7 @@ func startRelayed(t testing.TB, c rdmatest.Cluster) *relayed {
 	own := shm.NewInproc()
 	n.inner = rdmatest.StartHost(t, rdmatest.Cluster{UUID: c.UUID, Key: c.Key, Offences: c.Offences}, incarnations.Add(1), func(a *host.Access) (string, func()) {
 		n.adapter = a
+		a.Own = c.Ring()
 		own.Add("adapter", a)
 		return "", func() {}
 	}, nil)
@@ -66,7 +68,7 @@ type breakingConn struct {
 	d *breaking
 }
 
-func (b *breaking) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
+func (b *breaking) Dial(ctx context.Context, addr string, t *rdma.Credentials, lane uint32) (rdma.Conn, error) {
 	c, err := b.Dialer.Dial(ctx, addr, t, lane)
 	if err != nil {
 		return nil, err
@@ -89,7 +91,7 @@ func TestContractThroughAdapter(t *testing.T) {
 		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startRelayed(t, c) }})
 }
 
-var relayCluster = rdmatest.Cluster{UUID: [16]byte{1, 2, 3}, Key: [32]byte{4, 5, 6}}
+var relayCluster = rdmatest.Cluster{UUID: [16]byte{1, 2, 3}, Key: keyring.NewSigner([32]byte{4, 5, 6})}
 
 func openOne(t *testing.T, d rdma.Dialer, addr string, lane uint32) *rdma.Target {
 	c, err := d.Dial(t.Context(), addr, relayCluster.Ticket(1, rdma.ReadWrite), lane)
@@ -131,7 +133,10 @@ func TestHazard34_Domains(t *testing.T) {
 	page, err := host.NewSharedPage()
 	require.NoError(t, err)
 	defer page.Close()
-	_, err = n.Access.Admit(t.Context(), relayCluster.Ticket(1, rdma.ReadWrite), 0, host.Entry{Provider: "shm", Shared: page})
+	challenge := n.Access.Challenge()
+	hello, err := host.NewHello(relayCluster.Ticket(1, rdma.ReadWrite), 0, &challenge, host.Binding{})
+	require.NoError(t, err)
+	_, err = n.Access.Admit(t.Context(), &hello, &challenge, host.Entry{Provider: "shm", Shared: page})
 	require.ErrorIs(t, err, rdma.ErrDomain)
 	for domain, a := range map[proto.Domain]*host.Access{proto.DomainCPU: n.Access, proto.DomainAdapter: n.adapter} {
 		m, err := host.NewMemory("foreign", proto.MinRegionBytes)
@@ -151,7 +156,7 @@ func TestLateHelloDoesNotTakeTheLane(t *testing.T) {
 	nc, err := net.Dial("tcp", n.Addr())
 	require.NoError(t, err)
 	defer nc.Close()
-	hello := (&host.Hello{Ticket: *relayCluster.Ticket(1, rdma.ReadWrite), Attempt: host.NextAttempt()}).Append(nil)
+	hello := rdmatest.Hello(t, nc, relayCluster.Ticket(1, rdma.ReadWrite), 0)
 	_, err = nc.Write(hello[:50])
 	require.NoError(t, err)
 	to := openOne(t, tcp.Dialer{}, n.Addr(), 0)

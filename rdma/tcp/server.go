@@ -111,11 +111,19 @@ func (s *Server) serve(nc net.Conn) {
 	}
 }
 
-// greet reads the hello, admits the lane and answers. Admit ends an older
+// greet challenges, reads the hello, admits the lane and answers. Admit ends an older
 // connection of the same lane first: a welcome proves that it is dead.
 func (s *Server) greet(nc net.Conn) (*host.Lane, error) {
 	nc.SetDeadline(time.Now().Add(helloTimeout))
+	binding, err := host.BindingOf(nc)
+	if err != nil {
+		return nil, err
+	}
 	var b [host.HelloBytes]byte
+	challenge := s.access.Challenge()
+	if _, err := nc.Write(challenge.Append(b[:0])); err != nil {
+		return nil, err
+	}
 	if _, err := io.ReadFull(nc, b[:]); err != nil {
 		return nil, err
 	}
@@ -127,9 +135,9 @@ func (s *Server) greet(nc net.Conn) (*host.Lane, error) {
 	if half, ok := nc.(interface{ CloseRead() error }); ok {
 		stop = func() { half.CloseRead() } // the handler wakes up and takes its leave
 	}
-	lane, err := s.access.Admit(s.ctx, &hello.Ticket, hello.Lane, host.Entry{Provider: "tcp", Attempt: hello.Attempt, Stop: stop})
+	lane, err := s.access.Admit(s.ctx, &hello, &challenge, host.Entry{Provider: "tcp", Binding: binding, Stop: stop})
 	w := host.Welcome{Err: err}
-	w.Node, w.Incarnation = s.access.Node()
+	w.Node, w.Incarnation = s.access.Peer()
 	nc.SetDeadline(time.Now().Add(helloTimeout))
 	_, sendErr := nc.Write(w.Append(b[:0]))
 	if err == nil && sendErr != nil {

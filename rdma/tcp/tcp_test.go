@@ -16,19 +16,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
 )
 
 var (
-	testKey     = [32]byte{1, 2, 3}
+	testKey     = keyring.NewSigner([32]byte{1, 2, 3})
 	testCluster = [16]byte{9}
 )
 
 // serve starts a node with one region of 16 MiB, number 1, epoch 1.
 func serve(t testing.TB, l net.Listener) (*host.Access, string) {
-	a := host.New(testCluster, testKey, 1, 77, host.Limits{})
+	a := host.New(testCluster, keyring.NewRing(testKey.Public()), 1, 77, host.Limits{})
 	m, err := host.NewMemory("test", proto.MinRegionBytes)
 	require.NoError(t, err)
 	require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
@@ -48,10 +50,8 @@ func serve(t testing.TB, l net.Listener) (*host.Access, string) {
 	return a, l.Addr().String()
 }
 
-func ticket(serial uint64) *rdma.Ticket {
-	t := &rdma.Ticket{Cluster: testCluster, Session: 5, Serial: serial, Rights: rdma.ReadWrite}
-	t.Sign(testKey)
-	return t
+func ticket(serial uint64) *rdma.Credentials {
+	return rdma.Issue(testKey, rdma.Ticket{Cluster: testCluster, Session: 5, Serial: serial, Rights: rdma.ReadWrite})
 }
 
 func dial(t testing.TB, addr string, serial uint64, lane uint32) *rdma.Target {
@@ -86,6 +86,8 @@ func stalling(t *testing.T) (addr string, release func()) {
 			}
 			conns.Go(func() {
 				defer nc.Close()
+				c := host.Challenge{Node: 1, Incarnation: 77}
+				nc.Write(c.Append(nil))
 				var hello [host.HelloBytes]byte
 				io.ReadFull(nc, hello[:])
 				w := host.Welcome{Node: 1, Incarnation: 1}
@@ -152,8 +154,7 @@ func raw(t *testing.T, addr string, serial uint64, lane uint32) net.Conn {
 	nc, err := net.Dial("tcp", addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { nc.Close() })
-	hello := host.Hello{Ticket: *ticket(serial), Lane: lane}
-	_, err = nc.Write(hello.Append(nil))
+	_, err = nc.Write(rdmatest.Hello(t, nc, ticket(serial), lane))
 	require.NoError(t, err)
 	var w [host.WelcomeBytes]byte
 	_, err = io.ReadFull(nc, w[:])
@@ -349,6 +350,8 @@ func TestNodeThatLies(t *testing.T) {
 					return
 				}
 				defer nc.Close()
+				c := host.Challenge{Node: 1, Incarnation: 77}
+				nc.Write(c.Append(nil))
 				var hello [host.HelloBytes]byte
 				io.ReadFull(nc, hello[:])
 				w := host.Welcome{Node: 1, Incarnation: 1}
@@ -433,8 +436,7 @@ func FuzzStream(f *testing.F) {
 		if err != nil {
 			t.Skip(err)
 		}
-		hello := host.Hello{Ticket: *ticket(3), Lane: 1}
-		nc.Write(append(hello.Append(nil), b...))
+		nc.Write(append(rdmatest.Hello(t, nc, ticket(3), 1), b...))
 		nc.(*net.TCPConn).CloseWrite()
 		nc.SetReadDeadline(time.Now().Add(time.Minute))
 		if _, err := io.Copy(io.Discard, nc); errors.Is(err, os.ErrDeadlineExceeded) {

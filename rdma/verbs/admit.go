@@ -67,11 +67,15 @@ func (s *Server) known(nc net.Conn) {
 	}
 }
 
-// greet reads the hello, admits the lane and answers. An older lane of that number is
+// greet challenges, reads the hello, admits the lane and answers. An older lane of that number is
 // ended first: a welcome proves that it is dead.
 func (s *Server) greet(nc net.Conn) (*lane, error) {
 	nc.SetDeadline(time.Now().Add(helloTimeout))
 	var b [introBytes + host.HelloBytes]byte
+	challenge := s.Challenge()
+	if _, err := nc.Write(challenge.Append(b[:0])); err != nil {
+		return nil, err
+	}
 	if _, err := io.ReadFull(nc, b[:]); err != nil {
 		return nil, err
 	}
@@ -82,12 +86,12 @@ func (s *Server) greet(nc net.Conn) (*lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.admit(&hello, nc)
+	l, err := s.admit(&hello, &challenge, nc)
 	own := endpoint{port: s.port, addr: s.device.caps.GID.As16()}
 	if l != nil {
 		own.nonce = l.nonce
 	}
-	w := host.Welcome{Err: err, Node: s.node, Incarnation: s.incarnation}
+	w := host.Welcome{Err: err, Node: s.Node, Incarnation: s.Incarnation}
 	nc.SetReadDeadline(time.Now().Add(s.patience)) // until the queue pair is connected
 	nc.SetWriteDeadline(time.Now().Add(helloTimeout))
 	_, sendErr := nc.Write(own.append(w.Append(b[:0])))
@@ -97,13 +101,12 @@ func (s *Server) greet(nc net.Conn) (*lane, error) {
 	return l, errors.Join(err, sendErr)
 }
 
-// admit takes in a lane of the ticket's session.
-func (s *Server) admit(h *host.Hello, nc net.Conn) (*lane, error) {
-	t := &h.Ticket
-	if t.Cluster != s.cluster || !t.Verify(s.key) {
-		return nil, rdma.ErrTicket
+// admit takes in the lane of a hello.
+func (s *Server) admit(h *host.Hello, c *host.Challenge, nc net.Conn) (*lane, error) {
+	if err := s.Check(h, c, host.Binding{}); err != nil {
+		return nil, err
 	}
-	l := s.newLane(nc, h.Lane, h.Attempt, t)
+	l := s.newLane(nc, h.Lane, h.Attempt, &h.Ticket)
 	for {
 		old, err := s.enter(l)
 		if err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
 )
 
 // asNobody runs one test again as a user without rights. again is false in that run.
@@ -90,7 +91,7 @@ func TestIPv6(t *testing.T) {
 		t.Skip("no IPv6 address")
 	}
 	at := Config{GID: netip.MustParseAddr(os.Getenv("RXE_SELF6"))}
-	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, incarnations.Add(1), host.Limits{}, at, nil)
+	s, err := NewServer(testCluster.UUID, testCluster.Ring(), 1, incarnations.Add(1), host.Limits{}, at, nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close(context.Background())) }()
 	m, err := host.NewMemory("test", 1<<20)
@@ -181,7 +182,7 @@ func TestLateHello(t *testing.T) {
 	require.NoError(t, err)
 	defer nc.Close()
 	tk := ticket(1, 1, rdma.ReadWrite)
-	late := (&host.Hello{Ticket: *tk, Attempt: host.NextAttempt()}).Append(appendIntro(nil))
+	late := append(appendIntro(nil), rdmatest.Hello(t, nc, tk, 0)...)
 	_, err = nc.Write(late[:60])
 	require.NoError(t, err)
 	d := newDialer(t)
@@ -204,7 +205,7 @@ func TestTwoMachines(t *testing.T) {
 	const port, over = "7431", uint64(1) << 60
 	switch os.Getenv("RXE_ROLE") {
 	case "server":
-		s, err := NewServer(testCluster.UUID, testCluster.Key, 1, 1, host.Limits{}, Config{}, nil)
+		s, err := NewServer(testCluster.UUID, testCluster.Ring(), 1, 1, host.Limits{}, Config{}, nil)
 		require.NoError(t, err)
 		m, err := host.NewMemory("test", 1<<20)
 		require.NoError(t, err)
@@ -251,7 +252,7 @@ func TestTwoMachines(t *testing.T) {
 // A session that the adapter has to refuse again and again is ended; others go on.
 func TestSecurity03_RefusedTooOften(t *testing.T) {
 	needDevice(t)
-	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, incarnations.Add(1), host.Limits{Offences: 3}, Config{}, nil)
+	s, err := NewServer(testCluster.UUID, testCluster.Ring(), 1, incarnations.Add(1), host.Limits{Offences: 3}, Config{}, nil)
 	require.NoError(t, err)
 	m, err := host.NewMemory("test", 1<<20)
 	require.NoError(t, err)

@@ -98,7 +98,7 @@ func (c *conn) check(w *window, v *rdma.Verb) error {
 		}
 		fallthrough
 	case rdma.Write:
-		if c.hello.Ticket.Rights != rdma.ReadWrite {
+		if c.as.Rights != rdma.ReadWrite {
 			return rdma.ErrReadOnly
 		}
 	case rdma.Flush:

@@ -25,7 +25,8 @@ import (
 type conn struct {
 	dialer *Dialer
 	addr   string
-	hello  host.Hello
+	as     rdma.Credentials
+	number uint32          // the lane of as
 	opened context.Context // ends with Close
 	end    context.CancelFunc
 
@@ -134,7 +135,7 @@ func watch(l *C.q_lane, nc *net.TCPConn) error {
 	return raw.Control(func(fd uintptr) { l.socket = C.int(fd) })
 }
 
-// greet says who we are and connects the queue pairs.
+// greet answers the node's challenge and connects the queue pairs.
 func (c *conn) greet() error {
 	lane, err := c.dialer.openLane(c.depth)
 	if err != nil {
@@ -144,8 +145,19 @@ func (c *conn) greet() error {
 	if err := watch(lane, c.nc); err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	c.hello.Attempt = host.NextAttempt()
-	if _, err := c.nc.Write(c.hello.Append(appendIntro(nil))); err != nil {
+	var first [host.ChallengeBytes]byte
+	if _, err := io.ReadFull(c.nc, first[:]); err != nil {
+		return fmt.Errorf("%w: no challenge (does the node run an earlier version?): %w", rdma.ErrBroken, err)
+	}
+	challenge, err := host.DecodeChallenge(first[:])
+	if err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+	}
+	hello, err := host.NewHello(&c.as, c.number, &challenge, host.Binding{})
+	if err != nil {
+		return err
+	}
+	if _, err := c.nc.Write(hello.Append(appendIntro(nil))); err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
 	var b [host.WelcomeBytes + endpointBytes]byte
@@ -163,7 +175,7 @@ func (c *conn) greet() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	own := claim{lane: c.hello.Lane, nonce: peer.nonce}
+	own := claim{lane: c.number, nonce: peer.nonce}
 	if err := c.dialer.device.join(lane, peer, own.append(nil), connectTimeout); err != nil {
 		if err == errHeard {
 			err = c.farewell()

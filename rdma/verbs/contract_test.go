@@ -48,7 +48,7 @@ func startNodeWith(t testing.TB, c rdmatest.Cluster, w Windows) *node {
 func startNodeOf(t testing.TB, c rdmatest.Cluster, config Config) *node {
 	needDevice(t)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	s, err := NewServer(c.UUID, c.Key, 1, incarnations.Add(1), host.Limits{LanesPerSession: 32}, config, log)
+	s, err := NewServer(c.UUID, c.Ring(), 1, incarnations.Add(1), host.Limits{LanesPerSession: 32}, config, log)
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

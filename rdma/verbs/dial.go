@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 
 	"github.com/quarrystore/quarry/rdma"
-	"github.com/quarrystore/quarry/rdma/host"
 )
 
 // Dialer connects lanes over one RDMA device. Close it after its connections.
@@ -98,8 +97,8 @@ func (d *Dialer) Register(mem []byte) error { return d.buffers.add(mem) }
 func (d *Dialer) Forget(mem []byte) error { return d.buffers.forget(mem) }
 
 // Dial connects a lane to the node whose verbs server listens at host:port.
-func (d *Dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
-	c := &conn{dialer: d, addr: addr, depth: leastDepth, hello: host.Hello{Ticket: *t, Lane: lane}}
+func (d *Dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
+	c := &conn{dialer: d, addr: addr, depth: leastDepth, as: *as, number: lane}
 	c.opened, c.end = context.WithCancel(context.Background())
 	if err := c.prepare(); err != nil {
 		c.end()

@@ -17,14 +17,15 @@ import (
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/rdmatest"
 )
 
 // introduce does what a client does on the socket, and no more.
-func introduce(t *testing.T, addr string, tk *rdma.Ticket, number uint32) (*net.TCPConn, endpoint) {
+func introduce(t *testing.T, addr string, tk *rdma.Credentials, number uint32) (*net.TCPConn, endpoint) {
 	nc, err := net.Dial("tcp", addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { nc.Close() })
-	_, err = nc.Write((&host.Hello{Ticket: *tk, Lane: number, Attempt: host.NextAttempt()}).Append(appendIntro(nil)))
+	_, err = nc.Write(append(appendIntro(nil), rdmatest.Hello(t, nc, tk, number)...))
 	require.NoError(t, err)
 	var b [host.WelcomeBytes + endpointBytes]byte
 	nc.SetReadDeadline(time.Now().Add(guard))

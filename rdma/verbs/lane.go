@@ -104,7 +104,9 @@ func (l *lane) serve() {
 		a := answer{kind: r.kind, tag: r.tag}
 		switch r.kind {
 		case kindOpen:
-			a.err = l.server.grant(l, r.region, r.epoch, &a)
+			if a.err = rdma.ErrTicket; l.ticket.Opens(r.region, r.epoch) {
+				a.err = l.server.grant(l, r.region, r.epoch, &a)
+			}
 		case kindFlush:
 			a.err = l.server.persist(r.region, r.epoch, r.off, r.bytes)
 		default:

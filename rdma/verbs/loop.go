@@ -31,7 +31,7 @@ func (s *Server) NewLoop() (*Loop, error) {
 		return nil, errors.Join(err, d.Close())
 	}
 	l := &Loop{
-		Loop:   host.Loop{Dialer: d, Addr: listener.Addr().String(), Cluster: s.cluster, Key: s.key, Ended: s.endLoop},
+		Loop:   host.Loop{Dialer: d, Addr: listener.Addr().String(), Cluster: s.Cluster, Key: s.own, Ended: s.endLoop},
 		dialer: d, served: make(chan error, 1),
 	}
 	go func() { l.served <- s.Serve(listener) }()

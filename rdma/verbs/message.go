@@ -10,6 +10,7 @@ import (
 
 // What the socket carries. Sizes are fixed, fields little endian.
 //
+//	node    challenge of package host
 //	client  intro     0 magic  4 version  6 zero, then the hello of package host
 //	node    welcome of package host, endpoint
 //	client  request   0 kind  4 tag  8 region  12 slot   16 epoch  24 offset  32 bytes
@@ -28,7 +29,7 @@ const (
 	answerBytes   = 40
 
 	magic   = 0x51425651 // "QVBQ"
-	version = 2
+	version = 3
 
 	kindOpen     = 1
 	kindFlush    = 2

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"golang.org/x/sys/unix"
@@ -44,15 +46,13 @@ const (
 // Server lets the adapter execute verbs on a node's regions, and takes that back.
 // It is what host.Access is to the other providers.
 type Server struct {
-	cluster     [16]byte
-	key         [32]byte
-	node        uint32
-	incarnation uint64
-	limits      host.Limits
-	log         *slog.Logger
-	device      *device
-	ctx         context.Context
-	cancel      context.CancelFunc
+	host.Verifier
+	own    *keyring.Signer // of the loop's tickets
+	limits host.Limits
+	log    *slog.Logger
+	device *device
+	ctx    context.Context
+	cancel context.CancelFunc
 
 	channel  *C.struct_ibv_comp_channel
 	drains   *C.struct_ibv_cq
@@ -107,8 +107,8 @@ type domain struct {
 	lanes int // guarded by Server.mu
 }
 
-// NewServer opens the device. Tickets are those marked with the cluster's key.
-func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, limits host.Limits, c Config, log *slog.Logger) (*Server, error) {
+// NewServer opens the device. Tickets are those signed with a key of the ring, which may change.
+func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation uint64, limits host.Limits, c Config, log *slog.Logger) (*Server, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
@@ -129,10 +129,14 @@ func NewServer(cluster [16]byte, key [32]byte, node uint32, incarnation uint64, 
 		return nil, err
 	}
 	s := &Server{
-		cluster: cluster, key: key, node: node, incarnation: incarnation, limits: limits, log: log, device: dev, patience: joinTimeout, binding: bindTimeout, draining: drainTimeout,
+		limits: limits, log: log, device: dev, patience: joinTimeout, binding: bindTimeout, draining: drainTimeout,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
 		failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
 	}
+	var seed [keyring.SeedBytes]byte
+	rand.Read(seed[:])
+	s.own = keyring.NewSigner(seed)
+	s.Verifier = host.Verifier{Cluster: cluster, Keys: keys, Own: keyring.NewRing(s.own.Public()), Node: node, Incarnation: incarnation}
 	if e := C.q_drains_open(dev.ctx, 2*maxLanes, C.uint32_t(incarnation>>1), &s.channel, &s.drains); e != 0 {
 		dev.close()
 		return nil, problem("completion queue on "+dev.caps.Device, e)

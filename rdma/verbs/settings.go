@@ -46,7 +46,7 @@ func (s *Server) ends(c *conn) (client, node settings, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return client, node, s.sessions[c.hello.Ticket.Serial].lanes[c.hello.Lane].settings(&node)
+	return client, node, s.sessions[c.as.Serial].lanes[c.number].settings(&node)
 }
 
 func (l *lane) settings(out *settings) (err error) {

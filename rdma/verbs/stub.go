@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 )
@@ -22,7 +23,7 @@ type Dialer struct{}
 func NewDialer(Config) (*Dialer, error) { return nil, ErrNotBuilt }
 
 // Dial answers with ErrNotBuilt.
-func (*Dialer) Dial(context.Context, string, *rdma.Ticket, uint32) (rdma.Conn, error) {
+func (*Dialer) Dial(context.Context, string, *rdma.Credentials, uint32) (rdma.Conn, error) {
 	return nil, ErrNotBuilt
 }
 
@@ -37,7 +38,7 @@ func (*Dialer) Close() error          { return nil }
 type Server struct{}
 
 // NewServer answers with ErrNotBuilt.
-func NewServer([16]byte, [32]byte, uint32, uint64, host.Limits, Config, *slog.Logger) (*Server, error) {
+func NewServer([16]byte, *keyring.Ring, uint32, uint64, host.Limits, Config, *slog.Logger) (*Server, error) {
 	return nil, ErrNotBuilt
 }
 

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/rdmatest"
@@ -30,9 +31,9 @@ import (
 // guard bounds the wait for what must come: it ends a test that hangs, and no other.
 const guard = 3 * time.Minute
 
-var testCluster = rdmatest.Cluster{UUID: [16]byte{7}, Key: [32]byte{8}}
+var testCluster = rdmatest.Cluster{UUID: [16]byte{7}, Key: keyring.NewSigner([32]byte{8})}
 
-func ticket(serial uint64, tenant uint32, rights rdma.Rights) *rdma.Ticket {
+func ticket(serial uint64, tenant uint32, rights rdma.Rights) *rdma.Credentials {
 	t := testCluster.Ticket(serial, rights)
 	t.Tenant = tenant
 	t.Sign(testCluster.Key)
@@ -40,7 +41,7 @@ func ticket(serial uint64, tenant uint32, rights rdma.Rights) *rdma.Ticket {
 }
 
 // open dials a lane and opens region 1 under epoch 1.
-func open(t testing.TB, d *Dialer, addr string, tk *rdma.Ticket, number uint32) (*conn, *rdma.Target) {
+func open(t testing.TB, d *Dialer, addr string, tk *rdma.Credentials, number uint32) (*conn, *rdma.Target) {
 	c, err := d.Dial(t.Context(), addr, tk, number)
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
@@ -82,8 +83,8 @@ func TestAdapterRefuses(t *testing.T) {
 		"wrong key":      {rdma.ReadWrite, func(c *conn) { c.windows[0].rkey ^= 0x5500 }, func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }, 0},
 		"another tenant": {rdma.ReadWrite, func(c *conn) { c.windows[0].rkey = foreign.windows[0].rkey }, func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }, 0},
 		"out of bounds":  {rdma.ReadWrite, func(c *conn) { c.windows[0].Bytes *= 2 }, func(c *rdma.Chain) { c.Write(rdmatest.RegionBytes-4, make([]byte, 8)) }, 1},
-		"read only":      {rdma.ReadOnly, func(c *conn) { c.hello.Ticket.Rights = rdma.ReadWrite }, func(c *rdma.Chain) { c.CAS(0, 0x0909090909090909, 1) }, 1},
-		"read only WRITE": {rdma.ReadOnly, func(c *conn) { c.hello.Ticket.Rights = rdma.ReadWrite },
+		"read only":      {rdma.ReadOnly, func(c *conn) { c.as.Rights = rdma.ReadWrite }, func(c *rdma.Chain) { c.CAS(0, 0x0909090909090909, 1) }, 1},
+		"read only WRITE": {rdma.ReadOnly, func(c *conn) { c.as.Rights = rdma.ReadWrite },
 			func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -249,17 +250,18 @@ func TestPeerStopped(t *testing.T) {
 func TestGarbageHello(t *testing.T) {
 	n := startNode(t, testCluster)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
-	hello := host.Hello{Ticket: *ticket(1, 1, rdma.ReadWrite)}
-	good := hello.Append(appendIntro(nil))
-	spoil := func(at int, b byte) []byte { c := bytes.Clone(good); c[at] = b; return c }
-	for name, b := range map[string][]byte{
-		"nothing": nil, "half": good[:50], "without hello": good[:introBytes], "magic": spoil(0, 'X'), "version": spoil(4, 99),
-		"hello magic": spoil(introBytes, 0), "hello version": spoil(introBytes+8, 99), "ticket": spoil(introBytes+70, good[introBytes+70]^1),
-		"good, then gone": good, "zeros": make([]byte, 4096),
+	spoil := func(at int, by byte) func([]byte) []byte {
+		return func(good []byte) []byte { good[at] ^= by; return good }
+	}
+	for name, b := range map[string]func(good []byte) []byte{
+		"nothing": func([]byte) []byte { return nil }, "half": func(good []byte) []byte { return good[:50] },
+		"without hello": func(good []byte) []byte { return good[:introBytes] }, "magic": spoil(0, 'X'), "version": spoil(4, 99),
+		"hello magic": spoil(introBytes, 'Q'), "hello version": spoil(introBytes+8, 99), "ticket": spoil(introBytes+70, 1), "proof": spoil(introBytes+host.HelloBytes-1, 1),
+		"good, then gone": func(good []byte) []byte { return good }, "zeros": func([]byte) []byte { return make([]byte, 4096) },
 	} {
 		nc, err := net.Dial("tcp", n.addr)
 		require.NoError(t, err)
-		_, err = nc.Write(b)
+		_, err = nc.Write(b(append(appendIntro(nil), rdmatest.Hello(t, nc, ticket(1, 1, rdma.ReadWrite), 0)...)))
 		require.NoError(t, err, name)
 		nc.(*net.TCPConn).CloseWrite() // fails where the node has closed already
 		nc.SetReadDeadline(time.Now().Add(guard))

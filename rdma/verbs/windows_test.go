@@ -21,7 +21,7 @@ func add(c *rdma.Chain) { c.FetchAdd(0, 1) }
 // its queue pair and not to its bounds, and so is not given any.
 func TestWindowsAreProbed(t *testing.T) {
 	needDevice(t)
-	s, err := NewServer(testCluster.UUID, testCluster.Key, 1, incarnations.Add(1), host.Limits{}, Config{}, nil)
+	s, err := NewServer(testCluster.UUID, testCluster.Ring(), 1, incarnations.Add(1), host.Limits{}, Config{}, nil)
 	require.NoError(t, err)
 	t.Logf("%s says windows of type 2B: %v; enforced: %s; used: %v", s.Caps().Device, s.Caps().Windows2B, s.Caps().Enforced, s.windows)
 	require.Equal(t, s.Caps().Enforced == "bounds and queue pair", s.windows)

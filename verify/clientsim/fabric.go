@@ -21,8 +21,8 @@ type dialer struct {
 
 func (dialer) Provider() string { return "tcp" }
 
-func (d dialer) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
-	c := &conn{w: d.w, from: d.from, addr: addr, ticket: *t, number: lane}
+func (d dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
+	c := &conn{w: d.w, from: d.from, addr: addr, as: *as, number: lane}
 	if err := c.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -34,7 +34,7 @@ type conn struct {
 	w      *World
 	from   *Proc
 	addr   string
-	ticket rdma.Ticket
+	as     rdma.Credentials
 	number uint32
 	opened []rdma.Window // by slot
 	dead   error         // why nothing can be posted
@@ -82,14 +82,13 @@ type flight struct {
 
 func (c *conn) Provider() string { return "tcp" }
 
-func (c *conn) Peer() (node uint32, incarnation uint64) { return c.link.access.Node() }
+func (c *conn) Peer() (node uint32, incarnation uint64) { return c.link.access.Peer() }
 
 func (c *conn) connect(ctx context.Context) error {
 	w := c.w
 	w.mu.Lock()
 	to := w.lent[c.addr]
 	w.mu.Unlock()
-	attempt := host.NextAttempt()
 	if to == nil || to.proc.isDead() || c.from.isDead() {
 		d := c.from.delay()
 		if c.from.isDead() {
@@ -98,10 +97,15 @@ func (c *conn) connect(ctx context.Context) error {
 		_ = w.pause(ctx, d)
 		return fmt.Errorf("node %s: %w: %w", c.addr, rdma.ErrBroken, errRefused)
 	}
+	challenge := to.access.Challenge()
+	hello, err := host.NewHello(&c.as, c.number, &challenge, host.Binding{})
+	if err != nil {
+		return fmt.Errorf("node %s: %w", c.addr, err)
+	}
 	if err := w.hop(ctx, c.from, to.proc); err != nil {
 		return fmt.Errorf("node %s: %w: %w", c.addr, rdma.ErrBroken, err)
 	}
-	lane, err := to.access.Admit(context.WithoutCancel(ctx), &c.ticket, c.number, host.Entry{Provider: "tcp", Attempt: attempt})
+	lane, err := to.access.Admit(context.WithoutCancel(ctx), &hello, &challenge, host.Entry{Provider: "tcp"})
 	if herr := w.hop(ctx, to.proc, c.from); herr != nil {
 		if err == nil {
 			lane.Leave()
@@ -151,8 +155,8 @@ func (c *conn) Post(ch *rdma.Chain) {
 		}
 	}
 	c.w.count(&c.w.Counts.Chains)
-	if c.w.said(c.ticket.Serial) == closed {
-		c.w.fail("%s posts under session %d (serial %d), which it has closed in good order", c.from.Name, c.ticket.Session, c.ticket.Serial)
+	if c.w.said(c.as.Serial) == closed {
+		c.w.fail("%s posts under session %d (serial %d), which it has closed in good order", c.from.Name, c.as.Session, c.as.Serial)
 	}
 	if c.from.chance(2) { // struck before it is sent, or behind it
 		c.w.posted(c.from, 1, ch)

@@ -92,7 +92,7 @@ func (f *fences) complete(s *quarrypb.Session, region uint32) {
 func (f *fences) serving() map[[2]uint64]bool {
 	out := map[[2]uint64]bool{}
 	for _, l := range f.w.hosts() {
-		node, incarnation := l.access.Node()
+		node, incarnation := l.access.Peer()
 		for _, g := range l.access.Regions() {
 			at := [2]uint64{uint64(g.Region), g.Epoch}
 			r := f.regions[g.Region]

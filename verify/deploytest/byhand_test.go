@@ -2,6 +2,7 @@ package deploytest
 
 import (
 	"bytes"
+	"crypto/ed25519"
 	bin "encoding/binary"
 	"encoding/json"
 	"io"
@@ -27,6 +28,7 @@ type byHand struct {
 	url     string
 	session uint32
 	serial  string
+	proof   []byte
 	table   struct {
 		Regions []struct {
 			ID    int    `json:"id"`
@@ -66,13 +68,17 @@ func (h *byHand) read(n int) []byte {
 func (h *byHand) open() {
 	var s struct {
 		Ticket struct {
-			Cluster, Mark   []byte
-			Session, Rights uint32
-			Serial          string
+			Cluster, Holder, Signature []byte
+			Session, Rights            uint32
+			Serial, KeyID              string
 		}
+		Proof []byte
 		Table json.RawMessage
 	}
-	h.rpc("OpenSession", map[string]any{"name": "by hand"}, &s)
+	public, private, err := ed25519.GenerateKey(nil)
+	require.NoError(h, err)
+	h.rpc("OpenSession", map[string]any{"name": "by hand", "key": []byte(public)}, &s)
+	h.proof = s.Proof
 	require.NoError(h, json.Unmarshal(s.Table, &h.table))
 	h.session, h.serial = s.Ticket.Session, s.Ticket.Serial
 	serial, err := strconv.ParseUint(h.serial, 10, 64)
@@ -84,12 +90,22 @@ func (h *byHand) open() {
 		}
 	}
 	h.Cleanup(func() { h.conn.Close() })
+	keyID, err := strconv.ParseUint(s.Ticket.KeyID, 10, 64)
+	require.NoError(h, err)
+	challenge := h.read(56)
 	le := bin.LittleEndian
-	hello := le.AppendUint32([]byte("QUARRYV\n"), 2)
+	require.Equal(h, "QUARRYV\n", string(challenge[:8]))
+	require.EqualValues(h, 3, le.Uint32(challenge[8:]), "version")
+	require.EqualValues(h, 1, le.Uint32(challenge[12:]), "node")
+	hello := le.AppendUint32([]byte("QUARRYV\n"), 3)
 	hello = le.AppendUint64(le.AppendUint32(hello, 0), uint64(time.Now().UnixNano()))
-	hello = le.AppendUint32(append(hello, s.Ticket.Cluster...), h.session)
-	hello = le.AppendUint64(le.AppendUint64(le.AppendUint32(hello, 0), serial), uint64(s.Ticket.Rights))
-	_, err = h.conn.Write(append(hello, s.Ticket.Mark...))
+	hello = append(le.AppendUint64(hello, keyID), s.Ticket.Cluster...)
+	hello = le.AppendUint64(le.AppendUint32(le.AppendUint32(hello, h.session), 0), serial)
+	hello = le.AppendUint64(le.AppendUint32(le.AppendUint32(hello, s.Ticket.Rights), 0), 0)
+	hello = append(append(hello, s.Ticket.Holder...), s.Ticket.Signature...)
+	signed := append(append([]byte("quarry hello 3\x00"), challenge...), hello...)
+	hello = append(hello, ed25519.Sign(private, append(signed, make([]byte, 32)...))...)
+	_, err = h.conn.Write(hello)
 	require.NoError(h, err)
 	welcome := h.read(32)
 	require.Equal(h, "QUARRYV\n", string(welcome[:8]))
@@ -307,7 +323,7 @@ func TestAnotherClientFromThePage(t *testing.T) {
 	h.key = key
 
 	var nothing struct{}
-	h.rpc("CloseSession", map[string]any{"serial": h.serial}, &nothing)
+	h.rpc("CloseSession", map[string]any{"serial": h.serial, "proof": h.proof}, &nothing)
 	rep, err := fsck.Cluster(t.Context(), fsck.Config{Controllers: []string{h.url}})
 	require.NoError(t, err)
 	require.Empty(t, rep.Findings)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
@@ -52,8 +53,8 @@ func number(t *testing.T, s string) int {
 
 func TestProtocolPageConstants(t *testing.T) {
 	want := map[string]int{
-		"layout version, in region headers": proto.LayoutVersion, "fabric version, in hello and welcome": host.ProtocolVersion,
-		"hello bytes": host.HelloBytes, "welcome bytes": host.WelcomeBytes, "open request bytes": host.OpenRequestBytes, "open answer bytes": host.OpenAnswerBytes,
+		"layout version, in region headers": proto.LayoutVersion, "fabric version, in challenge, hello and welcome": host.ProtocolVersion,
+		"challenge bytes": host.ChallengeBytes, "hello bytes": host.HelloBytes, "welcome bytes": host.WelcomeBytes, "open request bytes": host.OpenRequestBytes, "open answer bytes": host.OpenAnswerBytes,
 		"ticket bytes": rdma.TicketBytes, "most verbs in a chain": rdma.MaxChainVerbs, "most bytes of one READ or WRITE": rdma.MaxVerbBytes,
 		"most bytes of the READs and WRITEs of a chain": rdma.MaxChainBytes, "windows of a connection": host.MaxWindows,
 	}
@@ -65,8 +66,8 @@ func TestProtocolPageConstants(t *testing.T) {
 		}
 	}
 	require.Equal(t, len(want), found)
-	require.Contains(t, read(t, "docs", "PROTOCOL.md"), "| verbs socket | 2 |")
-	require.Regexp(t, `(?m)^\tversion = 2$`, strings.ReplaceAll(read(t, "rdma", "verbs", "message.go"), "version   ", "version "))
+	require.Contains(t, read(t, "docs", "PROTOCOL.md"), "| verbs socket | 3 |")
+	require.Regexp(t, `(?m)^\tversion = 3$`, strings.ReplaceAll(read(t, "rdma", "verbs", "message.go"), "version   ", "version "))
 }
 
 // Every field of every word is where the page says: a word with that field alone all
@@ -211,6 +212,8 @@ func chainExample(t *testing.T) []byte {
 			return
 		}
 		defer c.Close()
+		ch := host.Challenge{Node: 1, Incarnation: 1}
+		_, _ = c.Write(ch.Append(nil))
 		b := make([]byte, host.HelloBytes)
 		if _, err := readFull(c, b); err != nil {
 			return
@@ -242,7 +245,7 @@ func chainExample(t *testing.T) []byte {
 			_, _ = c.Write(a.Append(out))
 		}
 	}()
-	conn, err := tcp.Dialer{}.Dial(t.Context(), l.Addr().String(), &rdma.Ticket{Rights: rdma.ReadWrite}, 0)
+	conn, err := tcp.Dialer{}.Dial(t.Context(), l.Addr().String(), &rdma.Credentials{Ticket: rdma.Ticket{Rights: rdma.ReadWrite}}, 0)
 	require.NoError(t, err)
 	defer conn.Close()
 	var w rdma.Window
@@ -305,32 +308,31 @@ func TestProtocolPageMessages(t *testing.T) {
 	}
 	require.Len(t, table(t, "op", "verb"), rdma.Ops-1)
 
-	// Where the fields of hello and ticket are.
-	h := host.Hello{Lane: 0x11111111, Attempt: 0x2222222222222222, Ticket: rdma.Ticket{Cluster: [16]byte{0x33}, Session: 0x4444, Serial: 0x55555555, Rights: rdma.ReadWrite, Tenant: 0x6666}}
-	h.Ticket.Sign([32]byte{7})
+	// Where the fields of challenge, hello and ticket are.
+	ch := host.Challenge{Node: 0x77, Incarnation: 0x88, Nonce: [32]byte{0x99}}
+	fieldsAt(t, "challenge", ch.Append(nil), [][]byte{[]byte("QUARRYV\n"), {host.ProtocolVersion, 0, 0, 0}, {0x77}, {0x88}, {0x99}})
+	h := host.Hello{Lane: 0x11111111, Attempt: 0x2222222222222222, Ticket: rdma.Ticket{Cluster: [16]byte{0x33}, Session: 0x4444, Serial: 0x55555555, Rights: rdma.ReadWrite, Tenant: 0x6666, Region: 0xaa, Epoch: 0xbb, Holder: keyring.Public{0xcc}}, Proof: keyring.Signature{0xdd}}
+	signer := keyring.NewSigner([32]byte{7})
+	h.Ticket.Sign(signer)
 	b := h.Append(nil)
-	starts := map[string][]byte{
-		"magic `QUARRYV\\n`": []byte("QUARRYV\n"), "version": {host.ProtocolVersion, 0, 0, 0}, "lane, any number of the client's own": {0x11, 0x11, 0x11, 0x11},
-		"attempt, higher for each connection of a lane": {0x22, 0x22}, "ticket": {0x33},
-	}
-	end := 0
-	for _, row := range table(t, "hello", "offset", "bytes") {
-		off := number(t, row[1])
-		require.Equal(t, end, off, row[0])
-		require.True(t, bytes.HasPrefix(b[off:], starts[row[0]]), row[0])
-		end = off + number(t, row[2])
-	}
-	require.Equal(t, host.HelloBytes, end)
-	fields := [][]byte{{0x33}, {0x44, 0x44}, {0x66, 0x66}, {0x55, 0x55}, {2}, h.Ticket.Mark[:]}
-	end = 0
-	for i, row := range table(t, "ticket", "offset", "bytes") {
-		off := number(t, row[1])
-		require.Equal(t, end, off, row[0])
-		require.True(t, bytes.HasPrefix(b[24+off:], fields[i]), row[0])
-		end = off + number(t, row[2])
-	}
-	require.Equal(t, rdma.TicketBytes, end)
+	id := bin.LittleEndian.AppendUint64(nil, signer.ID())
+	fieldsAt(t, "hello", b, [][]byte{[]byte("QUARRYV\n"), {host.ProtocolVersion, 0, 0, 0}, {0x11, 0x11, 0x11, 0x11}, {0x22, 0x22}, id, {0xdd}})
+	fieldsAt(t, "ticket", b[24:24+rdma.TicketBytes], [][]byte{id, {0x33}, {0x44, 0x44}, {0x66, 0x66}, {0x55, 0x55}, {2}, {0xaa}, {0xbb}, {0xcc}, h.Ticket.Signature[:]})
 	for _, row := range table(t, "gate page", "offset") {
 		require.Contains(t, read(t, "rdma", "host", "gate.go"), fmt.Sprintf("%3d  %s ", number(t, row[1]), regexp.MustCompile(`^\w+`).FindString(row[0])))
 	}
+}
+
+// fieldsAt compares the rows of a table with where fields are in an encoded form.
+func fieldsAt(t *testing.T, name string, b []byte, fields [][]byte) {
+	rows := table(t, name, "offset", "bytes")
+	require.Len(t, rows, len(fields), name)
+	end := 0
+	for i, row := range rows {
+		off := number(t, row[1])
+		require.Equal(t, end, off, row[0])
+		require.True(t, bytes.HasPrefix(b[off:], fields[i]), row[0])
+		end = off + number(t, row[2])
+	}
+	require.Len(t, b, end, name)
 }

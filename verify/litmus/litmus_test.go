@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/tcp"
@@ -20,8 +21,8 @@ import (
 
 // onTCP makes a stand in the atomicity domain of the processors.
 func onTCP(t *testing.T, wrap func(rdma.Dialer) rdma.Dialer) *Stand {
-	s := &Stand{Cluster: [16]byte{1}, Key: [32]byte{2}}
-	a := host.New(s.Cluster, s.Key, 1, 1, host.Limits{})
+	s := &Stand{Cluster: [16]byte{1}, Key: keyring.NewSigner([32]byte{2})}
+	a := host.New(s.Cluster, keyring.NewRing(s.Key.Public()), 1, 1, host.Limits{})
 	var err error
 	s.Memory, err = host.NewMemory("litmus", regionBytes)
 	require.NoError(t, err)
@@ -69,7 +70,7 @@ type lyingConn struct {
 	d *lying
 }
 
-func (d *lying) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
+func (d *lying) Dial(ctx context.Context, addr string, t *rdma.Credentials, lane uint32) (rdma.Conn, error) {
 	c, err := d.Dialer.Dial(ctx, addr, t, lane)
 	return lyingConn{c, d}, err
 }
@@ -84,7 +85,7 @@ type denying struct{ rdma.Dialer }
 
 type denyingConn struct{ rdma.Conn }
 
-func (d *denying) Dial(ctx context.Context, addr string, t *rdma.Ticket, lane uint32) (rdma.Conn, error) {
+func (d *denying) Dial(ctx context.Context, addr string, t *rdma.Credentials, lane uint32) (rdma.Conn, error) {
 	c, err := d.Dialer.Dial(ctx, addr, t, lane)
 	return denyingConn{c}, err
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
@@ -28,7 +29,7 @@ type Stand struct {
 	Memory *host.Memory
 	// Cluster and Key sign tickets.
 	Cluster [16]byte
-	Key     [32]byte
+	Key     *keyring.Signer
 	Fence   func(ctx context.Context, serials ...uint64) error
 	// Rotated is region 2, as processors see it. Rotate closes it, opens it under a later
 	// epoch and returns that epoch; the first call only opens it.
@@ -46,8 +47,10 @@ type Stand struct {
 func OnDevice(ctx context.Context, c verbs.Config) (s *Stand, caps verbs.Caps, close func() error, err error) {
 	s = &Stand{}
 	rand.Read(s.Cluster[:])
-	rand.Read(s.Key[:])
-	server, err := verbs.NewServer(s.Cluster, s.Key, 1, 1, host.Limits{}, c, slog.Default())
+	var seed [keyring.SeedBytes]byte
+	rand.Read(seed[:])
+	s.Key = keyring.NewSigner(seed)
+	server, err := verbs.NewServer(s.Cluster, keyring.NewRing(s.Key.Public()), 1, 1, host.Limits{}, c, slog.Default())
 	if err != nil {
 		return nil, caps, nil, err
 	}
@@ -117,8 +120,7 @@ const laneBytes = 2 << 20
 // lane connects one.
 func (s *Stand) lane(ctx context.Context) (*lane, error) {
 	l := &lane{serial: s.serials.Add(1)}
-	t := &rdma.Ticket{Cluster: s.Cluster, Session: uint32(l.serial), Serial: l.serial, Rights: rdma.ReadWrite}
-	t.Sign(s.Key)
+	t := rdma.Issue(s.Key, rdma.Ticket{Cluster: s.Cluster, Session: uint32(l.serial), Serial: l.serial, Rights: rdma.ReadWrite})
 	c, err := s.Dialer.Dial(ctx, s.Addr, t, 0)
 	if err != nil {
 		return nil, err

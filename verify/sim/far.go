@@ -109,7 +109,7 @@ func (m *machines) askAnybody(c *client) {
 	}
 	id, region := ended[m.w.ch.choose(n)], uint32(1+m.w.ch.choose(farID))
 	serial := k.sess[id].serial
-	m.post(c.id, m.seats[c.id].target, &quarrypb.CertifyFenceRequest{Serial: c.serial, Session: id, Region: region, WaitMs: 500}, func(a state.Answer) {
+	m.post(c.id, m.seats[c.id].target, &quarrypb.CertifyFenceRequest{Serial: c.serial, Session: id, Region: region, WaitMs: 500, Proof: c.proof}, func(a state.Answer) {
 		// Only if the id belongs to the same session at the question and at the answer.
 		if r, ok := a.Msg.(*quarrypb.CertifyFenceResponse); ok && r.Fenced && k.sess[id].serial == serial {
 			if region == farID {

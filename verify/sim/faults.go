@@ -190,7 +190,7 @@ func (c *client) strike(f *faultPlan) bool {
 		return true
 	case Revoke:
 		if c.session != 0 {
-			w.mach.order(&quarrypb.RevokeSessionRequest{Serial: c.serial, Reason: "by order"})
+			w.mach.order(&quarrypb.RevokeSessionRequest{Serial: c.serial, Reason: "by order", Proof: c.proof})
 		}
 		if f.detail&1 != 0 { // and does not hear of it
 			w.setAway(f.who, true)

@@ -10,6 +10,7 @@ import (
 type membership struct {
 	session    uint32 // 0: none
 	serial     uint64
+	proof      []byte // that calls show
 	ended      bool
 	leaseUntil int64 // by the process's clock
 	view       table

@@ -184,7 +184,7 @@ func (g *agent) beat() {
 	heard := false
 	left := g.left
 	g.left = nil
-	g.post(target, &quarrypb.NodeHeartbeatRequest{Id: g.st.Node, Incarnation: g.incarnation, EndedSessions: left}, func(a state.Answer) {
+	g.post(target, &quarrypb.NodeHeartbeatRequest{Id: g.st.Node, Incarnation: g.incarnation, EndedSessions: left, Secret: secret[:]}, func(a state.Answer) {
 		heard = true
 		r, ok := a.Msg.(*quarrypb.NodeHeartbeatResponse)
 		switch {
@@ -204,7 +204,7 @@ func (g *agent) beat() {
 // register registers the node, and repeats that until a leader has accepted it.
 func (g *agent) register() {
 	m := g.m
-	req := &quarrypb.RegisterNodeRequest{Node: nodeRecord(g.node, g.incarnation, g.st.Node)}
+	req := &quarrypb.RegisterNodeRequest{Node: nodeRecord(g.node, g.incarnation, g.st.Node), Secret: secret[:]}
 	if g.st.Cluster != [16]byte{} {
 		req.Cluster = g.st.Cluster[:]
 	}

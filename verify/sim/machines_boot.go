@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	nodestate "github.com/quarrystore/quarry/storagenode/state"
 )
@@ -111,7 +112,7 @@ func (m *machines) setUp(key bootKey) *boot {
 func (b *boot) register(key bootKey, ask func(waiter uint64, msg any) any) {
 	for i := range key.nodes {
 		b.agents[i] = *nodestate.New(nodeLimits, nodestate.Kept{}, nil)
-		r := ask(uint64(i+1), &quarrypb.RegisterNodeRequest{Node: nodeRecord(i, 1, 0)}).(*quarrypb.RegisterNodeResponse)
+		r := ask(uint64(i+1), &quarrypb.RegisterNodeRequest{Node: nodeRecord(i, 1, 0), Secret: secret[:]}).(*quarrypb.RegisterNodeResponse)
 		if _, err := b.agents[i].Step(registered(r)); err != nil {
 			panic(err)
 		}
@@ -138,8 +139,12 @@ func (b *boot) create(m *machines, key bootKey, ask func(waiter uint64, msg any)
 	}
 }
 
-// clusterBytes are the cluster's uuid and ticket key.
-var clusterBytes = [48]byte{0: 0xc1, 16: 0x7e}
+// clusterBytes are the cluster's uuid and keys.
+var clusterBytes = [state.RandomBytes]byte{0: 0xc1, 16: 0x7e, 48: 0x9d}
+
+// publicKey is that of every node and session, and secret that of every registration: the
+// simulated fabric needs no proofs.
+var publicKey, secret = keyring.NewSigner([keyring.SeedBytes]byte{1}).Public(), [32]byte{2}
 
 var nodeLimits = nodestate.Limits{CapacityBytes: 1 << 40, Persistent: true}
 
@@ -150,7 +155,7 @@ func nodeRecord(i int, incarnation uint64, number uint32) *quarrypb.Node {
 	name := nodeName(i)
 	return &quarrypb.Node{
 		Name: name, Id: number, Incarnation: incarnation, FailureDomain: fmt.Sprintf("/dc/r%d/h", i+1), AgentUrl: "http://" + name + ":1",
-		CapacityBytes: nodeLimits.CapacityBytes, Persistent: true, Domain: 1,
+		CapacityBytes: nodeLimits.CapacityBytes, Persistent: true, Domain: 1, Key: publicKey[:],
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: name + ":2"}},
 	}
 }

@@ -138,7 +138,7 @@ func (m *machines) askSession(c *client) *membership {
 	if !ok || err != nil {
 		return nil
 	}
-	h := &membership{session: r.Ticket.Session, serial: r.Ticket.Serial, leaseUntil: sent + m.w.d.lease - m.w.d.lease/100}
+	h := &membership{session: r.Ticket.Session, serial: r.Ticket.Serial, proof: r.Proof, leaseUntil: sent + m.w.d.lease - m.w.d.lease/100}
 	m.installTable(h, r.Table)
 	first := &m.w.clients[c.home]
 	first.beatNext = m.w.now + m.w.d.lease/3
@@ -147,7 +147,7 @@ func (m *machines) askSession(c *client) *membership {
 }
 
 func (m *machines) openRequest(c *client) *quarrypb.OpenSessionRequest {
-	return &quarrypb.OpenSessionRequest{Name: clientName(c.home), Agent: m.seats[c.id].program != nil}
+	return &quarrypb.OpenSessionRequest{Name: clientName(c.home), Agent: m.seats[c.id].program != nil, Key: publicKey[:]}
 }
 
 // install merges a table; false if changes are missing.
@@ -257,7 +257,7 @@ func (m *machines) beat(c *client) {
 			c.endOf(h, "the controller does not know it any more")
 		}
 	}
-	m.post(c.id, target, &quarrypb.HeartbeatRequest{Serial: serial, TableRevision: rev, ReclaimEpoch: reclaim}, heard)
+	m.post(c.id, target, &quarrypb.HeartbeatRequest{Serial: serial, TableRevision: rev, ReclaimEpoch: reclaim, Proof: h.proof}, heard)
 	m.after(w.d.lease/4, func() {
 		if !answered && s.beats == beat && s.target == target && s.current == h {
 			s.target = w.ch.choose(controllers)
@@ -269,16 +269,16 @@ func (m *machines) beat(c *client) {
 
 // endSession tells one controller that the session has ended. The message may be lost.
 func (m *machines) endSession(c *client, reason string) {
-	var msg any = &quarrypb.RevokeSessionRequest{Serial: c.serial, Reason: reason}
+	var msg any = &quarrypb.RevokeSessionRequest{Serial: c.serial, Reason: reason, Proof: c.proof}
 	if reason == "closed" && c.leavesNothing() {
-		msg = &quarrypb.CloseSessionRequest{Serial: c.serial}
+		msg = &quarrypb.CloseSessionRequest{Serial: c.serial, Proof: c.proof}
 	}
 	m.post(c.home, m.seats[c.id].target, msg, func(state.Answer) {})
 }
 
 // certified asks for a certificate, and checks that it is one.
 func (m *machines) certified(c *client, holder uint32) bool {
-	ans, err := m.ask(c, &quarrypb.CertifyFenceRequest{Serial: c.serial, Session: holder, Region: regionID, WaitMs: uint32(100 * (1 + m.w.ch.choose(20)))})
+	ans, err := m.ask(c, &quarrypb.CertifyFenceRequest{Serial: c.serial, Session: holder, Region: regionID, WaitMs: uint32(100 * (1 + m.w.ch.choose(20))), Proof: c.proof})
 	r, ok := ans.(*quarrypb.CertifyFenceResponse)
 	if !ok || err != nil || !r.Fenced {
 		return false

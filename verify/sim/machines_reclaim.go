@@ -66,7 +66,7 @@ func (p *program) Free() { p.c.began, p.c.beganReclaim = p.c.view.rev, p.c.view.
 
 func (p *program) askPass(epoch uint64) (*quarrypb.PassResponse, error) {
 	for {
-		ans, err := p.g.m.ask(p.c, &quarrypb.PassRequest{Serial: p.c.serial, Epoch: epoch, Region: p.req.Region})
+		ans, err := p.g.m.ask(p.c, &quarrypb.PassRequest{Serial: p.c.serial, Epoch: epoch, Region: p.req.Region, Proof: p.c.proof})
 		if over := p.over(); over != nil {
 			return nil, over
 		}

@@ -348,7 +348,7 @@ func (p *program) closeSession() {
 	}
 	var msg any = &quarrypb.CloseSessionRequest{Serial: c.serial}
 	if p.unsettled || c.ended {
-		msg = &quarrypb.RevokeSessionRequest{Serial: c.serial, Reason: "a program could not settle"}
+		msg = &quarrypb.RevokeSessionRequest{Serial: c.serial, Reason: "a program could not settle", Proof: c.proof}
 	}
 	if p.g.incarnation != 0 {
 		m.post(c.id, m.seats[c.id].target, msg, func(state.Answer) {})

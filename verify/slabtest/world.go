@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/alloc"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
@@ -26,7 +27,7 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-var key = [32]byte{7}
+var key = keyring.NewSigner([32]byte{7})
 
 // World is one region on R nodes.
 type World struct {
@@ -83,7 +84,7 @@ func onVerbs(t testing.TB, r int) *World {
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	w := empty(t, d)
 	for i := range r {
-		s, err := verbs.NewServer([16]byte{9}, key, uint32(i+1), 1, host.Limits{}, verbs.Config{}, nil)
+		s, err := verbs.NewServer([16]byte{9}, keyring.NewRing(key.Public()), uint32(i+1), 1, host.Limits{}, verbs.Config{}, nil)
 		require.NoError(t, err)
 		m, err := host.NewMemory("test", proto.MinRegionBytes)
 		require.NoError(t, err)
@@ -103,7 +104,7 @@ func onVerbs(t testing.TB, r int) *World {
 func with(t testing.TB, r int, d rdma.Dialer) *World {
 	w := empty(t, d)
 	for i := range r {
-		a := host.New([16]byte{9}, key, uint32(i+1), 1, host.Limits{})
+		a := host.New([16]byte{9}, keyring.NewRing(key.Public()), uint32(i+1), 1, host.Limits{})
 		m, err := host.NewMemory("test", proto.MinRegionBytes)
 		require.NoError(t, err)
 		require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
@@ -176,8 +177,7 @@ func (w *World) Lane(session uint32) *Port {
 	require.NoError(w.T, err)
 	p.region = &slab.Region{ID: 1, Epoch: 1, Seed: proto.RegionSeed(w.uuid), Geometry: w.Geometry, N: len(w.Nodes), Headers: slab.NewHeaders(w.Geometry.Blocks)}
 	p.targets = make([]rdma.Target, len(w.Nodes))
-	ticket := &rdma.Ticket{Cluster: [16]byte{9}, Session: session, Serial: p.serial, Rights: rdma.ReadWrite}
-	ticket.Sign(key)
+	ticket := rdma.Issue(key, rdma.Ticket{Cluster: [16]byte{9}, Session: session, Serial: p.serial, Rights: rdma.ReadWrite})
 	for i, n := range w.Nodes {
 		c, err := w.dialer.Dial(context.Background(), n.addr, ticket, 0)
 		require.NoError(w.T, err)

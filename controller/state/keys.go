@@ -1,0 +1,139 @@
+package state
+
+import (
+	"crypto/hmac"
+	"encoding/binary"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/internal/keyring"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// KeysKey is the key of the record of the signing keys.
+const KeysKey = "keys"
+
+// RandomBytes is what New takes to make a cluster: its uuid, its signing key, and the secret
+// of its pulse.
+const RandomBytes = 16 + keyring.SeedBytes + pulseSecretBytes
+
+const pulseSecretBytes = 32
+
+// keys are the controllers' signing keys. Nodes have the public halves alone.
+type keys struct {
+	rec                     *quarrypb.SigningKeys // as staged
+	current, next, previous *keyring.Signer       // nil: there is none
+}
+
+// newKeys is the record of a cluster that has none.
+func newKeys(random []byte) *quarrypb.SigningKeys {
+	return &quarrypb.SigningKeys{
+		Current:     &quarrypb.SigningKey{Seed: random[:keyring.SeedBytes:keyring.SeedBytes], FirstSerial: 1},
+		PulseSecret: random[keyring.SeedBytes:],
+	}
+}
+
+// DecodeKeys reads the record.
+func DecodeKeys(b []byte) (*quarrypb.SigningKeys, error) {
+	rec := &quarrypb.SigningKeys{}
+	if err := proto.Unmarshal(b, rec); err != nil {
+		return nil, err
+	}
+	for _, k := range []*quarrypb.SigningKey{rec.Current, rec.Next, rec.Previous} {
+		if k != nil && len(k.Seed) != keyring.SeedBytes {
+			return nil, errorf(Internal, "a signing key of %d bytes", len(k.Seed))
+		}
+	}
+	if rec.Current == nil || len(rec.PulseSecret) != pulseSecretBytes {
+		return nil, errorf(Internal, "no current signing key, or a pulse secret of %d bytes", len(rec.PulseSecret))
+	}
+	return rec, nil
+}
+
+// use makes the signers of a record.
+func (k *keys) use(rec *quarrypb.SigningKeys) {
+	k.rec = rec
+	k.current, k.next, k.previous = signerOf(rec.Current), signerOf(rec.Next), signerOf(rec.Previous)
+}
+
+func signerOf(k *quarrypb.SigningKey) *keyring.Signer {
+	if k == nil {
+		return nil
+	}
+	return keyring.NewSigner([keyring.SeedBytes]byte(k.Seed))
+}
+
+// change is the change to another record, which the machine uses at once.
+func (k *keys) change(rec *quarrypb.SigningKeys) change {
+	k.use(rec)
+	return change{KeysKey, rec, nil}
+}
+
+// public are the halves that nodes verify with.
+func (k *keys) public() (out [][]byte) {
+	for _, s := range []*keyring.Signer{k.current, k.next, k.previous} {
+		if s != nil {
+			p := s.Public()
+			out = append(out, p[:])
+		}
+	}
+	return out
+}
+
+// Signer is the key that commands to nodes are signed with. It changes with a rotation.
+func (m *Machine) Signer() *keyring.Signer { return m.keys.current }
+
+// issue signs a ticket of this cluster.
+func (m *Machine) issue(t rdma.Ticket) *quarrypb.Ticket {
+	t.Cluster = [16]byte(m.cluster.Uuid)
+	t.Sign(m.keys.current)
+	return t.Proto()
+}
+
+// sessionLabel is what proofs of sessions are made under.
+const sessionLabel = "quarry session"
+
+// proof is the secret that a session's calls show. It is made again of the key that has signed
+// the session's ticket, so that no record holds it.
+func (m *Machine) proof(serial uint64) []byte {
+	k := m.keys.current
+	if serial < m.keys.rec.Current.FirstSerial && m.keys.previous != nil {
+		k = m.keys.previous
+	}
+	b := append(m.cluster.Uuid[:len(m.cluster.Uuid):len(m.cluster.Uuid)], make([]byte, 8)...)
+	binary.LittleEndian.PutUint64(b[len(m.cluster.Uuid):], serial)
+	return k.Proof(sessionLabel, b)
+}
+
+// holds refuses a call in the name of a session whose proof it does not show.
+func (m *Machine) holds(serial uint64, proof []byte) *Error {
+	if !hmac.Equal(m.proof(serial), proof) {
+		return errorf(Denied, "the call does not show the proof that the session with serial %d was given when it was opened", serial)
+	}
+	return nil
+}
+
+// callOf is the live session that a call is made in the name of.
+func (m *Machine) callOf(serial uint64, proof []byte) (*session, *Error) {
+	s, err := m.liveSession(serial)
+	if err == nil {
+		err = m.holds(serial, proof)
+	}
+	return s, err
+}
+
+// programSerial is the first serial of tickets for programs of nodes that have no session:
+// controllers never number so many sessions.
+const programSerial = uint64(1) << 63
+
+// reconcileTicket lets the primary's node reach the replicas of a region in the one epoch in
+// which no client can. It says nothing of other regions, and of no later epoch.
+func (m *Machine) reconcileTicket(g *region) *quarrypb.Ticket {
+	n := m.node(g.rec.Replicas[0].Node)
+	if len(n.rec.Key) != len(keyring.Public{}) {
+		return nil // of an earlier version: it cannot be called either
+	}
+	return m.issue(rdma.Ticket{Serial: programSerial | uint64(g.rec.Id), Rights: rdma.ReadWrite,
+		Region: g.rec.Id, Epoch: g.rec.Epoch, Holder: keyring.Public(n.rec.Key)})
+}
