@@ -221,7 +221,7 @@ func (s *session) beat(ctx context.Context, cancel context.CancelCauseFunc) {
 		}
 		sent := time.Now()
 		res, err := s.ctl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{
-			Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: s.began.Load()}))
+			Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: s.began.Load(), Proof: s.proof}))
 		switch {
 		case err == nil:
 			until = sent.Add(s.lease)
@@ -240,7 +240,7 @@ func (s *session) close() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_, _ = s.ctl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial}))
+	_, _ = s.ctl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.proof}))
 	s.http.CloseIdleConnections()
 }
 

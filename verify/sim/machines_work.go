@@ -346,7 +346,7 @@ func (p *program) closeSession() {
 	if p.kind == nodestate.Reconcile || c.session == 0 {
 		return
 	}
-	var msg any = &quarrypb.CloseSessionRequest{Serial: c.serial}
+	var msg any = &quarrypb.CloseSessionRequest{Serial: c.serial, Proof: c.proof}
 	if p.unsettled || c.ended {
 		msg = &quarrypb.RevokeSessionRequest{Serial: c.serial, Reason: "a program could not settle", Proof: c.proof}
 	}
