@@ -13,6 +13,7 @@ type Copied struct {
 	Images int // LIVE slabs copied
 	Words  int // V of FREE slabs copied
 	Bytes  int // of images
+	Bad    int // images that no replica in sync has whole, copied as they are
 }
 
 // Copy brings the rebuilding replicas of a region up to date while clients work:
@@ -152,12 +153,18 @@ func (l *Lane) copySlab(reg *Region, s proto.Slab, gen uint32, v proto.V, st *Co
 }
 
 // copyImage writes the active image and V of a slab that the attempt holds to every
-// rebuilding replica that is behind. a.img is nil if the primary's image is damaged.
+// rebuilding replica that is behind. a.img is nil if the primary's image is damaged. One that
+// is damaged on every replica in sync is copied as it is, so that its readers get ErrCorrupt
+// from any replica and the rebuild goes on with the other objects.
 func (l *Lane) copyImage(a *attempt, st *Copied) error {
 	if a.img == nil {
 		var err error
 		if a.img, err = l.imageElsewhere(a); err != nil {
 			return err
+		}
+		if a.img == nil {
+			a.img = a.slab.Image(a.seen, a.v.Version())
+			st.Bad++
 		}
 	}
 	a.backups = [MaxListed]proto.V{} // zeroed before the epoch began

@@ -57,8 +57,11 @@ func (l *Lane) repairOnce(ref proto.Ref) error {
 		return l.release(&a)
 	}
 	img, err := l.imageElsewhere(&a)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case img == nil:
+		return errors.Join(fmt.Errorf("%w: %v", ErrCorrupt, a.ref), l.release(&a))
 	}
 	return l.repairFrom(&a, img)
 }
@@ -87,8 +90,8 @@ func (l *Lane) commitSame(a *attempt, h proto.ImageHeader, payload []byte) error
 }
 
 // imageElsewhere READs the image that V of the primary names at the other replicas, into
-// the lane's image buffer, until one has it whole. ErrCorrupt if none has. On an error
-// nothing is held, or the session has ended.
+// the lane's image buffer, until one has it whole; nil if none has. On an error nothing is
+// held, or the session has ended.
 // Preconditions: the attempt holds R, and a.v is V of the primary.
 func (l *Lane) imageElsewhere(a *attempt) ([]byte, error) {
 	buf, err := l.buffer(&l.image, a.slab.Class.ImageBytes(a.slab.Kind))
@@ -107,7 +110,7 @@ func (l *Lane) imageElsewhere(a *attempt) ([]byte, error) {
 			return img, nil
 		}
 	}
-	return nil, errors.Join(fmt.Errorf("%w: %v", ErrCorrupt, a.ref), l.release(a))
+	return nil, nil
 }
 
 // rewrite puts the bytes of a write-once image back at the primary, and releases the slab.

@@ -81,6 +81,9 @@ func (l *workLane) block(b uint32) (err error) {
 		err = l.slab.CopyBlock(&l.region, b, &st)
 		w.bytes.Add(uint64(st.Bytes))
 		w.n.settled.copied.Add(uint64(st.Bytes))
+		if st.Bad > 0 {
+			w.n.cfg.Logger.Warn("storage node: objects are damaged on every replica in sync; quarry fsck names them", "region", w.req.Region, "block", b, "objects", st.Bad)
+		}
 	case state.Scrub:
 		var st slab.Scrubbed
 		err = l.slab.ScrubBlock(&l.region, b, func(id uint32) bool { return w.dead[id] }, &st)

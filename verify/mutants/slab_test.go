@@ -30,6 +30,11 @@ var slabMutants = []mutant{
 		runs: []run{tests("alloc", "^TestScrubsOfOneBlockBesideEachOther$")},
 	},
 	{
+		name: "damaged image ends a rebuild", what: "gives a rebuild up at an image that no replica in sync has whole",
+		edits: []edit{{"slab.(*Lane).copyImage", `st.Bad++`, `return ErrCorrupt`}},
+		runs:  []run{tests("slab", "^TestDamagedImageEndsNoRebuild$")},
+	},
+	{
 		name: "scrub keeps a block that it cannot free", what: "goes on with a session that has claimed a block and not freed it",
 		edits: []edit{{"slab.(*Lane).unformat", `case !errors.Is(err, ErrEpochOver):`, `case err == nil && !errors.Is(err, ErrEpochOver):`}},
 		runs:  []run{tests("alloc", "^TestScrubThatCannotFreeABlockEndsItsSession$")},

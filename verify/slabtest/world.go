@@ -215,6 +215,16 @@ func (p *Port) NextEpoch() {
 	p.region = &next
 }
 
+// Rebuild empties the blocks of replica k, and has this lane take it for one that is rebuilt.
+func (p *Port) Rebuild(k int) {
+	next := *p.region
+	next.Rebuilding[k] = true
+	p.region = &next
+	for b := range next.Geometry.Blocks {
+		clear(p.World.Nodes[k].Memory.Bytes()[next.Geometry.BlockOff(b):][:proto.BlockBytes])
+	}
+}
+
 // Raise raises the reclaim epoch: the lane's cached block headers are dropped.
 func (p *Port) Raise() {
 	next := *p.region
