@@ -174,43 +174,18 @@ func normalize(all []*event) []*event {
 // acknowledged, and was called only after that one had taken effect, came later:
 // if it is not what is read, it is lost.
 func lostWrite(born *event, all []*event) string {
-	var last *event
-	for _, e := range all {
-		if e.kind == opRead && (e.result == okResult || e.result == freedResult) && (last == nil || e.call > last.call) {
-			last = e
-		}
-	}
-	if last == nil {
-		return "it could not be read in the end"
-	}
-	if last.result == freedResult {
-		for _, e := range all {
-			if e.kind == opFree && e.result != noResult {
-				return ""
-			}
-		}
-		return "it is gone, and no worker freed it"
-	}
-	var writer *event
-	for _, e := range all {
-		if (e.kind == opWrite || e.kind == opUpdate) && e.in == last.out {
-			writer = e
-		}
-	}
-	effect := int64(0) // the latest time at which the value read can have been written
+	last := lastRead(all)
 	switch {
-	case writer != nil:
-		if effect = writer.ret; writer.result == unknownResult {
-			effect = never // unless an operation saw it
+	case last == nil:
+		return "it could not be read in the end"
+	case last.result == freedResult:
+		if !slices.ContainsFunc(all, func(e *event) bool { return e.kind == opFree && e.result != noResult }) {
+			return "it is gone, and no worker freed it"
 		}
-		for _, e := range all {
-			if e.out == last.out && e.result == okResult {
-				effect = min(effect, e.ret)
-			}
-		}
-	case last.out == born.in:
-		effect = born.ret
-	default:
+		return ""
+	}
+	writer, effect := written(born, all, last.out)
+	if writer == nil {
 		return "it has the value " + last.out + ", which no worker wrote"
 	}
 	for _, e := range all {
@@ -219,6 +194,41 @@ func lostWrite(born *event, all []*event) string {
 		}
 	}
 	return ""
+}
+
+// lastRead is the read with an answer that was called last; nil if there is none.
+func lastRead(all []*event) (last *event) {
+	for _, e := range all {
+		if e.kind == opRead && (e.result == okResult || e.result == freedResult) && (last == nil || e.call > last.call) {
+			last = e
+		}
+	}
+	return last
+}
+
+// written is the operation that wrote a value, nil if none did, and the latest time at which it
+// can have taken effect: its return, or earlier that of an operation that saw the value.
+func written(born *event, all []*event, value string) (writer *event, effect int64) {
+	for _, e := range all {
+		if (e.kind == opWrite || e.kind == opUpdate) && e.in == value {
+			writer = e
+		}
+	}
+	switch {
+	case writer == nil && value == born.in:
+		return born, born.ret
+	case writer == nil:
+		return nil, 0
+	}
+	if effect = writer.ret; writer.result == unknownResult {
+		effect = never // unless an operation saw it
+	}
+	for _, e := range all {
+		if e.out == value && e.result == okResult {
+			effect = min(effect, e.ret)
+		}
+	}
+	return writer, effect
 }
 
 // gaps are the longest times between from and to in which no operation, and no

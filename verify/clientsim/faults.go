@@ -34,41 +34,13 @@ func (r *run) hurtClients(ctx context.Context) {
 	}
 }
 
-// hurtClient hurts a client process. It may be called where a lock is held.
+// hurtClient injects a fault of a client process: the one of the schedule's theme, or a random one.
+// It may be called while locks are held.
 func (r *run) hurtClient(w *worker, l *incarnation) {
-	if r.ctx.Err() != nil {
+	if r.ctx.Err() != nil || r.hurtByTheme(w, l) {
 		return
 	}
 	p := l.p
-	switch {
-	case r.opt.Stuck:
-		for _, n := range r.nodes {
-			r.Cut(p, n.Proc, r.fate.between(settleTime, 3*settleTime))
-		}
-		return
-	case r.opt.Leave:
-		if p == w.now().p {
-			w.leave()
-		}
-		return
-	case r.opt.End:
-		for _, n := range r.nodes {
-			for _, ctl := range r.ctls {
-				if r.fate.chance(2) {
-					r.Cut(ctl.Proc, n.Proc, r.fate.between(100*time.Millisecond, lease/2))
-				}
-			}
-		}
-		r.revoke(l)
-		return
-	case r.opt.Loads && r.fate.chance(2):
-		r.revoke(l)
-		return
-	case r.opt.Eager && !r.fate.chance(4):
-		// Its lease is over, it is not given up yet: others may think what they like of it.
-		r.Pause(p, r.fate.between(lease*9/10, lease*21/10))
-		return
-	}
 	switch r.fate.intn(10) {
 	case 8:
 		r.revoke(l)
@@ -92,6 +64,38 @@ func (r *run) hurtClient(w *worker, l *incarnation) {
 			r.cutSome(p, ctl.Proc, d)
 		}
 	}
+}
+
+// hurtByTheme injects the fault of the schedule's theme. False: the theme asks for none this time.
+func (r *run) hurtByTheme(w *worker, l *incarnation) bool {
+	p := l.p
+	switch {
+	case r.opt.Stuck:
+		for _, n := range r.nodes {
+			r.Cut(p, n.Proc, r.fate.between(settleTime, 3*settleTime))
+		}
+	case r.opt.Leave:
+		if p == w.now().p {
+			w.leave()
+		}
+	case r.opt.End:
+		for _, n := range r.nodes {
+			for _, ctl := range r.ctls {
+				if r.fate.chance(2) {
+					r.Cut(ctl.Proc, n.Proc, r.fate.between(100*time.Millisecond, lease/2))
+				}
+			}
+		}
+		r.revoke(l)
+	case r.opt.Loads && r.fate.chance(2):
+		r.revoke(l)
+	case r.opt.Eager && !r.fate.chance(4):
+		// Its lease ends, and a fence begins only if another client waits for it.
+		r.Pause(p, r.fate.between(lease*9/10, lease*21/10))
+	default:
+		return false
+	}
+	return true
 }
 
 // revoke has an operator end the session of a client, which learns of it from refusals
