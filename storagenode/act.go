@@ -101,7 +101,7 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 	return fmt.Errorf("unknown action %v", a)
 }
 
-// make makes the memory of a replica, with its header.
+// make allocates the memory of a replica and writes its header.
 func (n *Node) make(r state.Region) error {
 	var m *host.Memory
 	var err error
@@ -125,7 +125,7 @@ func (n *Node) make(r state.Region) error {
 	return err
 }
 
-// keep makes m the memory of a region.
+// keep registers m as the memory of a region.
 func (n *Node) keep(region uint32, m *host.Memory) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -173,14 +173,14 @@ func (n *Node) free(region uint32) error {
 	return nil
 }
 
-// giveBack unmaps memory that is no region's any more.
+// giveBack unmaps memory that belongs to no region any more.
 func (n *Node) giveBack(m *host.Memory) {
 	if err := m.Close(); err != nil {
 		n.cfg.Logger.Error("storage node: memory not unmapped", "memory", m.Name(), "error", err)
 	}
 }
 
-// resident is how much memory, or disk, the regions have taken: what the files' blocks say.
+// resident is how much memory or disk the regions occupy, by the blocks of their files.
 func (n *Node) resident() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -25,14 +25,14 @@ type Config struct {
 	// FailureDomain is /dc/rack/host; default /default/default/NAME. Replicas of a
 	// region lie in different ones.
 	FailureDomain string
-	// Dir keeps regions as files, and what the node must remember across restarts.
+	// Dir keeps regions as files, and the node's state across restarts.
 	// "" keeps regions in anonymous memory: a restarted node has nothing.
 	Dir string
 	// HugepageBytes of the pages that anonymous regions lie on; 0 means ordinary ones.
 	// They are set aside when a region is made. Not with Dir.
 	HugepageBytes uint64
 	// CapacityBytes of all regions together; default 64 GiB. A region takes all of its
-	// memory when it is made; there is no room for one that the medium has none for.
+	// memory when it is made, and is refused where the medium has no room for it.
 	CapacityBytes uint64
 	// MaxSessions and MaxConnections bound the clients of the fabric: sessions that have
 	// connections, and connections of all of them. 0 means 4096 and 16384. Programs of storage nodes
@@ -67,7 +67,7 @@ const (
 	defaultCapacity = 64 << 30
 	noSocket        = "none"
 	maxNameBytes    = 64
-	maxSocketBytes  = 107 // of a path, says the kernel
+	maxSocketBytes  = 107 // of a path: the kernel's limit
 )
 
 var domain = regexp.MustCompile(`^(/[A-Za-z0-9._-]{1,64}){1,8}$`)
@@ -92,7 +92,7 @@ func (c Config) withDefaults() Config {
 		c.Socket = c.ownSocket()
 	}
 	if c.Socket != noSocket {
-		// Clients have another working directory.
+		// Absolute, because clients have other working directories.
 		if p, err := filepath.Abs(c.Socket); err == nil {
 			c.Socket = p
 		}
@@ -137,7 +137,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// advertised is the address of a listener as others are told.
+// advertised is the address of a listener as the table shows it.
 func (c Config) advertised(what string, l net.Addr) (string, error) {
 	name, port, err := net.SplitHostPort(l.String())
 	if err != nil {
@@ -157,7 +157,7 @@ const (
 	beatTimeout  = time.Second            // of one heartbeat
 	retryEvery   = 200 * time.Millisecond // between registrations
 	stopTimeout  = 5 * time.Second        // until Close gives up waiting for verbs
-	// actTimeout of one command; the controller has given it up by then and asks again.
+	// actTimeout of one command. The controller has given up by then, and calls again.
 	actTimeout = 30 * time.Second
 	// maxAnswerBytes of a controller: two lists of state.MaxSerials serials, and room.
 	maxAnswerBytes = 8 << 20

@@ -1,13 +1,14 @@
 // Package storagenode hosts regions: it maps their memory, opens and closes access
-// to it for sessions, and obeys its cluster's controllers. It is never on the data
-// path: clients reach the memory through the fabric.
+// to it for sessions, and carries out the commands of its cluster's controllers. On the data path
+// it takes no decision: clients reach the memory through the fabric.
 //
 //	n, err := storagenode.Start(ctx, storagenode.Config{
 //		Controllers: []string{"http://127.0.0.1:7420"}, Name: "a", FailureDomain: "/dc1/r1/a",
 //	})
 //	defer n.Close()
 //
-// Package storagenode/state decides; this package carries out.
+// Package storagenode/state decides which commands are obeyed; this package carries out its actions
+// on memory, files and the fabric.
 //
 // # Obligations of the caller
 //

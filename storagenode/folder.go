@@ -16,12 +16,11 @@ import (
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
-// folder is where a node keeps regions and memory of itself; nil for a node
-// without one.
+// folder keeps a node's regions and its state across restarts; nil for a node without one.
 type folder struct {
 	dir  string
 	lock *os.File
-	// domain of the node: regions of another are not taken in.
+	// domain of the node: it refuses files of regions of another one.
 	domain proto.Domain
 }
 
@@ -29,7 +28,7 @@ const (
 	keptName   = "node.state"
 	lockName   = "lock"
 	regionGlob = "region-*.quarry"
-	newSuffix  = ".new" // of a file in the making, worth nothing after a crash
+	newSuffix  = ".new" // of a file that is not complete; deleted after a crash
 )
 
 // lockPatience: clients of a node that died keep its region files locked until
@@ -39,7 +38,7 @@ const (
 	lockEvery    = 50 * time.Millisecond
 )
 
-// openFolder makes or takes a folder. Nothing in it is changed.
+// openFolder opens a folder, or makes it. It changes nothing in it.
 func openFolder(dir string) (*folder, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("data folder: %w", err)
@@ -109,7 +108,7 @@ func (d *folder) scan(ctx context.Context, kept state.Kept) (out []found, err er
 		byUUID[h.UUID], headers[i] = p, h
 	}
 	for i, p := range paths {
-		// Only now: a copy is told from a file that has been renamed.
+		// After all headers: two files of one region show that one is a copy.
 		if h := headers[i]; d.path(h.Region) != p {
 			return nil, fmt.Errorf("region file %s holds region %d: rename it %s", p, h.Region, filepath.Base(d.path(h.Region)))
 		}
@@ -200,7 +199,7 @@ func (d *folder) remove(region uint32) error {
 
 func (d *folder) keptPath() string { return filepath.Join(d.dir, keptName) }
 
-// load reads what the node has kept of itself.
+// load reads the node's saved state.
 func (d *folder) load() (state.Kept, error) {
 	p := d.keptPath()
 	f, err := os.Open(p)
@@ -222,7 +221,7 @@ func (d *folder) load() (state.Kept, error) {
 	return k, nil
 }
 
-// save replaces what the node has kept, encoded; a node without a folder keeps nothing.
+// save replaces the node's saved state, encoded; a node without a folder saves nothing.
 func (d *folder) save(b []byte) error {
 	if d == nil {
 		return nil
@@ -230,8 +229,8 @@ func (d *folder) save(b []byte) error {
 	return d.replace(d.keptPath(), b, uint64(len(b)))
 }
 
-// replace puts a file of some size in its place: written aside, flushed, renamed, flushed.
-// What is behind b is zero, and reserved.
+// replace writes a file of some size atomically: it writes another name, flushes, renames, and
+// flushes the folder. The bytes after b are zero, and reserved on disk.
 func (d *folder) replace(path string, b []byte, size uint64) error {
 	aside, mode := path+newSuffix, os.O_WRONLY
 	if size > uint64(len(b)) {

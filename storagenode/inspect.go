@@ -9,7 +9,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// Inspect answers what people look at: a picture, never an input of a decision.
+// Inspect answers operators. Clients change the memory while it is read: no decision may rest on it.
 func (a *agent) Inspect(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error) {
 	s := a.n.Stats()
 	u := s.Counters.Usage

@@ -10,13 +10,13 @@ import (
 )
 
 // unfitAfter is how long a node may be unable to write its state before it tells its
-// controllers that it is unfit. One slow fsync is no reason to leave a node.
+// controllers that it is unfit. One slow fsync is no reason to fail over.
 const unfitAfter = 2 * time.Second
 
 // errUnsaved: the node's state could not be written to its folder.
 var errUnsaved = errors.New("keeping the node's state")
 
-// wanted notes that the state has changed and has to be saved. Call with n.mu held.
+// wanted records that the state has changed and must be saved. Preconditions: n.mu is held.
 func (n *Node) wanted() {
 	n.keptSeq++
 	n.unsaved.CompareAndSwap(0, clock.Now())
@@ -32,7 +32,7 @@ func (n *Node) save(ctx context.Context, seq uint64) error {
 		return fmt.Errorf("%w: another write has not ended: %w", errUnsaved, ctx.Err())
 	}
 	if n.savedSeq >= seq {
-		return nil // with the state of another step
+		return nil // the save of a later step included it
 	}
 	n.mu.Lock()
 	newest, b := n.keptSeq, n.state.Kept.Encode()
@@ -66,7 +66,7 @@ func (n *Node) saveAgain() {
 		n.mu.Unlock()
 		ctx, cancel := context.WithTimeout(n.ctx, actTimeout)
 		defer cancel()
-		_ = n.save(ctx, seq) // unfit tells
+		_ = n.save(ctx, seq) // unfit reports the failure
 	})
 }
 
@@ -78,8 +78,7 @@ func (n *Node) unsavedFor() time.Duration {
 	return 0
 }
 
-// unfit is why the node cannot carry out what controllers order, a fence above all; ""
-// if it can.
+// unfit is why the node cannot carry out commands of controllers, fences above all; "" if it can.
 func (n *Node) unfit() string {
 	unsaved := n.unsavedFor()
 	if unsaved < unfitAfter {

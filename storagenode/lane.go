@@ -28,11 +28,11 @@ type workLane struct {
 	conns   []rdma.Conn
 
 	sequence uint64
-	waited   time.Duration // for the slab in hand
+	waited   time.Duration // for the present slab
 	asked    time.Duration
 	pace     pace
 	patience patience
-	fault    error // the session was given up
+	fault    error // why the session was given up
 	// began is the reclaim epoch in which the lane has READ the headers that it uses.
 	began atomic.Uint64
 }
@@ -97,7 +97,7 @@ func (l *workLane) block(b uint32) (err error) {
 	return err
 }
 
-// open connects to every replica: to that incarnation of its node which the controller means.
+// open connects to every replica, in the incarnation of its node that the request names.
 func (l *workLane) open() error {
 	w := l.w
 	r := &l.region
@@ -284,7 +284,8 @@ func (l *workLane) makeRoom() error {
 	return l.pace.rest(l.w.ctx, l.slab.Tally().Bytes, others || l.w.remote)
 }
 
-// HolderFenced knows the dead of a scrub, and asks about others when waiting has taken long.
+// HolderFenced is true for the sessions of a scrub. About others it asks the controller, once the wait
+// has lasted askHolder.
 func (l *workLane) HolderFenced(region, holder uint32, _ int) bool {
 	if l.w.dead[holder] {
 		return true

@@ -19,7 +19,7 @@ const (
 // ended too, the controller begins its fence without waiting for the lease. Nothing else
 // depends on it.
 type left struct {
-	some chan struct{} // has one element while there is something to tell
+	some chan struct{} // has one element while sessions wait to be reported
 
 	mu      sync.Mutex
 	serials []uint64

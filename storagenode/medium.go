@@ -23,7 +23,7 @@ type FileSystem struct {
 
 // medium is what a node's regions are taken from.
 type medium struct {
-	name string // for people
+	name string // for errors and status
 	dir  string
 	page uint64
 
@@ -49,8 +49,8 @@ func (d *medium) init(cfg *Config) {
 	}
 }
 
-// left is how many bytes further regions may take; nil if that cannot be told. Call with
-// the node's mu held.
+// left is how many bytes further regions may take; nil if that is not known. Preconditions: the
+// node's mu is held.
 func (d *medium) left() *uint64 {
 	if now := time.Now(); now.After(d.until) {
 		d.last, d.until = d.fileSystem(), now.Add(lookAgain)
@@ -62,7 +62,7 @@ func (d *medium) left() *uint64 {
 	return &n
 }
 
-// fileSystem looks at the medium. A size of 0 says that nothing can be told.
+// fileSystem reads the state of the medium. Size 0: it is not known.
 func (d *medium) fileSystem() FileSystem {
 	switch {
 	case d.page != 0:

@@ -44,7 +44,7 @@ type Node struct {
 	device      verbs.Config
 
 	tcpListener net.Listener
-	tcpAddress  string // as others are told
+	tcpAddress  string // as the table shows it
 	shmListener *net.UnixListener
 	// Of a node with an adapter.
 	verbsListener net.Listener
@@ -59,7 +59,8 @@ type Node struct {
 	wg            sync.WaitGroup
 	failed        chan error
 	renew         chan struct{}
-	// The heartbeat's own: no controller answers; bytes of blocks in use, and when they are counted again.
+	// Of the goroutine of heartbeats: no controller answers; bytes of blocks in use, and when they are
+	// counted again.
 	lost        bool
 	used        uint64
 	usedNext    int64
@@ -78,7 +79,7 @@ type Node struct {
 	closing     sync.Once
 	closed      error
 
-	mu       sync.Mutex // one step of the machine, and what it reads, at a time
+	mu       sync.Mutex // guards the machine, one step at a time, and the fields below
 	state    *state.State
 	works    map[workKey]*work
 	keptSeq  uint64                  // counts steps that changed state.Kept
@@ -142,7 +143,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 // errNoFolder is why regions of a node without a folder are volatile.
 var errNoFolder = errors.New("its regions are in memory (no --data)")
 
-// recall reads the node's folder.
+// recall reads the state and the regions of the node's folder.
 func (n *Node) recall(ctx context.Context) error {
 	limits := state.Limits{CapacityBytes: n.cfg.CapacityBytes, Volatile: errNoFolder}
 	var kept state.Kept
@@ -229,7 +230,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	return nil
 }
 
-// agentHandler answers what comes to the agent port.
+// agentHandler serves the agent port: calls of controllers, /healthz and /readyz.
 func (n *Node) agentHandler() http.Handler {
 	mux := http.NewServeMux()
 	path, calls := quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithInterceptors(&n.calls, n.thisIncarnation()))
@@ -257,8 +258,8 @@ func (n *Node) identity() (agentauth.Node, bool) {
 	return agentauth.Node{Cluster: n.state.Cluster, Number: n.state.Node}, n.served
 }
 
-// serve starts the fabric, once the machine knows which sessions have ended, and
-// obeys the cluster's controllers from then on.
+// serve starts the fabric, once the machine knows which sessions have ended. From then on the node
+// accepts the commands of controllers.
 func (n *Node) serve() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -287,7 +288,7 @@ func (n *Node) serve() {
 	}
 }
 
-// Err yields what has stopped a port from serving.
+// Err yields the error that has stopped a port.
 func (n *Node) Err() <-chan error { return n.failed }
 
 // self is the node as the table shows it.
@@ -330,7 +331,7 @@ func (n *Node) Close() error {
 
 func (n *Node) close() error {
 	n.cancel()
-	n.leavePulse() // first: controllers look at once what has become of the node
+	n.leavePulse() // first: it makes the controllers probe the node at once
 	var errs []error
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
@@ -344,9 +345,9 @@ func (n *Node) close() error {
 	}
 	n.mu.Lock()
 	memories := n.memories
-	n.memories = nil // from here on nothing is begun
+	n.memories = nil // no step begins an action after this
 	n.mu.Unlock()
-	n.acting.Wait() // what they wait for ends with n.ctx
+	n.acting.Wait() // the end of n.ctx ends their waits
 	if n.access != nil {
 		// First: it ends the lanes that the servers wait for.
 		errs = append(errs, n.access.Close(ctx))

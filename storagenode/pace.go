@@ -39,7 +39,7 @@ const (
 
 // pace decides the pauses of one lane.
 type pace struct {
-	since int64  // when the piece in hand was begun
+	since int64  // when the present piece was begun
 	moved uint64 // what the lane had moved by then
 	best  int64  // of the quickest pieces, nanoseconds for a MiB
 	debt  int64
@@ -129,7 +129,7 @@ type others struct {
 	chains      uint64
 }
 
-// there reports that a tcp client has been served lately. It looks itself if that is due.
+// there reports that a tcp client has been served within othersStay. It calls look when that is due.
 func (o *others) there(now int64) bool {
 	if now >= o.next.Load() && o.mu.TryLock() {
 		chains := o.count()
@@ -140,7 +140,7 @@ func (o *others) there(now int64) bool {
 	return now < o.until.Load()
 }
 
-// look compares a count with the last one.
+// look compares the count of calls with that of the last look.
 func (o *others) look(now int64, chains uint64) {
 	if chains != o.chains && o.at != 0 && now-o.at < othersWere {
 		o.until.Store(now + othersStay)
@@ -150,14 +150,14 @@ func (o *others) look(now int64, chains uint64) {
 
 // How long a round may take before its connection is given up.
 //
-// A round without an answer must be given up some time. But on an overloaded host an answer
-// may merely be late, and giving up means to do everything since again. So the limit is a
-// multiple of the slowest round seen, and doubles with each round that was given up.
+// A round whose answer is lost must end. But on an overloaded host an answer may only be late, and
+// a round that is given up is repeated. So the limit is a multiple of the slowest round seen, and
+// doubles with each round that was given up.
 const (
 	roundLeast  = time.Second
 	roundMost   = 10 * time.Second // an end of the epoch is not seen within a round
 	roundFactor = 8                // times the slowest
-	// roundBytes a second are always expected.
+	// roundBytes a second are expected of the slowest fabric.
 	roundBytes = 4 << 20
 )
 
@@ -173,6 +173,6 @@ func (p *patience) learn(took time.Duration, late bool) {
 	if late {
 		took /= roundFactor / 2
 	}
-	// It falls slowly: rounds that were slow once are likely to be slow again soon.
+	// It falls slowly: slow rounds come in series.
 	p.slowest = max(took, p.slowest-p.slowest/64)
 }

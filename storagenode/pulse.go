@@ -14,8 +14,8 @@ import (
 // NoGossip as an address leaves a node out of the cluster's pulse.
 const NoGossip = "none"
 
-// vital is the part that a node takes in its cluster's pulse: controllers see by it that the
-// node is there, and it sees that the leader is.
+// vital is the node's member of the cluster's pulse. By it controllers see that the node answers, and
+// the node that the leader does.
 type vital struct {
 	port   *pulse.Port // nil: none
 	list   *pulse.List // nil until the node has joined
@@ -27,7 +27,7 @@ type vital struct {
 	seeds []string // addresses of controllers
 }
 
-// listenPulse opens the port of it.
+// listenPulse opens the UDP port of the pulse.
 func (n *Node) listenPulse(ctx context.Context) (err error) {
 	listen := n.cfg.GossipListen
 	if listen == NoGossip {
@@ -49,7 +49,7 @@ func (n *Node) listenPulse(ctx context.Context) (err error) {
 	return err
 }
 
-// joinPulse takes part, once a controller has told of which cluster the node is.
+// joinPulse joins the pulse, once the first registration has named the cluster.
 func (n *Node) joinPulse() (err error) {
 	if n.pulse.port == nil {
 		return nil
@@ -71,7 +71,7 @@ func (n *Node) joinPulse() (err error) {
 	return err
 }
 
-// noteHealth has the pulse say how the node is.
+// noteHealth puts the node's health into its pulse.
 func (n *Node) noteHealth() {
 	h := pulse.Well
 	switch {
@@ -97,7 +97,7 @@ func (n *Node) seeds() []string {
 	return n.pulse.seeds
 }
 
-// learnSeeds keeps the addresses that a controller has named.
+// learnSeeds stores the addresses of controllers' pulses that an answer has named.
 func (n *Node) learnSeeds(addresses []string) {
 	addresses = addresses[:min(len(addresses), maxSeeds)]
 	n.pulse.mu.Lock()
@@ -110,7 +110,7 @@ func (n *Node) learnSeeds(addresses []string) {
 // maxSeeds is more than there are controllers.
 const maxSeeds = 64
 
-// leavePulse tells the controllers that the node leaves, and ends.
+// leavePulse announces in the pulse that the node stops, and closes the port.
 func (n *Node) leavePulse() {
 	switch {
 	case n.pulse.list != nil:

@@ -147,7 +147,7 @@ func (l *workLane) askPass(epoch uint64) (res *quarrypb.PassResponse, err error)
 	}
 }
 
-// nowhere is the source of an allocator that allocates nothing.
+// nowhere is the Source of an allocator that only reclaims: it has no regions to allocate from.
 type nowhere struct{}
 
 func (nowhere) Regions(alloc.Home) []uint32   { return nil }

@@ -78,7 +78,7 @@ func (c *controllers) call(ctx context.Context, f func(context.Context, quarrypb
 	return fmt.Errorf("controller %s: %w", url, err)
 }
 
-// final says whether asking again is of no use.
+// final says whether an error stays if the call is repeated.
 func final(err error) bool {
 	var se *state.Error
 	if errors.As(err, &se) {
@@ -91,7 +91,7 @@ func final(err error) bool {
 	return false
 }
 
-// register tells a controller of the node until one has taken it in.
+// register registers the node, and tries again until a controller has accepted it.
 func (n *Node) register(ctx context.Context) error {
 	var last error
 	for tries := 0; ; tries++ {
@@ -182,7 +182,7 @@ func (n *Node) learnKeys(keys [][]byte) error {
 	return nil
 }
 
-// beat shows signs of life, and registers again when a controller asks for it.
+// beat sends heartbeats, and registers again when a controller asks for it.
 func (n *Node) beat() {
 	unsaved := false // a registration: it is tried again
 	for {
@@ -220,8 +220,8 @@ func (n *Node) beat() {
 	}
 }
 
-// heartbeat says whether the controller wants the node to register again. One that
-// cannot be reached changes nothing: the data path goes on without it.
+// heartbeat sends one heartbeat. It says whether the controller wants the node to register again.
+// Without an answer nothing changes: the data path needs no controller.
 func (n *Node) heartbeat() (unknown bool) {
 	n.mu.Lock()
 	req := &quarrypb.NodeHeartbeatRequest{Id: n.state.Node, Incarnation: n.incarnation, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(), Secret: n.secret[:]}
@@ -231,7 +231,7 @@ func (n *Node) heartbeat() (unknown bool) {
 	n.mu.Unlock()
 	req.ResidentBytes, req.Connected, req.UsedBytes = n.resident(), n.connected(), n.usedBytes()
 	req.EndedSessions, req.Stopping = n.whoLeft(), n.ending.stopping.Load()
-	// One controller that takes a heartbeat and is stopped does not keep us from the others.
+	// The timeout of one call leaves time for the other controllers where one accepts and never answers.
 	ctx, cancel := context.WithTimeout(n.ctx, beatTimeout)
 	defer cancel()
 	n.pulse.calm = 0

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// speed is how fast a program passes memory, as people are told.
+// speed is how fast a program passes memory, for status and its bar.
 type speed struct {
 	passed atomic.Uint64 // bytes
 
@@ -16,14 +16,14 @@ type speed struct {
 	rate uint64 // bytes a second
 }
 
-// speedOver is the least time over which a speed is taken: it is read as a number,
-// which ought to stand still long enough.
+// speedOver is the least time over which a speed is measured, so that the shown number changes no
+// more often.
 const speedOver = int64(time.Second)
 
 func (s *speed) began(now int64) { s.at = now }
 
-// lately is the speed between the last two times it was asked for that lie
-// far enough apart; before there are two, that since the beginning.
+// lately is the speed between the last two calls that lie speedOver apart; before there are two, the
+// mean since the beginning.
 func (s *speed) lately(now int64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

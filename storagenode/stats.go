@@ -13,7 +13,7 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// Version is this build's, told by /healthz.
+// Version is this build's; /healthz shows it.
 var Version = "dev"
 
 func health(w http.ResponseWriter, _ *http.Request) {
@@ -44,7 +44,7 @@ type Stats struct {
 	Counters      host.Counters        `json:"counters"`
 	Adapter       *Adapter             `json:"adapter,omitempty"` // of a node that serves verbs
 	Lanes         map[string]int       `json:"lanes"`             // by provider
-	// Registrations so far, and whether no controller answers just now.
+	// Registrations so far, and whether no controller answers at present.
 	Registrations uint64          `json:"registrations"`
 	Cut           bool            `json:"no_controller"`
 	Calls         []rpcstats.Call `json:"-"` // of controllers

@@ -20,14 +20,14 @@ type need struct {
 	lacking, held, last, stuck uint32
 }
 
-// ending is the node's way out. The heartbeat fills in needs.
+// ending is the state of Leave. Heartbeats fill in the need of each answer.
 type ending struct {
 	stopping atomic.Bool
 	now      atomic.Pointer[need]
-	answered chan struct{} // of capacity 1: an answer came in
+	answered chan struct{} // of capacity 1: an answer has come
 }
 
-// told takes a controller's answer to a heartbeat.
+// told records the need in a controller's answer to a heartbeat.
 func (e *ending) told(r *quarrypb.NodeHeartbeatResponse) {
 	if r.Unknown {
 		return
@@ -50,7 +50,7 @@ func (e *ending) told(r *quarrypb.NodeHeartbeatResponse) {
 func (n *Node) Leave(ctx context.Context) error {
 	n.ending.stopping.Store(true)
 	select {
-	case n.pulse.hurry <- struct{}{}: // it is told at once
+	case n.pulse.hurry <- struct{}{}: // a heartbeat reports it at once
 	default:
 	}
 	began, told := time.Now(), ""

@@ -13,7 +13,7 @@ import (
 )
 
 // RegionUsage counts what a replica holds, as its block headers and free-slab maps
-// say while clients change them: a picture for people, never an input of a decision.
+// say while clients change them. It is for operators; no decision may rest on it.
 type RegionUsage struct {
 	Region       uint32
 	Bytes        uint64

@@ -37,15 +37,15 @@ type RDMA struct {
 	Device string
 }
 
-// access is what every provider of the node serves: given and taken away together.
+// access opens and closes regions, and ends sessions, on all providers of the node together.
 type access struct {
 	*host.Access               // tcp and shm; on a node with an adapter, tcp through it
 	verbs        *verbs.Server // nil without an adapter
 	loop         *verbs.Loop
 }
 
-// chooseDomain decides by what the node's words are made atomic, before anything
-// is hosted: by its adapter, if it serves verbs, else by its processors.
+// chooseDomain chooses the atomicity domain of the node, before it hosts a region: its adapter if it
+// serves verbs, else its processors.
 func (n *Node) chooseDomain() error {
 	n.domain = proto.DomainCPU
 	switch n.cfg.RDMA.Fabric {
@@ -69,7 +69,7 @@ func (n *Node) chooseDomain() error {
 	case n.cfg.RDMA.Fabric == FabricVerbs:
 		return fmt.Errorf("storage node %s: RDMA is required: %w", n.cfg.Name, err)
 	}
-	// Hosts without adapters are the ordinary case, those with one that cannot be used are not.
+	// An adapter that cannot be used is worth a warning; no adapter is not.
 	level := slog.LevelWarn
 	if errors.Is(err, verbs.ErrNotBuilt) || errors.Is(err, verbs.ErrNone) {
 		level = slog.LevelDebug
@@ -109,7 +109,7 @@ func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
 // probeBytes is enough to meet a limit of locked memory that is too low for anything.
 const probeBytes = proto.MinRegionBytes
 
-// warnMemlock says how much of the capacity cannot be used.
+// warnMemlock logs how much of the capacity the limit of locked memory makes unusable.
 func (n *Node) warnMemlock() {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil || l.Cur >= n.cfg.CapacityBytes || os.Geteuid() == 0 {
@@ -263,7 +263,7 @@ type Adapter struct {
 	Events          map[string]uint64 `json:"events"`        // asynchronous ones, by the library's names
 	Registrations   uint64            `json:"registrations"` // of regions, one for each tenant; for each epoch too, without windows
 	RegisterSeconds float64           `json:"register_seconds"`
-	AccessErrors    uint64            `json:"access_errors"` // queue pairs that died of what their client sent
+	AccessErrors    uint64            `json:"access_errors"` // queue pairs that ended because of a client's wrong request
 	Expelled        uint64            `json:"expelled"`      // sessions ended for that
 }
 
@@ -277,7 +277,7 @@ func (a *access) adapter() *Adapter {
 		Registrations: times, RegisterSeconds: took.Seconds(), AccessErrors: a.verbs.AccessErrors(), Expelled: a.verbs.Expelled()}
 }
 
-// connected is the lanes by provider as controllers are told.
+// connected is the number of lanes by provider, for registrations and heartbeats.
 func (n *Node) connected() (out []*quarrypb.Connected) {
 	n.mu.Lock()
 	a := n.access

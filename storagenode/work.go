@@ -28,7 +28,7 @@ const (
 	maxWorkWait   = 30 * time.Second
 	maxDead       = 1 << 12                // sessions of one scrub
 	laneArena     = 16 << 20               // address space; pages are taken when touched
-	resetEvery    = 20 * time.Millisecond  // while a peer does not answer
+	resetEvery    = 20 * time.Millisecond  // between two Resets while a peer does not answer
 	answerTimeout = 5 * time.Second        // of a peer that is dialled; the end of the program ends it too
 	settleTime    = 20 * time.Second       // of a peer that does not answer, until a program with a session ends it
 	pauseLongest  = 10 * time.Millisecond  // between two looks at a slab that a session holds
@@ -41,7 +41,7 @@ type workKey struct {
 	kind   state.Kind
 }
 
-// work is a program over a region, its lanes, and how far it has come.
+// work is a program over a region, with its lanes and its progress.
 type work struct {
 	n      *Node
 	kind   state.Kind
@@ -66,10 +66,10 @@ type work struct {
 	total uint64 // bytes of them
 	speed speed
 	ended chan struct{}
-	err   error // good once ended is closed
+	err   error // valid once ended is closed
 }
 
-// Work begins or joins a program and waits for it.
+// Work begins a program, or joins the same one that runs, and waits for its end.
 func (a *agent) Work(ctx context.Context, r *connect.Request[quarrypb.WorkRequest]) (*connect.Response[quarrypb.WorkResponse], error) {
 	if err := checkWork(r.Msg); err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("node %s: %w", a.n.cfg.Name, err))
@@ -119,7 +119,7 @@ func checkWork(m *quarrypb.WorkRequest) error {
 	return nil
 }
 
-// work steps the machine and begins the program where it says so.
+// work steps the machine and begins the program if the machine orders it.
 func (n *Node) work(m *quarrypb.WorkRequest) (*work, error) {
 	kind := state.Kind(m.Kind) // the same numbers
 	n.mu.Lock()
@@ -210,7 +210,7 @@ func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
 	return nil
 }
 
-// sameHost compares the hosts of two addresses, not looking names up.
+// sameHost compares the hosts of two addresses, without resolving names.
 func sameHost(x, y string) bool {
 	a, _, err := net.SplitHostPort(x)
 	if err != nil {
@@ -220,8 +220,7 @@ func sameHost(x, y string) bool {
 	return err == nil && a == b
 }
 
-// survey sees which blocks of the primary's memory are in use: for people, who want to
-// know how much there is to do.
+// survey records which blocks of the primary's memory are in use, for the progress that status shows.
 func (w *work) survey(m *host.Memory) {
 	w.used = make([]bool, w.geo.Blocks)
 	if m == nil || uint64(len(m.Bytes())) != w.geo.RegionBytes {
@@ -239,7 +238,7 @@ func (w *work) survey(m *host.Memory) {
 
 var errReplaced = errors.New("stopped: the region's access changes")
 
-// stopWorks tells the programs over a region to end.
+// stopWorks cancels the programs over a region. It does not wait for them.
 func (n *Node) stopWorks(region uint32) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -296,7 +295,7 @@ func (w *work) run() (err error) {
 	return errors.Join(errs...)
 }
 
-// pace keeps a copy from taking all there is.
+// pace bounds a copy by the rate that the controller has asked for.
 func (w *work) pace() {
 	rate := w.req.BytesPerSecond
 	if rate == 0 {
