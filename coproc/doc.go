@@ -1,10 +1,10 @@
-// Package coproc is what a program needs that runs inside the cluster, where the
-// memory is (US 2017/0149890 [0035]-[0037], [0053], [0105]-[0107]: co-processors beside the storage
+// Package coproc is the interface of programs that run inside the cluster, beside the memory
+// (US 2017/0149890 [0035]-[0037], [0053], [0105]-[0107]: co-processors beside the storage
 // controller).
 //
 // A plugin maps records to records and, if it wants, reduces those that share a
-// key. It sees an Env - memory, trees, names, its part, a logger, a deadline - and
-// does not care where memory is:
+// key. An Env gives it objects, trees, names, its part, a log and a deadline, the same wherever the
+// memory is:
 //
 //	type words struct{}
 //
@@ -24,6 +24,6 @@
 // once: a part that was cut short runs again, elsewhere if need be, and what it
 // emits must not depend on when and where it runs.
 //
-// Open is the other half of the patent's co-processor: memory for a program that
-// only wants memory, over the best way this host has.
+// Open is the other half of the patent's co-processor: memory for a program, without jobs, over the
+// best transport of the host.
 package coproc

@@ -15,7 +15,7 @@ import (
 //
 // One side speaks at a time: the guest asks for input by reading, and a call is
 // answered by the next FrameAnswer that the guest reads. Records that it had
-// already taken from the stream by then come before the answer.
+// already read from the stream by then come before the answer.
 const (
 	// From the worker.
 	FrameStart  = 'S' // a: Start as JSON
@@ -34,7 +34,7 @@ const (
 	FrameDone     = 'd' // b: error text, "" for none
 
 	frameHeadBytes = 9
-	// MaxFrameBytes bounds a and b together: an object, and something around it.
+	// MaxFrameBytes bounds a and b together: an object and the rest of its record.
 	MaxFrameBytes = 65 << 20
 )
 
@@ -59,7 +59,7 @@ type Call struct {
 	Limit int    `json:"limit,omitempty"`
 }
 
-// ErrFrame: what came is no frame.
+// ErrFrame: the bytes are no frame.
 var ErrFrame = errors.New("malformed frame")
 
 // AppendFrame appends a frame to dst.
@@ -85,7 +85,7 @@ func CutFrame(b []byte) (kind byte, x, y, rest []byte, ok bool, err error) {
 	return b[0], b[frameHeadBytes : frameHeadBytes+n], b[frameHeadBytes+n : frameHeadBytes+n+m], b[frameHeadBytes+n+m:], true, nil
 }
 
-// ReadFrame reads one frame. a and b are good until the next call with the same buf.
+// ReadFrame reads one frame. a and b are valid until the next call with the same buf.
 func ReadFrame(r *bufio.Reader, buf []byte) (kind byte, a, b, grown []byte, err error) {
 	var head [frameHeadBytes]byte
 	if _, err = io.ReadFull(r, head[:]); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// Memory is memory for a program that wants nothing else (US 2017/0149890 [0035]-[0037]:
+// Memory allocates, reads, writes and frees objects, and has nothing else (US 2017/0149890 [0035]-[0037]:
 // the co-processor between an application and the memory it uses). Safe for many
 // goroutines.
 type Memory struct {
@@ -17,9 +17,8 @@ type Memory struct {
 	ctx context.Context
 }
 
-// Open connects to a cluster over the best way this host has to each node: an RDMA
-// adapter, shared memory, or tcp. The context bounds all that is done with the
-// Memory.
+// Open connects to a cluster, over the best transport of this host to each node: an RDMA adapter,
+// shared memory, or tcp. The context bounds all calls of the Memory.
 func Open(ctx context.Context, controllers ...string) (*Memory, error) {
 	if len(controllers) == 0 {
 		return nil, errors.New("coproc: no controller named")
@@ -49,5 +48,5 @@ func (m *Memory) Free(ref Ref) error { return m.c.Free(m.ctx, ref) }
 // node's number.
 func (m *Memory) Ways() map[uint32]string { return m.c.Stats().Providers }
 
-// Close gives back what the Memory holds. Objects stay.
+// Close ends the session of the Memory. Objects stay.
 func (m *Memory) Close() error { return m.c.Close() }

@@ -18,7 +18,7 @@ type Ref = proto.Ref
 // The plugin must return its error, which ends the part.
 type Emit func(key, value []byte) error
 
-// Plugin is the program for one part. Each attempt of each part has one of its own, which is
+// Plugin is the program of a job. Each attempt of each part has its own instance, which is
 // never called from two goroutines. Slices that it is given are valid during the call only.
 type Plugin interface {
 	// Map is called for every record of the part, in no promised order.
@@ -53,7 +53,7 @@ type Env interface {
 	// Arg is an argument of the job, or what stands in for it.
 	Arg(name, missing string) string
 	Part() Part
-	// Progress tells people how far the part is; without, records are counted.
+	// Progress reports how far the part is, for status; without it the count of records is shown.
 	Progress(done, of uint64)
 	// Logf writes a line to the job's log; the last lines of each part are kept.
 	Logf(format string, args ...any)

@@ -10,8 +10,8 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// env asks the worker. Its context has the deadline; a cancelled module is ended,
-// not told.
+// env sends calls to the worker. Its context has the deadline; a canceled module is ended without
+// notice.
 type env struct {
 	g        *conn
 	part     coproc.Part

@@ -116,7 +116,7 @@ func heapBytes() uint64 {
 	return s[0].Value.Uint64()
 }
 
-// record writes down how an attempt ended.
+// record writes the result of an attempt into the part's record.
 func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	ctx, cancel := context.WithTimeout(w.tidy, w.Lease)
 	defer cancel()
@@ -153,7 +153,7 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	}
 	switch {
 	case errors.Is(err, client.ErrUnknown):
-		// It may be recorded or not: the part's beat shows other workers which it is.
+		// Unknown whether it is recorded. If not, the part's beat stands still, and another worker takes it.
 		w.Logger.Warn("part's end may not be recorded", "part", p.String(), "error", err)
 	case err != nil:
 		dropRuns(ctx, w.c, a.Runs)
@@ -165,7 +165,7 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	}
 }
 
-// attempt does what the part says.
+// attempt runs the part in its phase.
 func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) error {
 	if p.Phase == phasePlan {
 		return w.makePlan(ctx, j, p)
@@ -193,7 +193,7 @@ func (w *worker) makePlan(ctx context.Context, j *Job, p *Part) error {
 	if err != nil {
 		return err
 	}
-	// The plan becomes one by being recorded: an attempt that lost its part has none.
+	// The plan counts once it is recorded: that of an attempt that has lost its part does not.
 	p.Plan = parts
 	return nil
 }

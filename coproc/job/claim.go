@@ -10,7 +10,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 )
 
-// claim takes a part, and moves jobs on whose parts are all done.
+// claim claims a part, and advances jobs whose parts are all done.
 func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 	if j, p, err := w.claimReady(ctx); err != nil || p != nil {
 		return j, p, err
@@ -53,8 +53,8 @@ func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 // another worker has claimed since costs one failed compare-and-swap.
 const readyFor = time.Second
 
-// claimReady claims one of the parts that were seen when they were last looked at:
-// looking at all of them for each would take a time that grows with their square.
+// claimReady claims one of the parts that were unclaimed when they were last listed. To list all
+// parts for each claim would take a time that grows with the square of their number.
 func (w *worker) claimReady(ctx context.Context) (*Job, *Part, error) {
 	for {
 		w.mu.Lock()
@@ -82,12 +82,12 @@ func (w *worker) claimReady(ctx context.Context) (*Job, *Part, error) {
 	}
 }
 
-// take claims a part; false if it has another worker, or was the end of its job.
+// take claims a part. False: another worker has it, or the claim has ended the job.
 func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 	silent := p.State == Running
 	p.State, p.Worker, p.Attempt, p.Beat = Running, w.Name, p.Attempt+1, p.Beat+1
 	if p.Attempt > MaxAttempts {
-		// Its worker died each time: the part itself kills workers.
+		// Its worker died in each attempt: the part ends its workers.
 		p.State, p.Error = Failed, fmt.Sprintf("its workers died %d times", MaxAttempts)
 	}
 	switch err := w.store.swapPart(ctx, p); {
@@ -115,7 +115,7 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 	return true, nil
 }
 
-// rank says how much a part wants this worker: 0 not at all, 2 most.
+// rank orders the parts for this worker: 0 not claimable, 1 claimable, 2 preferred.
 func (w *worker) rank(p *Part, staff *staff) int {
 	switch still := w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)); {
 	case p.State == Running && still > w.Lease:
@@ -132,7 +132,7 @@ func (w *worker) rank(p *Part, staff *staff) int {
 	return 1
 }
 
-// choose claims a part that wants a worker. done: all parts are.
+// choose claims a part of a phase. done: all parts of it are done.
 func (w *worker) choose(ctx context.Context, parts []*Part) (claimed *Part, done bool, err error) {
 	left := 0
 	var best []*Part
@@ -170,7 +170,7 @@ func (w *worker) choose(ctx context.Context, parts []*Part) (claimed *Part, done
 	return nil, left == 0, nil
 }
 
-// advance moves a job to its next phase. Any worker may; one does.
+// advance moves a job to its next phase. Every worker tries; the compare-and-swap of one succeeds.
 func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, error) {
 	var next []*Part
 	switch j.Phase {

@@ -4,9 +4,9 @@
 // continues when a worker dies.
 //
 //	job/ID            what to do, and the phase it is in
-//	active/ID         jobs that want workers
+//	active/ID         jobs that have not ended
 //	part/ID/PHASE/N   one part: pending -> running -> done, or failed
-//	worker/NAME       a worker that runs, and its plugins
+//	worker/NAME       a live worker, and its plugins
 //
 // A worker runs beside a storage node and prefers parts whose memory that node
 // holds. It raises a part's beat while it works. Another worker that has seen the same beat

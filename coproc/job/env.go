@@ -29,7 +29,7 @@ type env struct {
 	seen     *atomic.Uint64 // records of the input so far
 }
 
-// told is what the beat puts into the part's record.
+// told is the progress and the log lines that the next beat writes into the part's record.
 type told struct {
 	sync.Mutex
 	done, of uint64
@@ -219,7 +219,7 @@ func (s *sink) emit(key, value []byte) error {
 func (s *sink) flush() error {
 	for i, err := range s.t.PutMany(s.ctx, s.keys, s.values) {
 		if errors.Is(err, client.ErrUnknown) {
-			err = s.t.Put(s.ctx, s.keys[i], s.values[i]) // the same again does no harm
+			err = s.t.Put(s.ctx, s.keys[i], s.values[i]) // idempotent
 		}
 		if err != nil {
 			return fmt.Errorf("output %q: %w", s.t.Name(), err)
@@ -229,5 +229,5 @@ func (s *sink) flush() error {
 	return nil
 }
 
-// ReadTree shows a tree, for reading, to what otherwise runs in a job.
+// ReadTree gives code that is written for jobs a tree to read outside of a job.
 func ReadTree(ctx context.Context, t *kv.Tree) coproc.Tree { return &tree{ctx, t, false} }

@@ -42,7 +42,7 @@ func (s *Store) PutModule(ctx context.Context, name string, wasm []byte) (Module
 	if len(wasm) > MaxModuleBytes {
 		return Module{}, fmt.Errorf("module %s: %d bytes, at most %d", name, len(wasm), MaxModuleBytes)
 	}
-	// Interpreted: it is asked one question, and compiling it takes seconds.
+	// Interpreted, because to compile it takes seconds for one call.
 	r := newRuntime(ctx, wazero.NewRuntimeConfigInterpreter(), DefaultMemoryBytes)
 	defer r.close()
 	about, err := r.describe(ctx, wasm)
@@ -108,7 +108,7 @@ func (s *Store) wasm(ctx context.Context, m Module) ([]byte, error) {
 	return b, nil
 }
 
-// RemoveModule takes an uploaded plugin away.
+// RemoveModule removes an uploaded plugin.
 func (s *Store) RemoveModule(ctx context.Context, name string) error {
 	m, err := s.module(ctx, name)
 	if err != nil {

@@ -117,7 +117,7 @@ func (e *env) input(p *Part, f func(key, value []byte) error) error {
 			}
 			var err error
 			if buf, err = c.Read(ctx, o.Ref, buf[:0]); errors.Is(err, client.ErrFreed) {
-				continue // gone since the plan was made
+				continue // freed since the plan was made
 			} else if err != nil {
 				return fmt.Errorf("%q: %w", o.Name, err)
 			}

@@ -16,7 +16,7 @@ type records func(f func(key, value []byte) error) error
 // groups are keys with their values.
 type groups = iter.Seq2[[]byte, iter.Seq[[]byte]]
 
-// program runs parts of a plugin, wherever that lives.
+// program runs parts of a plugin: compiled in, or a module.
 type program interface {
 	about() coproc.About
 	mapPart(e *env, in records, emit coproc.Emit) error
@@ -116,7 +116,7 @@ func (w *worker) runMap(ctx context.Context, prog program, j *Job, p *Part, e *e
 	return err
 }
 
-// runReduce brings together what all map parts have for a reduce part.
+// runReduce merges the runs of all map parts for a reduce part, and reduces each group.
 func (w *worker) runReduce(ctx context.Context, prog program, j *Job, p *Part, e *env) error {
 	maps, err := w.store.Parts(ctx, j.ID, phaseMap)
 	if err != nil {

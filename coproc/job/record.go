@@ -38,7 +38,7 @@ const (
 	Cancelled State = "cancelled"
 )
 
-// Ended says whether nothing more will happen.
+// Ended says whether the state is final.
 func (s State) Ended() bool { return s == Done || s == Failed || s == Cancelled }
 
 // Phases of a job, in order. A job without reduce skips it.
@@ -120,7 +120,7 @@ func (s Source) keys() btree.Range {
 	return btree.Range{From: redis.AppendKey(nil, s.Database, s.From), To: to}
 }
 
-// record is what a plugin gets of a key of the tree; false for what is no record.
+// record is the record that a plugin gets for a key of the tree; false: it gets none.
 func (s Source) record(key, value []byte, now time.Time) (k, v []byte, ok bool, err error) {
 	if !s.Redis {
 		return key, value, true, nil
@@ -224,7 +224,7 @@ func (p *Part) log(line string) {
 	p.Log = append(p.Log, line)
 }
 
-// Worker is a worker that is there.
+// Worker is a registered worker.
 type Worker struct {
 	Name    string         `json:"name"`
 	Node    uint32         `json:"node"`

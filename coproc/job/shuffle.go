@@ -22,13 +22,13 @@ import (
 const (
 	// spillBytes of records are sorted, combined and written at a time.
 	spillBytes = 64 << 20
-	// runBytes is the size of one object of a run: what a reader of the run holds.
+	// runBytes is the size of one object of a run: the memory of a reader of the run.
 	runBytes = 4 << 20
 	// startBytes is what a start takes.
 	startBytes = 16
 )
 
-// shuffle collects what a map part emits and writes it as sorted runs.
+// shuffle collects the records that a map part emits and writes them as sorted runs.
 type shuffle struct {
 	ctx     context.Context
 	c       *client.Client
@@ -40,8 +40,7 @@ type shuffle struct {
 	wrote   *atomic.Uint64  // bytes
 }
 
-// bucket is what one reduce part gets: records one behind the other, and where
-// they begin.
+// bucket holds the records for one reduce part: their bytes one after the other, and their starts.
 type bucket struct {
 	data   []byte
 	starts []start
@@ -80,7 +79,7 @@ func newShuffle(ctx context.Context, c *client.Client, reduces int) *shuffle {
 	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, wrote: new(atomic.Uint64), runs: make([][][]proto.Ref, reduces)}
 }
 
-// bucketOf is the same for a key everywhere and for ever: parts run again elsewhere.
+// bucketOf must give a key the same bucket in every build and process: parts run again elsewhere.
 func bucketOf(key []byte, n int) int { return int(xxh3.Hash(key) % uint64(n)) }
 
 func (s *shuffle) emit(key, value []byte) error {
@@ -151,7 +150,7 @@ func (b *bucket) each(combine func(iter.Seq2[[]byte, iter.Seq[[]byte]], coproc.E
 			}
 		}
 	}
-	// What is combined may be emitted out of order; a run is sorted.
+	// A combiner may emit out of order, and a run is sorted.
 	out := bucket{}
 	err := combine(groups, func(k, v []byte) error {
 		out.add(k, v)
@@ -268,7 +267,7 @@ func (h *readers) Pop() any {
 	return x
 }
 
-// merge brings runs together by key. fail is told what ends it early.
+// merge groups the records of all runs by key. fail receives the error that ends it early.
 func merge(ctx context.Context, c *client.Client, runs [][]proto.Ref, read *reading, fail *error) iter.Seq2[[]byte, iter.Seq[[]byte]] {
 	return func(yield func([]byte, iter.Seq[[]byte]) bool) {
 		var h readers
@@ -282,7 +281,7 @@ func merge(ctx context.Context, c *client.Client, runs [][]proto.Ref, read *read
 			}
 		}
 		heap.Init(&h)
-		// advance moves the first reader on; its slices die.
+		// advance moves the first reader to its next record; slices of the former one become invalid.
 		advance := func() bool {
 			if h[0].next() {
 				heap.Fix(&h, 0)

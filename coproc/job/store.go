@@ -24,7 +24,7 @@ var (
 	ErrNoJob = errors.New("no such job")
 	// ErrNoPlugin: neither a worker nor a module has that name.
 	ErrNoPlugin = errors.New("no such plugin")
-	// errLost: another worker has the part now.
+	// errLost: another worker has taken the part over.
 	errLost = errors.New("part is another worker's now")
 )
 
@@ -141,7 +141,7 @@ func (s *Store) number(ctx context.Context) (uint64, error) {
 	}
 }
 
-// plugin finds out what a plugin can do.
+// plugin reads what a plugin can do: from a worker that has it, or from the module.
 func (s *Store) plugin(ctx context.Context, name string) (coproc.About, error) {
 	mods, err := s.Modules(ctx)
 	if err != nil {
@@ -191,7 +191,7 @@ func (s *Store) Wait(ctx context.Context, id uint64) (*Job, error) {
 	return s.Follow(ctx, id, func(*Job) error { return nil })
 }
 
-// Follow returns a job when it has ended, and shows it until then, again and again.
+// Follow calls show with the job again and again, and returns it when it has ended.
 func (s *Store) Follow(ctx context.Context, id uint64, show func(*Job) error) (*Job, error) {
 	goesOn := func() error {
 		return fmt.Errorf("job %d goes on; quarry job cancel %d ends it: %w", id, id, ctx.Err())
@@ -256,7 +256,7 @@ func list[T any](ctx context.Context, t *kv.Tree, r btree.Range, note func(*T, u
 	return all, errors.Join(err, bad)
 }
 
-// active are the numbers of jobs that want workers.
+// active are the numbers of jobs that have not ended.
 func (s *Store) active(ctx context.Context) (ids []uint64, err error) {
 	err = s.t.Scan(ctx, prefixed("active/"), func(key, _ []byte, _ uint64) bool {
 		if id, err := strconv.ParseUint(string(key[len("active/"):]), 10, 64); err == nil {
@@ -288,7 +288,7 @@ func (s *Store) swapPart(ctx context.Context, p *Part) error {
 	return err
 }
 
-// end brings a job to an end, unless it has one.
+// end puts a job into its final state, unless it has one.
 func (s *Store) end(ctx context.Context, id uint64, state State, reason string) error {
 	for {
 		j, err := s.Job(ctx, id)
@@ -324,8 +324,8 @@ func (s *Store) Cancel(ctx context.Context, id uint64) error {
 	return s.end(ctx, id, Cancelled, "cancelled")
 }
 
-// Workers lists the workers that have said they are there. One that has died is
-// listed until another worker notices.
+// Workers lists the workers that have registered. One that has died is listed until another worker
+// removes it.
 func (s *Store) Workers(ctx context.Context) ([]*Worker, error) {
 	return list[Worker](ctx, s.t, prefixed("worker/"), nil)
 }

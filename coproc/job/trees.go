@@ -9,14 +9,14 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// trees are those that a worker has open for the jobs it works on: opening one asks a
-// controller, which takes longer than many a part.
+// trees are the open trees of a worker, by job: to open one takes a call of a controller, which
+// takes longer than a short part.
 type trees struct {
 	c     *client.Client
-	state *kv.Tree // the jobs' own
+	state *kv.Tree // StateTree
 	mu    sync.Mutex
 	open  map[opened]*kv.Tree
-	past  map[string]*kv.Stats // what trees that are closed have counted, by name
+	past  map[string]*kv.Stats // counters of closed trees, by name
 }
 
 // opened is a tree in one job. Another job opens it again: between them it may have
@@ -30,7 +30,7 @@ type opened struct {
 const (
 	// maxOpen trees are kept; a job names at most a few.
 	maxOpen = 64
-	// maxPast names have counters of their own; what is beyond shares one.
+	// maxPast names have counters of their own; all others share one.
 	maxPast = 64
 	others  = "(others)"
 )
@@ -71,7 +71,7 @@ func (t *trees) forget(job uint64) {
 	t.close(func(o opened) bool { return o.job == job })
 }
 
-// close keeps what trees have counted. Parts that still use them are not disturbed.
+// close closes trees and keeps their counters. Parts that still use them may go on.
 // Preconditions: t.mu is held.
 func (t *trees) close(which func(opened) bool) {
 	for key, tree := range t.open {

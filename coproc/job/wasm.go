@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	// DefaultMemoryBytes is what one instance of a module may have.
+	// DefaultMemoryBytes bounds the memory of one instance of a module.
 	DefaultMemoryBytes = 256 << 20
 	wasmPage           = 64 << 10
 	// inputBytes of frames are made ready at a time.
 	inputBytes = 64 << 10
-	// describeTimeout bounds how long a module may take to say what it is.
+	// describeTimeout bounds how long a module may take to answer with its About.
 	describeTimeout = 10 * time.Second
 	maxStderr       = 4 << 10
 )
@@ -48,7 +48,7 @@ func newRuntime(ctx context.Context, cfg wazero.RuntimeConfig, memoryBytes int) 
 
 func (r *runtime) close() { _ = r.Close(r.ctx) }
 
-// describe asks a module what it is, which also shows that it is a plugin.
+// describe asks a module for its About. An answer also shows that it is a plugin.
 func (r *runtime) describe(ctx context.Context, wasm []byte) (about coproc.About, err error) {
 	ctx, cancel := context.WithTimeout(ctx, describeTimeout)
 	defer cancel()
@@ -106,7 +106,7 @@ func (r *runtime) run(ctx context.Context, m wazero.CompiledModule, g *guest) er
 	return nil
 }
 
-// tail keeps the beginning of what a module says on standard error.
+// tail keeps the beginning of what a module writes to standard error.
 type tail struct{ b []byte }
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -118,14 +118,14 @@ func (t *tail) Write(p []byte) (int, error) {
 // the module, one at a time.
 type guest struct {
 	in     []byte                  // frames not yet read
-	room   []byte                  // what in is cut from
+	room   []byte                  // the buffer of in
 	more   func(dst []byte) []byte // appends frames; nothing at the end of the input
-	out    []byte                  // what is not yet a whole frame
+	out    []byte                  // the bytes of an incomplete frame
 	handle func(g *guest, kind byte, a, b []byte) error
 	err    error
 }
 
-// Read is the module asking for input.
+// Read is a read of the module from its standard input.
 func (g *guest) Read(p []byte) (int, error) {
 	if g.err != nil {
 		return 0, g.err
@@ -143,7 +143,7 @@ func (g *guest) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Write is the module saying something.
+// Write is a write of the module to its standard output: frames, in any pieces.
 func (g *guest) Write(p []byte) (int, error) {
 	if g.err != nil {
 		return 0, g.err
@@ -308,7 +308,7 @@ func (m *module) part(e *env, emit coproc.Emit, more func(dst []byte) []byte) er
 // scanBytes bounds what one page of a scan answers.
 const scanBytes = 1 << 20
 
-// call does what a module asks of its Env.
+// call carries out a module's call of its Env, and appends the answer.
 func (e *env) call(c coproc.Call, payload []byte) ([]byte, error) {
 	var ref coproc.Ref
 	var t *tree

@@ -34,7 +34,7 @@ type Config struct {
 	// Patience is how long a part waits for a worker beside its memory, where there is
 	// one, before one elsewhere takes it; 0 means 1 s.
 	Patience time.Duration
-	// Tally, to look at the worker from outside; nil is one of its own.
+	// Tally receives the worker's counters, for a collector; nil: the worker makes one.
 	Tally *Tally
 	// Die ends the process: a compiled-in plugin does not stop, or takes too much
 	// memory. It is called after the part has been given up. nil means os.Exit(3).
@@ -65,19 +65,19 @@ type worker struct {
 	node  uint32
 	rt    *runtime
 	trees *trees
-	tidy  context.Context // for giving back what an ended part has allocated
+	tidy  context.Context // of the frees of an ended part's objects: outlives the part's
 
 	staff atomic.Pointer[staff]
 
 	mu      sync.Mutex
 	seen    map[string]sighting // of parts and workers
 	modules map[string]*module  // by hash
-	ready   []*Part             // seen a moment ago to want a worker
-	looked  time.Time           // when
+	ready   []*Part             // unclaimed when the parts were last listed
+	looked  time.Time           // when that was
 	me      Worker
 }
 
-// staff is who works, as seen last.
+// staff are the live workers, as last listed.
 type staff struct {
 	workers int
 	beside  map[uint32]bool // nodes that have workers
@@ -158,7 +158,7 @@ func Work(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// beWatched keeps the worker's own record fresh and removes those of dead workers.
+// beWatched renews the worker's own record and removes those of dead workers.
 func (w *worker) beWatched(ctx context.Context) {
 	tick := time.NewTicker(w.Lease / 3)
 	defer tick.Stop()
@@ -172,11 +172,11 @@ func (w *worker) beWatched(ctx context.Context) {
 		if err := w.store.t.Put(ctx, workerKey(w.Name), encode(w.me)); err != nil {
 			w.Logger.Warn("worker cannot be seen", "error", err)
 		}
-		_ = w.lookAround(ctx) // the next time
+		_ = w.lookAround(ctx) // an error is left to the next time
 	}
 }
 
-// lookAround finds out who works, and strikes out the dead.
+// lookAround lists the workers, and removes the records of those whose beat has stood still.
 func (w *worker) lookAround(ctx context.Context) error {
 	all, err := w.store.Workers(ctx)
 	if err != nil {

@@ -55,7 +55,7 @@ func (*Collector) Describe(ch chan<- *prometheus.Desc) {
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	s := c.t.Stats()
 	if s.Worker == "" {
-		return // it has not begun
+		return // the worker has not started
 	}
 	ch <- slots.Value(float64(s.Slots), s.Worker)
 	ch <- busy.Value(float64(s.Busy), s.Worker)

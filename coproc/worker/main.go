@@ -28,7 +28,7 @@ const (
 )
 
 // Main runs a worker with the plugins of this program until it is interrupted, and
-// does not return. It says {"ready": "worker", ...} on standard output when it has begun.
+// does not return. It prints {"ready": "worker", ...} when it accepts parts.
 func Main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -148,9 +148,8 @@ func (o *options) run(ctx context.Context, out io.Writer, log *slog.Logger) erro
 	return errors.Join(err, c.Close())
 }
 
-// StandBack lets the kernel end this process first where memory runs out: what a
-// plugin has taken comes back, and the storage node beside it, whose regions would be
-// gone, stays. A node that systemd has started is protected, and its workers would be.
+// StandBack makes this process the first that the kernel ends when memory runs out. That frees the
+// memory of a plugin, and keeps the storage node beside it, whose regions would be lost. A node that systemd has started is protected, and its workers would be.
 func StandBack() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0) // where that is not allowed, nothing is lost
 }

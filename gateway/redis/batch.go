@@ -9,7 +9,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 )
 
-// arena holds many byte strings in one piece of memory.
+// arena holds many byte strings in one buffer.
 type arena struct {
 	b     []byte
 	ends  []int
@@ -21,7 +21,7 @@ func (a *arena) reset() { a.b, a.ends = a.b[:0], a.ends[:0] }
 // end ends the string that has been appended to b.
 func (a *arena) end() { a.ends = append(a.ends, len(a.b)) }
 
-// all are the strings; good until the arena changes.
+// all are the strings, valid until the arena changes.
 func (a *arena) all() [][]byte {
 	a.parts = a.parts[:0]
 	from := 0
@@ -32,7 +32,7 @@ func (a *arena) all() [][]byte {
 	return a.parts
 }
 
-// fetched is what came of one key of many.
+// fetched is the result for one key of many.
 type fetched struct {
 	from, to int // in vals.b
 	state    fetchState

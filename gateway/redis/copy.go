@@ -14,7 +14,7 @@ import (
 // errSourceGone: the source has no fields, or they were being removed while they were copied.
 var errSourceGone = errors.New("the source was emptied or replaced while it was copied")
 
-// errCondemned: a sweep has taken what is being built for forgotten.
+// errCondemned: a sweep has taken the id that is being built for abandoned.
 var errCondemned = errors.New("condemned while it was built")
 
 // duplicate writes what r holds under another key; false if the key is there and replace is

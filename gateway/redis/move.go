@@ -94,7 +94,7 @@ func (m *move) key() []byte { return appendID(nil, moveFamily, m.id) }
 // marks says whether a record is a mark of the move.
 func (m *move) marks(r *record) bool { return r.mark != 0 && r.move == m.id }
 
-// peek reads a record of the tree without carrying on what it is a mark of.
+// peek reads a record of the tree. It does not carry on the move of a mark.
 func (s *Server) peek(ctx context.Context, key []byte) (r record, raw []byte, err error) {
 	raw, version, err := s.tree.GetVersion(ctx, key, nil)
 	if errors.Is(err, btree.ErrNoKey) {
@@ -191,7 +191,7 @@ func (s *Server) carry(ctx context.Context, m *move, mine bool) (outcome, error)
 	return outcomeNone, errContended
 }
 
-// note writes down how the move ends, before its marks go.
+// note records in the move how it ends, before its marks are removed.
 func (s *Server) note(ctx context.Context, m *move, state byte) error {
 	if m.state == state {
 		return nil
@@ -429,8 +429,8 @@ func (c *conn) moveLong(m *move) (bool, error) {
 	return false, errors.Join(ignoreLost(err), ignoreLost(back))
 }
 
-// giveUp ends a move whose gateway is gone, or has stood still. If the marks are not there
-// yet, it makes sure that none of consequence can be put any more: step 2 over a record,
+// giveUp ends a move whose gateway has died or was suspended. If the marks are not there yet, it makes
+// the steps fail that would put them: step 2 over a record,
 // and step 3, name versions that it replaces by others with the same record.
 func (s *Server) giveUp(ctx context.Context, m *move) error {
 	for try := range maxTries {

@@ -146,5 +146,5 @@ func (c *conn) fail(text string) {
 	c.out = append(c.out, '\r', '\n')
 }
 
-// tooMuch stops an answer that no client should want in one piece.
+// tooMuch refuses a reply of more than maxReplyBytes.
 func (c *conn) tooMuch(mark int) bool { return len(c.out)-mark > maxReplyBytes }

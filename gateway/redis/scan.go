@@ -10,15 +10,14 @@ import (
 // maxCursors is how many walks a gateway remembers at once.
 const maxCursors = 16 << 10
 
-// cursors remember where walks with SCAN and HSCAN have come to: a cursor of the
-// protocol is a number, and a place in a tree is a key.
+// cursors map the numbers that SCAN and HSCAN use as cursors to positions in the tree, which are keys.
 type cursors struct {
 	mu    sync.Mutex
 	at    map[uint64][]byte
 	order []uint64 // the oldest first
 }
 
-// keep remembers a place.
+// keep stores a position and returns its cursor.
 func (s *cursors) keep(key []byte) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,7 +41,7 @@ func (s *cursors) keep(key []byte) uint64 {
 	}
 }
 
-// place is where a cursor stands.
+// place is the position of a cursor.
 func (s *cursors) place(id uint64) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()

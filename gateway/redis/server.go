@@ -18,9 +18,9 @@ import (
 const (
 	// defaultMaxClients is the default of Redis.
 	defaultMaxClients = 10_000
-	// slowReader is how long a client may leave an answer unread before it is cut off.
+	// slowReader is how long a client may leave a reply unread before its connection is closed.
 	slowReader = 60 * time.Second
-	// lastWords is the time for the last answers when the gateway ends.
+	// lastWords is how long clients may take to read the last replies when the gateway ends.
 	lastWords = 2 * time.Second
 	// maxHeldBytes bounds what all connections together hold of commands that come
 	// in pieces or are long, and of long answers that are not read yet.
@@ -176,7 +176,7 @@ func (s *Server) accept(ctx context.Context, l net.Listener) error {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return nil
 			}
-			// Most likely out of file descriptors: those we have go on.
+			// Most likely the process is out of file descriptors: open connections go on.
 			s.cfg.Logger.Warn("gateway cannot accept a connection", "error", err)
 			select {
 			case <-ctx.Done():

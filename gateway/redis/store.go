@@ -16,7 +16,7 @@ import (
 const maxTries = 1000
 
 var (
-	// errLeave of a callback of edit: all is as it should be.
+	// errLeave of a callback of edit: the record stays as it is.
 	errLeave = errors.New("leave it")
 	// errMark of a callback of Edit: the record is a mark of a move, or newborn.
 	errMark = errors.New("the key is being renamed or made")
@@ -30,22 +30,22 @@ func lost(err error) bool {
 		(errors.Is(err, btree.ErrConflict) || errors.Is(err, btree.ErrKeyExists) || errors.Is(err, btree.ErrNoKey))
 }
 
-// pause keeps gateways that fight over a key from doing so in step.
+// pause waits a random time, so that gateways that change the same key do not collide again.
 func pause(try int) {
 	if try >= 4 {
 		time.Sleep(time.Duration(rand.IntN(min(1000, 50*try))+1) * time.Microsecond)
 	}
 }
 
-// load reads the record of a key; c.key is its key in the tree. The value is good
+// load reads the record of a key, and sets c.key to its key in the tree. The record's value is valid
 // until the next load.
 func (c *conn) load(key []byte) (record, error) {
 	c.key = AppendKey(c.key[:0], c.db, key)
 	return c.reload()
 }
 
-// reload reads the record at c.key. A move whose mark is there is carried on first, and the
-// dying flag of a hash that another gateway has found empty is cleared.
+// reload reads the record at c.key. It first completes a move whose mark is there, and clears the
+// dying flag that another gateway has set because it found the hash empty.
 func (c *conn) reload() (r record, err error) {
 	for try := range maxTries {
 		raw, version, err := c.s.tree.GetVersion(c.s.ctx, c.key, c.raw[:0])
@@ -89,7 +89,7 @@ func (r *record) is(kind byte) error {
 	return nil
 }
 
-// ttl is the expiry that a change of the key keeps.
+// ttl is the expiry of the key; 0: none, or the key is absent.
 func (r *record) ttl() int64 {
 	if r.kind == kindNone {
 		return 0
@@ -97,8 +97,8 @@ func (r *record) ttl() int64 {
 	return r.expiry
 }
 
-// edit changes a key atomically: f appends the record that follows r to b, or says
-// errLeave or errRemove. f runs again when another command changed the record first.
+// edit changes a key atomically: f appends the record that replaces r to b, or returns errLeave or
+// errRemove. f runs again when another command changed the record first.
 //
 // Linearizes at: the PutIf or DeleteIf; where f leaves or refuses, at the read.
 func (c *conn) edit(key []byte, f func(r *record, b []byte) ([]byte, error)) error {

@@ -9,15 +9,14 @@ import (
 	"github.com/quarrystore/quarry/btree"
 )
 
-// leftover is something to be swept soon: a key past its expiry, or what hangs on
-// an id to which no key leads any more.
+// leftover is something to be removed soon: a key past its expiry, or the owner and fields of an id
+// that no key names any more.
 type leftover struct {
 	key []byte
 	id  uint64
 }
 
-// later has what hangs on an id removed soon. If there is too much to remember, the
-// sweep finds it.
+// later has an id dropped soon. If the queue is full, a later pass of the sweep finds the id.
 func (s *Server) later(id uint64) {
 	select {
 	case s.swept <- leftover{id: id}:
@@ -25,7 +24,7 @@ func (s *Server) later(id uint64) {
 	}
 }
 
-// expired has a key removed that was found past its expiry.
+// expired has a key removed that is past its expiry. If the queue is full, the sweep finds it.
 func (s *Server) expired(key []byte, id uint64) {
 	if len(s.swept) == cap(s.swept) {
 		return
@@ -36,8 +35,8 @@ func (s *Server) expired(key []byte, id uint64) {
 	}
 }
 
-// leave is for the error of what a command does when all that clients can see has changed:
-// the sweep does it, or the next command that meets what is left.
+// leave takes the error of a clean-up behind a change that has already taken effect. The command does
+// not fail for it: the sweep, or the next command that meets the remains, completes the clean-up.
 func (s *Server) leave(err error) {
 	if err != nil && s.ctx.Err() == nil {
 		s.cfg.Logger.Debug("gateway leaves to the sweep what a command could not remove", "error", err)
@@ -45,7 +44,7 @@ func (s *Server) leave(err error) {
 }
 
 const (
-	// sweepTick is how often the sweep takes its share.
+	// sweepTick is the time between two portions of the sweep.
 	sweepTick = 100 * time.Millisecond
 	// busyRest is the pause between two passes while there are keys that will expire.
 	busyRest = time.Second
@@ -60,7 +59,7 @@ func (s *Server) noteTime(raw []byte) {
 	}
 }
 
-// rest is the pause after a pass, when that before it was so long.
+// rest is the pause after a pass, given the one before it.
 func (p *pass) rest(last time.Duration) time.Duration {
 	if p.removed > 0 || p.timed > 0 {
 		return busyRest
@@ -103,7 +102,7 @@ func (s *Server) sweep(ctx context.Context) {
 	}
 }
 
-// tidy removes one thing.
+// tidy removes one leftover.
 func (s *Server) tidy(ctx context.Context, l leftover) {
 	var err error
 	if l.key == nil {
@@ -153,7 +152,7 @@ type pass struct {
 	timed   int // keys that will expire
 }
 
-// step looks at so many records, and says whether the pass is over.
+// step visits at most n records, and says whether the pass is over.
 func (p *pass) step(ctx context.Context, budget int) (done bool, err error) {
 	stages := []struct {
 		all  btree.Range

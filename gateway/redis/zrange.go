@@ -11,7 +11,7 @@ import (
 
 // bound is an end of a range of scores or members.
 type bound struct {
-	open  bool // not itself
+	open  bool // the end itself is excluded
 	score float64
 	edge  int // of members: -1 before all, 1 behind all
 	at    []byte
@@ -42,7 +42,7 @@ func lexBound(b []byte) (e bound, err error) {
 	return e, nil
 }
 
-// zquery is what ZRANGE and ZRANGEBYLEX ask for.
+// zquery is the query of a ZRANGE or ZRANGEBYLEX.
 type zquery struct {
 	by            string // "": by rank, "score", "lex"
 	rev, scores   bool
@@ -203,7 +203,7 @@ func lexRange(id uint64, from, to bound) btree.Range {
 		}
 		b := appendField(nil, id, e.at)
 		if behind {
-			b = append(b, 0) // the next key there can be
+			b = append(b, 0) // the least key that is greater
 		}
 		return b
 	}

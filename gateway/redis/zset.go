@@ -292,7 +292,7 @@ func (c *conn) forsake(id uint64, member []byte, score float64, version uint64, 
 	if err == nil {
 		err = c.unplace(stale, appendPlace(nil, id, score, member))
 	}
-	c.s.leave(ignoreLost(err)) // a place too many does no harm
+	c.s.leave(ignoreLost(err)) // readers ignore a place that no score confirms
 }
 
 // versionOf is the version of a key, 0 if it is not there.
