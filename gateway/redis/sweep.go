@@ -152,7 +152,7 @@ type pass struct {
 	timed   int // keys that will expire
 }
 
-// step visits at most n records, and says whether the pass is over.
+// step visits about budget records, and says whether the pass is over.
 func (p *pass) step(ctx context.Context, budget int) (done bool, err error) {
 	stages := []struct {
 		all  btree.Range
