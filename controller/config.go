@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/wire"
 	"github.com/quarrystore/quarry/proto"
 )
@@ -59,8 +60,11 @@ type Config struct {
 	ProbeTimeout time.Duration
 	// RebuildBytesPerSecond bounds the copying to one joining replica; default 0: no bound.
 	RebuildBytesPerSecond uint64
-	// Token that clients and nodes must show; "" asks for none.
+	// Token that has every role; "": there is none. With neither Token nor ID any caller has every role.
 	Token string
+	// ID is the identity in the certificate of TLS; clients' certificates of its cluster say which
+	// role a caller has. None: certificates say nothing.
+	ID identity.ID
 	// TLS of the RPC port; nil serves plain HTTP.
 	TLS *tls.Config
 	// AgentTLS is for calls to agents with https URLs, PeerTLS for those to other controllers.

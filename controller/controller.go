@@ -15,8 +15,8 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/time/rate"
 
-	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/httpserver"
+	"github.com/quarrystore/quarry/internal/rights"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -47,6 +47,8 @@ type Controller struct {
 	upkeep  upkeep
 	// nameRates bounds the name changes of each client host.
 	nameRates nameRates
+	tokens    tokens
+	owners    sync.Map     // number of a node to the name it has registered under here
 	stuck     atomic.Bool  // its machine stood still and has not gone on
 	rests     atomic.Int64 // ns; before that time this controller deposes no leader: see restAfter
 }
@@ -89,8 +91,8 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	c.probes = &http.Client{Transport: &http.Transport{TLSClientConfig: cfg.PeerTLS, IdleConnTimeout: time.Minute}}
 
 	mux := http.NewServeMux()
-	path, calls := quarrypbconnect.NewControllerHandler(&service{c: c}, append(options(), connect.WithInterceptors(&c.counted.requests))...)
-	mux.Handle(path, httpserver.Gate{Allow: agentauth.AllowToken(cfg.Token), MaxBytes: maxBytes}.Before(calls))
+	path, calls := quarrypbconnect.NewControllerHandler(&service{c: c}, append(options(), connect.WithInterceptors(&c.counted.requests, auditor{c}))...)
+	mux.Handle(path, rights.Identify(c.caller, httpserver.Gate{Allow: c.allow, MaxBytes: maxBytes}.Before(calls)))
 	mux.HandleFunc("GET /healthz", c.health)
 	if cfg.Pages != nil {
 		mux.Handle("/", cfg.Pages)

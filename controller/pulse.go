@@ -87,7 +87,7 @@ func (c *Controller) joinPulse() {
 		cluster, keys, err := c.cluster()
 		if err == nil && cluster != nil {
 			l, err := c.pulse.port.Join(pulse.Config{
-				Cluster: cluster.Uuid, Secret: keys.PulseSecret, Token: c.cfg.Token, Logger: c.cfg.Logger,
+				Cluster: cluster.Uuid, Secret: keys.PulseSecret, Logger: c.cfg.Logger,
 				Kind: pulse.Controller, Incarnation: c.pulse.incarnation, Self: c.self, Seeds: c.seeds, Changed: c.changedMember,
 			})
 			if err != nil {

@@ -10,6 +10,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/rights"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -79,6 +81,9 @@ func (s *service) coded(err error) error {
 }
 
 func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.OpenSessionRequest]) (*connect.Response[quarrypb.OpenSessionResponse], error) {
+	if err := mayOpen(rights.From(ctx), r.Msg); err != nil {
+		return nil, err
+	}
 	res, err := do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
 	if err == nil {
 		s.c.sessionHeartbeat(ctx, res.Msg.Ticket.GetSerial()) // the first one
@@ -99,6 +104,9 @@ func (s *service) CloseSession(ctx context.Context, r *connect.Request[quarrypb.
 }
 
 func (s *service) RevokeSession(ctx context.Context, r *connect.Request[quarrypb.RevokeSessionRequest]) (*connect.Response[quarrypb.RevokeSessionResponse], error) {
+	if c := rights.From(ctx); r.Msg.Session != 0 && !c.Is(identity.Operator) {
+		return nil, denied("%s ends sessions by their serial alone; by id, operators do", c.Name)
+	}
 	return do[quarrypb.RevokeSessionResponse](ctx, s, r.Msg, nil)
 }
 
@@ -125,14 +133,22 @@ func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.
 }
 
 func (s *service) RegisterNode(ctx context.Context, r *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error) {
+	caller := rights.From(ctx)
+	if err := s.c.mayRegister(caller, r.Msg.Node); err != nil {
+		return nil, err
+	}
 	res, err := do[quarrypb.RegisterNodeResponse](ctx, s, r.Msg, nil)
 	if err == nil {
 		res.Msg.Pulse = s.c.pulses()
+		s.c.owners.Store(res.Msg.Id, r.Msg.Node.Name)
 	}
 	return res, err
 }
 
 func (s *service) NodeHeartbeat(ctx context.Context, r *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error) {
+	if err := s.c.mayBeat(rights.From(ctx), r.Msg.Id); err != nil {
+		return nil, err
+	}
 	var msg any = r.Msg
 	if s.c.pulsed(r.Msg.Incarnation) {
 		msg = state.Pulsed{NodeHeartbeatRequest: r.Msg}

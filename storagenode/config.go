@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/wire"
 )
 
@@ -57,6 +58,9 @@ type Config struct {
 	Token string
 	// TLS serves the agent port; ControllerTLS is for https controllers.
 	TLS, ControllerTLS *tls.Config
+	// ID is the identity in the certificate of TLS: then only controllers of its cluster, by their
+	// certificates, may call the agent. None: any caller that has the cluster's bearer.
+	ID identity.ID
 	// Logger; nil means slog.Default.
 	Logger *slog.Logger
 	// Wire is the network of a simulation; nil means the host's. GossipListen is NoGossip then.

@@ -18,7 +18,9 @@ import (
 
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/httpserver"
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/keyring"
+	"github.com/quarrystore/quarry/internal/rights"
 	"github.com/quarrystore/quarry/internal/rpcstats"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -234,7 +236,7 @@ func (n *Node) listen(ctx context.Context) (err error) {
 func (n *Node) agentHandler() http.Handler {
 	mux := http.NewServeMux()
 	path, calls := quarrypbconnect.NewAgentHandler(&agent{n}, connect.WithInterceptors(&n.calls, n.thisIncarnation()))
-	mux.Handle(path, httpserver.Gate{Allow: agentauth.Allow(&n.keys, n.identity), MaxBytes: maxBytes, Body: agentauth.Body}.Before(calls))
+	mux.Handle(path, rights.Identify(n.caller, httpserver.Gate{Allow: n.allow(), MaxBytes: maxBytes, Body: agentauth.Body}.Before(calls)))
 	mux.HandleFunc("GET /healthz", health)
 	mux.HandleFunc("GET /readyz", n.ready)
 	return mux
@@ -249,6 +251,29 @@ func maxBytes(path string) int64 {
 		return maxWorkBytes
 	}
 	return maxCommandBytes
+}
+
+// caller is a controller by its certificate, where nodes have identities.
+func (n *Node) caller(r *http.Request) (rights.Caller, error) {
+	if n.cfg.ID == (identity.ID{}) {
+		return rights.Caller{Name: "anyone", Roles: identity.Roles}, nil
+	}
+	id, err := identity.OfPeer(r.TLS, n.cfg.ID)
+	if err == nil && id == (identity.ID{}) {
+		err = errors.New("show a certificate of this cluster (--tls-cert, --tls-key, --tls-ca)")
+	}
+	return rights.Caller{Name: id.String(), Roles: []identity.Role{id.Role}, ID: id}, err
+}
+
+// allow refuses callers that are no controllers, or whose call the cluster's controllers have not signed.
+func (n *Node) allow() func(*http.Request) error {
+	signed := agentauth.Allow(&n.keys, n.identity)
+	return func(r *http.Request) error {
+		if err := rights.Allow(r); err != nil {
+			return err
+		}
+		return signed(r)
+	}
 }
 
 // identity is what calls to the agent have to name; false until the node is registered.

@@ -58,7 +58,7 @@ func (n *Node) joinPulse() (err error) {
 	cluster, key, id := n.state.Cluster, n.pulseKey, n.state.Node
 	n.mu.Unlock()
 	n.pulse.list, err = n.pulse.port.Join(pulse.Config{
-		Cluster: cluster[:], Secret: key, Token: n.cfg.Token, Logger: n.cfg.Logger,
+		Cluster: cluster[:], Secret: key, Logger: n.cfg.Logger,
 		Kind: pulse.Storage, Incarnation: n.incarnation, Node: id, Seeds: n.seeds,
 		Self: func() pulse.Self { return pulse.Self{Health: pulse.Health(n.pulse.health.Load())} },
 		Led: func(uint64) {

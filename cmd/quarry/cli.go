@@ -47,6 +47,8 @@ type cli struct {
 	Slab          slabCmd       `cmd:"" help:"Allocate, read, write and free objects."`
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
 	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`
+	TokenCmd      tokenCmd      `cmd:"" name:"token" help:"Make, list and revoke tokens of one role."`
+	Audit         auditCmd      `cmd:"" help:"List the latest calls that changed the cluster."`
 	Cert          certCmd       `cmd:"" help:"Issue certificates, and list those that end soon."`
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`

@@ -64,6 +64,18 @@ func (a *app) serving(calls identity.Role) (server, client *tls.Config) {
 	return server, a.trust.Client(calls)
 }
 
+// own is the identity of a service of a role, none if its certificate names none or callers
+// cannot show theirs.
+func (a *app) own(role identity.Role) (identity.ID, error) {
+	if a.trust == nil || !a.trust.Mutual() {
+		return identity.ID{}, nil
+	}
+	if id := a.trust.ID(); id.Role != role {
+		return id, usagef("certificate %s: it is of %s, want one of role %s: quarry cert %s NAME", a.cli.TLSCert, id, role, role)
+	}
+	return a.trust.ID(), nil
+}
+
 // waitFor returns nil when the context ends, or the first error of a service.
 func waitFor(ctx context.Context, failed ...<-chan error) error {
 	first := make(chan error, len(failed))
@@ -110,6 +122,13 @@ type storageCmd struct {
 // Run serves until the context ends or the node fails. Then the workers end, because they map the
 // node's memory; the node waits for other replicas of its regions (--stop-timeout), and closes.
 func (s *storageCmd) Run(ctx context.Context, a *app) error {
+	own, err := a.own(identity.Node)
+	if err != nil {
+		return err
+	}
+	if name := cmp.Or(s.Name, own.Name); own.Name != "" && name != own.Name {
+		return usagef("--name %s: the certificate is of node %s", s.Name, own.Name)
+	}
 	cert, calls := a.serving(identity.Controller)
 	port, err := s.metricsFlags.open(ctx, "storage")
 	if err != nil {
@@ -117,7 +136,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	defer port.close()
 	storagenode.Version = version
-	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: s.Name, FailureDomain: s.Domain, Dir: s.Data,
+	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data,
 		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, Logger: a.log})
 	if err != nil {
 		return inUse(err)

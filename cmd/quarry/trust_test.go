@@ -45,6 +45,17 @@ func TestMutualTLS(t *testing.T) {
 	}
 	as(t, c, identity.Client, "slab", "alloc", "--data", "kept", "--name", "n").ok(t)
 
+	// Without a certificate, of another role, or without TLS nothing is told.
+	controllers := "QUARRY_CONTROLLER=" + strings.Join(c.URLs, ",")
+	env, err := c.Env(identity.Client, "someone")
+	require.NoError(t, err)
+	quarry(t, []string{controllers, env[2]}, "", "status").fails(t, exitFailed, "show a certificate")
+	quarry(t, []string{controllers}, "", "status").fails(t, exitUnreachable, "certificate")
+	quarry(t, append(env, strings.ReplaceAll(controllers, "https:", "http:")), "", "status").fails(t, exitFailed, "400 Bad Request")
+	as(t, c, identity.Client, "node", "drain", "n1").fails(t, exitFailed, "spiffe://local/client/someone may not call")
+	as(t, c, identity.Node, "slab", "read", "@n").fails(t, exitFailed, "of an agent only")
+	as(t, c, identity.Operator, "fsck").ok(t)
+
 	files, err := c.Issue(identity.Client, "app")
 	require.NoError(t, err)
 	tls, err := client.TLSFromFiles(files.Cert, files.Key, files.CA)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/coproc/worker"
+	"github.com/quarrystore/quarry/internal/identity"
 
 	// Plugins that every worker has.
 	_ "github.com/quarrystore/quarry/coproc/plugins/nearest"
@@ -69,6 +71,9 @@ type workerFlags struct {
 	WorkerReplicas int    `placeholder:"N" help:"Replicas of what workers make; with 2 or more, jobs outlive a node and its memory. Default is the cluster's."`
 	WorkerDurable  bool   `help:"What workers make survives a power failure of all nodes."`
 	WorkerCommand  string `placeholder:"COMMAND" help:"Program to run as worker, with plugins of its own; default this one."`
+	WorkerCert     string `name:"worker-tls-cert" placeholder:"FILE" help:"Certificate of the workers, of role worker; a node's own does not do."`
+	WorkerKey      string `name:"worker-tls-key" placeholder:"FILE" help:"Key of the workers' certificate."`
+	WorkerToken    string `placeholder:"TOKEN" help:"Token of the workers, of role worker; default the node's."`
 	WorkerMetrics  string `name:"worker-metrics-listen" placeholder:"HOST:PORT" help:"Serve the first worker's Prometheus metrics there, and those of the others at the ports above."`
 
 	begun int // workers of this process's nodes so far
@@ -88,6 +93,9 @@ func (f *workerFlags) start(ctx context.Context, a *app, node string, controller
 	}
 	if f.WorkerReplicas < 0 || f.WorkerReplicas > client.MaxReplicas {
 		return nil, usagef("--worker-replicas %d: want 1 to %d", f.WorkerReplicas, client.MaxReplicas)
+	}
+	if f.Workers > 0 && a.trust != nil && a.trust.ID().Role == identity.Node && f.WorkerCert == "" && f.WorkerToken == "" {
+		return nil, usagef("--workers %d: a node's certificate does not do for workers: give --worker-tls-cert and --worker-tls-key, see quarry cert worker", f.Workers)
 	}
 	exe := f.WorkerCommand
 	if exe == "" {
@@ -141,7 +149,11 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 			cmd.Args = append(cmd.Args, "--rdma-device", device)
 		}
 		cmd.Args = append(cmd.Args, more...)
-		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+a.cli.Token, "QUARRY_TLS_CERT="+a.cli.TLSCert, "QUARRY_TLS_KEY="+a.cli.TLSKey, "QUARRY_TLS_CA="+a.cli.TLSCA, "QUARRY_CONFIG=")
+		cert, key := f.WorkerCert, f.WorkerKey
+		if a.trust != nil && a.trust.ID().Role != identity.Node && cert == "" {
+			cert, key = a.cli.TLSCert, a.cli.TLSKey
+		}
+		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+cmp.Or(f.WorkerToken, a.cli.Token), "QUARRY_TLS_CERT="+cert, "QUARRY_TLS_KEY="+key, "QUARRY_TLS_CA="+a.cli.TLSCA, "QUARRY_CONFIG=")
 		cmd.Stderr = a.errOut
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 		cmd.WaitDelay = 5 * time.Second

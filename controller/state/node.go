@@ -5,6 +5,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"net/url"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -110,7 +111,13 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.fail(waiter, errorf(Busy, "node %s: another registration of that name is being checked; try again", r.Node.Name))
 	case n != nil && n.rec.State == nodeDown:
 		m.fail(waiter, errorf(Precondition, "node %s has been removed from the cluster: take it back with quarry node add %s, or give this one another name", n.rec.Name, n.rec.Name))
-	case n == nil || n.rec.Incarnation == r.Node.Incarnation:
+	case n == nil:
+		m.admit(waiter, r)
+	case n.rec.Incarnation == r.Node.Incarnation && !sameAddresses(n.rec, r.Node):
+		// One run of a process keeps its ports. Another one that claims to be this run would be sent
+		// its commands, and the tickets of its clients.
+		m.fail(waiter, errorf(Exists, "node %s runs at %s and does not change its addresses while it runs: give this one another name", n.rec.Name, n.rec.AgentUrl))
+	case n.rec.Incarnation == r.Node.Incarnation:
 		m.admit(waiter, r)
 	default:
 		// The name has had another incarnation. Only if that is over may this one begin.
@@ -130,6 +137,11 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 			m.admit(waiter, r)
 		})
 	}
+}
+
+// sameAddresses says whether two registrations are of one place.
+func sameAddresses(a, b *quarrypb.Node) bool {
+	return a.AgentUrl == b.AgentUrl && slices.EqualFunc(a.Endpoints, b.Endpoints, func(x, y *quarrypb.Endpoint) bool { return proto.Equal(x, y) })
 }
 
 // admit takes a node in, new, again, or restarted.

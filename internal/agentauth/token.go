@@ -3,16 +3,11 @@ package agentauth
 import (
 	"context"
 	"crypto/subtle"
-	"errors"
-	"net/http"
 
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
-
-// ErrToken is the answer to a call without the cluster's token.
-var ErrToken = errors.New("wrong or missing cluster token: set --token or QUARRY_TOKEN")
 
 // Token adds the cluster's token, "" for none, to every call of a controller.
 func Token(token string) connect.Interceptor { return giveToken(token) }
@@ -45,15 +40,4 @@ func (giveToken) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect
 // RightToken compares in a time that does not tell how much was right.
 func RightToken(want, given string) bool {
 	return want == "" || subtle.ConstantTimeCompare([]byte(given), []byte(want)) == 1
-}
-
-// AllowToken refuses calls that do not carry the cluster's token in their header. "" asks for
-// none. It is for httpserver.Gate, which asks before the body is read.
-func AllowToken(token string) func(*http.Request) error {
-	return func(r *http.Request) error {
-		if RightToken(token, r.Header.Get(quarrypb.TokenHeader)) {
-			return nil
-		}
-		return connect.NewError(connect.CodeUnauthenticated, ErrToken)
-	}
 }

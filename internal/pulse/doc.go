@@ -26,8 +26,8 @@
 // # Datagrams
 //
 // Datagrams are encrypted and authenticated (AES-256-GCM). The key of a sender's incarnation is made by
-// HKDF of the cluster's ticket key, which nodes learn when they register, of the cluster's
-// token where there is one, and of the incarnation: clients know the token and not the ticket key.
+// HKDF of the cluster's ticket key, which nodes learn when they register and clients never, and of
+// the incarnation.
 // The nonce is the sequence number and the number of the receiver. Each incarnation of a process
 // has a random number; another one is another member. A replayed datagram is recognized by a
 // window of 8 sequence numbers, and cannot make a member seem alive, because it

@@ -23,11 +23,10 @@ const (
 	maxReads    = 4096 // datagrams in a tick
 )
 
-// Config of a List. All but Seeds, Changed, Led, Token and Logger are needed.
+// Config of a List. All but Seeds, Changed, Led and Logger are needed.
 type Config struct {
 	Cluster     []byte // uuid
 	Secret      []byte // the ticket key
-	Token       string
 	Kind        Kind
 	Incarnation uint64 // not 0; never the same for another process
 	Node        uint32 // number of a storage node
@@ -65,7 +64,7 @@ func (p *Port) Join(cfg Config) (*List, error) {
 	if len(cfg.Cluster) == 0 || len(cfg.Secret) == 0 || cfg.Incarnation == 0 {
 		return nil, errors.New("pulse: no cluster, key and incarnation given")
 	}
-	m, err := newMachine(cfg.Kind, cfg.Incarnation, cfg.Node, keys{append(bytes.Clone(cfg.Secret), cfg.Token...), cfg.Cluster})
+	m, err := newMachine(cfg.Kind, cfg.Incarnation, cfg.Node, keys{bytes.Clone(cfg.Secret), cfg.Cluster})
 	if err != nil {
 		return nil, fmt.Errorf("pulse: %w", err)
 	}

@@ -149,7 +149,6 @@ func TestStrangersAreRefused(t *testing.T) {
 	eventually(t, "they see each other", func() bool { return a.state(2) == Alive })
 	for i, other := range []func(*Config){
 		func(c *Config) { c.Secret = []byte("another secret of as many bytes..") },
-		func(c *Config) { c.Token = "a token that the others have not" },
 		func(c *Config) { c.Cluster = []byte("cluster-00000002") },
 	} {
 		before := a.Counts().Foreign

@@ -6268,6 +6268,511 @@ func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
+// Token is what is kept of a token: not the token.
+type Token struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	Note          string                 `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`                                   // for people
+	CreatedUnix   int64                  `protobuf:"varint,4,opt,name=created_unix,json=createdUnix,proto3" json:"created_unix,omitempty"` // seconds, for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Token) Reset() {
+	*x = Token{}
+	mi := &file_quarry_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Token) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Token) ProtoMessage() {}
+
+func (x *Token) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Token.ProtoReflect.Descriptor instead.
+func (*Token) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *Token) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Token) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Token) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *Token) GetCreatedUnix() int64 {
+	if x != nil {
+		return x.CreatedUnix
+	}
+	return 0
+}
+
+type CreateTokenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Note          string                 `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokenRequest) Reset() {
+	*x = CreateTokenRequest{}
+	mi := &file_quarry_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokenRequest) ProtoMessage() {}
+
+func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
+func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *CreateTokenRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CreateTokenRequest) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+type CreateTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	Secret        string                 `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"` // the token; it is not kept and not shown again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokenResponse) Reset() {
+	*x = CreateTokenResponse{}
+	mi := &file_quarry_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokenResponse) ProtoMessage() {}
+
+func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
+func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *CreateTokenResponse) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *CreateTokenResponse) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+type ListTokensRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokensRequest) Reset() {
+	*x = ListTokensRequest{}
+	mi := &file_quarry_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTokensRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTokensRequest) ProtoMessage() {}
+
+func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
+func (*ListTokensRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{94}
+}
+
+type ListTokensResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        []*Token               `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokensResponse) Reset() {
+	*x = ListTokensResponse{}
+	mi := &file_quarry_proto_msgTypes[95]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTokensResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTokensResponse) ProtoMessage() {}
+
+func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[95]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
+func (*ListTokensResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{95}
+}
+
+func (x *ListTokensResponse) GetTokens() []*Token {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+type RevokeTokenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeTokenRequest) Reset() {
+	*x = RevokeTokenRequest{}
+	mi := &file_quarry_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeTokenRequest) ProtoMessage() {}
+
+func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
+func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *RevokeTokenRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RevokeTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeTokenResponse) Reset() {
+	*x = RevokeTokenResponse{}
+	mi := &file_quarry_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeTokenResponse) ProtoMessage() {}
+
+func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
+func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{97}
+}
+
+type ListAuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Most          uint32                 `protobuf:"varint,1,opt,name=most,proto3" json:"most,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditRequest) Reset() {
+	*x = ListAuditRequest{}
+	mi := &file_quarry_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditRequest) ProtoMessage() {}
+
+func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
+func (*ListAuditRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *ListAuditRequest) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+type ListAuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []*AuditEntry          `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditResponse) Reset() {
+	*x = ListAuditResponse{}
+	mi := &file_quarry_proto_msgTypes[99]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditResponse) ProtoMessage() {}
+
+func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[99]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
+func (*ListAuditResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{99}
+}
+
+func (x *ListAuditResponse) GetEntries() []*AuditEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+type AuditEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UnixMs        int64                  `protobuf:"varint,1,opt,name=unix_ms,json=unixMs,proto3" json:"unix_ms,omitempty"` // for people
+	Method        string                 `protobuf:"bytes,2,opt,name=method,proto3" json:"method,omitempty"`
+	Caller        string                 `protobuf:"bytes,3,opt,name=caller,proto3" json:"caller,omitempty"`   // an identity, or which token
+	Remote        string                 `protobuf:"bytes,4,opt,name=remote,proto3" json:"remote,omitempty"`   // address
+	Request       string                 `protobuf:"bytes,5,opt,name=request,proto3" json:"request,omitempty"` // shortened, without secrets
+	Outcome       string                 `protobuf:"bytes,6,opt,name=outcome,proto3" json:"outcome,omitempty"` // ok, or a code and a text
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_quarry_proto_msgTypes[100]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[100]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{100}
+}
+
+func (x *AuditEntry) GetUnixMs() int64 {
+	if x != nil {
+		return x.UnixMs
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
 var File_quarry_proto protoreflect.FileDescriptor
 
 const file_quarry_proto_rawDesc = "" +
@@ -6738,7 +7243,36 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0finitial_cluster\x18\x01 \x01(\tR\x0einitialCluster\"-\n" +
 	"\x17RemoveControllerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x1a\n" +
-	"\x18RemoveControllerResponse*\\\n" +
+	"\x18RemoveControllerResponse\"b\n" +
+	"\x05Token\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x12\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\x12!\n" +
+	"\fcreated_unix\x18\x04 \x01(\x03R\vcreatedUnix\"<\n" +
+	"\x12CreateTokenRequest\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04note\"U\n" +
+	"\x13CreateTokenResponse\x12&\n" +
+	"\x05token\x18\x01 \x01(\v2\x10.quarry.v1.TokenR\x05token\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\"\x13\n" +
+	"\x11ListTokensRequest\">\n" +
+	"\x12ListTokensResponse\x12(\n" +
+	"\x06tokens\x18\x01 \x03(\v2\x10.quarry.v1.TokenR\x06tokens\"$\n" +
+	"\x12RevokeTokenRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
+	"\x13RevokeTokenResponse\"&\n" +
+	"\x10ListAuditRequest\x12\x12\n" +
+	"\x04most\x18\x01 \x01(\rR\x04most\"D\n" +
+	"\x11ListAuditResponse\x12/\n" +
+	"\aentries\x18\x01 \x03(\v2\x15.quarry.v1.AuditEntryR\aentries\"\xa1\x01\n" +
+	"\n" +
+	"AuditEntry\x12\x17\n" +
+	"\aunix_ms\x18\x01 \x01(\x03R\x06unixMs\x12\x16\n" +
+	"\x06method\x18\x02 \x01(\tR\x06method\x12\x16\n" +
+	"\x06caller\x18\x03 \x01(\tR\x06caller\x12\x16\n" +
+	"\x06remote\x18\x04 \x01(\tR\x06remote\x12\x18\n" +
+	"\arequest\x18\x05 \x01(\tR\arequest\x12\x18\n" +
+	"\aoutcome\x18\x06 \x01(\tR\aoutcome*\\\n" +
 	"\bProvider\x12\x18\n" +
 	"\x14PROVIDER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROVIDER_TCP\x10\x01\x12\x10\n" +
@@ -6774,7 +7308,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
 	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
 	"\x0fWORK_KIND_SCRUB\x10\x03\x12\x15\n" +
-	"\x11WORK_KIND_RECLAIM\x10\x042\xbb\x12\n" +
+	"\x11WORK_KIND_RECLAIM\x10\x042\xea\x14\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -6813,7 +7347,12 @@ const file_quarry_proto_rawDesc = "" +
 	"\tRebalance\x12\x1b.quarry.v1.RebalanceRequest\x1a\x1c.quarry.v1.RebalanceResponse\x12X\n" +
 	"\x0fListControllers\x12!.quarry.v1.ListControllersRequest\x1a\".quarry.v1.ListControllersResponse\x12R\n" +
 	"\rAddController\x12\x1f.quarry.v1.AddControllerRequest\x1a .quarry.v1.AddControllerResponse\x12[\n" +
-	"\x10RemoveController\x12\".quarry.v1.RemoveControllerRequest\x1a#.quarry.v1.RemoveControllerResponse\x12=\n" +
+	"\x10RemoveController\x12\".quarry.v1.RemoveControllerRequest\x1a#.quarry.v1.RemoveControllerResponse\x12L\n" +
+	"\vCreateToken\x12\x1d.quarry.v1.CreateTokenRequest\x1a\x1e.quarry.v1.CreateTokenResponse\x12I\n" +
+	"\n" +
+	"ListTokens\x12\x1c.quarry.v1.ListTokensRequest\x1a\x1d.quarry.v1.ListTokensResponse\x12L\n" +
+	"\vRevokeToken\x12\x1d.quarry.v1.RevokeTokenRequest\x1a\x1e.quarry.v1.RevokeTokenResponse\x12F\n" +
+	"\tListAudit\x12\x1b.quarry.v1.ListAuditRequest\x1a\x1c.quarry.v1.ListAuditResponse\x12=\n" +
 	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse\x12L\n" +
 	"\vInspectNode\x12\x1d.quarry.v1.InspectNodeRequest\x1a\x1e.quarry.v1.InspectNodeResponse2\xae\x04\n" +
 	"\x05Agent\x12I\n" +
@@ -6842,7 +7381,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(NodeState)(0),                   // 1: quarry.v1.NodeState
@@ -6941,142 +7480,163 @@ var file_quarry_proto_goTypes = []any{
 	(*AddControllerResponse)(nil),    // 94: quarry.v1.AddControllerResponse
 	(*RemoveControllerRequest)(nil),  // 95: quarry.v1.RemoveControllerRequest
 	(*RemoveControllerResponse)(nil), // 96: quarry.v1.RemoveControllerResponse
-	nil,                              // 97: quarry.v1.Name.NotesEntry
-	nil,                              // 98: quarry.v1.InspectNodeResponse.LanesEntry
+	(*Token)(nil),                    // 97: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 98: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 99: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 100: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 101: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 102: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 103: quarry.v1.RevokeTokenResponse
+	(*ListAuditRequest)(nil),         // 104: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 105: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 106: quarry.v1.AuditEntry
+	nil,                              // 107: quarry.v1.Name.NotesEntry
+	nil,                              // 108: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
-	0,  // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
-	6,  // 1: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
-	1,  // 2: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
-	8,  // 3: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
-	0,  // 4: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
-	2,  // 5: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
-	9,  // 6: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
-	3,  // 7: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
-	4,  // 8: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
-	3,  // 9: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
-	7,  // 10: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	10, // 11: quarry.v1.Table.regions:type_name -> quarry.v1.Region
-	4,  // 12: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	10, // 13: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	17, // 14: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	11, // 15: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	20, // 16: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	11, // 17: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	30, // 18: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	97, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	33, // 20: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	33, // 21: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
-	33, // 22: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
-	33, // 23: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
-	33, // 24: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	33, // 25: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	7,  // 26: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	45, // 27: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	8,  // 28: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	4,  // 29: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	5,  // 30: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	60, // 31: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	17, // 32: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	7,  // 33: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	77, // 34: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	77, // 35: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	81, // 36: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	81, // 37: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	81, // 38: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	11, // 39: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	83, // 40: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	86, // 41: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	85, // 42: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	5,  // 43: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	89, // 44: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	98, // 45: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	91, // 46: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	16, // 47: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	19, // 48: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	22, // 49: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	24, // 50: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	26, // 51: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	31, // 52: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	28, // 53: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	12, // 54: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	13, // 55: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	14, // 56: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	34, // 57: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	35, // 58: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	36, // 59: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	38, // 60: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	40, // 61: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	41, // 62: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	43, // 63: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	46, // 64: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	48, // 65: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	65, // 66: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	66, // 67: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	68, // 68: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	69, // 69: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	71, // 70: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	73, // 71: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	75, // 72: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	76, // 73: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	90, // 74: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	93, // 75: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	95, // 76: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	82, // 77: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	87, // 78: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	50, // 79: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	52, // 80: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	54, // 81: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	56, // 82: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	58, // 83: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	61, // 84: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	63, // 85: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	87, // 86: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	18, // 87: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	21, // 88: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	23, // 89: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	25, // 90: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	27, // 91: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	32, // 92: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	29, // 93: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	11, // 94: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	11, // 95: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	15, // 96: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	33, // 97: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	33, // 98: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	37, // 99: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	39, // 100: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	33, // 101: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	42, // 102: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	44, // 103: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	47, // 104: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	49, // 105: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,  // 106: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	67, // 107: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,  // 108: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	70, // 109: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	72, // 110: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	74, // 111: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	10, // 112: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	78, // 113: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	92, // 114: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	94, // 115: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	96, // 116: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	84, // 117: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	88, // 118: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	51, // 119: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	53, // 120: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	55, // 121: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	57, // 122: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	59, // 123: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	62, // 124: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	64, // 125: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	88, // 126: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	87, // [87:127] is the sub-list for method output_type
-	47, // [47:87] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
+	6,   // 1: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
+	1,   // 2: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
+	8,   // 3: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
+	0,   // 4: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
+	2,   // 5: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
+	9,   // 6: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
+	3,   // 7: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
+	4,   // 8: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
+	3,   // 9: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
+	7,   // 10: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	10,  // 11: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	4,   // 12: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
+	10,  // 13: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	17,  // 14: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	11,  // 15: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	20,  // 16: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	11,  // 17: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	30,  // 18: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	107, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	33,  // 20: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	33,  // 21: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	33,  // 22: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	33,  // 23: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	33,  // 24: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	33,  // 25: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	7,   // 26: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	45,  // 27: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	8,   // 28: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	4,   // 29: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	5,   // 30: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	60,  // 31: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	17,  // 32: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	7,   // 33: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	77,  // 34: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	77,  // 35: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	81,  // 36: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	81,  // 37: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	81,  // 38: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	11,  // 39: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	83,  // 40: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	86,  // 41: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	85,  // 42: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	5,   // 43: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	89,  // 44: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	108, // 45: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	91,  // 46: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	97,  // 47: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	97,  // 48: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	106, // 49: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	16,  // 50: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	19,  // 51: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	22,  // 52: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	24,  // 53: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	26,  // 54: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	31,  // 55: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	28,  // 56: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	12,  // 57: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	13,  // 58: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	14,  // 59: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	34,  // 60: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	35,  // 61: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	36,  // 62: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	38,  // 63: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	40,  // 64: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	41,  // 65: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	43,  // 66: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	46,  // 67: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	48,  // 68: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	65,  // 69: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	66,  // 70: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	68,  // 71: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	69,  // 72: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	71,  // 73: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	73,  // 74: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	75,  // 75: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	76,  // 76: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	90,  // 77: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	93,  // 78: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	95,  // 79: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	98,  // 80: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	100, // 81: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	102, // 82: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	104, // 83: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	82,  // 84: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	87,  // 85: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	50,  // 86: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	52,  // 87: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	54,  // 88: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	56,  // 89: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	58,  // 90: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	61,  // 91: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	63,  // 92: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	87,  // 93: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	18,  // 94: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	21,  // 95: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	23,  // 96: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	25,  // 97: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	27,  // 98: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	32,  // 99: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	29,  // 100: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	11,  // 101: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	11,  // 102: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	15,  // 103: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	33,  // 104: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	33,  // 105: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	37,  // 106: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	39,  // 107: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	33,  // 108: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	42,  // 109: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	44,  // 110: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	47,  // 111: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	49,  // 112: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,   // 113: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	67,  // 114: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,   // 115: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	70,  // 116: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	72,  // 117: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	74,  // 118: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	10,  // 119: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	78,  // 120: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	92,  // 121: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	94,  // 122: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	96,  // 123: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	99,  // 124: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	101, // 125: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	103, // 126: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	105, // 127: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	84,  // 128: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	88,  // 129: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	51,  // 130: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	53,  // 131: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	55,  // 132: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	57,  // 133: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	59,  // 134: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	62,  // 135: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	64,  // 136: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	88,  // 137: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	94,  // [94:138] is the sub-list for method output_type
+	50,  // [50:94] is the sub-list for method input_type
+	50,  // [50:50] is the sub-list for extension type_name
+	50,  // [50:50] is the sub-list for extension extendee
+	0,   // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -7094,7 +7654,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   93,
+			NumMessages:   103,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

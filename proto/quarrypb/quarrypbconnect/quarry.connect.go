@@ -107,6 +107,14 @@ const (
 	// ControllerRemoveControllerProcedure is the fully-qualified name of the Controller's
 	// RemoveController RPC.
 	ControllerRemoveControllerProcedure = "/quarry.v1.Controller/RemoveController"
+	// ControllerCreateTokenProcedure is the fully-qualified name of the Controller's CreateToken RPC.
+	ControllerCreateTokenProcedure = "/quarry.v1.Controller/CreateToken"
+	// ControllerListTokensProcedure is the fully-qualified name of the Controller's ListTokens RPC.
+	ControllerListTokensProcedure = "/quarry.v1.Controller/ListTokens"
+	// ControllerRevokeTokenProcedure is the fully-qualified name of the Controller's RevokeToken RPC.
+	ControllerRevokeTokenProcedure = "/quarry.v1.Controller/RevokeToken"
+	// ControllerListAuditProcedure is the fully-qualified name of the Controller's ListAudit RPC.
+	ControllerListAuditProcedure = "/quarry.v1.Controller/ListAudit"
 	// ControllerStatusProcedure is the fully-qualified name of the Controller's Status RPC.
 	ControllerStatusProcedure = "/quarry.v1.Controller/Status"
 	// ControllerInspectNodeProcedure is the fully-qualified name of the Controller's InspectNode RPC.
@@ -184,6 +192,13 @@ type ControllerClient interface {
 	// until it has copied the log.
 	AddController(context.Context, *connect.Request[quarrypb.AddControllerRequest]) (*connect.Response[quarrypb.AddControllerResponse], error)
 	RemoveController(context.Context, *connect.Request[quarrypb.RemoveControllerRequest]) (*connect.Response[quarrypb.RemoveControllerResponse], error)
+	// Tokens of one role each, for programs without a certificate. CreateToken alone answers the token.
+	CreateToken(context.Context, *connect.Request[quarrypb.CreateTokenRequest]) (*connect.Response[quarrypb.CreateTokenResponse], error)
+	ListTokens(context.Context, *connect.Request[quarrypb.ListTokensRequest]) (*connect.Response[quarrypb.ListTokensResponse], error)
+	// RevokeToken: no call with the token is taken after it returns. Sessions that are open go on.
+	RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error)
+	// ListAudit answers the latest calls that changed the cluster, newest first.
+	ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
 	// InspectNode looks at the memory of a node, for people: it asks the node's agent.
 	InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
@@ -380,6 +395,30 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("RemoveController")),
 			connect.WithClientOptions(opts...),
 		),
+		createToken: connect.NewClient[quarrypb.CreateTokenRequest, quarrypb.CreateTokenResponse](
+			httpClient,
+			baseURL+ControllerCreateTokenProcedure,
+			connect.WithSchema(controllerMethods.ByName("CreateToken")),
+			connect.WithClientOptions(opts...),
+		),
+		listTokens: connect.NewClient[quarrypb.ListTokensRequest, quarrypb.ListTokensResponse](
+			httpClient,
+			baseURL+ControllerListTokensProcedure,
+			connect.WithSchema(controllerMethods.ByName("ListTokens")),
+			connect.WithClientOptions(opts...),
+		),
+		revokeToken: connect.NewClient[quarrypb.RevokeTokenRequest, quarrypb.RevokeTokenResponse](
+			httpClient,
+			baseURL+ControllerRevokeTokenProcedure,
+			connect.WithSchema(controllerMethods.ByName("RevokeToken")),
+			connect.WithClientOptions(opts...),
+		),
+		listAudit: connect.NewClient[quarrypb.ListAuditRequest, quarrypb.ListAuditResponse](
+			httpClient,
+			baseURL+ControllerListAuditProcedure,
+			connect.WithSchema(controllerMethods.ByName("ListAudit")),
+			connect.WithClientOptions(opts...),
+		),
 		status: connect.NewClient[quarrypb.StatusRequest, quarrypb.StatusResponse](
 			httpClient,
 			baseURL+ControllerStatusProcedure,
@@ -427,6 +466,10 @@ type controllerClient struct {
 	listControllers  *connect.Client[quarrypb.ListControllersRequest, quarrypb.ListControllersResponse]
 	addController    *connect.Client[quarrypb.AddControllerRequest, quarrypb.AddControllerResponse]
 	removeController *connect.Client[quarrypb.RemoveControllerRequest, quarrypb.RemoveControllerResponse]
+	createToken      *connect.Client[quarrypb.CreateTokenRequest, quarrypb.CreateTokenResponse]
+	listTokens       *connect.Client[quarrypb.ListTokensRequest, quarrypb.ListTokensResponse]
+	revokeToken      *connect.Client[quarrypb.RevokeTokenRequest, quarrypb.RevokeTokenResponse]
+	listAudit        *connect.Client[quarrypb.ListAuditRequest, quarrypb.ListAuditResponse]
 	status           *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
 	inspectNode      *connect.Client[quarrypb.InspectNodeRequest, quarrypb.InspectNodeResponse]
 }
@@ -581,6 +624,26 @@ func (c *controllerClient) RemoveController(ctx context.Context, req *connect.Re
 	return c.removeController.CallUnary(ctx, req)
 }
 
+// CreateToken calls quarry.v1.Controller.CreateToken.
+func (c *controllerClient) CreateToken(ctx context.Context, req *connect.Request[quarrypb.CreateTokenRequest]) (*connect.Response[quarrypb.CreateTokenResponse], error) {
+	return c.createToken.CallUnary(ctx, req)
+}
+
+// ListTokens calls quarry.v1.Controller.ListTokens.
+func (c *controllerClient) ListTokens(ctx context.Context, req *connect.Request[quarrypb.ListTokensRequest]) (*connect.Response[quarrypb.ListTokensResponse], error) {
+	return c.listTokens.CallUnary(ctx, req)
+}
+
+// RevokeToken calls quarry.v1.Controller.RevokeToken.
+func (c *controllerClient) RevokeToken(ctx context.Context, req *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error) {
+	return c.revokeToken.CallUnary(ctx, req)
+}
+
+// ListAudit calls quarry.v1.Controller.ListAudit.
+func (c *controllerClient) ListAudit(ctx context.Context, req *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error) {
+	return c.listAudit.CallUnary(ctx, req)
+}
+
 // Status calls quarry.v1.Controller.Status.
 func (c *controllerClient) Status(ctx context.Context, req *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
 	return c.status.CallUnary(ctx, req)
@@ -646,6 +709,13 @@ type ControllerHandler interface {
 	// until it has copied the log.
 	AddController(context.Context, *connect.Request[quarrypb.AddControllerRequest]) (*connect.Response[quarrypb.AddControllerResponse], error)
 	RemoveController(context.Context, *connect.Request[quarrypb.RemoveControllerRequest]) (*connect.Response[quarrypb.RemoveControllerResponse], error)
+	// Tokens of one role each, for programs without a certificate. CreateToken alone answers the token.
+	CreateToken(context.Context, *connect.Request[quarrypb.CreateTokenRequest]) (*connect.Response[quarrypb.CreateTokenResponse], error)
+	ListTokens(context.Context, *connect.Request[quarrypb.ListTokensRequest]) (*connect.Response[quarrypb.ListTokensResponse], error)
+	// RevokeToken: no call with the token is taken after it returns. Sessions that are open go on.
+	RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error)
+	// ListAudit answers the latest calls that changed the cluster, newest first.
+	ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
 	// InspectNode looks at the memory of a node, for people: it asks the node's agent.
 	InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
@@ -838,6 +908,30 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("RemoveController")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerCreateTokenHandler := connect.NewUnaryHandler(
+		ControllerCreateTokenProcedure,
+		svc.CreateToken,
+		connect.WithSchema(controllerMethods.ByName("CreateToken")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerListTokensHandler := connect.NewUnaryHandler(
+		ControllerListTokensProcedure,
+		svc.ListTokens,
+		connect.WithSchema(controllerMethods.ByName("ListTokens")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerRevokeTokenHandler := connect.NewUnaryHandler(
+		ControllerRevokeTokenProcedure,
+		svc.RevokeToken,
+		connect.WithSchema(controllerMethods.ByName("RevokeToken")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerListAuditHandler := connect.NewUnaryHandler(
+		ControllerListAuditProcedure,
+		svc.ListAudit,
+		connect.WithSchema(controllerMethods.ByName("ListAudit")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerStatusHandler := connect.NewUnaryHandler(
 		ControllerStatusProcedure,
 		svc.Status,
@@ -912,6 +1006,14 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerAddControllerHandler.ServeHTTP(w, r)
 		case ControllerRemoveControllerProcedure:
 			controllerRemoveControllerHandler.ServeHTTP(w, r)
+		case ControllerCreateTokenProcedure:
+			controllerCreateTokenHandler.ServeHTTP(w, r)
+		case ControllerListTokensProcedure:
+			controllerListTokensHandler.ServeHTTP(w, r)
+		case ControllerRevokeTokenProcedure:
+			controllerRevokeTokenHandler.ServeHTTP(w, r)
+		case ControllerListAuditProcedure:
+			controllerListAuditHandler.ServeHTTP(w, r)
 		case ControllerStatusProcedure:
 			controllerStatusHandler.ServeHTTP(w, r)
 		case ControllerInspectNodeProcedure:
@@ -1043,6 +1145,22 @@ func (UnimplementedControllerHandler) AddController(context.Context, *connect.Re
 
 func (UnimplementedControllerHandler) RemoveController(context.Context, *connect.Request[quarrypb.RemoveControllerRequest]) (*connect.Response[quarrypb.RemoveControllerResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RemoveController is not implemented"))
+}
+
+func (UnimplementedControllerHandler) CreateToken(context.Context, *connect.Request[quarrypb.CreateTokenRequest]) (*connect.Response[quarrypb.CreateTokenResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.CreateToken is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ListTokens(context.Context, *connect.Request[quarrypb.ListTokensRequest]) (*connect.Response[quarrypb.ListTokensResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListTokens is not implemented"))
+}
+
+func (UnimplementedControllerHandler) RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RevokeToken is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListAudit is not implemented"))
 }
 
 func (UnimplementedControllerHandler) Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {

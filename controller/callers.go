@@ -1,0 +1,80 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/rights"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// Who calls, and what beyond the table of internal/rights depends on it.
+
+// errStranger is the answer to a caller with neither.
+var errStranger = errors.New("show a certificate of this cluster (--tls-cert, --tls-key, --tls-ca) or a token (--token or QUARRY_TOKEN): the one shown is wrong, revoked or missing")
+
+// open says whether any caller has every role.
+func (c *Controller) open() bool { return c.cfg.Token == "" && c.cfg.ID == (identity.ID{}) }
+
+// caller finds out who calls, from its certificate or else from its token.
+func (c *Controller) caller(r *http.Request) (rights.Caller, error) {
+	id, err := identity.OfPeer(r.TLS, c.cfg.ID)
+	if err != nil {
+		return rights.Caller{}, err
+	}
+	token := r.Header.Get(quarrypb.TokenHeader)
+	switch {
+	case id != (identity.ID{}):
+		return rights.Caller{Name: id.String(), Roles: []identity.Role{id.Role}, ID: id}, nil
+	case c.open():
+		return rights.Caller{Name: "anyone", Roles: identity.Roles}, nil
+	case c.cfg.Token != "" && agentauth.RightToken(c.cfg.Token, token):
+		return rights.Caller{Name: "the cluster's token", Roles: identity.Roles}, nil
+	case strings.HasPrefix(token, tokenPrefix):
+		return c.tokenCaller(r.Context(), token)
+	}
+	return rights.Caller{}, errStranger
+}
+
+func denied(format string, args ...any) error {
+	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(format, args...))
+}
+
+// mayOpen refuses sessions that only some roles may have: those of an agent are not waited for
+// before a new epoch opens.
+func mayOpen(c rights.Caller, r *quarrypb.OpenSessionRequest) error {
+	switch {
+	case r.Agent && !c.Is(identity.Node, identity.Operator):
+		return denied("%s may not open a session of an agent: it is for [node operator]", c.Name)
+	case !r.Agent && !c.Is(identity.Client, identity.Worker, identity.Gateway, identity.Operator):
+		return denied("%s may open sessions of an agent only", c.Name)
+	}
+	return nil
+}
+
+// mayRegister binds the name of a node to its certificate.
+func (c *Controller) mayRegister(caller rights.Caller, n *quarrypb.Node) error {
+	switch {
+	case caller.ID == (identity.ID{}):
+		return nil
+	case n.GetName() != caller.ID.Name:
+		return denied("%s may not register node %q: its certificate is of node %s", caller.Name, n.GetName(), caller.ID.Name)
+	case !strings.HasPrefix(n.GetAgentUrl(), "https://"):
+		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s: agent URL %q: want https, controllers call nodes of this cluster over TLS only", n.GetName(), n.GetAgentUrl()))
+	}
+	return nil
+}
+
+// mayBeat keeps a node from showing signs of life of another.
+func (c *Controller) mayBeat(caller rights.Caller, node uint32) error {
+	if name, ok := c.owners.Load(node); ok && caller.ID != (identity.ID{}) && name != caller.ID.Name {
+		return denied("%s may not show signs of life of node %s", caller.Name, name)
+	}
+	return nil
+}

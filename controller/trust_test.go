@@ -1,0 +1,188 @@
+package controller_test
+
+import (
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/quarrystore/quarry/controller"
+	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+// issuer makes certificates of one authority.
+func issuer(t *testing.T, cluster string) func(identity.Role, string) *identity.Source {
+	a, ca, _, err := identity.NewAuthority(cluster, time.Hour)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	write := func(name string, b []byte) string {
+		p := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(p, b, 0o600))
+		return p
+	}
+	caFile := write("ca.crt", ca)
+	return func(role identity.Role, name string) *identity.Source {
+		cert, key, err := a.Issue(role, name, []string{"127.0.0.1"}, time.Hour)
+		require.NoError(t, err)
+		base := string(role) + "-" + name
+		src, err := identity.Open(identity.Files{Cert: write(base+".crt", cert), Key: write(base+".key", key), CA: caFile}, slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		return src
+	}
+}
+
+// over calls a controller with a configuration of TLS and a token.
+func over(t *testing.T, src *identity.Source, url, token string) rpc {
+	tr := &http.Transport{}
+	if src != nil {
+		tr.TLSClientConfig = src.Client(identity.Controller)
+	}
+	t.Cleanup(tr.CloseIdleConnections)
+	return quarrypbconnect.NewControllerClient(&http.Client{Transport: tr}, url, connect.WithInterceptors(agentauth.Token(token)))
+}
+
+func node(name, url string, incarnation uint64) *quarrypb.RegisterNodeRequest {
+	return &quarrypb.RegisterNodeRequest{Node: &quarrypb.Node{Name: name, FailureDomain: "/a/b/" + name, Incarnation: incarnation, AgentUrl: url, CapacityBytes: 1 << 40, Domain: 1,
+		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "127.0.0.1:1"}}}}
+}
+
+func TestCertificatesDecideWhatACallerMay(t *testing.T) {
+	_, etcd := store(t)
+	issue := issuer(t, "prod")
+	own := issue(identity.Controller, "c1")
+	c, _ := start(t, controller.Config{Etcd: etcd, TLS: own.Server(), ID: own.ID(), AgentTLS: own.Client(identity.Node)})
+	lead(t, c)
+	as := func(role identity.Role, name string) rpc { return over(t, issue(role, name), c.URL(), "") }
+
+	nobody := quarrypbconnect.NewControllerClient(&http.Client{Transport: &http.Transport{TLSClientConfig: own.Client(identity.Controller)}}, c.URL())
+	refused(t, nobody.RemoveNode, &quarrypb.RemoveNodeRequest{Name: "n1"}, connect.CodePermissionDenied, "spiffe://prod/controller/c1")
+	client, operator := as(identity.Client, "app"), as(identity.Operator, "ann")
+	refused(t, client.RevokeSession, &quarrypb.RevokeSessionRequest{Session: 1}, connect.CodePermissionDenied, "operators")
+	refused(t, client.RemoveNode, &quarrypb.RemoveNodeRequest{Name: "n1"}, connect.CodePermissionDenied, "[operator]")
+	refused(t, client.DeleteName, &quarrypb.DeleteNameRequest{Name: "x"}, connect.CodePermissionDenied, "operator")
+	refused(t, client.RegisterNode, node("n1", "https://127.0.0.1:1", 1), connect.CodePermissionDenied, "[node]")
+	refused(t, client.OpenSession, &quarrypb.OpenSessionRequest{Name: "x", Agent: true}, connect.CodePermissionDenied, "session of an agent")
+	do(t, client.OpenSession, &quarrypb.OpenSessionRequest{Name: "x"})
+	refused(t, operator.RemoveNode, &quarrypb.RemoveNodeRequest{Name: "n1"}, connect.CodeNotFound, "n1")
+
+	// A node registers under its own name, over TLS, and beats for itself.
+	n1, n2 := as(identity.Node, "n1"), as(identity.Node, "n2")
+	refused(t, n2.RegisterNode, node("n1", "https://127.0.0.1:1", 1), connect.CodePermissionDenied, "its certificate is of node n2")
+	refused(t, n1.RegisterNode, node("n1", "http://127.0.0.1:1", 1), connect.CodeFailedPrecondition, "https")
+	first := do(t, n1.RegisterNode, node("n1", "https://127.0.0.1:1", 7))
+	refused(t, n2.NodeHeartbeat, &quarrypb.NodeHeartbeatRequest{Id: first.Id, Incarnation: 7}, connect.CodePermissionDenied, "node n1")
+	do(t, n1.NodeHeartbeat, &quarrypb.NodeHeartbeatRequest{Id: first.Id, Incarnation: 7})
+	do(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "scrub", Agent: true})
+	refused(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "steals"}, connect.CodePermissionDenied, "agent only")
+
+	// A certificate of another authority does not even connect; one of none is a stranger.
+	_, err := try(t, over(t, issuer(t, "prod")(identity.Operator, "ann"), c.URL(), "").Status, &quarrypb.StatusRequest{})
+	require.ErrorContains(t, err, "certificate")
+}
+
+// A registration with a known name and incarnation, from elsewhere, does not take the node over:
+// its commands would go to the sender, and its clients' tickets.
+func TestARunningNodeKeepsItsAddresses(t *testing.T) {
+	_, etcd := store(t)
+	c, r := start(t, controller.Config{Etcd: etcd})
+	lead(t, c)
+	a := newAgent(t, "n1", "/a/b/n1", 7)
+	a.join(r)
+	for _, change := range []func(*quarrypb.Node){
+		func(n *quarrypb.Node) { n.AgentUrl = "http://127.0.0.1:9" },
+		func(n *quarrypb.Node) { n.Endpoints[0].Address = "127.0.0.1:9" },
+		func(n *quarrypb.Node) {
+			n.Endpoints = append(n.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_SHM, Address: "/tmp/x"})
+		},
+	} {
+		q := node("n1", a.rec.AgentUrl, 7)
+		change(q.Node)
+		refused(t, r.RegisterNode, q, connect.CodeAlreadyExists, "does not change its addresses")
+	}
+	// Another incarnation is believed only if the recorded one does not answer at its recorded address.
+	refused(t, r.RegisterNode, node("n1", "http://127.0.0.1:9", 8), connect.CodeAlreadyExists, "running already at "+a.rec.AgentUrl)
+	a.register(r) // the node itself, again
+	require.Equal(t, a.rec.AgentUrl, do(t, r.ReadTable, &quarrypb.ReadTableRequest{}).Nodes[0].AgentUrl)
+}
+
+func TestTokensOfRoles(t *testing.T) {
+	_, etcd := store(t)
+	open, r := start(t, controller.Config{Etcd: etcd, Prefix: "/open/"})
+	lead(t, open)
+	refused(t, r.CreateToken, &quarrypb.CreateTokenRequest{Role: "client"}, connect.CodeFailedPrecondition, "--token")
+
+	c, stranger := start(t, controller.Config{Etcd: etcd, Token: "master"})
+	lead(t, c)
+	master := over(t, nil, c.URL(), "master")
+	refused(t, stranger.Status, &quarrypb.StatusRequest{}, connect.CodeUnauthenticated, "--token")
+	refused(t, stranger.OpenSession, &quarrypb.OpenSessionRequest{}, connect.CodeUnauthenticated, "--token")
+	refused(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "controller"}, connect.CodeInvalidArgument, "role")
+	made := do(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "client", Note: "the shop"})
+	ops := do(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "operator"})
+
+	client := over(t, nil, c.URL(), made.Secret)
+	do(t, client.OpenSession, &quarrypb.OpenSessionRequest{Name: "x"})
+	refused(t, client.CreateToken, &quarrypb.CreateTokenRequest{Role: "operator"}, connect.CodePermissionDenied, "token "+made.Token.Id+" (the shop)")
+	do(t, over(t, nil, c.URL(), ops.Secret).SetDefaults, &quarrypb.SetDefaultsRequest{})
+	last := made.Secret[len(made.Secret)-1:]
+	other := map[bool]string{true: "1", false: "0"}[last == "0"]
+	for _, bad := range []string{made.Secret[:len(made.Secret)-1] + other, "qt_" + ops.Token.Id + "_" + strings.Split(made.Secret, "_")[2], "qt_", "qt__", "qt_x_y", made.Secret + "00", "master2"} {
+		refused(t, over(t, nil, c.URL(), bad).Status, &quarrypb.StatusRequest{}, connect.CodeUnauthenticated, "token")
+	}
+
+	// What is kept and shown is not the token.
+	secret := strings.Split(made.Secret, "_")[2]
+	all, err := etcd.Get(t.Context(), "/", clientv3.WithPrefix())
+	require.NoError(t, err)
+	for _, kv := range all.Kvs {
+		require.NotContains(t, string(kv.Value), secret, string(kv.Key))
+	}
+	list := do(t, master.ListTokens, &quarrypb.ListTokensRequest{})
+	require.Len(t, list.Tokens, 2)
+	require.NotContains(t, list.String(), secret)
+
+	// Revoked: no call is taken once that is answered.
+	do(t, client.Status, &quarrypb.StatusRequest{})
+	do(t, master.RevokeToken, &quarrypb.RevokeTokenRequest{Id: made.Token.Id})
+	refused(t, client.Status, &quarrypb.StatusRequest{}, connect.CodeUnauthenticated, "revoked")
+	refused(t, master.RevokeToken, &quarrypb.RevokeTokenRequest{Id: made.Token.Id}, connect.CodeNotFound, "no token")
+
+	// Who did it.
+	log := do(t, master.ListAudit, &quarrypb.ListAuditRequest{})
+	var lines []string
+	for _, e := range log.Entries {
+		lines = append(lines, e.Method+" by "+e.Caller+": "+strings.SplitN(e.Outcome, ":", 2)[0])
+		require.NotEmpty(t, e.Remote)
+		require.NotContains(t, e.String(), secret)
+	}
+	require.Equal(t, []string{
+		"RevokeToken by the cluster's token: not_found", "RevokeToken by the cluster's token: ok", "SetDefaults by token " + ops.Token.Id + ": ok",
+		"CreateToken by the cluster's token: ok", "CreateToken by the cluster's token: ok", "CreateToken by the cluster's token: invalid_argument",
+	}, lines)
+	require.Len(t, do(t, master.ListAudit, &quarrypb.ListAuditRequest{Most: 2}).Entries, 2)
+}
+
+// The record of calls has an end.
+func TestAuditIsBounded(t *testing.T) {
+	_, etcd := store(t)
+	c, r := start(t, controller.Config{Etcd: etcd})
+	lead(t, c)
+	for i := range 1001 {
+		_, err := etcd.Put(t.Context(), "/quarry/audit/"+strings.Repeat("0", 16)+string([]byte{'0' + byte(i/1000), '0' + byte(i/100%10), '0' + byte(i/10%10), '0' + byte(i%10)}), "")
+		require.NoError(t, err)
+	}
+	do(t, r.SetDefaults, &quarrypb.SetDefaultsRequest{})
+	log := do(t, r.ListAudit, &quarrypb.ListAuditRequest{Most: 5000})
+	require.Len(t, log.Entries, 1000)
+	require.Equal(t, "SetDefaults", log.Entries[0].Method)
+}
