@@ -52,7 +52,7 @@ func over(t *testing.T, src *identity.Source, url, token string) rpc {
 }
 
 func node(name, url string, incarnation uint64) *quarrypb.RegisterNodeRequest {
-	return &quarrypb.RegisterNodeRequest{Node: &quarrypb.Node{Name: name, FailureDomain: "/a/b/" + name, Incarnation: incarnation, AgentUrl: url, CapacityBytes: 1 << 40, Domain: 1,
+	return &quarrypb.RegisterNodeRequest{Node: &quarrypb.Node{Name: name, FailureDomain: "/a/b/" + name, Incarnation: incarnation, AgentUrl: url, CapacityBytes: 1 << 40, Domain: 1, Key: publicKey[:],
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "127.0.0.1:1"}}}}
 }
 
