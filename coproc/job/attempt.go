@@ -216,7 +216,7 @@ func (w *worker) program(ctx context.Context, name string) (program, error) {
 	if err != nil {
 		return nil, err
 	}
-	code, err := w.rt.CompileModule(w.tidy, b)
+	code, err := w.rt.compile(w.tidy, b)
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", name, err)
 	}

@@ -87,11 +87,11 @@ func TestModulesThatMisbehave(t *testing.T) {
 	r.done(spec("nothing odd"))
 	require.Equal(t, in, r.read("out of nothing odd"))
 	for do, want := range map[string]string{
-		"panic": "oh no", "loop": "longer than it may", "allocate": "out of memory", "rubbish": "malformed frame",
+		"panic": "oh no", "loop": "longer than it may", "sleep": "longer than it may", "allocate": "out of memory", "rubbish": "malformed frame",
 		"leave": "ended before its part", "write elsewhere": "outside of what this part may write",
 	} {
 		s := spec(do)
-		if do == "loop" {
+		if do == "loop" || do == "sleep" {
 			s.PartTimeout = 300 * time.Millisecond
 		}
 		j := r.run(s)

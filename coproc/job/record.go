@@ -20,6 +20,7 @@ const (
 	MaxArgs        = 64
 	MaxArgBytes    = 4096
 	MaxModuleBytes = 32 << 20
+	MaxPartTimeout = 24 * time.Hour
 	// MaxAttempts of one part.
 	MaxAttempts = 4
 	maxLogLines = 100
@@ -153,8 +154,8 @@ func (s *Spec) check() error {
 		return fmt.Errorf("job: %d map parts, want 1 to %d", s.MapParts, MaxParts)
 	case s.ReduceParts < 0 || s.ReduceParts > MaxReduceParts:
 		return fmt.Errorf("job: %d reduce parts, want 1 to %d", s.ReduceParts, MaxReduceParts)
-	case s.PartTimeout < 0:
-		return fmt.Errorf("job: part timeout %v, want more than 0", s.PartTimeout)
+	case s.PartTimeout < 0 || s.PartTimeout > MaxPartTimeout:
+		return fmt.Errorf("job: part timeout %v, want more than 0 and at most %v", s.PartTimeout, MaxPartTimeout)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/experimental"
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 	"github.com/tetratelabs/wazero/sys"
 
@@ -27,7 +28,12 @@ const (
 	// describeTimeout bounds how long a module may take to answer with its About.
 	describeTimeout = 10 * time.Second
 	maxStderr       = 4 << 10
+	// compileTimeout bounds the compilation of a module by a worker; one of 32 MiB takes seconds.
+	compileTimeout = 2 * time.Minute
+	compilers      = 2
 )
+
+var errCompile = fmt.Errorf("compiling takes longer than %v", compileTimeout)
 
 // compiledModules of this process, which may have several workers.
 var compiledModules = wazero.NewCompilationCache()
@@ -52,7 +58,7 @@ func (r *runtime) close() { _ = r.Close(r.ctx) }
 func (r *runtime) describe(ctx context.Context, wasm []byte) (about coproc.About, err error) {
 	ctx, cancel := context.WithTimeout(ctx, describeTimeout)
 	defer cancel()
-	m, err := r.CompileModule(ctx, wasm)
+	m, err := r.compile(ctx, wasm)
 	if err != nil {
 		return about, fmt.Errorf("not a WASM module: %w", err)
 	}
@@ -79,11 +85,30 @@ func (r *runtime) describe(ctx context.Context, wasm []byte) (about coproc.About
 	return about, nil
 }
 
+// sleep ends with the context: the system's sleep would keep the worker for as long as a module
+// likes, because WithCloseOnContextDone ends a module between its instructions only.
+func sleep(ctx context.Context, ns int64) {
+	t := time.NewTimer(time.Duration(ns))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// compile makes a module's machine code. With several compilers wazero looks at the context
+// between functions, and with one it does not.
+func (r *runtime) compile(ctx context.Context, wasm []byte) (wazero.CompiledModule, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, compileTimeout, errCompile)
+	defer cancel()
+	return r.CompileModule(experimental.WithCompilationWorkers(ctx, compilers), wasm)
+}
+
 // run instantiates a module and returns when its main function has.
 func (r *runtime) run(ctx context.Context, m wazero.CompiledModule, g *guest) error {
 	var stderr tail
 	cfg := wazero.NewModuleConfig().WithName("").WithStdin(g).WithStdout(g).WithStderr(&stderr).
-		WithSysWalltime().WithSysNanotime().WithSysNanosleep()
+		WithSysWalltime().WithSysNanotime().WithNanosleep(func(ns int64) { sleep(ctx, ns) })
 	mod, err := r.InstantiateModule(ctx, m, cfg)
 	if mod != nil {
 		_ = mod.Close(ctx)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/guest"
@@ -26,6 +27,8 @@ func (o *odd) Map(env coproc.Env, key, value []byte, emit coproc.Emit) error {
 				return errors.New("the end of all numbers")
 			}
 		}
+	case "sleep":
+		time.Sleep(time.Hour)
 	case "allocate":
 		for {
 			o.hold = append(o.hold, make([]byte, 1<<20))
