@@ -91,8 +91,12 @@ type about struct {
 }
 
 func newConn(s *Server, nc net.Conn, id uint64) *conn {
-	c := &conn{s: s, remote: nc.RemoteAddr(), local: nc.LocalAddr(), id: id, since: time.Now(), in: make([]byte, firstBufferBytes), proto: 2, authenticated: s.cfg.Password == ""}
-	c.p.preAuth = !c.authenticated
+	c := &conn{s: s, remote: nc.RemoteAddr(), local: nc.LocalAddr(), id: id, since: time.Now(), proto: 2, authenticated: s.cfg.Password == ""}
+	if c.p.preAuth = !c.authenticated; c.p.preAuth {
+		c.in = make([]byte, strangerBufferBytes)
+	} else {
+		c.in = make([]byte, firstBufferBytes)
+	}
 	c.about.proto = 2
 	c.sock.init(s, nc)
 	c.fetch = c.take

@@ -10,8 +10,10 @@ const (
 	// as clients; one more closes the oldest of them, so that a client that gives the password at once
 	// is served however many others stay silent.
 	maxStrangers = 1024
-	// maxStrangerBytes bounds the input buffer of each: a password has at most 16 KiB.
-	maxStrangerBytes = 32 << 10
+	// maxStrangerBytes bounds the input buffer of each, which begins with strangerBufferBytes: a
+	// password has at most 16 KiB.
+	maxStrangerBytes    = 32 << 10
+	strangerBufferBytes = 512
 	// loginTimeout is how long a connection may take to give the password.
 	loginTimeout = 10 * time.Second
 	// trapEvery bounds how often the log tells of HTTP requests.

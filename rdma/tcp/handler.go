@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -23,6 +24,14 @@ const (
 	pieceBytes = wholeBytes + rdma.MaxVerbBytes
 )
 
+const (
+	// maxLong bounds the long chains that a server executes at a time, and with them the memory
+	// that lanes hold: two pieces each.
+	maxLong = 64
+	// longTimeout bounds how long one of them may take to come in.
+	longTimeout = time.Minute
+)
+
 // pieces are buffers of pieceBytes, lent to a connection for one long chain.
 var pieces = sync.Pool{New: func() any { b := make([]byte, pieceBytes); return &b }}
 
@@ -34,12 +43,16 @@ type handler struct {
 	r, w   int
 	tx     []byte
 	verbs  []rdma.Verb
-	timed  bool  // a read deadline is set
-	waited int64 // when the write deadline was last moved
+	timed  bool      // a read deadline is set
+	waited int64     // when the write deadline was last moved
+	until  time.Time // when the long chain in hand must have come in; zero: there is none
+
+	ctx  context.Context // ends with the connection
+	busy chan struct{}   // has an element for each long chain of the server
 }
 
-func newHandler(nc net.Conn, lane *host.Lane) *handler {
-	return &handler{nc: nc, lane: lane, rx: make([]byte, idleBytes), tx: make([]byte, idleBytes)}
+func newHandler(ctx context.Context, nc net.Conn, lane *host.Lane, busy chan struct{}) *handler {
+	return &handler{ctx: ctx, nc: nc, lane: lane, busy: busy, rx: make([]byte, idleBytes), tx: make([]byte, idleBytes)}
 }
 
 func (h *handler) serve() error {
@@ -130,8 +143,19 @@ func putResult(b []byte, at int, v *rdma.Verb) int {
 }
 
 // long executes a chain verb by verb while it comes in, and answers it in pieces,
-// in memory that does not depend on what the peer says.
+// in memory that does not depend on what the peer says. It waits while maxLong others are
+// executed.
 func (h *handler) long(f *head) error {
+	select {
+	case h.busy <- struct{}{}:
+	case <-h.ctx.Done():
+		return h.ctx.Err()
+	}
+	h.until = time.Now().Add(longTimeout)
+	defer func() {
+		h.until = time.Time{}
+		<-h.busy
+	}()
 	inPiece, outPiece := pieces.Get().(*[]byte), pieces.Get().(*[]byte)
 	defer func() { pieces.Put(inPiece); pieces.Put(outPiece) }()
 	in, out := *inPiece, *outPiece
@@ -266,6 +290,9 @@ func (h *handler) patience(begun bool) error {
 	var at time.Time
 	if begun {
 		at = time.Now().Add(peerTimeout)
+		if !h.until.IsZero() && h.until.Before(at) {
+			at = h.until
+		}
 	}
 	return h.nc.SetReadDeadline(at)
 }

@@ -30,6 +30,7 @@ type Server struct {
 	log    *slog.Logger
 	ctx    context.Context
 	cancel context.CancelFunc
+	busy   chan struct{} // see handler
 
 	mu        sync.Mutex
 	conns     map[net.Conn]struct{}
@@ -42,7 +43,7 @@ func NewServer(a *host.Access, log *slog.Logger) *Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{access: a, log: log, conns: make(map[net.Conn]struct{})}
+	s := &Server{access: a, log: log, conns: make(map[net.Conn]struct{}), busy: make(chan struct{}, maxLong)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -97,13 +98,15 @@ func (s *Server) Close() {
 }
 
 func (s *Server) serve(nc net.Conn) {
-	lane, err := s.greet(nc)
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	lane, err := s.greet(nc, cancel)
 	s.known(nc)
 	if err != nil {
 		s.log.Debug("tcp fabric: hello", "peer", nc.RemoteAddr(), "error", err)
 		return
 	}
-	h := newHandler(nc, lane)
+	h := newHandler(ctx, nc, lane, s.busy)
 	err = h.serve()
 	lane.Leave()
 	if errors.Is(err, errFrame) {
@@ -112,8 +115,9 @@ func (s *Server) serve(nc net.Conn) {
 }
 
 // greet challenges, reads the hello, admits the lane and answers. Admit ends an older
-// connection of the same lane first: a welcome proves that it is dead.
-func (s *Server) greet(nc net.Conn) (*host.Lane, error) {
+// connection of the same lane first: a welcome proves that it is dead. cancel ends the context of
+// a handler that waits to execute a long chain.
+func (s *Server) greet(nc net.Conn, cancel func()) (*host.Lane, error) {
 	nc.SetDeadline(time.Now().Add(helloTimeout))
 	binding, err := host.BindingOf(nc)
 	if err != nil {
@@ -131,9 +135,15 @@ func (s *Server) greet(nc net.Conn) (*host.Lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	stop := func() { nc.Close() }
+	stop := func() {
+		cancel()
+		nc.Close()
+	}
 	if half, ok := nc.(interface{ CloseRead() error }); ok {
-		stop = func() { half.CloseRead() } // the handler wakes up and takes its leave
+		stop = func() { // the handler wakes up and takes its leave
+			cancel()
+			half.CloseRead()
+		}
 	}
 	lane, err := s.access.Admit(s.ctx, &hello, &challenge, host.Entry{Provider: "tcp", Binding: binding, Stop: stop})
 	w := host.Welcome{Err: err}

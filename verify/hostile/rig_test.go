@@ -133,3 +133,12 @@ func hostOf(url string) string {
 	_, host, _ := strings.Cut(url, "://")
 	return host
 }
+
+// run runs quarry with the token to its end.
+func (p *process) run(args ...string) {
+	p.t.Helper()
+	cmd := exec.Command(filepath.Join(testbinary.Build(p.t, "./cmd/quarry"), "quarry"), args...)
+	cmd.Env = append(os.Environ(), "QUARRY_CONFIG=", "QUARRY_TOKEN="+token)
+	out, err := cmd.CombinedOutput()
+	require.NoError(p.t, err, "%v: %s", args, out)
+}
