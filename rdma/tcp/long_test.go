@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
@@ -18,7 +19,7 @@ import (
 // Lanes in long chains hold pieces of 1 MiB: maxLong of them do at a time, however many lanes there
 // are. One that waits for its turn keeps no fence waiting.
 func TestLongChainsAreFew(t *testing.T) {
-	a := host.New(testCluster, testKey, 1, 77, host.Limits{})
+	a := host.New(testCluster, keyring.NewRing(testKey.Public()), 1, 77, host.Limits{})
 	m, err := host.NewMemory("test", proto.MinRegionBytes)
 	require.NoError(t, err)
 	defer m.Close()
