@@ -77,7 +77,7 @@ func TestRefusedReadLeavesTheRestUnknown(t *testing.T) {
 func TestDrainWithoutEnd(t *testing.T) {
 	n := startNode(t, testCluster)
 	n.draining = 50 * time.Millisecond
-	l := n.newLane(nil, 0, 0, ticket(1, 0, rdma.ReadWrite)) // nothing will ever close flushed
+	l := n.newLane(nil, 0, 0, &ticket(1, 0, rdma.ReadWrite).Ticket) // nothing will ever close flushed
 	n.leave(l)
 	err := <-n.Err()
 	require.ErrorIs(t, err, context.DeadlineExceeded)
