@@ -16,9 +16,9 @@ const (
 	cacheWays = 4
 )
 
-// Cache keeps inner nodes, never told when they change: what is read through it
-// proves itself. Bounded in bytes, safe for many goroutines, no locks: a node is
-// in one of four places that its Ref names.
+// Cache keeps inner nodes. It is never invalidated: the fences of the leaf show whether the cached
+// path was right. Bounded in bytes, safe for many goroutines, no locks: a node is in one of four
+// places that its Ref determines.
 type Cache struct {
 	slots []atomic.Pointer[page]
 	node  int
@@ -28,7 +28,7 @@ type Cache struct {
 
 // newCache makes a cache for nodes of so many bytes of payload; 0 bytes keep nothing.
 func newCache(bytes, room int) *Cache {
-	// Beside the payload: beginnings and children once more, the ways to these, and what Go needs.
+	// Beside the payload: copies of beginnings and children, pointers to cached children, and Go's headers.
 	each := room + room/minInner*(17+proto.RefBytes) + 8*groupWords + 512
 	return &Cache{slots: make([]atomic.Pointer[page], bytes/each/cacheWays*cacheWays), node: each}
 }
@@ -134,8 +134,8 @@ func (pg *page) childOf(pr probe) (i int, child proto.Ref, ok bool) {
 	return i, pg.kid(i), true
 }
 
-// upTo counts the numbers of a line that are not above want. It branches nowhere, so
-// that a processor that waits for the line does not guess what is in it.
+// upTo counts the numbers of a line that are not above want. It has no branches, so that a processor
+// that waits for the line mispredicts none.
 func upTo(line *[groupEntries]uint64, want uint64) int {
 	_, a := bits.Sub64(want, line[0], 0)
 	_, b := bits.Sub64(want, line[1], 0)
@@ -219,8 +219,8 @@ func (pg *page) kid(i int) proto.Ref {
 	return proto.Ref{Addr: proto.Addr(pg.index[at]), Incarnation: proto.Incarnation(pg.index[at+1])}
 }
 
-// quick is the node of a level that should have a key, as far as the cache knows. It
-// looks at no fences: the node's own tell whether it is the right one.
+// quick is the node of a level that should have a key, by the cache. It compares no fences: those of
+// the node, once READ, show whether it is the right one.
 func (p *Program) quick(key []byte, level int) (ref Ref, ok bool) {
 	pg := p.cache.load(p.root)
 	if pg != nil && int(pg.height) == level {
@@ -229,7 +229,7 @@ func (p *Program) quick(key []byte, level int) (ref Ref, ok bool) {
 	for n := uint64(1); pg != nil && len(key) >= int(pg.shared) && int(pg.height) > level; n++ {
 		i, touched := pg.route(key[pg.shared:], true)
 		if int(pg.height) == level+1 {
-			p.touched |= touched // the way through these nodes is in use
+			p.touched |= touched // keeps the loads of these lines in the program
 			p.hits += n
 			return pg.kid(i), true
 		}
@@ -244,8 +244,8 @@ func (p *Program) quick(key []byte, level int) (ref Ref, ok bool) {
 	return ref, false
 }
 
-// link finds child i of a cached node in the cache, and lets the node lead there
-// without a search.
+// link finds child i of a cached node in the cache, and stores the pointer in the node, which saves the
+// search next time.
 func (c *Cache) link(pg *page, i int) *page {
 	kid := c.load(pg.kid(i))
 	if kid == nil {
@@ -260,8 +260,8 @@ func (c *Cache) link(pg *page, i int) *page {
 	return kid
 }
 
-// leave ends what leads to a node that is not in the cache any more. Of leave and link
-// the second sees what the first has stored.
+// leave removes the pointers to a node that is not in the cache any more. Whichever of leave and link
+// comes second sees the store of the first.
 func (pg *page) leave() {
 	pg.gone.Store(true)
 	if way := pg.above.Load(); way != nil {
@@ -292,7 +292,7 @@ func (c *Cache) load(ref proto.Ref) *page {
 	return nil
 }
 
-// store keeps a copy of an inner node just read. The place of a node that has not
+// store caches a copy of an inner node just read. The place of a node that has not
 // been used since another was stored beside it goes first, the lowest level before others.
 func (c *Cache) store(from *page) {
 	set := c.set(from.ref)
@@ -342,7 +342,7 @@ func (c *Cache) drop(ref proto.Ref) {
 	}
 }
 
-// CacheStats tell how well the cache does.
+// CacheStats are the counters of a cache.
 type CacheStats struct {
 	Hits     uint64 `json:"hits"`
 	Misses   uint64 `json:"misses"`

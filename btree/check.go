@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Report is what Check found. Missing, Dangling, Frozen and Dead are left by clients that
+// Report is the result of Check. Missing, Dangling, Frozen and Dead are left by clients that
 // died half-way: the tree is correct with them, and the next operation that meets one repairs it.
 type Report struct {
 	Levels     int   `json:"levels"`
@@ -25,8 +25,8 @@ type Report struct {
 
 // Check walks a tree without concurrent writers and verifies that it is whole: nodes are
 // valid and ordered, fences and right links chain from end to end at every level,
-// every entry of a parent leads to where it says or to what has died, external
-// values are there. reach, if not nil, is told every object of the tree.
+// every entry of a parent leads to its node or to a freed one, external values exist. reach, if not
+// nil, is called with every object of the tree.
 func Check(s Store, root Ref, reach func(ref Ref, tag uint32)) (Report, error) {
 	var rep Report
 	if reach == nil {
@@ -94,14 +94,13 @@ func readChecked(s Store, ref Ref) (*page, error) {
 	return &page{ref: ref, view: v}, nil
 }
 
-// place is where a node is in its level.
+// place is the position of a node in its level.
 type place struct {
 	ref Ref
 	low []byte
 }
 
-// chain reads a level by its right links. Leaves are checked as they come and not
-// kept: there are many.
+// chain reads a level by its right links. Leaves are checked at once and not kept in memory.
 func chain(s Store, first Ref, level int, rep *Report, reach func(Ref, uint32)) (inner []*page, all []place, err error) {
 	seen := map[Ref]bool{}
 	var fence []byte

@@ -8,7 +8,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// entry is an entry taken out of its node: a whole key, and a value or a child.
+// entry is an entry with its whole key, without the node: a value or a child.
 type entry struct {
 	key      []byte
 	value    []byte
@@ -17,7 +17,7 @@ type entry struct {
 	child    proto.Ref
 }
 
-// node is a node taken apart, for splits and merges.
+// node is a decoded node, for splits and merges.
 type node struct {
 	level   int
 	class   proto.Class
@@ -31,7 +31,7 @@ type node struct {
 	entries []entry
 }
 
-// node takes v apart. The copy owns its keys; values alias v.
+// node decodes v. The copy owns its keys; values alias v.
 // Preconditions: v is valid.
 func (v *view) node() *node {
 	n := &node{level: v.level, class: v.class, stamp: v.stamp, right: v.right, by: v.by, at: v.at, dead: v.dead(),
@@ -262,7 +262,7 @@ func (n *node) half(atEnd bool) int {
 	return len(n.entries) - 1
 }
 
-// union is l with all that r holds, r being its right sibling.
+// union is l with all entries of r, its right sibling.
 func union(l, r *node) *node {
 	return &node{level: l.level, class: l.class, stamp: max(l.stamp, r.stamp) + 1, right: r.right, low: l.low, high: r.high,
 		entries: slices.Concat(l.entries, r.entries)}

@@ -6,14 +6,14 @@ import (
 )
 
 var (
-	// errStale: the way to the node was out of date; look again from the root.
+	// errStale: the path to the node was out of date; descend again from the root.
 	errStale = errors.New("stale path")
 	// errNoLevel: the tree is not that high (any more).
 	errNoLevel = errors.New("no such level")
 )
 
-// repair is work left over by a split or merge that ended half-way: a child that its
-// parent does not name, or one that the parent names and that is freed.
+// repair completes a split or merge that ended half-way: it adds the entry of a child that its
+// parent does not name, or removes the entry of a child that is freed.
 type repair struct {
 	root  Ref // of the layer
 	level int // of the child
@@ -22,8 +22,8 @@ type repair struct {
 	dead  bool
 }
 
-// find returns the node of a level that a probe looks for, as it was at one moment
-// within the call: fresh from the store, whole, and not absorbed.
+// find returns the node of a level that a probe looks for, as it was at one moment within the call:
+// READ from the store, valid, and not absorbed.
 //
 // Linearizes at: the READ of the node returned, or, for a frozen one, at that READ
 // too: it is returned only if it had not been absorbed by then.
@@ -47,8 +47,8 @@ func (p *Program) find(pr probe, level int) (*page, error) {
 	return nil, fmt.Errorf("%w: the tree kept changing", ErrBusy)
 }
 
-// quickLeaf reads the leaf that the cache leads to; nil if that is not the one, or
-// needs a closer look.
+// quickLeaf reads the leaf that the cache leads to; nil if that is the wrong leaf, frozen, or freed:
+// then descend finds the right one.
 func (p *Program) quickLeaf(pr probe) (*page, error) {
 	ref, ok := p.quick(pr.key, 0)
 	if !ok {
@@ -57,7 +57,7 @@ func (p *Program) quickLeaf(pr probe) (*page, error) {
 	leaf, err := p.read(ref)
 	switch {
 	case freed(err):
-		return nil, nil // descend drops the way that led there
+		return nil, nil // descend drops the cached nodes that led there
 	case err != nil:
 		return nil, err
 	case leaf.level > 0 || leaf.frozen() || leaf.place(pr) != 0:
@@ -112,7 +112,7 @@ func (p *Program) descend(pr probe, level int, fresh bool) (*page, error) {
 	return nil, fmt.Errorf("%w: %d nodes visited", ErrBusy, maxSteps)
 }
 
-// visit returns the node that the walk has come to, or the node that has absorbed it.
+// visit returns the node that the walk has reached, or the node that has absorbed it.
 func (w *walk) visit() (pg *page, err error) {
 	if pg = w.cached(); pg != nil {
 		w.p.cache.hits.Add(1)
@@ -155,7 +155,7 @@ func (w *walk) cached() *page {
 	return pg
 }
 
-// around returns the node that has what the walk's node had, where that one has been freed.
+// around returns the node that has the keys of a freed node.
 func (w *walk) around(err error) (*page, error) {
 	switch {
 	case !freed(err):
@@ -195,12 +195,12 @@ func (p *Program) later(m repair) {
 	p.repairs = append(p.repairs, m)
 }
 
-// aroundDead finds a way past a child that has been freed although its parent, just
-// read, names it: the node before it has taken over what it had.
+// aroundDead goes past a freed child that its parent, just read, still names: the node before it has
+// absorbed its entries.
 func (p *Program) aroundDead(parent *page, slot, level int) (*page, error) {
 	sep := parent.appendKey(nil, slot)
 	if len(sep) == 0 {
-		return nil, errStale // the root has taken it over meanwhile
+		return nil, errStale // the root has absorbed it meanwhile
 	}
 	dead, _ := parent.child(slot)
 	p.later(repair{level: level, sep: sep, child: dead, dead: true})
@@ -211,15 +211,15 @@ func (p *Program) aroundDead(parent *page, slot, level int) (*page, error) {
 	return pg, err
 }
 
-// resolve returns the node that holds what a frozen one held: itself, if it has
-// not been absorbed, or else the one that has it now. It asks, it does not wait.
+// resolve returns the node that has the entries of a frozen one: the frozen node if it has not been
+// absorbed, else the one that absorbed it. It reads, and never waits.
 func (p *Program) resolve(r *page, pr probe) (*page, error) {
 	absorbed, err := p.absorbed(r)
 	if err != nil || !absorbed {
 		return r, err
 	}
 	if len(r.low) == 0 {
-		return nil, errStale // by the root
+		return nil, errStale // absorbed by the root
 	}
 	p.later(repair{level: r.level, sep: r.low, child: r.ref, dead: true})
 	y, err := p.find(probe{key: r.low, before: true}, r.level)
@@ -241,8 +241,8 @@ func (p *Program) resolve(r *page, pr probe) (*page, error) {
 	return y, err
 }
 
-// absorbed says whether a frozen node has been taken over. What it held when it was
-// read was in force then if not: the question comes later than that READ.
+// absorbed says whether a frozen node has been absorbed. If not, its entries were current when they
+// were READ: this check comes after that READ.
 func (p *Program) absorbed(r *page) (bool, error) {
 	l, err := p.read(r.by)
 	switch {

@@ -13,12 +13,12 @@ type glance struct {
 	dst   []byte
 	entry leafEntry
 	found bool
-	here  bool // the leaf is the one that has the key, or would have it
+	here  bool // the key is in the range of the leaf
 	ext   []byte
 }
 
-// look finds a key in the leaf that the cache leads to; not ok if that is not the one,
-// or needs a closer look. A value that lies in the leaf is appended to dst.
+// look finds a key in the leaf that the cache leads to. Not ok: that leaf is the wrong one, frozen or
+// freed. A value in the leaf is appended to dst.
 //
 // Linearizes at: the READ of the leaf.
 func (p *Program) look(key, dst []byte) (value []byte, e leafEntry, found, ok bool, err error) {
@@ -33,7 +33,7 @@ func (p *Program) look(key, dst []byte) (value []byte, e leafEntry, found, ok bo
 	g.key, g.dst, g.entry = nil, nil, leafEntry{}
 	switch {
 	case freed(err):
-		return dst, e, false, false, nil // entry drops the way that led there
+		return dst, e, false, false, nil // entry drops the cached nodes that led there
 	case errors.Is(err, ErrCorrupt):
 		return dst, e, false, true, fmt.Errorf("%v: %w", ref, err)
 	case err != nil:

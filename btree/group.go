@@ -69,7 +69,7 @@ func (p *Program) WriteGroup(leaf Ref, next func() *Write) {
 		case unknown(err) && !w.Alone && w.Err == nil:
 			w.Err = err
 		default:
-			// Not done. What was refused may have been for what an earlier one did.
+			// Not done. A condition may have failed because of an earlier write of the group.
 			w.Err, w.Alone = nil, true
 		}
 		if committed && !w.Alone && w.Err == nil && !w.old.IsZero() {

@@ -9,25 +9,25 @@ import (
 
 // Layers. A node must hold several entries and two fences, so a key in a node has at
 // most InlineKeyBytes. Of a longer one the first so many bytes stand in the tree,
-// with a mark behind them that makes the key longer than any other, and the entry's
-// value is the Ref of another tree of the same kind, a layer, which has the rests of
-// all keys that begin so. A layer has layers in turn.
+// with a mark behind them that makes the key longer than any other. The entry's value is the Ref of
+// another tree of the same kind, a layer, which has the remaining bytes of all keys with that
+// beginning. A layer may have layers itself.
 //
-// A layer is a tree like any other, so what is said of concurrent writers, splits
-// and deaths holds in it. Two things are added:
+// A layer is a tree like any other, so the rules for concurrent writers, splits and deaths hold in
+// it. Two are added:
 //
 //  1. The entry is added before the first key, by PutIfAbsent: a client whose entry is not
 //     the first one uses the layer of the other. A client that dies in between leaves an
 //     empty layer.
 //  2. An empty layer is marked dead, for ever; then its entry is removed, then its root is
-//     freed. No client writes to a dead root: a client that wants to helps with the removal
+//     freed. No client writes to a dead root: a writer that finds one helps with the removal
 //     and starts again. A reader at a dead root finds no key, which was true when it died.
 //
 // Versions continue where the last layer for the same key bytes ended: the removal of the
 // entry raises the stamp of the leaf above to that of the dead root, and writes in a layer
 // get versions above that of its entry.
 
-// errNoLayer: no key as long as that begins so.
+// errNoLayer: the tree has no key that is as long and has that beginning.
 var errNoLayer = errors.New("no such layer")
 
 // layerKey is the key of the layer for a long key, in the layer above.
@@ -67,12 +67,12 @@ func (p *Program) entry(key []byte) (e leafEntry, found bool, err error) {
 	return e, false, fmt.Errorf("%w: the layers of %q kept changing", ErrBusy, key)
 }
 
-// layerGone says whether an error means that the layer in hand has been freed.
+// layerGone says whether an error means that the present layer has been freed.
 func (p *Program) layerGone(err error) bool {
 	return p.root != p.Shared.root && errors.Is(err, ErrNoTree)
 }
 
-// dive goes down to the layer of a key, and makes what is missing on the way if told so.
+// dive goes down to the layer of a key. create: it makes the layers that are missing.
 func (p *Program) dive(key []byte, create bool) (rest []byte, err error) {
 	p.root, p.floor = p.Shared.root, 0
 	for p.isLayerKey(key) {
@@ -85,7 +85,7 @@ func (p *Program) dive(key []byte, create bool) (rest []byte, err error) {
 	return key, nil
 }
 
-// layer is the layer below the one in hand that has a long key.
+// layer is the layer, below the present one, that has a long key.
 func (p *Program) layer(key []byte, create bool) (Ref, uint64, error) {
 	mark := p.layerKey(key)
 	for range maxTries {
@@ -155,7 +155,7 @@ func (p *Program) changeBelow(w write) (version uint64, err error) {
 	return 0, fmt.Errorf("%w: the layers of %q kept changing", ErrBusy, w.name)
 }
 
-// buryLayers takes out the layers of a key that are empty, the deepest first.
+// buryLayers removes the empty layers of a key, the deepest first.
 func (p *Program) buryLayers(key []byte) error {
 	type step struct {
 		root  Ref
@@ -195,7 +195,7 @@ func (p *Program) buryLayers(key []byte) error {
 	return nil
 }
 
-// endLayer marks the layer in hand dead if it is empty; stamp is that of a dead one.
+// endLayer marks the present layer dead if it is empty. stamp is the one of its dead root.
 func (p *Program) endLayer() (dead bool, stamp uint64, err error) {
 	pg, err := p.read(p.root)
 	switch {
@@ -220,8 +220,8 @@ func (p *Program) endLayer() (dead bool, stamp uint64, err error) {
 	return true, n.stamp, nil
 }
 
-// below is a program for a layer under the one in hand, used while that one's
-// pages are still needed.
+// below is a program for a layer under the present one, used while the pages of the present one are
+// still needed.
 func (p *Program) below(root Ref) *Program {
 	if p.lower == nil {
 		p.lower = NewProgram(p.Shared, p.store)
@@ -240,8 +240,8 @@ func within(bound, prefix []byte) []byte {
 	return nil
 }
 
-// bounds are those of a range as they are in the layer in hand: a bound in a layer
-// below is put before, or behind, that layer's entry.
+// bounds are those of a range in the present layer: a bound in a layer below becomes one before or
+// behind the entry of that layer.
 func (p *Program) bounds(r Range) (from, to []byte) {
 	from, to = r.From, r.To
 	if n := p.limits.InlineKeyBytes; len(from) > n {

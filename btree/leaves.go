@@ -5,11 +5,10 @@ import (
 	"errors"
 )
 
-// Leaves calls fn with the leaves of a range and the keys they begin at, in order,
-// as the nodes above them tell, until it returns false: where a tree may be cut in
-// parts, and where its parts lie. It reads one node for some hundred leaves. What
-// it tells is good for planning only; a leaf may be split or gone. The first key is
-// nil.
+// Leaves calls fn with the leaves of a range and their first keys, in order, until fn returns false.
+// It shows where a tree may be cut into parts, and where they lie. It reads only the nodes above, one
+// for some hundred leaves, so its result is for planning: a leaf may have been split or freed. The
+// first key is nil.
 func (p *Program) Leaves(r Range, fn func(low []byte, leaf Ref) bool) error {
 	p.begin()
 	defer p.end()

@@ -24,8 +24,8 @@ var (
 	ErrNotEmpty = errors.New("tree is not empty")
 )
 
-// Load fills an empty tree with entries in rising order of keys, which next gives
-// until ok is false. Readers see none of the entries until all are there.
+// Load fills an empty tree with entries in rising order of keys. next returns them until ok is
+// false. Readers see none of the entries until all are there.
 //
 // Linearizes at: the commit of the root.
 func (p *Program) Load(next func() (key, value []byte, ok bool)) (n int, err error) {
@@ -58,7 +58,7 @@ func (p *Program) LoadFrom(next func() (key, value []byte, err error)) (n int, e
 type input struct {
 	p          *Program
 	next       func() (key, value []byte, err error)
-	key, value []byte // good until advance
+	key, value []byte // valid until advance
 	ok         bool
 	last       []byte
 	read       int
@@ -87,7 +87,7 @@ func (in *input) advance() error {
 	return nil
 }
 
-// load fills the layer in hand with the entries that have a prefix.
+// load fills the present layer with the entries that have a prefix.
 func (p *Program) load(in *input, prefix []byte) error {
 	root, err := p.read(p.root)
 	if err != nil {
@@ -160,7 +160,7 @@ func (b *builder) take(in *input, skip int) error {
 	return in.advance()
 }
 
-// undo frees what has been made.
+// undo frees all objects that have been made.
 func (b *builder) undo() {
 	for _, r := range b.layers {
 		_ = b.p.below(r).dropHere()
@@ -228,19 +228,19 @@ func (b *builder) add(level int, e entry) error {
 	return nil
 }
 
-// room is how much of a node Load fills.
+// room is how many bytes of a node Load fills.
 func (b *builder) room() int { return b.p.limits.Room * fillNum / fillDen }
 
-// filled says whether n would have more than that with e, given the prefix that its
-// keys would share with the key of e.
+// filled says whether n would have more than room bytes with e, given the prefix that its keys share
+// with the key of e.
 func (b *builder) filled(n *node, e entry) bool {
 	c := *n
 	c.entries, c.high = append(n.entries, e), e.key
 	return c.size() > b.room()
 }
 
-// complete takes a node that gets no more entries. Where its upper fence turns out
-// to share less with the keys than was thought, it is cut until the parts fit.
+// complete takes a node that gets no more entries. If its upper fence shares a shorter prefix with
+// the keys than assumed, the node is larger than planned, and is cut until the parts fit.
 func (b *builder) complete(l *building, n *node) {
 	if n.size() <= b.p.limits.Room {
 		l.nodes = append(l.nodes, n)
@@ -298,7 +298,7 @@ func (b *builder) flush(level int, right Ref) error {
 	return nil
 }
 
-// finish completes all levels and returns what the root is to hold.
+// finish completes all levels and returns the payload of the root.
 func (b *builder) finish() (*node, error) {
 	if len(b.levels) == 0 {
 		return b.node(0, nil), nil
@@ -315,14 +315,14 @@ func (b *builder) finish() (*node, error) {
 	}
 }
 
-// Drop frees everything. Operations that run beside it get ErrNoTree sooner or later;
-// what they add are orphans.
+// Drop frees every object of the tree. Concurrent operations fail with ErrNoTree at some point; objects
+// that they add are orphans.
 func (p *Program) Drop() error {
 	p.begin()
 	return p.dropHere()
 }
 
-// dropHere frees the layer in hand and those below.
+// dropHere frees the present layer and those below.
 func (p *Program) dropHere() error {
 	defer p.giveBack()
 	var firsts []Ref

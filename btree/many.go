@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// GetMany calls fn once for each key, in any order; slices die with the call, fn
-// does not call the tree. Two rounds when warm, one if all values are inline: each
+// GetMany calls fn once for each key, in any order. Slices are valid during the call of fn, which must
+// not use the tree. Two rounds when warm, one if all values are inline: each
 // leaf is read once.
 func (p *Program) GetMany(keys [][]byte, fn func(i int, value []byte, version uint64, err error)) error {
 	p.begin()
@@ -38,7 +38,7 @@ type gather struct {
 	leaves   []Ref       // each once
 	first    []int       // a key of each leaf; -1 for none
 	next     []int       // another key of the same leaf; -1 for none
-	external []int       // keys whose values are elsewhere
+	external []int       // keys whose values are outside the leaf
 	entries  []leafEntry // their entries, by key
 	alone    []int       // keys that Get looks for: longer than an inline key, or their leaf has changed
 }
@@ -96,7 +96,7 @@ func (g *gather) leaf(j int, b []byte, err error) {
 	}
 }
 
-// keep notes a key whose value is elsewhere. The entry's bytes are lent until leaf returns.
+// keep records a key with an external value. The entry's bytes are valid until leaf returns.
 func (g *gather) keep(i int, e leafEntry) {
 	if g.entries == nil {
 		g.entries = make([]leafEntry, len(g.keys))
@@ -105,7 +105,7 @@ func (g *gather) keep(i int, e leafEntry) {
 	g.entries[i], g.external = e, append(g.external, i)
 }
 
-// readExternal answers the keys whose values are elsewhere, in one round.
+// readExternal answers the keys with external values, in one round.
 func (g *gather) readExternal() error {
 	if len(g.external) == 0 {
 		return nil
@@ -149,7 +149,7 @@ func (p *Program) PutMany(keys, values [][]byte) (errs []error) {
 	return errs
 }
 
-// putSome puts as many of the first keys as go into one leaf, at least one.
+// putSome puts as many of the first keys as fit into one leaf, at least one.
 func (p *Program) putSome(keys, values [][]byte, order []int, errs []error) int {
 	small := func(i int) bool { return p.inline(keys[i], values[i]) }
 	alone := func(i int) int {

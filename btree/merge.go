@@ -5,11 +5,11 @@ import (
 	"errors"
 )
 
-// A merged node must not be full at once: nodes merge when together they take at
-// most this share of a node, or when one of them is of no use any more.
+// A merged node must have room for later writes: two nodes merge if together they fill at most this
+// share of a node, or if one of them is idle.
 const mergeNum, mergeDen = 2, 3
 
-// idle says whether a node has no entries to speak of.
+// idle says whether a node has no entries, or only the first one of an inner node.
 func (v *view) idle() bool { return v.count == min(v.level, 1) }
 
 // underFull says whether a node of so many bytes looks for a neighbour to merge with.
@@ -27,7 +27,7 @@ func (p *Program) mergeAround(key []byte, level int) {
 	}
 }
 
-// mergeOnce returns whether the parent is to be looked at next.
+// mergeOnce merges at one level. It says whether the parent may need a merge next.
 func (p *Program) mergeOnce(key []byte, level int) (bool, error) {
 	parent, err := p.find(probe{key: key}, level+1)
 	if err != nil || parent.frozen() {
@@ -112,7 +112,7 @@ func (p *Program) merge(l, r *page) error {
 	return p.absorb(l, frozen)
 }
 
-// freeze stops writes to r for as long as l has its stamp, and returns r as it is then.
+// freeze stops writes to r for as long as l has its stamp, and returns r as frozen.
 func (p *Program) freeze(l, r *page) (*page, error) {
 	n := r.node()
 	n.by, n.at, n.stamp = l.ref, l.stamp, r.stamp+1
@@ -123,8 +123,8 @@ func (p *Program) freeze(l, r *page) (*page, error) {
 	return pg, p.take(pg, r.ref, n.encode(pg.buf[:0]))
 }
 
-// absorb has l take over the frozen r, if l is as r's freezer saw it; r is thawed
-// if not.
+// absorb moves the entries of the frozen r to l, if l still has the stamp that r names; otherwise it
+// thaws r.
 //
 // Linearizes at: the commit of l. The keys are the same before and after.
 func (p *Program) absorb(l, r *page) error {
@@ -152,7 +152,7 @@ func (p *Program) absorb(l, r *page) error {
 	return p.bury(r)
 }
 
-// bury takes an absorbed node out of its parent and frees it.
+// bury removes the entry of an absorbed node from its parent, and frees the node.
 func (p *Program) bury(r *page) error {
 	p.cache.drop(r.ref)
 	if len(r.low) > 0 {
@@ -198,8 +198,8 @@ func (p *Program) settle(ref Ref) error {
 	return p.thaw(r)
 }
 
-// thaw lets a node take writes again. Preconditions: its freezer has moved on
-// without absorbing it.
+// thaw allows writes to a frozen node again. Preconditions: the node that was to absorb it has another
+// stamp, and has not absorbed it.
 func (p *Program) thaw(r *page) error {
 	n := r.node()
 	n.by, n.at = Ref{}, 0
@@ -224,8 +224,8 @@ func (p *Program) thaw(r *page) error {
 	return err
 }
 
-// unlink takes the entry of a dead node out of its parent. The first entry of a
-// parent stays, for its fence: it is aimed at the node that has the key now.
+// unlink removes the entry of a freed node from its parent. The first entry of a parent stands for the
+// low fence and stays: it gets the Ref of the node that has the keys now.
 func (p *Program) unlink(level int, sep []byte, dead Ref) error {
 	for range maxTries {
 		pg, err := p.find(probe{key: sep}, level)
@@ -269,7 +269,7 @@ func (p *Program) unlink(level int, sep []byte, dead Ref) error {
 	return ErrBusy
 }
 
-// shrink has the root take over its only child.
+// shrink moves the entries of the root's only child to the root.
 func (p *Program) shrink(root *page) error {
 	child, _ := root.child(0)
 	c, err := p.read(child)
@@ -280,7 +280,7 @@ func (p *Program) shrink(root *page) error {
 		return err
 	}
 	if c.frozen() || c.bounded() || len(c.low) > 0 || c.level != root.level-1 {
-		return nil // it has a right sibling without an entry: who meets that adds it
+		return nil // it has a right sibling without an entry, which the next descent there adds
 	}
 	frozen, err := p.freeze(root, c)
 	if err != nil {

@@ -23,10 +23,11 @@ const (
 	maxLevel = 60
 )
 
-// ErrCorrupt: a slab of the tree does not hold a node, or not the one that belongs there.
+// ErrCorrupt: a slab of the tree does not hold a valid node, or holds another node than its parent
+// says.
 var ErrCorrupt = errors.New("btree: damaged tree: run fsck")
 
-// view is a node as it lies in a slab. It aliases the payload.
+// view is an encoded node. It aliases the payload.
 type view struct {
 	raw    []byte
 	level  int
@@ -35,7 +36,7 @@ type view struct {
 	count  int
 	stamp  uint64
 	right  proto.Ref
-	by     proto.Ref // who is to absorb the node, while it has stamp at
+	by     proto.Ref // the node that is to absorb this one, as long as it has the stamp at
 	at     uint64
 	low    []byte
 	high   []byte
@@ -52,7 +53,7 @@ func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 }
 
-// parse checks a node's head; entries are checked as they are used, or all by valid.
+// parse decodes and checks a node's head. Entries are checked when they are used, or all by valid.
 func parse(b []byte) (v view, err error) {
 	if len(b) < headBytes || len(b) > 1<<16 {
 		return v, corrupt("node of %d bytes", len(b))
@@ -88,7 +89,7 @@ func parse(b []byte) (v view, err error) {
 	return v, nil
 }
 
-// entryBytes is the encoded entry i; nil if its offsets are no offsets.
+// entryBytes is the encoded entry i; nil if its offsets are invalid.
 func (v *view) entryBytes(i int) []byte {
 	from, to := int(binary.LittleEndian.Uint16(v.raw[v.slots+2*i:])), len(v.raw)
 	if i+1 < v.count {
@@ -221,15 +222,15 @@ func (v *view) lookup(key []byte) (i int, e leafEntry, found bool, err error) {
 	return i, e, false, err
 }
 
-// probe says what a descent looks for: the node that holds key, or with before the
-// one that holds what comes directly before key, or with end the last of the level.
+// probe is the target of a descent: the node whose range has key; with before, the one whose range has
+// the keys directly before key; with end, the last of the level.
 type probe struct {
 	key    []byte
 	before bool
 	end    bool
 }
 
-// place tells where the probed node is as seen from v: -1 left, 0 here, 1 right.
+// place says where the probe's node is, relative to v: -1 left, 0 v itself, 1 right.
 func (v *view) place(p probe) int {
 	if p.end {
 		if v.bounded() {
@@ -266,7 +267,8 @@ func (v *view) appendKey(b []byte, i int) []byte {
 	return append(append(b, v.low[:v.prefix]...), s...)
 }
 
-// valid checks all of a node. All operations but the reading of one leaf's entry call it.
+// valid checks all entries of a node. Every operation calls it, but those that read one entry of a
+// leaf.
 func (v *view) valid() error {
 	b, next := v.raw, v.slots+2*v.count
 	last := v.low[v.prefix:]

@@ -60,9 +60,9 @@ type write struct {
 	value  []byte // or Ref and length
 	ext    bool
 	edit   func(old []byte, version uint64) (value []byte, remove bool, err error) // makes value and remove
-	most   int                                                                     // bytes of what edit may make
+	most   int                                                                     // bytes of the largest value that edit may make
 	room   int
-	ours   bool // the payload is what an earlier write of the group made
+	ours   bool // the payload comes from an earlier write of the group
 	enc    []byte
 	out    []byte
 
@@ -131,7 +131,7 @@ func (w *write) apply(old []byte) ([]byte, error) {
 	return w.out, nil
 }
 
-// ask lets edit say what the write is.
+// ask runs edit, which makes the value or the removal.
 func (w *write) ask(e *leafEntry, found bool) error {
 	var old []byte
 	var version uint64
@@ -212,7 +212,7 @@ func (p *Program) Get(key, dst []byte) (value []byte, version uint64, err error)
 		if err == nil || !freed(err) {
 			return out, e.version, err
 		}
-		// Replaced since: the leaf says by what.
+		// Freed since: the leaf has the new value.
 		p.giveBack()
 	}
 	return dst, 0, fmt.Errorf("%w: %q kept changing", ErrBusy, key)
@@ -250,12 +250,12 @@ func (p *Program) Put(key, value []byte, cond Cond) (version uint64, err error) 
 	b = binary.AppendUvarint(b, uint64(len(value)))
 	version, err = p.change(write{key: key, value: b, ext: true, cond: cond})
 	if err != nil && !unknown(err) {
-		_ = p.store.Free(ref) // what cannot be freed now is an orphan with a writer's name
+		_ = p.store.Free(ref) // after an error it is an orphan, which Collect finds
 	}
 	return version, err
 }
 
-// outOfLine says whether a value has to be an object of its own.
+// outOfLine says whether a value needs an object of its own.
 func (p *Program) outOfLine(key, value []byte) bool { return len(value) > p.inlineBytes(key) }
 
 // inlineBytes is the largest value of a key that stands in its leaf.
@@ -286,7 +286,7 @@ func (p *Program) change(w write) (version uint64, err error) {
 	return p.changeHere(w)
 }
 
-// changeHere carries out a write in the layer in hand.
+// changeHere carries out a write in the present layer.
 func (p *Program) changeHere(w write) (version uint64, err error) {
 	w.enc, w.out, w.room, w.floor = p.w.enc, p.w.out, p.limits.Room, p.floor
 	p.w = w

@@ -12,7 +12,7 @@ import (
 // Ref names an object; see proto.Ref.
 type Ref = proto.Ref
 
-// Store is what a tree sees of the slabs. Errors are those of package slab:
+// Store is the slab operations that a tree needs. Errors are those of package slab:
 // ErrFreed, ErrUnknown and so on; an error of a callback comes back as it is.
 type Store interface {
 	// Begin starts an operation that may make objects and name them in others. From the
@@ -23,11 +23,11 @@ type Store interface {
 	Begin()
 	// Read appends the payload to dst.
 	Read(ref Ref, dst []byte) ([]byte, error)
-	// ReadMany calls fn once for each ref, in any order; payloads die with the call.
+	// ReadMany calls fn once for each ref, in any order. Payloads are valid during the call of fn.
 	ReadMany(refs []Ref, fn func(i int, payload []byte, err error)) error
-	// View calls fn with the payload, which dies with the call. fn must not use the Store.
+	// View calls fn with the payload, valid during the call. fn must not use the Store.
 	View(ref Ref, fn func(payload []byte) error) error
-	// Update replaces the payload by what f makes of it, atomically.
+	// Update replaces the payload by the result of f, atomically.
 	Update(ref Ref, f func(old []byte) ([]byte, error)) error
 	// Alloc makes an object: a node with room for capacity bytes, or a write-once value.
 	Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (Ref, error)
@@ -108,18 +108,18 @@ func limits(class proto.Class) Limits {
 	return Limits{NodeBytes: class.Bytes(), Room: room, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - 2*key) / 3}
 }
 
-// Shared is what the Programs of one tree in one process have in common.
+// Shared is the state that the Programs of one tree in one process share.
 type Shared struct {
 	root   Ref
 	class  proto.Class
 	limits Limits
 	cache  *Cache
 	stats  counters
-	// readOnly: no repair is done in passing.
+	// readOnly: operations repair nothing.
 	readOnly bool
 }
 
-// counters of structural events; the rest is counted where it happens, in the client.
+// counters of structural changes; the client counts calls, rounds and verbs.
 type counters struct {
 	layers, splits, grows, merges, shrinks, posted, unlinked, thawed, rightSteps, restarts atomic.Uint64
 }
@@ -236,13 +236,13 @@ type page struct {
 // Program runs operations on a tree, one at a time.
 type Program struct {
 	*Shared
-	root    Ref    // of the layer in hand
-	floor   uint64 // all versions in the layer in hand are above
+	root    Ref    // of the present layer
+	floor   uint64 // all versions in the present layer are above
 	lower   *Program
 	mark    []byte
 	store   Store
 	pages   []*page // not in use
-	lent    []*page // in use by the operation in hand
+	lent    []*page // in use by the present operation
 	depth   int
 	repairs []repair
 	w       write
@@ -252,7 +252,7 @@ type Program struct {
 	batch   []Write
 	out     []byte
 	enc     []byte
-	hits    uint64 // of the cache, not yet counted there
+	hits    uint64 // of the cache, not yet added to its counters
 	touched uint64 // see route
 }
 
@@ -283,8 +283,8 @@ func (p *Program) end() {
 	p.w.key, p.w.value, p.w.cond.value = nil, nil, nil // the caller's
 }
 
-// hitsAtOnce is how many hits are counted with one locked instruction, which a
-// processor does not carry out before all that it has asked for is there.
+// hitsAtOnce is how many hits are added with one atomic instruction: it would wait for all loads that
+// are outstanding.
 const hitsAtOnce = 64
 
 func (p *Program) giveBack() {
@@ -314,7 +314,7 @@ func (p *Program) read(ref Ref) (*page, error) {
 	return pg, p.take(pg, ref, b)
 }
 
-// take fills a page with what has been read.
+// take fills a page with the node that has been read.
 func (p *Program) take(pg *page, ref Ref, b []byte) (err error) {
 	pg.ref, pg.buf, pg.cached = ref, b, false
 	if pg.view, err = parse(b); err == nil && pg.level > 0 {
@@ -335,6 +335,6 @@ func (p *Program) checkKey(key []byte) error {
 	return nil
 }
 
-// freed says that an operation did nothing, since its object has been freed. An unknown
+// freed says that an operation did nothing because its object has been freed. An unknown
 // outcome is not freed, even where its cause is that the object has been freed since.
 func freed(err error) bool { return errors.Is(err, slab.ErrFreed) && !unknown(err) }

@@ -20,7 +20,7 @@ type Range struct {
 const prefetchLeaves = 16
 
 // Scan calls fn with the entries of a range in order, each key once, until it
-// returns false. Slices are good during the call. It is not a snapshot: each leaf
+// returns false. Slices are valid during the call of fn. It is not a snapshot: each leaf
 // is as it was at some moment of the scan.
 //
 // Each key once: the scan goes on at the fence where the last leaf ended, with the
@@ -33,7 +33,7 @@ func (p *Program) Scan(r Range, fn func(key, value []byte, version uint64) bool)
 	return err
 }
 
-// run scans the layer in hand; more says that the layer above is to go on.
+// run scans the present layer. more: the scan goes on in the layer above.
 func (s *scan) run() (more bool, err error) {
 	if s.To != nil && bytes.Compare(s.From, s.To) >= 0 {
 		return true, nil
@@ -73,7 +73,7 @@ type scan struct {
 	p      *Program
 	fn     func(key, value []byte, version uint64) bool
 	prefix []byte // of all keys of the layer
-	from   []byte // bounds in the layer in hand
+	from   []byte // bounds in the present layer
 	to     []byte
 	probe  probe
 	cursor []byte // the fence that the scan has come to
@@ -135,8 +135,8 @@ func (s *scan) parent() (*page, error) {
 	return pg, err
 }
 
-// readAhead reads leaves that a parent names, in one round, and keeps those that prove to
-// be next.
+// readAhead reads leaves that a parent names, in one round, and keeps those whose fences show that they
+// come next.
 func (s *scan) readAhead(parent *page) error {
 	if err := s.nameLeaves(parent); err != nil {
 		return err
@@ -204,7 +204,7 @@ func (s *scan) readLeaves() error {
 	return errors.Join(err, failed)
 }
 
-// emit gives out the entries of a leaf from the cursor on, and moves the cursor.
+// emit calls fn with the entries of a leaf from the cursor on, and moves the cursor.
 func (s *scan) emit(leaf *page) (after, error) {
 	if err := leaf.valid(); err != nil {
 		return enough, err
@@ -252,7 +252,7 @@ func (s *scan) entriesOf(leaf *page) (from, to int) {
 	return max(from, at), to
 }
 
-// emitExternal gives out an entry whose value is elsewhere, or all of the layer below it.
+// emitExternal calls fn with an entry whose value is external, or with all entries of its layer.
 func (s *scan) emitExternal(e *leafEntry) (more bool, err error) {
 	if e.layer() {
 		return s.below(e)
@@ -281,7 +281,7 @@ func (s *scan) leave(leaf *page) after {
 	return atEnd
 }
 
-// below scans the layer of an entry. One that has gone meanwhile had been empty.
+// below scans the layer of an entry. A layer that was removed meanwhile had become empty.
 func (s *scan) below(e *leafEntry) (more bool, err error) {
 	ref, _ := e.outside()
 	prefix := s.key[len(s.prefix) : len(s.key)-1]
@@ -332,7 +332,7 @@ func (p *Program) Count(r Range) (n int, err error) {
 	return p.count(Range{From: r.From, To: r.To})
 }
 
-// count counts the keys of a range in the layer in hand and those below.
+// count counts the keys of a range in the present layer and those below.
 func (p *Program) count(r Range) (n int, err error) {
 	err = p.walkLeaves(r, func(leaf *page, from, to int) error {
 		n += to - from

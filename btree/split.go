@@ -40,8 +40,7 @@ func (p *Program) replace(ref Ref, stamp uint64, n *node) error {
 	})
 }
 
-// commit is replace for a node whose new neighbours were made for it: they are
-// freed if nothing came of it.
+// commit is replace for a node with new neighbours: they are freed if it fails.
 func (p *Program) commit(ref Ref, stamp uint64, n *node, made ...Ref) (done bool, err error) {
 	err = p.replace(ref, stamp, n)
 	if err == nil {
@@ -98,7 +97,7 @@ func (p *Program) split(ref Ref, atEnd bool) error {
 	return nil
 }
 
-// cacheNode keeps what was just committed.
+// cacheNode caches a node that was just committed.
 func (p *Program) cacheNode(ref Ref, n *node) {
 	if n.level == 0 {
 		return
@@ -137,8 +136,8 @@ func (p *Program) grow(n *node, atEnd bool) error {
 	return err
 }
 
-// post gives a node its entry in the parent. A late post does no harm: an entry for a
-// node that has died is found and removed.
+// post adds the entry of a node to the parent. A late post is harmless: the entry of a node that was
+// freed meanwhile is found and removed.
 func (p *Program) post(level int, sep []byte, child Ref) error {
 	if done, err := p.postQuick(level, sep, child); done || err != nil {
 		return err
@@ -146,7 +145,7 @@ func (p *Program) post(level int, sep []byte, child Ref) error {
 	for range maxTries {
 		pg, err := p.find(probe{key: sep}, level)
 		if errors.Is(err, errNoLevel) {
-			return nil // the root has taken the level over, and the node with it
+			return nil // the root has absorbed the level, and the node with it
 		} else if err != nil {
 			return err
 		}
@@ -234,7 +233,7 @@ func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err er
 	return false, err
 }
 
-// repairAll does the repairs that the operation has noted. It is best effort: the next
+// repairAll carries out the repairs that the operation has noted. It is best effort: the next
 // operation that meets the same place notes a failed repair again.
 func (p *Program) repairAll() {
 	todo := p.repairs
@@ -268,7 +267,7 @@ func (p *Program) link(m *repair) error {
 		return corrupt("%v: entry %d", pg.ref, i)
 	}
 	if child == m.child {
-		return nil // the way here was old
+		return nil // the path here was out of date
 	}
 	return p.post(m.level+1, m.sep, m.child)
 }

@@ -8,9 +8,8 @@ import "errors"
 // another leaf may be visited twice. level is that of a node, -1 for a value; bytes
 // are those of its payload; keys those of a leaf without the layers below it.
 //
-// Every object once linked stays where the walk can find it: nodes of a level share
-// out all keys, low fences never change, and the walk goes on at the fence where the
-// last node ended.
+// A linked object stays where the walk can find it: the nodes of a level cover all keys without
+// overlap, low fences never change, and the walk goes on at the fence where the last node ended.
 func (p *Program) Walk(visit func(o Object) error) error {
 	p.begin()
 	defer p.end()
@@ -42,7 +41,7 @@ func (p *Program) walk(visit func(o Object) error, rootTag uint32) error {
 			p.giveBack()
 			pg, err := p.find(probe{key: cursor}, level)
 			if errors.Is(err, errNoLevel) {
-				break // the root has taken it over
+				break // the root has absorbed it
 			} else if err != nil {
 				return err
 			}

@@ -23,12 +23,11 @@ type Collected struct {
 	Bytes   int64 `json:"bytes"` // payload of the strays
 }
 
-// ErrNamesChange: names came, went or moved all the time.
+// ErrNamesChange: names of trees kept changing until the tries ran out.
 var ErrNamesChange = errors.New("names of trees keep changing: collect again later")
 
-// Collect frees nodes and values that no tree has: what clients left that died
-// between making an object and naming it, or between unlinking and freeing. objects
-// reads every object of the cluster.
+// Collect frees nodes and values that no tree has. Clients leave them that die between allocating an
+// object and linking it, or between unlinking and freeing. objects reads every object of the cluster.
 //
 // Safe beside clients at work: it frees only what is an orphan by the rule of
 // slab.Survey. A tree is what a name of its kind leads to.

@@ -38,7 +38,7 @@ func (t *Tree) change(ctx context.Context, w btree.Write) (version uint64, err e
 	return t.one(ctx, p, w)
 }
 
-// one is change with a program in hand.
+// one is change with a given program.
 func (t *Tree) one(ctx context.Context, p *program, w btree.Write) (version uint64, err error) {
 	p.single[0] = w
 	alone := true
@@ -60,8 +60,8 @@ func (t *Tree) one(ctx context.Context, p *program, w btree.Write) (version uint
 	return p.put(w.Key, w.Value, w.Cond)
 }
 
-// combine makes the first p.at of p.writes, all for one leaf, with those of others:
-// they have their answers then. At least one is made unless the context ends.
+// combine makes the first p.at of p.writes, all for one leaf, together with those of others. On
+// return they have their answers. At least one is made unless the context ends.
 func (t *Tree) combine(ctx context.Context, p *program, leaf btree.Ref) {
 	h := uint64(leaf.Addr) * 0x9e3779b97f4a7c15
 	g := &t.gates[h>>58%gates]

@@ -1,5 +1,5 @@
 // Package kv opens trees by name and uses them through a client. The tree itself is
-// package btree, a program that knows nothing of clients, clocks and goroutines.
+// package btree, a program over slab operations without clients, clocks and goroutines.
 //
 //	t, err := kv.Create(ctx, c, "users", btree.Config{})
 //	err = t.Put(ctx, []byte("ada"), []byte("lovelace"))
@@ -12,9 +12,9 @@
 // combine.go. Inner nodes are cached for all goroutines of a Tree: open a tree once.
 // Trees under one name in several processes are one tree.
 //
-// # What is left over
+// # Orphans
 //
 // Objects that a dead client made and linked nowhere are freed by Collect.
 //
-// A Tree is safe for many goroutines. Slices given to callbacks die with the callback.
+// A Tree is safe for many goroutines. Slices given to callbacks are valid during the callback.
 package kv

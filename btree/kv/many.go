@@ -113,7 +113,7 @@ func (t *Tree) putLeaf(ctx context.Context, p *program, order []uint8, keys, val
 		p.writes = writes
 		t.combine(ctx, p, leaf)
 		p.writes = nil
-		done, alone := p.at, p.at == 0 // the context has ended: one by one they say so
+		done, alone := p.at, p.at == 0 // 0: the context has ended; single writes return its error
 		for k := range done {
 			w := &writes[k]
 			if alone = alone || w.Alone; w.Alone {

@@ -72,8 +72,7 @@ func (o *objects) Free(ref btree.Ref) error {
 	return o.c.Free(o.late, ref)
 }
 
-// freeTime is how much longer than its context a call may take to free what it has
-// made for nothing.
+// freeTime is how much longer than its context a call may take to free objects that it has not linked.
 const freeTime = time.Second
 
 // end is the end of the call.
@@ -82,12 +81,11 @@ func (o *objects) end() {
 		o.cancel()
 	}
 	o.ctx, o.late, o.cancel = nil, nil, nil
-	o.Begin() // what waits in a pool holds no session
+	o.Begin() // an object in the pool must not keep a session
 }
 
 // Create makes an empty tree under a name; client.ErrNameExists if the name is taken.
-// Its nodes and values have as many replicas, and are as durable, as the client that creates
-// it asks for.
+// Its nodes and values get the replicas and the durability of the creating client's Config.
 func Create(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
 	st := &objects{c: c, ctx: ctx}
 	defer st.end()
@@ -122,8 +120,8 @@ func Open(ctx context.Context, c *client.Client, name string, cfg btree.Config) 
 	return newTreeOf(c, n, sh), nil
 }
 
-// OpenOrCreate opens the tree with a name, or makes it if there is none. Of several that
-// make it at the same time one does, and all open that.
+// OpenOrCreate opens the tree with a name, or creates it if there is none. If several clients do so at
+// the same time, one creates it, and all open that tree.
 func OpenOrCreate(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
 	for {
 		t, err := Open(ctx, c, name, cfg)
@@ -169,8 +167,8 @@ type program struct {
 	gate   *gate
 	wake   chan bool
 	next   func() *btree.Write
-	giver  *program   // whose writes the leader gives out
-	given  []*program // others with writes in the group in hand
+	giver  *program   // whose writes nextWrite returns at present
+	given  []*program // others with writes in the present group
 	many   *many      // nil before the first PutMany
 }
 
@@ -222,7 +220,7 @@ func (t *Tree) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
 	return v, err
 }
 
-// GetVersion is Get that also tells the version, to be named in IfVersion.
+// GetVersion is Get that also returns the version, for IfVersion.
 func (t *Tree) GetVersion(ctx context.Context, key, dst []byte) ([]byte, uint64, error) {
 	p := t.program(ctx)
 	v, version, err := p.Get(key, dst)
@@ -257,12 +255,12 @@ func (t *Tree) PutIf(ctx context.Context, key, value []byte, cond btree.Cond) (v
 // for a leaf, or the leaf is full, or the only one.
 var ErrNoEdit = errors.New("cannot be changed in its leaf")
 
-// Edit changes a key by what f makes of its value, in as many rounds as Put: f runs
-// under the reservation of the leaf. version is 0 if there is no value. An error from f
-// leaves all as it is and comes back. f may run more than once, and on another
+// Edit replaces the value of a key by the result of f, in as many rounds as Put: f runs under the
+// reservation of the leaf. version is 0 if there is no value. An error of f is returned, and nothing
+// is changed. f may run more than once, and on another
 // goroutine, while the call lasts; it must not keep old or use the tree.
 //
-// ErrNoEdit asks for another way, Get and PutIf.
+// After ErrNoEdit use Get and PutIf.
 //
 // Linearizes like Put; where f refuses, at the READ under the reservation.
 func (t *Tree) Edit(ctx context.Context, key []byte, f func(old []byte, version uint64) (value []byte, remove bool, err error)) error {
@@ -270,7 +268,7 @@ func (t *Tree) Edit(ctx context.Context, key []byte, f func(old []byte, version 
 	return err
 }
 
-// EditVersion is Edit that also tells the version of the write.
+// EditVersion is Edit that also returns the version of the write.
 func (t *Tree) EditVersion(ctx context.Context, key []byte, f func(old []byte, version uint64) (value []byte, remove bool, err error)) (version uint64, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -304,7 +302,7 @@ func (t *Tree) EditVersion(ctx context.Context, key []byte, f func(old []byte, v
 	return 0, ErrNoEdit
 }
 
-// maxEdits bounds how often Edit looks for the leaf before it leaves it to others.
+// maxEdits bounds how often Edit looks for the leaf before it returns ErrNoEdit.
 const maxEdits = 2
 
 // Delete removes a key; ErrNoKey if it is not there.
@@ -318,7 +316,7 @@ func (t *Tree) DeleteIf(ctx context.Context, key []byte, cond btree.Cond) error 
 	return err
 }
 
-// GetMany calls fn once for each key, in any order. Slices die with the call.
+// GetMany calls fn once for each key, in any order. Slices are valid during the call of fn.
 func (t *Tree) GetMany(ctx context.Context, keys [][]byte, fn func(i int, value []byte, version uint64, err error)) error {
 	p := t.program(ctx)
 	err := p.GetMany(keys, fn)
@@ -367,7 +365,7 @@ func (t *Tree) LoadFrom(ctx context.Context, next func() (key, value []byte, err
 	return n, err
 }
 
-// Survey is what the whole tree amounts to. Others may write to it meanwhile.
+// Survey is the size of a whole tree. Concurrent writes may be counted or not.
 type Survey struct {
 	Levels     int   `json:"levels"`
 	Inner      int   `json:"inner_nodes"`
@@ -423,7 +421,7 @@ func (t *Tree) Check(ctx context.Context, reach func(ref btree.Ref, tag uint32))
 	return btree.Check(&objects{c: t.c, ctx: ctx}, t.Root(), reach)
 }
 
-// Drop takes the name away and frees the tree.
+// Drop deletes the name and frees the tree.
 func (t *Tree) Drop(ctx context.Context) error {
 	if err := t.c.Names().Delete(ctx, t.name.Name, t.name.Revision); err != nil {
 		return fmt.Errorf("drop tree: %w", err)
@@ -441,11 +439,11 @@ type Stats struct {
 	Limits  btree.Limits      `json:"limits"`
 	Cache   btree.CacheStats  `json:"cache"`
 	HitRate float64           `json:"hit_rate"` // of the cache
-	Shared  uint64            `json:"shared"`   // writes made under another one's reservation
+	Shared  uint64            `json:"shared"`   // writes made under the reservation of another write
 	Changes map[string]uint64 `json:"changes"`  // of the tree's structure, by this process
 }
 
-// Stats says what this process has done to the tree. Not for the hot path.
+// Stats are the counters of this process for the tree. Not for the hot path.
 func (t *Tree) Stats() Stats {
 	s := Stats{Name: t.name.Name, Root: t.Root(), Limits: t.Limits(), Cache: t.CacheStats(), Shared: t.shared.Load(), Changes: t.Changes()}
 	if n := s.Cache.Hits + s.Cache.Misses; n > 0 {
