@@ -18,6 +18,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/keyring"
+	"github.com/quarrystore/quarry/internal/pulse"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -80,7 +81,7 @@ func (b *boss) RegisterNode(_ context.Context, r *connect.Request[quarrypb.Regis
 	b.joined = append(b.joined, r.Msg)
 	public := b.key.Public()
 	return connect.NewResponse(&quarrypb.RegisterNodeResponse{
-		Id: b.answer.Id, HeartbeatMs: b.answer.HeartbeatMs, Cluster: b.cluster[:], Keys: [][]byte{public[:]}, PulseKey: make([]byte, 32),
+		Id: b.answer.Id, HeartbeatMs: b.answer.HeartbeatMs, Cluster: b.cluster[:], Keys: [][]byte{public[:]}, PulseKey: pulse.NodeSecret(make([]byte, 32), b.cluster[:], r.Msg.Node.Incarnation),
 		NextSerial: b.answer.NextSerial, LiveSerials: b.answer.LiveSerials, FencedSerials: b.answer.FencedSerials,
 		ControllerTerm: b.answer.ControllerTerm,
 	}), nil

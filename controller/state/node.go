@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/internal/keyring"
+	"github.com/quarrystore/quarry/internal/pulse"
 	wire "github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
@@ -196,7 +197,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.fences.oweAll(n, restarted)
 	}
 	resp := &quarrypb.RegisterNodeResponse{
-		Id: n.rec.Id, Cluster: m.cluster.Uuid, Keys: m.keys.public(), PulseKey: m.keys.rec.PulseSecret,
+		Id: n.rec.Id, Cluster: m.cluster.Uuid, Keys: m.keys.public(), PulseKey: pulse.NodeSecret(m.keys.rec.PulseSecret, m.cluster.Uuid, n.rec.Incarnation),
 		HeartbeatMs: uint32(m.cfg.NodeHeartbeat.Milliseconds()),
 		NextSerial:  m.cluster.NextSerial, ControllerTerm: m.term,
 	}
@@ -330,7 +331,7 @@ func (m *Machine) checkFound(r *quarrypb.RegisterNodeRequest) *Error {
 
 const (
 	maxMediumBytes = 4096    // a path
-	maxEpoch       = 1 << 56 // of memory that a node has found: a region's next epoch is above it
+	maxEpoch       = 1 << 43 // of memory that a node has found: a region's next epoch is above it, and no jump for the other nodes
 )
 
 // goodName says whether s is printable text of a length that we keep.

@@ -25,8 +25,9 @@ const (
 
 // Config of a List. All but Seeds, Changed, Led and Logger are needed.
 type Config struct {
-	Cluster     []byte // uuid
-	Secret      []byte // the ticket key
+	Cluster []byte // uuid
+	// Secret is the cluster's at a controller, and NodeSecret of the incarnation at a storage node.
+	Secret      []byte
 	Kind        Kind
 	Incarnation uint64 // not 0; never the same for another process
 	Node        uint32 // number of a storage node

@@ -50,6 +50,9 @@ func join(t *testing.T, kind Kind, incarnation uint64, others []*joined, changes
 	for _, c := range changes {
 		c(&cfg)
 	}
+	if kind == Storage {
+		cfg.Secret = NodeSecret(cfg.Secret, cfg.Cluster, incarnation)
+	}
 	send, receive := p.send, p.receive
 	p.send = func(to netip.AddrPort, b []byte) {
 		if !j.mute.Load() {
@@ -149,6 +152,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	eventually(t, "they see each other", func() bool { return a.state(2) == Alive })
 	for i, other := range []func(*Config){
 		func(c *Config) { c.Secret = []byte("another secret of as many bytes..") },
+		func(c *Config) { c.Secret = NodeSecret(c.Secret, c.Cluster, c.Incarnation) }, // a storage node's
 		func(c *Config) { c.Cluster = []byte("cluster-00000002") },
 	} {
 		before := a.Counts().Foreign

@@ -28,7 +28,7 @@ type machine struct {
 	kind        Kind
 	node        uint32
 	keys        keys
-	key         cipher.AEAD // of incarnation
+	key         cipher.AEAD // of what it says to controllers
 	now         uint64      // tick; the sequence number of what is sent
 	mute        uint64      // no vouching before this tick: this process was suspended
 	peers       map[uint64]*peer
@@ -69,7 +69,7 @@ type peer struct {
 	addr        netip.AddrPort
 	slot        uint32
 	echo        uint32 // its slot for this one
-	key         cipher.AEAD
+	keys        pair
 
 	top     uint64 // newest sequence number; to be acknowledged
 	seen    uint8  // bit i: top-i was received
@@ -90,7 +90,7 @@ type news struct {
 }
 
 func newMachine(kind Kind, incarnation uint64, node uint32, k keys) (*machine, error) {
-	key, err := k.of(incarnation)
+	key, err := k.own(kind, incarnation)
 	return &machine{incarnation: incarnation, kind: kind, node: node, keys: k, key: key, peers: map[uint64]*peer{}}, err
 }
 
@@ -130,14 +130,10 @@ func (m *machine) take(from netip.AddrPort, b []byte) error {
 		if m.strange++; m.strange > strangers {
 			return errForeign
 		}
-		key, err := m.keys.of(h.incarnation)
-		if err != nil {
-			return errForeign
-		}
-		p = &peer{incarnation: h.incarnation, key: key}
+		p = &peer{incarnation: h.incarnation}
 	}
 	in := &m.in
-	if err := open(b, p.key, in, m.scratch[:0]); err != nil {
+	if err := m.open(b, p, in); err != nil {
 		return err
 	}
 	if in.to != m.incarnation && in.to != 0 || in.kind == Storage && m.kind == Storage || in.ack > m.now {
@@ -158,6 +154,31 @@ func (m *machine) take(from netip.AddrPort, b []byte) error {
 	}
 	m.hear(p, from, h, in)
 	return nil
+}
+
+// open reads a datagram of a peer. That of one that was not heard before shows of which kind
+// it is: no storage node has the key of a controller, or of another node.
+func (m *machine) open(b []byte, p *peer, in *body) error {
+	pairs := []pair{p.keys}
+	if p.keys.open == nil {
+		var err error
+		if pairs, err = m.pairs(p.incarnation); err != nil {
+			return errForeign
+		}
+	}
+	for _, k := range pairs {
+		switch err := open(b, k.open, in, m.scratch[:0]); {
+		case err == errForeign:
+			continue
+		case err != nil:
+			return err
+		case in.kind != k.far:
+			return errForeign
+		}
+		p.keys = k
+		return nil
+	}
+	return errForeign
 }
 
 // fresh says whether a sequence number was not received before, and notes it.
@@ -283,7 +304,7 @@ func (m *machine) send(self Self, leaves bool, to func(netip.AddrPort, []byte)) 
 			}
 		}
 		b.to, b.ack, b.echo, b.hears = p.incarnation, p.top, p.echo, m.hears
-		to(p.addr, seal(m.out[:0], m.key, header{m.incarnation, p.slot, m.now}, &b, m.scratch[:0]))
+		to(p.addr, seal(m.out[:0], p.keys.seal, header{m.incarnation, p.slot, m.now}, &b, m.scratch[:0]))
 	}
 	b.to, b.ack, b.echo, b.hears = 0, 0, 0, nil
 	for _, s := range m.seeds {

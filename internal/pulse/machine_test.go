@@ -1,6 +1,7 @@
 package pulse
 
 import (
+	"crypto/cipher"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -45,7 +46,11 @@ func addrAt(n int) netip.AddrPort {
 
 // add adds a member; controllers are the seeds of all.
 func (w *world) add(kind Kind, incarnation uint64) *member {
-	m, err := newMachine(kind, incarnation, uint32(incarnation), clusterKeys)
+	k := clusterKeys
+	if kind == Storage {
+		k = k.node(incarnation)
+	}
+	m, err := newMachine(kind, incarnation, uint32(incarnation), k)
 	require.NoError(w.t, err)
 	j := &member{machine: m, at: addrAt(len(w.members) + 1)}
 	w.members = append(w.members, j)
@@ -317,7 +322,7 @@ func TestManyStrangers(t *testing.T) {
 	a.tick(false)
 	before := len(a.peers)
 	for incarnation := uint64(1000); incarnation < 1200; incarnation++ {
-		key, err := clusterKeys.of(incarnation)
+		key, err := clusterKeys.node(incarnation).up()
 		require.NoError(t, err)
 		a.receive(addrAt(9), seal(nil, key, header{incarnation, 1, 1}, &body{kind: Storage}, nil))
 	}
@@ -351,7 +356,7 @@ func TestForged(t *testing.T) {
 	strangers := []keys{{[]byte("another secret of as many bytes.."), clusterKeys.salt}, {clusterKeys.secret, []byte("cluster-00000002")}}
 	for i, k := range strangers {
 		for _, incarnation := range []uint64{2, 4, 77} { // also in the name of members
-			key, err := k.of(incarnation)
+			key, err := k.controller(incarnation)
 			require.NoError(t, err)
 			p := body{kind: Controller, to: a.incarnation, ack: a.now, term: 1000, leaves: true, echo: 1}
 			before := a.dropped[1]
@@ -362,6 +367,18 @@ func TestForged(t *testing.T) {
 	// The key of one incarnation does not speak for another.
 	p := body{kind: Storage, node: 4, to: a.incarnation, ack: a.now, leaves: true}
 	a.receive(n.at, seal(nil, b.key, header{n.incarnation, 1, 1 << 40}, &p, nil))
+	// A storage node speaks for no other, and for no controller, to none of them.
+	secret := n.keys
+	for _, as := range []uint64{a.incarnation, b.incarnation, 3, n.incarnation} {
+		for _, make := range []func() (cipher.AEAD, error){func() (cipher.AEAD, error) { return secret.controller(as) }, func() (cipher.AEAD, error) { return secret.node(as).up() }, secret.up} {
+			key, err := make()
+			require.NoError(t, err)
+			lie := body{kind: Controller, to: a.incarnation, ack: a.now, term: 1000, leaves: true}
+			before := a.dropped
+			a.receive(b.at, seal(nil, key, header{as, 1, 1 << 41}, &lie, nil))
+			require.NotEqual(t, before, a.dropped, "as %d", as)
+		}
+	}
 	// A storage node cannot lead, and what was changed on its way is refused.
 	p = body{kind: Storage, node: 4, to: a.incarnation, ack: a.now, term: 7}
 	a.receive(n.at, seal(nil, n.key, header{n.incarnation, 1, 1 << 39}, &p, nil))
@@ -396,7 +413,7 @@ func TestIncarnations(t *testing.T) {
 	a.receive(n.at, seal(nil, n.key, header{n.incarnation, 1, n.now + 5}, &body{kind: Storage, node: 4, to: 555, ack: 3}, nil))
 	require.NotEqual(t, n.now+5, former.top, "for another incarnation of a")
 	n.off = true
-	m, err := newMachine(Storage, 44, 4, clusterKeys)
+	m, err := newMachine(Storage, 44, 4, clusterKeys.node(44))
 	require.NoError(t, err)
 	n2 := &member{machine: m, at: n.at}
 	w.members[3] = n2

@@ -17,7 +17,7 @@ import (
 // The first 24 bytes are authenticated with the body; slot and sequence are the nonce. The
 // slot numbers the receiver at the sender, so that no nonce is used twice.
 const (
-	magic           = 0x51500001 // "QP", version 1
+	magic           = 0x51500002 // "QP", version 2
 	headerBytes     = 24
 	fixedBytes      = 1 + 1 + 1 + 4 + 8 + 8 + 4 + 8 + 3
 	tagBytes        = 16
@@ -124,13 +124,45 @@ func parseBody(b []byte, p *body) error {
 	return nil
 }
 
-// keys makes the keys of incarnations.
+// keys makes the keys of datagrams. A controller has the cluster's secret, and so the keys of
+// all; a storage node has the secret of its own incarnation, and so can neither read nor write
+// what others say to each other.
 type keys struct {
 	secret, salt []byte
 }
 
-func (k keys) of(incarnation uint64) (cipher.AEAD, error) {
-	key, err := hkdf.Key(sha256.New, k.secret, k.salt, fmt.Sprintf("quarry pulse 1 %016x", incarnation), 32)
+// NodeSecret is the secret of one incarnation of a storage node, made of the cluster's secret
+// and uuid.
+func NodeSecret(secret, cluster []byte, incarnation uint64) []byte {
+	key, err := hkdf.Key(sha256.New, secret, cluster, fmt.Sprintf("quarry pulse 2 node %016x", incarnation), 32)
+	if err != nil {
+		panic(err) // only a length above 255 hashes fails
+	}
+	return key
+}
+
+// node is what an incarnation of a storage node has.
+// Preconditions: k is the controllers'.
+func (k keys) node(incarnation uint64) keys {
+	return keys{NodeSecret(k.secret, k.salt, incarnation), k.salt}
+}
+
+// controller is the key of what a controller says to others.
+// Preconditions: k is the controllers'.
+func (k keys) controller(incarnation uint64) (cipher.AEAD, error) {
+	return k.key(fmt.Sprintf("quarry pulse 2 controller %016x", incarnation))
+}
+
+// up is the key of what a storage node says, and down of what a controller says to it.
+// Preconditions: k is the node's.
+func (k keys) up() (cipher.AEAD, error) { return k.key("quarry pulse 2 up") }
+
+func (k keys) down(controller uint64) (cipher.AEAD, error) {
+	return k.key(fmt.Sprintf("quarry pulse 2 down %016x", controller))
+}
+
+func (k keys) key(info string) (cipher.AEAD, error) {
+	key, err := hkdf.Key(sha256.New, k.secret, k.salt, info, 32)
 	if err != nil {
 		return nil, err
 	}
@@ -139,6 +171,40 @@ func (k keys) of(incarnation uint64) (cipher.AEAD, error) {
 		return nil, err
 	}
 	return cipher.NewGCM(block)
+}
+
+// own is the key of what a member says to controllers.
+func (k keys) own(kind Kind, incarnation uint64) (cipher.AEAD, error) {
+	if kind == Storage {
+		return k.up()
+	}
+	return k.controller(incarnation)
+}
+
+// pair are the keys between two members, the far one of a kind: what it says to the near one is
+// opened with one, and what the near one says to it is sealed with the other.
+type pair struct {
+	far        Kind
+	open, seal cipher.AEAD
+}
+
+// pairs are the keys with an incarnation that was not heard before, of whichever kind it is.
+func (m *machine) pairs(far uint64) (out []pair, err error) {
+	if m.kind == Storage { // which speaks with controllers only
+		down, err := m.keys.down(far)
+		return []pair{{Controller, down, m.key}}, err
+	}
+	theirs, err := m.keys.controller(far)
+	if err != nil {
+		return nil, err
+	}
+	k := m.keys.node(far)
+	up, err := k.up()
+	if err != nil {
+		return nil, err
+	}
+	down, err := k.down(m.incarnation)
+	return []pair{{Controller, theirs, m.key}, {Storage, up, down}}, err
 }
 
 // seal writes a datagram behind b, which is empty.

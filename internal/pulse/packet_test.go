@@ -9,7 +9,7 @@ import (
 )
 
 func TestPacket(t *testing.T) {
-	key, err := clusterKeys.of(7)
+	key, err := clusterKeys.controller(7)
 	require.NoError(t, err)
 	h := header{incarnation: 7, slot: 3, seq: 99}
 	long := make([]uint64, maxIncarnations+5)
@@ -68,7 +68,7 @@ func FuzzBody(f *testing.F) {
 
 // No datagram of a stranger is taken, whatever is in it.
 func FuzzDatagram(f *testing.F) {
-	key, _ := clusterKeys.of(7)
+	key, _ := clusterKeys.controller(7)
 	f.Add(seal(nil, key, header{7, 1, 5}, &body{kind: Storage, to: 1}, nil)[:60])
 	f.Add([]byte("quarry"))
 	f.Fuzz(func(t *testing.T, b []byte) {

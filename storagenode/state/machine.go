@@ -23,6 +23,15 @@ const (
 	renewAt = 1024
 )
 
+// MaxJump bounds how far a term, a serial or an epoch may rise at once. Each of them counts
+// writes of the controllers' store: ten thousand a second for fifty years do not come to it.
+// Without a bound one wrong command, such as a Drop of the last epoch there is, would make a
+// node refuse its controllers for ever.
+const MaxJump = 1 << 44
+
+// jumps says whether a number that only rises does so absurdly.
+func jumps(from, to uint64) bool { return to > from && to-from > MaxJump }
+
 // Phase of a replica.
 type Phase uint8
 
@@ -135,6 +144,9 @@ func (s *State) command(term uint64, do func() ([]Action, error)) ([]Action, err
 	case term < s.Term:
 		return nil, errorf(Stale, "a command of term %d, the node obeys term %d: another controller leads", term, s.Term)
 	}
+	if jumps(s.Term, term) {
+		return nil, errorf(Invalid, "a command of term %d, the node obeys term %d: no leadership is that far ahead", term, s.Term)
+	}
 	actions, err := do()
 	if err != nil {
 		return nil, err
@@ -158,6 +170,8 @@ func (s *State) registered(e Registered) ([]Action, error) {
 		return nil, errorf(Conflict, "the node was number %d and would now be %d", s.Node, e.Node)
 	case e.Term < s.Term:
 		return nil, errorf(Stale, "a registration at term %d, the node obeys term %d: another controller leads", e.Term, s.Term)
+	case jumps(s.Term, e.Term) || jumps(s.Serials.Next, e.Next):
+		return nil, errorf(Invalid, "a registration at term %d with serials below %d, the node has heard of %d and %d: no cluster is that far ahead", e.Term, e.Next, s.Term, s.Serials.Next)
 	case len(e.Live) > MaxSerials || len(e.Fenced) > MaxSerials:
 		return nil, errorf(NoSpace, "%d live and %d fenced sessions, the node can remember %d", len(e.Live), len(e.Fenced), MaxSerials)
 	}
@@ -181,6 +195,8 @@ func (s *State) host(e Host) ([]Action, error) {
 		return s.make(e)
 	}
 	switch {
+	case jumps(r.Epoch, e.Epoch):
+		return nil, absurd(r, e.Epoch)
 	case r.Busy:
 		return nil, busy(r)
 	case r.UUID != e.UUID:
@@ -215,6 +231,9 @@ func (s *State) volatile(region uint32) error {
 func (s *State) make(e Host) ([]Action, error) {
 	if e.MustExist {
 		return nil, errorf(NotHosted, "region %d is not on this node", e.Region)
+	}
+	if jumps(0, e.Epoch) {
+		return nil, absurd(&Region{Number: e.Region}, e.Epoch)
 	}
 	if _, err := proto.NewGeometry(e.Bytes); err != nil {
 		return nil, errorf(Invalid, "region %d: %v", e.Region, err)
@@ -251,6 +270,8 @@ func (s *State) open(e Open) ([]Action, error) {
 	switch {
 	case r == nil:
 		return nil, errorf(NotHosted, "region %d is not on this node", e.Region)
+	case jumps(r.Epoch, e.Epoch):
+		return nil, absurd(r, e.Epoch)
 	case r.Busy:
 		return nil, busy(r)
 	case e.Epoch <= r.Closed || e.Epoch < r.Epoch:
@@ -275,6 +296,8 @@ func (s *State) close(e Close) ([]Action, error) {
 	switch {
 	case r == nil:
 		return nil, nil // nothing of it is served here
+	case jumps(r.Epoch, e.Epoch):
+		return nil, absurd(r, e.Epoch)
 	case r.Busy:
 		return nil, busy(r)
 	case r.Phase == Opened && r.Epoch > e.Epoch:
@@ -295,6 +318,8 @@ func (s *State) drop(e Drop) ([]Action, error) {
 	switch {
 	case r == nil:
 		return nil, nil
+	case jumps(r.Epoch, e.Epoch):
+		return nil, absurd(r, e.Epoch)
 	case r.Busy:
 		return nil, busy(r)
 	case e.Epoch < r.Epoch:
@@ -309,6 +334,9 @@ func (s *State) fence(e Fence) ([]Action, error) {
 	for _, serial := range e.Serials {
 		if serial == 0 {
 			return nil, errorf(Invalid, "session serial 0: serials start at 1")
+		}
+		if jumps(s.Serials.Next, serial) {
+			return nil, errorf(Invalid, "session serial %d, the controllers have numbered below %d: no cluster is that far ahead", serial, s.Serials.Next)
 		}
 	}
 	if len(e.Serials)+len(s.Serials.Ended) > MaxSerials {
@@ -341,6 +369,10 @@ func (s *State) ended(e Ended) {
 		r.Phase = Opened
 	}
 	r.Busy, r.leaving, r.opening = false, false, false
+}
+
+func absurd(r *Region, epoch uint64) *Error {
+	return errorf(Invalid, "region %d: epoch %d, the node has heard of %d: no region is that far ahead", r.Number, epoch, r.Epoch)
 }
 
 func busy(r *Region) *Error {
