@@ -1,7 +1,10 @@
 package host
 
 import (
+	"crypto/tls"
 	"errors"
+	"net"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/quarrystore/quarry/internal/keyring"
@@ -64,4 +67,52 @@ func FuzzHello(f *testing.F) {
 		DecodeOpenRequest(b)
 		DecodeOpenAnswer(b)
 	})
+}
+
+// A hello is bound to the TLS channel that it travels on: what a man in the middle passes on
+// from one channel to another is refused.
+func TestHelloIsBoundToTheChannel(t *testing.T) {
+	srv := httptest.NewUnstartedServer(nil)
+	srv.StartTLS()
+	defer srv.Close()
+	channel := func() (client, server Binding) {
+		near, far := net.Pipe()
+		defer near.Close()
+		defer far.Close()
+		done := make(chan error, 1)
+		go func() {
+			var err error
+			server, err = BindingOf(tls.Server(far, srv.TLS))
+			done <- err
+		}()
+		client, err := BindingOf(tls.Client(near, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}))
+		require.NoError(t, err)
+		require.NoError(t, <-done)
+		return client, server
+	}
+	near, far := channel()
+	require.Equal(t, near, far)
+	require.NotEqual(t, Binding{}, near)
+	_, other := channel()
+	require.NotEqual(t, far, other)
+	plain, err := BindingOf(&net.TCPConn{})
+	require.NoError(t, err)
+	require.Equal(t, Binding{}, plain)
+
+	v := Verifier{Cluster: testCluster, Keys: testKeys, Node: 1, Incarnation: 2}
+	c := v.Challenge()
+	h, err := NewHello(ticket(3), 0, &c, near)
+	require.NoError(t, err)
+	require.NoError(t, v.Check(&h, &c, far))
+	require.ErrorIs(t, v.Check(&h, &c, other), rdma.ErrTicket)
+	require.ErrorIs(t, v.Check(&h, &c, Binding{}), rdma.ErrTicket)
+	for name, change := range map[string]func(c *Challenge){
+		"nonce": func(c *Challenge) { c.Nonce[31]++ }, "node": func(c *Challenge) { c.Node++ }, "incarnation": func(c *Challenge) { c.Incarnation++ },
+	} {
+		d := c
+		change(&d)
+		require.ErrorIs(t, v.Check(&h, &d, far), rdma.ErrTicket, name)
+	}
+	_, err = NewHello(ticket(3).For(7), 0, &c, near)
+	require.ErrorIs(t, err, rdma.ErrBroken)
 }

@@ -193,3 +193,31 @@ func TestHazard32_FileIsLocked(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, m.Close())
 }
+
+// A hello that was seen is refused on every other connection.
+func TestHelloIsNotReplayed(t *testing.T) {
+	_, _, addr := node(t, host.Limits{})
+	open := func(answer func(c *net.UnixConn) []byte) host.Welcome {
+		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: addr, Net: "unixpacket"})
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = c.Write(answer(c))
+		require.NoError(t, err)
+		var b [host.WelcomeBytes]byte
+		n, err := c.Read(b[:])
+		require.NoError(t, err)
+		w, err := host.DecodeWelcome(b[:n])
+		require.NoError(t, err)
+		return w
+	}
+	var seen []byte
+	require.NoError(t, open(func(c *net.UnixConn) []byte {
+		seen = rdmatest.Hello(t, c, cluster.Ticket(1, rdma.ReadWrite), 3)
+		return seen
+	}).Err)
+	w := open(func(c *net.UnixConn) []byte {
+		rdmatest.Hello(t, c, cluster.Ticket(1, rdma.ReadWrite), 3) // takes the challenge
+		return seen
+	})
+	require.ErrorIs(t, w.Err, rdma.ErrTicket)
+}

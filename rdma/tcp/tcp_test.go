@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -475,4 +477,48 @@ func TestReadsIntoAdjacentMemory(t *testing.T) {
 		require.Equal(t, c.more, more, name)
 		require.Same(t, &c.verbs[0].Buf[0], &buf[0], name)
 	}
+}
+
+// A hello that was seen on the wire is refused on every other connection, as it was and with
+// another lane or attempt.
+func TestHelloIsNotReplayed(t *testing.T) {
+	_, addr := serve(t, nil)
+	open := func(answer func(nc net.Conn) []byte) host.Welcome {
+		nc, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		defer nc.Close()
+		_, err = nc.Write(answer(nc))
+		require.NoError(t, err)
+		var b [host.WelcomeBytes]byte
+		_, err = io.ReadFull(nc, b[:])
+		require.NoError(t, err)
+		w, err := host.DecodeWelcome(b[:])
+		require.NoError(t, err)
+		return w
+	}
+	var seen []byte
+	require.NoError(t, open(func(nc net.Conn) []byte { seen = rdmatest.Hello(t, nc, ticket(1), 3); return seen }).Err)
+	for name, change := range map[string]func(b []byte){"as it was": func([]byte) {}, "another lane": func(b []byte) { b[12]++ }, "a later attempt": func(b []byte) { b[23]++ }} {
+		w := open(func(nc net.Conn) []byte {
+			rdmatest.Hello(t, nc, ticket(1), 3) // takes the challenge
+			b := slices.Clone(seen)
+			change(b)
+			return b
+		})
+		require.ErrorIs(t, w.Err, rdma.ErrTicket, name)
+	}
+}
+
+// A peer of an earlier version is told which one the node speaks.
+func TestVersionIsTold(t *testing.T) {
+	_, addr := serve(t, nil)
+	nc, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer nc.Close()
+	var b [host.WelcomeBytes]byte // what version 2 reads first
+	_, err = io.ReadFull(nc, b[:])
+	require.NoError(t, err)
+	b[8]++
+	_, err = host.DecodeWelcome(b[:])
+	require.ErrorContains(t, err, fmt.Sprintf("the peer speaks version %d, this build %d", host.ProtocolVersion+1, host.ProtocolVersion))
 }
