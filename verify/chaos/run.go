@@ -138,18 +138,19 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 // run is one cluster and the clients that work on it.
 type run struct {
 	cfg     Config
-	net     *network
-	dir     string
-	cluster *local.Cluster
+	net     *network       // nil: all processes on the loopback
+	dir     string         // of journals, logs and the members' data
+	cluster *local.Cluster // controllers and storage nodes
 	workers []*clientProcess
-	nextID  int
-	objects []string
+	nextID  int      // of a client process; never used twice
+	objects []string // shared ones, by reference or key
 
-	target  string // member that is hurt
-	targets []string
-	turn    int
-	worker  *clientProcess
-	filler  *clientProcess
+	// Of the present fault, for its heal.
+	target  string         // member that it strikes
+	targets []string       // or several
+	turn    int            // picks the next member
+	worker  *clientProcess // client that it strikes
+	filler  *clientProcess // client that fills the cluster
 }
 
 // clientProcess is a client that was started.
@@ -160,7 +161,7 @@ type clientProcess struct {
 	expected bool // its end is the fault's doing
 }
 
-// oneRun hurts one cluster with one fault, several times.
+// oneRun starts a cluster, injects one fault several times, and checks the histories.
 func oneRun(ctx context.Context, cfg Config, f fault, net *network) (row *Row, err error) {
 	cfg.Say("%s: %s", f.name, f.what)
 	parent := cfg.Dir

@@ -32,7 +32,7 @@ const (
 	roleFinal = "final" // reads every object once and ends
 )
 
-// workerConfig is what a client process is told.
+// workerConfig is the configuration of a client process, as JSON in a file.
 type workerConfig struct {
 	ID          int           `json:"id"`
 	Role        string        `json:"role"`
@@ -75,12 +75,12 @@ type worker struct {
 	workerConfig
 	c       *client.Client
 	tree    *kv.Tree
-	gateway *gateway
-	keys    []string // of the tree, for roleFinal
-	j       *journal
-	objects []client.Ref
-	mu      sync.Mutex // guards err
-	err     error
+	gateway *gateway     // in this process, with the connections to it
+	keys    []string     // of the tree, for roleFinal
+	j       *journal     // of all its operations
+	objects []client.Ref // that it works on
+	mu      sync.Mutex   // guards err
+	err     error        // the first that ends the process
 }
 
 // connectTimeout: a cluster that is being hurt may take long to open a session.

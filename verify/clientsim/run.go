@@ -23,17 +23,17 @@ const treeName = "tree"
 // run is one schedule: clients at work, faults, and what is true at the end.
 type run struct {
 	*Cluster
-	h          *history
+	h          *history        // all operations, checked after the schedule
 	ctx        context.Context // of the work
 	workers    []*worker
-	background sync.WaitGroup
-	objects    *objectSet
+	background sync.WaitGroup // faults and operators' calls under way
+	objects    *objectSet     // the objects that workers share
 
-	mu       sync.Mutex
-	callback time.Duration // the longest so far
-	hurt     bool          // a session may have ended otherwise than in good order
-	loads    []*load
-	extras   []*incarnation // processes beside the workers that faults may meet
+	mu       sync.Mutex     // guards the fields below
+	callback time.Duration  // the longest so far
+	hurt     bool           // a session may have ended otherwise than by its client's close
+	loads    []*load        // Loads of trees under way
+	extras   []*incarnation // processes beside the workers that faults may strike
 }
 
 // hurtSessions notes that a session may have to be fenced.

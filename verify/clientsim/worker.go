@@ -20,10 +20,10 @@ type worker struct {
 	r  *run
 	id int
 
-	mu           sync.Mutex
-	incarnations int
-	p            *Proc
-	cl           *client.Client
+	mu           sync.Mutex     // guards the fields below
+	incarnations int            // processes begun
+	p            *Proc          // the present process
+	cl           *client.Client // its client; nil until it is connected
 	tree         *kv.Tree
 	ready        chan struct{} // closed when cl is there
 	first        uint32        // session of cl when it connected
@@ -31,12 +31,12 @@ type worker struct {
 	leaving *client.Client // that is being closed: calls may still begin at it
 }
 
-// session is one process of a worker.
+// incarnation is one process of a worker, from its start to its end.
 type incarnation struct {
 	p    *Proc
-	cl   *client.Client
-	tree *kv.Tree
-	name string
+	cl   *client.Client // nil until it is connected
+	tree *kv.Tree       // with Options.Tree
+	name string         // in the log
 }
 
 // now is the present incarnation; without a client while there is none.

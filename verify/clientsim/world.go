@@ -24,11 +24,11 @@ import (
 // it lives in one bubble of testing/synctest.
 type World struct {
 	opt    Options
-	ctx    context.Context
+	ctx    context.Context // of everything in the world
 	cancel context.CancelFunc
-	begun  time.Time
+	begun  time.Time // by the bubble's clock
 	log    *slog.Logger
-	record *recorder
+	record *recorder // keeps the log of a schedule that fails
 
 	*dice       // of the clients' work
 	fate  *dice // of faults
@@ -36,17 +36,17 @@ type World struct {
 
 	wild atomic.Pointer[wildness] // of messages now
 
-	mu       sync.Mutex
-	servers  map[string]*served // by host of the URL
-	lent     map[string]*lent   // by address
-	cuts     map[[2]*Proc]time.Time
-	links    map[*link]struct{}
+	mu       sync.Mutex             // guards the fields down to over
+	servers  map[string]*served     // by host of the URL
+	lent     map[string]*lent       // by address
+	cuts     map[[2]*Proc]time.Time // until when messages from one to the other are lost
+	links    map[*link]struct{}     // connections of the fabric
 	etcdProc *Proc
-	problems []string
+	problems []string            // violations found so far
 	lastCure time.Time           // when the last fault ended, or ends
 	over     map[uint64]farewell // by serial: sessions that their clients have ended
 
-	spare [32][][]byte // by binary logarithm of the size
+	spare [32][][]byte // buffers for reuse, by binary logarithm of the size
 
 	etcd   *etcd
 	Counts Counts

@@ -19,14 +19,14 @@ import (
 type agent struct {
 	m           *machines
 	node        int
-	incarnation uint64 // incarnation of the node; 0: down
-	run         int    // counts starts and deaths
-	frozen      bool   // the CPU stands still, the adapter serves
-	held        []func()
-	st          *nodestate.State
-	target      int
-	beats       uint64
-	left        []uint64 // sessions whose connections here have ended, for the next heartbeat
+	incarnation uint64           // incarnation of the node; 0: down
+	run         int              // counts starts and deaths
+	frozen      bool             // the CPU stands still, the adapter serves
+	held        []func()         // messages that have arrived while it is frozen
+	st          *nodestate.State // the shipped machine
+	target      int              // controller that it calls
+	beats       uint64           // heartbeats sent
+	left        []uint64         // sessions whose connections here have ended, for the next heartbeat
 
 	// disk survives the death of the process, unless the node is formatted.
 	kept []byte

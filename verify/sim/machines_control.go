@@ -17,21 +17,21 @@ type controller struct {
 	id          int
 	rate        int64
 	up          bool
-	incarnation int // of the process
-	frozen      bool
-	held        []func() // messages that have arrived meanwhile
-	term        *term
+	incarnation int      // of the process
+	frozen      bool     // it stands still
+	held        []func() // messages that have arrived while it is frozen
+	term        *term    // nil: it does not lead
 }
 
 // term is one leadership: a state machine and the calls that it has made.
 type term struct {
 	c       *controller
-	rev     uint64
+	rev     uint64 // of the election key
 	mach    *state.Machine
-	over    bool
-	heard   int64 // when etcd extended its lease last, by the controller's clock
-	waiters map[uint64]func(state.Answer)
-	last    uint64 // waiter
+	over    bool                          // its answers and events are dropped
+	heard   int64                         // when etcd extended its lease last, by the controller's clock
+	waiters map[uint64]func(state.Answer) // callers of Asks
+	last    uint64                        // number of the last waiter
 }
 
 const (
