@@ -14,9 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"connectrpc.com/connect"
-
-	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/control"
 	"github.com/quarrystore/quarry/internal/wire"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -28,7 +26,7 @@ import (
 
 // Config of a check of a cluster.
 type Config struct {
-	// Controllers are base URLs; the first that answers is used.
+	// Controllers are base URLs; the one that leads is used.
 	Controllers []string
 	Token       string
 	TLS         *tls.Config
@@ -125,7 +123,6 @@ func uncheckedError(unchecked []Unchecked) error {
 // session is the check's own.
 type session struct {
 	cfg     Config
-	ctl     quarrypbconnect.ControllerClient
 	http    *http.Client
 	ticket  *rdma.Credentials
 	proof   []byte
@@ -139,61 +136,55 @@ type session struct {
 	asked   map[uint32]bool              // not in it even after asking again
 }
 
-// openTimeout bounds the wait for one controller: a stopped one must not keep the
-// others from being asked.
-const openTimeout = 5 * time.Second
+// openTimeout bounds the wait for a controller that leads.
+const openTimeout = 15 * time.Second
 
 func open(ctx context.Context, cfg Config) (*session, error) {
 	s := &session{cfg: cfg, asked: map[uint32]bool{}, ticket: rdma.NewCredentials()}
 	s.http = &http.Client{Transport: cfg.Wire.Transport(&http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true})}
 	host, _ := os.Hostname()
-	var last error
-	for _, u := range cfg.Controllers {
-		s.ctl = quarrypbconnect.NewControllerClient(s.http, strings.TrimRight(u, "/"), connect.WithInterceptors(agentauth.Token(cfg.Token)))
-		octx, cancel := context.WithTimeout(ctx, openTimeout)
-		res, err := s.ctl.OpenSession(octx, connect.NewRequest(&quarrypb.OpenSessionRequest{
-			Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token,
-			// A region that changes ends the check with an error: no failover waits for it.
-			Agent: true, Key: s.ticket.Holder[:]}))
-		cancel()
-		if err != nil {
-			last = err
-			if leader := leaderOf(u, err); leader != "" && !slices.Contains(cfg.Controllers, leader) {
-				cfg.Controllers = append(cfg.Controllers, leader)
-			}
-			continue
+	octx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	res, err := ask(octx, s, &quarrypb.OpenSessionRequest{
+		Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token,
+		// A region that changes ends the check with an error: no failover waits for it.
+		Agent: true, Key: s.ticket.Holder[:]}, quarrypbconnect.ControllerClient.OpenSession)
+	if err != nil {
+		s.http.CloseIdleConnections()
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
-		if err := s.ticket.Accept(res.Msg.Ticket); err != nil {
-			return nil, err
-		}
-		if s.proof = res.Msg.Proof; res.Msg.LeaseMs == 0 {
-			return nil, errors.New("the controller's answer has no lease")
-		}
-		s.lease = time.Duration(res.Msg.LeaseMs) * time.Millisecond
-		// The session of an agent is given no table.
-		table, err := s.ctl.ReadTable(ctx, connect.NewRequest(&quarrypb.ReadTableRequest{}))
-		if err != nil {
-			s.close()
-			return nil, fmt.Errorf("read the table: %w", err)
-		}
-		s.table = table.Msg
-		s.reclaim.Store(s.table.GetReclaimEpoch())
-		s.began.Store(s.table.GetReclaimEpoch())
-		return s, nil
+		return nil, fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(cfg.Controllers, ", "), err)
 	}
-	s.http.CloseIdleConnections()
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	if err := s.ticket.Accept(res.Ticket); err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(cfg.Controllers, ", "), last)
+	if s.proof = res.Proof; res.LeaseMs == 0 {
+		return nil, errors.New("the controller's answer has no lease")
+	}
+	s.lease = time.Duration(res.LeaseMs) * time.Millisecond
+	// The session of an agent is given no table.
+	if s.table, err = s.readTable(octx); err != nil {
+		s.close()
+		return nil, err
+	}
+	s.reclaim.Store(s.table.GetReclaimEpoch())
+	s.began.Store(s.table.GetReclaimEpoch())
+	return s, nil
 }
 
-func leaderOf(asked string, err error) string {
-	var ce *connect.Error
-	if errors.As(err, &ce) {
-		return quarrypb.LeaderFrom(asked, ce.Meta().Get(quarrypb.LeaderHeader))
+// ask puts a request to the controller that leads.
+func ask[Q, A any](ctx context.Context, s *session, q *Q, method control.Method[Q, A]) (*A, error) {
+	a, _, err := control.Ask(ctx, control.Controllers{URLs: s.cfg.Controllers, HTTP: s.http, Token: s.cfg.Token}, q, method)
+	return a, err
+}
+
+func (s *session) readTable(ctx context.Context) (*quarrypb.Table, error) {
+	t, err := ask(ctx, s, &quarrypb.ReadTableRequest{}, quarrypbconnect.ControllerClient.ReadTable)
+	if err != nil {
+		return nil, fmt.Errorf("read the table: %w", err)
 	}
-	return ""
+	return t, nil
 }
 
 // round begins another round of the check. Each is an operation of its own: blocks are
@@ -220,13 +211,15 @@ func (s *session) beat(ctx context.Context, cancel context.CancelCauseFunc) {
 		case <-time.After(s.lease / 3):
 		}
 		sent := time.Now()
-		res, err := s.ctl.Heartbeat(ctx, connect.NewRequest(&quarrypb.HeartbeatRequest{
-			Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: s.began.Load(), Proof: s.proof}))
+		hctx, done := context.WithTimeout(ctx, s.lease/3)
+		res, err := ask(hctx, s, &quarrypb.HeartbeatRequest{Serial: s.ticket.Serial, TableRevision: revision,
+			ReclaimEpoch: s.began.Load(), Proof: s.proof}, quarrypbconnect.ControllerClient.Heartbeat)
+		done()
 		switch {
 		case err == nil:
 			until = sent.Add(s.lease)
-			revision = max(revision, res.Msg.Table.GetRevision())
-			s.reclaim.Store(max(s.reclaim.Load(), res.Msg.ReclaimEpoch))
+			revision = max(revision, res.Table.GetRevision())
+			s.reclaim.Store(max(s.reclaim.Load(), res.ReclaimEpoch))
 		case ctx.Err() == nil && time.Now().After(until):
 			cancel(fmt.Errorf("the lease of the check has run out: %w", err))
 			return
@@ -240,18 +233,18 @@ func (s *session) close() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_, _ = s.ctl.CloseSession(ctx, connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.proof}))
+	_, _ = ask(ctx, s, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.proof}, quarrypbconnect.ControllerClient.CloseSession)
 	s.http.CloseIdleConnections()
 }
 
 // listSessions lists the sessions as they are now.
 func (s *session) listSessions(ctx context.Context) (func(id uint32) SessionState, error) {
-	res, err := s.ctl.ListSessions(ctx, connect.NewRequest(&quarrypb.ListSessionsRequest{}))
+	res, err := ask(ctx, s, &quarrypb.ListSessionsRequest{}, quarrypbconnect.ControllerClient.ListSessions)
 	if err != nil {
 		return nil, fmt.Errorf("list of sessions: %w", err)
 	}
 	states := map[uint32]SessionState{}
-	for _, x := range res.Msg.Sessions {
+	for _, x := range res.Sessions {
 		state := slab.ParseSessionState(x.State)
 		states[x.Session] = state
 		if !state.Over() && rdma.Rights(x.Rights) != rdma.ReadOnly {
@@ -271,11 +264,11 @@ func (s *session) learnSessions(ctx context.Context) error {
 
 // complete says whether the table has no region now that is not checked.
 func (s *session) complete(ctx context.Context, checked []Region) (bool, error) {
-	res, err := s.ctl.ReadTable(ctx, connect.NewRequest(&quarrypb.ReadTableRequest{}))
+	t, err := s.readTable(ctx)
 	if err != nil {
-		return false, fmt.Errorf("read the table: %w", err)
+		return false, err
 	}
-	for _, r := range res.Msg.Regions {
+	for _, r := range t.Regions {
 		if !slices.ContainsFunc(checked, func(c Region) bool { return c.ID == r.Id }) {
 			return false, nil
 		}
