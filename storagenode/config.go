@@ -115,7 +115,7 @@ func (c Config) ownSocket() string {
 			return p
 		}
 	}
-	return filepath.Join(os.TempDir(), fmt.Sprintf("quarry-%d-%s.sock", os.Getpid(), c.Name))
+	return filepath.Join(socketFolder(), fmt.Sprintf("quarry-%d-%s.sock", os.Getpid(), c.Name))
 }
 
 func (c Config) validate() error {

@@ -201,6 +201,9 @@ func (n *Node) listen(ctx context.Context) (err error) {
 		return err
 	}
 	if n.cfg.Socket != noSocket && n.domain == proto.DomainCPU {
+		if err := n.cfg.makeSocketFolder(); err != nil {
+			return err
+		}
 		n.cfg.removeStale()
 		if n.shmListener, err = shm.Listen(n.cfg.Socket); err != nil {
 			return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)

@@ -294,12 +294,16 @@ var blot = []byte("[blotted out]")
 // keyed finds values behind what sounds like a secret's name: token: x, TOKEN=x, --token x.
 var keyed = regexp.MustCompile(`(?i)((?:token|password|secret)["']?\s*[:=]\s*|--(?:token|password|secret)[ =])("[^"\n]*"|'[^'\n]*'|[^\s"',}]+)`)
 
+// inURL finds a user and a password in a URL.
+var inURL = regexp.MustCompile(`(://)[^/\s@"']+@`)
+
 // out is text without secrets: those that are known, anywhere, and what looks like one.
 func (b *blotter) out(text []byte) []byte {
 	for _, s := range b.secrets {
 		text = bytes.ReplaceAll(text, s, blot)
 	}
 	text = keyed.ReplaceAll(text, append([]byte("$1"), blot...))
+	text = inURL.ReplaceAll(text, append(append([]byte("$1"), blot...), '@'))
 	if bytes.Contains(text, []byte("PRIVATE KEY")) {
 		return blot
 	}

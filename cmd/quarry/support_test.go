@@ -44,7 +44,7 @@ func untar(t *testing.T, file string) map[string]string {
 
 // The archive has what a helper needs, and none of the canaries, wherever they were put.
 func TestSupportCollect(t *testing.T) {
-	const token, password, logged = "canary-token-91", "canary-password-17", "canary-logged-55"
+	const token, password, logged, inURL = "canary-token-91", "canary-password-17", "canary-logged-55", "canary-url-23"
 	dir := t.TempDir()
 	p, err := local.Spawn(t.Context(), executable(t), "dev", "--listen", "127.0.0.1:0", "--nodes", "1", "--region-bytes", "16MiB", "--metrics-listen", "127.0.0.1:0", "--token", token)
 	require.NoError(t, err)

@@ -85,6 +85,10 @@ func (d *Dialer) link(ctx context.Context, addr string, as *rdma.Credentials, la
 		return nil, broken(err)
 	}
 	socket := generic.(*net.UnixConn)
+	if err := rightPeer(socket, addr); err != nil {
+		socket.Close()
+		return nil, broken(err)
+	}
 	stop := context.AfterFunc(ctx, func() { socket.SetDeadline(time.Now()) })
 	l, err := shake(socket, as, lane)
 	if !stop() && err == nil {

@@ -32,7 +32,24 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv("QUARRY_TEST_CLIENT"); role != "" {
 		os.Exit(client(role))
 	}
+	if path := os.Getenv("QUARRYTEST_SQUAT"); path != "" {
+		squatter(path)
+	}
 	goleak.VerifyTestMain(m)
+}
+
+// squatter listens at a path until it is killed.
+func squatter(path string) {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		os.Exit(1)
+	}
+	_ = os.Chmod(path, 0o777)
+	for {
+		if _, err := l.Accept(); err != nil {
+			os.Exit(1)
+		}
+	}
 }
 
 // cluster as rdmatest has it.

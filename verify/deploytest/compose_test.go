@@ -2,6 +2,7 @@ package deploytest
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,7 +15,48 @@ import (
 const composeFile = "docker-compose.yml"
 
 func TestComposeIsRead(t *testing.T) {
-	run(t, filepath.Join(root, "deploy", "compose"), tool(t, "docker-compose", "apt-get install docker-compose"), "-f", composeFile, "config", "-q")
+	compose := tool(t, "docker-compose", "apt-get install docker-compose")
+	config := func(token string) ([]byte, error) {
+		cmd := exec.CommandContext(t.Context(), compose, "-f", composeFile, "config", "-q")
+		cmd.Dir = filepath.Join(root, "deploy", "compose")
+		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+token)
+		return cmd.CombinedOutput()
+	}
+	out, err := config("secret")
+	require.NoError(t, err, "%s", out)
+	out, err = config("")
+	require.Error(t, err, "the services listen on all addresses")
+	require.Contains(t, string(out), "QUARRY_TOKEN")
+}
+
+// Whatever a container of ours is led to do, it has no right that it does not need, and no port of
+// it is open beyond this host.
+func TestComposeIsConfined(t *testing.T) {
+	var f struct {
+		Services map[string]struct {
+			Image       string
+			CapDrop     []string `yaml:"cap_drop"`
+			SecurityOpt []string `yaml:"security_opt"`
+			ReadOnly    bool     `yaml:"read_only"`
+			Privileged  bool
+			Ports       []string
+			Environment map[string]string
+		}
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(read(t, "deploy", "compose", composeFile)), &f))
+	for name, s := range f.Services {
+		for _, p := range s.Ports {
+			require.True(t, strings.HasPrefix(p, "127.0.0.1:"), "%s: %s", name, p)
+		}
+		if s.Image != "quarry:latest" {
+			continue
+		}
+		require.Equal(t, []string{"ALL"}, s.CapDrop, name)
+		require.Contains(t, s.SecurityOpt, "no-new-privileges:true", name)
+		require.True(t, s.ReadOnly, name)
+		require.False(t, s.Privileged, name)
+		require.Contains(t, s.Environment["QUARRY_TOKEN"], "${QUARRY_TOKEN:?", name)
+	}
 }
 
 // Every service of ours is a command line that the command takes, what it mounts is

@@ -47,8 +47,14 @@ type manifest struct {
 		Template       struct {
 			Metadata struct{ Labels, Annotations map[string]string }
 			Spec     struct {
-				Containers                []container
-				Volumes                   []struct{ Name string }
+				Containers []container
+				Volumes    []struct {
+					Name   string
+					Secret struct {
+						SecretName string `yaml:"secretName"`
+					}
+				}
+				Automount                 bool             `yaml:"automountServiceAccountToken"`
 				SecurityContext           map[string]any   `yaml:"securityContext"`
 				TopologySpreadConstraints []map[string]any `yaml:"topologySpreadConstraints"`
 			}
@@ -67,11 +73,22 @@ type container struct {
 	Resources    struct{ Limits, Requests map[string]any }
 	VolumeMounts []struct{ Name string } `yaml:"volumeMounts"`
 	Security     struct {
-		Capabilities struct{ Add, Drop []string }
+		Capabilities           struct{ Add, Drop []string }
+		ReadOnlyRootFilesystem bool `yaml:"readOnlyRootFilesystem"`
 	} `yaml:"securityContext"`
 }
 
 func (m manifest) container() container { return m.Spec.Template.Spec.Containers[0] }
+
+// secret is that of a volume.
+func (m manifest) secret(volume string) string {
+	for _, v := range m.Spec.Template.Spec.Volumes {
+		if v.Name == volume {
+			return v.Secret.SecretName
+		}
+	}
+	return ""
+}
 
 // render is the chart as helm makes it, by kind/name without the release's prefix.
 func render(t *testing.T, args ...string) map[string]manifest {
@@ -131,6 +148,11 @@ func sound(t *testing.T, all map[string]manifest) {
 		}
 		require.Len(t, volumes, len(c.VolumeMounts), "%s: a volume that nobody mounts", key)
 		require.Contains(t, c.Security.Capabilities.Drop, "ALL", key)
+		require.Equal(t, true, m.Spec.Template.Spec.SecurityContext["runAsNonRoot"], key)
+		require.NotEqual(t, 0, m.Spec.Template.Spec.SecurityContext["runAsUser"], key)
+		require.True(t, c.Security.ReadOnlyRootFilesystem, key)
+		require.False(t, m.Spec.Template.Spec.Automount, key)
+		require.True(t, env["QUARRY_TOKEN"], "%s listens on all addresses without a token", key)
 		require.NotEmpty(t, m.Spec.Template.Spec.TopologySpreadConstraints, key)
 		service := all["Service/"+strings.TrimPrefix(m.Spec.ServiceName, "t-quarry-")]
 		ports := map[string]bool{}
@@ -147,7 +169,9 @@ func sound(t *testing.T, all map[string]manifest) {
 func TestChartForALaptop(t *testing.T) {
 	all := render(t)
 	sound(t, all)
-	require.Len(t, all, 6, "two sets, two services, two disruption budgets: nothing that a bare cluster does not know")
+	require.Len(t, all, 7, "two sets, two services, two disruption budgets, a token: nothing that a bare cluster does not know")
+	require.Len(t, all["Secret/token"].StringData["token"], 32, "no values: a random token")
+	require.NotEqual(t, all["Secret/token"].StringData, render(t)["Secret/token"].StringData)
 	storage := all["StatefulSet/storage"].container()
 	require.Contains(t, storage.Args, "--fabric=tcp")
 	require.Contains(t, storage.Args, "--domain=/dc1/rack1/$(NODE_NAME)")
@@ -166,6 +190,9 @@ func TestChartForARack(t *testing.T) {
 	require.Contains(t, storage.Args, "--hugepages=1GiB")
 	require.Contains(t, storage.Args, "--domain=/dc1/$(RACK)/$(NODE_NAME)")
 	require.Equal(t, []string{"IPC_LOCK"}, storage.Security.Capabilities.Add)
+	require.Equal(t, "quarry-storage-tls", all["StatefulSet/storage"].secret("tls"))
+	require.Equal(t, "quarry-controller-tls", all["StatefulSet/controller"].secret("tls"), "no pod has the key of another role")
+	require.Contains(t, strings.Join(all["StatefulSet/controller"].container().Args, " "), "--etcd-peer=https://")
 	require.Equal(t, 1, storage.Resources.Limits["rdma/hca_shared_devices_a"])
 	require.Equal(t, "64Gi", storage.Resources.Limits["hugepages-1Gi"])
 	require.Equal(t, "rdma-net", all["StatefulSet/storage"].Spec.Template.Metadata.Annotations["k8s.v1.cni.cncf.io/networks"])
@@ -202,7 +229,8 @@ func TestChartWithItsOwnEtcd(t *testing.T) {
 // Values that cannot work are refused before anything is made.
 func TestChartRefusesBadValues(t *testing.T) {
 	helm := tool(t, "helm", "go install helm.sh/helm/v3/cmd/helm@v3.22.0")
-	for _, set := range []string{"controller.replicas=2", "storage.medium=floppy", "storage.capacity=lots", "storage.rack=a/b", "storge.replicas=3", "controller.etcd[0]=localhost"} {
+	for _, set := range []string{"controller.replicas=2", "storage.medium=floppy", "storage.capacity=lots", "storage.rack=a/b", "storge.replicas=3", "controller.etcd[0]=localhost",
+		"tls.controllerSecret=one", "tls.controllerSecret=one,tls.storageSecret=one"} {
 		cmd := exec.CommandContext(t.Context(), helm, "template", "t", "quarry", "--kube-version", "1.31.0", "--set", set)
 		cmd.Dir = filepath.Join(root, "deploy", "helm")
 		out, err := cmd.CombinedOutput()

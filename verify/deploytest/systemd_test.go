@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -41,6 +42,22 @@ func TestUnits(t *testing.T) {
 	require.NoError(t, err, string(out))
 	for _, line := range strings.Split(string(out), "\n") {
 		require.NotContains(t, line, dir, "systemd-analyze complains")
+	}
+}
+
+// most is the exposure that systemd-analyze may find, in tenths; 3.5 and 4.1 before.
+var most = map[string]int{"quarry-controller.service": 20, "quarry-storage.service": 20}
+
+func TestUnitsAreConfined(t *testing.T) {
+	analyze := tool(t, "systemd-analyze", "apt-get install systemd")
+	for name, exposure := range most {
+		unit := filepath.Join(root, "deploy", "systemd", name)
+		out, err := exec.CommandContext(t.Context(), analyze, "security", "--offline=yes", "--threshold="+strconv.Itoa(exposure), unit).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		text := read(t, "deploy", "systemd", name)
+		for _, need := range []string{"NoNewPrivileges=yes", "SystemCallFilter=@system-service", "CapabilityBoundingSet=\n", "AmbientCapabilities=\n"} {
+			require.Contains(t, text, need, name)
+		}
 	}
 }
 

@@ -21,7 +21,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "quarry.scheme" -}}
-{{ if .Values.tls.existingSecret }}https{{ else }}http{{ end }}
+{{- if ne (empty .Values.tls.controllerSecret) (empty .Values.tls.storageSecret) }}{{ fail "tls.controllerSecret and tls.storageSecret: give both, each with a certificate of its own role, or none" }}{{ end -}}
+{{- if and .Values.tls.controllerSecret (eq .Values.tls.controllerSecret .Values.tls.storageSecret) }}{{ fail "tls.controllerSecret and tls.storageSecret are one secret: a storage node would have a controller's key" }}{{ end -}}
+{{ if .Values.tls.controllerSecret }}https{{ else }}http{{ end }}
 {{- end -}}
 
 {{/* URLs of all controllers, comma separated. */}}
@@ -39,14 +41,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $name := printf "%s-controller" (include "quarry.fullname" .) -}}
 {{- $members := list -}}
 {{- range $i := until (int .Values.controller.replicas) -}}
-{{- $members = append $members (printf "%s-%d=http://%s-%d.%s.%s.svc:7424" $name $i $name $i $name $.Release.Namespace) -}}
+{{- $members = append $members (printf "%s-%d=%s://%s-%d.%s.%s.svc:7424" $name $i (include "quarry.scheme" $) $name $i $name $.Release.Namespace) -}}
 {{- end -}}
 {{ join "," $members }}
 {{- end -}}
 
 {{- define "quarry.tokenSecret" -}}
 {{- if .Values.token.existingSecret -}}{{ .Values.token.existingSecret }}
-{{- else if .Values.token.value -}}{{ include "quarry.fullname" . }}-token{{- end -}}
+{{- else -}}{{ include "quarry.fullname" . }}-token{{- end -}}
 {{- end -}}
 
 {{- define "quarry.env" -}}
@@ -56,11 +58,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 - name: QUARRY_LOG_LEVEL
   value: {{ .Values.logLevel }}
-{{- with include "quarry.tokenSecret" . }}
 - name: QUARRY_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
-{{- end }}
-{{- if .Values.tls.existingSecret }}
+  valueFrom: {secretKeyRef: {name: {{ include "quarry.tokenSecret" . }}, key: token}}
+{{- if .Values.tls.controllerSecret }}
 - name: QUARRY_TLS_CA
   value: /tls/ca.crt
 {{- end }}
