@@ -11,6 +11,7 @@ import (
 
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/internal/rights"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -175,6 +176,16 @@ func (s *service) RemoveNode(ctx context.Context, r *connect.Request[quarrypb.Re
 
 func (s *service) SetDefaults(ctx context.Context, r *connect.Request[quarrypb.SetDefaultsRequest]) (*connect.Response[quarrypb.SetDefaultsResponse], error) {
 	return do[quarrypb.SetDefaultsResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) RotateKey(ctx context.Context, r *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
+	random := make([]byte, keyring.SeedBytes)
+	rand.Read(random)
+	return do[quarrypb.KeysResponse](ctx, s, r.Msg, random)
+}
+
+func (s *service) ListKeys(ctx context.Context, r *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
+	return do[quarrypb.KeysResponse](ctx, s, r.Msg, nil)
 }
 
 func (s *service) ForgetNode(ctx context.Context, r *connect.Request[quarrypb.ForgetNodeRequest]) (*connect.Response[quarrypb.ForgetNodeResponse], error) {

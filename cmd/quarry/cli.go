@@ -52,6 +52,7 @@ type cli struct {
 	Cert          certCmd       `cmd:"" help:"Issue certificates, and list those that end soon."`
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
+	Key           keyCmd        `cmd:"" help:"List and rotate the signing keys of the controllers."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`
 	Sim           simCmd        `cmd:"" help:"Run the store's code on a simulated, hostile fabric and check every promise."`
 	Litmus        litmusCmd     `cmd:"" help:"Test an RDMA device for what the protocols rely on."`

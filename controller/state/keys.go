@@ -3,6 +3,7 @@ package state
 import (
 	"crypto/hmac"
 	"encoding/binary"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -24,6 +25,7 @@ const pulseSecretBytes = 32
 type keys struct {
 	rec                     *quarrypb.SigningKeys // as staged
 	current, next, previous *keyring.Signer       // nil: there is none
+	look                    int64                 // no step of a rotation before
 }
 
 // newKeys is the record of a cluster that has none.
@@ -72,13 +74,16 @@ func (k *keys) change(rec *quarrypb.SigningKeys) change {
 
 // public are the halves that nodes verify with.
 func (k *keys) public() (out [][]byte) {
-	for _, s := range []*keyring.Signer{k.current, k.next, k.previous} {
-		if s != nil {
-			p := s.Public()
-			out = append(out, p[:])
-		}
+	for _, s := range k.signers() {
+		p := s.Public()
+		out = append(out, p[:])
 	}
 	return out
+}
+
+// signers are those that nodes verify, at most keyring.MaxKeys.
+func (k *keys) signers() []*keyring.Signer {
+	return slices.DeleteFunc([]*keyring.Signer{k.current, k.next, k.previous}, func(s *keyring.Signer) bool { return s == nil })
 }
 
 // Signer is the key that commands to nodes are signed with. It changes with a rotation.

@@ -332,6 +332,10 @@ func (m *Machine) askRegion(a Ask) (known bool) {
 		m.answerTable(a.Waiter, &quarrypb.Table{}, r.SinceRevision)
 	case *quarrypb.StatusRequest:
 		m.status(a.Waiter)
+	case *quarrypb.RotateKeyRequest:
+		m.rotateKey(a.Waiter, a.Random)
+	case *quarrypb.ListKeysRequest:
+		m.listKeys(a.Waiter)
 	default:
 		return false
 	}
@@ -352,6 +356,7 @@ func (m *Machine) tick() {
 	if m.now >= m.reconfig.next() {
 		m.reconfig.improve()
 	}
+	m.rotate()
 	m.scrubs.act()
 	if m.now >= m.reclaims.next() {
 		m.reclaims.act()

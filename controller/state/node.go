@@ -29,6 +29,7 @@ type node struct {
 	due       int64 // when it is suspect if there is no other
 	found     []*quarrypb.HostedRegion
 	connected []*quarrypb.Connected // as last heard
+	keyIDs    []uint64              // of the keys that it verifies with, as last heard
 	used      uint64                // bytes of blocks in use, as last heard
 
 	// How it is watched: see watch.go.
@@ -184,7 +185,7 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		n.goneAt, n.proved = m.now, false
 		m.setStopping(n, false)
 	}
-	n.seen, n.found = true, r.Found
+	n.seen, n.found, n.keyIDs = true, r.Found, nil
 	m.beaten(n, 0)
 	n.heardOfMedium(r.Node.HostedBytes, r.Node.AvailableBytes)
 	if restarted {
@@ -269,7 +270,7 @@ func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest,
 		m.reconfig.reassessNode(n)
 	}
 	m.setStopping(n, r.Stopping)
-	resp := &quarrypb.NodeHeartbeatResponse{Lacking: uint32(m.reconfig.lacking)}
+	resp := &quarrypb.NodeHeartbeatResponse{Lacking: uint32(m.reconfig.lacking), Keys: m.heardKeys(n, r.KeyIds)}
 	if n.stopping {
 		m.stopAnswer(n, resp)
 	}

@@ -79,6 +79,8 @@ var table = map[string]rule{
 	c.ControllerCreateTokenProcedure:      admins,
 	c.ControllerRevokeTokenProcedure:      admins,
 	c.ControllerListTokensProcedure:       to(operator),
+	c.ControllerRotateKeyProcedure:        admins,
+	c.ControllerListKeysProcedure:         to(operator),
 	c.ControllerListAuditProcedure:        to(operator),
 
 	c.AgentHostRegionProcedure:  to(controller),

@@ -5029,6 +5029,191 @@ func (x *RebalanceResponse) GetMoves() []*Move {
 	return nil
 }
 
+type RotateKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyRequest) Reset() {
+	*x = RotateKeyRequest{}
+	mi := &file_quarry_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyRequest) ProtoMessage() {}
+
+func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{73}
+}
+
+type ListKeysRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListKeysRequest) Reset() {
+	*x = ListKeysRequest{}
+	mi := &file_quarry_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListKeysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListKeysRequest) ProtoMessage() {}
+
+func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
+func (*ListKeysRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{74}
+}
+
+// KeyInfo is a signing key as operators see it.
+type KeyInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`             // the first 8 bytes of the SHA-256 of its public half
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`        // "next", "current", "previous"
+	Sessions      uint32                 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"` // live ones whose tickets it has signed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyInfo) Reset() {
+	*x = KeyInfo{}
+	mi := &file_quarry_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyInfo) ProtoMessage() {}
+
+func (x *KeyInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyInfo.ProtoReflect.Descriptor instead.
+func (*KeyInfo) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *KeyInfo) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *KeyInfo) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *KeyInfo) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+type KeysResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          []*KeyInfo             `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
+	Waiting       []string               `protobuf:"bytes,2,rep,name=waiting,proto3" json:"waiting,omitempty"` // nodes that are up and have not learned the next key
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeysResponse) Reset() {
+	*x = KeysResponse{}
+	mi := &file_quarry_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeysResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeysResponse) ProtoMessage() {}
+
+func (x *KeysResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
+func (*KeysResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *KeysResponse) GetKeys() []*KeyInfo {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *KeysResponse) GetWaiting() []string {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
 // Cluster is what a cluster remembers beside its nodes, regions, sessions and names.
 type Cluster struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -5046,7 +5231,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5243,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5071,7 +5256,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{73}
+	return file_quarry_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -5144,7 +5329,7 @@ type SigningKeys struct {
 
 func (x *SigningKeys) Reset() {
 	*x = SigningKeys{}
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5341,7 @@ func (x *SigningKeys) String() string {
 func (*SigningKeys) ProtoMessage() {}
 
 func (x *SigningKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5354,7 @@ func (x *SigningKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
 func (*SigningKeys) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{74}
+	return file_quarry_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SigningKeys) GetCurrent() *SigningKey {
@@ -5210,7 +5395,7 @@ type SigningKey struct {
 
 func (x *SigningKey) Reset() {
 	*x = SigningKey{}
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5222,7 +5407,7 @@ func (x *SigningKey) String() string {
 func (*SigningKey) ProtoMessage() {}
 
 func (x *SigningKey) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5235,7 +5420,7 @@ func (x *SigningKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
 func (*SigningKey) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{75}
+	return file_quarry_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SigningKey) GetSeed() []byte {
@@ -5260,7 +5445,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5272,7 +5457,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5285,7 +5470,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{76}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 type ControllerInfo struct {
@@ -5299,7 +5484,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5311,7 +5496,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5324,7 +5509,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{77}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -5370,7 +5555,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5382,7 +5567,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5395,7 +5580,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{78}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -5494,7 +5679,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5506,7 +5691,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5519,7 +5704,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Member) GetKind() string {
@@ -5604,7 +5789,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5616,7 +5801,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5629,7 +5814,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -5704,7 +5889,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5716,7 +5901,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5729,7 +5914,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -5753,7 +5938,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5765,7 +5950,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5778,7 +5963,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -5836,7 +6021,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5848,7 +6033,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5861,7 +6046,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -5886,7 +6071,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5898,7 +6083,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5911,7 +6096,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -5930,7 +6115,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5942,7 +6127,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5955,7 +6140,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -6020,7 +6205,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6032,7 +6217,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6045,7 +6230,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -6095,7 +6280,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6107,7 +6292,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6120,7 +6305,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -6153,7 +6338,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6165,7 +6350,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6178,7 +6363,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -6197,7 +6382,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6209,7 +6394,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6222,7 +6407,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{89}
+	return file_quarry_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -6240,7 +6425,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6252,7 +6437,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6265,7 +6450,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{90}
+	return file_quarry_proto_rawDescGZIP(), []int{94}
 }
 
 // Token is what is kept of a token: not the token.
@@ -6281,7 +6466,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6293,7 +6478,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6306,7 +6491,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{91}
+	return file_quarry_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Token) GetId() string {
@@ -6347,7 +6532,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6359,7 +6544,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6372,7 +6557,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{92}
+	return file_quarry_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -6399,7 +6584,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6411,7 +6596,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6424,7 +6609,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{93}
+	return file_quarry_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -6449,7 +6634,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6461,7 +6646,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6474,7 +6659,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{94}
+	return file_quarry_proto_rawDescGZIP(), []int{98}
 }
 
 type ListTokensResponse struct {
@@ -6486,7 +6671,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6498,7 +6683,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6511,7 +6696,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{95}
+	return file_quarry_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -6530,7 +6715,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6542,7 +6727,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6555,7 +6740,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{96}
+	return file_quarry_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -6573,7 +6758,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6585,7 +6770,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6598,7 +6783,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{97}
+	return file_quarry_proto_rawDescGZIP(), []int{101}
 }
 
 type ListAuditRequest struct {
@@ -6610,7 +6795,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6622,7 +6807,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6635,7 +6820,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{98}
+	return file_quarry_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -6654,7 +6839,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6666,7 +6851,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6679,7 +6864,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{99}
+	return file_quarry_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -6703,7 +6888,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6715,7 +6900,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6728,7 +6913,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{100}
+	return file_quarry_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -7138,7 +7323,16 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\rR\x02to\":\n" +
 	"\x11RebalanceResponse\x12%\n" +
-	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\xa8\x02\n" +
+	"\x05moves\x18\x01 \x03(\v2\x0f.quarry.v1.MoveR\x05moves\"\x12\n" +
+	"\x10RotateKeyRequest\"\x11\n" +
+	"\x0fListKeysRequest\"K\n" +
+	"\aKeyInfo\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
+	"\bsessions\x18\x03 \x01(\rR\bsessions\"P\n" +
+	"\fKeysResponse\x12&\n" +
+	"\x04keys\x18\x01 \x03(\v2\x12.quarry.v1.KeyInfoR\x04keys\x12\x18\n" +
+	"\awaiting\x18\x02 \x03(\tR\awaiting\"\xa8\x02\n" +
 	"\aCluster\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1b\n" +
 	"\tnext_node\x18\x03 \x01(\rR\bnextNode\x12\x1f\n" +
@@ -7308,7 +7502,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
 	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
 	"\x0fWORK_KIND_SCRUB\x10\x03\x12\x15\n" +
-	"\x11WORK_KIND_RECLAIM\x10\x042\xea\x14\n" +
+	"\x11WORK_KIND_RECLAIM\x10\x042\xee\x15\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -7352,7 +7546,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"ListTokens\x12\x1c.quarry.v1.ListTokensRequest\x1a\x1d.quarry.v1.ListTokensResponse\x12L\n" +
 	"\vRevokeToken\x12\x1d.quarry.v1.RevokeTokenRequest\x1a\x1e.quarry.v1.RevokeTokenResponse\x12F\n" +
-	"\tListAudit\x12\x1b.quarry.v1.ListAuditRequest\x1a\x1c.quarry.v1.ListAuditResponse\x12=\n" +
+	"\tListAudit\x12\x1b.quarry.v1.ListAuditRequest\x1a\x1c.quarry.v1.ListAuditResponse\x12A\n" +
+	"\tRotateKey\x12\x1b.quarry.v1.RotateKeyRequest\x1a\x17.quarry.v1.KeysResponse\x12?\n" +
+	"\bListKeys\x12\x1a.quarry.v1.ListKeysRequest\x1a\x17.quarry.v1.KeysResponse\x12=\n" +
 	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse\x12L\n" +
 	"\vInspectNode\x12\x1d.quarry.v1.InspectNodeRequest\x1a\x1e.quarry.v1.InspectNodeResponse2\xae\x04\n" +
 	"\x05Agent\x12I\n" +
@@ -7381,7 +7577,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(NodeState)(0),                   // 1: quarry.v1.NodeState
@@ -7462,36 +7658,40 @@ var file_quarry_proto_goTypes = []any{
 	(*RebalanceRequest)(nil),         // 76: quarry.v1.RebalanceRequest
 	(*Move)(nil),                     // 77: quarry.v1.Move
 	(*RebalanceResponse)(nil),        // 78: quarry.v1.RebalanceResponse
-	(*Cluster)(nil),                  // 79: quarry.v1.Cluster
-	(*SigningKeys)(nil),              // 80: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 81: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 82: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 83: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 84: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 85: quarry.v1.Member
-	(*Progress)(nil),                 // 86: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 87: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 88: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 89: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 90: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 91: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 92: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 93: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 94: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 95: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 96: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 97: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 98: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 99: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 100: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 101: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 102: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 103: quarry.v1.RevokeTokenResponse
-	(*ListAuditRequest)(nil),         // 104: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 105: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 106: quarry.v1.AuditEntry
-	nil,                              // 107: quarry.v1.Name.NotesEntry
-	nil,                              // 108: quarry.v1.InspectNodeResponse.LanesEntry
+	(*RotateKeyRequest)(nil),         // 79: quarry.v1.RotateKeyRequest
+	(*ListKeysRequest)(nil),          // 80: quarry.v1.ListKeysRequest
+	(*KeyInfo)(nil),                  // 81: quarry.v1.KeyInfo
+	(*KeysResponse)(nil),             // 82: quarry.v1.KeysResponse
+	(*Cluster)(nil),                  // 83: quarry.v1.Cluster
+	(*SigningKeys)(nil),              // 84: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 85: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 86: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 87: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 88: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 89: quarry.v1.Member
+	(*Progress)(nil),                 // 90: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 91: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 92: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 93: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 94: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 95: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 96: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 97: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 98: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 99: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 100: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 101: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 102: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 103: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 104: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 105: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 106: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 107: quarry.v1.RevokeTokenResponse
+	(*ListAuditRequest)(nil),         // 108: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 109: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 110: quarry.v1.AuditEntry
+	nil,                              // 111: quarry.v1.Name.NotesEntry
+	nil,                              // 112: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -7513,7 +7713,7 @@ var file_quarry_proto_depIdxs = []int32{
 	20,  // 16: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
 	11,  // 17: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	30,  // 18: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	107, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	111, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	33,  // 20: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	33,  // 21: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
 	33,  // 22: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
@@ -7529,114 +7729,119 @@ var file_quarry_proto_depIdxs = []int32{
 	17,  // 32: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
 	7,   // 33: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
 	77,  // 34: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	77,  // 35: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	81,  // 36: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	81,  // 37: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	81,  // 38: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	11,  // 39: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	83,  // 40: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	86,  // 41: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	85,  // 42: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	5,   // 43: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	89,  // 44: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	108, // 45: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	91,  // 46: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	97,  // 47: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	97,  // 48: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	106, // 49: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	16,  // 50: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	19,  // 51: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	22,  // 52: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	24,  // 53: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	26,  // 54: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	31,  // 55: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	28,  // 56: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	12,  // 57: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	13,  // 58: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	14,  // 59: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	34,  // 60: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	35,  // 61: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	36,  // 62: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	38,  // 63: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	40,  // 64: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	41,  // 65: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	43,  // 66: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	46,  // 67: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	48,  // 68: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	65,  // 69: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	66,  // 70: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	68,  // 71: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	69,  // 72: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	71,  // 73: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	73,  // 74: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	75,  // 75: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	76,  // 76: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	90,  // 77: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	93,  // 78: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	95,  // 79: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	98,  // 80: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	100, // 81: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	102, // 82: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	104, // 83: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	82,  // 84: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	87,  // 85: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	50,  // 86: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	52,  // 87: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	54,  // 88: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	56,  // 89: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	58,  // 90: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	61,  // 91: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	63,  // 92: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	87,  // 93: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	18,  // 94: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	21,  // 95: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	23,  // 96: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	25,  // 97: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	27,  // 98: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	32,  // 99: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	29,  // 100: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	11,  // 101: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	11,  // 102: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	15,  // 103: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	33,  // 104: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	33,  // 105: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	37,  // 106: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	39,  // 107: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	33,  // 108: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	42,  // 109: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	44,  // 110: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	47,  // 111: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	49,  // 112: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,   // 113: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	67,  // 114: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,   // 115: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	70,  // 116: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	72,  // 117: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	74,  // 118: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	10,  // 119: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	78,  // 120: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	92,  // 121: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	94,  // 122: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	96,  // 123: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	99,  // 124: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	101, // 125: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	103, // 126: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	105, // 127: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	84,  // 128: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	88,  // 129: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	51,  // 130: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	53,  // 131: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	55,  // 132: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	57,  // 133: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	59,  // 134: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	62,  // 135: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	64,  // 136: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	88,  // 137: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	94,  // [94:138] is the sub-list for method output_type
-	50,  // [50:94] is the sub-list for method input_type
-	50,  // [50:50] is the sub-list for extension type_name
-	50,  // [50:50] is the sub-list for extension extendee
-	0,   // [0:50] is the sub-list for field type_name
+	81,  // 35: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	77,  // 36: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	85,  // 37: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	85,  // 38: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	85,  // 39: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	11,  // 40: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	87,  // 41: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	90,  // 42: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	89,  // 43: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	5,   // 44: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	93,  // 45: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	112, // 46: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	95,  // 47: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	101, // 48: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	101, // 49: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	110, // 50: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	16,  // 51: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	19,  // 52: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	22,  // 53: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	24,  // 54: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	26,  // 55: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	31,  // 56: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	28,  // 57: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	12,  // 58: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	13,  // 59: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	14,  // 60: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	34,  // 61: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	35,  // 62: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	36,  // 63: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	38,  // 64: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	40,  // 65: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	41,  // 66: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	43,  // 67: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	46,  // 68: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	48,  // 69: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	65,  // 70: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	66,  // 71: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	68,  // 72: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	69,  // 73: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	71,  // 74: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	73,  // 75: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	75,  // 76: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	76,  // 77: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	94,  // 78: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	97,  // 79: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	99,  // 80: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	102, // 81: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	104, // 82: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	106, // 83: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	108, // 84: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	79,  // 85: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	80,  // 86: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	86,  // 87: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	91,  // 88: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	50,  // 89: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	52,  // 90: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	54,  // 91: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	56,  // 92: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	58,  // 93: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	61,  // 94: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	63,  // 95: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	91,  // 96: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	18,  // 97: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	21,  // 98: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	23,  // 99: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	25,  // 100: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	27,  // 101: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	32,  // 102: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	29,  // 103: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	11,  // 104: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	11,  // 105: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	15,  // 106: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	33,  // 107: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	33,  // 108: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	37,  // 109: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	39,  // 110: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	33,  // 111: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	42,  // 112: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	44,  // 113: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	47,  // 114: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	49,  // 115: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,   // 116: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	67,  // 117: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,   // 118: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	70,  // 119: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	72,  // 120: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	74,  // 121: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	10,  // 122: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	78,  // 123: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	96,  // 124: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	98,  // 125: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	100, // 126: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	103, // 127: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	105, // 128: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	107, // 129: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	109, // 130: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	82,  // 131: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	82,  // 132: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	88,  // 133: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	92,  // 134: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	51,  // 135: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	53,  // 136: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	55,  // 137: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	57,  // 138: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	59,  // 139: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	62,  // 140: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	64,  // 141: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	92,  // 142: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	97,  // [97:143] is the sub-list for method output_type
+	51,  // [51:97] is the sub-list for method input_type
+	51,  // [51:51] is the sub-list for extension type_name
+	51,  // [51:51] is the sub-list for extension extendee
+	0,   // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -7654,7 +7859,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   103,
+			NumMessages:   107,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

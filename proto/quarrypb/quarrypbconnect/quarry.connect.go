@@ -115,6 +115,10 @@ const (
 	ControllerRevokeTokenProcedure = "/quarry.v1.Controller/RevokeToken"
 	// ControllerListAuditProcedure is the fully-qualified name of the Controller's ListAudit RPC.
 	ControllerListAuditProcedure = "/quarry.v1.Controller/ListAudit"
+	// ControllerRotateKeyProcedure is the fully-qualified name of the Controller's RotateKey RPC.
+	ControllerRotateKeyProcedure = "/quarry.v1.Controller/RotateKey"
+	// ControllerListKeysProcedure is the fully-qualified name of the Controller's ListKeys RPC.
+	ControllerListKeysProcedure = "/quarry.v1.Controller/ListKeys"
 	// ControllerStatusProcedure is the fully-qualified name of the Controller's Status RPC.
 	ControllerStatusProcedure = "/quarry.v1.Controller/Status"
 	// ControllerInspectNodeProcedure is the fully-qualified name of the Controller's InspectNode RPC.
@@ -199,6 +203,9 @@ type ControllerClient interface {
 	RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error)
 	// ListAudit answers the latest calls that changed the cluster, newest first.
 	ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error)
+	// RotateKey makes another signing key. It signs when every node that is up has learned it.
+	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
+	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
 	// InspectNode looks at the memory of a node, for people: it asks the node's agent.
 	InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
@@ -419,6 +426,18 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("ListAudit")),
 			connect.WithClientOptions(opts...),
 		),
+		rotateKey: connect.NewClient[quarrypb.RotateKeyRequest, quarrypb.KeysResponse](
+			httpClient,
+			baseURL+ControllerRotateKeyProcedure,
+			connect.WithSchema(controllerMethods.ByName("RotateKey")),
+			connect.WithClientOptions(opts...),
+		),
+		listKeys: connect.NewClient[quarrypb.ListKeysRequest, quarrypb.KeysResponse](
+			httpClient,
+			baseURL+ControllerListKeysProcedure,
+			connect.WithSchema(controllerMethods.ByName("ListKeys")),
+			connect.WithClientOptions(opts...),
+		),
 		status: connect.NewClient[quarrypb.StatusRequest, quarrypb.StatusResponse](
 			httpClient,
 			baseURL+ControllerStatusProcedure,
@@ -470,6 +489,8 @@ type controllerClient struct {
 	listTokens       *connect.Client[quarrypb.ListTokensRequest, quarrypb.ListTokensResponse]
 	revokeToken      *connect.Client[quarrypb.RevokeTokenRequest, quarrypb.RevokeTokenResponse]
 	listAudit        *connect.Client[quarrypb.ListAuditRequest, quarrypb.ListAuditResponse]
+	rotateKey        *connect.Client[quarrypb.RotateKeyRequest, quarrypb.KeysResponse]
+	listKeys         *connect.Client[quarrypb.ListKeysRequest, quarrypb.KeysResponse]
 	status           *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
 	inspectNode      *connect.Client[quarrypb.InspectNodeRequest, quarrypb.InspectNodeResponse]
 }
@@ -644,6 +665,16 @@ func (c *controllerClient) ListAudit(ctx context.Context, req *connect.Request[q
 	return c.listAudit.CallUnary(ctx, req)
 }
 
+// RotateKey calls quarry.v1.Controller.RotateKey.
+func (c *controllerClient) RotateKey(ctx context.Context, req *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
+	return c.rotateKey.CallUnary(ctx, req)
+}
+
+// ListKeys calls quarry.v1.Controller.ListKeys.
+func (c *controllerClient) ListKeys(ctx context.Context, req *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
+	return c.listKeys.CallUnary(ctx, req)
+}
+
 // Status calls quarry.v1.Controller.Status.
 func (c *controllerClient) Status(ctx context.Context, req *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
 	return c.status.CallUnary(ctx, req)
@@ -716,6 +747,9 @@ type ControllerHandler interface {
 	RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error)
 	// ListAudit answers the latest calls that changed the cluster, newest first.
 	ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error)
+	// RotateKey makes another signing key. It signs when every node that is up has learned it.
+	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
+	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error)
 	// InspectNode looks at the memory of a node, for people: it asks the node's agent.
 	InspectNode(context.Context, *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error)
@@ -932,6 +966,18 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("ListAudit")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerRotateKeyHandler := connect.NewUnaryHandler(
+		ControllerRotateKeyProcedure,
+		svc.RotateKey,
+		connect.WithSchema(controllerMethods.ByName("RotateKey")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerListKeysHandler := connect.NewUnaryHandler(
+		ControllerListKeysProcedure,
+		svc.ListKeys,
+		connect.WithSchema(controllerMethods.ByName("ListKeys")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerStatusHandler := connect.NewUnaryHandler(
 		ControllerStatusProcedure,
 		svc.Status,
@@ -1014,6 +1060,10 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerRevokeTokenHandler.ServeHTTP(w, r)
 		case ControllerListAuditProcedure:
 			controllerListAuditHandler.ServeHTTP(w, r)
+		case ControllerRotateKeyProcedure:
+			controllerRotateKeyHandler.ServeHTTP(w, r)
+		case ControllerListKeysProcedure:
+			controllerListKeysHandler.ServeHTTP(w, r)
 		case ControllerStatusProcedure:
 			controllerStatusHandler.ServeHTTP(w, r)
 		case ControllerInspectNodeProcedure:
@@ -1161,6 +1211,14 @@ func (UnimplementedControllerHandler) RevokeToken(context.Context, *connect.Requ
 
 func (UnimplementedControllerHandler) ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListAudit is not implemented"))
+}
+
+func (UnimplementedControllerHandler) RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RotateKey is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListKeys is not implemented"))
 }
 
 func (UnimplementedControllerHandler) Status(context.Context, *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
