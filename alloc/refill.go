@@ -251,7 +251,7 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 	a.lane.Do()
 	if ch.Err != nil {
 		// Bits that are set now may be this lane's or another session's. That need not be
-		// known, because R decides who owns the slab: READ the word again and go on.
+		// known, because R decides which session has the slab: READ the word again and go on.
 		if err := a.lane.Settle(reg); err != nil {
 			a.mayBeSet(c, i, take)
 			return false, err

@@ -34,7 +34,7 @@ type Controller struct {
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 
-	// term is the leadership in hand, nil on a standby.
+	// term is the present leadership, nil on a standby.
 	term atomic.Pointer[term]
 	// leader is the present leader as far as it is known; empty if it is not.
 	leader  atomic.Pointer[candidacy]

@@ -331,7 +331,7 @@ func (c *Controller) candidates(ctx context.Context) (out []*quarrypb.Controller
 	return out
 }
 
-// candidacies are those who lead or stand by as the election shows them, the leader first.
+// candidacies are the controllers that lead or stand by, as the election has them, the leader first.
 func (c *Controller) candidacies(ctx context.Context) []candidacy {
 	out, err := c.candidaciesOf(ctx)
 	if err != nil {

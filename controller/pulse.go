@@ -240,7 +240,7 @@ func (c *Controller) pulsed(incarnation uint64) bool {
 	return l != nil && l.Answers(incarnation)
 }
 
-// members are for the status: those who are there, and those who have not been
+// members are for the status: those that answer, and those that have not been
 // silent for long. names are those of nodes.
 func (c *Controller) members(names map[uint32]string) (out []*quarrypb.Member) {
 	l := c.pulse.list.Load()

@@ -502,7 +502,7 @@ func (t *term) ask(ctx context.Context, msg any, random []byte) (any, error) {
 	}
 }
 
-// close tells all who wait that the term is over.
+// close answers all waiting requests that the term is over.
 func (t *term) close(err error) {
 	t.end.Do(func() {
 		t.why = err

@@ -10,7 +10,7 @@ import (
 )
 
 // round is the time between two changes of the table, and what watchers share in it:
-// thousands who all have the last table ask the machine once.
+// thousands of clients that all have the last table cost one call of the machine.
 type round struct {
 	over chan struct{} // closed when the table changes
 

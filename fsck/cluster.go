@@ -131,7 +131,7 @@ type session struct {
 	conns   []rdma.Conn
 	writers atomic.Bool
 	reclaim atomic.Uint64                // epoch, as heard last
-	began   atomic.Uint64                // reclaim epoch that the round in hand began in
+	began   atomic.Uint64                // reclaim epoch in which the present round began
 	known   func(id uint32) SessionState // by the list of sessions that was made last
 	asked   map[uint32]bool              // not in it even after asking again
 }

@@ -166,7 +166,7 @@ type indexed struct {
 	chunks  []proto.Ref
 }
 
-// work is a region in hand.
+// work is the check of one region.
 type work struct {
 	*Region
 	stat RegionReport

@@ -13,7 +13,7 @@ type Round struct {
 // Reset empties the round, keeping its storage.
 func (r *Round) Reset() { r.n = 0 }
 
-// Chain appends an empty chain for a target. The pointer is good until the next
+// Chain appends an empty chain for a target. The pointer is valid until the next
 // call of Chain or Reset: build one chain after the other, then use At.
 func (r *Round) Chain(to *Target) *Chain {
 	if r.n == len(r.chains) {

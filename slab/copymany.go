@@ -29,7 +29,7 @@ type copies struct {
 	trying []*attempt // of live: those reserved together
 }
 
-// copying is a LIVE slab in hand. Its img was READ before the slab was reserved: an image of
+// copying is a LIVE slab that is being copied. Its img was READ before the slab was reserved: an image of
 // one version is written once, and not changed before V is, so under the reservation V
 // alone is READ again. img is nil if what was READ is not whole.
 type copying struct {

@@ -114,7 +114,7 @@ func (l *Lane) imageElsewhere(a *attempt) ([]byte, error) {
 }
 
 // rewrite puts the bytes of a write-once image back at the primary, and releases the slab.
-// The image in hand is whole, checksum included: readers see the same object as before,
+// The image that was read is whole, checksum included: readers see the same object as before,
 // undamaged.
 func (l *Lane) rewrite(a *attempt, img []byte) error {
 	return l.repeatHeld(a, func() {

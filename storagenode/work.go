@@ -21,7 +21,7 @@ import (
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
-// Lanes of a program: how many blocks are in hand at once, and so how many slabs.
+// Lanes of a program: how many blocks it works on at once, and so how many slabs it holds.
 var workLanes = [...]int{state.Reconcile: 4, state.Copy: 4, state.Scrub: 2, state.Reclaim: 1}
 
 const (

@@ -293,8 +293,7 @@ func (t *Tree) EditVersion(ctx context.Context, key []byte, f func(old []byte, v
 		case !taken:
 			return 0, ctx.Err()
 		}
-		// Too long, or the leaf is full or not the one any more: who looks for the key
-		// leads the cache to the right one.
+		// Too long, or the leaf is full or the wrong one: a Get of the key corrects the cache.
 		if _, _, err := p.Get(key, nil); err != nil && !errors.Is(err, btree.ErrNoKey) {
 			return 0, err
 		}

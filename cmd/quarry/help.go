@@ -1,6 +1,6 @@
 package main
 
-// helpCmd is --help for those who write it as a command.
+// helpCmd is quarry help COMMAND, the same as quarry COMMAND --help.
 type helpCmd struct {
 	Command []string `arg:"" optional:"" help:"The command."`
 }

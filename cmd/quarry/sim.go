@@ -146,7 +146,7 @@ func (s *simCmd) trace(a *app, o sim.Options) error {
 }
 
 // run shares the seeds out among workers. Each schedule depends on its seed alone,
-// so the result does not depend on who runs it.
+// so the result does not depend on the worker that runs it.
 func (s *simCmd) run(ctx context.Context, a *app, o sim.Options) *simReport {
 	workers := s.Workers
 	if workers == 0 {

@@ -71,7 +71,7 @@
 //     order; every Call is answered by exactly one Reply, at the latest when its
 //     time is up.
 //  4. Every Ask is answered by exactly one Answer, unless the machine has said StepDown:
-//     then there are no more answers, and the caller tells all who wait that the outcome
+//     then there are no more answers, and the caller answers all requests that the outcome
 //     is unknown. A canceled Ask may be answered still, and the caller drops that answer.
 //  5. Lead is given again and again with the instant until which no other controller can
 //     lead. After that instant new Asks are refused with NotLeader.

@@ -18,7 +18,7 @@ type certificate struct {
 	giveUp   int64
 }
 
-// fences are the fences of sessions: which are under way, who waits for a certificate, and
+// fences are the fences of sessions: which are under way, which requests wait for a certificate, and
 // which regions are exposed.
 type fences struct {
 	m *Machine
@@ -325,7 +325,7 @@ func (f *fences) cancel(waiter uint64) {
 	f.certs = slices.DeleteFunc(f.certs, func(c *certificate) bool { return c.waiter == waiter })
 }
 
-// checkCertificates answers those who wait for fences, and begins the fence of
+// checkCertificates answers the requests that wait for fences, and begins the fence of
 // those whose lease is over and who are asked about.
 func (f *fences) checkCertificates() {
 	f.certsDirty = false

@@ -111,7 +111,7 @@ func (rc *reconfig) copy(g *region) {
 			return
 		}
 		g.synced = rc.m.now
-		// Without another epoch: who still takes it for a rebuilding replica does no harm.
+		// Without another epoch: a client that still takes it for a rebuilding replica writes to it as well.
 		rec := proto.CloneOf(g.rec)
 		for _, r := range rec.Replicas {
 			if r.State == rebuilding {

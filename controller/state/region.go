@@ -122,7 +122,7 @@ func (rc *reconfig) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest,
 	rc.create([]uint64{waiter}, r, random, nil, len(rc.m.nodes))
 }
 
-// create makes regions and answers all who wait for them. refused is why nodes that were
+// create makes regions and answers all requests that wait for them. refused is why nodes that were
 // chosen before had no room; nil at first. tries bounds the attempts that are left.
 func (rc *reconfig) create(waiters []uint64, r *quarrypb.CreateRegionRequest, random []byte, refused *Error, tries int) {
 	fail := func(waiters []uint64, err *Error) {

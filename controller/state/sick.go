@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A node may answer every probe and still be of no use to those who work with it:
+// A node may answer every probe and still be useless to clients and controllers:
 // its adapter is down, or the way from clients to it. Clients say so. A node that
 // most of them have complained of for long, and of no other, is left for a while as
 // if it were lost.

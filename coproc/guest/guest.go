@@ -143,7 +143,7 @@ type frame struct {
 	a, b []byte
 }
 
-// read returns the next input frame; a and b are good until the next read.
+// read returns the next input frame; a and b are valid until the next read.
 func (g *conn) read() (kind byte, a, b []byte, err error) {
 	if len(g.early) > 0 {
 		f := g.early[0]

@@ -8,21 +8,21 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// progress is what the command in hand has changed when it ends with an error. It decides
+// progress is what the present command has changed, for the case that it ends with an error. It decides
 // between the answers "not done", "done in part" and unknown; see explain.
 //
-// A command sets unsettled before it leaves a change that may take effect without it, and
-// takes it back when it knows what came of that. What is left to do when all that clients
-// can see has changed is no reason for an error: see Server.leave.
+// A command sets unsettled before it posts a change that another gateway may complete, and clears
+// it when the outcome is known. A clean-up that fails after the change has taken effect is no
+// reason for an error: see Server.leave.
 type progress struct {
 	part      bool // some of several keys or fields are changed for good
 	unsettled bool // a change has been made or begun of which it is not known whether it counts
 }
 
-// settle notes that the change in hand counts.
+// settle records that the present change counts.
 func (p *progress) settle() { *p = progress{part: true} }
 
-// explain puts the error of the command in hand into words for the client.
+// explain translates the error of the present command into a reply.
 func (c *conn) explain(err error) string {
 	// Before any fault: a fault that follows an unknown outcome does not say what became of it.
 	if c.did.unsettled || errors.Is(err, client.ErrUnknown) {

@@ -127,16 +127,16 @@ func New(cfg Config) *Server {
 }
 
 // Serve accepts connections until the context ends or the listener fails. It returns
-// when all commands in hand are answered. Call it once.
+// when all running commands are answered. Call it once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	s.ctx = context.WithoutCancel(ctx) // commands in hand finish; the client bounds them
+	s.ctx = context.WithoutCancel(ctx) // running commands finish; the client bounds them
 	stop := context.AfterFunc(ctx, func() {
 		l.Close()
 		s.ending.Store(true)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, c := range s.conns {
-			c.sock.end() // not the command in hand
+			c.sock.end() // the running command finishes
 		}
 	})
 	defer stop()

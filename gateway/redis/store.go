@@ -337,8 +337,8 @@ func (c *conn) within(key []byte, kind byte, create bool, f func(id uint64) (eff
 	return errContended
 }
 
-// checkCounts says whether what the command in hand has written to the id of r, or has not found
-// there, counts: the id had not ended by then. made: the command has made the id.
+// checkCounts says whether the writes of the present command to the id of r, or its misses there,
+// count: the id had not ended by then. made: the command has made the id.
 func (c *conn) checkCounts(key []byte, r *record, made, wrote bool) (ok bool, err error) {
 	switch {
 	case wrote && made:
@@ -357,7 +357,7 @@ func (c *conn) checkCounts(key []byte, r *record, made, wrote bool) (ok bool, er
 	return ok, err
 }
 
-// written is a field that the command in hand has written.
+// written is a field that the present command has written.
 type written struct {
 	field   []byte
 	version uint64 // that the write gave the field
@@ -416,7 +416,7 @@ func merged(writes []written) []written {
 	return out
 }
 
-// late says whether the command in hand has taken so long that a sweep may have removed
+// late says whether the present command has taken so long that a sweep may have removed
 // what it has left for a moment.
 func (c *conn) late() bool {
 	return c.s.clock().UnixMilli()-c.now >= c.s.cfg.OrphanAge.Milliseconds()/2

@@ -54,7 +54,7 @@ var dropReasons = [...]error{errMalformed, errForeign, errReplayed}
 type seed struct {
 	addr        netip.AddrPort
 	slot        uint32
-	incarnation uint64 // who has answered
+	incarnation uint64 // of the process that has answered
 	next        uint64 // tick of the next call
 	stays       bool
 }
@@ -140,7 +140,7 @@ func (m *machine) take(from netip.AddrPort, b []byte) error {
 		return errForeign
 	}
 	if !p.fresh(h.seq) {
-		p.echo = h.slot // a call beside a pulse: the caller learns whom it has reached
+		p.echo = h.slot // a call beside a pulse: the caller learns which process it has reached
 		return errReplayed
 	}
 	if p.kind == 0 {

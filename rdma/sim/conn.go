@@ -72,7 +72,7 @@ func (c *Conn) Peer() (uint32, uint64) { return c.node.ID, c.incarnation }
 // Node is the node at the other end.
 func (c *Conn) Node() *Node { return c.node }
 
-// Session is who posts.
+// Session is the session that posts.
 func (c *Conn) Session() uint32 { return c.session }
 
 // Opened says whether the connection has a window of a region.

@@ -412,7 +412,7 @@ func (c *conn) Reset(ctx context.Context) error {
 func (c *conn) Close() error {
 	c.end()
 	c.ncMu.Lock()
-	if c.nc != nil { // wakes who polls it
+	if c.nc != nil { // wakes a goroutine that polls it
 		c.nc.CloseRead()
 		c.nc.CloseWrite()
 	}

@@ -170,7 +170,7 @@ func (s *Server) CloseRegion(ctx context.Context, number uint32, epoch uint64) e
 	return r.letGo(ctx, r.windows)
 }
 
-// forgive is for a change of keys: who uses the old ones is late, not hostile.
+// forgive resets the counts at a change of keys: a client that uses the old ones is late, not hostile.
 func (s *Server) forgive() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -44,7 +44,7 @@ func splitOps(ops []string) (objects, trees []string) {
 	return objects, trees
 }
 
-// kvBench is a tree in hand.
+// kvBench is the tree under test.
 type kvBench struct {
 	c     *client.Client
 	tree  *kv.Tree

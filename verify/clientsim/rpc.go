@@ -193,7 +193,7 @@ func (a *answer) response(r *http.Request, body io.ReadCloser) *http.Response {
 type streamed struct {
 	answer
 	t     transport
-	to    *Proc // who answers
+	to    *Proc // the process that answers
 	ctx   context.Context
 	pipe  *io.PipeWriter
 	begun chan struct{}

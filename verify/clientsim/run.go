@@ -26,7 +26,7 @@ type run struct {
 	h          *history        // all operations, checked after the schedule
 	ctx        context.Context // of the work
 	workers    []*worker
-	background sync.WaitGroup // faults and operators' calls under way
+	background sync.WaitGroup // goroutines beside the workers: connects, closes, revocations
 	objects    *objectSet     // the objects that workers share
 
 	mu       sync.Mutex     // guards the fields below

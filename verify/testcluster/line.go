@@ -33,7 +33,7 @@ func (c *Cluster) Line() *Line {
 	}
 	proxy := httputil.NewSingleHostReverseProxy(to)
 	proxy.FlushInterval = -1
-	proxy.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {} // who asked has given up
+	proxy.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {} // the caller has given up
 	l := &Line{open: make(chan struct{})}
 	close(l.open)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -22,7 +22,7 @@ type Cluster struct {
 	Status      *quarrypb.StatusResponse
 	Err         error // why Status is nil
 	TLS         *tls.Config
-	Version     string // of the one who asks
+	Version     string // of this program
 }
 
 const (

@@ -45,7 +45,7 @@ func NewReader(r io.Reader, f Format) *Reader {
 // Line is the number of the line of the last entry, from 1.
 func (r *Reader) Line() int { return r.line }
 
-// Next is the next entry, good until the call after; io.EOF at the end. Any other
+// Next is the next entry, valid until the next call; io.EOF at the end. Any other
 // error is a *LineError, or one of the underlying reader, and the last.
 func (r *Reader) Next() (key, value []byte, err error) {
 	if r.err != nil {
