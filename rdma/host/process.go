@@ -12,6 +12,7 @@ import (
 // given to another while we look.
 type Process struct {
 	Pid int
+	Uid uint32
 
 	mu   sync.Mutex
 	fd   int // -1 once closed
@@ -38,11 +39,15 @@ func PeerProcess(socket int) (*Process, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("shm client %d cannot be fenced, no right to kill it (%w): run both as one user, or use tcp", pid, err)
 	}
-	return &Process{Pid: pid, fd: fd}, nil
+	return &Process{Pid: pid, Uid: cred.Uid, fd: fd}, nil
 }
 
 // Own says whether it is this very process, which is never killed.
 func (p *Process) Own() bool { return p.Pid == os.Getpid() }
+
+// Reopens says whether the process could open memory of this node for writing, which it was sent for
+// reading: /proc/self/fd lets root and the owner do so.
+func (p *Process) Reopens() bool { return !p.Own() && (p.Uid == 0 || int(p.Uid) == os.Geteuid()) }
 
 // Dead says whether the process has ended: no thread of it runs any more.
 func (p *Process) Dead() bool {

@@ -58,7 +58,11 @@ var cluster = rdmatest.Cluster{UUID: [16]byte{1, 2, 3}, Key: keyring.NewSigner([
 // client writes at full rate, or counts, and says how it ended.
 func client(role string) int {
 	ctx := context.Background()
-	c, err := shm.NewDialer().Dial(ctx, os.Getenv("QUARRY_TEST_ADDR"), cluster.Ticket(1, rdma.ReadWrite), uint32(os.Getpid()))
+	rights := rdma.ReadWrite
+	if role == "read" {
+		rights = rdma.ReadOnly
+	}
+	c, err := shm.NewDialer().Dial(ctx, os.Getenv("QUARRY_TEST_ADDR"), cluster.Ticket(1, rights), uint32(os.Getpid()))
 	if err != nil {
 		fmt.Println("dial:", err)
 		return 1
@@ -67,6 +71,10 @@ func client(role string) int {
 	if err != nil {
 		fmt.Println("open:", err)
 		return 1
+	}
+	if role == "read" {
+		fmt.Println("opened:", reopen())
+		return 0
 	}
 	to := &rdma.Target{Conn: c, Window: w}
 	var r rdma.Round
@@ -98,6 +106,25 @@ func client(role string) int {
 	}
 	fmt.Println("ended:", r.Err())
 	return 0
+}
+
+// reopen opens for writing what a node has sent for reading.
+func reopen() error {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(maps)) {
+		if strings.Contains(line, "quarry-test") {
+			at, _, _ := strings.Cut(line, " ")
+			f, err := os.OpenFile("/proc/self/map_files/"+at, os.O_RDWR, 0)
+			if err == nil {
+				_, err = f.WriteAt([]byte("damaged"), 1<<20)
+			}
+			return err
+		}
+	}
+	return errors.New("nothing is mapped")
 }
 
 type process struct {
@@ -134,6 +161,17 @@ func node(t testing.TB, limits host.Limits) (*host.Access, *host.Memory, string)
 		require.NoError(t, m.Close())
 	})
 	return a, m, addr
+}
+
+// A process of the node's user could write what a read-only session has mapped, so that it is not sent
+// the memory at all.
+func TestReadOnlySessionsCannotWriteThroughProc(t *testing.T) {
+	_, m, addr := node(t, host.Limits{})
+	p := spawn(t, "read", addr)
+	line := p.line(t)
+	require.NotContains(t, string(m.Bytes()[1<<20:1<<20+7]), "damaged")
+	require.Contains(t, line, "dial:")
+	require.Error(t, p.Wait())
 }
 
 // A fenced client in another process is told, and lives.

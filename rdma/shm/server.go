@@ -22,6 +22,9 @@ const (
 	maxStrangers = 64
 )
 
+// errReopens: a sealed descriptor does not help, because writers of other sessions map the same memory.
+var errReopens = errors.New("a read-only session whose process could map the memory for writing, because it runs as root or as the node's user: it uses another provider")
+
 // Server hands the memory of one node to clients on the same host.
 type Server struct {
 	access *host.Access
@@ -195,6 +198,10 @@ func (s *Server) admit(c *net.UnixConn, hello *host.Hello, challenge *host.Chall
 	var process *host.Process
 	if e := raw.Control(func(fd uintptr) { process, err = host.PeerProcess(int(fd)) }); e != nil || err != nil {
 		return nil, nil, errors.Join(e, err)
+	}
+	if hello.Ticket.Rights == rdma.ReadOnly && process.Reopens() {
+		process.Close()
+		return nil, nil, errReopens
 	}
 	page, err := host.NewSharedPage()
 	if err != nil {
