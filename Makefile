@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo build-rdma test test-rdma test-rdma-2 race mutants chaos bench dist generate lint tools clean
+.PHONY: help build demo build-rdma test test-rdma test-rdma-2 race mutants chaos fuzz bench dist generate lint tools clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ race: ## every test under the race detector
 chaos: build ## kill, stop and cut off processes of real clusters under load, for DURATION (5m)
 	CGO_ENABLED=0 $(GO) build -o $(BIN)/chaos ./verify/chaos/cmd/chaos
 	$(BIN)/chaos -binary $(BIN)/quarry -duration $(or $(DURATION),5m) $(CHAOS)
+
+fuzz: ## every fuzz target for FUZZTIME (10s); the corpus is kept below bin/fuzz
+	GO=$(GO) sh verify/fuzz/run.sh
 
 bench: build tools ## figures of this machine beside memory, TCP and Redis
 	$(BIN)/quarry bench --self
