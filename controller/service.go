@@ -207,7 +207,7 @@ func (s *service) Rebalance(ctx context.Context, r *connect.Request[quarrypb.Reb
 func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
 	res, err := do[quarrypb.StatusResponse](ctx, s, r.Msg, nil)
 	if err == nil {
-		res.Msg.Controllers = s.c.candidates(ctx)
+		res.Msg.Controllers, res.Msg.Insecure = s.c.candidates(ctx), s.c.cfg.Insecure
 		names := map[uint32]string{}
 		for _, n := range res.Msg.Table.GetNodes() {
 			names[n.Id] = n.Name

@@ -30,6 +30,7 @@ type cli struct {
 	TLSCert    string        `name:"tls-cert" aliases:"cert" placeholder:"FILE" help:"Certificate of this process, PEM, for all its ports and calls; quarry cert issues it."`
 	TLSKey     string        `name:"tls-key" aliases:"key" placeholder:"FILE" help:"Key of the certificate, PEM."`
 	TLSCA      string        `name:"tls-ca" aliases:"ca" placeholder:"FILE" help:"Certificate authorities of the other processes, PEM."`
+	Insecure   bool          `name:"insecure" help:"Services: serve other hosts without certificates, token or password."`
 	Transport  string        `name:"fabric" aliases:"transport" default:"auto" enum:"auto,verbs,shm,tcp" help:"Transport: auto, verbs, shm or tcp."`
 	RDMA       bool          `name:"require-rdma" help:"Fail where no RDMA adapter can be used."`
 	RDMADevice rdmaFlags     `embed:"" prefix:"rdma-" group:"RDMA"`

@@ -119,6 +119,10 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	exposed, err := a.guardCluster(c.Listen)
+	if err != nil {
+		return err
+	}
 	cert, nodes := a.serving(identity.Node)
 	port, err := c.metricsFlags.open(ctx, "controller")
 	if err != nil {
@@ -134,7 +138,7 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	pages := a.console()
 	cfg := controller.Config{Pages: pages, Etcd: etcd, Alone: len(c.Etcd) == 0 && c.Peer == "", Embedded: len(c.Etcd) == 0,
 		Names: controller.NameLimits{Most: c.MaxNames, BytesPerSecond: uint64(c.NameRate)}, Listen: c.Listen, Advertise: c.Advertise, GossipListen: c.Gossip, Name: c.Name, Lease: c.Lease,
-		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, ID: own, TLS: cert, AgentTLS: nodes, PeerTLS: a.tls, Logger: a.log}
+		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, ID: own, Insecure: exposed, TLS: cert, AgentTLS: nodes, PeerTLS: a.tls, Logger: a.log}
 	if member != nil {
 		cfg.Member = member
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 type gatewayCmd struct {
-	Redis gatewayRedisCmd `cmd:"" help:"Serve a tree to Redis clients. Example: quarry gateway redis --listen :6379 --tree users --create"`
+	Redis gatewayRedisCmd `cmd:"" help:"Serve a tree to Redis clients. Example: quarry gateway redis --tree users --create"`
 }
 
 type gatewayRedisCmd struct {
@@ -45,6 +45,9 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	}
 	password, err := g.password()
 	if err != nil {
+		return err
+	}
+	if _, err := a.guard(password != "", "--password-file", g.Listen); err != nil {
 		return err
 	}
 	if g.Replicas < 0 {
@@ -89,9 +92,6 @@ func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, p
 		return err
 	}
 	defer l.Close()
-	if password == "" && !private(l.Addr()) {
-		a.log.Warn("anybody who reaches this port can read and write the tree: give --password-file, or listen on 127.0.0.1", "address", l.Addr().String())
-	}
 	sweep := g.SweepKeys
 	if sweep == 0 {
 		sweep = -1
@@ -161,10 +161,4 @@ func far(c *client.Client) bool {
 		}
 	}
 	return false
-}
-
-// private says whether only this machine can reach an address.
-func private(a net.Addr) bool {
-	tcp, ok := a.(*net.TCPAddr)
-	return !ok || tcp.IP.IsLoopback()
 }

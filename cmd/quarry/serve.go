@@ -129,6 +129,9 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	if name := cmp.Or(s.Name, own.Name); own.Name != "" && name != own.Name {
 		return usagef("--name %s: the certificate is of node %s", s.Name, own.Name)
 	}
+	if _, err := a.guardCluster(s.Listen, s.Agent); err != nil {
+		return err
+	}
 	cert, calls := a.serving(identity.Controller)
 	port, err := s.metricsFlags.open(ctx, "storage")
 	if err != nil {
@@ -195,6 +198,10 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if int(d.Replicas) > d.Nodes {
 		return usagef("--replicas %d: there are only %d nodes, each a failure domain", d.Replicas, d.Nodes)
 	}
+	exposed, err := a.guard(a.cli.Token != "", "--token", d.Listen)
+	if err != nil {
+		return err
+	}
 	port, err := d.metricsFlags.open(ctx, "dev")
 	if err != nil {
 		return err
@@ -211,7 +218,7 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	defer stop()
 	controller.Version, storagenode.Version = version, version
 	pages := a.console()
-	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Alone: true, Embedded: true, ProbeTimeout: devProbe, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
+	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Insecure: exposed, Alone: true, Embedded: true, ProbeTimeout: devProbe, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}

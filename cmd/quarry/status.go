@@ -110,6 +110,7 @@ type controllerView struct {
 // statusView is the answer of quarry status --json.
 type statusView struct {
 	Cluster        string           `json:"cluster"`  // uuid, in hex
+	Insecure       bool             `json:"insecure"` // other hosts may do anything: --insecure was said
 	Revision       uint64           `json:"revision"` // of the table
 	Controllers    []controllerView `json:"controllers"`
 	Nodes          []nodeView       `json:"nodes"`
@@ -128,7 +129,7 @@ type statusView struct {
 
 // viewOf translates an answer of the controller. Lists are empty rather than null in JSON.
 func viewOf(s *quarrypb.StatusResponse) statusView {
-	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions,
+	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions, Insecure: s.Insecure,
 		FencedSessions: s.FencedSessions, FencingSessions: s.FencingSessions, OldestFenceMS: s.OldestFenceMs, Version: s.Version, DefaultReplicas: s.DefaultReplicas, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}, Progress: []progressView{}}
 	for _, c := range s.Controllers {
 		v.Controllers = append(v.Controllers, controllerView{c.Name, c.Url, c.Leader})
@@ -249,6 +250,9 @@ func (c *statusCmd) Run(ctx context.Context, a *app) error {
 
 func (v *statusView) text(w io.Writer) {
 	fmt.Fprintf(w, "cluster %s, revision %d, %d sessions (%d fenced), version %s\n\n", v.Cluster, v.Revision, v.LiveSessions, v.FencedSessions, v.Version)
+	if v.Insecure {
+		fmt.Fprint(w, "INSECURE: any host that reaches the controllers may do anything: they ask for no certificate and no token\n\n")
+	}
 	if v.FencingSessions > 0 {
 		fmt.Fprintf(w, "%d fences are not complete, the oldest for %v\n\n", v.FencingSessions, time.Duration(v.OldestFenceMS)*time.Millisecond)
 	}

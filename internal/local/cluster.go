@@ -206,6 +206,9 @@ func (c *Cluster) command(name string, args []string) Command {
 	}
 	cmd := Command{Name: name, Path: c.cfg.Binary, Args: append(args, "--json"), Log: filepath.Join(c.cfg.Dir, name+".log")}
 	if c.cfg.Host != nil {
+		if c.pki == nil {
+			cmd.Args = append(cmd.Args, "--insecure") // the hosts are this test's alone
+		}
 		cmd.Run = c.cfg.Host(name).Run
 	}
 	return cmd

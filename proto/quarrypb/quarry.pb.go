@@ -5549,8 +5549,10 @@ type StatusResponse struct {
 	FencingSessions uint32 `protobuf:"varint,9,opt,name=fencing_sessions,json=fencingSessions,proto3" json:"fencing_sessions,omitempty"`
 	OldestFenceMs   uint64 `protobuf:"varint,10,opt,name=oldest_fence_ms,json=oldestFenceMs,proto3" json:"oldest_fence_ms,omitempty"`
 	EarlyFences     uint64 `protobuf:"varint,11,opt,name=early_fences,json=earlyFences,proto3" json:"early_fences,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The leader serves other hosts and asks callers for nothing: --insecure was said.
+	Insecure      bool `protobuf:"varint,12,opt,name=insecure,proto3" json:"insecure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -5658,6 +5660,13 @@ func (x *StatusResponse) GetEarlyFences() uint64 {
 		return x.EarlyFences
 	}
 	return 0
+}
+
+func (x *StatusResponse) GetInsecure() bool {
+	if x != nil {
+		return x.Insecure
+	}
+	return false
 }
 
 // Member is a process as the cluster's pulse shows it to the controllers: what
@@ -7358,7 +7367,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0eControllerInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x16\n" +
-	"\x06leader\x18\x03 \x01(\bR\x06leader\"\xdc\x03\n" +
+	"\x06leader\x18\x03 \x01(\bR\x06leader\"\xf8\x03\n" +
 	"\x0eStatusResponse\x12&\n" +
 	"\x05table\x18\x01 \x01(\v2\x10.quarry.v1.TableR\x05table\x12;\n" +
 	"\vcontrollers\x18\x02 \x03(\v2\x19.quarry.v1.ControllerInfoR\vcontrollers\x12#\n" +
@@ -7371,7 +7380,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x10fencing_sessions\x18\t \x01(\rR\x0ffencingSessions\x12&\n" +
 	"\x0foldest_fence_ms\x18\n" +
 	" \x01(\x04R\roldestFenceMs\x12!\n" +
-	"\fearly_fences\x18\v \x01(\x04R\vearlyFences\"\xf4\x01\n" +
+	"\fearly_fences\x18\v \x01(\x04R\vearlyFences\x12\x1a\n" +
+	"\binsecure\x18\f \x01(\bR\binsecure\"\xf4\x01\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +

@@ -53,6 +53,9 @@ func (c Cluster) controllers(ctx context.Context, versions map[string][]string) 
 			}
 		}
 	}
+	if c.Status.GetInsecure() {
+		out = append(out, found("security", Warning, "give controllers and nodes certificates (quarry cert) or a token, and leave --insecure out", "any host that reaches the controllers may do anything: --insecure was said"))
+	}
 	well := 0
 	for _, u := range urls {
 		took, err := c.healthy(ctx, u, versions, &out)
@@ -63,7 +66,7 @@ func (c Cluster) controllers(ctx context.Context, versions map[string][]string) 
 		well++
 		out = append(out, ok(check, "%s is well and answers in %v", u, took.Round(10*time.Microsecond)))
 		if strings.HasPrefix(u, "http://") && !loopback(u) {
-			out = append(out, found("security", Warning, "give the controllers --cert and --key, and use https URLs", "%s has no TLS: tokens and tickets can be read on the way", u))
+			out = append(out, found("security", Warning, "give the controllers --tls-cert and --tls-key, and use https URLs", "%s has no TLS: tokens and tickets can be read on the way", u))
 		}
 	}
 	if len(urls) == 1 && well == 1 {

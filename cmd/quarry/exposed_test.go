@@ -1,0 +1,62 @@
+package main
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+// Ports that other hosts reach want certificates, a token or a password, or --insecure.
+func TestExposedPortsAreRefused(t *testing.T) {
+	for _, args := range [][]string{
+		{"controller", "--listen", "0.0.0.0:0"},
+		{"controller", "--listen", ":0"},
+		{"controller", "--listen", "[::]:0"},
+		{"controller", "--listen", "some.host:0"},
+		{"storage", "--listen", "0.0.0.0:0"},
+		{"storage", "--agent", "0.0.0.0:0"},
+		{"dev", "--listen", "0.0.0.0:0"},
+	} {
+		quarry(t, nil, "", args...).fails(t, exitUsage, args[2], "--token", "127.0.0.1", "--insecure")
+	}
+	quarry(t, nil, "", "gateway", "redis", "--tree", "x", "--listen", ":0").fails(t, exitUsage, "--password-file", "--insecure")
+}
+
+func TestInsecureIsTold(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	serve := func(args ...string) string {
+		p, err := local.Run(t.Context(), local.Command{Name: "c", Path: executable(t), Log: log,
+			Args: append([]string{"controller", "--listen", "0.0.0.0:0", "--advertise", "http://127.0.0.1:1", "--gossip-listen", "none", "--json"}, args...)})
+		require.NoError(t, err)
+		t.Cleanup(func() { p.Stop() })
+		return p.Ready["url"]
+	}
+	_ = serve("--token", "secret")
+	b, err := os.ReadFile(log)
+	require.NoError(t, err)
+	require.NotContains(t, string(b), "insecure", "a token protects it")
+	_ = serve("--insecure")
+	b, err = os.ReadFile(log)
+	require.NoError(t, err)
+	require.Contains(t, string(b), "insecure: any caller")
+}
+
+func TestStatusTellsInsecure(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, l, err := net.SplitHostPort(free.Addr().String())
+	require.NoError(t, err)
+	require.NoError(t, free.Close())
+	p, err := local.Spawn(t.Context(), executable(t), "dev", "--nodes", "1", "--insecure", "--listen", "0.0.0.0:"+l)
+	require.NoError(t, err)
+	defer p.Stop()
+	env := []string{"QUARRY_CONTROLLER=http://127.0.0.1:" + l}
+	require.Contains(t, quarry(t, env, "", "status").ok(t), "INSECURE")
+	require.Contains(t, quarry(t, env, "", "doctor").out, "--insecure")
+	require.NotContains(t, on(t, "status").ok(t), "INSECURE")
+}
