@@ -137,7 +137,7 @@ func TestNodeDiesInHandshake(t *testing.T) {
 		limit  time.Duration
 		want   string
 	}{
-		"at once":                    {nil, false, guard, "no welcome"},
+		"at once":                    {nil, false, guard, "no challenge"},
 		"half a welcome":             {good[:20], false, guard, "no welcome"},
 		"no endpoint":                {welcome, false, guard, "no welcome"},
 		"version":                    {spoil(8, 99), false, guard, ""},
@@ -162,6 +162,7 @@ func TestNodeDiesInHandshake(t *testing.T) {
 					return
 				}
 				if test.answer != nil {
+					nc.Write((&host.Challenge{Node: 1, Incarnation: 1, Nonce: [32]byte{1}}).Append(nil))
 					io.ReadFull(nc, make([]byte, introBytes+host.HelloBytes))
 					nc.Write(test.answer)
 				}
