@@ -146,7 +146,7 @@ func TestNodeDiesInHandshake(t *testing.T) {
 		"no port":                    {endpointOf(endpoint{addr: self, nonce: [16]byte{1}}), false, guard, "out of range"},
 		"welcomed, then gone":        {good, false, guard, "EOF"},
 		"welcomed, then silent":      {good, true, 300 * time.Millisecond, "deadline"},
-		"nobody listens":             {endpointOf(endpoint{port: gone, addr: self, nonce: [16]byte{1}}), true, 60 * time.Second, "nobody listens"},
+		"nobody listens":             {endpointOf(endpoint{port: gone, addr: self, nonce: [16]byte{1}}), true, 60 * time.Second, "no process listens"},
 		"no route":                   {endpointOf(endpoint{port: 1, addr: ip("192.0.2.1"), nonce: [16]byte{1}}), true, 60 * time.Second, "no way to the address"},
 		"nobody has the address":     {endpointOf(endpoint{port: 1, addr: ip("10.9.0.99"), nonce: [16]byte{1}}), true, 500 * time.Millisecond, ""},
 		"address of another kind":    {endpointOf(endpoint{port: 1, addr: ip("fd09::1"), nonce: [16]byte{1}}), true, 60 * time.Second, "addresses of one kind"},
