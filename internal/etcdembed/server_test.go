@@ -197,6 +197,9 @@ func TestReplaceMember(t *testing.T) {
 		_, err = cli.MemberAddAsLearner(t.Context(), []string{urls[2]})
 		return err == nil
 	}, patience, 100*time.Millisecond, "%v", err)
+	require.Eventually(t, func() bool { // the new member asks any of the others
+		return len(srvs[0].etcd.Server.Cluster().Members()) == 3 && len(srvs[1].etcd.Server.Cluster().Members()) == 3
+	}, patience, readAgain)
 	r := <-member(t, t.Context(), stranger)
 	require.NoError(t, r.err)
 	require.True(t, r.srv.etcd.Server.IsLearner())
