@@ -41,11 +41,14 @@ var (
 	// ErrFull: the node has no room for another session or connection. Nothing is wrong with
 	// it; there may be room later.
 	ErrFull = refusal("the node has no room for another session or connection")
+	// ErrMapping: shm hands the memory itself to the process, which could open it for writing
+	// (proc(5), /proc/self/map_files).
+	ErrMapping = refusal("a read-only session of root or of the node's user may not map the memory: use tcp or verbs")
 )
 
 // Refusals lists the causes in the order of their codes on the wire, from 1.
 // Part of the tcp format: append only.
-var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain, ErrFull}
+var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain, ErrFull, ErrMapping}
 
 type refusalError struct{ cause string }
 

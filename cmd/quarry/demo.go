@@ -185,7 +185,7 @@ func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe 
 	}
 	a.say("checking the whole structure")
 	bar := a.progress("checking")
-	rep.Fsck, err = fsck.Cluster(ctx, fsck.Config{Controllers: []string{cluster.URL}, Transport: "shm", Progress: bar.set})
+	rep.Fsck, err = fsck.Cluster(ctx, fsck.Config{Controllers: []string{cluster.URL}, Progress: bar.set})
 	bar.end()
 	return err
 }

@@ -160,7 +160,9 @@ func (s *slabReadCmd) Run(ctx context.Context, a *app) error {
 	})
 }
 
-func readOnly(c *client.Config) { c.ReadOnly = true }
+// readOnly opens a session that may only read. Where shm is asked for the session may write too: nodes
+// refuse shm to read-only sessions of their own user.
+func readOnly(c *client.Config) { c.ReadOnly = c.Transport != client.TransportSHM }
 
 type slabStatCmd struct {
 	Target target `arg:"" complete:"target" help:"REF or @NAME."`

@@ -22,9 +22,6 @@ const (
 	maxStrangers = 64
 )
 
-// errReopens: a sealed descriptor does not help, because writers of other sessions map the same memory.
-var errReopens = errors.New("a read-only session whose process could map the memory for writing, because it runs as root or as the node's user: it uses another provider")
-
 // Server hands the memory of one node to clients on the same host.
 type Server struct {
 	access *host.Access
@@ -201,7 +198,7 @@ func (s *Server) admit(c *net.UnixConn, hello *host.Hello, challenge *host.Chall
 	}
 	if hello.Ticket.Rights == rdma.ReadOnly && process.Reopens() {
 		process.Close()
-		return nil, nil, errReopens
+		return nil, nil, rdma.ErrMapping // sealing does not help: writers of other sessions map the same memory
 	}
 	page, err := host.NewSharedPage()
 	if err != nil {
