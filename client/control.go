@@ -24,8 +24,12 @@ import (
 type controllerCalls struct {
 	urls    []string                           // base URLs; never changes
 	clients []quarrypbconnect.ControllerClient // one for each URL
-	current atomic.Int32                       // index of the controller to ask first
-	http    *http.Client
+	// heartbeats are clients of the same controllers over connections of their own. A call whose
+	// context ends closes its HTTP/1 connection; controllers take the end of the connection of the
+	// last heartbeat for a sign that the process has died.
+	heartbeats []quarrypbconnect.ControllerClient
+	current    atomic.Int32 // index of the controller to ask first
+	http       [2]*http.Client
 }
 
 const (
@@ -43,23 +47,31 @@ const (
 )
 
 func newControllerCalls(cfg Config) *controllerCalls {
-	tr := &http.Transport{
-		TLSClientConfig:     cfg.TLS,
-		MaxIdleConnsPerHost: 8,
-		IdleConnTimeout:     90 * time.Second,
-		DialContext:         (&net.Dialer{Timeout: connectTimeout}).DialContext,
-		ForceAttemptHTTP2:   true,
+	c := &controllerCalls{}
+	for i := range c.http {
+		c.http[i] = &http.Client{Transport: cfg.Wire.Transport(&http.Transport{
+			TLSClientConfig:     cfg.TLS,
+			MaxIdleConnsPerHost: 8,
+			IdleConnTimeout:     90 * time.Second,
+			DialContext:         (&net.Dialer{Timeout: connectTimeout}).DialContext,
+			ForceAttemptHTTP2:   true,
+		})}
 	}
-	c := &controllerCalls{http: &http.Client{Transport: cfg.Wire.Transport(tr)}}
+	token := connect.WithInterceptors(agentauth.Token(cfg.Token))
 	for _, u := range cfg.Controllers {
 		u = strings.TrimRight(u, "/")
 		c.urls = append(c.urls, u)
-		c.clients = append(c.clients, quarrypbconnect.NewControllerClient(c.http, u, connect.WithInterceptors(agentauth.Token(cfg.Token))))
+		c.clients = append(c.clients, quarrypbconnect.NewControllerClient(c.http[0], u, token))
+		c.heartbeats = append(c.heartbeats, quarrypbconnect.NewControllerClient(c.http[1], u, token))
 	}
 	return c
 }
 
-func (c *controllerCalls) close() { c.http.CloseIdleConnections() }
+func (c *controllerCalls) close() {
+	for _, h := range c.http {
+		h.CloseIdleConnections()
+	}
+}
 
 // callOptions say how a request is retried.
 type callOptions struct {
@@ -72,6 +84,8 @@ type callOptions struct {
 	// atMostOnce: the request must not be carried out twice. The call ends with ErrUnknown
 	// if a try may have reached a controller and brought no answer.
 	atMostOnce bool
+	// heartbeat: the request goes over the connection of heartbeats.
+	heartbeat bool
 }
 
 // usual are the options of most calls.
@@ -93,11 +107,15 @@ func (c *controllerCalls) do(ctx context.Context, opt callOptions, f try) error 
 	}
 	var last error // why the tries so far failed; not why ctx ended
 	elected := clock.In(opt.electionTimeout)
+	clients := c.clients
+	if opt.heartbeat {
+		clients = c.heartbeats
+	}
 	for n := 1; ; n++ {
 		i := int(c.current.Load())
 		opt.tryTimeout = c.timeOfTry(ctx, opt, n)
 		tctx, cancel := context.WithTimeout(ctx, opt.tryTimeout)
-		err := f(tctx, c.clients[i])
+		err := f(tctx, clients[i])
 		cancel()
 		if err == nil {
 			return nil

@@ -135,7 +135,7 @@ func (s *session) heartbeat(ctx context.Context) (acked uint64, ok bool) {
 	sent := clock.Now()
 	var res *quarrypb.HeartbeatResponse
 	// One stopped controller must not use up the lease: others may answer.
-	opt := callOptions{electionTimeout: electionTimeout, tryTimeout: max(minHeartbeatTry, time.Duration(s.leaseUntil.Load()-sent)/3)}
+	opt := callOptions{heartbeat: true, electionTimeout: electionTimeout, tryTimeout: max(minHeartbeatTry, time.Duration(s.leaseUntil.Load()-sent)/3)}
 	if len(s.client.cfg.Controllers) > 1 {
 		opt.tryTimeout = min(opt.tryTimeout, tryTimeout)
 	}

@@ -87,7 +87,10 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	suspended := int64(clock.Suspended())
 	sent, wall := clock.Look()
 	ticket := rdma.NewCredentials()
-	res, err := request(c.control, ctx, &quarrypb.OpenSessionRequest{Name: c.cfg.Name, Rights: rights, Token: c.cfg.Token, Key: ticket.Holder[:]}, quarrypbconnect.ControllerClient.OpenSession)
+	var res *quarrypb.OpenSessionResponse
+	opt := usual
+	opt.heartbeat = true // the request counts as the session's first
+	err := c.control.do(ctx, opt, tryOf(&res, &quarrypb.OpenSessionRequest{Name: c.cfg.Name, Rights: rights, Token: c.cfg.Token, Key: ticket.Holder[:]}, quarrypbconnect.ControllerClient.OpenSession))
 	if err != nil {
 		return nil, fmt.Errorf("open a session: %w", err)
 	}
