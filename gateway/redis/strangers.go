@@ -11,8 +11,8 @@ const (
 	// is served however many others stay silent.
 	maxStrangers = 1024
 	// maxStrangerBytes bounds the input buffer of each, which begins with strangerBufferBytes: a
-	// password has at most 16 KiB.
-	maxStrangerBytes    = 32 << 10
+	// command that gives a password has less.
+	maxStrangerBytes    = 8 << 10
 	strangerBufferBytes = 512
 	// loginTimeout is how long a connection may take to give the password.
 	loginTimeout = 10 * time.Second
