@@ -242,6 +242,44 @@ func (h *heartbeats) proxy(t *testing.T, to string) string {
 	})
 }
 
+// TestHeartbeatsHaveConnectionsOfTheirOwn: a call that meets its deadline closes its connection,
+// and controllers take the end of the connection of the last heartbeat for a sign of death.
+func TestHeartbeatsHaveConnectionsOfTheirOwn(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 1})
+	var mu sync.Mutex
+	beat, other := map[string]int{}, map[string]int{} // requests by address of the connection
+	controller := proxy(t, cluster.Controller.URL(), func(r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.HasSuffix(r.URL.Path, "/Heartbeat") || strings.HasSuffix(r.URL.Path, "/OpenSession") {
+			beat[r.RemoteAddr]++
+		} else {
+			other[r.RemoteAddr]++
+		}
+	})
+	c, err := client.Connect(t.Context(), client.Config{Controllers: []string{controller}, Transport: client.TransportTCP})
+	require.NoError(t, err)
+	defer c.Close()
+	sum := func(m map[string]int) (n int) {
+		for _, k := range m {
+			n += k
+		}
+		return n
+	}
+	require.Eventually(t, func() bool {
+		err := c.Names().List(t.Context(), "", "", func(client.Name) error { return nil })
+		require.NoError(t, err)
+		mu.Lock()
+		defer mu.Unlock()
+		return sum(beat) > 2 && sum(other) > 2
+	}, 3*time.Minute, 5*time.Millisecond)
+	mu.Lock()
+	defer mu.Unlock()
+	for address := range beat {
+		require.Zero(t, other[address], "a heartbeat and a call share the connection %s", address)
+	}
+}
+
 // proxy passes requests on to a controller, each behind look. It returns its own address.
 func proxy(t *testing.T, to string, look func(*http.Request)) string {
 	u, err := url.Parse(to)
