@@ -23,8 +23,8 @@ import (
 )
 
 // TestAFullNodeIsNotATroubledOne: a node that has no room for another session refuses
-// it, at once and by name, and nobody calls the node sick for that: the ones it serves go
-// on, and the programs of other nodes get in.
+// it at once with an error that names the limit. Clients do not report trouble of that node:
+// the sessions that it serves go on, and the programs of other nodes get in.
 func TestAFullNodeIsNotATroubledOne(t *testing.T) {
 	for _, transport := range []string{client.TransportTCP, client.TransportSHM} {
 		t.Run(transport, func(t *testing.T) {

@@ -59,8 +59,8 @@ func TestHazard31_SessionIdsAreNotReused(t *testing.T) {
 	r.run()
 	w = r.ask(Scrubbed{Serials: []uint64{victim.Serial}})
 	r.settle()
-	// Somebody may still be about to take over what the victim had reserved: a call
-	// that has begun before, or whose session has not told what it is in.
+	// A takeover of what the victim had reserved may still be under way: in a call
+	// that began before, or in one whose session has not acknowledged a later reclaim epoch.
 	epoch := r.table().ReclaimEpoch
 	for i, ack := range map[int]uint64{0: epoch, 1: epoch, 3: epoch - 1} {
 		r.ask(&quarrypb.HeartbeatRequest{Serial: tickets[i].Serial, ReclaimEpoch: ack})

@@ -145,7 +145,7 @@ func TestMediumsAreNotOverfilled(t *testing.T) {
 	require.Contains(t, err.Text, "in /disk2")
 	st := answerOf[*quarrypb.StatusResponse](r, r.ask(&quarrypb.StatusRequest{}))
 	require.EqualValues(t, 8<<20, *st.Table.Nodes[0].AvailableBytes)
-	r.say(2, 64<<20, 1<<30) // somebody has made room
+	r.say(2, 64<<20, 1<<30) // the disk has room again
 	require.EqualValues(t, 2, r.grow(1, quarrypb.Durability_DURABILITY_MEM).Replicas[0].Node)
 }
 

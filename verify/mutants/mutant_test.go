@@ -30,7 +30,7 @@ type found struct {
 	Runs   int
 	What   string
 	Detail string
-	At     string // which schedule it was, for the next run's hint
+	At     string // the schedule that found it; kept as the hint of the next run
 }
 
 // all lists every mutant. Its number is its place, from 1.
