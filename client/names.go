@@ -82,14 +82,18 @@ func entryOf(name string, m *quarrypb.Name, err error) (Name, error) {
 
 // Create adds a name that stands for ref; ErrNameExists if the name is taken.
 func (n *Names) Create(ctx context.Context, name, kind string, ref Ref) (Name, error) {
-	return n.create(ctx, name, kind, ref, 0)
+	return n.create(ctx, name, kind, ref, nil)
 }
 
-// create is Create on condition that the session with a serial is live; ErrFenced otherwise.
-// Serial 0 means no condition.
-func (n *Names) create(ctx context.Context, name, kind string, ref Ref, serial uint64) (Name, error) {
+// create is Create on condition that a session is live; ErrFenced otherwise. A nil session
+// means no condition.
+func (n *Names) create(ctx context.Context, name, kind string, ref Ref, s *session) (Name, error) {
 	e := Name{Name: name, Kind: kind, Ref: ref, Owner: n.c.cfg.Name}
-	m, err := requestOnce(n.c.control, ctx, &quarrypb.CreateNameRequest{Name: e.message(), Serial: serial}, quarrypbconnect.ControllerClient.CreateName)
+	q := &quarrypb.CreateNameRequest{Name: e.message()}
+	if s != nil {
+		q.Serial, q.Proof = s.ticket.Serial, s.proof
+	}
+	m, err := requestOnce(n.c.control, ctx, q, quarrypbconnect.ControllerClient.CreateName)
 	if ce := new(connect.Error); errors.As(err, &ce) && ce.Code() == connect.CodeFailedPrecondition {
 		return Name{}, fmt.Errorf("%w: name %q: %s", ErrFenced, name, ce.Message())
 	}

@@ -75,5 +75,5 @@ func (o *Operation) CreateName(ctx context.Context, name, kind string, ref Ref) 
 	if err := o.s.err(); err != nil {
 		return Name{}, fmt.Errorf("name %q: the object was made under a session that has ended: %w", name, err)
 	}
-	return o.c.Names().create(ctx, name, kind, ref, o.s.ticket.Serial)
+	return o.c.Names().create(ctx, name, kind, ref, o.s)
 }

@@ -145,7 +145,7 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 	key := s.c.nameKey(n.Name)
 	cmps := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", 0)}
 	if r.Msg.Serial != 0 {
-		cmp, err := s.whileLive(ctx, r.Msg.Serial)
+		cmp, err := s.whileLive(ctx, t, r.Msg.Serial, r.Msg.Proof)
 		if err != nil {
 			return nil, err
 		}
@@ -173,9 +173,13 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 	return connect.NewResponse(n), nil
 }
 
-// whileLive makes a transaction fail unless a session is live then. A session's record
-// changes when it is live no longer, and not before.
-func (s *service) whileLive(ctx context.Context, serial uint64) (clientv3.Cmp, error) {
+// whileLive makes a transaction fail unless a session is live then, and refuses a caller that
+// does not show the session's proof. A session's record changes when it is live no longer, and
+// not before.
+func (s *service) whileLive(ctx context.Context, t *term, serial uint64, proof []byte) (clientv3.Cmp, error) {
+	if err := t.keys.Load().Holds(serial, proof); err != nil {
+		return clientv3.Cmp{}, s.coded(err)
+	}
 	key := s.c.cfg.Prefix + state.SessionKey(serial)
 	res, err := s.c.cfg.Etcd.Get(ctx, key)
 	if err != nil {

@@ -76,7 +76,7 @@ func (s *service) CreateNames(ctx context.Context, r *connect.Request[quarrypb.C
 	}
 	cmps := []clientv3.Cmp{guard(t.key, t.rev)}
 	if r.Msg.Serial != 0 {
-		cmp, err := s.whileLive(ctx, r.Msg.Serial)
+		cmp, err := s.whileLive(ctx, t, r.Msg.Serial, r.Msg.Proof)
 		if err != nil {
 			return nil, err
 		}

@@ -44,6 +44,27 @@ func TestNames(t *testing.T) {
 	refused(t, rpc.DeleteName, &quarrypb.DeleteNameRequest{Name: "a/b"}, connect.CodeNotFound, `"a/b"`)
 }
 
+// TestANameUnderASessionNeedsItsProof: serials are a counter, so that knowing one shows nothing.
+func TestANameUnderASessionNeedsItsProof(t *testing.T) {
+	_, etcd := store(t)
+	c, rpc := start(t, controller.Config{Etcd: etcd})
+	lead(t, c)
+	open := func(name string) *quarrypb.OpenSessionResponse {
+		return do(t, rpc.OpenSession, &quarrypb.OpenSessionRequest{Name: name, Key: publicKey[:]})
+	}
+	victim, other := open("victim"), open("other")
+	serial := victim.Ticket.Serial
+	for _, proof := range [][]byte{nil, other.Proof} {
+		refused(t, rpc.CreateName, &quarrypb.CreateNameRequest{Name: goodName("x"), Serial: serial, Proof: proof}, connect.CodePermissionDenied, "proof")
+		refused(t, rpc.CreateNames, &quarrypb.CreateNamesRequest{Names: []*quarrypb.Name{goodName("x")}, Serial: serial, Proof: proof}, connect.CodePermissionDenied, "proof")
+	}
+	refused(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "x"}, connect.CodeNotFound, "x")
+	do(t, rpc.CreateName, &quarrypb.CreateNameRequest{Name: goodName("x"), Serial: serial, Proof: victim.Proof})
+	do(t, rpc.CreateNames, &quarrypb.CreateNamesRequest{Names: []*quarrypb.Name{goodName("y")}, Serial: serial, Proof: victim.Proof})
+	do(t, rpc.CloseSession, &quarrypb.CloseSessionRequest{Serial: serial, Proof: victim.Proof})
+	refused(t, rpc.CreateName, &quarrypb.CreateNameRequest{Name: goodName("z"), Serial: serial, Proof: victim.Proof}, connect.CodeFailedPrecondition, "has ended")
+}
+
 func TestNameLimits(t *testing.T) {
 	_, etcd := store(t)
 	c, rpc := start(t, controller.Config{Etcd: etcd})

@@ -23,7 +23,6 @@ import (
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/clock"
-	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -40,7 +39,7 @@ type term struct {
 	http    *http.Client
 	leased  atomic.Int64 // until then the lease is there, as etcd has said last
 	cluster [16]byte
-	signer  atomic.Pointer[keyring.Signer] // of commands to agents
+	keys    atomic.Pointer[state.Credentials] // as of the machine's latest turn
 	events  chan state.Event
 	over    chan struct{} // closed when the term ends
 	why     error         // good once over is closed
@@ -95,7 +94,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 		return nil, err
 	}
 	t.cluster = [16]byte(t.machine.Cluster())
-	t.signer.Store(t.machine.Signer())
+	t.keys.Store(t.machine.Credentials())
 	// Requests come after the machine knows that it leads: before, it would refuse them.
 	t.renew(ctx)
 	lead, ok := t.extend(ctx)
@@ -162,7 +161,7 @@ func (t *term) run(ctx context.Context) error {
 			return errHung
 		}
 		actions := t.machine.Step(now(), ev)
-		t.signer.Store(t.machine.Signer())
+		t.keys.Store(t.machine.Credentials())
 		pace.stepped(now(), state.Active(ev, actions))
 		if err := t.act(ctx, actions); err != nil {
 			return err
@@ -419,7 +418,7 @@ func (t *term) wrote(a state.Commit, res *clientv3.TxnResponse) (rev uint64, don
 
 // agent calls the agent of a node, at a URL.
 func (t *term) agent(node uint32, url string) quarrypbconnect.AgentClient {
-	return quarrypbconnect.NewAgentClient(agentauth.Client(t.http, t.signer.Load(), agentauth.Node{Cluster: t.cluster, Number: node}), url)
+	return quarrypbconnect.NewAgentClient(agentauth.Client(t.http, t.keys.Load().Signer, agentauth.Node{Cluster: t.cluster, Number: node}), url)
 }
 
 // call asks an agent.

@@ -271,7 +271,7 @@ func (f *fences) revokeSession(waiter uint64, r *quarrypb.RevokeSessionRequest) 
 		return
 	}
 	if r.Serial != 0 {
-		if err := f.m.holds(r.Serial, r.Proof); err != nil {
+		if err := f.m.Credentials().Holds(r.Serial, r.Proof); err != nil {
 			f.m.fail(waiter, err)
 			return
 		}

@@ -26,6 +26,7 @@ type keys struct {
 	rec                     *quarrypb.SigningKeys // as staged
 	current, next, previous *keyring.Signer       // nil: there is none
 	look                    int64                 // no step of a rotation before
+	given                   *Credentials          // of these keys; nil: not asked for since they changed
 }
 
 // newKeys is the record of a cluster that has none.
@@ -55,7 +56,7 @@ func DecodeKeys(b []byte) (*quarrypb.SigningKeys, error) {
 
 // use makes the signers of a record.
 func (k *keys) use(rec *quarrypb.SigningKeys) {
-	k.rec = rec
+	k.rec, k.given = rec, nil
 	k.current, k.next, k.previous = signerOf(rec.Current), signerOf(rec.Next), signerOf(rec.Previous)
 }
 
@@ -86,8 +87,23 @@ func (k *keys) signers() []*keyring.Signer {
 	return slices.DeleteFunc([]*keyring.Signer{k.current, k.next, k.previous}, func(s *keyring.Signer) bool { return s == nil })
 }
 
-// Signer is the key that commands to nodes are signed with. It changes with a rotation.
-func (m *Machine) Signer() *keyring.Signer { return m.keys.current }
+// Credentials are what the keys are used for outside of the machine's turns: they sign
+// commands to nodes and check the proofs of sessions. A rotation makes others; these do not change.
+type Credentials struct {
+	Signer      *keyring.Signer // of commands to nodes
+	previous    *keyring.Signer // of the proofs of sessions before firstSerial; nil: there is none
+	firstSerial uint64          // the first session whose ticket Signer has signed
+	cluster     []byte          // the cluster's uuid
+}
+
+// Credentials are those of the keys that are current.
+func (m *Machine) Credentials() *Credentials {
+	k := &m.keys
+	if k.given == nil {
+		k.given = &Credentials{Signer: k.current, previous: k.previous, firstSerial: k.rec.Current.FirstSerial, cluster: m.cluster.Uuid}
+	}
+	return k.given
+}
 
 // issue signs a ticket of this cluster.
 func (m *Machine) issue(t rdma.Ticket) *quarrypb.Ticket {
@@ -101,19 +117,19 @@ const sessionLabel = "quarry session"
 
 // proof is the secret that a session's calls show. It is made again of the key that has signed
 // the session's ticket, so that no record holds it.
-func (m *Machine) proof(serial uint64) []byte {
-	k := m.keys.current
-	if serial < m.keys.rec.Current.FirstSerial && m.keys.previous != nil {
-		k = m.keys.previous
+func (c *Credentials) proof(serial uint64) []byte {
+	k := c.Signer
+	if serial < c.firstSerial && c.previous != nil {
+		k = c.previous
 	}
-	b := append(m.cluster.Uuid[:len(m.cluster.Uuid):len(m.cluster.Uuid)], make([]byte, 8)...)
-	binary.LittleEndian.PutUint64(b[len(m.cluster.Uuid):], serial)
+	b := append(c.cluster[:len(c.cluster):len(c.cluster)], make([]byte, 8)...)
+	binary.LittleEndian.PutUint64(b[len(c.cluster):], serial)
 	return k.Proof(sessionLabel, b)
 }
 
-// holds refuses a call in the name of a session whose proof it does not show.
-func (m *Machine) holds(serial uint64, proof []byte) *Error {
-	if !hmac.Equal(m.proof(serial), proof) {
+// Holds refuses a call in the name of a session whose proof it does not show.
+func (c *Credentials) Holds(serial uint64, proof []byte) *Error {
+	if !hmac.Equal(c.proof(serial), proof) {
 		return errorf(Denied, "the call does not show the proof that the session with serial %d was given when it was opened", serial)
 	}
 	return nil
@@ -123,7 +139,7 @@ func (m *Machine) holds(serial uint64, proof []byte) *Error {
 func (m *Machine) callOf(serial uint64, proof []byte) (*session, *Error) {
 	s, err := m.liveSession(serial)
 	if err == nil {
-		err = m.holds(serial, proof)
+		err = m.Credentials().Holds(serial, proof)
 	}
 	return s, err
 }

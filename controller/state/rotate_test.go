@@ -22,7 +22,7 @@ func TestRotation(t *testing.T) {
 	register()
 	before := r.m.keys.current
 	old := r.open("old")
-	proof := r.m.proof(old.Serial)
+	proof := r.m.Credentials().proof(old.Serial)
 	states := func() (out []string) {
 		for _, k := range answerOf[*quarrypb.KeysResponse](r, r.ask(&quarrypb.ListKeysRequest{})).Keys {
 			out = append(out, k.State)
@@ -47,7 +47,7 @@ func TestRotation(t *testing.T) {
 	}
 	pass()
 	require.Equal(t, []string{"next", "current"}, states(), "node b has not learned it")
-	require.Equal(t, before.ID(), r.m.Signer().ID())
+	require.Equal(t, before.ID(), r.m.Credentials().Signer.ID())
 
 	r.start() // another leader
 	r.settle()
@@ -58,9 +58,9 @@ func TestRotation(t *testing.T) {
 	beat(2, before.ID(), next.ID())
 	pass()
 	require.Equal(t, []string{"current", "previous"}, states())
-	require.Equal(t, next.ID(), r.m.Signer().ID())
+	require.Equal(t, next.ID(), r.m.Credentials().Signer.ID())
 	require.Equal(t, next.ID(), r.open("new").KeyId)
-	require.Equal(t, proof, r.m.proof(old.Serial), "what a session was given stays good")
+	require.Equal(t, proof, r.m.Credentials().proof(old.Serial), "what a session was given stays good")
 	pass()
 	require.Equal(t, []string{"current", "previous"}, states(), "a session of before lives")
 	require.Equal(t, Precondition, r.refusal(r.ask(&quarrypb.RotateKeyRequest{})).Code)

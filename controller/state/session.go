@@ -83,7 +83,7 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		DefaultReplicas: m.defaultReplicas(),
 		Ticket:          m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Rights: rights, Holder: keyring.Public(r.Key)}),
 		LeaseMs:         uint32(m.cfg.Lease.Milliseconds()),
-		Proof:           m.proof(rec.Serial),
+		Proof:           m.Credentials().proof(rec.Serial),
 	}})
 }
 

@@ -2379,9 +2379,10 @@ func (x *Name) GetNotes() map[string]string {
 type CreateNameRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  *Name                  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Unless 0: only while the session with this serial is live. Who has made the object
-	// names it by this, because what an ended session has not named may be freed.
+	// Unless 0: only while the session with this serial is live. The session that has made an
+	// object names it so, because objects that an ended session has not named may be freed.
 	Serial        uint64 `protobuf:"varint,2,opt,name=serial,proto3" json:"serial,omitempty"`
+	Proof         []byte `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"` // that OpenSession gave to this session; with a serial
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2428,6 +2429,13 @@ func (x *CreateNameRequest) GetSerial() uint64 {
 		return x.Serial
 	}
 	return 0
+}
+
+func (x *CreateNameRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
 }
 
 type LookupNameRequest struct {
@@ -2567,6 +2575,7 @@ type CreateNamesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Names         []*Name                `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`    // at most 100, each once
 	Serial        uint64                 `protobuf:"varint,2,opt,name=serial,proto3" json:"serial,omitempty"` // as in CreateNameRequest
+	Proof         []byte                 `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"`    // as in CreateNameRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2613,6 +2622,13 @@ func (x *CreateNamesRequest) GetSerial() uint64 {
 		return x.Serial
 	}
 	return 0
+}
+
+func (x *CreateNamesRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
 }
 
 type CreateNamesResponse struct {
@@ -7143,19 +7159,21 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"NotesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"f\n" +
 	"\x11CreateNameRequest\x12#\n" +
 	"\x04name\x18\x01 \x01(\v2\x0f.quarry.v1.NameR\x04name\x12\x16\n" +
-	"\x06serial\x18\x02 \x01(\x04R\x06serial\"'\n" +
+	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x14\n" +
+	"\x05proof\x18\x03 \x01(\fR\x05proof\"'\n" +
 	"\x11LookupNameRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"*\n" +
 	"\x12LookupNamesRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\"<\n" +
 	"\x13LookupNamesResponse\x12%\n" +
-	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\"S\n" +
+	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\"i\n" +
 	"\x12CreateNamesRequest\x12%\n" +
 	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\x12\x16\n" +
-	"\x06serial\x18\x02 \x01(\x04R\x06serial\"<\n" +
+	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x14\n" +
+	"\x05proof\x18\x03 \x01(\fR\x05proof\"<\n" +
 	"\x13CreateNamesResponse\x12%\n" +
 	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\"R\n" +
 	"\x0fSwapNameRequest\x12#\n" +
