@@ -132,7 +132,7 @@ var publicKey, secret = keyring.NewSigner([keyring.SeedBytes]byte{1}).Public(), 
 func (r *rig) proved(msg any) any {
 	proof := func(serial uint64, p *[]byte) {
 		if *p == nil && serial != 0 {
-			*p = r.m.proof(serial)
+			*p = r.m.Credentials().proof(serial)
 		}
 	}
 	fill := func(p *[]byte, with []byte) {
