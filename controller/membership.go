@@ -74,7 +74,7 @@ func checkController(name, peer string) error {
 	}
 	u, err := url.Parse(peer)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || strings.Trim(u.Path, "/") != "" {
-		return invalid("controller %s: --etcd-peer %q: want a URL such as http://10.0.0.4:7424", name, peer)
+		return invalid("controller %s: --etcd-peer %q: want a URL such as https://10.0.0.4:7424", name, peer)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -79,7 +80,7 @@ func (f *etcdFlags) store(ctx context.Context, a *app, name string, watched bool
 	case f.Peer == "":
 		name = "" // the only member needs no name of its own
 	}
-	srv, err = etcdembed.Start(ctx, etcdembed.Config{Dir: f.Data, Name: name, PeerURL: f.Peer, TLS: a.trust, Watched: watched, InitialCluster: f.All, Waiting: a.waitsForMembers, Log: a.etcdLog(), NoSync: f.Data == ""})
+	srv, err = etcdembed.Start(ctx, etcdembed.Config{Dir: f.Data, Name: name, PeerURL: f.Peer, TLS: a.trust, Token: a.cli.Token, Watched: watched, InitialCluster: f.All, Waiting: a.waitsForMembers, Log: a.etcdLog(), NoSync: f.Data == ""})
 	if err != nil {
 		return nil, nil, nil, nil, err
 	}
@@ -97,6 +98,15 @@ func (a *app) waitsForMembers(silent []string) {
 		return
 	}
 	fmt.Fprintf(a.errOut, "quarry: first start: waiting for controller %s\n", strings.Join(silent, ", "))
+}
+
+// guardPeer is guard for the port of the embedded etcd. A token protects that port by TLS alone.
+func (f *etcdFlags) guardPeer(a *app) (exposed bool, err error) {
+	u, err := url.Parse(f.Peer)
+	if err != nil || u.Host == "" {
+		return false, nil // none, or refused where it is used
+	}
+	return a.guard(u.Scheme == "https", "--etcd-peer and --initial-cluster with https:// (and certificates or --token)", u.Host)
 }
 
 type controllerServeCmd struct {
@@ -123,6 +133,10 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	exposedPeer, err := c.guardPeer(a)
+	if err != nil {
+		return err
+	}
 	cert, nodes := a.serving(identity.Node)
 	port, err := c.metricsFlags.open(ctx, "controller")
 	if err != nil {
@@ -138,7 +152,7 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	pages := a.console()
 	cfg := controller.Config{Pages: pages, Etcd: etcd, Alone: len(c.Etcd) == 0 && c.Peer == "", Embedded: len(c.Etcd) == 0,
 		Names: controller.NameLimits{Most: c.MaxNames, BytesPerSecond: uint64(c.NameRate)}, Listen: c.Listen, Advertise: c.Advertise, GossipListen: c.Gossip, Name: c.Name, Lease: c.Lease,
-		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, ID: own, Insecure: exposed, TLS: cert, AgentTLS: nodes, PeerTLS: a.tls, Logger: a.log}
+		RegionBytes: uint64(c.RegionBytes), ReplaceAfter: c.Replace, RebuildBytesPerSecond: uint64(c.RebuildRate), Token: a.cli.Token, ID: own, Insecure: exposed || exposedPeer, TLS: cert, AgentTLS: nodes, PeerTLS: a.tls, Logger: a.log}
 	if member != nil {
 		cfg.Member = member
 	}

@@ -86,7 +86,7 @@ func dash(s string) string {
 
 type controllerAddCmd struct {
 	Name string `arg:"" help:"Name of the new controller."`
-	Peer string `name:"etcd-peer" required:"" placeholder:"URL" help:"Where the etcds of other controllers will reach it, such as http://10.0.0.4:7424."`
+	Peer string `name:"etcd-peer" required:"" placeholder:"URL" help:"Where the etcds of other controllers will reach it, such as https://10.0.0.4:7424."`
 }
 
 func (c *controllerAddCmd) Run(ctx context.Context, a *app) error {

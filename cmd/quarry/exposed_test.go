@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,6 +24,11 @@ func TestExposedPortsAreRefused(t *testing.T) {
 		{"dev", "--listen", "0.0.0.0:0"},
 	} {
 		quarry(t, nil, "", args...).fails(t, exitUsage, args[2], "--token", "127.0.0.1", "--insecure")
+	}
+	// A token says nothing to those who reach the port of the embedded etcd.
+	for _, peer := range []string{"http://10.0.0.1:7424", "http://c1:7424"} {
+		quarry(t, nil, "", "controller", "--token", "secret", "--name", "c1", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--etcd-peer", peer, "--initial-cluster", "c1="+peer).
+			fails(t, exitUsage, strings.TrimPrefix(peer, "http://"), "https://", "--insecure")
 	}
 	quarry(t, nil, "", "gateway", "redis", "--tree", "x", "--listen", ":0").fails(t, exitUsage, "--password-file", "--insecure")
 }

@@ -206,7 +206,7 @@ func answerFirstStart(c Config, me firstStart) (stop func(), err error) {
 
 func (c Config) pollClient() *http.Client {
 	t := &http.Transport{DisableKeepAlives: true}
-	if c.TLS != nil && c.TLS.Mutual() {
+	if c.TLS != nil {
 		t.TLSClientConfig = c.TLS.Client(identity.Controller)
 	}
 	return &http.Client{Timeout: pollTimeout, Transport: t}

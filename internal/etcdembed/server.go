@@ -36,8 +36,11 @@ type Config struct {
 	// Empty: this one alone.
 	InitialCluster string
 	// TLS serves and calls peer URLs with https: members take each other's calls only with a
-	// controller's certificate. nil: peer URLs are http.
+	// controller's certificate. nil, or without an identity: Token does.
 	TLS *identity.Source
+	// Token is a secret of all members. Without TLS, members whose peer URLs are https identify
+	// each other by it: see identity.FromToken. Empty: such members need TLS.
+	Token string
 	// Watched says that Campaign is called when the process of the leader is gone: the
 	// members need not find that out by themselves soon.
 	Watched bool
@@ -140,8 +143,8 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 	if err != nil {
 		return err
 	}
-	if peer.Scheme == "https" && (c.TLS == nil || !c.TLS.Mutual() || c.TLS.ID().Role != identity.Controller) {
-		return fmt.Errorf("peer URL %s: https needs a controller's certificate and an authority: --tls-cert, --tls-key and --tls-ca, see quarry cert controller", c.PeerURL)
+	if c.TLS, err = peerIdentity(c, peer); err != nil {
+		return err
 	}
 	client, err := listenURL(c.ClientURL, filepath.Join(s.sockets, "client"))
 	if err != nil {
@@ -272,6 +275,19 @@ func listenURL(given, socket string) (*url.URL, error) {
 		return nil, fmt.Errorf("URL %q: want http://host:port", given)
 	}
 	return u, nil
+}
+
+// peerIdentity is what a member with a peer URL of https shows the others; nil with http.
+func peerIdentity(c Config, peer *url.URL) (*identity.Source, error) {
+	switch {
+	case peer.Scheme != "https":
+		return nil, nil
+	case c.TLS != nil && c.TLS.Mutual() && c.TLS.ID().Role == identity.Controller:
+		return c.TLS, nil
+	case c.Token != "" && (c.TLS == nil || !c.TLS.Mutual()):
+		return identity.FromToken(c.Token, filepath.Join(c.Dir, "peer-tls"), c.Name, c.Log)
+	}
+	return nil, fmt.Errorf("peer URL %s: https needs a controller's certificate and an authority, or a token: --tls-cert, --tls-key and --tls-ca (see quarry cert controller), or --token", c.PeerURL)
 }
 
 // peerTLS has members verify each other, in both directions, by the DNS name that only

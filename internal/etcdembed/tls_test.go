@@ -41,7 +41,7 @@ func authority(t *testing.T, cluster string) func(role identity.Role, name strin
 	}
 }
 
-// Whoever is not a controller sends no raft message, reads no log and learns no member.
+// TestPeersAreControllers: a process without a controller's certificate sends no raft message, reads no log and learns no member.
 func TestPeersAreControllers(t *testing.T) {
 	issue, foreign := authority(t, "prod"), authority(t, "prod")
 	urls := freePeers(t, 3)
@@ -123,6 +123,48 @@ func blind(src *identity.Source) *tls.Config {
 	c := src.Client(identity.Controller)
 	c.VerifyConnection = nil
 	return c
+}
+
+// TestPeersOfOneToken: without certificates of an authority, members with https in their peer URLs
+// take calls only from holders of the same token.
+func TestPeersOfOneToken(t *testing.T) {
+	urls := freePeers(t, 3)
+	for i := range urls {
+		urls[i] = strings.Replace(urls[i], "http:", "https:", 1)
+	}
+	all := fmt.Sprintf("m0=%s,m1=%s,m2=%s", urls[0], urls[1], urls[2])
+	var starts []<-chan result
+	for i := range 3 {
+		starts = append(starts, member(t, t.Context(), Config{Dir: t.TempDir(), Name: fmt.Sprintf("m%d", i), PeerURL: urls[i], InitialCluster: all, Token: "one"}))
+	}
+	var srvs []*Server
+	for _, s := range starts {
+		r := <-s
+		require.NoError(t, r.err)
+		srvs = append(srvs, r.srv)
+	}
+	cli, err := srvs[0].Client()
+	require.NoError(t, err)
+	defer cli.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err = cli.Put(ctx, "key", "kept")
+	require.NoError(t, err)
+
+	members := func(token string) error {
+		src, err := identity.FromToken(token, t.TempDir(), "m9", slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		tr := &http.Transport{TLSClientConfig: blind(src), DisableKeepAlives: true}
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, urls[1]+"/members", nil)
+		require.NoError(t, err)
+		res, err := (&http.Client{Transport: tr}).Do(r)
+		if err == nil {
+			res.Body.Close()
+		}
+		return err
+	}
+	require.NoError(t, members("one"))
+	require.Error(t, members("another"))
 }
 
 func TestPeersWithTLSNeedAControllersCertificate(t *testing.T) {

@@ -179,7 +179,7 @@ func TestChartForALaptop(t *testing.T) {
 	require.Equal(t, true, all["StatefulSet/storage"].Spec.Template.Spec.SecurityContext["runAsNonRoot"])
 	require.Equal(t, 1, all["PodDisruptionBudget/controller"].Spec.MaxUnavailable)
 	controller := all["StatefulSet/controller"].container()
-	require.Equal(t, 3, strings.Count(strings.Join(controller.Args, " "), "=http://t-quarry-controller-"), "members")
+	require.Equal(t, 3, strings.Count(strings.Join(controller.Args, " "), "=https://t-quarry-controller-"), "members, whose certificates come from the token")
 }
 
 func TestChartForARack(t *testing.T) {

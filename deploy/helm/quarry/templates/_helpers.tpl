@@ -41,7 +41,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $name := printf "%s-controller" (include "quarry.fullname" .) -}}
 {{- $members := list -}}
 {{- range $i := until (int .Values.controller.replicas) -}}
-{{- $members = append $members (printf "%s-%d=%s://%s-%d.%s.%s.svc:7424" $name $i (include "quarry.scheme" $) $name $i $name $.Release.Namespace) -}}
+{{- $members = append $members (printf "%s-%d=https://%s-%d.%s.%s.svc:7424" $name $i $name $i $name $.Release.Namespace) -}}
 {{- end -}}
 {{ join "," $members }}
 {{- end -}}
