@@ -42,6 +42,26 @@ func (c *Controller) caller(r *http.Request) (rights.Caller, error) {
 	return rights.Caller{}, errStranger
 }
 
+// page lets operators and viewers look at the pages. A browser shows a certificate, or a token as
+// the password of any user name.
+func (c *Controller) page(pages http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, password, ok := r.BasicAuth(); ok {
+			r.Header.Set(quarrypb.TokenHeader, password)
+		}
+		caller, err := c.caller(r)
+		switch {
+		case err != nil:
+			w.Header().Set("WWW-Authenticate", `Basic realm="quarry: any name, and a token of role viewer or operator as password"`)
+			http.Error(w, "show a certificate or a token of role viewer or operator; the token as password", http.StatusUnauthorized)
+		case !caller.Is(identity.Viewer, identity.Operator):
+			http.Error(w, fmt.Sprintf("%s may not see the console: it is for [%s %s]", caller.Name, identity.Viewer, identity.Operator), http.StatusForbidden)
+		default:
+			pages.ServeHTTP(w, r)
+		}
+	})
+}
+
 func denied(format string, args ...any) error {
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(format, args...))
 }

@@ -95,7 +95,7 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	mux.Handle(path, rights.Identify(c.caller, httpserver.Gate{Allow: c.allow, MaxBytes: maxBytes}.Before(calls)))
 	mux.HandleFunc("GET /healthz", c.health)
 	if cfg.Pages != nil {
-		mux.Handle("/", cfg.Pages)
+		mux.Handle("/", c.page(cfg.Pages))
 	}
 	c.server = httpserver.New("controller", mux)
 	c.server.Hosts = []string{cfg.host()}

@@ -111,7 +111,7 @@ func (s *service) CreateToken(ctx context.Context, r *connect.Request[quarrypb.C
 	case s.c.open():
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this cluster asks no caller for anything: start the controllers with --token, or with --tls-cert, --tls-key and --tls-ca, first"))
 	case role == identity.Controller || !slices.Contains(identity.Roles, role):
-		return nil, invalid("role %q: want client, node, worker, gateway or operator", r.Msg.Role)
+		return nil, invalid("role %q: want client, node, worker, gateway, viewer or operator", r.Msg.Role)
 	case len(r.Msg.Note) > maxTokenNote || strings.ContainsAny(r.Msg.Note, "\n\r"):
 		return nil, invalid("note %q: want one line of at most %d bytes", r.Msg.Note, maxTokenNote)
 	}

@@ -172,6 +172,52 @@ func TestTokensOfRoles(t *testing.T) {
 	require.Len(t, do(t, master.ListAudit, &quarrypb.ListAuditRequest{Most: 2}).Entries, 2)
 }
 
+// TestPagesAreForViewersAndOperators: a token of another role does not open them, nor does a
+// connection without a certificate where there is no token.
+func TestPagesAreForViewersAndOperators(t *testing.T) {
+	_, etcd := store(t)
+	pages := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("a page")) })
+	c, _ := start(t, controller.Config{Etcd: etcd, Token: "master", Pages: pages})
+	lead(t, c)
+	status := func(src *identity.Source, url, password string) int {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		require.NoError(t, err)
+		if password != "" {
+			r.SetBasicAuth("any name", password)
+		}
+		tr := &http.Transport{}
+		defer tr.CloseIdleConnections()
+		if src != nil {
+			tr.TLSClientConfig = src.Client(identity.Controller)
+		}
+		res, err := (&http.Client{Transport: tr}).Do(r)
+		require.NoError(t, err)
+		res.Body.Close()
+		return res.StatusCode
+	}
+	master := over(t, nil, c.URL(), "master")
+	token := func(role identity.Role) string {
+		return do(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: string(role)}).Secret
+	}
+	viewer := token(identity.Viewer)
+	for password, want := range map[string]int{"": 401, "wrong": 401, token(identity.Client): 403, token(identity.Node): 403, viewer: 200, token(identity.Operator): 200, "master": 200} {
+		require.Equal(t, want, status(nil, c.URL()+"/", password), "with %q", password)
+		require.Equal(t, want, status(nil, c.URL()+"/console/state", password), "with %q", password)
+	}
+	v := over(t, nil, c.URL(), viewer)
+	do(t, v.Status, &quarrypb.StatusRequest{})
+	refused(t, v.RemoveNode, &quarrypb.RemoveNodeRequest{Name: "n1"}, connect.CodePermissionDenied, "[operator]")
+	refused(t, v.OpenSession, &quarrypb.OpenSessionRequest{Name: "x"}, connect.CodePermissionDenied, "may not call")
+
+	issue := issuer(t, "prod")
+	own := issue(identity.Controller, "c1")
+	secure, _ := start(t, controller.Config{Etcd: etcd, Prefix: "/secure/", TLS: own.Server(), ID: own.ID(), AgentTLS: own.Client(identity.Node), Pages: pages})
+	lead(t, secure)
+	require.Equal(t, 403, status(issue(identity.Client, "app"), secure.URL(), ""))
+	require.Equal(t, 200, status(issue(identity.Viewer, "eve"), secure.URL(), ""))
+	require.Equal(t, 403, status(own, secure.URL(), ""))
+}
+
 // The record of calls has an end.
 func TestAuditIsBounded(t *testing.T) {
 	_, etcd := store(t)

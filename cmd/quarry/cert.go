@@ -18,12 +18,13 @@ import (
 
 // certCmd keeps a small certificate authority in a folder.
 type certCmd struct {
-	CreateCA   certCreateCACmd `cmd:"" name:"create-ca" help:"Make the authority of a cluster: ca.crt for every process, ca.key for nobody but this command."`
+	CreateCA   certCreateCACmd `cmd:"" name:"create-ca" help:"Make the authority of a cluster: ca.crt for every process, ca.key for this command alone."`
 	Controller certIssueCmd    `cmd:"" help:"Issue a controller's certificate."`
 	Node       certIssueCmd    `cmd:"" help:"Issue a storage node's certificate; it registers under this name only."`
 	Client     certIssueCmd    `cmd:"" help:"Issue a client's certificate."`
 	Worker     certIssueCmd    `cmd:"" help:"Issue a worker's certificate."`
 	Gateway    certIssueCmd    `cmd:"" help:"Issue a gateway's certificate."`
+	Viewer     certIssueCmd    `cmd:"" help:"Issue a certificate for a person or program that sees the cluster and changes nothing."`
 	Operator   certIssueCmd    `cmd:"" help:"Issue an operator's certificate."`
 	List       certListCmd     `cmd:"" help:"List the certificates of a folder."`
 	Expire     certExpireCmd   `cmd:"" help:"List certificates that end soon; fails if there are any."`

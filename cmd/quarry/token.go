@@ -30,7 +30,7 @@ func tokenOf(t *quarrypb.Token) tokenView {
 }
 
 type tokenCreateCmd struct {
-	Role string `required:"" enum:"client,node,worker,gateway,operator" help:"client, node, worker, gateway or operator."`
+	Role string `required:"" enum:"client,node,worker,gateway,viewer,operator" help:"client, node, worker, gateway, viewer (sees status and the console, changes nothing) or operator."`
 	Note string `placeholder:"TEXT" help:"What it is for."`
 }
 

@@ -12,7 +12,7 @@ import (
 
 // Config of a Console.
 type Config struct {
-	// Token that visitors show as the password of any user, and controllers are shown.
+	// Token that controllers are shown.
 	Token string
 	TLS   *tls.Config
 	// Jobs lists jobs for the page; nil shows none.

@@ -34,12 +34,9 @@ func serve(t *testing.T, c *testcluster.Cluster, cfg console.Config) string {
 	return s.URL
 }
 
-func get(t *testing.T, url, password string) (int, string) {
+func get(t *testing.T, url string) (int, string) {
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	require.NoError(t, err)
-	if password != "" {
-		r.SetBasicAuth("anybody", password)
-	}
 	res, err := http.DefaultClient.Do(r)
 	require.NoError(t, err)
 	defer res.Body.Close()
@@ -64,7 +61,7 @@ func TestStateAndBlocks(t *testing.T) {
 	}})
 	var s console.Snapshot
 	require.Eventually(t, func() bool {
-		code, body := get(t, url+"/console/state", "")
+		code, body := get(t, url+"/console/state")
 		require.Equal(t, http.StatusOK, code)
 		s = console.Snapshot{}
 		require.NoError(t, json.Unmarshal([]byte(body), &s))
@@ -79,7 +76,7 @@ func TestStateAndBlocks(t *testing.T) {
 	require.True(t, s.Controllers[0].Leader)
 	region := s.Regions[0]
 	require.Equal(t, "open", region.State)
-	code, body := get(t, url+"/console/blocks?node="+itoa(region.Replicas[0].Node)+"&region="+itoa(region.ID), "")
+	code, body := get(t, url+"/console/blocks?node="+itoa(region.Replicas[0].Node)+"&region="+itoa(region.ID))
 	require.Equal(t, http.StatusOK, code)
 	opened := 0
 	for i := 0; i < len(body); i += 3 {
@@ -91,25 +88,14 @@ func TestStateAndBlocks(t *testing.T) {
 	require.GreaterOrEqual(t, opened, 8)
 
 	for query, want := range map[string]int{"?node=x&region=1": 400, "?node=1": 400, "?node=1&region=999": 404, "?node=77&region=1": 502} {
-		code, _ := get(t, url+"/console/blocks"+query, "")
+		code, _ := get(t, url+"/console/blocks"+query)
 		require.Equal(t, want, code, query)
 	}
-	code, _ = get(t, url+"/nothing", "")
+	code, _ = get(t, url+"/nothing")
 	require.Equal(t, http.StatusNotFound, code)
 }
 
 func itoa(n uint32) string { b, _ := json.Marshal(n); return string(b) }
-
-func TestTokenIsAskedFor(t *testing.T) {
-	c := testcluster.New(t, testcluster.Options{Nodes: 1})
-	url := serve(t, c, console.Config{Token: "secret"})
-	for password, want := range map[string]int{"": 401, "wrong": 401, "secret": 200} {
-		for _, path := range []string{"/", "/app.js", "/console/state"} {
-			code, _ := get(t, url+path, password)
-			require.Equal(t, want, code, "%s with %q", path, password)
-		}
-	}
-}
 
 // browser opens a page in a real one.
 func browser(t *testing.T) context.Context {

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -33,11 +32,6 @@ func (c *Console) routes() http.Handler {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cache-Control", "no-store")
-		if _, password, _ := r.BasicAuth(); c.cfg.Token != "" && !agentauth.RightToken(c.cfg.Token, password) {
-			h.Set("WWW-Authenticate", `Basic realm="quarry: any name, and the cluster's token as password"`)
-			http.Error(w, "the cluster's token is asked for, as password", http.StatusUnauthorized)
-			return
-		}
 		mux.ServeHTTP(w, r)
 	})
 }

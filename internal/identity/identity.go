@@ -18,12 +18,13 @@ const (
 	Node       Role = "node"       // storage nodes, and their agents
 	Worker     Role = "worker"     // processes that run parts of jobs
 	Gateway    Role = "gateway"    // processes that serve other protocols
+	Viewer     Role = "viewer"     // people and programs that look at the cluster and change nothing
 	Operator   Role = "operator"   // people and programs that change the cluster
 	Controller Role = "controller" // controllers, and the etcd inside them
 )
 
 // Roles lists every role.
-var Roles = []Role{Client, Node, Worker, Gateway, Operator, Controller}
+var Roles = []Role{Client, Node, Worker, Gateway, Viewer, Operator, Controller}
 
 const (
 	scheme = "spiffe"

@@ -20,6 +20,7 @@ const (
 	node       = identity.Node
 	worker     = identity.Worker
 	gateway    = identity.Gateway
+	viewer     = identity.Viewer
 	operator   = identity.Operator
 	controller = identity.Controller
 )
@@ -32,9 +33,9 @@ var (
 	users    = to(client, worker, gateway, operator)
 	sessions = to(client, worker, gateway, operator, node) // a node's own programs have sessions too
 	nodes    = to(node)
-	readers  = to(client, worker, gateway, operator, node, controller)
+	readers  = to(client, worker, gateway, viewer, operator, node, controller)
 	deleters = to(worker, gateway, operator)
-	lookers  = to(operator, controller) // controllers show it on their page
+	lookers  = to(viewer, operator, controller) // controllers show it on their page
 	admins   = admin(operator)
 )
 
