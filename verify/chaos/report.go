@@ -15,6 +15,7 @@ type Report struct {
 	Nodes       int      `json:"nodes"`
 	Replicas    int      `json:"replicas"`
 	Lease       string   `json:"lease"`
+	Trust       string   `json:"trust"` // mutual TLS, or none
 	Rows        []*Row   `json:"rows"`
 	Skipped     []string `json:"skipped,omitempty"`
 	Seconds     float64  `json:"seconds"`
@@ -115,7 +116,7 @@ func (r *Row) String() string {
 
 // Text prints the report as a table.
 func (r *Report) Text(out io.Writer) {
-	fmt.Fprintf(out, "\n%d controllers, %d storage nodes, %d replicas, lease %s; network: %s; %.0f s\n\n", r.Controllers, r.Nodes, r.Replicas, r.Lease, r.Network, r.Seconds)
+	fmt.Fprintf(out, "\n%d controllers, %d storage nodes, %d replicas, lease %s; network: %s; trust: %s; %.0f s\n\n", r.Controllers, r.Nodes, r.Replicas, r.Lease, r.Network, r.Trust, r.Seconds)
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "FAULT\tRUNS\tOPERATIONS\tUNKNOWN\tGAP s\tMEDIAN\tOF CHANGES s\tMEDIAN\tLOST\tILLEGAL\tFINDINGS\tPROBLEMS\t")
 	for _, row := range r.Rows {

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/local"
 )
 
@@ -36,6 +37,8 @@ type Config struct {
 	Pace time.Duration
 	// Loopback forbids network namespaces.
 	Loopback bool
+	// Plain has processes talk without TLS; else each shows a certificate.
+	Plain bool
 	// Dir keeps what runs that went wrong have left; empty means a temporary folder.
 	Dir string
 	// Say is told what is going on. May be nil.
@@ -88,7 +91,7 @@ const (
 // the report.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	cfg = cfg.withDefaults()
-	rep := &Report{Nodes: cfg.Nodes, Replicas: cfg.Replicas, Controllers: cfg.Controllers, Lease: cfg.Lease.String()}
+	rep := &Report{Nodes: cfg.Nodes, Replicas: cfg.Replicas, Controllers: cfg.Controllers, Lease: cfg.Lease.String(), Trust: map[bool]string{true: "none", false: "mutual TLS"}[cfg.Plain]}
 	var net *network
 	if cfg.Loopback {
 		rep.Network = "loopback, as asked"
@@ -144,6 +147,9 @@ type run struct {
 	workers []*clientProcess
 	nextID  int      // of a client process; never used twice
 	objects []string // shared ones, by reference or key
+
+	// Variables that name the certificates of clients, and of commands; none without TLS.
+	asWorker, asOperator []string
 
 	// Of the present fault, for its heal.
 	target  string         // member that it strikes
@@ -224,7 +230,7 @@ func (r *run) start(ctx context.Context) error {
 	var err error
 	cfg := local.Config{
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Controllers: r.cfg.Controllers, Dir: r.dir, Keep: true, RegionBytes: regionBytes,
-		Capacity: strconv.Itoa(capacityRegions*32) + "MiB", Lease: r.cfg.Lease.String(), LogLevel: "info",
+		Capacity: strconv.Itoa(capacityRegions*32) + "MiB", Lease: r.cfg.Lease.String(), LogLevel: "info", TLS: !r.cfg.Plain,
 	}
 	if r.net != nil {
 		cfg.Host = func(member string) local.Host {
@@ -236,6 +242,16 @@ func (r *run) start(ctx context.Context) error {
 	r.cluster, err = local.Start(ctx, cfg)
 	if err := errors.Join(err, hostErr); err != nil {
 		return err
+	}
+	if !r.cfg.Plain {
+		// Workers are gateways, too: each has one inside.
+		r.asWorker, err = r.cluster.Env(identity.Gateway, "worker")
+		if err == nil {
+			r.asOperator, err = r.cluster.Env(identity.Operator, "ops")
+		}
+		if err != nil {
+			return err
+		}
 	}
 	// More regions than one, with different primaries.
 	if _, err := r.quarry(ctx, nil, "region", "create", "--replicas", strconv.Itoa(r.cfg.Replicas), "--count", "3"); err != nil {
@@ -278,7 +294,7 @@ func (r *run) spawn(ctx context.Context, place string, w workerConfig) (*clientP
 	if err != nil {
 		return nil, err
 	}
-	p, err := local.Run(ctx, local.Command{Name: name, Run: h.Run, Path: r.cfg.Self, Env: []string{workerEnv + "=" + file}, Log: filepath.Join(r.dir, name+".err")})
+	p, err := local.Run(ctx, local.Command{Name: name, Run: h.Run, Path: r.cfg.Self, Env: append([]string{workerEnv + "=" + file}, r.asWorker...), Log: filepath.Join(r.dir, name+".err")})
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"time"
@@ -105,6 +106,7 @@ func (r *run) quarry(ctx context.Context, into any, args ...string) (code int, e
 		all = append(all, "--json", "--timeout", "5s", "-C", url)
 		cctx, cancel := context.WithTimeout(ctx, healTimeout)
 		cmd := exec.CommandContext(cctx, all[0], all[1:]...)
+		cmd.Env = append(os.Environ(), r.asOperator...)
 		var errs strings.Builder
 		cmd.Stderr = &errs
 		var out []byte

@@ -143,8 +143,12 @@ func (cfg workerConfig) run(ctx context.Context, out io.Writer) error {
 
 // connect opens the worker's session.
 func (w *worker) connect(ctx context.Context, log *slog.Logger) error {
+	env, err := client.ConfigFromEnvironment()
+	if err != nil {
+		return err
+	}
 	return w.insist(ctx, func(ctx context.Context) (err error) {
-		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, Transport: w.Transport, Replicas: w.Replicas,
+		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, TLS: env.TLS, Transport: w.Transport, Replicas: w.Replicas,
 			Name: fmt.Sprintf("worker-%d", w.ID), Logger: log, Lanes: max(4, w.Threads+connections+2)})
 		return err
 	})
