@@ -44,6 +44,9 @@ type Config struct {
 	RDMADevice string
 	// Token is the cluster's token; "" if the cluster requires none.
 	Token string
+	// Tenant is the tenant that the session is opened in, and whose memory it can reach; "" means the
+	// tenant "default", which every cluster has.
+	Tenant string
 	// TLS configures https controllers; nil means the system's defaults.
 	TLS *tls.Config
 	// Lanes is the number of calls that can run at the same time, 1 to 256. Further calls
@@ -117,6 +120,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("client: durability %d: want Volatile or Durable", c.Durability)
 	case strings.ContainsAny(c.Name, "\n\r") || len(c.Name) > 255:
 		return fmt.Errorf("client: name %q: want one line of at most 255 bytes", c.Name)
+	case strings.Trim(c.Tenant, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(c.Tenant) > 63:
+		return fmt.Errorf("client: tenant %q: want at most 63 of a-z, 0-9, - and _", c.Tenant)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ const DefaultController = "http://127.0.0.1:7420"
 //
 //	QUARRY_CONTROLLER    comma-separated URLs; default DefaultController
 //	QUARRY_TOKEN         token of the cluster
+//	QUARRY_TENANT        tenant that sessions are opened in
 //	QUARRY_TLS_CERT      file of this program's certificate, PEM; with QUARRY_TLS_KEY
 //	QUARRY_TLS_KEY       file of the certificate's key, PEM
 //	QUARRY_TLS_CA        file of the certificate authorities of controllers, PEM
@@ -28,6 +29,7 @@ func ConfigFromEnvironment() (Config, error) {
 	c := Config{
 		Controllers: []string{DefaultController},
 		Token:       os.Getenv("QUARRY_TOKEN"),
+		Tenant:      os.Getenv("QUARRY_TENANT"),
 		Transport:   os.Getenv("QUARRY_FABRIC"),
 		RDMADevice:  os.Getenv("QUARRY_RDMA_DEVICE"),
 	}

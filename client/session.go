@@ -75,7 +75,7 @@ type tableView struct {
 	serial  uint64 // number of the view in its session, from 1
 	table   *table.Table
 	headers map[uint32]*slab.Headers // region -> cache; valid for one epoch and one reclaim epoch
-	usable  byHome[[]uint32]         // usable regions of each kind, ascending
+	usable  byHome[[]uint32]         // usable regions of each kind that are the tenant's, ascending
 }
 
 // openSession asks a controller for a session.
@@ -90,7 +90,7 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	var res *quarrypb.OpenSessionResponse
 	opt := usual
 	opt.heartbeat = true // the request counts as the session's first
-	err := c.control.do(ctx, opt, tryOf(&res, &quarrypb.OpenSessionRequest{Name: c.cfg.Name, Rights: rights, Token: c.cfg.Token, Key: ticket.Holder[:]}, quarrypbconnect.ControllerClient.OpenSession))
+	err := c.control.do(ctx, opt, tryOf(&res, &quarrypb.OpenSessionRequest{Name: c.cfg.Name, Rights: rights, Token: c.cfg.Token, Key: ticket.Holder[:], Lanes: uint32(c.cfg.Lanes)}, quarrypbconnect.ControllerClient.OpenSession))
 	if err != nil {
 		return nil, fmt.Errorf("open a session: %w", err)
 	}
@@ -208,7 +208,7 @@ func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 	if err != nil || nt == t {
 		return nil, err
 	}
-	v, err := newTableView(old, nt)
+	v, err := newTableView(old, nt, s.ticket.Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -230,8 +230,8 @@ func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 	return cut, nil
 }
 
-// newTableView makes the view that follows old, which is nil for the first one.
-func newTableView(old *tableView, t *table.Table) (*tableView, error) {
+// newTableView makes the view of a session in a tenant that follows old, which is nil for the first one.
+func newTableView(old *tableView, t *table.Table, tenant uint32) (*tableView, error) {
 	v := &tableView{serial: 1, table: t, headers: map[uint32]*slab.Headers{}}
 	if old != nil {
 		v.serial = old.serial + 1
@@ -246,7 +246,7 @@ func newTableView(old *tableView, t *table.Table) (*tableView, error) {
 		} else {
 			v.headers[r.Id] = slab.NewHeaders(g.Blocks)
 		}
-		if r.Usable() && int(r.WantReplicas) <= slab.MaxListed {
+		if r.Usable() && r.Tenant == tenant && int(r.WantReplicas) <= slab.MaxListed {
 			list := v.usable.of(alloc.Home{Replicas: int(r.WantReplicas), Durable: durable(r)})
 			*list = append(*list, r.Id)
 		}

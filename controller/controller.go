@@ -48,6 +48,7 @@ type Controller struct {
 	// nameRates bounds the name changes of each client host.
 	nameRates nameRates
 	tokens    tokens
+	tenants   tenants
 	owners    sync.Map     // number of a node to the name it has registered under here
 	stuck     atomic.Bool  // its machine stood still and has not gone on
 	rests     atomic.Int64 // ns; before that time this controller deposes no leader: see restAfter

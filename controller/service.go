@@ -85,6 +85,13 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 	if err := mayOpen(rights.From(ctx), r.Msg); err != nil {
 		return nil, err
 	}
+	if !r.Msg.Agent {
+		tenant, err := s.c.tenant(ctx, r.Header())
+		if err != nil {
+			return nil, err
+		}
+		r.Msg.Tenant = tenant
+	}
 	res, err := do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
 	if err == nil {
 		s.c.sessionHeartbeat(ctx, res.Msg.Ticket.GetSerial()) // the first one
@@ -128,6 +135,11 @@ func (s *service) ReadTable(ctx context.Context, r *connect.Request[quarrypb.Rea
 }
 
 func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
+	tenant, err := s.c.tenant(ctx, r.Header())
+	if err != nil {
+		return nil, err
+	}
+	r.Msg.Tenant = tenant
 	random := make([]byte, 16*max(1, min(int(r.Msg.Count), state.MaxCount)))
 	rand.Read(random)
 	return do[quarrypb.CreateRegionResponse](ctx, s, r.Msg, random)

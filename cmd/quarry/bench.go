@@ -103,9 +103,9 @@ func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config 
 				return []string{exe, "bench", "--role", "pingpong"}
 			}
 			if role == bench.Gateway {
-				return []string{exe, "gateway", "redis", "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--listen", "127.0.0.1:0", "--create", "--json"}
+				return []string{exe, "gateway", "redis", "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--tenant=" + a.cli.Tenant, "--listen", "127.0.0.1:0", "--create", "--json"}
 			}
-			return []string{exe, "bench", "--role", "worker", "--transport", role, "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token}
+			return []string{exe, "bench", "--role", "worker", "--transport", role, "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--tenant=" + a.cli.Tenant}
 		}}
 	for _, s := range b.Sizes {
 		cfg.Sizes = append(cfg.Sizes, int(s))
@@ -127,7 +127,7 @@ func memoryOf(ctx context.Context, cluster *local.Cluster, exe string) (mem map[
 }
 
 func (a *app) clientConfig() client.Config {
-	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, TLS: a.tls, Logger: a.log}
+	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, Logger: a.log}
 }
 
 // idle is a client that does one thing of each kind and then nothing; it prints

@@ -27,6 +27,7 @@ type cli struct {
 	Config     string        `short:"c" placeholder:"FILE" help:"YAML configuration file; default /etc/quarry/quarry.yml if it is there."`
 	JSON       bool          `short:"j" name:"json" help:"Print JSON."`
 	Token      string        `placeholder:"TOKEN" help:"Token that the cluster asks for."`
+	Tenant     string        `placeholder:"NAME" complete:"tenant" help:"Tenant that the command works in; default if none is named."`
 	TLSCert    string        `name:"tls-cert" aliases:"cert" placeholder:"FILE" help:"Certificate of this process, PEM, for all its ports and calls; quarry cert issues it."`
 	TLSKey     string        `name:"tls-key" aliases:"key" placeholder:"FILE" help:"Key of the certificate, PEM."`
 	TLSCA      string        `name:"tls-ca" aliases:"ca" placeholder:"FILE" help:"Certificate authorities of the other processes, PEM."`
@@ -49,6 +50,7 @@ type cli struct {
 	Name          nameCmd       `cmd:"" help:"Give objects names."`
 	KV            kvCmd         `cmd:"" name:"kv" help:"Keep keys and values in trees."`
 	TokenCmd      tokenCmd      `cmd:"" name:"token" help:"Make, list and revoke tokens of one role."`
+	TenantCmd     tenantCmd     `cmd:"" name:"tenant" help:"Keep the memory of some programs apart from that of others, within quotas."`
 	Audit         auditCmd      `cmd:"" help:"List the latest calls that changed the cluster."`
 	Cert          certCmd       `cmd:"" help:"Issue certificates, and list those that end soon."`
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
@@ -143,7 +145,7 @@ func (a *app) prepare() error {
 
 // connect opens a client within --timeout. change may alter its configuration. The caller closes it.
 func (a *app) connect(ctx context.Context, change func(*client.Config)) (*client.Client, error) {
-	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, TLS: a.tls, Logger: a.log}
+	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, Logger: a.log}
 	if change != nil {
 		change(&cfg)
 	}

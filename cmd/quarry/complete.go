@@ -125,6 +125,14 @@ func (a *app) valuesOf(ctx context.Context, kind string) (words []string) {
 			}
 			return err
 		})
+	case "tenant":
+		s, err := ask(ctx, a, &quarrypb.ListTenantsRequest{}, quarrypbconnect.ControllerClient.ListTenants)
+		if err != nil {
+			return nil
+		}
+		for _, t := range s.Tenants {
+			words = append(words, t.Name)
+		}
 	case "session":
 		s, err := ask(ctx, a, &quarrypb.ListSessionsRequest{}, quarrypbconnect.ControllerClient.ListSessions)
 		if err != nil {

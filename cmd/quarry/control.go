@@ -25,7 +25,7 @@ func ask[Q, A any](ctx context.Context, a *app, q *Q, method control.Method[Q, A
 	defer h.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(ctx, a.cli.Timeout)
 	defer cancel()
-	res, by, err := control.Ask(ctx, control.Controllers{URLs: a.cli.Controller, HTTP: h, Token: a.cli.Token}, q, method)
+	res, by, err := control.Ask(ctx, control.Controllers{URLs: a.cli.Controller, HTTP: h, Token: a.cli.Token, Tenant: a.cli.Tenant}, q, method)
 	var ce *connect.Error
 	switch {
 	case err == nil:

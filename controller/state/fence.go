@@ -47,7 +47,7 @@ func (f *fences) begin(s *session, state string) {
 	rec := proto.CloneOf(s.rec)
 	rec.State = state
 	s.rec = rec
-	f.m.live--
+	f.m.countSession(rec, -1)
 	f.m.stage(change{sessionKey(rec.Serial), rec, nil})
 	f.owe(s)
 	f.dirty = true // without nodes no acknowledgement comes that would set it

@@ -107,6 +107,7 @@ type records struct {
 	regions  []*region  // Invariant: sorted by id
 	sessions []*session // Invariant: sorted by serial
 	live     int        // sessions in state live
+	tenants  tenants
 
 	// Never ranged over: the order of a map is random.
 	nodeByName map[string]*node
@@ -330,6 +331,14 @@ func (m *Machine) askRegion(a Ask) (known bool) {
 		m.setDefaults(a.Waiter, r)
 	case *quarrypb.ReadTableRequest:
 		m.answerTable(a.Waiter, &quarrypb.Table{}, r.SinceRevision)
+	case *quarrypb.CreateTenantRequest:
+		m.createTenant(a.Waiter, r)
+	case *quarrypb.SetTenantRequest:
+		m.setTenant(a.Waiter, r)
+	case *quarrypb.DeleteTenantRequest:
+		m.deleteTenant(a.Waiter, r)
+	case *quarrypb.ListTenantsRequest:
+		m.listTenants(a.Waiter)
 	case *quarrypb.StatusRequest:
 		m.status(a.Waiter)
 	case *quarrypb.RotateKeyRequest:

@@ -105,7 +105,7 @@ func (m *Machine) free(n *node, taken []uint64) uint64 {
 // regions are small and few regions make much memory; they are smaller where no more fits.
 func (m *Machine) placeAll(r *quarrypb.CreateRegionRequest) ([]placed, *Error) {
 	if r.SizeBytes != 0 {
-		return m.placeEach(r, false)
+		return m.placeWithin(r, false)
 	}
 	r = proto.CloneOf(r)
 	least := min(FirstRegionBytes, m.cfg.RegionBytes)
@@ -115,7 +115,7 @@ func (m *Machine) placeAll(r *quarrypb.CreateRegionRequest) ([]placed, *Error) {
 	}
 	for {
 		r.SizeBytes = roundUp(size, wire.BlockBytes)
-		sets, err := m.placeEach(r, true)
+		sets, err := m.placeWithin(r, true)
 		if err == nil || err.Code != Exhausted || size == least {
 			return sets, err
 		}
@@ -135,7 +135,16 @@ func (m *Machine) bytesOf(r *quarrypb.CreateRegionRequest) (sum uint64) {
 
 // sameKind says whether a region is of the kind that a request asks for.
 func sameKind(rec *quarrypb.Region, r *quarrypb.CreateRegionRequest) bool {
-	return rec.WantReplicas == r.Replicas && rec.Durability == r.Durability
+	return rec.Tenant == r.Tenant && rec.WantReplicas == r.Replicas && rec.Durability == r.Durability
+}
+
+// placeWithin is placeEach within the quota of the tenant.
+func (m *Machine) placeWithin(r *quarrypb.CreateRegionRequest, wholePages bool) ([]placed, *Error) {
+	sets, err := m.placeEach(r, wholePages)
+	if err == nil {
+		err = m.roomForRegions(r, sets)
+	}
+	return sets, err
 }
 
 // placeEach chooses the nodes of regions of r.SizeBytes; with wholePages each region is

@@ -59,8 +59,11 @@ func serves(rec *quarrypb.Region) bool {
 	return published(rec) && rec.State != regionLost && rec.State != removed
 }
 
-// account adds a region's replicas to their nodes, or takes them away.
+// account adds a region to its tenant, and its replicas to their nodes, or takes them away.
 func (m *Machine) account(rec *quarrypb.Region, sign int) {
+	t := m.tenants.of(rec.Tenant)
+	t.bytes += uint64(sign) * rec.SizeBytes * uint64(rec.WantReplicas)
+	t.regions += sign
 	for i, r := range rec.Replicas {
 		n := m.node(r.Node)
 		if n == nil {
@@ -147,7 +150,7 @@ func (rc *reconfig) create(waiters []uint64, r *quarrypb.CreateRegionRequest, ra
 	for i, set := range sets {
 		rec := &quarrypb.Region{
 			Id: c.NextRegion, Uuid: slices.Clone(random[16*i : 16*i+16]), SizeBytes: set.bytes, Epoch: 1,
-			State: quarrypb.RegionState_REGION_STATE_CREATING, Durability: r.Durability, WantReplicas: r.Replicas,
+			State: quarrypb.RegionState_REGION_STATE_CREATING, Durability: r.Durability, WantReplicas: r.Replicas, Tenant: r.Tenant,
 		}
 		c.NextRegion++
 		for _, n := range set.nodes {
@@ -219,6 +222,9 @@ func (rc *reconfig) checkCreate(r *quarrypb.CreateRegionRequest, random []byte) 
 	}
 	if len(rc.m.regions)+int(r.Count) > MaxRegions {
 		return errorf(Exhausted, "the cluster has %d regions, the most there can be are %d", len(rc.m.regions), MaxRegions)
+	}
+	if _, err := rc.m.tenant(r.Tenant); err != nil {
+		return err
 	}
 	if len(random) < 16*int(r.Count) {
 		return errorf(Internal, "%d random bytes for %d regions", len(random), r.Count)

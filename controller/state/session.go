@@ -60,6 +60,10 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		m.fail(waiter, errorf(Exhausted, "%d sessions are live, the most there can be: close some", m.live))
 		return
 	}
+	if err := m.roomForSession(r); err != nil {
+		m.fail(waiter, err)
+		return
+	}
 	id := m.ids.free(m.cluster.LastSession)
 	if !r.Agent && m.ids.left() <= m.ids.forAgents {
 		id = 0
@@ -73,7 +77,7 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		return
 	}
 	c := m.editCluster()
-	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent}
+	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent, Tenant: r.Tenant, Lanes: r.Lanes}
 	c.NextSerial++
 	c.LastSession = id
 	// A new session has no operation from before any epoch, and reads the table of its answer.
@@ -81,7 +85,7 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 	m.stage(m.clusterChange(c), change{sessionKey(rec.Serial), rec, nil})
 	m.emit(Answer{Waiter: waiter, bare: r.NoRows, Msg: &quarrypb.OpenSessionResponse{
 		DefaultReplicas: m.defaultReplicas(),
-		Ticket:          m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Rights: rights, Holder: keyring.Public(r.Key)}),
+		Ticket:          m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Tenant: rec.Tenant, Rights: rights, Holder: keyring.Public(r.Key)}),
 		LeaseMs:         uint32(m.cfg.Lease.Milliseconds()),
 		Proof:           m.Credentials().proof(rec.Serial),
 	}})
@@ -107,7 +111,7 @@ func (m *Machine) addSession(s *session) {
 	m.byID[s.rec.Session] = s
 	m.ids.used[s.rec.Session/64] |= 1 << (s.rec.Session % 64)
 	if s.rec.State == stateLive {
-		m.live++
+		m.countSession(s.rec, +1)
 	}
 }
 

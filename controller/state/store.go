@@ -15,17 +15,20 @@ const (
 	nodePrefix    = "nodes/"
 	regionPrefix  = "regions/"
 	sessionPrefix = "sessions/"
+	tenantPrefix  = "tenants/"
 )
 
 // ClusterKey is the key of the cluster's record.
 const ClusterKey = "cluster"
 
 // Prefixes are the key prefixes of all records that New wants to see.
-var Prefixes = []string{clusterKey, KeysKey, nodePrefix, regionPrefix, sessionPrefix}
+var Prefixes = []string{clusterKey, KeysKey, nodePrefix, regionPrefix, sessionPrefix, tenantPrefix}
 
 func nodeKey(id uint32) string        { return fmt.Sprintf("%s%08x", nodePrefix, id) }
 func regionKey(id uint32) string      { return fmt.Sprintf("%s%08x", regionPrefix, id) }
 func sessionKey(serial uint64) string { return fmt.Sprintf("%s%016x", sessionPrefix, serial) }
+
+func tenantKey(id uint32) string { return fmt.Sprintf("%s%08x", tenantPrefix, id) }
 
 // SessionKey is the key of a session's record, which changes when the session is no
 // longer live, and not before.
@@ -212,6 +215,11 @@ func (m *Machine) load(r Record) error {
 		rec := &quarrypb.Session{}
 		if err = proto.Unmarshal(r.Value, rec); err == nil {
 			m.addSession(&session{rec: rec, until: m.now + m.lease()})
+		}
+	case strings.HasPrefix(r.Key, tenantPrefix):
+		rec := &quarrypb.Tenant{}
+		if err = proto.Unmarshal(r.Value, rec); err == nil {
+			m.tenants.of(rec.Id).rec = rec
 		}
 	}
 	if err != nil {

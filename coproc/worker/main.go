@@ -58,6 +58,7 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	}
 	var controllers string
 	text(&controllers, "controller", "QUARRY_CONTROLLER", "http://127.0.0.1:7420", "controllers, comma separated")
+	text(&o.client.Tenant, "tenant", "QUARRY_TENANT", "", "tenant whose jobs it runs")
 	text(&o.client.Token, "token", "QUARRY_TOKEN", "", "token that the cluster asks for")
 	text(&o.tls.Cert, "tls-cert", "QUARRY_TLS_CERT", "", "certificate of this process, PEM")
 	text(&o.tls.Key, "tls-key", "QUARRY_TLS_KEY", "", "key of the certificate, PEM")

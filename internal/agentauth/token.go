@@ -3,6 +3,7 @@ package agentauth
 import (
 	"context"
 	"crypto/subtle"
+	"net/http"
 
 	"connectrpc.com/connect"
 
@@ -10,30 +11,38 @@ import (
 )
 
 // Token adds the cluster's token, "" for none, to every call of a controller.
-func Token(token string) connect.Interceptor { return giveToken(token) }
+func Token(token string) connect.Interceptor { return give{token: token} }
 
-type giveToken string
+// Caller adds a token, and the tenant that the calls are made in; "" for none.
+func Caller(token, tenant string) connect.Interceptor { return give{token, tenant} }
 
-func (g giveToken) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+type give struct{ token, tenant string }
+
+func (g give) to(h http.Header) {
+	if g.token != "" {
+		h.Set(quarrypb.TokenHeader, g.token)
+	}
+	if g.tenant != "" {
+		h.Set(quarrypb.TenantHeader, g.tenant)
+	}
+}
+
+func (g give) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		if g != "" {
-			r.Header().Set(quarrypb.TokenHeader, string(g))
-		}
+		g.to(r.Header())
 		return next(ctx, r)
 	}
 }
 
-func (g giveToken) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+func (g give) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
 		c := next(ctx, spec)
-		if g != "" {
-			c.RequestHeader().Set(quarrypb.TokenHeader, string(g))
-		}
+		g.to(c.RequestHeader())
 		return c
 	}
 }
 
-func (giveToken) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+func (give) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return next
 }
 

@@ -37,9 +37,10 @@ var ErrNoAnswer = errors.New("no answer")
 
 // Controllers are the controllers of a cluster, any of which may lead.
 type Controllers struct {
-	URLs  []string
-	HTTP  *http.Client
-	Token string // of the cluster; "" for none
+	URLs   []string
+	HTTP   *http.Client
+	Token  string // of the cluster; "" for none
+	Tenant string // that requests are made in; "" for none
 }
 
 // Method is a call of a controller, such as quarrypbconnect.ControllerClient.Status.
@@ -71,7 +72,7 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 				last = err
 				continue
 			}
-			res, err := method(quarrypbconnect.NewControllerClient(c.HTTP, urls[i], connect.WithInterceptors(agentauth.Token(c.Token))), ctx, connect.NewRequest(q))
+			res, err := method(quarrypbconnect.NewControllerClient(c.HTTP, urls[i], connect.WithInterceptors(agentauth.Caller(c.Token, c.Tenant))), ctx, connect.NewRequest(q))
 			if err == nil {
 				return res.Msg, urls[i], nil
 			}

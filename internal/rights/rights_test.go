@@ -57,8 +57,8 @@ func TestRolesThatMatter(t *testing.T) {
 		if service == "Agent" {
 			require.Equal(t, []identity.Role{identity.Controller}, table[p].roles, p)
 		}
-		for _, verb := range []string{"Remove", "Revoke", "Forget", "Drain", "Move", "Rebalance", "Add", "Set", "CreateToken"} {
-			if service == "Controller" && strings.HasPrefix(method, verb) && method != "RevokeSession" {
+		for _, verb := range []string{"Remove", "Revoke", "Forget", "Drain", "Move", "Rebalance", "Add", "Set", "Delete", "CreateToken", "CreateTenant"} {
+			if service == "Controller" && strings.HasPrefix(method, verb) && method != "RevokeSession" && method != "DeleteName" {
 				require.Equal(t, []identity.Role{identity.Operator}, table[p].roles, p)
 				require.True(t, Admin(p), p)
 			}

@@ -83,6 +83,10 @@ var table = map[string]rule{
 	c.ControllerRotateKeyProcedure:        admins,
 	c.ControllerListKeysProcedure:         to(operator),
 	c.ControllerListAuditProcedure:        to(operator),
+	c.ControllerCreateTenantProcedure:     admins,
+	c.ControllerSetTenantProcedure:        admins,
+	c.ControllerDeleteTenantProcedure:     admins,
+	c.ControllerListTenantsProcedure:      lookers,
 
 	c.AgentHostRegionProcedure:  to(controller),
 	c.AgentOpenRegionProcedure:  to(controller),

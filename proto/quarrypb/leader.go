@@ -13,6 +13,12 @@ const IncarnationHeader = "Quarry-Incarnation"
 // TokenHeader carries the cluster's token in calls of a controller whose messages have no field for it.
 const TokenHeader = "Quarry-Token"
 
+// TenantHeader names the tenant that a call of a controller is made in; without it: DefaultTenant.
+const TenantHeader = "Quarry-Tenant"
+
+// DefaultTenant is the name of tenant 0, which is always there.
+const DefaultTenant = "default"
+
 // VersionHeader is the header of /healthz that tells the version of the service.
 const VersionHeader = "Quarry-Version"
 

@@ -744,6 +744,7 @@ type Region struct {
 	// nodes. OPEN, DEGRADED, RECOVERING, UNAVAILABLE or LOST; 0 from an older controller.
 	// Clients do not wait for a region that is UNAVAILABLE or LOST.
 	Condition     RegionState `protobuf:"varint,9,opt,name=condition,proto3,enum=quarry.v1.RegionState" json:"condition,omitempty"`
+	Tenant        uint32      `protobuf:"varint,10,opt,name=tenant,proto3" json:"tenant,omitempty"` // number; 0: the tenant "default"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -839,6 +840,13 @@ func (x *Region) GetCondition() RegionState {
 		return x.Condition
 	}
 	return RegionState_REGION_STATE_UNSPECIFIED
+}
+
+func (x *Region) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
 }
 
 // Table is the distribution table, or what changed in it.
@@ -1041,6 +1049,7 @@ type CreateRegionRequest struct {
 	// If set, no region is made while one with this many replicas is numbered
 	// higher than this: clients that all found the same regions full make one, not many.
 	UnlessNewerThan *uint32 `protobuf:"varint,5,opt,name=unless_newer_than,json=unlessNewerThan,proto3,oneof" json:"unless_newer_than,omitempty"`
+	Tenant          uint32  `protobuf:"varint,6,opt,name=tenant,proto3" json:"tenant,omitempty"` // number; the controller takes it from the header Quarry-Tenant
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1110,6 +1119,13 @@ func (x *CreateRegionRequest) GetUnlessNewerThan() uint32 {
 	return 0
 }
 
+func (x *CreateRegionRequest) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
+}
+
 type CreateRegionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Regions       []*Region              `protobuf:"bytes,1,rep,name=regions,proto3" json:"regions,omitempty"`
@@ -1164,8 +1180,12 @@ type OpenSessionRequest struct {
 	Agent bool `protobuf:"varint,4,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The table of the answer has no rows, only its revision and reclaim epoch: for a
 	// program that is told the rows it works on, and whose answers are to stay small.
-	NoRows        bool   `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"`
-	Key           []byte `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"` // the session's own public key, Ed25519: 32 bytes. It proves to nodes that it holds it
+	NoRows bool   `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"`
+	Key    []byte `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`      // the session's own public key, Ed25519: 32 bytes. It proves to nodes that it holds it
+	Lanes  uint32 `protobuf:"varint,7,opt,name=lanes,proto3" json:"lanes,omitempty"` // the most connections that it will have to one node; 0: as many as a node allows
+	// Number. An agent's session says whose regions it works on; for others the controller takes it from the
+	// header Quarry-Tenant.
+	Tenant        uint32 `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1240,6 +1260,20 @@ func (x *OpenSessionRequest) GetKey() []byte {
 		return x.Key
 	}
 	return nil
+}
+
+func (x *OpenSessionRequest) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
+}
+
+func (x *OpenSessionRequest) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
 }
 
 type Ticket struct {
@@ -2100,6 +2134,7 @@ type Session struct {
 	TableRevision uint64                 `protobuf:"varint,8,opt,name=table_revision,json=tableRevision,proto3" json:"table_revision,omitempty"`
 	ReclaimEpoch  uint64                 `protobuf:"varint,9,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
 	Agent         bool                   `protobuf:"varint,10,opt,name=agent,proto3" json:"agent,omitempty"`
+	Lanes         uint32                 `protobuf:"varint,11,opt,name=lanes,proto3" json:"lanes,omitempty"` // counted in its tenant's quota
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2202,6 +2237,13 @@ func (x *Session) GetAgent() bool {
 		return x.Agent
 	}
 	return false
+}
+
+func (x *Session) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
 }
 
 type ListSessionsRequest struct {
@@ -5241,6 +5283,7 @@ type Cluster struct {
 	LastSession     uint32                 `protobuf:"varint,7,opt,name=last_session,json=lastSession,proto3" json:"last_session,omitempty"`             // the search for a free session id goes on behind it
 	Moves           []*Move                `protobuf:"bytes,8,rep,name=moves,proto3" json:"moves,omitempty"`                                             // of a rebalance, not carried out yet
 	DefaultReplicas uint32                 `protobuf:"varint,9,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"` // see SetDefaultsRequest
+	LastTenant      uint32                 `protobuf:"varint,10,opt,name=last_tenant,json=lastTenant,proto3" json:"last_tenant,omitempty"`               // number of the tenant that was made last: numbers are used once
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -5331,6 +5374,168 @@ func (x *Cluster) GetDefaultReplicas() uint32 {
 	return 0
 }
 
+func (x *Cluster) GetLastTenant() uint32 {
+	if x != nil {
+		return x.LastTenant
+	}
+	return 0
+}
+
+// Tenant is a record of its own. The tenant "default" has number 0, and no record until it has a quota.
+type Tenant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Quotas; 0: none. Bytes are counted once for each replica that a region wants.
+	QuotaBytes    uint64     `protobuf:"varint,3,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
+	QuotaSessions uint32     `protobuf:"varint,4,opt,name=quota_sessions,json=quotaSessions,proto3" json:"quota_sessions,omitempty"` // live ones, without those of storage nodes' programs
+	QuotaLanes    uint32     `protobuf:"varint,5,opt,name=quota_lanes,json=quotaLanes,proto3" json:"quota_lanes,omitempty"`          // of all these sessions, as they were announced
+	Use           *TenantUse `protobuf:"bytes,6,opt,name=use,proto3" json:"use,omitempty"`                                           // in answers only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tenant) Reset() {
+	*x = Tenant{}
+	mi := &file_quarry_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tenant) ProtoMessage() {}
+
+func (x *Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
+func (*Tenant) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *Tenant) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Tenant) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tenant) GetQuotaBytes() uint64 {
+	if x != nil {
+		return x.QuotaBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetQuotaSessions() uint32 {
+	if x != nil {
+		return x.QuotaSessions
+	}
+	return 0
+}
+
+func (x *Tenant) GetQuotaLanes() uint32 {
+	if x != nil {
+		return x.QuotaLanes
+	}
+	return 0
+}
+
+func (x *Tenant) GetUse() *TenantUse {
+	if x != nil {
+		return x.Use
+	}
+	return nil
+}
+
+// TenantUse is what a tenant has at this moment.
+type TenantUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bytes         uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Sessions      uint32                 `protobuf:"varint,2,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Lanes         uint32                 `protobuf:"varint,3,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	Regions       uint32                 `protobuf:"varint,4,opt,name=regions,proto3" json:"regions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantUse) Reset() {
+	*x = TenantUse{}
+	mi := &file_quarry_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantUse) ProtoMessage() {}
+
+func (x *TenantUse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
+func (*TenantUse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *TenantUse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *TenantUse) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *TenantUse) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
+}
+
+func (x *TenantUse) GetRegions() uint32 {
+	if x != nil {
+		return x.Regions
+	}
+	return 0
+}
+
 // SigningKeys is a record of its own, which only a rotation rewrites: whoever reads it can
 // sign whatever a controller can.
 type SigningKeys struct {
@@ -5345,7 +5550,7 @@ type SigningKeys struct {
 
 func (x *SigningKeys) Reset() {
 	*x = SigningKeys{}
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5357,7 +5562,7 @@ func (x *SigningKeys) String() string {
 func (*SigningKeys) ProtoMessage() {}
 
 func (x *SigningKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5370,7 +5575,7 @@ func (x *SigningKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
 func (*SigningKeys) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{78}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *SigningKeys) GetCurrent() *SigningKey {
@@ -5411,7 +5616,7 @@ type SigningKey struct {
 
 func (x *SigningKey) Reset() {
 	*x = SigningKey{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5423,7 +5628,7 @@ func (x *SigningKey) String() string {
 func (*SigningKey) ProtoMessage() {}
 
 func (x *SigningKey) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5436,7 +5641,7 @@ func (x *SigningKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
 func (*SigningKey) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SigningKey) GetSeed() []byte {
@@ -5461,7 +5666,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5473,7 +5678,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5486,7 +5691,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 type ControllerInfo struct {
@@ -5500,7 +5705,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5512,7 +5717,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5525,7 +5730,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -5573,7 +5778,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +5790,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +5803,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -5704,7 +5909,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5716,7 +5921,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5729,7 +5934,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Member) GetKind() string {
@@ -5814,7 +6019,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5826,7 +6031,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5839,7 +6044,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -5914,7 +6119,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5926,7 +6131,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5939,7 +6144,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -5963,7 +6168,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5975,7 +6180,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5988,7 +6193,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -6046,7 +6251,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6058,7 +6263,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6071,7 +6276,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -6096,7 +6301,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6108,7 +6313,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6121,7 +6326,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -6140,7 +6345,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6152,7 +6357,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6165,7 +6370,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{89}
+	return file_quarry_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -6230,7 +6435,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6242,7 +6447,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6255,7 +6460,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{90}
+	return file_quarry_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -6305,7 +6510,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6317,7 +6522,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6330,7 +6535,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{91}
+	return file_quarry_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -6363,7 +6568,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6375,7 +6580,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6388,7 +6593,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{92}
+	return file_quarry_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -6407,7 +6612,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6419,7 +6624,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6432,7 +6637,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{93}
+	return file_quarry_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -6450,7 +6655,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6462,7 +6667,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6475,7 +6680,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{94}
+	return file_quarry_proto_rawDescGZIP(), []int{96}
 }
 
 // Token is what is kept of a token: not the token.
@@ -6491,7 +6696,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6503,7 +6708,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6516,7 +6721,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{95}
+	return file_quarry_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Token) GetId() string {
@@ -6557,7 +6762,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6569,7 +6774,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6582,7 +6787,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{96}
+	return file_quarry_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -6609,7 +6814,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6621,7 +6826,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6634,7 +6839,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{97}
+	return file_quarry_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -6659,7 +6864,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6671,7 +6876,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6684,7 +6889,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{98}
+	return file_quarry_proto_rawDescGZIP(), []int{100}
 }
 
 type ListTokensResponse struct {
@@ -6696,7 +6901,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6708,7 +6913,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6721,7 +6926,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{99}
+	return file_quarry_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -6740,7 +6945,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6752,7 +6957,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6765,7 +6970,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{100}
+	return file_quarry_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -6783,7 +6988,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6795,7 +7000,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6808,7 +7013,303 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{101}
+	return file_quarry_proto_rawDescGZIP(), []int{103}
+}
+
+type CreateTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // 1 to 63 of a-z, 0-9, - and _
+	QuotaBytes    uint64                 `protobuf:"varint,2,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
+	QuotaSessions uint32                 `protobuf:"varint,3,opt,name=quota_sessions,json=quotaSessions,proto3" json:"quota_sessions,omitempty"`
+	QuotaLanes    uint32                 `protobuf:"varint,4,opt,name=quota_lanes,json=quotaLanes,proto3" json:"quota_lanes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTenantRequest) Reset() {
+	*x = CreateTenantRequest{}
+	mi := &file_quarry_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTenantRequest) ProtoMessage() {}
+
+func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
+func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *CreateTenantRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateTenantRequest) GetQuotaBytes() uint64 {
+	if x != nil {
+		return x.QuotaBytes
+	}
+	return 0
+}
+
+func (x *CreateTenantRequest) GetQuotaSessions() uint32 {
+	if x != nil {
+		return x.QuotaSessions
+	}
+	return 0
+}
+
+func (x *CreateTenantRequest) GetQuotaLanes() uint32 {
+	if x != nil {
+		return x.QuotaLanes
+	}
+	return 0
+}
+
+type SetTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	QuotaBytes    *uint64                `protobuf:"varint,2,opt,name=quota_bytes,json=quotaBytes,proto3,oneof" json:"quota_bytes,omitempty"` // 0: none
+	QuotaSessions *uint32                `protobuf:"varint,3,opt,name=quota_sessions,json=quotaSessions,proto3,oneof" json:"quota_sessions,omitempty"`
+	QuotaLanes    *uint32                `protobuf:"varint,4,opt,name=quota_lanes,json=quotaLanes,proto3,oneof" json:"quota_lanes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTenantRequest) Reset() {
+	*x = SetTenantRequest{}
+	mi := &file_quarry_proto_msgTypes[105]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTenantRequest) ProtoMessage() {}
+
+func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[105]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
+func (*SetTenantRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{105}
+}
+
+func (x *SetTenantRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetTenantRequest) GetQuotaBytes() uint64 {
+	if x != nil && x.QuotaBytes != nil {
+		return *x.QuotaBytes
+	}
+	return 0
+}
+
+func (x *SetTenantRequest) GetQuotaSessions() uint32 {
+	if x != nil && x.QuotaSessions != nil {
+		return *x.QuotaSessions
+	}
+	return 0
+}
+
+func (x *SetTenantRequest) GetQuotaLanes() uint32 {
+	if x != nil && x.QuotaLanes != nil {
+		return *x.QuotaLanes
+	}
+	return 0
+}
+
+type DeleteTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTenantRequest) Reset() {
+	*x = DeleteTenantRequest{}
+	mi := &file_quarry_proto_msgTypes[106]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTenantRequest) ProtoMessage() {}
+
+func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[106]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{106}
+}
+
+func (x *DeleteTenantRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTenantResponse) Reset() {
+	*x = DeleteTenantResponse{}
+	mi := &file_quarry_proto_msgTypes[107]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTenantResponse) ProtoMessage() {}
+
+func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[107]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{107}
+}
+
+type ListTenantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsRequest) Reset() {
+	*x = ListTenantsRequest{}
+	mi := &file_quarry_proto_msgTypes[108]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsRequest) ProtoMessage() {}
+
+func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[108]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{108}
+}
+
+type ListTenantsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsResponse) Reset() {
+	*x = ListTenantsResponse{}
+	mi := &file_quarry_proto_msgTypes[109]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsResponse) ProtoMessage() {}
+
+func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[109]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{109}
+}
+
+func (x *ListTenantsResponse) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
 }
 
 type ListAuditRequest struct {
@@ -6820,7 +7321,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6832,7 +7333,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6845,7 +7346,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{102}
+	return file_quarry_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -6864,7 +7365,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6876,7 +7377,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6889,7 +7390,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{103}
+	return file_quarry_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -6913,7 +7414,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6925,7 +7426,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6938,7 +7439,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{104}
+	return file_quarry_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -7026,7 +7527,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12-\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x17.quarry.v1.ReplicaStateR\x05state\x12\x18\n" +
-	"\aleaving\x18\x04 \x01(\bR\aleaving\"\xd1\x02\n" +
+	"\aleaving\x18\x04 \x01(\bR\aleaving\"\xe9\x02\n" +
 	"\x06Region\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x1d\n" +
@@ -7039,7 +7540,9 @@ const file_quarry_proto_rawDesc = "" +
 	"durability\x18\a \x01(\x0e2\x15.quarry.v1.DurabilityR\n" +
 	"durability\x12#\n" +
 	"\rwant_replicas\x18\b \x01(\rR\fwantReplicas\x124\n" +
-	"\tcondition\x18\t \x01(\x0e2\x16.quarry.v1.RegionStateR\tcondition\"\x9c\x02\n" +
+	"\tcondition\x18\t \x01(\x0e2\x16.quarry.v1.RegionStateR\tcondition\x12\x16\n" +
+	"\x06tenant\x18\n" +
+	" \x01(\rR\x06tenant\"\x9c\x02\n" +
 	"\x05Table\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +
@@ -7052,7 +7555,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x10ReadTableRequest\x12%\n" +
 	"\x0esince_revision\x18\x01 \x01(\x04R\rsinceRevision\":\n" +
 	"\x11WatchTableRequest\x12%\n" +
-	"\x0esince_revision\x18\x01 \x01(\x04R\rsinceRevision\"\xe4\x01\n" +
+	"\x0esince_revision\x18\x01 \x01(\x04R\rsinceRevision\"\xfc\x01\n" +
 	"\x13CreateRegionRequest\x12\x1a\n" +
 	"\breplicas\x18\x01 \x01(\rR\breplicas\x12\x1d\n" +
 	"\n" +
@@ -7061,17 +7564,20 @@ const file_quarry_proto_rawDesc = "" +
 	"durability\x18\x03 \x01(\x0e2\x15.quarry.v1.DurabilityR\n" +
 	"durability\x12\x14\n" +
 	"\x05count\x18\x04 \x01(\rR\x05count\x12/\n" +
-	"\x11unless_newer_than\x18\x05 \x01(\rH\x00R\x0funlessNewerThan\x88\x01\x01B\x14\n" +
+	"\x11unless_newer_than\x18\x05 \x01(\rH\x00R\x0funlessNewerThan\x88\x01\x01\x12\x16\n" +
+	"\x06tenant\x18\x06 \x01(\rR\x06tenantB\x14\n" +
 	"\x12_unless_newer_than\"C\n" +
 	"\x14CreateRegionResponse\x12+\n" +
-	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\x97\x01\n" +
+	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\xc5\x01\n" +
 	"\x12OpenSessionRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06rights\x18\x02 \x01(\rR\x06rights\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x14\n" +
 	"\x05agent\x18\x04 \x01(\bR\x05agent\x12\x17\n" +
 	"\ano_rows\x18\x05 \x01(\bR\x06noRows\x12\x10\n" +
-	"\x03key\x18\x06 \x01(\fR\x03key\"\x8b\x02\n" +
+	"\x03key\x18\x06 \x01(\fR\x03key\x12\x14\n" +
+	"\x05lanes\x18\a \x01(\rR\x05lanes\x12\x16\n" +
+	"\x06tenant\x18\b \x01(\rR\x06tenant\"\x8b\x02\n" +
 	"\x06Ticket\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x16\n" +
@@ -7132,7 +7638,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05proof\x18\x04 \x01(\fR\x05proof\"<\n" +
 	"\fPassResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06passed\x18\x02 \x01(\bR\x06passed\"\x9b\x02\n" +
+	"\x06passed\x18\x02 \x01(\bR\x06passed\"\xb1\x02\n" +
 	"\aSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -7144,7 +7650,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0etable_revision\x18\b \x01(\x04R\rtableRevision\x12#\n" +
 	"\rreclaim_epoch\x18\t \x01(\x04R\freclaimEpoch\x12\x14\n" +
 	"\x05agent\x18\n" +
-	" \x01(\bR\x05agent\"\x15\n" +
+	" \x01(\bR\x05agent\x12\x14\n" +
+	"\x05lanes\x18\v \x01(\rR\x05lanes\"\x15\n" +
 	"\x13ListSessionsRequest\"F\n" +
 	"\x14ListSessionsResponse\x12.\n" +
 	"\bsessions\x18\x01 \x03(\v2\x12.quarry.v1.SessionR\bsessions\"\x84\x02\n" +
@@ -7359,7 +7866,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\bsessions\x18\x03 \x01(\rR\bsessions\"P\n" +
 	"\fKeysResponse\x12&\n" +
 	"\x04keys\x18\x01 \x03(\v2\x12.quarry.v1.KeyInfoR\x04keys\x12\x18\n" +
-	"\awaiting\x18\x02 \x03(\tR\awaiting\"\xa8\x02\n" +
+	"\awaiting\x18\x02 \x03(\tR\awaiting\"\xc9\x02\n" +
 	"\aCluster\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1b\n" +
 	"\tnext_node\x18\x03 \x01(\rR\bnextNode\x12\x1f\n" +
@@ -7370,8 +7877,25 @@ const file_quarry_proto_rawDesc = "" +
 	"\rreclaim_epoch\x18\x06 \x01(\x04R\freclaimEpoch\x12!\n" +
 	"\flast_session\x18\a \x01(\rR\vlastSession\x12%\n" +
 	"\x05moves\x18\b \x03(\v2\x0f.quarry.v1.MoveR\x05moves\x12)\n" +
-	"\x10default_replicas\x18\t \x01(\rR\x0fdefaultReplicasJ\x04\b\x02\x10\x03R\n" +
-	"ticket_key\"\xbf\x01\n" +
+	"\x10default_replicas\x18\t \x01(\rR\x0fdefaultReplicas\x12\x1f\n" +
+	"\vlast_tenant\x18\n" +
+	" \x01(\rR\n" +
+	"lastTenantJ\x04\b\x02\x10\x03R\n" +
+	"ticket_key\"\xbd\x01\n" +
+	"\x06Tenant\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
+	"\vquota_bytes\x18\x03 \x01(\x04R\n" +
+	"quotaBytes\x12%\n" +
+	"\x0equota_sessions\x18\x04 \x01(\rR\rquotaSessions\x12\x1f\n" +
+	"\vquota_lanes\x18\x05 \x01(\rR\n" +
+	"quotaLanes\x12&\n" +
+	"\x03use\x18\x06 \x01(\v2\x14.quarry.v1.TenantUseR\x03use\"m\n" +
+	"\tTenantUse\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1a\n" +
+	"\bsessions\x18\x02 \x01(\rR\bsessions\x12\x14\n" +
+	"\x05lanes\x18\x03 \x01(\rR\x05lanes\x12\x18\n" +
+	"\aregions\x18\x04 \x01(\rR\aregions\"\xbf\x01\n" +
 	"\vSigningKeys\x12/\n" +
 	"\acurrent\x18\x01 \x01(\v2\x15.quarry.v1.SigningKeyR\acurrent\x12)\n" +
 	"\x04next\x18\x02 \x01(\v2\x15.quarry.v1.SigningKeyR\x04next\x121\n" +
@@ -7482,7 +8006,30 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x10.quarry.v1.TokenR\x06tokens\"$\n" +
 	"\x12RevokeTokenRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13RevokeTokenResponse\"&\n" +
+	"\x13RevokeTokenResponse\"\x92\x01\n" +
+	"\x13CreateTenantRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vquota_bytes\x18\x02 \x01(\x04R\n" +
+	"quotaBytes\x12%\n" +
+	"\x0equota_sessions\x18\x03 \x01(\rR\rquotaSessions\x12\x1f\n" +
+	"\vquota_lanes\x18\x04 \x01(\rR\n" +
+	"quotaLanes\"\xd1\x01\n" +
+	"\x10SetTenantRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12$\n" +
+	"\vquota_bytes\x18\x02 \x01(\x04H\x00R\n" +
+	"quotaBytes\x88\x01\x01\x12*\n" +
+	"\x0equota_sessions\x18\x03 \x01(\rH\x01R\rquotaSessions\x88\x01\x01\x12$\n" +
+	"\vquota_lanes\x18\x04 \x01(\rH\x02R\n" +
+	"quotaLanes\x88\x01\x01B\x0e\n" +
+	"\f_quota_bytesB\x11\n" +
+	"\x0f_quota_sessionsB\x0e\n" +
+	"\f_quota_lanes\")\n" +
+	"\x13DeleteTenantRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
+	"\x14DeleteTenantResponse\"\x14\n" +
+	"\x12ListTenantsRequest\"B\n" +
+	"\x13ListTenantsResponse\x12+\n" +
+	"\atenants\x18\x01 \x03(\v2\x11.quarry.v1.TenantR\atenants\"&\n" +
 	"\x10ListAuditRequest\x12\x12\n" +
 	"\x04most\x18\x01 \x01(\rR\x04most\"D\n" +
 	"\x11ListAuditResponse\x12/\n" +
@@ -7530,7 +8077,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
 	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
 	"\x0fWORK_KIND_SCRUB\x10\x03\x12\x15\n" +
-	"\x11WORK_KIND_RECLAIM\x10\x042\xee\x15\n" +
+	"\x11WORK_KIND_RECLAIM\x10\x042\x8d\x18\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -7575,6 +8122,10 @@ const file_quarry_proto_rawDesc = "" +
 	"ListTokens\x12\x1c.quarry.v1.ListTokensRequest\x1a\x1d.quarry.v1.ListTokensResponse\x12L\n" +
 	"\vRevokeToken\x12\x1d.quarry.v1.RevokeTokenRequest\x1a\x1e.quarry.v1.RevokeTokenResponse\x12F\n" +
 	"\tListAudit\x12\x1b.quarry.v1.ListAuditRequest\x1a\x1c.quarry.v1.ListAuditResponse\x12A\n" +
+	"\fCreateTenant\x12\x1e.quarry.v1.CreateTenantRequest\x1a\x11.quarry.v1.Tenant\x12;\n" +
+	"\tSetTenant\x12\x1b.quarry.v1.SetTenantRequest\x1a\x11.quarry.v1.Tenant\x12O\n" +
+	"\fDeleteTenant\x12\x1e.quarry.v1.DeleteTenantRequest\x1a\x1f.quarry.v1.DeleteTenantResponse\x12L\n" +
+	"\vListTenants\x12\x1d.quarry.v1.ListTenantsRequest\x1a\x1e.quarry.v1.ListTenantsResponse\x12A\n" +
 	"\tRotateKey\x12\x1b.quarry.v1.RotateKeyRequest\x1a\x17.quarry.v1.KeysResponse\x12?\n" +
 	"\bListKeys\x12\x1a.quarry.v1.ListKeysRequest\x1a\x17.quarry.v1.KeysResponse\x12=\n" +
 	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse\x12L\n" +
@@ -7605,7 +8156,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(NodeState)(0),                   // 1: quarry.v1.NodeState
@@ -7691,35 +8242,43 @@ var file_quarry_proto_goTypes = []any{
 	(*KeyInfo)(nil),                  // 81: quarry.v1.KeyInfo
 	(*KeysResponse)(nil),             // 82: quarry.v1.KeysResponse
 	(*Cluster)(nil),                  // 83: quarry.v1.Cluster
-	(*SigningKeys)(nil),              // 84: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 85: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 86: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 87: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 88: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 89: quarry.v1.Member
-	(*Progress)(nil),                 // 90: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 91: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 92: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 93: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 94: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 95: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 96: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 97: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 98: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 99: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 100: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 101: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 102: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 103: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 104: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 105: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 106: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 107: quarry.v1.RevokeTokenResponse
-	(*ListAuditRequest)(nil),         // 108: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 109: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 110: quarry.v1.AuditEntry
-	nil,                              // 111: quarry.v1.Name.NotesEntry
-	nil,                              // 112: quarry.v1.InspectNodeResponse.LanesEntry
+	(*Tenant)(nil),                   // 84: quarry.v1.Tenant
+	(*TenantUse)(nil),                // 85: quarry.v1.TenantUse
+	(*SigningKeys)(nil),              // 86: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 87: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 88: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 89: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 90: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 91: quarry.v1.Member
+	(*Progress)(nil),                 // 92: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 93: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 94: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 95: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 96: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 97: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 98: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 99: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 100: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 101: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 102: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 103: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 104: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 105: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 106: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 107: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 108: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 109: quarry.v1.RevokeTokenResponse
+	(*CreateTenantRequest)(nil),      // 110: quarry.v1.CreateTenantRequest
+	(*SetTenantRequest)(nil),         // 111: quarry.v1.SetTenantRequest
+	(*DeleteTenantRequest)(nil),      // 112: quarry.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),     // 113: quarry.v1.DeleteTenantResponse
+	(*ListTenantsRequest)(nil),       // 114: quarry.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 115: quarry.v1.ListTenantsResponse
+	(*ListAuditRequest)(nil),         // 116: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 117: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 118: quarry.v1.AuditEntry
+	nil,                              // 119: quarry.v1.Name.NotesEntry
+	nil,                              // 120: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -7741,7 +8300,7 @@ var file_quarry_proto_depIdxs = []int32{
 	20,  // 16: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
 	11,  // 17: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	30,  // 18: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	111, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	119, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	33,  // 20: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	33,  // 21: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
 	33,  // 22: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
@@ -7759,117 +8318,127 @@ var file_quarry_proto_depIdxs = []int32{
 	77,  // 34: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
 	81,  // 35: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
 	77,  // 36: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	85,  // 37: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	85,  // 38: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	85,  // 39: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	11,  // 40: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	87,  // 41: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	90,  // 42: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	89,  // 43: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	5,   // 44: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	93,  // 45: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	112, // 46: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	95,  // 47: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	101, // 48: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	101, // 49: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	110, // 50: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	16,  // 51: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	19,  // 52: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	22,  // 53: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	24,  // 54: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	26,  // 55: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	31,  // 56: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	28,  // 57: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	12,  // 58: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	13,  // 59: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	14,  // 60: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	34,  // 61: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	35,  // 62: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	36,  // 63: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	38,  // 64: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	40,  // 65: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	41,  // 66: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	43,  // 67: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	46,  // 68: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	48,  // 69: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	65,  // 70: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	66,  // 71: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	68,  // 72: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	69,  // 73: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	71,  // 74: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	73,  // 75: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	75,  // 76: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	76,  // 77: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	94,  // 78: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	97,  // 79: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	99,  // 80: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	102, // 81: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	104, // 82: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	106, // 83: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	108, // 84: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	79,  // 85: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	80,  // 86: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	86,  // 87: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	91,  // 88: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	50,  // 89: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	52,  // 90: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	54,  // 91: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	56,  // 92: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	58,  // 93: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	61,  // 94: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	63,  // 95: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	91,  // 96: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	18,  // 97: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	21,  // 98: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	23,  // 99: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	25,  // 100: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	27,  // 101: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	32,  // 102: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	29,  // 103: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	11,  // 104: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	11,  // 105: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	15,  // 106: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	33,  // 107: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	33,  // 108: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	37,  // 109: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	39,  // 110: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	33,  // 111: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	42,  // 112: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	44,  // 113: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	47,  // 114: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	49,  // 115: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,   // 116: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	67,  // 117: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,   // 118: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	70,  // 119: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	72,  // 120: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	74,  // 121: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	10,  // 122: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	78,  // 123: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	96,  // 124: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	98,  // 125: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	100, // 126: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	103, // 127: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	105, // 128: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	107, // 129: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	109, // 130: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	82,  // 131: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	82,  // 132: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	88,  // 133: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	92,  // 134: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	51,  // 135: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	53,  // 136: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	55,  // 137: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	57,  // 138: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	59,  // 139: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	62,  // 140: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	64,  // 141: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	92,  // 142: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	97,  // [97:143] is the sub-list for method output_type
-	51,  // [51:97] is the sub-list for method input_type
-	51,  // [51:51] is the sub-list for extension type_name
-	51,  // [51:51] is the sub-list for extension extendee
-	0,   // [0:51] is the sub-list for field type_name
+	85,  // 37: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	87,  // 38: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	87,  // 39: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	87,  // 40: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	11,  // 41: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	89,  // 42: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	92,  // 43: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	91,  // 44: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	5,   // 45: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	95,  // 46: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	120, // 47: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	97,  // 48: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	103, // 49: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	103, // 50: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	84,  // 51: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	118, // 52: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	16,  // 53: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	19,  // 54: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	22,  // 55: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	24,  // 56: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	26,  // 57: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	31,  // 58: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	28,  // 59: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	12,  // 60: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	13,  // 61: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	14,  // 62: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	34,  // 63: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	35,  // 64: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	36,  // 65: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	38,  // 66: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	40,  // 67: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	41,  // 68: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	43,  // 69: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	46,  // 70: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	48,  // 71: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	65,  // 72: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	66,  // 73: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	68,  // 74: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	69,  // 75: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	71,  // 76: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	73,  // 77: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	75,  // 78: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	76,  // 79: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	96,  // 80: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	99,  // 81: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	101, // 82: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	104, // 83: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	106, // 84: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	108, // 85: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	116, // 86: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	110, // 87: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	111, // 88: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	112, // 89: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	114, // 90: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	79,  // 91: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	80,  // 92: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	88,  // 93: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	93,  // 94: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	50,  // 95: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	52,  // 96: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	54,  // 97: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	56,  // 98: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	58,  // 99: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	61,  // 100: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	63,  // 101: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	93,  // 102: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	18,  // 103: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	21,  // 104: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	23,  // 105: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	25,  // 106: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	27,  // 107: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	32,  // 108: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	29,  // 109: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	11,  // 110: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	11,  // 111: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	15,  // 112: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	33,  // 113: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	33,  // 114: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	37,  // 115: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	39,  // 116: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	33,  // 117: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	42,  // 118: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	44,  // 119: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	47,  // 120: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	49,  // 121: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	7,   // 122: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	67,  // 123: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	7,   // 124: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	70,  // 125: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	72,  // 126: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	74,  // 127: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	10,  // 128: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	78,  // 129: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	98,  // 130: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	100, // 131: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	102, // 132: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	105, // 133: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	107, // 134: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	109, // 135: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	117, // 136: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	84,  // 137: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	84,  // 138: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	113, // 139: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	115, // 140: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	82,  // 141: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	82,  // 142: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	90,  // 143: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	94,  // 144: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	51,  // 145: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	53,  // 146: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	55,  // 147: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	57,  // 148: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	59,  // 149: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	62,  // 150: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	64,  // 151: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	94,  // 152: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	103, // [103:153] is the sub-list for method output_type
+	53,  // [53:103] is the sub-list for method input_type
+	53,  // [53:53] is the sub-list for extension type_name
+	53,  // [53:53] is the sub-list for extension extendee
+	0,   // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -7881,13 +8450,14 @@ func file_quarry_proto_init() {
 	file_quarry_proto_msgTypes[8].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[42].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[63].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[105].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   107,
+			NumMessages:   115,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -115,6 +115,14 @@ const (
 	ControllerRevokeTokenProcedure = "/quarry.v1.Controller/RevokeToken"
 	// ControllerListAuditProcedure is the fully-qualified name of the Controller's ListAudit RPC.
 	ControllerListAuditProcedure = "/quarry.v1.Controller/ListAudit"
+	// ControllerCreateTenantProcedure is the fully-qualified name of the Controller's CreateTenant RPC.
+	ControllerCreateTenantProcedure = "/quarry.v1.Controller/CreateTenant"
+	// ControllerSetTenantProcedure is the fully-qualified name of the Controller's SetTenant RPC.
+	ControllerSetTenantProcedure = "/quarry.v1.Controller/SetTenant"
+	// ControllerDeleteTenantProcedure is the fully-qualified name of the Controller's DeleteTenant RPC.
+	ControllerDeleteTenantProcedure = "/quarry.v1.Controller/DeleteTenant"
+	// ControllerListTenantsProcedure is the fully-qualified name of the Controller's ListTenants RPC.
+	ControllerListTenantsProcedure = "/quarry.v1.Controller/ListTenants"
 	// ControllerRotateKeyProcedure is the fully-qualified name of the Controller's RotateKey RPC.
 	ControllerRotateKeyProcedure = "/quarry.v1.Controller/RotateKey"
 	// ControllerListKeysProcedure is the fully-qualified name of the Controller's ListKeys RPC.
@@ -203,6 +211,14 @@ type ControllerClient interface {
 	RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error)
 	// ListAudit answers the latest calls that changed the cluster, newest first.
 	ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error)
+	// Tenants keep the sessions and regions of some programs apart from those of others. The tenant of a call is
+	// named in the header Quarry-Tenant. Tenant "default" is always there.
+	CreateTenant(context.Context, *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
+	// SetTenant changes the quotas that the request has.
+	SetTenant(context.Context, *connect.Request[quarrypb.SetTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
+	// DeleteTenant wants a tenant without regions and live sessions.
+	DeleteTenant(context.Context, *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error)
+	ListTenants(context.Context, *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error)
 	// RotateKey makes another signing key. It signs when every node that is up has learned it.
 	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
@@ -426,6 +442,30 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("ListAudit")),
 			connect.WithClientOptions(opts...),
 		),
+		createTenant: connect.NewClient[quarrypb.CreateTenantRequest, quarrypb.Tenant](
+			httpClient,
+			baseURL+ControllerCreateTenantProcedure,
+			connect.WithSchema(controllerMethods.ByName("CreateTenant")),
+			connect.WithClientOptions(opts...),
+		),
+		setTenant: connect.NewClient[quarrypb.SetTenantRequest, quarrypb.Tenant](
+			httpClient,
+			baseURL+ControllerSetTenantProcedure,
+			connect.WithSchema(controllerMethods.ByName("SetTenant")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteTenant: connect.NewClient[quarrypb.DeleteTenantRequest, quarrypb.DeleteTenantResponse](
+			httpClient,
+			baseURL+ControllerDeleteTenantProcedure,
+			connect.WithSchema(controllerMethods.ByName("DeleteTenant")),
+			connect.WithClientOptions(opts...),
+		),
+		listTenants: connect.NewClient[quarrypb.ListTenantsRequest, quarrypb.ListTenantsResponse](
+			httpClient,
+			baseURL+ControllerListTenantsProcedure,
+			connect.WithSchema(controllerMethods.ByName("ListTenants")),
+			connect.WithClientOptions(opts...),
+		),
 		rotateKey: connect.NewClient[quarrypb.RotateKeyRequest, quarrypb.KeysResponse](
 			httpClient,
 			baseURL+ControllerRotateKeyProcedure,
@@ -489,6 +529,10 @@ type controllerClient struct {
 	listTokens       *connect.Client[quarrypb.ListTokensRequest, quarrypb.ListTokensResponse]
 	revokeToken      *connect.Client[quarrypb.RevokeTokenRequest, quarrypb.RevokeTokenResponse]
 	listAudit        *connect.Client[quarrypb.ListAuditRequest, quarrypb.ListAuditResponse]
+	createTenant     *connect.Client[quarrypb.CreateTenantRequest, quarrypb.Tenant]
+	setTenant        *connect.Client[quarrypb.SetTenantRequest, quarrypb.Tenant]
+	deleteTenant     *connect.Client[quarrypb.DeleteTenantRequest, quarrypb.DeleteTenantResponse]
+	listTenants      *connect.Client[quarrypb.ListTenantsRequest, quarrypb.ListTenantsResponse]
 	rotateKey        *connect.Client[quarrypb.RotateKeyRequest, quarrypb.KeysResponse]
 	listKeys         *connect.Client[quarrypb.ListKeysRequest, quarrypb.KeysResponse]
 	status           *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
@@ -665,6 +709,26 @@ func (c *controllerClient) ListAudit(ctx context.Context, req *connect.Request[q
 	return c.listAudit.CallUnary(ctx, req)
 }
 
+// CreateTenant calls quarry.v1.Controller.CreateTenant.
+func (c *controllerClient) CreateTenant(ctx context.Context, req *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return c.createTenant.CallUnary(ctx, req)
+}
+
+// SetTenant calls quarry.v1.Controller.SetTenant.
+func (c *controllerClient) SetTenant(ctx context.Context, req *connect.Request[quarrypb.SetTenantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return c.setTenant.CallUnary(ctx, req)
+}
+
+// DeleteTenant calls quarry.v1.Controller.DeleteTenant.
+func (c *controllerClient) DeleteTenant(ctx context.Context, req *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error) {
+	return c.deleteTenant.CallUnary(ctx, req)
+}
+
+// ListTenants calls quarry.v1.Controller.ListTenants.
+func (c *controllerClient) ListTenants(ctx context.Context, req *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
+	return c.listTenants.CallUnary(ctx, req)
+}
+
 // RotateKey calls quarry.v1.Controller.RotateKey.
 func (c *controllerClient) RotateKey(ctx context.Context, req *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
 	return c.rotateKey.CallUnary(ctx, req)
@@ -747,6 +811,14 @@ type ControllerHandler interface {
 	RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error)
 	// ListAudit answers the latest calls that changed the cluster, newest first.
 	ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error)
+	// Tenants keep the sessions and regions of some programs apart from those of others. The tenant of a call is
+	// named in the header Quarry-Tenant. Tenant "default" is always there.
+	CreateTenant(context.Context, *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
+	// SetTenant changes the quotas that the request has.
+	SetTenant(context.Context, *connect.Request[quarrypb.SetTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
+	// DeleteTenant wants a tenant without regions and live sessions.
+	DeleteTenant(context.Context, *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error)
+	ListTenants(context.Context, *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error)
 	// RotateKey makes another signing key. It signs when every node that is up has learned it.
 	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
@@ -966,6 +1038,30 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("ListAudit")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerCreateTenantHandler := connect.NewUnaryHandler(
+		ControllerCreateTenantProcedure,
+		svc.CreateTenant,
+		connect.WithSchema(controllerMethods.ByName("CreateTenant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerSetTenantHandler := connect.NewUnaryHandler(
+		ControllerSetTenantProcedure,
+		svc.SetTenant,
+		connect.WithSchema(controllerMethods.ByName("SetTenant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerDeleteTenantHandler := connect.NewUnaryHandler(
+		ControllerDeleteTenantProcedure,
+		svc.DeleteTenant,
+		connect.WithSchema(controllerMethods.ByName("DeleteTenant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerListTenantsHandler := connect.NewUnaryHandler(
+		ControllerListTenantsProcedure,
+		svc.ListTenants,
+		connect.WithSchema(controllerMethods.ByName("ListTenants")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerRotateKeyHandler := connect.NewUnaryHandler(
 		ControllerRotateKeyProcedure,
 		svc.RotateKey,
@@ -1060,6 +1156,14 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerRevokeTokenHandler.ServeHTTP(w, r)
 		case ControllerListAuditProcedure:
 			controllerListAuditHandler.ServeHTTP(w, r)
+		case ControllerCreateTenantProcedure:
+			controllerCreateTenantHandler.ServeHTTP(w, r)
+		case ControllerSetTenantProcedure:
+			controllerSetTenantHandler.ServeHTTP(w, r)
+		case ControllerDeleteTenantProcedure:
+			controllerDeleteTenantHandler.ServeHTTP(w, r)
+		case ControllerListTenantsProcedure:
+			controllerListTenantsHandler.ServeHTTP(w, r)
 		case ControllerRotateKeyProcedure:
 			controllerRotateKeyHandler.ServeHTTP(w, r)
 		case ControllerListKeysProcedure:
@@ -1211,6 +1315,22 @@ func (UnimplementedControllerHandler) RevokeToken(context.Context, *connect.Requ
 
 func (UnimplementedControllerHandler) ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListAudit is not implemented"))
+}
+
+func (UnimplementedControllerHandler) CreateTenant(context.Context, *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.CreateTenant is not implemented"))
+}
+
+func (UnimplementedControllerHandler) SetTenant(context.Context, *connect.Request[quarrypb.SetTenantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.SetTenant is not implemented"))
+}
+
+func (UnimplementedControllerHandler) DeleteTenant(context.Context, *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.DeleteTenant is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ListTenants(context.Context, *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListTenants is not implemented"))
 }
 
 func (UnimplementedControllerHandler) RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+type tenantCmd struct {
+	Create tenantCreateCmd `cmd:"" help:"Make a tenant: quarry tenant create shop --quota-bytes 8GiB --sessions 100."`
+	List   tenantListCmd   `cmd:"" help:"List tenants: quotas and what is used of them."`
+	Set    tenantSetCmd    `cmd:"" help:"Change quotas: quarry tenant set shop --quota-bytes 16GiB."`
+	Delete tenantDeleteCmd `cmd:"" help:"Delete a tenant that holds nothing."`
+}
+
+// tenantView is a tenant as it is printed. A quota of 0 is none.
+type tenantView struct {
+	Name     string       `json:"name"`
+	Regions  uint32       `json:"regions"`
+	Bytes    tenantAmount `json:"bytes"`
+	Sessions tenantAmount `json:"sessions"`
+	Lanes    tenantAmount `json:"lanes"`
+}
+
+type tenantAmount struct {
+	Used  uint64 `json:"used"`
+	Quota uint64 `json:"quota"`
+}
+
+// text is "used of quota".
+func (u tenantAmount) text(show func(uint64) string) string {
+	if u.Quota == 0 {
+		return show(u.Used)
+	}
+	return show(u.Used) + " of " + show(u.Quota)
+}
+
+func tenantOf(t *quarrypb.Tenant) tenantView {
+	u := t.GetUse()
+	return tenantView{Name: t.GetName(), Regions: u.GetRegions(), Bytes: tenantAmount{u.GetBytes(), t.GetQuotaBytes()},
+		Sessions: tenantAmount{uint64(u.GetSessions()), uint64(t.GetQuotaSessions())}, Lanes: tenantAmount{uint64(u.GetLanes()), uint64(t.GetQuotaLanes())}}
+}
+
+func (a *app) printTenants(v any, list ...tenantView) error {
+	return a.print(v, func(w io.Writer) {
+		fmt.Fprintln(w, "TENANT\tREGIONS\tBYTES\tSESSIONS\tLANES")
+		plain := func(n uint64) string { return fmt.Sprint(n) }
+		for _, t := range list {
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", t.Name, t.Regions, t.Bytes.text(bytesText), t.Sessions.text(plain), t.Lanes.text(plain))
+		}
+	})
+}
+
+type tenantCreateCmd struct {
+	Name       string   `arg:"" help:"Name: at most 63 of a-z, 0-9, - and _."`
+	QuotaBytes sizeFlag `placeholder:"SIZE" help:"Most memory of its regions, counted once for each replica, such as 8GiB; 0: no bound."`
+	Sessions   uint32   `placeholder:"N" help:"Most sessions at a time; 0: no bound."`
+	Lanes      uint32   `placeholder:"N" help:"Most lanes of all its sessions; a client has four for each CPU unless told otherwise; 0: no bound."`
+}
+
+func (c *tenantCreateCmd) Run(ctx context.Context, a *app) error {
+	t, err := ask(ctx, a, &quarrypb.CreateTenantRequest{Name: c.Name, QuotaBytes: uint64(c.QuotaBytes), QuotaSessions: c.Sessions, QuotaLanes: c.Lanes}, quarrypbconnect.ControllerClient.CreateTenant)
+	if err != nil {
+		return err
+	}
+	v := tenantOf(t)
+	return a.printTenants(v, v)
+}
+
+type tenantListCmd struct{}
+
+func (*tenantListCmd) Run(ctx context.Context, a *app) error {
+	res, err := ask(ctx, a, &quarrypb.ListTenantsRequest{}, quarrypbconnect.ControllerClient.ListTenants)
+	if err != nil {
+		return err
+	}
+	list := []tenantView{}
+	for _, t := range res.Tenants {
+		list = append(list, tenantOf(t))
+	}
+	return a.printTenants(list, list...)
+}
+
+type tenantSetCmd struct {
+	Name       string    `arg:"" complete:"tenant" help:"Name."`
+	QuotaBytes *sizeFlag `placeholder:"SIZE" help:"Most memory of its regions, counted once for each replica; 0: no bound."`
+	Sessions   *uint32   `placeholder:"N" help:"Most sessions at a time; 0: no bound."`
+	Lanes      *uint32   `placeholder:"N" help:"Most lanes of all its sessions; 0: no bound."`
+}
+
+func (c *tenantSetCmd) Run(ctx context.Context, a *app) error {
+	if c.QuotaBytes == nil && c.Sessions == nil && c.Lanes == nil {
+		return usagef("tenant %s: want --quota-bytes, --sessions or --lanes", c.Name)
+	}
+	q := &quarrypb.SetTenantRequest{Name: c.Name, QuotaBytes: (*uint64)(c.QuotaBytes), QuotaSessions: c.Sessions, QuotaLanes: c.Lanes}
+	t, err := ask(ctx, a, q, quarrypbconnect.ControllerClient.SetTenant)
+	if err != nil {
+		return err
+	}
+	v := tenantOf(t)
+	return a.printTenants(v, v)
+}
+
+type tenantDeleteCmd struct {
+	Name string `arg:"" complete:"tenant" help:"Name."`
+}
+
+func (c *tenantDeleteCmd) Run(ctx context.Context, a *app) error {
+	if _, err := ask(ctx, a, &quarrypb.DeleteTenantRequest{Name: c.Name}, quarrypbconnect.ControllerClient.DeleteTenant); err != nil {
+		return err
+	}
+	return a.print(map[string]any{"name": c.Name, "state": "deleted"}, func(w io.Writer) { fmt.Fprintf(w, "tenant %s is deleted\n", c.Name) })
+}

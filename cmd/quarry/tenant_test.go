@@ -1,0 +1,63 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+// devCluster is a cluster in one process of its own, and how to run the command against it.
+func devCluster(t *testing.T, args ...string) func(args ...string) result {
+	p, err := local.Spawn(t.Context(), executable(t), append([]string{"dev", "--listen", "127.0.0.1:0", "--region-bytes", "16MiB"}, args...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Signal(syscall.SIGINT); p.Wait() })
+	env := []string{"QUARRY_CONTROLLER=" + p.Ready["url"]}
+	return func(args ...string) result {
+		t.Helper()
+		return quarry(t, env, "", args...)
+	}
+}
+
+func TestTenantCommands(t *testing.T) {
+	on := devCluster(t, "--nodes", "2", "--replicas", "2")
+	on("tenant", "create", "Shop").fails(t, exitUsage, `tenant "Shop": want 1 to 63 of a-z, 0-9, - and _`)
+	require.Contains(t, on("tenant", "create", "shop", "--quota-bytes", "40MiB", "--sessions", "2", "--lanes", "300").ok(t), "shop    0        0 B of 40.0 MiB  0 of 2    0 of 300")
+	on("tenant", "create", "shop").fails(t, exitConflict, "tenant shop exists")
+	on("slab", "alloc", "--data", "x", "--tenant", "ship").fails(t, exitNotFound, `no tenant "ship"`)
+	on("slab", "alloc", "--data", "theirs").ok(t)
+	on("slab", "alloc", "--tenant", "shop", "--data", "ours").ok(t)
+
+	var list []tenantView
+	on("tenant", "list", "--json").decode(t, &list)
+	require.Len(t, list, 2)
+	require.Equal(t, "default", list[0].Name)
+	require.EqualValues(t, 1, list[0].Regions)
+	require.Equal(t, "shop", list[1].Name)
+	require.Equal(t, tenantAmount{32 << 20, 40 << 20}, list[1].Bytes)
+	require.EqualValues(t, 2, list[1].Sessions.Quota)
+
+	// Durable objects lie in regions of their own, for which there is no room.
+	on("region", "create", "--tenant", "shop", "--size", "16MiB").fails(t, exitNoSpace, "tenant shop: quota of bytes: 32 MiB of 40 MiB are used", "quarry tenant set shop")
+	on("tenant", "set", "shop").fails(t, exitUsage, "--quota-bytes")
+	on("tenant", "set", "shop", "--quota-bytes", "0", "--lanes", "1").ok(t)
+	on("region", "create", "--tenant", "shop", "--size", "16MiB").ok(t)
+	on("slab", "alloc", "--tenant", "shop", "--data", "more").fails(t, exitNoSpace, "tenant shop: quota of lanes: 0 of 1 are used", "--lanes")
+
+	on("tenant", "delete", "shop").fails(t, exitConflict, "tenant shop holds regions: 2, 3")
+	on("tenant", "delete", "default").fails(t, exitUsage, "always there")
+	on("tenant", "create", "empty").ok(t)
+	require.Equal(t, "default\nempty\nshop\n", sorted(on("complete-values", "tenant delete").ok(t)))
+	require.Equal(t, "tenant empty is deleted\n", on("tenant", "delete", "empty").ok(t))
+	on("tenant", "delete", "empty").fails(t, exitNotFound, `tenant "empty": no such tenant`)
+}
+
+func sorted(lines string) string {
+	l := strings.SplitAfter(lines, "\n")
+	slices.Sort(l)
+	return strings.Join(l, "")
+}

@@ -1,0 +1,239 @@
+package state
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+)
+
+// TenantPrefix is the key prefix of the records of tenants.
+const TenantPrefix = tenantPrefix
+
+// Limits of tenants.
+const (
+	MaxTenants         = 1024
+	maxTenantNameBytes = 63
+	// nodeLanes is how many lanes a session without a number counts for: as many as a node
+	// admits of one session unless told otherwise.
+	nodeLanes = 256
+)
+
+// tenant is a tenant's record, and what it has. Each change of either is a step of the machine, so that
+// requests side by side do not exceed a quota together.
+type tenant struct {
+	rec             *quarrypb.Tenant // as staged; nil: there is none
+	bytes           uint64           // of regions, those in the making included, times their replicas
+	regions         int
+	sessions, lanes int // of live sessions that are not agents'
+}
+
+// tenants are indexed by number. Never ranged over: the order of a map is random.
+type tenants struct {
+	byID  map[uint32]*tenant
+	order []uint32 // those that byID has, ascending
+}
+
+// of is the tenant with a number, an empty one at first.
+func (x *tenants) of(id uint32) *tenant {
+	t := x.byID[id]
+	if t == nil {
+		t = &tenant{}
+		if id == 0 {
+			t.rec = &quarrypb.Tenant{Name: quarrypb.DefaultTenant}
+		}
+		if x.byID == nil {
+			x.byID = map[uint32]*tenant{}
+		}
+		x.byID[id] = t
+		i, _ := slices.BinarySearch(x.order, id)
+		x.order = slices.Insert(x.order, i, id)
+	}
+	return t
+}
+
+// all are those that have a record, and the default one.
+func (x *tenants) all() (out []*tenant) {
+	x.of(0)
+	for _, id := range x.order {
+		if t := x.byID[id]; t.rec != nil {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// tenant is the one with a number that a request was given. It may have been deleted since.
+func (m *Machine) tenant(id uint32) (*tenant, *Error) {
+	m.tenants.of(0)
+	t := m.tenants.byID[id]
+	if t == nil || t.rec == nil {
+		return nil, errorf(NotFound, "tenant %d: no such tenant; quarry tenant list shows them", id)
+	}
+	return t, nil
+}
+
+func (m *Machine) tenantNamed(name string) (*tenant, *Error) {
+	for _, t := range m.tenants.all() {
+		if t.rec.Name == name {
+			return t, nil
+		}
+	}
+	return nil, errorf(NotFound, "tenant %q: no such tenant; quarry tenant list shows them", name)
+}
+
+// answer is the record with the use.
+func (t *tenant) answer() *quarrypb.Tenant {
+	rec := proto.CloneOf(t.rec)
+	rec.Use = &quarrypb.TenantUse{Bytes: t.bytes, Sessions: uint32(t.sessions), Lanes: uint32(t.lanes), Regions: uint32(t.regions)}
+	return rec
+}
+
+// countSession adds a live session to the counts, or takes it away.
+func (m *Machine) countSession(rec *quarrypb.Session, sign int) {
+	m.live += sign
+	if rec.Agent {
+		return
+	}
+	t := m.tenants.of(rec.Tenant)
+	t.sessions += sign
+	t.lanes += sign * lanesOf(rec.Lanes)
+}
+
+func lanesOf(announced uint32) int {
+	if announced == 0 {
+		return nodeLanes
+	}
+	return int(announced)
+}
+
+// roomForSession refuses a session that its tenant has no room for.
+func (m *Machine) roomForSession(r *quarrypb.OpenSessionRequest) *Error {
+	t, err := m.tenant(r.Tenant)
+	switch {
+	case err != nil:
+		return err
+	case r.Lanes > nodeLanes:
+		return errorf(Invalid, "session %q with %d lanes: want at most %d", r.Name, r.Lanes, nodeLanes)
+	case r.Agent:
+		return nil
+	case t.rec.QuotaSessions != 0 && t.sessions >= int(t.rec.QuotaSessions):
+		return t.full("sessions", fmt.Sprint(t.sessions), fmt.Sprint(t.rec.QuotaSessions), "another one does not fit: close some, or raise it with --sessions")
+	case t.rec.QuotaLanes != 0 && t.lanes+lanesOf(r.Lanes) > int(t.rec.QuotaLanes):
+		return t.full("lanes", fmt.Sprint(t.lanes), fmt.Sprint(t.rec.QuotaLanes), fmt.Sprintf("%d more do not fit: close sessions, open them with fewer lanes, or raise it with --lanes", lanesOf(r.Lanes)))
+	}
+	return nil
+}
+
+// roomForRegions refuses regions that the tenant has no room for.
+func (m *Machine) roomForRegions(r *quarrypb.CreateRegionRequest, sets []placed) *Error {
+	t, err := m.tenant(r.Tenant)
+	if err != nil || t.rec.QuotaBytes == 0 {
+		return err
+	}
+	sum, quota := uint64(0), t.rec.QuotaBytes
+	for _, s := range sets {
+		sum += s.bytes * uint64(r.Replicas)
+	}
+	if t.bytes > quota || sum > quota-t.bytes {
+		return t.full("bytes", bytesText(t.bytes), bytesText(quota), fmt.Sprintf("%s more in %d regions of %d replicas do not fit: free objects, so that regions have room again, or raise it with --quota-bytes", bytesText(sum), len(sets), r.Replicas))
+	}
+	return nil
+}
+
+// full is the refusal of a quota, with the remedy.
+func (t *tenant) full(what, used, quota, remedy string) *Error {
+	return errorf(Exhausted, "tenant %s: quota of %s: %s of %s are used, %s (quarry tenant set %s)", t.rec.Name, what, used, quota, remedy, t.rec.Name)
+}
+
+func goodTenantName(name string) bool {
+	return name != "" && len(name) <= maxTenantNameBytes && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_") == ""
+}
+
+func (m *Machine) createTenant(waiter uint64, r *quarrypb.CreateTenantRequest) {
+	_, missing := m.tenantNamed(r.Name)
+	switch {
+	case !goodTenantName(r.Name):
+		m.fail(waiter, errorf(Invalid, "tenant %q: want 1 to %d of a-z, 0-9, - and _", r.Name, maxTenantNameBytes))
+		return
+	case missing == nil:
+		m.fail(waiter, errorf(Exists, "tenant %s exists: quarry tenant set %s changes its quotas", r.Name, r.Name))
+		return
+	case len(m.tenants.all()) >= MaxTenants || m.cluster.LastTenant == math.MaxUint32:
+		m.fail(waiter, errorf(Exhausted, "%d tenants, the most there can be: delete some", len(m.tenants.all())))
+		return
+	}
+	c := m.editCluster()
+	c.LastTenant++
+	t := m.tenants.of(c.LastTenant)
+	t.rec = &quarrypb.Tenant{Id: c.LastTenant, Name: r.Name, QuotaBytes: r.QuotaBytes, QuotaSessions: r.QuotaSessions, QuotaLanes: r.QuotaLanes}
+	m.stage(m.clusterChange(c), change{tenantKey(t.rec.Id), t.rec, nil})
+	m.note("tenant %s (%d) is made", r.Name, t.rec.Id)
+	m.answer(waiter, t.answer())
+}
+
+func (m *Machine) setTenant(waiter uint64, r *quarrypb.SetTenantRequest) {
+	t, err := m.tenantNamed(r.Name)
+	if err != nil {
+		m.fail(waiter, err)
+		return
+	}
+	rec := proto.CloneOf(t.rec)
+	if r.QuotaBytes != nil {
+		rec.QuotaBytes = *r.QuotaBytes
+	}
+	if r.QuotaSessions != nil {
+		rec.QuotaSessions = *r.QuotaSessions
+	}
+	if r.QuotaLanes != nil {
+		rec.QuotaLanes = *r.QuotaLanes
+	}
+	if !proto.Equal(rec, t.rec) {
+		t.rec = rec
+		m.stage(change{tenantKey(rec.Id), rec, nil})
+		m.note("tenant %s: quotas %s, %d sessions, %d lanes; 0 is none", rec.Name, bytesText(rec.QuotaBytes), rec.QuotaSessions, rec.QuotaLanes)
+	}
+	m.answer(waiter, t.answer())
+}
+
+func (m *Machine) deleteTenant(waiter uint64, r *quarrypb.DeleteTenantRequest) {
+	t, err := m.tenantNamed(r.Name)
+	switch {
+	case err != nil:
+	case t.rec.Id == 0:
+		err = errorf(Invalid, "tenant %s is always there", r.Name)
+	case t.regions > 0:
+		err = errorf(Precondition, "tenant %s holds regions%s: %s of memory; only lost ones can be removed", r.Name, list(m.regionsOf(t.rec.Id)), bytesText(t.bytes))
+	case t.sessions > 0:
+		err = errorf(Precondition, "tenant %s has %d live sessions: quarry session revoke ends them", r.Name, t.sessions)
+	}
+	if err != nil {
+		m.fail(waiter, err)
+		return
+	}
+	m.stage(change{tenantKey(t.rec.Id), nil, nil})
+	m.note("tenant %s (%d) is deleted", r.Name, t.rec.Id)
+	t.rec = nil
+	m.answer(waiter, &quarrypb.DeleteTenantResponse{})
+}
+
+func (m *Machine) regionsOf(tenant uint32) (out []string) {
+	for _, g := range m.regions {
+		if g.rec.Tenant == tenant {
+			out = append(out, fmt.Sprint(g.rec.Id))
+		}
+	}
+	return out
+}
+
+func (m *Machine) listTenants(waiter uint64) {
+	resp := &quarrypb.ListTenantsResponse{}
+	for _, t := range m.tenants.all() {
+		resp.Tenants = append(resp.Tenants, t.answer())
+	}
+	m.answer(waiter, resp)
+}
