@@ -1,13 +1,9 @@
 package controller_test
 
 import (
-	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
@@ -18,28 +14,8 @@ import (
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/verify/testpki"
 )
-
-// issuer makes certificates of one authority.
-func issuer(t *testing.T, cluster string) func(identity.Role, string) *identity.Source {
-	a, ca, _, err := identity.NewAuthority(cluster, time.Hour)
-	require.NoError(t, err)
-	dir := t.TempDir()
-	write := func(name string, b []byte) string {
-		p := filepath.Join(dir, name)
-		require.NoError(t, os.WriteFile(p, b, 0o600))
-		return p
-	}
-	caFile := write("ca.crt", ca)
-	return func(role identity.Role, name string) *identity.Source {
-		cert, key, err := a.Issue(role, name, []string{"127.0.0.1"}, time.Hour)
-		require.NoError(t, err)
-		base := string(role) + "-" + name
-		src, err := identity.Open(identity.Files{Cert: write(base+".crt", cert), Key: write(base+".key", key), CA: caFile}, slog.New(slog.DiscardHandler))
-		require.NoError(t, err)
-		return src
-	}
-}
 
 // over calls a controller with a configuration of TLS and a token.
 func over(t *testing.T, src *identity.Source, url, token string) rpc {
@@ -58,7 +34,7 @@ func node(name, url string, incarnation uint64) *quarrypb.RegisterNodeRequest {
 
 func TestCertificatesDecideWhatACallerMay(t *testing.T) {
 	_, etcd := store(t)
-	issue := issuer(t, "prod")
+	issue := testpki.New(t, "prod")
 	own := issue(identity.Controller, "c1")
 	c, _ := start(t, controller.Config{Etcd: etcd, TLS: own.Server(), ID: own.ID(), AgentTLS: own.Client(identity.Node)})
 	lead(t, c)
@@ -86,7 +62,7 @@ func TestCertificatesDecideWhatACallerMay(t *testing.T) {
 	refused(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "steals"}, connect.CodePermissionDenied, "agent only")
 
 	// A certificate of another authority does not even connect; one of none is a stranger.
-	_, err := try(t, over(t, issuer(t, "prod")(identity.Operator, "ann"), c.URL(), "").Status, &quarrypb.StatusRequest{})
+	_, err := try(t, over(t, testpki.New(t, "prod")(identity.Operator, "ann"), c.URL(), "").Status, &quarrypb.StatusRequest{})
 	require.ErrorContains(t, err, "certificate")
 }
 
@@ -209,7 +185,7 @@ func TestPagesAreForViewersAndOperators(t *testing.T) {
 	refused(t, v.RemoveNode, &quarrypb.RemoveNodeRequest{Name: "n1"}, connect.CodePermissionDenied, "[operator]")
 	refused(t, v.OpenSession, &quarrypb.OpenSessionRequest{Name: "x"}, connect.CodePermissionDenied, "may not call")
 
-	issue := issuer(t, "prod")
+	issue := testpki.New(t, "prod")
 	own := issue(identity.Controller, "c1")
 	secure, _ := start(t, controller.Config{Etcd: etcd, Prefix: "/secure/", TLS: own.Server(), ID: own.ID(), AgentTLS: own.Client(identity.Node), Pages: pages})
 	lead(t, secure)

@@ -56,13 +56,7 @@ func TestARegionIsNotLostWhileANodeThatRestartedIsSilent(t *testing.T) {
 			beats := slices.Clone(r.beats)
 			found := &quarrypb.HostedRegion{Region: g.Id, Uuid: g.Uuid, SizeBytes: g.SizeBytes, Epoch: g.Epoch}
 			r.dead[1], r.dead[2], r.beats = true, true, nil
-			pass := func(d time.Duration) {
-				for end := r.now + int64(d); r.now < end; {
-					r.advance(100 * time.Millisecond)
-					r.answerAll(none)
-				}
-			}
-			pass(5 * time.Second)
+			r.passAnswering(none, 5*time.Second)
 			restart := func(n *quarrypb.Node, incarnation uint64, found ...*quarrypb.HostedRegion) {
 				n = proto.CloneOf(n)
 				n.Incarnation = incarnation
@@ -72,20 +66,20 @@ func TestARegionIsNotLostWhileANodeThatRestartedIsSilent(t *testing.T) {
 			}
 			restart(beats[1], 2, found)
 			r.beats = nil
-			pass(5 * time.Second) // b is silent again
+			r.passAnswering(none, 5*time.Second) // b is silent again
 			require.Equal(t, unavailable, r.table().Regions[0].Condition)
 			if !registers {
 				r.start() // another leader
-				pass(10 * time.Second)
+				r.passAnswering(none, 10*time.Second)
 			}
 			restart(beats[0], 2) // a, which finds nothing
 			delete(r.dead, 1)
-			pass(2 * time.Second)
+			r.passAnswering(none, 2*time.Second)
 			require.Equal(t, unavailable, r.table().Regions[0].Condition, "b may have the memory: %v", r.table().Regions[0])
 			require.NotEqual(t, regionLost, r.table().Regions[0].State)
 			restart(beats[1], 3, found)
 			delete(r.dead, 2)
-			pass(10 * time.Second)
+			r.passAnswering(none, 10*time.Second)
 			require.Contains(t, []quarrypb.RegionState{open, degraded}, r.table().Regions[0].Condition)
 		})
 	}

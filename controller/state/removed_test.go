@@ -28,6 +28,14 @@ func (r *rig) answerAll(keep func(Call) bool) {
 	}
 }
 
+// passAnswering lets time pass and answers calls as answerAll does.
+func (r *rig) passAnswering(keep func(Call) bool, d time.Duration) {
+	for end := r.now + int64(d); r.now < end; {
+		r.advance(100 * time.Millisecond)
+		r.answerAll(keep)
+	}
+}
+
 func isClose(c Call) bool { _, ok := c.Msg.(*quarrypb.CloseRegionRequest); return ok }
 
 // Hazards 4 and 11: a node that leaves a configuration without having acknowledged a

@@ -114,13 +114,7 @@ func TestRestingIdsBehindAnUnavailableRegion(t *testing.T) {
 	dead := r.open("dead")
 	r.dead[1], r.dead[2] = true, true // region 1 is unavailable; c and its regions are well
 	r.beats = slices.DeleteFunc(r.beats, func(n *quarrypb.Node) bool { return n.Id != 3 })
-	pass := func(d time.Duration) {
-		for end := r.now + int64(d); r.now < end; {
-			r.advance(100 * time.Millisecond)
-			r.answerAll(none)
-		}
-	}
-	pass(10 * time.Second)
+	r.passAnswering(none, 10*time.Second)
 	require.Equal(t, stateFencing, r.m.session(dead.Serial).rec.State)
 	// 200 ids are left; the others are in use by live sessions, say, or rest already.
 	for id := 300; id <= idWords*64-1; id++ {
@@ -138,7 +132,7 @@ func TestRestingIdsBehindAnUnavailableRegion(t *testing.T) {
 		r.answerAll(none)
 		r.advance(100 * time.Millisecond)
 	}
-	pass(10 * time.Minute)
+	r.passAnswering(none, 10*time.Minute)
 	w := r.ask(&quarrypb.OpenSessionRequest{Name: "cli"})
 	r.answerAll(none)
 	require.Nil(t, r.answers[w].Err, "after %d: %v; sessions %d, live %d, resting %d", opened, r.answers[w].Err, len(r.m.sessions), r.m.live, len(r.m.ids.resting))
@@ -153,13 +147,7 @@ func TestRemovalTakenBack(t *testing.T) {
 	beats := slices.Clone(r.beats)
 	r.dead[1], r.dead[2] = true, true
 	r.beats = nil
-	pass := func(d time.Duration) {
-		for end := r.now + int64(d); r.now < end; {
-			r.advance(100 * time.Millisecond)
-			r.answerAll(none)
-		}
-	}
-	pass(5 * time.Second)
+	r.passAnswering(none, 5*time.Second)
 	require.Equal(t, unavailable, r.table().Regions[0].Condition)
 	w := r.ask(&quarrypb.RemoveNodeRequest{Name: "a", Force: true, AcceptLoss: true})
 	r.answerAll(none)
@@ -169,16 +157,16 @@ func TestRemovalTakenBack(t *testing.T) {
 	require.Nil(t, r.answers[w].Err)
 	clear(r.dead)
 	r.beats = beats[1:] // b answers first: nothing is known of a, so nothing is decided
-	pass(time.Second)
+	r.passAnswering(none, time.Second)
 	w = r.join(beats[0])
 	r.answerAll(none)
 	r.joined(w, beats[0])
-	pass(20 * time.Second)
+	r.passAnswering(none, 20*time.Second)
 	require.Equal(t, open, r.table().Regions[0].Condition)
 	dead, asker := r.open("dead"), r.open("asker")
 	w = r.ask(&quarrypb.RevokeSessionRequest{Session: dead.Session})
 	w2 := r.ask(&quarrypb.CertifyFenceRequest{Serial: asker.Serial, Session: dead.Session, Region: 1})
-	pass(20 * time.Second)
+	r.passAnswering(none, 20*time.Second)
 	require.True(t, answerOf[*quarrypb.CertifyFenceResponse](r, w2).Fenced, "all nodes are well; exposed %d, owed %v %v", r.m.fences.exposed, r.m.node(1).owed, r.m.node(2).owed)
 	require.True(t, r.answered(w))
 }
@@ -191,13 +179,7 @@ func TestAcceptedLossTakenBack(t *testing.T) {
 	beats := slices.Clone(r.beats)
 	r.dead[1], r.dead[2] = true, true
 	r.beats = nil
-	pass := func(d time.Duration) {
-		for end := r.now + int64(d); r.now < end; {
-			r.advance(100 * time.Millisecond)
-			r.answerAll(none)
-		}
-	}
-	pass(5 * time.Second)
+	r.passAnswering(none, 5*time.Second)
 	for _, n := range []string{"a", "b"} {
 		w := r.ask(&quarrypb.RemoveNodeRequest{Name: n, Force: true, AcceptLoss: true})
 		r.answerAll(none)
@@ -215,7 +197,7 @@ func TestAcceptedLossTakenBack(t *testing.T) {
 		r.answerAll(none)
 		r.joined(w, n)
 	}
-	pass(20 * time.Second)
+	r.passAnswering(none, 20*time.Second)
 	require.Equal(t, open, r.table().Regions[0].Condition, "both replicas are there, in their incarnations of before: %v", r.table().Regions[0])
 }
 
@@ -227,24 +209,18 @@ func TestALostRegionWaitsForANodeTakenBack(t *testing.T) {
 	r.run()
 	r.dead[1], r.dead[2] = true, true
 	r.beats = nil
-	pass := func(d time.Duration) {
-		for end := r.now + int64(d); r.now < end; {
-			r.advance(100 * time.Millisecond)
-			r.answerAll(none)
-		}
-	}
 	order := func(msg proto.Message) *Error {
 		w := r.ask(msg)
 		r.answerAll(none)
 		return r.answers[w].Err
 	}
-	pass(5 * time.Second)
+	r.passAnswering(none, 5*time.Second)
 	for _, n := range []string{"a", "b"} {
 		require.Nil(t, order(&quarrypb.RemoveNodeRequest{Name: n, Force: true, AcceptLoss: true}))
 	}
 	require.Equal(t, regionLost, r.table().Regions[0].Condition)
 	require.Nil(t, order(&quarrypb.AddNodeRequest{Name: "b"}))
-	pass(5 * time.Second)
+	r.passAnswering(none, 5*time.Second)
 	require.Equal(t, unavailable, r.table().Regions[0].Condition)
 	require.Equal(t, Precondition, order(&quarrypb.RemoveRegionRequest{Region: 1, Lost: true}).Code)
 	require.Nil(t, order(&quarrypb.RemoveNodeRequest{Name: "b", Force: true, AcceptLoss: true}))
@@ -260,13 +236,7 @@ func TestLostRegionComesBackExposed(t *testing.T) {
 	beats := slices.Clone(r.beats)
 	r.dead[1], r.dead[2] = true, true
 	r.beats = nil
-	pass := func(d time.Duration) {
-		for end := r.now + int64(d); r.now < end; {
-			r.advance(100 * time.Millisecond)
-			r.answerAll(isClose)
-		}
-	}
-	pass(5 * time.Second)
+	r.passAnswering(isClose, 5*time.Second)
 	for _, n := range []string{"a", "b"} {
 		r.ask(&quarrypb.RemoveNodeRequest{Name: n, Force: true, AcceptLoss: true})
 		r.answerAll(none)
@@ -277,7 +247,7 @@ func TestLostRegionComesBackExposed(t *testing.T) {
 	w := r.join(beats[0])
 	r.answerAll(isClose)
 	r.joined(w, beats[0])
-	pass(3 * time.Second)
+	r.passAnswering(isClose, 3*time.Second)
 	require.Equal(t, recovering, r.table().Regions[0].State)
 	require.True(t, slices.ContainsFunc(r.calls, isClose), "a serves the epoch of before, as b does")
 	require.True(t, r.m.region(1).exposed)

@@ -8,52 +8,30 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/verify/testpki"
 )
 
-// authority is a cluster's, with a folder.
-func authority(t *testing.T, cluster string) func(role identity.Role, name string) *identity.Source {
-	a, ca, _, err := identity.NewAuthority(cluster, time.Hour)
-	require.NoError(t, err)
-	dir := t.TempDir()
-	write := func(name string, b []byte) string {
-		p := filepath.Join(dir, name)
-		require.NoError(t, os.WriteFile(p, b, 0o600))
-		return p
-	}
-	caFile := write("ca.crt", ca)
-	return func(role identity.Role, name string) *identity.Source {
-		cert, key, err := a.Issue(role, name, nil, time.Hour)
-		require.NoError(t, err)
-		src, err := identity.Open(identity.Files{Cert: write(name+".crt", cert), Key: write(name+".key", key), CA: caFile}, slog.New(slog.DiscardHandler))
-		require.NoError(t, err)
-		return src
-	}
-}
-
-// TestPeersAreControllers: a process without a controller's certificate sends no raft message, reads no log and learns no member.
-func TestPeersAreControllers(t *testing.T) {
-	issue, foreign := authority(t, "prod"), authority(t, "prod")
-	urls := freePeers(t, 3)
+// threeSecure starts three members with https in their peer URLs, and has them take a write.
+func threeSecure(t *testing.T, trust func(name string, c *Config)) (urls []string, srvs []*Server) {
+	urls = freePeers(t, 3)
 	for i := range urls {
 		urls[i] = strings.Replace(urls[i], "http:", "https:", 1)
 	}
 	all := fmt.Sprintf("m0=%s,m1=%s,m2=%s", urls[0], urls[1], urls[2])
 	var starts []<-chan result
 	for i := range 3 {
-		starts = append(starts, member(t, t.Context(), Config{Dir: t.TempDir(), Name: fmt.Sprintf("m%d", i), PeerURL: urls[i], InitialCluster: all, TLS: issue(identity.Controller, fmt.Sprintf("m%d", i))}))
+		c := Config{Dir: t.TempDir(), Name: fmt.Sprintf("m%d", i), PeerURL: urls[i], InitialCluster: all}
+		trust(c.Name, &c)
+		starts = append(starts, member(t, t.Context(), c))
 	}
-	var srvs []*Server
 	for _, s := range starts {
 		r := <-s
 		require.NoError(t, r.err)
@@ -64,8 +42,17 @@ func TestPeersAreControllers(t *testing.T) {
 	defer cli.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	_, err = cli.Put(ctx, "secret", "kept")
+	_, err = cli.Put(ctx, "key", "kept")
 	require.NoError(t, err)
+	return urls, srvs
+}
+
+// TestPeersAreControllers: a process without a controller's certificate sends no raft message, reads no log and learns no member.
+func TestPeersAreControllers(t *testing.T) {
+	issue, foreign := testpki.New(t, "prod"), testpki.New(t, "prod")
+	urls, srvs := threeSecure(t, func(name string, c *Config) { c.TLS = issue(identity.Controller, name) })
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 
 	// What a leader of a later term would send: a member that took it would forget its leader.
 	to, from, term := srvs[1].ID(), srvs[0].ID(), srvs[1].etcd.Server.Term()+1000
@@ -128,28 +115,9 @@ func blind(src *identity.Source) *tls.Config {
 // TestPeersOfOneToken: without certificates of an authority, members with https in their peer URLs
 // take calls only from holders of the same token.
 func TestPeersOfOneToken(t *testing.T) {
-	urls := freePeers(t, 3)
-	for i := range urls {
-		urls[i] = strings.Replace(urls[i], "http:", "https:", 1)
-	}
-	all := fmt.Sprintf("m0=%s,m1=%s,m2=%s", urls[0], urls[1], urls[2])
-	var starts []<-chan result
-	for i := range 3 {
-		starts = append(starts, member(t, t.Context(), Config{Dir: t.TempDir(), Name: fmt.Sprintf("m%d", i), PeerURL: urls[i], InitialCluster: all, Token: "one"}))
-	}
-	var srvs []*Server
-	for _, s := range starts {
-		r := <-s
-		require.NoError(t, r.err)
-		srvs = append(srvs, r.srv)
-	}
-	cli, err := srvs[0].Client()
-	require.NoError(t, err)
-	defer cli.Close()
+	urls, _ := threeSecure(t, func(_ string, c *Config) { c.Token = "one" })
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	_, err = cli.Put(ctx, "key", "kept")
-	require.NoError(t, err)
 
 	members := func(token string) error {
 		src, err := identity.FromToken(token, t.TempDir(), "m9", slog.New(slog.DiscardHandler))
@@ -169,7 +137,7 @@ func TestPeersOfOneToken(t *testing.T) {
 
 func TestPeersWithTLSNeedAControllersCertificate(t *testing.T) {
 	url := strings.Replace(freePeers(t, 1)[0], "http:", "https:", 1)
-	for _, src := range []*identity.Source{nil, authority(t, "prod")(identity.Node, "n1")} {
+	for _, src := range []*identity.Source{nil, testpki.New(t, "prod")(identity.Node, "n1")} {
 		_, err := Start(t.Context(), Config{Name: "m1", PeerURL: url, NoSync: true, TLS: src, Log: slog.New(slog.DiscardHandler)})
 		require.ErrorContains(t, err, "quarry cert controller")
 	}
