@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/wire"
+	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
 // DefaultTimeout bounds a call whose context has no deadline; see Config.Timeout.
@@ -26,6 +27,18 @@ const (
 	TransportSHM   = "shm"   // the node's memory mapped into this process; same host only
 	TransportTCP   = "tcp"
 )
+
+// Values of FabricTLSFromFiles.
+const (
+	FabricTLSOff      = tcp.TLSOff      // all connections are plain
+	FabricTLSOn       = tcp.TLSOn       // TLS where the node offers it, else plain
+	FabricTLSRequired = tcp.TLSRequired // TLS, or no connection
+)
+
+// FabricTLS is how connections to storage nodes are encrypted: TLS 1.3, on which a node shows the
+// certificate of its name in the table, and the client its own. Who changes traffic can make a client
+// with FabricTLSOn go without; with FabricTLSRequired its calls fail instead.
+type FabricTLS = tcp.TLS
 
 // Config configures a Client. Only Controllers is required.
 type Config struct {
@@ -49,6 +62,9 @@ type Config struct {
 	Tenant string
 	// TLS configures https controllers; nil means the system's defaults.
 	TLS *tls.Config
+	// FabricTLS encrypts connections to storage nodes over TransportTCP; nil: they are plain. Nodes
+	// that require encryption refuse plain ones. See FabricTLSFromFiles.
+	FabricTLS *FabricTLS
 	// Lanes is the number of calls that can run at the same time, 1 to 256. Further calls
 	// wait. 0 means four for each CPU.
 	Lanes int

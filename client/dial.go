@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -95,7 +96,7 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credential
 			if e.Provider != p || !c.allowed(e) || chosen != "" && chosen != name {
 				continue
 			}
-			conn, err := c.dialers.byName[name].Dial(ctx, e.Address, as.For(n.Id), lane)
+			conn, err := c.dialers.byName[name].Dial(ctx, e.Address, as.For(n.Id, n.Name), lane)
 			if err == nil {
 				if c.rememberProvider(n.Id, nodeProvider{n.Incarnation, name}) {
 					c.logProvider(n, name, e.Address, errs)
@@ -108,6 +109,9 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credential
 			errs = append(errs, fmt.Errorf("%s %s: %w", name, e.Address, err))
 		}
 	}
+	if allTLS(errs) {
+		return nil, fmt.Errorf("%w: %w to node %s: %w", ErrUnreachable, errTransport, n.Name, errs[0])
+	}
 	if len(errs) > 0 {
 		return nil, fmt.Errorf("node %s: %w", n.Name, errors.Join(errs...))
 	}
@@ -119,4 +123,9 @@ func (c *Client) dial(ctx context.Context, n *quarrypb.Node, as *rdma.Credential
 		want = "RDMA"
 	}
 	return nil, fmt.Errorf("%w: %w to node %s with %s", ErrUnreachable, errTransport, n.Name, want)
+}
+
+// allTLS says whether the node is well, and this client is not configured for it.
+func allTLS(errs []error) bool {
+	return len(errs) > 0 && !slices.ContainsFunc(errs, func(err error) bool { return !errors.Is(err, rdma.ErrTLS) })
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
 // DefaultController is the address on which `quarry dev`, and a controller without options, listens.
@@ -23,6 +24,7 @@ const DefaultController = "http://127.0.0.1:7420"
 //	QUARRY_TLS_KEY       file of the certificate's key, PEM
 //	QUARRY_TLS_CA        file of the certificate authorities of controllers, PEM
 //	QUARRY_FABRIC        auto, verbs, shm or tcp
+//	QUARRY_FABRIC_TLS    off, on or required; default on with a certificate, else off
 //	QUARRY_REQUIRE_RDMA  true or false
 //	QUARRY_RDMA_DEVICE   DEVICE[/PORT][@ADDRESS]
 func ConfigFromEnvironment() (Config, error) {
@@ -44,13 +46,26 @@ func ConfigFromEnvironment() (Config, error) {
 		c.RequireRDMA = b
 	}
 	f := identity.Files{Cert: os.Getenv("QUARRY_TLS_CERT"), Key: os.Getenv("QUARRY_TLS_KEY"), CA: os.Getenv("QUARRY_TLS_CA")}
+	var src *identity.Source
+	var err error
 	if f != (identity.Files{}) {
-		var err error
-		if c.TLS, err = TLSFromFiles(f.Cert, f.Key, f.CA); err != nil {
+		if src, err = open(f); err != nil {
 			return Config{}, err
 		}
+		c.TLS = src.Client(identity.Controller)
+	}
+	if c.FabricTLS, err = tcp.NewTLS(os.Getenv("QUARRY_FABRIC_TLS"), src); err != nil {
+		return Config{}, fmt.Errorf("client: QUARRY_FABRIC_TLS: %w", err)
 	}
 	return c, c.withDefaults().validate()
+}
+
+func open(f identity.Files) (*identity.Source, error) {
+	src, err := identity.Open(f, slog.Default())
+	if err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	return src, nil
 }
 
 // TLSFromFiles returns a Config.TLS that trusts the controllers of a cluster and shows them this
@@ -58,9 +73,24 @@ func ConfigFromEnvironment() (Config, error) {
 // token. ca may be "": the system's authorities. Files that are replaced are read again when a
 // connection is made; a program without a certificate reads ca once. Errors name the file.
 func TLSFromFiles(cert, key, ca string) (*tls.Config, error) {
-	src, err := identity.Open(identity.Files{Cert: cert, Key: key, CA: ca}, slog.Default())
+	src, err := open(identity.Files{Cert: cert, Key: key, CA: ca})
+	if err != nil {
+		return nil, err
+	}
+	return src.Client(identity.Controller), nil
+}
+
+// FabricTLSFromFiles returns a Config.FabricTLS of one of the FabricTLS constants, from the files of
+// TLSFromFiles. For FabricTLSOn and FabricTLSRequired all three are needed, and the certificate names
+// the program (quarry cert client).
+func FabricTLSFromFiles(mode, cert, key, ca string) (*FabricTLS, error) {
+	src, err := open(identity.Files{Cert: cert, Key: key, CA: ca})
+	if err != nil {
+		return nil, err
+	}
+	t, err := tcp.NewTLS(mode, src)
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
-	return src.Client(identity.Controller), nil
+	return t, nil
 }

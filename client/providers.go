@@ -21,7 +21,7 @@ type dialers struct {
 // opened is an error only if RDMA is required.
 func openDialers(cfg *Config) (*dialers, error) {
 	f := &dialers{byName: map[string]rdma.Dialer{}}
-	for _, d := range []rdma.Dialer{shm.NewDialer(), cfg.Wire.Dialer(tcp.Dialer{})} {
+	for _, d := range []rdma.Dialer{shm.NewDialer(), cfg.Wire.Dialer(tcp.Dialer{TLS: cfg.FabricTLS})} {
 		f.byName[d.Provider()] = d
 	}
 	if cfg.Transport != TransportAuto && cfg.Transport != TransportVerbs {

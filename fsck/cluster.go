@@ -30,6 +30,8 @@ type Config struct {
 	Controllers []string
 	Token       string
 	TLS         *tls.Config
+	// FabricTLS encrypts connections to nodes over tcp; nil: plain.
+	FabricTLS *tcp.TLS
 	// Transport is "auto", "shm" or "tcp"; "" means auto.
 	Transport string
 	// Wire is the network of a simulation; nil means the host's.
@@ -382,13 +384,13 @@ func (s *session) dial(ctx context.Context, n *quarrypb.Node) (rdma.Conn, error)
 		for _, e := range n.Endpoints {
 			var d rdma.Dialer = shm.NewDialer()
 			if p == quarrypb.Provider_PROVIDER_TCP {
-				d = s.cfg.Wire.Dialer(tcp.Dialer{})
+				d = s.cfg.Wire.Dialer(tcp.Dialer{TLS: s.cfg.FabricTLS})
 			}
 			if e.Provider != p || s.cfg.Transport != "" && s.cfg.Transport != "auto" && s.cfg.Transport != d.Provider() ||
 				p == quarrypb.Provider_PROVIDER_SHM && e.HostId != hostID {
 				continue
 			}
-			c, err := d.Dial(ctx, e.Address, s.ticket.For(n.Id), 0)
+			c, err := d.Dial(ctx, e.Address, s.ticket.For(n.Id, n.Name), 0)
 			if err == nil {
 				return c, nil
 			}

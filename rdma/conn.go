@@ -14,6 +14,9 @@ var (
 	ErrRefused = errors.New("refused by the node")
 	// ErrBroken: no answer. What was posted may have run, or may still run, until Reset.
 	ErrBroken = errors.New("connection broken")
+	// ErrTLS is why a connection was not made: one side requires encryption that the other one does
+	// not have. It is always ErrBroken too.
+	ErrTLS = errors.New("encryption of the fabric")
 )
 
 // Causes of a refusal; each wraps ErrRefused.

@@ -100,12 +100,15 @@ type Credentials struct {
 	// Node is the number of the node that is meant: another one that answers in its place is
 	// given no proof, which it could pass on. 0: whichever answers.
 	Node uint32
+	// Name of that node, which its certificate has to name where the connection is encrypted. "": any
+	// node of the cluster.
+	Name string
 }
 
-// For are the credentials for one node.
-func (c *Credentials) For(node uint32) *Credentials {
+// For are the credentials for one node, by its number and name in the table.
+func (c *Credentials) For(node uint32, name string) *Credentials {
 	k := *c
-	k.Node = node
+	k.Node, k.Name = node, name
 	return &k
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/wire"
+	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
 // Config of a node. Controllers is needed.
@@ -58,6 +59,8 @@ type Config struct {
 	Token string
 	// TLS serves the agent port; ControllerTLS is for https controllers.
 	TLS, ControllerTLS *tls.Config
+	// FabricTLS encrypts the tcp fabric, as a node and as a client of other nodes; nil: plain.
+	FabricTLS *tcp.TLS
 	// ID is the identity in the certificate of TLS: then only controllers of its cluster, by their
 	// certificates, may call the agent. None: any caller that has the cluster's bearer.
 	ID identity.ID

@@ -122,14 +122,14 @@ func (l *workLane) dial(ctx context.Context, i int) (rdma.Conn, rdma.Window, err
 	w, p := l.w, l.w.req.Peers[i]
 	ways := []func() (rdma.Conn, error){
 		func() (rdma.Conn, error) {
-			return w.n.cfg.Wire.Dialer(tcp.Dialer{}).Dial(ctx, p.Address, w.ticket.For(p.Node), programLane|l.number)
+			return w.n.cfg.Wire.Dialer(tcp.Dialer{TLS: w.n.cfg.FabricTLS}).Dial(ctx, p.Address, w.ticket.For(p.Node, p.Name), programLane|l.number)
 		},
 	}
 	if w.n.cfg.Wire == nil && w.n.is(p.Node, p.Incarnation) {
 		ways = append([]func() (rdma.Conn, error){func() (rdma.Conn, error) {
 			own := shm.NewInproc()
 			own.Add("self", w.n.access.Access)
-			return own.Dial(ctx, "self", w.ticket.For(p.Node), programLane|l.number)
+			return own.Dial(ctx, "self", w.ticket.For(p.Node, p.Name), programLane|l.number)
 		}}, ways...)
 	}
 	var errs []error

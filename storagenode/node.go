@@ -301,6 +301,7 @@ func (n *Node) serve() {
 	}
 	n.serveVerbs()
 	n.tcp = tcp.NewServer(n.access.Access, n.cfg.Logger)
+	n.tcp.TLS = n.cfg.FabricTLS
 	n.wg.Go(func() {
 		if err := n.tcp.Serve(n.tcpListener); err != nil && n.ctx.Err() == nil {
 			n.failed <- fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
@@ -319,6 +320,10 @@ func (n *Node) serve() {
 // Err yields the error that has stopped a port.
 func (n *Node) Err() <-chan error { return n.failed }
 
+var fabricTLS = map[string]quarrypb.FabricTLS{
+	tcp.TLSOff: quarrypb.FabricTLS_FABRIC_TLS_OFF, tcp.TLSOn: quarrypb.FabricTLS_FABRIC_TLS_ON, tcp.TLSRequired: quarrypb.FabricTLS_FABRIC_TLS_REQUIRED,
+}
+
 // self is the node as the table shows it.
 func (n *Node) self() *quarrypb.Node {
 	n.mu.Lock()
@@ -326,7 +331,7 @@ func (n *Node) self() *quarrypb.Node {
 	p := &quarrypb.Node{
 		Name: n.cfg.Name, FailureDomain: n.cfg.FailureDomain, Incarnation: n.incarnation, AgentUrl: n.agentURL,
 		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(n.domain), Id: n.state.Node,
-		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress}},
+		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress, Tls: fabricTLS[n.cfg.FabricTLS.Mode()]}},
 		Key:       n.own.Holder[:], PageBytes: n.cfg.HugepageBytes, Medium: n.medium.name, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(),
 	}
 	if n.verbsListener != nil {

@@ -256,7 +256,7 @@ func (w *work) run() (err error) {
 		return nil
 	}
 	if w.kind == state.Reconcile {
-		w.ticket = w.n.own.For(0)
+		w.ticket = w.n.own.For(0, "")
 		if err := w.ticket.Accept(w.req.Ticket); err != nil {
 			return err
 		}

@@ -127,7 +127,7 @@ func memoryOf(ctx context.Context, cluster *local.Cluster, exe string) (mem map[
 }
 
 func (a *app) clientConfig() client.Config {
-	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, Logger: a.log}
+	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, FabricTLS: a.fabric, Logger: a.log}
 }
 
 // idle is a client that does one thing of each kind and then nothing; it prints

@@ -17,6 +17,7 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
 // cli is the command line. Every flag can also be set by a QUARRY_* variable and
@@ -33,6 +34,7 @@ type cli struct {
 	TLSCA      string        `name:"tls-ca" aliases:"ca" placeholder:"FILE" help:"Certificate authorities of the other processes, PEM."`
 	Insecure   bool          `name:"insecure" help:"Services: serve other hosts without certificates, token or password."`
 	Transport  string        `name:"fabric" aliases:"transport" default:"auto" enum:"auto,verbs,shm,tcp" help:"Transport: auto, verbs, shm or tcp."`
+	FabricTLS  string        `name:"fabric-tls" placeholder:"off|on|required" help:"Encrypt the tcp fabric: off, on (where both sides have certificates) or required; default on with --tls-cert, --tls-key and --tls-ca, else off."`
 	RDMA       bool          `name:"require-rdma" help:"Fail where no RDMA adapter can be used."`
 	RDMADevice rdmaFlags     `embed:"" prefix:"rdma-" group:"RDMA"`
 	Timeout    time.Duration `placeholder:"10s" help:"Longest wait for one operation, 10s unless given. With --wait the longest wait for all of it, without bound unless given."`
@@ -84,6 +86,7 @@ type app struct {
 	log    *slog.Logger     // to errOut, from --log-level on
 	trust  *identity.Source // certificate, key and authorities; nil: none is given
 	tls    *tls.Config      // for calls of controllers; nil: plain HTTP
+	fabric *tcp.TLS         // encryption of the tcp fabric; nil: plain
 	// patient: no --timeout is given, so that --wait waits without bound.
 	patient bool
 }
@@ -134,6 +137,10 @@ func (a *app) prepare() error {
 		}
 		a.trust, a.tls = src, src.Client(identity.Controller)
 	}
+	var err error
+	if a.fabric, err = tcp.NewTLS(a.cli.FabricTLS, a.trust); err != nil {
+		return usagef("--fabric-tls: %w", err)
+	}
 	switch {
 	case a.cli.Timeout < 0:
 		return usagef("--timeout %v: want more than 0", a.cli.Timeout)
@@ -145,7 +152,7 @@ func (a *app) prepare() error {
 
 // connect opens a client within --timeout. change may alter its configuration. The caller closes it.
 func (a *app) connect(ctx context.Context, change func(*client.Config)) (*client.Client, error) {
-	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, Logger: a.log}
+	cfg := a.clientConfig()
 	if change != nil {
 		change(&cfg)
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/quarrystore/quarry/cmd/quarry/doctor"
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -65,6 +66,9 @@ func (d *doctorCmd) findings(ctx context.Context, a *app) []doctor.Finding {
 		return list
 	}
 	c := doctor.Cluster{Controllers: a.cli.Controller, TLS: a.tls, Version: version}
+	if a.trust != nil {
+		c.NodeTLS = a.trust.Client(identity.Node)
+	}
 	c.Status, c.Err = ask(ctx, a, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
 	return append(list, c.Check(ctx)...)
 }

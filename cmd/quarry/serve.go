@@ -140,7 +140,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	defer port.close()
 	storagenode.Version = version
 	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data,
-		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, Logger: a.log})
+		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, FabricTLS: a.fabric, Logger: a.log})
 	if err != nil {
 		return inUse(err)
 	}

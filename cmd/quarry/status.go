@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -28,6 +29,7 @@ type nodeView struct {
 	Used      uint64   `json:"used_bytes"`     // of that, the blocks in use, as the node reported last
 	Agent     string   `json:"agent_url"`
 	Endpoints []string `json:"endpoints"`
+	FabricTLS string   `json:"fabric_tls"` // encryption of its tcp fabric: off, on, required
 	// Connected is how many connections each provider carries.
 	Connected map[string]uint32 `json:"connections"`
 	// Trouble is why the controllers treat the node as lost although it answers.
@@ -143,6 +145,9 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 		}
 		for _, e := range n.Endpoints {
 			nv.Endpoints = append(nv.Endpoints, quarrypb.Word(e.Provider)+":"+e.Address)
+			if e.Provider == quarrypb.Provider_PROVIDER_TCP {
+				nv.FabricTLS = quarrypb.Word(e.Tls)
+			}
 		}
 		nv.Pulse, nv.SeenBy = "none", []string{}
 		for _, m := range s.Members {
@@ -264,9 +269,9 @@ func (v *statusView) text(w io.Writer) {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\n", c.Name, c.URL, role)
 	}
-	fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tUSED\tRESERVED\tCAPACITY\tCONNECTIONS\tENDPOINTS")
+	fmt.Fprintln(w, "\nNODE\tNAME\tSTATE\tPULSE\tFAILURE DOMAIN\tUSED\tRESERVED\tCAPACITY\tCONNECTIONS\tFABRIC TLS\tENDPOINTS")
 	for _, n := range v.Nodes {
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n), n.Domain, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), strings.Join(n.Endpoints, " "))
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Name, n.State, v.pulseText(n), n.Domain, bytesText(n.Used), bytesText(n.Hosted), bytesText(n.Capacity), providersInUse(n.Connected), cmp.Or(n.FabricTLS, "off"), strings.Join(n.Endpoints, " "))
 	}
 	for _, n := range v.Nodes {
 		if n.Trouble != "" {

@@ -97,3 +97,32 @@ func TestMutualTLS(t *testing.T) {
 	as(t, c, identity.Operator, "status").ok(t)
 	read(old)
 }
+
+// A fabric that requires encryption: clients and nodes work on each other's memory under TLS, others
+// are refused, and everything that shows a node says so.
+func TestEncryptedFabric(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes; not with -short")
+	}
+	c := trusted(t, local.Config{Nodes: 2, NodeArgs: []string{"--fabric-tls", "required"}})
+	as(t, c, identity.Client, "--fabric", "tcp", "--fabric-tls", "required", "slab", "alloc", "--replicas", "2", "--data", "kept", "--name", "n").ok(t)
+	as(t, c, identity.Client, "--fabric", "tcp", "--fabric-tls", "off", "slab", "read", "@n").fails(t, exitUnreachable, "the node takes encrypted connections only")
+	out := as(t, c, identity.Operator, "status").ok(t)
+	require.Contains(t, out, "FABRIC TLS")
+	require.Regexp(t, `n1 .* required\n`, as(t, c, identity.Operator, "node", "list").ok(t))
+	require.Regexp(t, `n1 .* required +shm:`, strings.ReplaceAll(out, "tcp:", "shm:"))
+	require.Contains(t, as(t, c, identity.Operator, "--json", "status").ok(t), `"fabric_tls": "required"`)
+	require.Contains(t, as(t, c, identity.Operator, "doctor").ok(t), "encryption is required")
+	as(t, c, identity.Operator, "--fabric", "tcp", "fsck").ok(t)
+
+	// A node that comes back without memory gets its replicas from the other one.
+	c.Process("n1").Kill()
+	require.NoError(t, c.Restart(t.Context(), "n1"))
+	as(t, c, identity.Operator, "status", "--wait", "--timeout", patience.String()).ok(t)
+	require.Contains(t, as(t, c, identity.Client, "--fabric", "tcp", "slab", "read", "@n").ok(t), "kept")
+	as(t, c, identity.Operator, "--fabric", "tcp", "fsck").ok(t)
+
+	// Nodes need what they shall show.
+	quarry(t, []string{"QUARRY_CONTROLLER=" + c.URL}, "", "storage", "--fabric-tls", "required").fails(t, exitUsage, "--tls-cert")
+	as(t, c, identity.Client, "--fabric-tls", "always", "status").fails(t, exitUsage, "want off, on or required")
+}

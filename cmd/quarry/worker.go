@@ -22,6 +22,7 @@ import (
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/coproc/worker"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/rdma/tcp"
 
 	// Plugins that every worker has.
 	_ "github.com/quarrystore/quarry/coproc/plugins/nearest"
@@ -153,7 +154,11 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 		if a.trust != nil && a.trust.ID().Role != identity.Node && cert == "" {
 			cert, key = a.cli.TLSCert, a.cli.TLSKey
 		}
-		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+cmp.Or(f.WorkerToken, a.cli.Token), "QUARRY_TLS_CERT="+cert, "QUARRY_TLS_KEY="+key, "QUARRY_TLS_CA="+a.cli.TLSCA, "QUARRY_CONFIG=")
+		encryption := a.cli.FabricTLS
+		if cert == "" && encryption == tcp.TLSOn {
+			encryption = "" // workers with a token have nothing to show
+		}
+		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+cmp.Or(f.WorkerToken, a.cli.Token), "QUARRY_TLS_CERT="+cert, "QUARRY_TLS_KEY="+key, "QUARRY_TLS_CA="+a.cli.TLSCA, "QUARRY_FABRIC_TLS="+encryption, "QUARRY_CONFIG=")
 		cmd.Stderr = a.errOut
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 		cmd.WaitDelay = 5 * time.Second

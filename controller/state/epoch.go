@@ -299,7 +299,7 @@ func (m *Machine) workRequest(g *region, kind quarrypb.WorkKind, id uint64) *qua
 		if r.State == out {
 			continue
 		}
-		p := &quarrypb.WorkPeer{Node: r.Node, Incarnation: r.Incarnation, Rebuilding: r.State == rebuilding,
+		p := &quarrypb.WorkPeer{Node: r.Node, Name: m.node(r.Node).rec.Name, Incarnation: r.Incarnation, Rebuilding: r.State == rebuilding,
 			Fresh: kind == quarrypb.WorkKind_WORK_KIND_RECONCILE && g.fresh == fresh{r.Node, g.rec.Epoch}}
 		for _, e := range m.node(r.Node).rec.Endpoints {
 			if e.Provider == quarrypb.Provider_PROVIDER_TCP {

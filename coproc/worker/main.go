@@ -19,6 +19,7 @@ import (
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/metrics"
+	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
 // Exit codes, as those of the command.
@@ -56,7 +57,7 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 		}
 		f.StringVar(p, name, missing, help)
 	}
-	var controllers string
+	var controllers, encryption string
 	text(&controllers, "controller", "QUARRY_CONTROLLER", "http://127.0.0.1:7420", "controllers, comma separated")
 	text(&o.client.Tenant, "tenant", "QUARRY_TENANT", "", "tenant whose jobs it runs")
 	text(&o.client.Token, "token", "QUARRY_TOKEN", "", "token that the cluster asks for")
@@ -64,6 +65,7 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	text(&o.tls.Key, "tls-key", "QUARRY_TLS_KEY", "", "key of the certificate, PEM")
 	text(&o.tls.CA, "tls-ca", "QUARRY_TLS_CA", "", "certificate authorities of controllers, PEM")
 	f.StringVar(&o.client.Transport, "fabric", client.TransportAuto, "way to the memory: auto, verbs, shm or tcp")
+	text(&encryption, "fabric-tls", "QUARRY_FABRIC_TLS", "", "encrypt the tcp fabric: off, on or required; default on with a certificate, else off")
 	f.BoolVar(&o.client.RequireRDMA, "require-rdma", false, "refuse what does not go through an RDMA adapter")
 	f.StringVar(&o.client.RDMADevice, "rdma-device", "", "RDMA device as NAME[/PORT][@ADDRESS][,OPTION=VALUE...]")
 	f.IntVar(&o.client.Replicas, "replicas", 0, "replicas of what it makes: the jobs' own tree, outputs, intermediate results; 0 is the cluster's default")
@@ -94,12 +96,18 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	}
 	o.client.Controllers = strings.Split(controllers, ",")
 	o.work.ProcessBytes, o.work.ModuleBytes = o.memory<<20, o.module<<20
+	var trust *identity.Source
 	if o.tls != (identity.Files{}) {
 		src, err := identity.Open(o.tls, slog.Default())
 		if err != nil {
 			return nil, err
 		}
 		o.client.TLS = src.Client(identity.Controller)
+		trust = src
+	}
+	var err error
+	if o.client.FabricTLS, err = tcp.NewTLS(encryption, trust); err != nil {
+		return nil, fmt.Errorf("--fabric-tls: %w", err)
 	}
 	o.version = "unknown"
 	if b, ok := debug.ReadBuildInfo(); ok {

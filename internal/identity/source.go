@@ -244,6 +244,26 @@ func (s *Source) Client(roles ...Role) *tls.Config {
 	return c
 }
 
+// ClientOf is Client for calls of one process of a role; name "" is any of the role.
+func (s *Source) ClientOf(role Role, name string) *tls.Config {
+	c := s.Client(role)
+	if name == "" {
+		return c
+	}
+	verify := c.VerifyConnection
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
+		if err := verify(cs); err != nil {
+			return err
+		}
+		id, err := FromCertificate(cs.PeerCertificates[0])
+		if err == nil && (id.Role != role || id.Name != name) {
+			err = fmt.Errorf("tls: the server is %q, want %s", id, ID{s.id.Cluster, role, name})
+		}
+		return err
+	}
+	return c
+}
+
 // ForeignClient is the configuration for calls of servers that are not of the cluster, such as an
 // etcd of the operator's: by the host's name, with the authorities of the time of the call.
 func (s *Source) ForeignClient() *tls.Config {

@@ -80,6 +80,56 @@ func (Provider) EnumDescriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{0}
 }
 
+// The challenge of a connection says the same as its endpoint.
+type FabricTLS int32
+
+const (
+	FabricTLS_FABRIC_TLS_OFF      FabricTLS = 0
+	FabricTLS_FABRIC_TLS_ON       FabricTLS = 1 // clients with certificates take TLS
+	FabricTLS_FABRIC_TLS_REQUIRED FabricTLS = 2 // others are refused
+)
+
+// Enum value maps for FabricTLS.
+var (
+	FabricTLS_name = map[int32]string{
+		0: "FABRIC_TLS_OFF",
+		1: "FABRIC_TLS_ON",
+		2: "FABRIC_TLS_REQUIRED",
+	}
+	FabricTLS_value = map[string]int32{
+		"FABRIC_TLS_OFF":      0,
+		"FABRIC_TLS_ON":       1,
+		"FABRIC_TLS_REQUIRED": 2,
+	}
+)
+
+func (x FabricTLS) Enum() *FabricTLS {
+	p := new(FabricTLS)
+	*p = x
+	return p
+}
+
+func (x FabricTLS) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FabricTLS) Descriptor() protoreflect.EnumDescriptor {
+	return file_quarry_proto_enumTypes[1].Descriptor()
+}
+
+func (FabricTLS) Type() protoreflect.EnumType {
+	return &file_quarry_proto_enumTypes[1]
+}
+
+func (x FabricTLS) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FabricTLS.Descriptor instead.
+func (FabricTLS) EnumDescriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{1}
+}
+
 type NodeState int32
 
 const (
@@ -119,11 +169,11 @@ func (x NodeState) String() string {
 }
 
 func (NodeState) Descriptor() protoreflect.EnumDescriptor {
-	return file_quarry_proto_enumTypes[1].Descriptor()
+	return file_quarry_proto_enumTypes[2].Descriptor()
 }
 
 func (NodeState) Type() protoreflect.EnumType {
-	return &file_quarry_proto_enumTypes[1]
+	return &file_quarry_proto_enumTypes[2]
 }
 
 func (x NodeState) Number() protoreflect.EnumNumber {
@@ -132,7 +182,7 @@ func (x NodeState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeState.Descriptor instead.
 func (NodeState) EnumDescriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{1}
+	return file_quarry_proto_rawDescGZIP(), []int{2}
 }
 
 type ReplicaState int32
@@ -171,11 +221,11 @@ func (x ReplicaState) String() string {
 }
 
 func (ReplicaState) Descriptor() protoreflect.EnumDescriptor {
-	return file_quarry_proto_enumTypes[2].Descriptor()
+	return file_quarry_proto_enumTypes[3].Descriptor()
 }
 
 func (ReplicaState) Type() protoreflect.EnumType {
-	return &file_quarry_proto_enumTypes[2]
+	return &file_quarry_proto_enumTypes[3]
 }
 
 func (x ReplicaState) Number() protoreflect.EnumNumber {
@@ -184,7 +234,7 @@ func (x ReplicaState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ReplicaState.Descriptor instead.
 func (ReplicaState) EnumDescriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{2}
+	return file_quarry_proto_rawDescGZIP(), []int{3}
 }
 
 type RegionState int32
@@ -235,11 +285,11 @@ func (x RegionState) String() string {
 }
 
 func (RegionState) Descriptor() protoreflect.EnumDescriptor {
-	return file_quarry_proto_enumTypes[3].Descriptor()
+	return file_quarry_proto_enumTypes[4].Descriptor()
 }
 
 func (RegionState) Type() protoreflect.EnumType {
-	return &file_quarry_proto_enumTypes[3]
+	return &file_quarry_proto_enumTypes[4]
 }
 
 func (x RegionState) Number() protoreflect.EnumNumber {
@@ -248,7 +298,7 @@ func (x RegionState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RegionState.Descriptor instead.
 func (RegionState) EnumDescriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{3}
+	return file_quarry_proto_rawDescGZIP(), []int{4}
 }
 
 type Durability int32
@@ -284,11 +334,11 @@ func (x Durability) String() string {
 }
 
 func (Durability) Descriptor() protoreflect.EnumDescriptor {
-	return file_quarry_proto_enumTypes[4].Descriptor()
+	return file_quarry_proto_enumTypes[5].Descriptor()
 }
 
 func (Durability) Type() protoreflect.EnumType {
-	return &file_quarry_proto_enumTypes[4]
+	return &file_quarry_proto_enumTypes[5]
 }
 
 func (x Durability) Number() protoreflect.EnumNumber {
@@ -297,7 +347,7 @@ func (x Durability) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Durability.Descriptor instead.
 func (Durability) EnumDescriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{4}
+	return file_quarry_proto_rawDescGZIP(), []int{5}
 }
 
 type WorkKind int32
@@ -339,11 +389,11 @@ func (x WorkKind) String() string {
 }
 
 func (WorkKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_quarry_proto_enumTypes[5].Descriptor()
+	return file_quarry_proto_enumTypes[6].Descriptor()
 }
 
 func (WorkKind) Type() protoreflect.EnumType {
-	return &file_quarry_proto_enumTypes[5]
+	return &file_quarry_proto_enumTypes[6]
 }
 
 func (x WorkKind) Number() protoreflect.EnumNumber {
@@ -352,15 +402,16 @@ func (x WorkKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkKind.Descriptor instead.
 func (WorkKind) EnumDescriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{5}
+	return file_quarry_proto_rawDescGZIP(), []int{6}
 }
 
 // Endpoint is one way to reach a node's memory.
 type Endpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Provider      Provider               `protobuf:"varint,1,opt,name=provider,proto3,enum=quarry.v1.Provider" json:"provider,omitempty"`
-	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`             // tcp, verbs: host:port; shm: path of a unix socket
-	HostId        string                 `protobuf:"bytes,3,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"` // shm: only processes with this host id can use it
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`                   // tcp, verbs: host:port; shm: path of a unix socket
+	HostId        string                 `protobuf:"bytes,3,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`       // shm: only processes with this host id can use it
+	Tls           FabricTLS              `protobuf:"varint,4,opt,name=tls,proto3,enum=quarry.v1.FabricTLS" json:"tls,omitempty"` // tcp: whether its connections are encrypted; for people
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -414,6 +465,13 @@ func (x *Endpoint) GetHostId() string {
 		return x.HostId
 	}
 	return ""
+}
+
+func (x *Endpoint) GetTls() FabricTLS {
+	if x != nil {
+		return x.Tls
+	}
+	return FabricTLS_FABRIC_TLS_OFF
 }
 
 type Node struct {
@@ -4013,6 +4071,7 @@ type WorkPeer struct {
 	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // of the tcp fabric
 	Rebuilding    bool                   `protobuf:"varint,4,opt,name=rebuilding,proto3" json:"rebuilding,omitempty"`
 	Fresh         bool                   `protobuf:"varint,5,opt,name=fresh,proto3" json:"fresh,omitempty"` // of a reconcile: was zeroed before this epoch, and never opened since
+	Name          string                 `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`    // of the node: its certificate names it where the fabric is encrypted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4080,6 +4139,13 @@ func (x *WorkPeer) GetFresh() bool {
 		return x.Fresh
 	}
 	return false
+}
+
+func (x *WorkPeer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
 }
 
 type WorkRequest struct {
@@ -7488,11 +7554,12 @@ var File_quarry_proto protoreflect.FileDescriptor
 
 const file_quarry_proto_rawDesc = "" +
 	"\n" +
-	"\fquarry.proto\x12\tquarry.v1\"n\n" +
+	"\fquarry.proto\x12\tquarry.v1\"\x96\x01\n" +
 	"\bEndpoint\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
-	"\ahost_id\x18\x03 \x01(\tR\x06hostId\"\x8a\x05\n" +
+	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x12&\n" +
+	"\x03tls\x18\x04 \x01(\x0e2\x14.quarry.v1.FabricTLSR\x03tls\"\x8a\x05\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -7783,7 +7850,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\fFenceRequest\x12\x18\n" +
 	"\aserials\x18\x01 \x03(\x04R\aserials\x12'\n" +
 	"\x0fcontroller_term\x18\x02 \x01(\x04R\x0econtrollerTerm\"\x0f\n" +
-	"\rFenceResponse\"\x90\x01\n" +
+	"\rFenceResponse\"\xa4\x01\n" +
 	"\bWorkPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x18\n" +
@@ -7791,7 +7858,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"rebuilding\x18\x04 \x01(\bR\n" +
 	"rebuilding\x12\x14\n" +
-	"\x05fresh\x18\x05 \x01(\bR\x05fresh\"\x89\x03\n" +
+	"\x05fresh\x18\x05 \x01(\bR\x05fresh\x12\x12\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\"\x89\x03\n" +
 	"\vWorkRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
@@ -8046,7 +8114,11 @@ const file_quarry_proto_rawDesc = "" +
 	"\x14PROVIDER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROVIDER_TCP\x10\x01\x12\x10\n" +
 	"\fPROVIDER_SHM\x10\x02\x12\x12\n" +
-	"\x0ePROVIDER_VERBS\x10\x03*\x7f\n" +
+	"\x0ePROVIDER_VERBS\x10\x03*K\n" +
+	"\tFabricTLS\x12\x12\n" +
+	"\x0eFABRIC_TLS_OFF\x10\x00\x12\x11\n" +
+	"\rFABRIC_TLS_ON\x10\x01\x12\x17\n" +
+	"\x13FABRIC_TLS_REQUIRED\x10\x02*\x7f\n" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rNODE_STATE_UP\x10\x01\x12\x13\n" +
@@ -8155,290 +8227,292 @@ func file_quarry_proto_rawDescGZIP() []byte {
 	return file_quarry_proto_rawDescData
 }
 
-var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
 var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
-	(NodeState)(0),                   // 1: quarry.v1.NodeState
-	(ReplicaState)(0),                // 2: quarry.v1.ReplicaState
-	(RegionState)(0),                 // 3: quarry.v1.RegionState
-	(Durability)(0),                  // 4: quarry.v1.Durability
-	(WorkKind)(0),                    // 5: quarry.v1.WorkKind
-	(*Endpoint)(nil),                 // 6: quarry.v1.Endpoint
-	(*Node)(nil),                     // 7: quarry.v1.Node
-	(*Connected)(nil),                // 8: quarry.v1.Connected
-	(*Replica)(nil),                  // 9: quarry.v1.Replica
-	(*Region)(nil),                   // 10: quarry.v1.Region
-	(*Table)(nil),                    // 11: quarry.v1.Table
-	(*ReadTableRequest)(nil),         // 12: quarry.v1.ReadTableRequest
-	(*WatchTableRequest)(nil),        // 13: quarry.v1.WatchTableRequest
-	(*CreateRegionRequest)(nil),      // 14: quarry.v1.CreateRegionRequest
-	(*CreateRegionResponse)(nil),     // 15: quarry.v1.CreateRegionResponse
-	(*OpenSessionRequest)(nil),       // 16: quarry.v1.OpenSessionRequest
-	(*Ticket)(nil),                   // 17: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),      // 18: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),         // 19: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),              // 20: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),        // 21: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),      // 22: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),     // 23: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),     // 24: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil),    // 25: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),      // 26: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),     // 27: quarry.v1.CertifyFenceResponse
-	(*PassRequest)(nil),              // 28: quarry.v1.PassRequest
-	(*PassResponse)(nil),             // 29: quarry.v1.PassResponse
-	(*Session)(nil),                  // 30: quarry.v1.Session
-	(*ListSessionsRequest)(nil),      // 31: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),     // 32: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                     // 33: quarry.v1.Name
-	(*CreateNameRequest)(nil),        // 34: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),        // 35: quarry.v1.LookupNameRequest
-	(*LookupNamesRequest)(nil),       // 36: quarry.v1.LookupNamesRequest
-	(*LookupNamesResponse)(nil),      // 37: quarry.v1.LookupNamesResponse
-	(*CreateNamesRequest)(nil),       // 38: quarry.v1.CreateNamesRequest
-	(*CreateNamesResponse)(nil),      // 39: quarry.v1.CreateNamesResponse
-	(*SwapNameRequest)(nil),          // 40: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),        // 41: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),       // 42: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),         // 43: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),        // 44: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),             // 45: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),      // 46: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),     // 47: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),     // 48: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil),    // 49: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),        // 50: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),       // 51: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),        // 52: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),       // 53: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),       // 54: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),      // 55: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),        // 56: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),       // 57: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),             // 58: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),            // 59: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),                 // 60: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),              // 61: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),             // 62: quarry.v1.WorkResponse
-	(*PingRequest)(nil),              // 63: quarry.v1.PingRequest
-	(*PingResponse)(nil),             // 64: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),           // 65: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),         // 66: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),        // 67: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),        // 68: quarry.v1.RemoveNodeRequest
-	(*SetDefaultsRequest)(nil),       // 69: quarry.v1.SetDefaultsRequest
-	(*SetDefaultsResponse)(nil),      // 70: quarry.v1.SetDefaultsResponse
-	(*ForgetNodeRequest)(nil),        // 71: quarry.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),       // 72: quarry.v1.ForgetNodeResponse
-	(*RemoveRegionRequest)(nil),      // 73: quarry.v1.RemoveRegionRequest
-	(*RemoveRegionResponse)(nil),     // 74: quarry.v1.RemoveRegionResponse
-	(*MoveRegionRequest)(nil),        // 75: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),         // 76: quarry.v1.RebalanceRequest
-	(*Move)(nil),                     // 77: quarry.v1.Move
-	(*RebalanceResponse)(nil),        // 78: quarry.v1.RebalanceResponse
-	(*RotateKeyRequest)(nil),         // 79: quarry.v1.RotateKeyRequest
-	(*ListKeysRequest)(nil),          // 80: quarry.v1.ListKeysRequest
-	(*KeyInfo)(nil),                  // 81: quarry.v1.KeyInfo
-	(*KeysResponse)(nil),             // 82: quarry.v1.KeysResponse
-	(*Cluster)(nil),                  // 83: quarry.v1.Cluster
-	(*Tenant)(nil),                   // 84: quarry.v1.Tenant
-	(*TenantUse)(nil),                // 85: quarry.v1.TenantUse
-	(*SigningKeys)(nil),              // 86: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 87: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 88: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 89: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 90: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 91: quarry.v1.Member
-	(*Progress)(nil),                 // 92: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 93: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 94: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 95: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 96: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 97: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 98: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 99: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 100: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 101: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 102: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 103: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 104: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 105: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 106: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 107: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 108: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 109: quarry.v1.RevokeTokenResponse
-	(*CreateTenantRequest)(nil),      // 110: quarry.v1.CreateTenantRequest
-	(*SetTenantRequest)(nil),         // 111: quarry.v1.SetTenantRequest
-	(*DeleteTenantRequest)(nil),      // 112: quarry.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),     // 113: quarry.v1.DeleteTenantResponse
-	(*ListTenantsRequest)(nil),       // 114: quarry.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 115: quarry.v1.ListTenantsResponse
-	(*ListAuditRequest)(nil),         // 116: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 117: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 118: quarry.v1.AuditEntry
-	nil,                              // 119: quarry.v1.Name.NotesEntry
-	nil,                              // 120: quarry.v1.InspectNodeResponse.LanesEntry
+	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
+	(NodeState)(0),                   // 2: quarry.v1.NodeState
+	(ReplicaState)(0),                // 3: quarry.v1.ReplicaState
+	(RegionState)(0),                 // 4: quarry.v1.RegionState
+	(Durability)(0),                  // 5: quarry.v1.Durability
+	(WorkKind)(0),                    // 6: quarry.v1.WorkKind
+	(*Endpoint)(nil),                 // 7: quarry.v1.Endpoint
+	(*Node)(nil),                     // 8: quarry.v1.Node
+	(*Connected)(nil),                // 9: quarry.v1.Connected
+	(*Replica)(nil),                  // 10: quarry.v1.Replica
+	(*Region)(nil),                   // 11: quarry.v1.Region
+	(*Table)(nil),                    // 12: quarry.v1.Table
+	(*ReadTableRequest)(nil),         // 13: quarry.v1.ReadTableRequest
+	(*WatchTableRequest)(nil),        // 14: quarry.v1.WatchTableRequest
+	(*CreateRegionRequest)(nil),      // 15: quarry.v1.CreateRegionRequest
+	(*CreateRegionResponse)(nil),     // 16: quarry.v1.CreateRegionResponse
+	(*OpenSessionRequest)(nil),       // 17: quarry.v1.OpenSessionRequest
+	(*Ticket)(nil),                   // 18: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),      // 19: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),         // 20: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),              // 21: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),        // 22: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),      // 23: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),     // 24: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),     // 25: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil),    // 26: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),      // 27: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),     // 28: quarry.v1.CertifyFenceResponse
+	(*PassRequest)(nil),              // 29: quarry.v1.PassRequest
+	(*PassResponse)(nil),             // 30: quarry.v1.PassResponse
+	(*Session)(nil),                  // 31: quarry.v1.Session
+	(*ListSessionsRequest)(nil),      // 32: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 33: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                     // 34: quarry.v1.Name
+	(*CreateNameRequest)(nil),        // 35: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),        // 36: quarry.v1.LookupNameRequest
+	(*LookupNamesRequest)(nil),       // 37: quarry.v1.LookupNamesRequest
+	(*LookupNamesResponse)(nil),      // 38: quarry.v1.LookupNamesResponse
+	(*CreateNamesRequest)(nil),       // 39: quarry.v1.CreateNamesRequest
+	(*CreateNamesResponse)(nil),      // 40: quarry.v1.CreateNamesResponse
+	(*SwapNameRequest)(nil),          // 41: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),        // 42: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),       // 43: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),         // 44: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),        // 45: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),             // 46: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),      // 47: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 48: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),     // 49: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil),    // 50: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),        // 51: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),       // 52: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),        // 53: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),       // 54: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),       // 55: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),      // 56: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),        // 57: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),       // 58: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),             // 59: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),            // 60: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),                 // 61: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),              // 62: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),             // 63: quarry.v1.WorkResponse
+	(*PingRequest)(nil),              // 64: quarry.v1.PingRequest
+	(*PingResponse)(nil),             // 65: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),           // 66: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),         // 67: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 68: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),        // 69: quarry.v1.RemoveNodeRequest
+	(*SetDefaultsRequest)(nil),       // 70: quarry.v1.SetDefaultsRequest
+	(*SetDefaultsResponse)(nil),      // 71: quarry.v1.SetDefaultsResponse
+	(*ForgetNodeRequest)(nil),        // 72: quarry.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),       // 73: quarry.v1.ForgetNodeResponse
+	(*RemoveRegionRequest)(nil),      // 74: quarry.v1.RemoveRegionRequest
+	(*RemoveRegionResponse)(nil),     // 75: quarry.v1.RemoveRegionResponse
+	(*MoveRegionRequest)(nil),        // 76: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),         // 77: quarry.v1.RebalanceRequest
+	(*Move)(nil),                     // 78: quarry.v1.Move
+	(*RebalanceResponse)(nil),        // 79: quarry.v1.RebalanceResponse
+	(*RotateKeyRequest)(nil),         // 80: quarry.v1.RotateKeyRequest
+	(*ListKeysRequest)(nil),          // 81: quarry.v1.ListKeysRequest
+	(*KeyInfo)(nil),                  // 82: quarry.v1.KeyInfo
+	(*KeysResponse)(nil),             // 83: quarry.v1.KeysResponse
+	(*Cluster)(nil),                  // 84: quarry.v1.Cluster
+	(*Tenant)(nil),                   // 85: quarry.v1.Tenant
+	(*TenantUse)(nil),                // 86: quarry.v1.TenantUse
+	(*SigningKeys)(nil),              // 87: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 88: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 89: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 90: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 91: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 92: quarry.v1.Member
+	(*Progress)(nil),                 // 93: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 94: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 95: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 96: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 97: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 98: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 99: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 100: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 101: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 102: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 103: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 104: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 105: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 106: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 107: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 108: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 109: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 110: quarry.v1.RevokeTokenResponse
+	(*CreateTenantRequest)(nil),      // 111: quarry.v1.CreateTenantRequest
+	(*SetTenantRequest)(nil),         // 112: quarry.v1.SetTenantRequest
+	(*DeleteTenantRequest)(nil),      // 113: quarry.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),     // 114: quarry.v1.DeleteTenantResponse
+	(*ListTenantsRequest)(nil),       // 115: quarry.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 116: quarry.v1.ListTenantsResponse
+	(*ListAuditRequest)(nil),         // 117: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 118: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 119: quarry.v1.AuditEntry
+	nil,                              // 120: quarry.v1.Name.NotesEntry
+	nil,                              // 121: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
-	6,   // 1: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
-	1,   // 2: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
-	8,   // 3: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
-	0,   // 4: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
-	2,   // 5: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
-	9,   // 6: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
-	3,   // 7: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
-	4,   // 8: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
-	3,   // 9: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
-	7,   // 10: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	10,  // 11: quarry.v1.Table.regions:type_name -> quarry.v1.Region
-	4,   // 12: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	10,  // 13: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	17,  // 14: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	11,  // 15: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	20,  // 16: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	11,  // 17: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	30,  // 18: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	119, // 19: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	33,  // 20: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	33,  // 21: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
-	33,  // 22: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
-	33,  // 23: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
-	33,  // 24: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	33,  // 25: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	7,   // 26: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	45,  // 27: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	8,   // 28: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	4,   // 29: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	5,   // 30: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	60,  // 31: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	17,  // 32: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	7,   // 33: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	77,  // 34: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	81,  // 35: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	77,  // 36: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	85,  // 37: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	87,  // 38: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	87,  // 39: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	87,  // 40: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	11,  // 41: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	89,  // 42: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	92,  // 43: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	91,  // 44: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	5,   // 45: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	95,  // 46: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	120, // 47: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	97,  // 48: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	103, // 49: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	103, // 50: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	84,  // 51: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	118, // 52: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	16,  // 53: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	19,  // 54: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	22,  // 55: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	24,  // 56: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	26,  // 57: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	31,  // 58: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	28,  // 59: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	12,  // 60: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	13,  // 61: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	14,  // 62: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	34,  // 63: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	35,  // 64: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	36,  // 65: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	38,  // 66: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	40,  // 67: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	41,  // 68: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	43,  // 69: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	46,  // 70: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	48,  // 71: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	65,  // 72: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	66,  // 73: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	68,  // 74: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	69,  // 75: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	71,  // 76: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	73,  // 77: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	75,  // 78: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	76,  // 79: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	96,  // 80: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	99,  // 81: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	101, // 82: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	104, // 83: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	106, // 84: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	108, // 85: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	116, // 86: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	110, // 87: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	111, // 88: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	112, // 89: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	114, // 90: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	79,  // 91: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	80,  // 92: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	88,  // 93: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	93,  // 94: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	50,  // 95: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	52,  // 96: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	54,  // 97: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	56,  // 98: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	58,  // 99: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	61,  // 100: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	63,  // 101: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	93,  // 102: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	18,  // 103: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	21,  // 104: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	23,  // 105: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	25,  // 106: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	27,  // 107: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	32,  // 108: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	29,  // 109: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	11,  // 110: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	11,  // 111: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	15,  // 112: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	33,  // 113: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	33,  // 114: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	37,  // 115: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	39,  // 116: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	33,  // 117: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	42,  // 118: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	44,  // 119: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	47,  // 120: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	49,  // 121: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	7,   // 122: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	67,  // 123: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	7,   // 124: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	70,  // 125: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	72,  // 126: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	74,  // 127: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	10,  // 128: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	78,  // 129: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	98,  // 130: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	100, // 131: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	102, // 132: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	105, // 133: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	107, // 134: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	109, // 135: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	117, // 136: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	84,  // 137: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	84,  // 138: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	113, // 139: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	115, // 140: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	82,  // 141: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	82,  // 142: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	90,  // 143: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	94,  // 144: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	51,  // 145: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	53,  // 146: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	55,  // 147: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	57,  // 148: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	59,  // 149: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	62,  // 150: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	64,  // 151: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	94,  // 152: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	103, // [103:153] is the sub-list for method output_type
-	53,  // [53:103] is the sub-list for method input_type
-	53,  // [53:53] is the sub-list for extension type_name
-	53,  // [53:53] is the sub-list for extension extendee
-	0,   // [0:53] is the sub-list for field type_name
+	1,   // 1: quarry.v1.Endpoint.tls:type_name -> quarry.v1.FabricTLS
+	7,   // 2: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
+	2,   // 3: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
+	9,   // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
+	0,   // 5: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
+	3,   // 6: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
+	10,  // 7: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
+	4,   // 8: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
+	5,   // 9: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
+	4,   // 10: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
+	8,   // 11: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	11,  // 12: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	5,   // 13: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
+	11,  // 14: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	18,  // 15: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	12,  // 16: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	21,  // 17: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	12,  // 18: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	31,  // 19: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	120, // 20: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	34,  // 21: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	34,  // 22: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	34,  // 23: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	34,  // 24: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	34,  // 25: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	34,  // 26: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	8,   // 27: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	46,  // 28: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	9,   // 29: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	5,   // 30: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	6,   // 31: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	61,  // 32: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	18,  // 33: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	8,   // 34: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	78,  // 35: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	82,  // 36: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	78,  // 37: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	86,  // 38: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	88,  // 39: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	88,  // 40: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	88,  // 41: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	12,  // 42: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	90,  // 43: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	93,  // 44: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	92,  // 45: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	6,   // 46: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	96,  // 47: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	121, // 48: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	98,  // 49: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	104, // 50: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	104, // 51: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	85,  // 52: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	119, // 53: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	17,  // 54: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	20,  // 55: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	23,  // 56: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	25,  // 57: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	27,  // 58: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	32,  // 59: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	29,  // 60: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	13,  // 61: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	14,  // 62: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	15,  // 63: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	35,  // 64: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	36,  // 65: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	37,  // 66: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	39,  // 67: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	41,  // 68: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	42,  // 69: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	44,  // 70: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	47,  // 71: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	49,  // 72: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	66,  // 73: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	67,  // 74: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	69,  // 75: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	70,  // 76: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	72,  // 77: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	74,  // 78: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	76,  // 79: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	77,  // 80: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	97,  // 81: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	100, // 82: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	102, // 83: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	105, // 84: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	107, // 85: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	109, // 86: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	117, // 87: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	111, // 88: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	112, // 89: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	113, // 90: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	115, // 91: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	80,  // 92: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	81,  // 93: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	89,  // 94: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	94,  // 95: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	51,  // 96: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	53,  // 97: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	55,  // 98: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	57,  // 99: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	59,  // 100: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	62,  // 101: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	64,  // 102: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	94,  // 103: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	19,  // 104: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	22,  // 105: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	24,  // 106: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	26,  // 107: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	28,  // 108: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	33,  // 109: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	30,  // 110: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	12,  // 111: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	12,  // 112: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	16,  // 113: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	34,  // 114: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	34,  // 115: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	38,  // 116: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	40,  // 117: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	34,  // 118: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	43,  // 119: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	45,  // 120: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	48,  // 121: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	50,  // 122: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	8,   // 123: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	68,  // 124: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	8,   // 125: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	71,  // 126: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	73,  // 127: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	75,  // 128: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	11,  // 129: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	79,  // 130: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	99,  // 131: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	101, // 132: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	103, // 133: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	106, // 134: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	108, // 135: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	110, // 136: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	118, // 137: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	85,  // 138: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	85,  // 139: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	114, // 140: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	116, // 141: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	83,  // 142: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	83,  // 143: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	91,  // 144: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	95,  // 145: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	52,  // 146: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	54,  // 147: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	56,  // 148: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	58,  // 149: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	60,  // 150: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	63,  // 151: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	65,  // 152: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	95,  // 153: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	104, // [104:154] is the sub-list for method output_type
+	54,  // [54:104] is the sub-list for method input_type
+	54,  // [54:54] is the sub-list for extension type_name
+	54,  // [54:54] is the sub-list for extension extendee
+	0,   // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -8456,7 +8530,7 @@ func file_quarry_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
-			NumEnums:      6,
+			NumEnums:      7,
 			NumMessages:   115,
 			NumExtensions: 0,
 			NumServices:   2,

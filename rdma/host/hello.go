@@ -15,7 +15,7 @@ import (
 // challenges, the client says hello, the node welcomes it. All fields are little endian;
 // sizes are fixed, so nothing can lie about its length.
 //
-//	challenge     0 magic  8 version  12 node    16 incarnation  24 nonce (32 bytes)
+//	challenge     0 magic  8 version (2 bytes)  10 tls (2 bytes)  12 node  16 incarnation  24 nonce (32 bytes)
 //	hello         0 magic  8 version  12 lane    16 attempt  24 ticket (152 bytes)  176 proof
 //	welcome       0 magic  8 version  12 code    16 node  20 zero  24 incarnation
 //	open request  0 tag    4 region    8 slot    12 zero  16 epoch
@@ -47,12 +47,27 @@ type Challenge struct {
 	Node        uint32
 	Incarnation uint64
 	Nonce       [32]byte
+	// TLS that may or must follow the challenge, on tcp alone. It is under the client's proof:
+	// a challenge that was changed on the way is refused.
+	TLS TLS
 }
+
+// TLS is what a node says about encryption.
+type TLS uint16
+
+// What a node offers. A client that takes TLS begins with its handshake after the challenge, and says
+// hello inside.
+const (
+	NoTLS       TLS = 0
+	OfferedTLS  TLS = 1
+	RequiredTLS TLS = 2
+)
 
 // Append appends the encoded form.
 func (c *Challenge) Append(b []byte) []byte {
 	b = append(b, helloMagic[:]...)
-	b = binary.LittleEndian.AppendUint32(b, ProtocolVersion)
+	b = binary.LittleEndian.AppendUint16(b, ProtocolVersion)
+	b = binary.LittleEndian.AppendUint16(b, uint16(c.TLS))
 	b = binary.LittleEndian.AppendUint32(b, c.Node)
 	b = binary.LittleEndian.AppendUint64(b, c.Incarnation)
 	return append(b, c.Nonce[:]...)
@@ -60,10 +75,16 @@ func (c *Challenge) Append(b []byte) []byte {
 
 // DecodeChallenge reads a node's first message.
 func DecodeChallenge(b []byte) (c Challenge, err error) {
-	if err := checkMagic(b, ChallengeBytes); err != nil {
+	if len(b) != ChallengeBytes {
+		return c, ErrHello
+	}
+	if c.TLS = TLS(binary.LittleEndian.Uint16(b[10:])); c.TLS > RequiredTLS {
+		return c, fmt.Errorf("%w: the node wants encryption %d, which this build does not have", ErrHello, c.TLS)
+	}
+	if err := checkVersion(b, uint32(binary.LittleEndian.Uint16(b[8:]))); err != nil {
 		return c, err
 	}
-	return Challenge{Node: binary.LittleEndian.Uint32(b[12:]), Incarnation: binary.LittleEndian.Uint64(b[16:]), Nonce: [32]byte(b[24:])}, nil
+	return Challenge{TLS: c.TLS, Node: binary.LittleEndian.Uint32(b[12:]), Incarnation: binary.LittleEndian.Uint64(b[16:]), Nonce: [32]byte(b[24:])}, nil
 }
 
 // Hello is a client's first message.
@@ -101,10 +122,17 @@ func (h *Hello) Append(b []byte) []byte {
 }
 
 func checkMagic(b []byte, n int) error {
-	if len(b) != n || [8]byte(b) != helloMagic {
+	if len(b) != n {
 		return ErrHello
 	}
-	if v := binary.LittleEndian.Uint32(b[8:]); v != ProtocolVersion {
+	return checkVersion(b, binary.LittleEndian.Uint32(b[8:]))
+}
+
+func checkVersion(b []byte, v uint32) error {
+	if [8]byte(b) != helloMagic {
+		return ErrHello
+	}
+	if v != ProtocolVersion {
 		return fmt.Errorf("%w: the peer speaks version %d, this build %d", ErrHello, v, ProtocolVersion)
 	}
 	return nil

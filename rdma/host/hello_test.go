@@ -107,12 +107,12 @@ func TestHelloIsBoundToTheChannel(t *testing.T) {
 	require.ErrorIs(t, v.Check(&h, &c, other), rdma.ErrTicket)
 	require.ErrorIs(t, v.Check(&h, &c, Binding{}), rdma.ErrTicket)
 	for name, change := range map[string]func(c *Challenge){
-		"nonce": func(c *Challenge) { c.Nonce[31]++ }, "node": func(c *Challenge) { c.Node++ }, "incarnation": func(c *Challenge) { c.Incarnation++ },
+		"nonce": func(c *Challenge) { c.Nonce[31]++ }, "node": func(c *Challenge) { c.Node++ }, "incarnation": func(c *Challenge) { c.Incarnation++ }, "tls": func(c *Challenge) { c.TLS = OfferedTLS },
 	} {
 		d := c
 		change(&d)
 		require.ErrorIs(t, v.Check(&h, &d, far), rdma.ErrTicket, name)
 	}
-	_, err = NewHello(ticket(3).For(7), 0, &c, near)
+	_, err = NewHello(ticket(3).For(7, ""), 0, &c, near)
 	require.ErrorIs(t, err, rdma.ErrBroken)
 }

@@ -21,6 +21,8 @@ type Provider struct {
 	Start func(t testing.TB, c Cluster) Node
 	// Persistent: the nodes' memory survives a loss of power.
 	Persistent bool
+	// Garbage is how often a library in the data path allocates in the round of NoAllocations.
+	Garbage float64
 }
 
 // Cluster is what nodes and tickets of a test have in common.

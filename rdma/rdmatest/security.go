@@ -167,7 +167,7 @@ func testTickets(t *testing.T, p Provider) {
 		_, err := b.dialer.Dial(t.Context(), b.Addr(), ticket, 0)
 		require.ErrorIs(t, err, rdma.ErrTicket, name)
 	}
-	_, err := b.dialer.Dial(t.Context(), b.Addr(), b.Ticket(1, rdma.ReadOnly).For(99), 0)
+	_, err := b.dialer.Dial(t.Context(), b.Addr(), b.Ticket(1, rdma.ReadOnly).For(99, ""), 0)
 	require.ErrorIs(t, err, rdma.ErrBroken, "meant for another node: no proof is made for this one")
 	require.NoError(t, b.Fence(t.Context(), 1), "fencing a session that was never here")
 	_, err = b.dialer.Dial(t.Context(), b.Addr(), b.Ticket(1, rdma.ReadOnly), 0)

@@ -5,27 +5,73 @@ import (
 	"net"
 	"testing"
 
-	"github.com/quarrystore/quarry/rdma"
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/verify/certs"
 )
 
-func benchmark(b *testing.B, bytes int, build func(c *rdma.Chain, buf []byte)) {
-	_, addr := serve(b, nil)
-	to := dial(b, addr, 1, 0)
-	buf := make([]byte, max(bytes, 8))
-	var r rdma.Round
-	b.SetBytes(int64(bytes))
-	b.ReportAllocs()
-	for b.Loop() {
-		r.Reset()
-		build(r.Chain(to), buf)
-		rdma.Do(&r)
-	}
-	require.NoError(b, r.Err())
+// ways are a connection as it comes, and one under TLS with certificates on both sides.
+func ways(b *testing.B, run func(b *testing.B, client, node *TLS)) {
+	b.Run("plain", func(b *testing.B) { run(b, nil, nil) })
+	b.Run("tls", func(b *testing.B) {
+		ca := certs.New(b, "prod")
+		client, err := NewTLS(TLSRequired, ca.Source(identity.Client, "app"))
+		require.NoError(b, err)
+		node, err := NewTLS(TLSRequired, ca.Source(identity.Node, "s1"))
+		require.NoError(b, err)
+		run(b, client, node)
+	})
 }
 
-func BenchmarkRead128(b *testing.B) {
-	benchmark(b, 128, func(c *rdma.Chain, buf []byte) { c.Read(4096, buf) })
+func benchmark(b *testing.B, bytes int, build func(c *rdma.Chain, buf []byte)) {
+	ways(b, func(b *testing.B, client, node *TLS) {
+		_, addr := serveTLS(b, nil, node)
+		c, err := Dialer{TLS: client}.Dial(b.Context(), addr, ticket(1), 0)
+		require.NoError(b, err)
+		defer c.Close()
+		w, err := c.Open(b.Context(), 1, 1)
+		require.NoError(b, err)
+		to := &rdma.Target{Conn: c, Window: w}
+		buf := make([]byte, max(bytes, 8))
+		var r rdma.Round
+		b.SetBytes(int64(bytes))
+		b.ReportAllocs()
+		for b.Loop() {
+			r.Reset()
+			build(r.Chain(to), buf)
+			rdma.Do(&r)
+		}
+		require.NoError(b, r.Err())
+	})
+}
+
+// BenchmarkConnect is from the first packet to a window: challenge, handshake, ticket, welcome, open.
+func BenchmarkConnect(b *testing.B) {
+	ways(b, func(b *testing.B, client, node *TLS) {
+		_, addr := serveTLS(b, nil, node)
+		as := ticket(1).For(1, "s1")
+		for b.Loop() {
+			c, err := Dialer{TLS: client}.Dial(b.Context(), addr, as, 0)
+			require.NoError(b, err)
+			_, err = c.Open(b.Context(), 1, 1)
+			require.NoError(b, err)
+			c.Close()
+		}
+	})
+}
+
+func BenchmarkRead128(b *testing.B)  { benchmarkRead(b, 128) }
+func BenchmarkRead4KiB(b *testing.B) { benchmarkRead(b, 4<<10) }
+func BenchmarkRead1MiB(b *testing.B) { benchmarkRead(b, 1<<20) }
+
+func benchmarkRead(b *testing.B, bytes int) {
+	benchmark(b, bytes, func(c *rdma.Chain, buf []byte) { c.Read(4096, buf) })
+}
+
+func BenchmarkWrite1MiB(b *testing.B) {
+	benchmark(b, 1<<20, func(c *rdma.Chain, buf []byte) { c.Write(4096, buf) })
 }
 
 func BenchmarkUpdateChain128(b *testing.B) {
@@ -42,14 +88,6 @@ func BenchmarkRead64Times128(b *testing.B) {
 			c.Read(uint64(4096+128*i), buf[128*i:][:128])
 		}
 	})
-}
-
-func BenchmarkRead1MiB(b *testing.B) {
-	benchmark(b, 1<<20, func(c *rdma.Chain, buf []byte) { c.Read(4096, buf) })
-}
-
-func BenchmarkWrite1MiB(b *testing.B) {
-	benchmark(b, 1<<20, func(c *rdma.Chain, buf []byte) { c.Write(4096, buf) })
 }
 
 // The yardstick of a READ: the same bytes over a plain socket, one way and back.

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,14 +18,16 @@ import (
 )
 
 // Dialer connects lanes over tcp. The zero Dialer is ready.
-type Dialer struct{}
+type Dialer struct {
+	TLS *TLS // nil: plain
+}
 
 // Provider is "tcp".
 func (Dialer) Provider() string { return "tcp" }
 
 // Dial connects a lane to the node at host:port.
-func (Dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
-	c := &conn{addr: addr, as: *as, lane: lane}
+func (d Dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (rdma.Conn, error) {
+	c := &conn{addr: addr, as: *as, lane: lane, tls: d.TLS}
 	if err := c.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -47,6 +50,7 @@ type conn struct {
 	addr    string
 	as      rdma.Credentials
 	lane    uint32
+	tls     *TLS
 	welcome host.Welcome
 	opened  []rdma.Window // by slot
 	socket  socket
@@ -84,7 +88,8 @@ func (c *conn) connect(ctx context.Context) error {
 	}
 	nc := generic.(*net.TCPConn)
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
-	welcome, err := c.greet(nc)
+	r := &records{TCPConn: nc}
+	welcome, over, err := c.greet(r)
 	if !stop() && err == nil {
 		err = fmt.Errorf("%w: %w", rdma.ErrBroken, context.Cause(ctx))
 	}
@@ -106,27 +111,48 @@ func (c *conn) connect(ctx context.Context) error {
 		c.in = make([]byte, inBytes)
 	}
 	c.nc, c.welcome, c.dead, c.r, c.w, c.queue = nc, welcome, nil, 0, 0, c.queue[:0]
-	c.socket.attach(nc, raw)
+	c.socket.attach(nc, raw, over)
+	if over != nil {
+		r.socket = &c.socket
+	}
 	return nil
 }
 
-// greet answers the node's challenge; the welcome says that an older connection is dead.
-func (c *conn) greet(nc net.Conn) (w host.Welcome, err error) {
-	nc.SetDeadline(time.Now().Add(welcomeTimeout))
-	defer nc.SetDeadline(time.Time{})
+// greet answers the node's challenge, under TLS where both sides have it: over is not nil then. The
+// welcome says that an older connection is dead.
+func (c *conn) greet(r *records) (w host.Welcome, over *tls.Conn, err error) {
+	r.SetDeadline(time.Now().Add(welcomeTimeout))
+	defer r.SetDeadline(time.Time{})
+	var first [host.ChallengeBytes]byte
+	if _, err := io.ReadFull(r, first[:]); err != nil {
+		return w, nil, fmt.Errorf("%w: no challenge (does the node run an earlier version?): %w", rdma.ErrBroken, err)
+	}
+	challenge, err := host.DecodeChallenge(first[:])
+	if err != nil {
+		return w, nil, err
+	}
+	take, err := c.tls.takes(challenge.TLS)
+	if err != nil {
+		return w, nil, err
+	}
+	var nc net.Conn = r
+	if take {
+		if over, err = c.tls.client(r, c.as.Name); err != nil {
+			return w, nil, fmt.Errorf("%w: %w", rdma.ErrBroken, err)
+		}
+		nc = over
+	}
+	w, err = c.hello(nc, &challenge)
+	return w, over, err
+}
+
+// hello proves to hold the ticket's key, and reads what the node says to it.
+func (c *conn) hello(nc net.Conn, challenge *host.Challenge) (w host.Welcome, err error) {
 	binding, err := host.BindingOf(nc)
 	if err != nil {
 		return w, fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 	}
-	var first [host.ChallengeBytes]byte
-	if _, err := io.ReadFull(nc, first[:]); err != nil {
-		return w, fmt.Errorf("%w: no challenge (does the node run an earlier version?): %w", rdma.ErrBroken, err)
-	}
-	challenge, err := host.DecodeChallenge(first[:])
-	if err != nil {
-		return w, err
-	}
-	hello, err := host.NewHello(&c.as, c.lane, &challenge, binding)
+	hello, err := host.NewHello(&c.as, c.lane, challenge, binding)
 	if err != nil {
 		return w, err
 	}

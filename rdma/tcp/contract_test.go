@@ -16,10 +16,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var incarnations atomic.Uint64 // every node started is another incarnation
 
-func serve(t testing.TB, a *host.Access) (addr string, stop func()) {
+func serve(t testing.TB, a *host.Access, how *tcp.TLS) (addr string, stop func()) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	s := tcp.NewServer(a, nil)
+	s.TLS = how
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	return l.Addr().String(), func() {
@@ -28,10 +29,13 @@ func serve(t testing.TB, a *host.Access) (addr string, stop func()) {
 	}
 }
 
-func start(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
-	return rdmatest.StartHost(t, c, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
+// starting is how nodes start that encrypt as given.
+func starting(how *tcp.TLS) func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
+	return func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
+		return rdmatest.StartHost(t, c, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a, how) }, nil)
+	}
 }
 
 func TestContract(t *testing.T) {
-	rdmatest.Run(t, rdmatest.Provider{Name: "tcp", Dialer: tcp.Dialer{}, Start: start})
+	rdmatest.Run(t, rdmatest.Provider{Name: "tcp", Dialer: tcp.Dialer{}, Start: starting(nil)})
 }

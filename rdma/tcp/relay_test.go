@@ -30,7 +30,7 @@ type relayed struct {
 	broken         *breaking
 }
 
-func startRelayed(t testing.TB, c rdmatest.Cluster) *relayed {
+func startRelayed(t testing.TB, c rdmatest.Cluster, how *tcp.TLS) *relayed {
 	n := &relayed{}
 	own := shm.NewInproc()
 	n.inner = rdmatest.StartHost(t, rdmatest.Cluster{UUID: c.UUID, Key: c.Key, Offences: c.Offences}, incarnations.Add(1), func(a *host.Access) (string, func()) {
@@ -42,7 +42,7 @@ func startRelayed(t testing.TB, c rdmatest.Cluster) *relayed {
 	n.broken = &breaking{Dialer: own}
 	n.Host = rdmatest.StartHost(t, c, incarnations.Add(1), func(a *host.Access) (string, func()) {
 		a.Through(&host.Loop{Dialer: n.broken, Addr: "adapter", Cluster: c.UUID, Key: c.Key, Ended: func(uint32) {}})
-		return serve(t, a)
+		return serve(t, a, how)
 	}, nil)
 	return n
 }
@@ -88,7 +88,7 @@ func (c breakingConn) Wait(ch *rdma.Chain, deadline int64) {
 // The contract holds for clients that are passed on.
 func TestContractThroughAdapter(t *testing.T) {
 	rdmatest.Run(t, rdmatest.Provider{Name: "tcp", Dialer: tcp.Dialer{},
-		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startRelayed(t, c) }})
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startRelayed(t, c, nil) }})
 }
 
 var relayCluster = rdmatest.Cluster{UUID: [16]byte{1, 2, 3}, Key: keyring.NewSigner([32]byte{4, 5, 6})}
@@ -112,7 +112,7 @@ func add(to *rdma.Target) (uint64, error) {
 // A failure on the way to the adapter is an unknown outcome for the client, whose
 // next connection goes on.
 func TestRelayBreaks(t *testing.T) {
-	n := startRelayed(t, relayCluster)
+	n := startRelayed(t, relayCluster, nil)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	to := openOne(t, tcp.Dialer{}, n.Addr(), 0)
 	_, err := add(to)
@@ -128,7 +128,7 @@ func TestRelayBreaks(t *testing.T) {
 
 // shm clients are kept out of the adapter's domain, and memory out of the other's.
 func TestHazard34_Domains(t *testing.T) {
-	n := startRelayed(t, relayCluster)
+	n := startRelayed(t, relayCluster, nil)
 	require.Equal(t, proto.DomainAdapter, n.Access.Domain())
 	page, err := host.NewSharedPage()
 	require.NoError(t, err)
@@ -151,7 +151,7 @@ func TestHazard34_Domains(t *testing.T) {
 // A hello whose sender has given up waiting, read after that of a later connection,
 // must not take the lane.
 func TestLateHelloDoesNotTakeTheLane(t *testing.T) {
-	n := rdmatest.StartHost(t, relayCluster, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a) }, nil)
+	n := rdmatest.StartHost(t, relayCluster, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a, nil) }, nil)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	nc, err := net.Dial("tcp", n.Addr())
 	require.NoError(t, err)

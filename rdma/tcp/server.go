@@ -26,6 +26,7 @@ const (
 
 // Server executes the chains of tcp clients on a node's regions.
 type Server struct {
+	TLS    *TLS // nil: plain; set before Serve
 	access *host.Access
 	log    *slog.Logger
 	ctx    context.Context
@@ -100,13 +101,13 @@ func (s *Server) Close() {
 func (s *Server) serve(nc net.Conn) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
-	lane, err := s.greet(nc, cancel)
+	lane, way, err := s.greet(nc, cancel)
 	s.known(nc)
 	if err != nil {
 		s.log.Debug("tcp fabric: hello", "peer", nc.RemoteAddr(), "error", err)
 		return
 	}
-	h := newHandler(ctx, nc, lane, s.busy)
+	h := newHandler(ctx, way, lane, s.busy)
 	err = h.serve()
 	lane.Leave()
 	if errors.Is(err, errFrame) {
@@ -114,26 +115,53 @@ func (s *Server) serve(nc net.Conn) {
 	}
 }
 
-// greet challenges, reads the hello, admits the lane and answers. Admit ends an older
+// hear challenges and reads the hello, under TLS where the client begins with it: way is the
+// connection, or TLS over it.
+func (s *Server) hear(nc net.Conn) (hello host.Hello, challenge host.Challenge, way net.Conn, err error) {
+	var b [host.HelloBytes]byte
+	challenge = s.access.Challenge()
+	challenge.TLS = s.TLS.offer()
+	if _, err = nc.Write(challenge.Append(b[:0])); err != nil {
+		return
+	}
+	way, read := nc, 0
+	if s.TLS != nil {
+		if _, err = io.ReadFull(nc, b[:1]); err != nil {
+			return
+		}
+		switch {
+		case b[0] == typeHandshake:
+			if way, err = s.TLS.server(nc, b[0]); err != nil {
+				return
+			}
+		case s.TLS.required:
+			err = errPlain
+			return
+		default:
+			read = 1
+		}
+	}
+	if _, err = io.ReadFull(way, b[read:]); err != nil {
+		return
+	}
+	hello, err = host.DecodeHello(b[:])
+	return
+}
+
+var errPlain = errors.New("a plain connection, where encryption is required")
+
+// greet hears the hello, admits the lane and answers. Admit ends an older
 // connection of the same lane first: a welcome proves that it is dead. cancel ends the context of
 // a handler that waits to execute a long chain.
-func (s *Server) greet(nc net.Conn, cancel func()) (*host.Lane, error) {
+func (s *Server) greet(nc net.Conn, cancel func()) (*host.Lane, net.Conn, error) {
 	nc.SetDeadline(time.Now().Add(helloTimeout))
-	binding, err := host.BindingOf(nc)
+	hello, challenge, way, err := s.hear(nc)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var b [host.HelloBytes]byte
-	challenge := s.access.Challenge()
-	if _, err := nc.Write(challenge.Append(b[:0])); err != nil {
-		return nil, err
-	}
-	if _, err := io.ReadFull(nc, b[:]); err != nil {
-		return nil, err
-	}
-	hello, err := host.DecodeHello(b[:])
+	binding, err := host.BindingOf(way)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	stop := func() {
 		cancel()
@@ -149,11 +177,11 @@ func (s *Server) greet(nc net.Conn, cancel func()) (*host.Lane, error) {
 	w := host.Welcome{Err: err}
 	w.Node, w.Incarnation = s.access.Peer()
 	nc.SetDeadline(time.Now().Add(helloTimeout))
-	_, sendErr := nc.Write(w.Append(b[:0]))
+	_, sendErr := way.Write(w.Append(nil))
 	if err == nil && sendErr != nil {
 		lane.Leave()
 		err = sendErr
 	}
 	nc.SetDeadline(time.Time{})
-	return lane, err
+	return lane, way, err
 }

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -29,6 +30,12 @@ type socket struct {
 	sent     int      // of segments[0]
 	armed    int64    // the read deadline that is set, in clock.Now time
 
+	// Of an encrypted connection.
+	tls      *tls.Conn // over a records of this socket; nil: plain
+	sealed   []byte    // the record under way
+	away     int       // bytes of it that are sent
+	deadline int64     // of the read under way
+
 	// Arguments and results of the two callbacks, which are made once: a closure
 	// made for each call would be an allocation for each call.
 	onRead, onWrite func(fd uintptr) bool
@@ -38,17 +45,18 @@ type socket struct {
 	err             error
 }
 
-func (s *socket) attach(nc *net.TCPConn, raw syscall.RawConn) {
+func (s *socket) attach(nc *net.TCPConn, raw syscall.RawConn, over *tls.Conn) {
 	if s.onRead == nil {
 		s.onRead, s.onWrite = s.readOnce, s.writeOnce
 	}
-	s.nc, s.raw, s.armed = nc, raw, 0
+	s.nc, s.raw, s.armed, s.tls = nc, raw, 0, over
 	s.drop()
 }
 
 // drop forgets what has not been sent.
 func (s *socket) drop() {
 	s.out, s.segments, s.start, s.sent = s.out[:0], s.segments[:0], 0, 0
+	s.sealed, s.away = s.sealed[:0], 0
 }
 
 // cut makes a segment of what was appended to out.
@@ -62,8 +70,10 @@ func (s *socket) cut() {
 // pump sends what the socket takes without waiting. Errors show when reading.
 func (s *socket) pump() {
 	for i, segment := range s.segments {
-		for s.sent < len(segment) {
-			s.buf = segment[s.sent:]
+		for s.sent < len(segment) || s.away < len(s.sealed) {
+			if s.buf = segment[s.sent:]; s.tls != nil {
+				s.buf = s.record(segment)
+			}
 			if err := s.raw.Write(s.onWrite); err != nil {
 				s.err = err
 			}
@@ -76,11 +86,27 @@ func (s *socket) pump() {
 				s.drop()
 				return
 			}
-			s.sent += s.n
+			if s.tls != nil {
+				s.away += s.n
+			} else {
+				s.sent += s.n
+			}
 		}
 		s.sent = 0
 	}
 	s.drop()
+}
+
+// record is what is left to send of the present record, or of a new one of the segment: one at a
+// time, so that what is not sent yet takes no memory twice.
+func (s *socket) record(segment []byte) []byte {
+	if s.away == len(s.sealed) {
+		s.sealed, s.away = s.sealed[:0], 0
+		n := min(recordBytes, len(segment)-s.sent)
+		s.tls.Write(segment[s.sent : s.sent+n]) // goes into sealed; of a connection that has failed, nothing
+		s.sent += n
+	}
+	return s.sealed[s.away:]
 }
 
 func (s *socket) writeOnce(fd uintptr) bool {
@@ -107,6 +133,15 @@ func (s *socket) readOnce(fd uintptr) bool {
 // read returns some bytes, sending what is left to send meanwhile. deadline is as
 // in rdma.Conn.
 func (s *socket) read(b []byte, deadline int64) (int, error) {
+	if s.tls == nil {
+		return s.receive(b, deadline)
+	}
+	s.deadline = deadline
+	return s.tls.Read(b)
+}
+
+// receive is read before decryption.
+func (s *socket) receive(b []byte, deadline int64) (int, error) {
 	s.before(deadline)
 	for {
 		s.pump()

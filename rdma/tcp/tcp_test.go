@@ -31,7 +31,9 @@ var (
 )
 
 // serve starts a node with one region of 16 MiB, number 1, epoch 1.
-func serve(t testing.TB, l net.Listener) (*host.Access, string) {
+func serve(t testing.TB, l net.Listener) (*host.Access, string) { return serveTLS(t, l, nil) }
+
+func serveTLS(t testing.TB, l net.Listener, how *TLS) (*host.Access, string) {
 	a := host.New(testCluster, keyring.NewRing(testKey.Public()), 1, 77, host.Limits{})
 	m, err := host.NewMemory("test", proto.MinRegionBytes)
 	require.NoError(t, err)
@@ -41,6 +43,7 @@ func serve(t testing.TB, l net.Listener) (*host.Access, string) {
 		require.NoError(t, err)
 	}
 	s := NewServer(a, nil)
+	s.TLS = how
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {

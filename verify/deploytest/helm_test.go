@@ -193,6 +193,12 @@ func TestChartForARack(t *testing.T) {
 	require.Equal(t, "quarry-storage-tls", all["StatefulSet/storage"].secret("tls"))
 	require.Equal(t, "quarry-controller-tls", all["StatefulSet/controller"].secret("tls"), "no pod has the key of another role")
 	require.Contains(t, strings.Join(all["StatefulSet/controller"].container().Args, " "), "--etcd-peer=https://")
+	require.Contains(t, storage.Args, "--tls-cert=/tls/tls.crt")
+	require.Contains(t, storage.Args, "--fabric-tls=off")
+	encrypted := render(t, "-f", "quarry/ci/rdma-values.yaml", "--set", "tls.fabric=required")["StatefulSet/storage"].container()
+	require.Contains(t, encrypted.Args, "--tls-cert=/tls/$(POD_NAME).crt", "each node shows its own name")
+	require.Contains(t, encrypted.Args, "--tls-key=/tls/$(POD_NAME).key")
+	require.Contains(t, encrypted.Args, "--fabric-tls=required")
 	require.Equal(t, 1, storage.Resources.Limits["rdma/hca_shared_devices_a"])
 	require.Equal(t, "64Gi", storage.Resources.Limits["hugepages-1Gi"])
 	require.Equal(t, "rdma-net", all["StatefulSet/storage"].Spec.Template.Metadata.Annotations["k8s.v1.cni.cncf.io/networks"])
@@ -230,7 +236,7 @@ func TestChartWithItsOwnEtcd(t *testing.T) {
 func TestChartRefusesBadValues(t *testing.T) {
 	helm := tool(t, "helm", "go install helm.sh/helm/v3/cmd/helm@v3.22.0")
 	for _, set := range []string{"controller.replicas=2", "storage.medium=floppy", "storage.capacity=lots", "storage.rack=a/b", "storge.replicas=3", "controller.etcd[0]=localhost",
-		"tls.controllerSecret=one", "tls.controllerSecret=one,tls.storageSecret=one"} {
+		"tls.controllerSecret=one", "tls.fabric=on", "tls.fabric=sometimes,tls.controllerSecret=one,tls.storageSecret=two", "tls.controllerSecret=one,tls.storageSecret=one"} {
 		cmd := exec.CommandContext(t.Context(), helm, "template", "t", "quarry", "--kube-version", "1.31.0", "--set", set)
 		cmd.Dir = filepath.Join(root, "deploy", "helm")
 		out, err := cmd.CombinedOutput()

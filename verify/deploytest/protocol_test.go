@@ -309,8 +309,8 @@ func TestProtocolPageMessages(t *testing.T) {
 	require.Len(t, table(t, "op", "verb"), rdma.Ops-1)
 
 	// Where the fields of challenge, hello and ticket are.
-	ch := host.Challenge{Node: 0x77, Incarnation: 0x88, Nonce: [32]byte{0x99}}
-	fieldsAt(t, "challenge", ch.Append(nil), [][]byte{[]byte("QUARRYV\n"), {host.ProtocolVersion, 0, 0, 0}, {0x77}, {0x88}, {0x99}})
+	ch := host.Challenge{Node: 0x77, Incarnation: 0x88, Nonce: [32]byte{0x99}, TLS: host.RequiredTLS}
+	fieldsAt(t, "challenge", ch.Append(nil), [][]byte{[]byte("QUARRYV\n"), {host.ProtocolVersion, 0}, {2, 0}, {0x77}, {0x88}, {0x99}})
 	h := host.Hello{Lane: 0x11111111, Attempt: 0x2222222222222222, Ticket: rdma.Ticket{Cluster: [16]byte{0x33}, Session: 0x4444, Serial: 0x55555555, Rights: rdma.ReadWrite, Tenant: 0x6666, Region: 0xaa, Epoch: 0xbb, Holder: keyring.Public{0xcc}}, Proof: keyring.Signature{0xdd}}
 	signer := keyring.NewSigner([32]byte{7})
 	h.Ticket.Sign(signer)

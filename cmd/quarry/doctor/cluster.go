@@ -20,9 +20,10 @@ const VersionHeader = quarrypb.VersionHeader
 type Cluster struct {
 	Controllers []string
 	Status      *quarrypb.StatusResponse
-	Err         error // why Status is nil
-	TLS         *tls.Config
-	Version     string // of this program
+	Err         error       // why Status is nil
+	TLS         *tls.Config // for controllers
+	NodeTLS     *tls.Config // for agents
+	Version     string      // of this program
 }
 
 const (
@@ -58,7 +59,7 @@ func (c Cluster) controllers(ctx context.Context, versions map[string][]string) 
 	}
 	well := 0
 	for _, u := range urls {
-		took, err := c.healthy(ctx, u, versions, &out)
+		took, err := c.healthy(ctx, u, c.TLS, versions, &out)
 		if err != nil {
 			out = append(out, found(check, Error, "start it, or take it out of --controller", "%s: %v", u, err))
 			continue
@@ -79,14 +80,14 @@ func (c Cluster) controllers(ctx context.Context, versions map[string][]string) 
 }
 
 // healthy asks for /healthz.
-func (c Cluster) healthy(ctx context.Context, base string, versions map[string][]string, out *[]Finding) (time.Duration, error) {
+func (c Cluster) healthy(ctx context.Context, base string, secured *tls.Config, versions map[string][]string, out *[]Finding) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(base, "/")+"/healthz", nil)
 	if err != nil {
 		return 0, err
 	}
-	h := &http.Client{Transport: &http.Transport{TLSClientConfig: c.TLS, DisableKeepAlives: true}}
+	h := &http.Client{Transport: &http.Transport{TLSClientConfig: secured.Clone(), ForceAttemptHTTP2: true, DisableKeepAlives: true}}
 	start := time.Now()
 	res, err := h.Do(req)
 	if err != nil {
@@ -129,7 +130,7 @@ func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out [
 			out = append(out, found(check, Error, "start it again, or replace it: see docs/OPERATIONS.md", "%s (%s) is %s", n.Name, n.FailureDomain, quarrypb.Word(n.State)))
 			continue
 		}
-		if took, err := c.healthy(ctx, n.AgentUrl, versions, &out); err != nil {
+		if took, err := c.healthy(ctx, n.AgentUrl, c.NodeTLS, versions, &out); err != nil {
 			out = append(out, found("ports", Error, "open its port between controllers and nodes; is --advertise right?", "agent of %s: %v", n.Name, err))
 		} else {
 			out = append(out, ok("ports", "agent of %s answers in %v", n.Name, took.Round(10*time.Microsecond)))
@@ -144,7 +145,13 @@ func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out [
 				out = append(out, found("ports", Error, "open its port between clients and nodes; is --advertise right?", "%s of %s at %s: %v", provider, n.Name, e.Address, err))
 				continue
 			}
-			out = append(out, ok("ports", "%s of %s at %s connects in %v", provider, n.Name, e.Address, took.Round(10*time.Microsecond)))
+			encrypted := ""
+			if e.Tls != quarrypb.FabricTLS_FABRIC_TLS_OFF {
+				encrypted = ", encryption is " + quarrypb.Word(e.Tls)
+			} else if e.Provider == quarrypb.Provider_PROVIDER_TCP && !loopback("http://"+e.Address) {
+				out = append(out, found("security", Warning, "give nodes and clients certificates (quarry cert) and --fabric-tls on or required, or use IPsec or MACsec", "tcp of %s at %s is not encrypted: objects can be read and changed on the way", n.Name, e.Address))
+			}
+			out = append(out, ok("ports", "%s of %s at %s connects in %v%s", provider, n.Name, e.Address, took.Round(10*time.Microsecond), encrypted))
 		}
 		if left := n.AvailableBytes; left != nil && *left < leastRoom && n.CapacityBytes-min(n.CapacityBytes, n.HostedBytes) >= leastRoom {
 			out = append(out, found("capacity", Error, "free some there, make it larger, or add a node", "%s has %s left in %s, where it may host %s more: no further region can be made there", n.Name, size(*left), n.Medium, size(n.CapacityBytes-n.HostedBytes)))

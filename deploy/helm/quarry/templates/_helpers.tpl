@@ -23,6 +23,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "quarry.scheme" -}}
 {{- if ne (empty .Values.tls.controllerSecret) (empty .Values.tls.storageSecret) }}{{ fail "tls.controllerSecret and tls.storageSecret: give both, each with a certificate of its own role, or none" }}{{ end -}}
 {{- if and .Values.tls.controllerSecret (eq .Values.tls.controllerSecret .Values.tls.storageSecret) }}{{ fail "tls.controllerSecret and tls.storageSecret are one secret: a storage node would have a controller's key" }}{{ end -}}
+{{- if and (ne .Values.tls.fabric "off") (empty .Values.tls.storageSecret) }}{{ fail "tls.fabric needs certificates: give tls.controllerSecret and tls.storageSecret" }}{{ end -}}
 {{ if .Values.tls.controllerSecret }}https{{ else }}http{{ end }}
 {{- end -}}
 
