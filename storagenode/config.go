@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/internal/wire"
 	"github.com/quarrystore/quarry/rdma/tcp"
 )
@@ -118,7 +119,7 @@ func (c Config) ownSocket() string {
 			return p
 		}
 	}
-	return filepath.Join(socketFolder(), fmt.Sprintf("quarry-%d-%s.sock", os.Getpid(), c.Name))
+	return filepath.Join(userdir.Path(), fmt.Sprintf("quarry-%d-%s.sock", os.Getpid(), c.Name))
 }
 
 func (c Config) validate() error {

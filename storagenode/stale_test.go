@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/userdir"
 )
 
 // TestSocketsOfKilledIncarnationsGo: and nothing else does.
@@ -15,7 +17,7 @@ func TestSocketsOfKilledIncarnationsGo(t *testing.T) {
 	c := Config{Name: "n1"}.withDefaults()
 	require.NoError(t, c.makeSocketFolder())
 	require.NoError(t, c.makeSocketFolder(), "again")
-	dir := socketFolder()
+	dir := userdir.Path()
 	listen := func(name string) *net.UnixListener {
 		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unixpacket"})
 		require.NoError(t, err)
@@ -50,11 +52,11 @@ func TestTheFolderOfSocketsIsTheUsersAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("TMPDIR", t.TempDir())
-			require.NoError(t, squat(socketFolder()))
+			require.NoError(t, squat(userdir.Path()))
 			require.ErrorContains(t, Config{Name: "n1"}.withDefaults().makeSocketFolder(), "remove it, or choose another path with --socket")
 		})
 	}
 	t.Setenv("TMPDIR", t.TempDir())
 	require.NoError(t, Config{Name: "n1", Socket: "/elsewhere/s"}.withDefaults().makeSocketFolder())
-	require.NoDirExists(t, socketFolder())
+	require.NoDirExists(t, userdir.Path())
 }

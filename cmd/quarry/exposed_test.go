@@ -2,6 +2,7 @@ package main
 
 import (
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/local"
 )
 
@@ -50,6 +52,41 @@ func TestInsecureIsTold(t *testing.T) {
 	b, err = os.ReadFile(log)
 	require.NoError(t, err)
 	require.Contains(t, string(b), "insecure: any caller")
+}
+
+// TestDevIsForItsUserAlone: without --token, quarry dev takes calls of those who can read its file.
+func TestDevIsForItsUserAlone(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	p, err := local.Spawn(t.Context(), executable(t), "dev", "--nodes", "1", "--listen", "127.0.0.1:0")
+	require.NoError(t, err)
+	url, file := p.Ready["url"], p.Ready["token_file"]
+	st, err := os.Stat(file)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), st.Mode())
+	ask := func(token string) int {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/quarry.v1.Controller/Status", strings.NewReader("{}"))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Quarry-Token", token)
+		res, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		res.Body.Close()
+		return res.StatusCode
+	}
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusUnauthorized, ask(""))
+	require.Equal(t, http.StatusOK, ask(strings.TrimSpace(string(b))))
+
+	// This user's commands and programs find it; in another folder for temporary files they are like another user's.
+	mine := []string{"QUARRY_CONTROLLER=" + url}
+	quarry(t, mine, "", "slab", "alloc", "--data", "hello").ok(t)
+	quarry(t, append(mine, "TMPDIR="+t.TempDir()), "", "status").fails(t, exitFailed, "token")
+	c, err := client.Connect(t.Context(), client.Config{Controllers: []string{url}})
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.NoError(t, p.Stop())
+	require.NoFileExists(t, file)
 }
 
 func TestStatusTellsInsecure(t *testing.T) {

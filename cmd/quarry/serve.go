@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/storagenode"
@@ -202,6 +205,11 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if err != nil {
 		return err
 	}
+	// Other users of the host reach loopback, too.
+	private := a.cli.Token == "" && !a.cli.Insecure
+	if private {
+		a.cli.Token = rand.Text()
+	}
 	port, err := d.metricsFlags.open(ctx, "dev")
 	if err != nil {
 		return err
@@ -223,6 +231,15 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 		return inUse(err)
 	}
 	defer func() { err = errors.Join(err, ctl.Close()) }()
+	page, file := ctl.URL(), ""
+	if private {
+		address := strings.TrimPrefix(page, "http://")
+		if file, err = userdir.KeepToken(address, a.cli.Token); err != nil {
+			return fmt.Errorf("the token of this cluster cannot be kept for your other commands: %w; or give --token, or --insecure to go without", err)
+		}
+		defer os.Remove(file)
+		page = "http://quarry:" + a.cli.Token + "@" + address
+	}
 	look, blind := context.WithCancel(ctx)
 	defer blind()
 	go pages.Run(look, ctl.URL())
@@ -248,8 +265,8 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if err := d.firstRegion(ctx, a, ctl.URL()); err != nil {
 		return err
 	}
-	err = a.ready(port.tell(map[string]string{"ready": "dev", "url": ctl.URL(), "nodes": fmt.Sprint(d.Nodes)}), func(w io.Writer) {
-		d.welcome(w, ctl.URL())
+	err = a.ready(port.tell(map[string]string{"ready": "dev", "url": ctl.URL(), "nodes": fmt.Sprint(d.Nodes), "token_file": file}), func(w io.Writer) {
+		d.welcome(w, ctl.URL(), page)
 		port.text(w)
 	})
 	if err != nil {
@@ -316,7 +333,7 @@ func (d *devCmd) firstRegion(ctx context.Context, a *app, url string) error {
 	}
 }
 
-func (d *devCmd) welcome(w io.Writer, url string) {
+func (d *devCmd) welcome(w io.Writer, url, page string) {
 	at := ""
 	if url != "http://"+defaultListen {
 		at = " -C " + url
@@ -326,6 +343,6 @@ func (d *devCmd) welcome(w io.Writer, url string) {
 		kept = "in " + d.Data
 	}
 	exe := filepath.Base(os.Args[0])
-	fmt.Fprintf(w, "quarry is ready: %d storage nodes, controller at %s\ndata is kept %s\n\n", d.Nodes, url, kept)
+	fmt.Fprintf(w, "quarry is ready: %d storage nodes, controller at %s\ndata is kept %s\na page that shows it: %s\n\n", d.Nodes, url, kept, page)
 	fmt.Fprintf(w, "try, in another terminal:\n  %s%s slab alloc --data hello --name greeting\n  %s%s slab read @greeting\n  %s%s status\n  %s%s bench\n\nCtrl-C ends it.\n", exe, at, exe, at, exe, at, exe, at)
 }

@@ -1,16 +1,19 @@
 package agentauth
 
 import (
+	"cmp"
 	"context"
 	"crypto/subtle"
 	"net/http"
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// Token adds the cluster's token, "" for none, to every call of a controller.
+// Token adds the cluster's token to every call of a controller. "" is the one that a quarry dev of
+// this user has left for its port on this host, if any.
 func Token(token string) connect.Interceptor { return give{token: token} }
 
 // Caller adds a token, and the tenant that the calls are made in; "" for none.
@@ -18,9 +21,10 @@ func Caller(token, tenant string) connect.Interceptor { return give{token, tenan
 
 type give struct{ token, tenant string }
 
-func (g give) to(h http.Header) {
-	if g.token != "" {
-		h.Set(quarrypb.TokenHeader, g.token)
+// to sets the headers of a call of the controller at an address.
+func (g give) to(h http.Header, address string) {
+	if token := cmp.Or(g.token, userdir.Token(address)); token != "" {
+		h.Set(quarrypb.TokenHeader, token)
 	}
 	if g.tenant != "" {
 		h.Set(quarrypb.TenantHeader, g.tenant)
@@ -29,7 +33,7 @@ func (g give) to(h http.Header) {
 
 func (g give) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		g.to(r.Header())
+		g.to(r.Header(), r.Peer().Addr)
 		return next(ctx, r)
 	}
 }
@@ -37,7 +41,7 @@ func (g give) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 func (g give) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
 		c := next(ctx, spec)
-		g.to(c.RequestHeader())
+		g.to(c.RequestHeader(), c.Peer().Addr)
 		return c
 	}
 }

@@ -89,7 +89,7 @@ case $1 in install|upgrade) shift; exec "$HELM" template "$@" --kube-version 1.3
 var preludes = map[string]string{
 	// A tree like the repository's, with what make would have made.
 	"INSTALL.md": `mkdir -p "$STAGE/tree/bin" "$STAGE/tree/dist"; cp -rs "$ROOT/deploy" "$STAGE/tree/"; cp -L "$(command -v quarry)" "$STAGE/tree/bin/quarry"; cd "$STAGE/tree"
-quarry dev --nodes 1 &
+quarry dev --insecure --nodes 1 & # the page sets a token for another cluster
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 	"OPERATIONS.md": `quarry controller --listen 127.0.0.1:7420 --region-bytes 32MiB --lease 1s &
 until quarry status >/dev/null 2>&1; do sleep 0.1; done
