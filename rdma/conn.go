@@ -47,11 +47,13 @@ var (
 	// ErrMapping: shm hands the memory itself to the process, which could open it for writing
 	// (proc(5), /proc/self/map_files).
 	ErrMapping = refusal("a read-only session of root or of the node's user may not map the memory: use tcp or verbs")
+	// ErrProcess: the node could not take the memory back from the process when its session ends.
+	ErrProcess = refusal("the node has no right to look into the client's process and to kill it, so that it could not take the memory back: run both as one user in one pid namespace, or use tcp")
 )
 
 // Refusals lists the causes in the order of their codes on the wire, from 1.
 // Part of the tcp format: append only.
-var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain, ErrFull, ErrMapping}
+var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain, ErrFull, ErrMapping, ErrProcess}
 
 type refusalError struct{ cause string }
 

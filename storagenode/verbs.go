@@ -145,6 +145,9 @@ func (n *Node) admit(cluster [16]byte, id uint32) (*access, error) {
 	limits := host.Limits{Sessions: n.cfg.MaxSessions, Lanes: n.cfg.MaxConnections}
 	a := &access{Access: host.New(cluster, &n.keys, id, n.incarnation, limits)}
 	a.OnLeft(n.left.note)
+	a.OnKill(func(pid int, why string) {
+		n.cfg.Logger.Warn("storage node: shm client killed", "node", n.cfg.Name, "pid", pid, "reason", "the process "+why)
+	})
 	if n.domain != proto.DomainAdapter {
 		return a, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,7 +28,7 @@ type Limits struct {
 	Lanes           int           // connections of all sessions; 16384
 	LanesPerSession int           // connections of one session; 256
 	Offences        uint64        // refusals that a correct client does not cause, before its session is ended; 1000
-	KillAfter       time.Duration // how long a shm client may stay inside a chain while its access is taken away; 2 s
+	KillAfter       time.Duration // how long a shm client may stay inside a chain, or keep memory, when its access has been taken away; 2 s
 }
 
 // Defaults of Limits.
@@ -77,12 +78,14 @@ type Access struct {
 	limits   Limits
 	counters counters
 
-	relay Relay               // nil: CPUs execute; set before anything is served
-	left  func(serial uint64) // may be nil; set before anything is served
+	relay  Relay                     // nil: CPUs execute; set before anything is served
+	left   func(serial uint64)       // may be nil; set before anything is served
+	onKill func(pid int, why string) // may be nil; set before anything is served
 
 	mu       sync.Mutex
 	regions  map[uint32]*region
 	sessions map[uint64]*session // by serial
+	holdings map[uint64]*holding // by serial, until the session has ended and its processes hold nothing
 	ended    Ended
 	closed   bool
 	lanes    int   // of all sessions
@@ -118,6 +121,7 @@ func New(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation uint64, 
 		counters: counters{refusals: make([]atomic.Uint64, len(rdma.Refusals))},
 		regions:  make(map[uint32]*region),
 		sessions: make(map[uint64]*session),
+		holdings: make(map[uint64]*holding),
 	}
 }
 
@@ -125,6 +129,11 @@ func New(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation uint64, 
 // ended: the client has closed its connections, or died. f must not block.
 // Preconditions: nothing is served yet.
 func (a *Access) OnLeft(f func(serial uint64)) { a.left = f }
+
+// OnKill has f called when a process is killed that keeps memory of a session that has
+// ended, or stays inside a chain. f must not block.
+// Preconditions: nothing is served yet.
+func (a *Access) OnKill(f func(pid int, why string)) { a.onKill = f }
 
 // Peer is the number and the incarnation that clients are told.
 func (a *Access) Peer() (node uint32, incarnation uint64) { return a.Node, a.Incarnation }
@@ -255,14 +264,15 @@ func (a *Access) cut(ctx context.Context, r *region) error {
 }
 
 // Fence ends sessions. When it returns nil, no verb of theirs changes a byte on
-// this node, and none will be admitted again.
+// this node, no process that they were sent memory to can write it, and none will be
+// admitted again.
 func (a *Access) Fence(ctx context.Context, serials ...uint64) error {
 	a.mu.Lock()
 	for _, serial := range serials {
 		a.ended.Fence(serial)
 	}
 	a.mu.Unlock()
-	return a.end(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
+	return a.end(ctx, serials)
 }
 
 // EndBelow ends every session with a serial below next that is not in live, as
@@ -276,16 +286,21 @@ func (a *Access) EndBelow(ctx context.Context, next uint64, live []uint64) error
 			gone = append(gone, serial)
 		}
 	}
+	for serial := range a.holdings { // also of sessions that have left
+		if a.sessions[serial] == nil && !a.ended.Admits(serial) {
+			gone = append(gone, serial)
+		}
+	}
 	a.mu.Unlock()
-	return a.end(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
+	return a.end(ctx, gone)
 }
 
-// end revokes the sessions chosen and waits until nothing of theirs executes.
-func (a *Access) end(ctx context.Context, chosen func(serial uint64) bool) error {
+// end revokes sessions and waits until nothing of theirs executes, or can.
+func (a *Access) end(ctx context.Context, serials []uint64) error {
 	a.mu.Lock()
 	var lanes []*Lane
 	for serial, s := range a.sessions {
-		if chosen(serial) {
+		if slices.Contains(serials, serial) {
 			a.counters.fences.Add(1)
 			for _, l := range s.lanes {
 				l.page.shutGate(revoked)
@@ -294,7 +309,10 @@ func (a *Access) end(ctx context.Context, chosen func(serial uint64) bool) error
 		}
 	}
 	a.mu.Unlock()
-	return a.finish(ctx, lanes)
+	if err := a.finish(ctx, lanes); err != nil {
+		return err
+	}
+	return a.dispossess(ctx, serials)
 }
 
 // finish waits for lanes whose gates are shut, and removes them.
@@ -311,7 +329,8 @@ func (a *Access) finish(ctx context.Context, lanes []*Lane) error {
 	return nil
 }
 
-// Close ends all sessions and closes all regions.
+// Close ends all sessions and closes all regions. What shm clients still map is no region's any
+// more: memory without a file goes with them, and a file stays locked until they have let it go.
 func (a *Access) Close(ctx context.Context) error {
 	a.mu.Lock()
 	a.closed = true
@@ -341,6 +360,10 @@ func (a *Access) Close(ctx context.Context) error {
 			return err
 		}
 	}
+	a.mu.Lock()
+	serials := slices.Collect(maps.Keys(a.holdings))
+	a.mu.Unlock()
+	a.forget(serials)
 	return nil
 }
 

@@ -30,9 +30,13 @@
 // a lane that went from one chain to the next has looked the key up again.
 //
 // On shm the page is mapped into the client, which is trusted to follow this
-// protocol as it is trusted with the memory itself. If it stays busy (stopped,
-// swapped out, debugged) it is killed through its pidfd, and the change waits for
-// its death. Time alone never completes a change.
+// protocol for as long as its session lives: it may write under the next key anyway. If it
+// stays busy (stopped, swapped out, debugged) it is killed through its pidfd, and the change
+// waits for its death. Time alone never completes a change.
+//
+// The end of a session trusts no word of the page. Fence and EndBelow return when the kernel
+// shows no process with the memory that only ended sessions were sent (inspect.go), and
+// kill those that keep it (holding.go).
 //
 // # Obligations of the caller
 //

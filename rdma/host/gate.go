@@ -103,7 +103,9 @@ func drain(ctx context.Context, lanes []*Lane, killAfter time.Duration) error {
 					break
 				}
 				if time.Since(start) > killAfter && !l.process.Own() {
-					l.kill()
+					if err := l.access.kill(l.process, "stays inside a chain, and its access has ended"); err != nil {
+						return err
+					}
 				}
 			}
 			if err := ctx.Err(); err != nil {

@@ -24,7 +24,6 @@ type Lane struct {
 	process  *Process // of a shm client
 	stopOnce sync.Once
 	stopping func()
-	killOnce sync.Once
 	removed  atomic.Bool
 	slots    map[uint32]int32 // by region; guarded by Access.mu
 	way      way
@@ -36,7 +35,7 @@ type Entry struct {
 	// Binding of the channel that the hello came over.
 	Binding Binding
 	// Stop wakes the goroutine that serves the lane when its access has been taken
-	// away. It does not wait for it. May be nil.
+	// away. When it returns, no memory is sent to the client any more. May be nil.
 	Stop func()
 	// Shared and Process are for shm: the gate page lies in this file, of PageBytes,
 	// and chains run in this process, which the Lane closes after a successful Admit.
@@ -146,6 +145,9 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 			return rdma.Window{}, nil, rdma.ErrLimit // one slot for each region
 		}
 	}
+	if err := a.hold(l, r.memory); err != nil {
+		return rdma.Window{}, nil, err
+	}
 	key := r.windowKey(l.session.ticket.Serial)
 	l.slots[number] = slot
 	l.Map(slot, key, r.memory.mem, r.memory.persistent)
@@ -214,14 +216,6 @@ func (l *Lane) stop() {
 		if l.stopping != nil {
 			l.stopping()
 		}
-	})
-}
-
-// kill ends the client's process, once.
-func (l *Lane) kill() {
-	l.killOnce.Do(func() {
-		l.access.counters.kills.Add(1)
-		l.process.Kill()
 	})
 }
 

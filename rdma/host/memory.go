@@ -21,6 +21,7 @@ type Memory struct {
 	mem        []byte
 	persistent bool
 	unpinnable error // why no device may write to it; nil: it may
+	identity   func() (fileIdentity, error)
 
 	mu   sync.Mutex
 	refs int // the owner's, and one for each Access that serves it
@@ -165,7 +166,9 @@ func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error
 		return nil, fmt.Errorf("memory of %s: mapping %d bytes: %w", name, bytes, err)
 	}
 	Advise(f, mem)
-	return &Memory{name: name, file: f, mem: mem, refs: 1, persistent: fs.Volatile == nil, unpinnable: fs.Unpinnable}, nil
+	m := &Memory{name: name, file: f, mem: mem, refs: 1, persistent: fs.Volatile == nil, unpinnable: fs.Unpinnable}
+	m.identity = sync.OnceValues(m.identify)
+	return m, nil
 }
 
 // Advise asks for huge pages under mapped region memory that is not a file on a disk. The
@@ -241,6 +244,12 @@ func (m *Memory) retain() error {
 	}
 	m.refs++
 	return nil
+}
+
+func (m *Memory) isClosed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.refs == 0
 }
 
 func (m *Memory) release() error {

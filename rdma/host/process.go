@@ -5,6 +5,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/quarrystore/quarry/rdma"
 	"golang.org/x/sys/unix"
 )
 
@@ -14,19 +15,24 @@ type Process struct {
 	Pid int
 	Uid uint32
 
-	mu   sync.Mutex
-	fd   int // -1 once closed
-	dead bool
+	mu     sync.Mutex
+	fd     int // -1 once closed
+	dead   bool
+	killed bool
 }
 
-// PeerProcess is the process that connected a unix socket. It fails unless this
-// process has the right to kill it: without it a stopped client could not be fenced.
+// PeerProcess is the process that connected a unix socket. It is refused with
+// rdma.ErrProcess unless this process has the right to look into it and to kill it:
+// else the end of its session could not be enforced.
 func PeerProcess(socket int) (*Process, error) {
 	cred, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return nil, fmt.Errorf("credentials of the shm client: %w", err)
 	}
 	pid := int(cred.Pid)
+	if pid == 0 {
+		return nil, fmt.Errorf("%w: it is not in this node's pid namespace", rdma.ErrProcess)
+	}
 	fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if err != nil { // before Linux 6.5
 		fd, err = unix.PidfdOpen(pid, 0)
@@ -35,11 +41,27 @@ func PeerProcess(socket int) (*Process, error) {
 		return nil, fmt.Errorf("pidfd of shm client %d: %w", pid, err)
 	}
 	unix.CloseOnExec(fd)
-	if err := unix.PidfdSendSignal(fd, 0, nil, 0); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("shm client %d cannot be fenced, no right to kill it (%w): run both as one user, or use tcp", pid, err)
+	p := &Process{Pid: pid, Uid: cred.Uid, fd: fd}
+	err = unix.PidfdSendSignal(fd, 0, nil, 0)
+	if err == nil && !p.Own() {
+		_, _, err = (&sight{}).look(pid)
 	}
-	return &Process{Pid: pid, Uid: cred.Uid, fd: fd}, nil
+	if err != nil {
+		p.Close()
+		return nil, fmt.Errorf("process %d of user %d: %w (%w)", pid, cred.Uid, rdma.ErrProcess, err)
+	}
+	return p, nil
+}
+
+// dup is the same process, to be closed on its own.
+func (p *Process) dup() (*Process, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fd, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd of shm client %d: %w", p.Pid, err)
+	}
+	return &Process{Pid: p.Pid, Uid: p.Uid, fd: fd, dead: p.dead}, nil
 }
 
 // Own says whether it is this very process, which is never killed.
@@ -49,7 +71,8 @@ func (p *Process) Own() bool { return p.Pid == os.Getpid() }
 // reading: /proc/self/fd lets root and the owner do so.
 func (p *Process) Reopens() bool { return !p.Own() && (p.Uid == 0 || int(p.Uid) == os.Geteuid()) }
 
-// Dead says whether the process has ended: no thread of it runs any more.
+// Dead says whether the process has ended: no thread of it runs any more. A Process that
+// was closed counts as dead.
 func (p *Process) Dead() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -58,17 +81,22 @@ func (p *Process) Dead() bool {
 		n, err := unix.Poll(polled, 0)
 		p.dead = err == nil && n == 1 && polled[0].Revents&unix.POLLIN != 0
 	}
-	return p.dead
+	return p.dead || p.fd < 0
 }
 
-// Kill ends the process without asking it. It is over when Dead says so.
-func (p *Process) Kill() error {
+// Kill ends the process without asking it; first says that this call was the first. It is
+// over when Dead says so.
+func (p *Process) Kill() (first bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.fd < 0 {
-		return unix.ESRCH
+		return false, unix.ESRCH
 	}
-	return unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0)
+	if err := unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0); err != nil {
+		return false, err
+	}
+	first, p.killed = !p.killed, true
+	return first, nil
 }
 
 // Close gives the pidfd back.

@@ -138,7 +138,7 @@ type Counters struct {
 	BadTickets uint64
 	Fenced     uint64 // sessions with lanes here that were fenced
 	Expelled   uint64 // sessions ended for their offences
-	Killed     uint64 // shm clients killed because they did not leave
+	Killed     uint64 // processes that kept memory after the end of their session, or stayed inside a chain
 	Rotations  uint64 // keys made invalid
 	Refused    map[string]uint64
 	Usage      Usage

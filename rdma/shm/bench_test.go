@@ -1,6 +1,9 @@
 package shm_test
 
 import (
+	"os"
+	"os/exec"
+	"strconv"
 	"testing"
 
 	"github.com/quarrystore/quarry/rdma"
@@ -81,5 +84,18 @@ func benchmarkCopy(b *testing.B, bytes int) {
 	b.SetBytes(int64(bytes))
 	for b.Loop() {
 		copy(buf, m.Bytes()[4096:])
+	}
+}
+
+// One look at all processes of the host, which a fence takes when a shm client had the memory.
+func BenchmarkFenceOfADeadProcess(b *testing.B) {
+	a, _, addr := node(b, host.Limits{})
+	for serial := uint64(1); b.Loop(); serial++ {
+		b.StopTimer()
+		cmd := exec.Command(os.Args[0], "-test.run=XXX")
+		cmd.Env = append(os.Environ(), "QUARRY_TEST_CLIENT=raw-exit", "QUARRY_TEST_ADDR="+addr, "QUARRY_TEST_SERIAL="+strconv.FormatUint(serial, 10))
+		require.NoError(b, cmd.Run())
+		b.StartTimer()
+		require.NoError(b, a.Fence(b.Context(), serial))
 	}
 }

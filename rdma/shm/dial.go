@@ -217,15 +217,14 @@ func (l *link) use(m *mappings, slot int32, a *answer, write bool) error {
 	if a.memory == nil {
 		return broken(errors.New("the node sent no memory"))
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over { // a process that maps memory after the end of its session is killed
+		return broken(errors.New("the node has ended the connection"))
+	}
 	p, err := m.enter(a.memory, a.Bytes, write)
 	if err != nil {
 		return err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
-		m.leave(p)
-		return broken(errors.New("the node has ended the connection"))
 	}
 	for int(slot) >= len(l.mapped) {
 		l.mapped = append(l.mapped, nil)

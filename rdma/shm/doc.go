@@ -4,14 +4,15 @@
 //
 //	client                                   node (Server)
 //	  | -- hello {ticket, lane} --------------> |  SOCK_SEQPACKET unix socket
-//	  | <- welcome + gate page (memfd) -------- |  pidfd of the peer: refused if it cannot be killed
+//	  | <- welcome + gate page (memfd) -------- |  pidfd of the peer: refused if it cannot be looked into and killed
 //	  | -- open {region, epoch, slot} --------> |
 //	  | <- key, size + region (memfd or file) - |
 //	  | == verbs on the mapped memory ========= |  nothing on the socket
 //	  | <- end of stream ---------------------- |  node gone or lane ended: unmap
 //
-// Access is taken back by the gate (package host), and from a client that does
-// not leave its chain in time by killing it. Read-only sessions get a descriptor
+// Access is taken back by the gate (package host), from a client that does not leave its
+// chain in time by killing it, and when its session ends by unmapping: the node looks
+// whether a process still has the memory, and kills it. Read-only sessions get a descriptor
 // that cannot be mapped for writing. A client of the node's own user, or root,
 // could open the memory again by other means: it is trusted, as by the gate.
 //

@@ -51,6 +51,11 @@ func (m *mappings) enter(f *os.File, bytes uint64, write bool) (*mapping, error)
 	if err != nil {
 		return nil, fmt.Errorf("mapping %d bytes of region memory: %w", bytes, err)
 	}
+	// A child would hold the memory when the session has ended, and be killed for it.
+	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
+		unix.Munmap(mem)
+		return nil, fmt.Errorf("region memory: keeping it from child processes: %w", err)
+	}
 	host.Advise(f, mem)
 	made := &mapping{id: id, mem: mem, refs: 1}
 	if m.by == nil {

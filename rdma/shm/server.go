@@ -124,7 +124,8 @@ func (s *Server) Close() error {
 }
 
 func (s *Server) serve(c *net.UnixConn) {
-	lane, err := s.handshake(c)
+	var sending sync.Mutex // memory, against the end of the lane's access
+	lane, err := s.handshake(c, &sending)
 	s.mu.Lock()
 	s.strangers--
 	s.mu.Unlock()
@@ -147,7 +148,7 @@ func (s *Server) serve(c *net.UnixConn) {
 		if err != nil {
 			return
 		}
-		if err := s.open(c, lane, request); err != nil {
+		if err := s.open(c, &sending, lane, request); err != nil {
 			s.log.Warn("shm open", "region", request.Region, "err", err)
 			return
 		}
@@ -155,7 +156,7 @@ func (s *Server) serve(c *net.UnixConn) {
 }
 
 // handshake challenges a client and admits its lane.
-func (s *Server) handshake(c *net.UnixConn) (*host.Lane, error) {
+func (s *Server) handshake(c *net.UnixConn, sending *sync.Mutex) (*host.Lane, error) {
 	c.SetDeadline(time.Now().Add(handshakeTimeout))
 	challenge := s.access.Challenge()
 	if err := send(c, challenge.Append(nil), nil); err != nil {
@@ -172,7 +173,7 @@ func (s *Server) handshake(c *net.UnixConn) (*host.Lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	lane, page, err := s.admit(c, &hello, &challenge)
+	lane, page, err := s.admit(c, sending, &hello, &challenge)
 	w := host.Welcome{Err: err}
 	w.Node, w.Incarnation = s.access.Peer()
 	sendErr := send(c, w.Append(nil), page)
@@ -187,7 +188,7 @@ func (s *Server) handshake(c *net.UnixConn) (*host.Lane, error) {
 	return lane, err
 }
 
-func (s *Server) admit(c *net.UnixConn, hello *host.Hello, challenge *host.Challenge) (*host.Lane, *os.File, error) {
+func (s *Server) admit(c *net.UnixConn, sending *sync.Mutex, hello *host.Hello, challenge *host.Challenge) (*host.Lane, *os.File, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, nil, err
@@ -208,7 +209,11 @@ func (s *Server) admit(c *net.UnixConn, hello *host.Hello, challenge *host.Chall
 	// Waiting for a former lane may take as long as killing its process does.
 	c.SetDeadline(time.Time{})
 	lane, err := s.access.Admit(s.ctx, hello, challenge,
-		host.Entry{Provider: "shm", Stop: func() { c.Close() }, Shared: page, Process: process})
+		host.Entry{Provider: "shm", Stop: func() {
+			c.Close()
+			sending.Lock() // a send under way has ended
+			sending.Unlock()
+		}, Shared: page, Process: process})
 	c.SetWriteDeadline(time.Now().Add(handshakeTimeout))
 	if err != nil {
 		page.Close()
@@ -219,7 +224,7 @@ func (s *Server) admit(c *net.UnixConn, hello *host.Hello, challenge *host.Chall
 }
 
 // open answers with a window and the memory behind it.
-func (s *Server) open(c *net.UnixConn, lane *host.Lane, o host.OpenRequest) error {
+func (s *Server) open(c *net.UnixConn, sending *sync.Mutex, lane *host.Lane, o host.OpenRequest) error {
 	w, m, err := lane.Open(o.Region, o.Epoch, o.Slot)
 	a := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes}
 	var f *os.File
@@ -231,5 +236,7 @@ func (s *Server) open(c *net.UnixConn, lane *host.Lane, o host.OpenRequest) erro
 		defer f.Close()
 	}
 	c.SetWriteDeadline(time.Now().Add(handshakeTimeout))
+	sending.Lock()
+	defer sending.Unlock()
 	return send(c, a.Append(nil), f)
 }

@@ -27,6 +27,16 @@ var nodeMutants = []mutant{
 		runs:  []run{schedules(failures, 6000)},
 	},
 	{
+		name: "fence believes the client", what: "ends a fence over shm when the client says that it is outside of a chain",
+		edits: []edit{{"rdma/host.(*Access).end", `return a.dispossess(ctx, serials)`, `return nil`}},
+		runs:  []run{tests("rdma/shm", "^TestSecurity08_AFenceDoesNotBelieveTheClient$")},
+	},
+	{
+		name: "memory left to others", what: "looks at the processes of a session only, and not at those that have the memory from them",
+		edits: []edit{{"rdma/host.(*Access).dispossess", `o.everyone(ctx)`, `error(nil)`}},
+		runs:  []run{tests("rdma/shm", "^TestSecurity08_MemoryLeftToAnotherProcess$")},
+	},
+	{
 		name: "former controller obeyed", what: "obeys a controller that another one has followed",
 		edits: []edit{{"storagenode/state.(*State).command", `case term < s.Term:`, `case false:`}},
 		runs:  []run{tests("storagenode/state", "^TestHazard14_", "-rapid.nofailfile")},

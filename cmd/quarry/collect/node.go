@@ -30,7 +30,7 @@ var (
 	nodeBadTickets    = NodeGroup.Counter("quarry_node_bad_tickets_total", "Tickets refused: not of this cluster, or of a session that has ended.", "node")
 	nodeFenced        = NodeGroup.Counter("quarry_node_fenced_sessions_total", "Sessions with lanes here that were fenced.", "node")
 	nodeExpelled      = NodeGroup.Counter("quarry_node_expelled_sessions_total", "Sessions ended because they broke the rules too often.", "node")
-	nodeKilled        = NodeGroup.Counter("quarry_node_killed_clients_total", "Shm clients killed because a fence could not wait for them.", "node")
+	nodeKilled        = NodeGroup.Counter("quarry_node_killed_clients_total", "Processes killed because they kept the memory of a session that had ended, or stayed inside a chain.", "node")
 	nodeRotations     = NodeGroup.Counter("quarry_node_key_rotations_total", "Access keys made invalid.", "node")
 	nodeChains        = NodeGroup.Counter("quarry_node_chains_total", "Chains of verbs executed.", "node")
 	nodeVerbs         = NodeGroup.Counter("quarry_node_verbs_total", "Verbs executed.", "node")
