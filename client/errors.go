@@ -20,6 +20,8 @@ var (
 	ErrBadRef = slab.ErrBadRef
 	// ErrNoRegion: the distribution table has no region with the number in the Ref.
 	ErrNoRegion = slab.ErrNoRegion
+	// ErrTenant: the Ref names an object of another tenant.
+	ErrTenant = errors.New("the object belongs to another tenant")
 	// ErrImmutable: the object was allocated with AllocOptions.WriteOnce.
 	ErrImmutable = slab.ErrImmutable
 	// ErrConflict: the object or name is not at the version that the caller named.

@@ -199,6 +199,8 @@ func (l *lane) open(id uint32, attempt int) error {
 		return err
 	}
 	switch {
+	case r.Tenant != l.session.ticket.Tenant:
+		return ErrTenant
 	case r.Usable():
 	case r.Condition == quarrypb.RegionState_REGION_STATE_UNAVAILABLE:
 		return errUnavailable

@@ -12,6 +12,10 @@ func (c *Client) Where(ref Ref) (node uint32, ok bool) {
 	return r.Replicas[0].Node, true
 }
 
+// Tenant returns the number of the tenant that the Client's session is in; see Config.Tenant. 0 is the
+// tenant "default".
+func (c *Client) Tenant() uint32 { return c.current.Load().ticket.Tenant }
+
 // Node returns the number of the storage node with a name, by the Client's table. It sends
 // nothing.
 func (c *Client) Node(name string) (id uint32, ok bool) {

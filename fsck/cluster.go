@@ -38,6 +38,8 @@ type Config struct {
 	Wire *wire.Wire
 	// Regions to check; none means all.
 	Regions []uint32
+	// Tenant to check, by number; nil means all.
+	Tenant *uint32
 	// Progress is told the blocks done so far, of all blocks in use. May be nil.
 	Progress func(done, total int)
 	// Object is told every object that is LIVE. May be nil.
@@ -126,8 +128,7 @@ func uncheckedError(unchecked []Unchecked) error {
 type session struct {
 	cfg     Config
 	http    *http.Client
-	ticket  *rdma.Credentials
-	proof   []byte
+	leases  []*lease // one for each tenant whose regions are checked
 	lease   time.Duration
 	table   *quarrypb.Table
 	conns   []rdma.Conn
@@ -138,19 +139,26 @@ type session struct {
 	asked   map[uint32]bool              // not in it even after asking again
 }
 
+// lease is a session in one tenant: nodes open regions to sessions of their tenant only.
+type lease struct {
+	tenant uint32
+	ticket *rdma.Credentials
+	proof  []byte
+}
+
 // openTimeout bounds the wait for a controller that leads.
 const openTimeout = 15 * time.Second
 
 func open(ctx context.Context, cfg Config) (*session, error) {
-	s := &session{cfg: cfg, asked: map[uint32]bool{}, ticket: rdma.NewCredentials()}
+	s := &session{cfg: cfg, asked: map[uint32]bool{}}
 	s.http = &http.Client{Transport: cfg.Wire.Transport(&http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true})}
-	host, _ := os.Hostname()
 	octx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	res, err := ask(octx, s, &quarrypb.OpenSessionRequest{
-		Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: cfg.Token,
-		// A region that changes ends the check with an error: no failover waits for it.
-		Agent: true, Key: s.ticket.Holder[:]}, quarrypbconnect.ControllerClient.OpenSession)
+	first := uint32(0)
+	if cfg.Tenant != nil {
+		first = *cfg.Tenant
+	}
+	err := s.join(octx, first)
 	if err != nil {
 		s.http.CloseIdleConnections()
 		if ctx.Err() != nil {
@@ -158,21 +166,59 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 		}
 		return nil, fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(cfg.Controllers, ", "), err)
 	}
-	if err := s.ticket.Accept(res.Ticket); err != nil {
-		return nil, err
-	}
-	if s.proof = res.Proof; res.LeaseMs == 0 {
-		return nil, errors.New("the controller's answer has no lease")
-	}
-	s.lease = time.Duration(res.LeaseMs) * time.Millisecond
 	// The session of an agent is given no table.
 	if s.table, err = s.readTable(octx); err != nil {
 		s.close()
 		return nil, err
 	}
+	for _, r := range s.table.GetRegions() {
+		if s.leaseIn(r.Tenant) == nil && s.wants(r) {
+			if err := s.join(octx, r.Tenant); err != nil {
+				s.close()
+				return nil, err
+			}
+		}
+	}
 	s.reclaim.Store(s.table.GetReclaimEpoch())
 	s.began.Store(s.table.GetReclaimEpoch())
 	return s, nil
+}
+
+// join opens a session in a tenant.
+func (s *session) join(ctx context.Context, tenant uint32) error {
+	host, _ := os.Hostname()
+	l := &lease{tenant: tenant, ticket: rdma.NewCredentials()}
+	res, err := ask(ctx, s, &quarrypb.OpenSessionRequest{
+		Name: fmt.Sprintf("fsck@%s:%d", host, os.Getpid()), Rights: uint32(rdma.ReadOnly), Token: s.cfg.Token,
+		// A region that changes ends the check with an error: no failover waits for it.
+		Agent: true, Key: l.ticket.Holder[:], Tenant: tenant}, quarrypbconnect.ControllerClient.OpenSession)
+	if err != nil {
+		return err
+	}
+	if err := l.ticket.Accept(res.Ticket); err != nil {
+		return err
+	}
+	if l.proof = res.Proof; res.LeaseMs == 0 {
+		return errors.New("the controller's answer has no lease")
+	}
+	s.lease = time.Duration(res.LeaseMs) * time.Millisecond
+	s.leases = append(s.leases, l)
+	return nil
+}
+
+// leaseIn is the session in a tenant; nil if there is none.
+func (s *session) leaseIn(tenant uint32) *lease {
+	for _, l := range s.leases {
+		if l.tenant == tenant {
+			return l
+		}
+	}
+	return nil
+}
+
+// wants says whether a region is to be checked.
+func (s *session) wants(r *quarrypb.Region) bool {
+	return (s.cfg.Tenant == nil || *s.cfg.Tenant == r.Tenant) && (len(s.cfg.Regions) == 0 || slices.Contains(s.cfg.Regions, r.Id))
 }
 
 // ask puts a request to the controller that leads.
@@ -214,8 +260,12 @@ func (s *session) beat(ctx context.Context, cancel context.CancelCauseFunc) {
 		}
 		sent := time.Now()
 		hctx, done := context.WithTimeout(ctx, s.lease/3)
-		res, err := ask(hctx, s, &quarrypb.HeartbeatRequest{Serial: s.ticket.Serial, TableRevision: revision,
-			ReclaimEpoch: s.began.Load(), Proof: s.proof}, quarrypbconnect.ControllerClient.Heartbeat)
+		var res *quarrypb.HeartbeatResponse
+		var err error
+		for i := 0; i < len(s.leases) && err == nil; i++ {
+			res, err = ask(hctx, s, &quarrypb.HeartbeatRequest{Serial: s.leases[i].ticket.Serial, TableRevision: revision,
+				ReclaimEpoch: s.began.Load(), Proof: s.leases[i].proof}, quarrypbconnect.ControllerClient.Heartbeat)
+		}
 		done()
 		switch {
 		case err == nil:
@@ -235,7 +285,9 @@ func (s *session) close() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_, _ = ask(ctx, s, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.proof}, quarrypbconnect.ControllerClient.CloseSession)
+	for _, l := range s.leases {
+		_, _ = ask(ctx, s, &quarrypb.CloseSessionRequest{Serial: l.ticket.Serial, Proof: l.proof}, quarrypbconnect.ControllerClient.CloseSession)
+	}
 	s.http.CloseIdleConnections()
 }
 
@@ -271,7 +323,7 @@ func (s *session) complete(ctx context.Context, checked []Region) (bool, error) 
 		return false, err
 	}
 	for _, r := range t.Regions {
-		if !slices.ContainsFunc(checked, func(c Region) bool { return c.ID == r.Id }) {
+		if (s.cfg.Tenant == nil || *s.cfg.Tenant == r.Tenant) && !slices.ContainsFunc(checked, func(c Region) bool { return c.ID == r.Id }) {
 			return false, nil
 		}
 	}
@@ -292,13 +344,13 @@ func (s *session) state(ctx context.Context, id uint32) SessionState {
 // regions connects to every in-sync replica of the regions to check. Those that are not open,
 // or whose replicas cannot be reached, are left out.
 func (s *session) regions(ctx context.Context) (out []Region, unchecked []Unchecked, err error) {
-	d := &dialled{s: s, nodes: map[uint32]*quarrypb.Node{}, conns: map[uint32]rdma.Conn{}, errs: map[uint32]error{}}
+	d := &dialled{s: s, nodes: map[uint32]*quarrypb.Node{}, conns: map[end]rdma.Conn{}, errs: map[end]error{}}
 	for _, n := range s.table.GetNodes() {
 		d.nodes[n.Id] = n
 	}
 	missing := slices.Clone(s.cfg.Regions)
 	for _, r := range s.table.GetRegions() {
-		if len(s.cfg.Regions) > 0 && !slices.Contains(s.cfg.Regions, r.Id) {
+		if !s.wants(r) {
 			continue
 		}
 		missing = slices.DeleteFunc(missing, func(id uint32) bool { return id == r.Id })
@@ -328,13 +380,16 @@ func (s *session) regions(ctx context.Context) (out []Region, unchecked []Unchec
 	return out, unchecked, nil
 }
 
-// dialled are the connections of a check: one to each node, made when the first region on it
+// end is what a connection leads to: a node, and the regions of a tenant there.
+type end struct{ node, tenant uint32 }
+
+// dialled are the connections of a check: one to each node for each tenant, made when the first region on it
 // is opened, and tried once.
 type dialled struct {
 	s     *session
 	nodes map[uint32]*quarrypb.Node
-	conns map[uint32]rdma.Conn
-	errs  map[uint32]error // of the nodes that cannot be reached
+	conns map[end]rdma.Conn
+	errs  map[end]error // of those that cannot be reached
 }
 
 // open opens every in-sync replica of a region.
@@ -348,19 +403,20 @@ func (d *dialled) open(ctx context.Context, r *quarrypb.Region) (Region, error) 
 		if n == nil {
 			return reg, fmt.Errorf("the table has no node %d, which holds a replica", rep.Node)
 		}
-		if d.conns[n.Id] == nil && d.errs[n.Id] == nil {
-			c, err := d.s.dial(ctx, n)
+		to := end{n.Id, r.Tenant}
+		if d.conns[to] == nil && d.errs[to] == nil {
+			c, err := d.s.dial(ctx, n, d.s.leaseIn(r.Tenant))
 			if err != nil {
-				d.errs[n.Id] = err
+				d.errs[to] = err
 			} else {
-				d.conns[n.Id] = c
+				d.conns[to] = c
 				d.s.conns = append(d.s.conns, c)
 			}
 		}
-		if err := d.errs[n.Id]; err != nil {
+		if err := d.errs[to]; err != nil {
 			return reg, err
 		}
-		c := d.conns[n.Id]
+		c := d.conns[to]
 		w, err := c.Open(ctx, r.Id, r.Epoch)
 		if err != nil {
 			return reg, fmt.Errorf("node %s: epoch %d: %w", n.Name, r.Epoch, err)
@@ -374,7 +430,7 @@ func (d *dialled) open(ctx context.Context, r *quarrypb.Region) (Region, error) 
 // ErrNoRegion: the table has no such region.
 var ErrNoRegion = errors.New("no such region")
 
-func (s *session) dial(ctx context.Context, n *quarrypb.Node) (rdma.Conn, error) {
+func (s *session) dial(ctx context.Context, n *quarrypb.Node, as *lease) (rdma.Conn, error) {
 	hostID := ""
 	if b, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		hostID = strings.TrimSpace(string(b))
@@ -390,7 +446,7 @@ func (s *session) dial(ctx context.Context, n *quarrypb.Node) (rdma.Conn, error)
 				p == quarrypb.Provider_PROVIDER_SHM && e.HostId != hostID {
 				continue
 			}
-			c, err := d.Dial(ctx, e.Address, s.ticket.For(n.Id, n.Name), 0)
+			c, err := d.Dial(ctx, e.Address, as.ticket.For(n.Id, n.Name), 0)
 			if err == nil {
 				return c, nil
 			}

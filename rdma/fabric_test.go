@@ -13,7 +13,7 @@ import (
 func TestTicket(t *testing.T) {
 	signer := keyring.NewSigner([32]byte{1})
 	key := keyring.NewRing(signer.Public())
-	ticket := &Ticket{Cluster: [16]byte{2}, Session: 3, Serial: 4, Rights: ReadWrite, Tenant: 5, Region: 6, Epoch: 7, Holder: keyring.Public{8}}
+	ticket := &Ticket{Cluster: [16]byte{2}, Session: 3, Serial: 4, Rights: ReadWrite, Tenant: 5, Lanes: 9, Region: 6, Epoch: 7, Holder: keyring.Public{8}}
 	require.False(t, ticket.Verify(key))
 	ticket.Sign(signer)
 	require.True(t, ticket.Verify(key))

@@ -19,6 +19,8 @@ type Ticket struct {
 	Tenant  uint32
 	Serial  uint64 // never used twice, unlike Session
 	Rights  Rights
+	// Lanes is the most connections of the session to one node; 0: as many as the node allows.
+	Lanes uint16
 	// Region and Epoch: not 0, the ticket opens this region alone, under this epoch.
 	Region    uint32
 	Epoch     uint64
@@ -28,7 +30,7 @@ type Ticket struct {
 
 // TicketBytes is the size of an encoded Ticket.
 //
-//	0 key id  8 cluster uuid  24 session  28 tenant  32 serial  40 rights  44 region
+//	0 key id  8 cluster uuid  24 session  28 tenant  32 serial  40 rights  42 lanes  44 region
 //	48 epoch  56 holder  88 signature
 const TicketBytes = 152
 
@@ -62,7 +64,8 @@ func (t *Ticket) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.LittleEndian.AppendUint32(b, t.Session)
 	b = binary.LittleEndian.AppendUint32(b, t.Tenant)
 	b = binary.LittleEndian.AppendUint64(b, t.Serial)
-	b = binary.LittleEndian.AppendUint32(b, uint32(t.Rights))
+	b = binary.LittleEndian.AppendUint16(b, uint16(t.Rights))
+	b = binary.LittleEndian.AppendUint16(b, t.Lanes)
 	b = binary.LittleEndian.AppendUint32(b, t.Region)
 	b = binary.LittleEndian.AppendUint64(b, t.Epoch)
 	b = append(b, t.Holder[:]...)
@@ -74,8 +77,8 @@ func DecodeTicket(b []byte) (Ticket, error) {
 	if len(b) != TicketBytes {
 		return Ticket{}, fmt.Errorf("ticket of %d bytes: want %d", len(b), TicketBytes)
 	}
-	rights := binary.LittleEndian.Uint32(b[40:])
-	if r := Rights(rights); uint32(r) != rights || r != ReadOnly && r != ReadWrite {
+	rights := binary.LittleEndian.Uint16(b[40:])
+	if r := Rights(rights); uint16(r) != rights || r != ReadOnly && r != ReadWrite {
 		return Ticket{}, fmt.Errorf("ticket with unknown rights %d", rights)
 	}
 	return Ticket{
@@ -85,6 +88,7 @@ func DecodeTicket(b []byte) (Ticket, error) {
 		Tenant:    binary.LittleEndian.Uint32(b[28:]),
 		Serial:    binary.LittleEndian.Uint64(b[32:]),
 		Rights:    Rights(rights),
+		Lanes:     binary.LittleEndian.Uint16(b[42:]),
 		Region:    binary.LittleEndian.Uint32(b[44:]),
 		Epoch:     binary.LittleEndian.Uint64(b[48:]),
 		Holder:    keyring.Public(b[56:]),
@@ -119,6 +123,15 @@ func NewCredentials() *Credentials {
 		panic(err) // the system's randomness does not fail
 	}
 	return &Credentials{Ticket: Ticket{Holder: keyring.Public(public)}, Key: private}
+}
+
+// Room says whether a session of the ticket may have one more lane at a node beside so many, where the node
+// itself allows most.
+func (t *Ticket) Room(lanes, most int) bool {
+	if t.Lanes != 0 {
+		most = min(most, int(t.Lanes))
+	}
+	return lanes < most
 }
 
 // Issue makes credentials of a ticket: with a new key, which the ticket names, signed.

@@ -3,6 +3,7 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
@@ -13,7 +14,7 @@ import (
 func (t *Ticket) Proto() *quarrypb.Ticket {
 	return &quarrypb.Ticket{
 		KeyId: t.KeyID, Cluster: t.Cluster[:], Session: t.Session, Tenant: t.Tenant, Serial: t.Serial, Rights: uint32(t.Rights),
-		Region: t.Region, Epoch: t.Epoch, Holder: t.Holder[:], Signature: t.Signature[:],
+		Lanes: uint32(t.Lanes), Region: t.Region, Epoch: t.Epoch, Holder: t.Holder[:], Signature: t.Signature[:],
 	}
 }
 
@@ -22,11 +23,11 @@ func TicketOf(p *quarrypb.Ticket) (t Ticket, err error) {
 	if p == nil || len(p.Cluster) != len(t.Cluster) || len(p.Holder) != len(t.Holder) || len(p.Signature) != len(t.Signature) {
 		return t, errors.New("the controller's answer has no ticket of version 3: upgrade the controllers first")
 	}
-	if p.Session > proto.MaxSession || p.Rights != uint32(ReadOnly) && p.Rights != uint32(ReadWrite) {
-		return t, fmt.Errorf("ticket of session %d with rights %d: out of range", p.Session, p.Rights)
+	if p.Session > proto.MaxSession || p.Rights != uint32(ReadOnly) && p.Rights != uint32(ReadWrite) || p.Lanes > math.MaxUint16 {
+		return t, fmt.Errorf("ticket of session %d with rights %d and %d lanes: out of range", p.Session, p.Rights, p.Lanes)
 	}
 	return Ticket{
-		KeyID: p.KeyId, Cluster: [16]byte(p.Cluster), Session: p.Session, Tenant: p.Tenant, Serial: p.Serial, Rights: Rights(p.Rights),
+		KeyID: p.KeyId, Cluster: [16]byte(p.Cluster), Session: p.Session, Tenant: p.Tenant, Serial: p.Serial, Rights: Rights(p.Rights), Lanes: uint16(p.Lanes),
 		Region: p.Region, Epoch: p.Epoch, Holder: keyring.Public(p.Holder), Signature: keyring.Signature(p.Signature),
 	}, nil
 }

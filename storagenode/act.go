@@ -78,6 +78,7 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 		r.Epoch = a.Epoch
 		return n.mark(m, &r)
 	case state.Serve:
+		m.Own(a.Tenant)
 		return access.OpenRegion(ctx, a.Region, a.Epoch, m)
 	case state.Cut:
 		return access.CloseRegion(ctx, a.Region, a.Epoch)

@@ -75,7 +75,7 @@ func (a *agent) HostRegion(ctx context.Context, r *connect.Request[quarrypb.Host
 }
 
 func (a *agent) OpenRegion(ctx context.Context, r *connect.Request[quarrypb.OpenRegionRequest]) (*connect.Response[quarrypb.OpenRegionResponse], error) {
-	return command[quarrypb.OpenRegionResponse](ctx, a.n, state.Open{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch})
+	return command[quarrypb.OpenRegionResponse](ctx, a.n, state.Open{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch, Tenant: r.Msg.Tenant})
 }
 
 func (a *agent) CloseRegion(ctx context.Context, r *connect.Request[quarrypb.CloseRegionRequest]) (*connect.Response[quarrypb.CloseRegionResponse], error) {

@@ -36,13 +36,13 @@ type session struct {
 	acked uint64 // the newest reclaim epoch that has been acknowledged, as far as is known
 }
 
-// openSession opens a session; lost is called when the controllers no longer know it.
-func (n *Node) openSession(ctx context.Context, name string, lost context.CancelCauseFunc) (*session, error) {
+// openSession opens a session in a tenant; lost is called when the controllers no longer know it.
+func (n *Node) openSession(ctx context.Context, name string, tenant uint32, lost context.CancelCauseFunc) (*session, error) {
 	var res *quarrypb.OpenSessionResponse
 	ticket := rdma.NewCredentials()
 	for {
 		err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-			r, err := cl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{Name: name, Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, Agent: true, NoRows: true, Key: ticket.Holder[:]}))
+			r, err := cl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{Name: name, Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, Agent: true, NoRows: true, Key: ticket.Holder[:], Tenant: tenant}))
 			if err == nil {
 				res = r.Msg
 			}

@@ -264,7 +264,7 @@ type Adapter struct {
 	Number          int               `json:"port_number"`
 	Port            verbs.Port        `json:"port"`
 	Events          map[string]uint64 `json:"events"`        // asynchronous ones, by the library's names
-	Registrations   uint64            `json:"registrations"` // of regions, one for each tenant; for each epoch too, without windows
+	Registrations   uint64            `json:"registrations"` // of regions; for each epoch without windows
 	RegisterSeconds float64           `json:"register_seconds"`
 	AccessErrors    uint64            `json:"access_errors"` // queue pairs that ended because of a client's wrong request
 	Expelled        uint64            `json:"expelled"`      // sessions ended for that

@@ -80,7 +80,12 @@ func (v fsckView) outcome() error {
 func (f *fsckCmd) check(ctx context.Context, a *app) (*fsck.Report, error) {
 	bar := a.progress("checking blocks")
 	defer bar.end()
-	return checked(fsck.Cluster(ctx, a.fsckConfig(f.Region, bar.set, nil)))
+	cfg := a.fsckConfig(f.Region, bar.set, nil)
+	var err error
+	if cfg.Tenant, err = a.tenantNumber(ctx); err != nil {
+		return nil, err
+	}
+	return checked(fsck.Cluster(ctx, cfg))
 }
 
 // checked takes the report of a check that has left out some regions: it names them.

@@ -25,7 +25,8 @@ func (x *kvCollectCmd) Run(ctx context.Context, a *app) error {
 	bar := a.progress("looking at blocks")
 	o, err := kv.Collect(ctx, c, x.DryRun, func(ctx context.Context, found func(kv.Stray)) error {
 		defer bar.end()
-		return a.objects(ctx, nil, bar.set, found)
+		tenant := c.Tenant() // the names of others are not known here, and their objects no strays
+		return a.objects(ctx, nil, &tenant, bar.set, found)
 	})
 	if err = errors.Join(ifInterrupted(ctx, err, "%d nodes and values are freed; the next collect frees the rest", o.Strays), c.Close()); err != nil {
 		return err
@@ -39,9 +40,11 @@ func (x *kvCollectCmd) Run(ctx context.Context, a *app) error {
 	})
 }
 
-// objects tells every object of the cluster's regions.
-func (a *app) objects(ctx context.Context, regions []uint32, progress func(done, total int), found func(fsck.Object)) error {
-	_, err := fsck.Cluster(ctx, a.fsckConfig(regions, progress, found))
+// objects tells every object of the cluster's regions, or of a tenant's.
+func (a *app) objects(ctx context.Context, regions []uint32, tenant *uint32, progress func(done, total int), found func(fsck.Object)) error {
+	cfg := a.fsckConfig(regions, progress, found)
+	cfg.Tenant = tenant
+	_, err := fsck.Cluster(ctx, cfg)
 	return err
 }
 

@@ -54,9 +54,13 @@ func (l *slabListCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 	}
+	tenant, err := a.tenantNumber(ctx)
+	if err != nil {
+		return err
+	}
 	bar := a.progress("looking at blocks")
 	list := []slabLine{}
-	err := a.objects(ctx, l.Region, bar.set, func(o fsck.Object) {
+	err = a.objects(ctx, l.Region, tenant, bar.set, func(o fsck.Object) {
 		if l.Owner != nil && o.Writer != *l.Owner || l.Tag != nil && o.Tag != *l.Tag || l.Limit > 0 && len(list) >= l.Limit {
 			return
 		}

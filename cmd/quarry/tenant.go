@@ -54,6 +54,23 @@ func (a *app) printTenants(v any, list ...tenantView) error {
 	})
 }
 
+// tenantNumber is that of the tenant of --tenant; nil if none is named.
+func (a *app) tenantNumber(ctx context.Context) (*uint32, error) {
+	if a.cli.Tenant == "" {
+		return nil, nil
+	}
+	res, err := ask(ctx, a, &quarrypb.ListTenantsRequest{}, quarrypbconnect.ControllerClient.ListTenants)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range res.Tenants {
+		if t.Name == a.cli.Tenant {
+			return &t.Id, nil
+		}
+	}
+	return nil, fmt.Errorf("no tenant %q: quarry tenant list shows them", a.cli.Tenant)
+}
+
 type tenantCreateCmd struct {
 	Name       string   `arg:"" help:"Name: at most 63 of a-z, 0-9, - and _."`
 	QuotaBytes sizeFlag `placeholder:"SIZE" help:"Most memory of its regions, counted once for each replica, such as 8GiB; 0: no bound."`

@@ -155,6 +155,6 @@ func (m *Machine) reconcileTicket(g *region) *quarrypb.Ticket {
 	if len(n.rec.Key) != len(keyring.Public{}) {
 		return nil // of an earlier version: it cannot be called either
 	}
-	return m.issue(rdma.Ticket{Serial: programSerial | uint64(g.rec.Id), Rights: rdma.ReadWrite,
+	return m.issue(rdma.Ticket{Serial: programSerial | uint64(g.rec.Id), Tenant: g.rec.Tenant, Rights: rdma.ReadWrite,
 		Region: g.rec.Id, Epoch: g.rec.Epoch, Holder: keyring.Public(n.rec.Key)})
 }

@@ -323,7 +323,7 @@ func (m *Machine) host(mustExist bool) func(g *region, n *node) *leg {
 
 func (m *Machine) openAt(epoch uint64) func(g *region, n *node) *leg {
 	return func(g *region, n *node) *leg {
-		return &leg{n: n, timeout: callTimeout, msg: &quarrypb.OpenRegionRequest{Region: g.rec.Id, Epoch: epoch, ControllerTerm: m.term}}
+		return &leg{n: n, timeout: callTimeout, msg: &quarrypb.OpenRegionRequest{Region: g.rec.Id, Epoch: epoch, ControllerTerm: m.term, Tenant: g.rec.Tenant}}
 	}
 }
 

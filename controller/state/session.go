@@ -85,7 +85,7 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 	m.stage(m.clusterChange(c), change{sessionKey(rec.Serial), rec, nil})
 	m.emit(Answer{Waiter: waiter, bare: r.NoRows, Msg: &quarrypb.OpenSessionResponse{
 		DefaultReplicas: m.defaultReplicas(),
-		Ticket:          m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Tenant: rec.Tenant, Rights: rights, Holder: keyring.Public(r.Key)}),
+		Ticket:          m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Tenant: rec.Tenant, Rights: rights, Lanes: uint16(rec.Lanes), Holder: keyring.Public(r.Key)}),
 		LeaseMs:         uint32(m.cfg.Lease.Milliseconds()),
 		Proof:           m.Credentials().proof(rec.Serial),
 	}})

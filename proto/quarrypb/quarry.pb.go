@@ -1346,6 +1346,7 @@ type Ticket struct {
 	Region        uint32                 `protobuf:"varint,9,opt,name=region,proto3" json:"region,omitempty"`            // not 0: good for this region alone, under epoch
 	Epoch         uint64                 `protobuf:"varint,10,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Signature     []byte                 `protobuf:"bytes,11,opt,name=signature,proto3" json:"signature,omitempty"` // Ed25519, 64 bytes
+	Lanes         uint32                 `protobuf:"varint,12,opt,name=lanes,proto3" json:"lanes,omitempty"`        // the most connections to one node; 0: as many as the node allows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1448,6 +1449,13 @@ func (x *Ticket) GetSignature() []byte {
 		return x.Signature
 	}
 	return nil
+}
+
+func (x *Ticket) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
 }
 
 type OpenSessionResponse struct {
@@ -3689,6 +3697,7 @@ type OpenRegionRequest struct {
 	Region         uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
 	Epoch          uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	ControllerTerm uint64                 `protobuf:"varint,3,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"`
+	Tenant         uint32                 `protobuf:"varint,4,opt,name=tenant,proto3" json:"tenant,omitempty"` // whose sessions open it
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3740,6 +3749,13 @@ func (x *OpenRegionRequest) GetEpoch() uint64 {
 func (x *OpenRegionRequest) GetControllerTerm() uint64 {
 	if x != nil {
 		return x.ControllerTerm
+	}
+	return 0
+}
+
+func (x *OpenRegionRequest) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
 	}
 	return 0
 }
@@ -4161,7 +4177,8 @@ type WorkRequest struct {
 	BytesPerSecond uint64                 `protobuf:"varint,9,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of a copy; 0: as fast as it goes
 	Uuid           []byte                 `protobuf:"bytes,10,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Durable        bool                   `protobuf:"varint,11,opt,name=durable,proto3" json:"durable,omitempty"`
-	Ticket         *Ticket                `protobuf:"bytes,12,opt,name=ticket,proto3" json:"ticket,omitempty"` // of a reconcile: for this region and epoch, held by the node
+	Ticket         *Ticket                `protobuf:"bytes,12,opt,name=ticket,proto3" json:"ticket,omitempty"`  // of a reconcile: for this region and epoch, held by the node
+	Tenant         uint32                 `protobuf:"varint,13,opt,name=tenant,proto3" json:"tenant,omitempty"` // of the region: the program's session is opened in it
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4278,6 +4295,13 @@ func (x *WorkRequest) GetTicket() *Ticket {
 		return x.Ticket
 	}
 	return nil
+}
+
+func (x *WorkRequest) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
 }
 
 type WorkResponse struct {
@@ -7644,7 +7668,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\ano_rows\x18\x05 \x01(\bR\x06noRows\x12\x10\n" +
 	"\x03key\x18\x06 \x01(\fR\x03key\x12\x14\n" +
 	"\x05lanes\x18\a \x01(\rR\x05lanes\x12\x16\n" +
-	"\x06tenant\x18\b \x01(\rR\x06tenant\"\x8b\x02\n" +
+	"\x06tenant\x18\b \x01(\rR\x06tenant\"\xa1\x02\n" +
 	"\x06Ticket\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x16\n" +
@@ -7656,7 +7680,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06region\x18\t \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\n" +
 	" \x01(\x04R\x05epoch\x12\x1c\n" +
-	"\tsignature\x18\v \x01(\fR\tsignatureJ\x04\b\x06\x10\aR\x04mark\"\xc4\x01\n" +
+	"\tsignature\x18\v \x01(\fR\tsignature\x12\x14\n" +
+	"\x05lanes\x18\f \x01(\rR\x05lanesJ\x04\b\x06\x10\aR\x04mark\"\xc4\x01\n" +
 	"\x13OpenSessionResponse\x12)\n" +
 	"\x06ticket\x18\x01 \x01(\v2\x11.quarry.v1.TicketR\x06ticket\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12&\n" +
@@ -7831,11 +7856,12 @@ const file_quarry_proto_rawDesc = "" +
 	"must_exist\x18\a \x01(\bR\tmustExist\x12'\n" +
 	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\x12\x14\n" +
 	"\x05epoch\x18\t \x01(\x04R\x05epoch\"\x14\n" +
-	"\x12HostRegionResponse\"j\n" +
+	"\x12HostRegionResponse\"\x82\x01\n" +
 	"\x11OpenRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
-	"\x0fcontroller_term\x18\x03 \x01(\x04R\x0econtrollerTerm\"\x14\n" +
+	"\x0fcontroller_term\x18\x03 \x01(\x04R\x0econtrollerTerm\x12\x16\n" +
+	"\x06tenant\x18\x04 \x01(\rR\x06tenant\"\x14\n" +
 	"\x12OpenRegionResponse\"k\n" +
 	"\x12CloseRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
@@ -7859,7 +7885,7 @@ const file_quarry_proto_rawDesc = "" +
 	"rebuilding\x18\x04 \x01(\bR\n" +
 	"rebuilding\x12\x14\n" +
 	"\x05fresh\x18\x05 \x01(\bR\x05fresh\x12\x12\n" +
-	"\x04name\x18\x06 \x01(\tR\x04name\"\x89\x03\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\"\xa1\x03\n" +
 	"\vWorkRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
@@ -7873,7 +7899,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04uuid\x18\n" +
 	" \x01(\fR\x04uuid\x12\x18\n" +
 	"\adurable\x18\v \x01(\bR\adurable\x12)\n" +
-	"\x06ticket\x18\f \x01(\v2\x11.quarry.v1.TicketR\x06ticket\"\xdd\x01\n" +
+	"\x06ticket\x18\f \x01(\v2\x11.quarry.v1.TicketR\x06ticket\x12\x16\n" +
+	"\x06tenant\x18\r \x01(\rR\x06tenant\"\xdd\x01\n" +
 	"\fWorkResponse\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\bR\x04done\x12\x1f\n" +
 	"\vblocks_done\x18\x02 \x01(\rR\n" +

@@ -101,6 +101,7 @@ type region struct {
 	epoch  uint64 // served last
 	closed uint64 // newest epoch that has been closed
 	secret [32]byte
+	tenant uint32
 	memory *Memory // nil while not served
 	held   *Memory // whose mapping lanes may still touch
 }
@@ -200,7 +201,7 @@ func (a *Access) open(ctx context.Context, number uint32, epoch uint64, m *Memor
 	if a.closed {
 		return false, fmt.Errorf("region %d: the node stops", number)
 	}
-	r.memory, r.held, r.epoch, r.secret = m, m, epoch, secret
+	r.memory, r.held, r.epoch, r.secret, r.tenant = m, m, epoch, secret, m.Tenant()
 	return true, nil
 }
 

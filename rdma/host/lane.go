@@ -104,7 +104,7 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 		return old, nil
 	}
 	switch {
-	case len(s.lanes) >= a.limits.LanesPerSession:
+	case !t.Room(len(s.lanes), a.limits.LanesPerSession):
 		return nil, rdma.ErrLimit
 	case !a.limits.Room(0, a.lanes, l.number):
 		return nil, rdma.ErrFull
@@ -117,7 +117,7 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 }
 
 // Open gives the lane access to a region under an epoch, in a slot of the
-// client's choice. ErrKey while the region is not served under that epoch.
+// client's choice. ErrKey while the region is not served under that epoch, ErrTicket if it is another tenant's.
 // The memory is for shm, which sends it to the client.
 func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memory, error) {
 	if slot < 0 || slot >= MaxWindows {
@@ -127,6 +127,9 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 		return rdma.Window{}, nil, l.offend(rdma.ErrTicket)
 	}
 	a := l.access
+	if a.foreign(number, epoch, l.ticket.Tenant) {
+		return rdma.Window{}, nil, l.offend(rdma.ErrTicket)
+	}
 	target, err := l.through(number, epoch)
 	if err != nil {
 		return rdma.Window{}, nil, err
@@ -137,7 +140,7 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 		return rdma.Window{}, nil, err
 	}
 	r := a.regions[number]
-	if r == nil || r.memory == nil || r.epoch != epoch {
+	if r == nil || r.memory == nil || r.epoch != epoch || r.tenant != l.ticket.Tenant {
 		return rdma.Window{}, nil, rdma.ErrKey
 	}
 	for other, at := range l.slots {
@@ -155,6 +158,14 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 	atomic.StoreUint64(&l.page.keys[slot], key)
 	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot}
 	return w, r.memory, nil
+}
+
+// foreign says whether a region is served under an epoch, and not to a tenant.
+func (a *Access) foreign(number uint32, epoch uint64, tenant uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.regions[number]
+	return r != nil && r.memory != nil && r.epoch == epoch && r.tenant != tenant
 }
 
 // Run executes a chain and counts what it was refused for: a session that keeps

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/quarrystore/quarry/proto"
@@ -27,6 +28,8 @@ type Memory struct {
 	refs int // the owner's, and one for each Access that serves it
 	pins int // registrations with devices
 	end  []func() error
+
+	tenant atomic.Uint32 // see Own
 }
 
 // NewMemory makes anonymous memory, which lives as long as a process maps it.
@@ -181,6 +184,13 @@ func Advise(f *os.File, mem []byte) {
 		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
 	}
 }
+
+// Own says which tenant's the memory is from the next epoch on that it is served under; 0 until then. Lanes of
+// other tenants do not open it.
+func (m *Memory) Own(tenant uint32) { m.tenant.Store(tenant) }
+
+// Tenant is the one that Own has named.
+func (m *Memory) Tenant() uint32 { return m.tenant.Load() }
 
 // Bytes is the memory itself, shared with everyone who maps it. Agents touch it
 // under the rules of the region's domain.

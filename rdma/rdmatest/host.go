@@ -40,7 +40,7 @@ func StartHost(t testing.TB, c Cluster, incarnation uint64, serve func(*host.Acc
 
 func (h *Host) Addr() string { return h.addr }
 
-func (h *Host) OpenRegion(ctx context.Context, region uint32, epoch uint64) error {
+func (h *Host) OpenRegion(ctx context.Context, tenant, region uint32, epoch uint64) error {
 	h.mu.Lock()
 	m := h.memories[region]
 	if m == nil {
@@ -52,6 +52,7 @@ func (h *Host) OpenRegion(ctx context.Context, region uint32, epoch uint64) erro
 		h.memories[region] = m
 	}
 	h.mu.Unlock()
+	m.Own(tenant)
 	return h.Access.OpenRegion(ctx, region, epoch, m)
 }
 

@@ -35,8 +35,8 @@ type Cluster struct {
 // Node is a storage node under test.
 type Node interface {
 	Addr() string
-	// OpenRegion serves a region of RegionBytes, zeroed when first opened.
-	OpenRegion(ctx context.Context, region uint32, epoch uint64) error
+	// OpenRegion serves a region of RegionBytes to a tenant, zeroed when first opened.
+	OpenRegion(ctx context.Context, tenant, region uint32, epoch uint64) error
 	CloseRegion(ctx context.Context, region uint32, epoch uint64) error
 	Fence(ctx context.Context, serials ...uint64) error
 	// Bytes is the memory of a region as the node sees it, nil if tests cannot.
@@ -61,6 +61,8 @@ func Run(t *testing.T, p Provider) {
 		{"TestSecurity04_Lengths", testLengths},
 		{"TestSecurity07_Tickets", testTickets},
 		{"TestSecurity07_BoundTicket", testBoundTicket},
+		{"Tenants", testTenants},
+		{"LanesOfATicket", testLanes},
 		{"TestSecurity08_RevokedWhileWriting", testRevoked},
 		{"TestSecurity09_ReadOnly", testReadOnly},
 		{"TestSecurity10_AlignmentAndFlush", testAlignment},
@@ -97,6 +99,11 @@ func start(t testing.TB, p Provider, c Cluster) *bench {
 	return b
 }
 
+// OpenRegion serves a region to tenant 0, which is that of Ticket.
+func (b *bench) OpenRegion(ctx context.Context, region uint32, epoch uint64) error {
+	return b.Node.OpenRegion(ctx, 0, region, epoch)
+}
+
 func setup(t testing.TB, p Provider) *bench { return start(t, p, Cluster{}) }
 
 // Ring verifies the tickets.
@@ -104,7 +111,7 @@ func (c *Cluster) Ring() *keyring.Ring { return keyring.NewRing(c.Key.Public()) 
 
 // Ticket is one of a session, signed, with a key of its own.
 func (c *Cluster) Ticket(serial uint64, rights rdma.Rights) *rdma.Credentials {
-	return rdma.Issue(c.Key, rdma.Ticket{Cluster: c.UUID, Session: uint32(serial), Serial: serial, Rights: rights, Tenant: 1})
+	return rdma.Issue(c.Key, rdma.Ticket{Cluster: c.UUID, Session: uint32(serial), Serial: serial, Rights: rights})
 }
 
 // lane dials and opens region 1 under epoch 1.

@@ -179,7 +179,7 @@ func testBoundTicket(t *testing.T, p Provider) {
 	b := setup(t, p)
 	require.NoError(t, b.OpenRegion(t.Context(), 2, 1))
 	bound := func(region uint32, epoch uint64) *rdma.Credentials {
-		return rdma.Issue(b.Key, rdma.Ticket{Cluster: b.UUID, Serial: 1 << 63, Rights: rdma.ReadWrite, Region: region, Epoch: epoch, Tenant: 1})
+		return rdma.Issue(b.Key, rdma.Ticket{Cluster: b.UUID, Serial: 1 << 63, Rights: rdma.ReadWrite, Region: region, Epoch: epoch})
 	}
 	for i, c := range []struct {
 		as     *rdma.Credentials

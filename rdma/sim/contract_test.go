@@ -18,8 +18,8 @@ type testNode struct {
 
 func (n *testNode) Addr() string { return n.addr }
 
-func (n *testNode) OpenRegion(_ context.Context, region uint32, epoch uint64) error {
-	return n.Service.OpenRegion(region, epoch, rdmatest.RegionBytes, n.profile)
+func (n *testNode) OpenRegion(_ context.Context, tenant, region uint32, epoch uint64) error {
+	return n.Service.OpenRegion(tenant, region, epoch, rdmatest.RegionBytes, n.profile)
 }
 
 func (n *testNode) CloseRegion(_ context.Context, region uint32, epoch uint64) error {

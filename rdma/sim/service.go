@@ -17,10 +17,11 @@ type Service struct {
 	// LanesPerSession bounds the lanes; 0: 32.
 	LanesPerSession uint32
 
-	mu    sync.Mutex
-	node  *Node
-	ids   map[uint64]uint32 // the fabric's session number of a ticket's serial
-	lanes map[laneID]*lane
+	mu      sync.Mutex
+	node    *Node
+	ids     map[uint64]uint32 // the fabric's session number of a ticket's serial
+	lanes   map[laneID]*lane
+	tenants map[uint32]uint32 // by region
 }
 
 type laneID struct {
@@ -30,7 +31,7 @@ type laneID struct {
 
 // NewService serves a node.
 func NewService(n *Node) *Service {
-	return &Service{node: n, ids: map[uint64]uint32{}, lanes: map[laneID]*lane{}, LanesPerSession: 32}
+	return &Service{node: n, ids: map[uint64]uint32{}, lanes: map[laneID]*lane{}, tenants: map[uint32]uint32{}, LanesPerSession: 32}
 }
 
 // id numbers the sessions; all the fabric can tell apart are MaxSession of them.
@@ -59,14 +60,15 @@ func (s *Service) Fence(serials ...uint64) error {
 	return nil
 }
 
-// OpenRegion serves a region of so many bytes under an epoch; epochs only rise.
-func (s *Service) OpenRegion(region uint32, epoch, bytes uint64, p Profile) error {
+// OpenRegion serves a region of so many bytes to a tenant under an epoch; epochs only rise.
+func (s *Service) OpenRegion(tenant, region uint32, epoch, bytes uint64, p Profile) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := s.node.Memory(region)
 	if m == nil {
 		m = s.node.AddMemory(region, bytes, p)
 	}
+	s.tenants[region] = tenant
 	switch {
 	case epoch == m.Epoch && m.IsOpen():
 	case epoch <= m.Epoch:
@@ -115,7 +117,7 @@ func (s *Service) Dial(_ context.Context, as *rdma.Credentials, number uint32) (
 		return nil, err
 	case s.node.Revoked(id):
 		return nil, rdma.ErrRevoked
-	case number >= s.LanesPerSession:
+	case !t.Room(int(number), int(s.LanesPerSession)):
 		return nil, fmt.Errorf("%w: lane %d, a session has %d", rdma.ErrLimit, number, s.LanesPerSession)
 	}
 	c, err := s.node.fabric.Dial(id, s.node)
@@ -166,11 +168,11 @@ func (l *lane) Wait(ch *rdma.Chain, _ int64) {
 }
 
 func (l *lane) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
-	if !l.ticket.Opens(region, epoch) {
-		return rdma.Window{}, rdma.ErrTicket
-	}
 	l.service.mu.Lock()
 	defer l.service.mu.Unlock()
+	if tenant, served := l.service.tenants[region]; !l.ticket.Opens(region, epoch) || served && tenant != l.ticket.Tenant {
+		return rdma.Window{}, rdma.ErrTicket
+	}
 	return l.Conn.Open(ctx, region, epoch)
 }
 

@@ -47,8 +47,8 @@ func startRelayed(t testing.TB, c rdmatest.Cluster, how *tcp.TLS) *relayed {
 	return n
 }
 
-func (n *relayed) OpenRegion(ctx context.Context, region uint32, epoch uint64) error {
-	return errors.Join(n.inner.OpenRegion(ctx, region, epoch), n.Host.OpenRegion(ctx, region, epoch))
+func (n *relayed) OpenRegion(ctx context.Context, tenant, region uint32, epoch uint64) error {
+	return errors.Join(n.inner.OpenRegion(ctx, tenant, region, epoch), n.Host.OpenRegion(ctx, tenant, region, epoch))
 }
 
 func (n *relayed) CloseRegion(ctx context.Context, region uint32, epoch uint64) error {
@@ -113,7 +113,7 @@ func add(to *rdma.Target) (uint64, error) {
 // next connection goes on.
 func TestRelayBreaks(t *testing.T) {
 	n := startRelayed(t, relayCluster, nil)
-	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	require.NoError(t, n.OpenRegion(t.Context(), 0, 1, 1))
 	to := openOne(t, tcp.Dialer{}, n.Addr(), 0)
 	_, err := add(to)
 	require.NoError(t, err)
@@ -152,7 +152,7 @@ func TestHazard34_Domains(t *testing.T) {
 // must not take the lane.
 func TestLateHelloDoesNotTakeTheLane(t *testing.T) {
 	n := rdmatest.StartHost(t, relayCluster, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a, nil) }, nil)
-	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	require.NoError(t, n.OpenRegion(t.Context(), 0, 1, 1))
 	nc, err := net.Dial("tcp", n.Addr())
 	require.NoError(t, err)
 	defer nc.Close()

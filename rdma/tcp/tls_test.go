@@ -136,7 +136,7 @@ func ticketBytes(as *rdma.Credentials) []byte {
 
 func node(t testing.TB, how *tcp.TLS) *rdmatest.Host {
 	n := rdmatest.StartHost(t, relayCluster, incarnations.Add(1), func(a *host.Access) (string, func()) { return serve(t, a, how) }, nil)
-	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	require.NoError(t, n.OpenRegion(t.Context(), 0, 1, 1))
 	return n
 }
 

@@ -169,7 +169,7 @@ func (s *Server) place(l *lane) (old *lane, err error) {
 		sessions = len(s.sessions)
 	}
 	switch {
-	case ses != nil && len(ses.lanes) >= s.limits.LanesPerSession && t.Serial != host.LoopSerial:
+	case ses != nil && !t.Room(len(ses.lanes), s.limits.LanesPerSession) && t.Serial != host.LoopSerial:
 		return nil, rdma.ErrLimit
 	case len(s.lanes) >= maxLanes, t.Serial != host.LoopSerial && !s.limits.Room(sessions, len(s.lanes), l.number):
 		return nil, rdma.ErrFull

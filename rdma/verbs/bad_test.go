@@ -181,7 +181,7 @@ func TestLateHello(t *testing.T) {
 	nc, err := net.Dial("tcp", n.addr)
 	require.NoError(t, err)
 	defer nc.Close()
-	tk := ticket(1, 1, rdma.ReadWrite)
+	tk := ticket(1, 0, rdma.ReadWrite)
 	late := append(appendIntro(nil), rdmatest.Hello(t, nc, tk, 0)...)
 	_, err = nc.Write(late[:60])
 	require.NoError(t, err)

@@ -60,7 +60,19 @@ func startNodeOf(t testing.TB, c rdmatest.Cluster, config Config) *node {
 
 func (n *node) Addr() string { return n.addr }
 
+// OpenRegion serves a region to tenant 0.
 func (n *node) OpenRegion(ctx context.Context, region uint32, epoch uint64) error {
+	return n.openOf(ctx, 0, region, epoch)
+}
+
+// contractNode is a node as the contract names its methods.
+type contractNode struct{ *node }
+
+func (n contractNode) OpenRegion(ctx context.Context, tenant, region uint32, epoch uint64) error {
+	return n.openOf(ctx, tenant, region, epoch)
+}
+
+func (n *node) openOf(ctx context.Context, tenant, region uint32, epoch uint64) error {
 	n.mu.Lock()
 	m := n.memories[region]
 	if m == nil {
@@ -72,6 +84,7 @@ func (n *node) OpenRegion(ctx context.Context, region uint32, epoch uint64) erro
 		n.memories[region] = m
 	}
 	n.mu.Unlock()
+	m.Own(tenant)
 	return n.Server.OpenRegion(ctx, region, epoch, m)
 }
 
@@ -107,7 +120,7 @@ func TestContract(t *testing.T) {
 	d := newDialer(t)
 	rdmatest.Run(t, rdmatest.Provider{
 		Name: "verbs", Dialer: d,
-		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startNode(t, c) },
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return contractNode{startNode(t, c)} },
 	})
 	require.Equal(t, int64(0), Live().QueuePairs, "queue pairs are left")
 }
@@ -118,7 +131,9 @@ func TestContractWithWindows(t *testing.T) {
 	d := newDialer(t)
 	rdmatest.Run(t, rdmatest.Provider{
 		Name: "verbs", Dialer: d,
-		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node { return startNodeWith(t, c, WindowsOn) },
+		Start: func(t testing.TB, c rdmatest.Cluster) rdmatest.Node {
+			return contractNode{startNodeWith(t, c, WindowsOn)}
+		},
 	})
 	require.Zero(t, Live().QueuePairs, "queue pairs are left")
 	require.Zero(t, Live().Windows, "windows are left")

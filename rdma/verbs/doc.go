@@ -6,7 +6,7 @@
 //	  Dialer  device, protection domain         Server  device, drains queue
 //	   └ conn  one lane                          ├ listener of the connection manager
 //	      ├ socket: hello, open, flush, end      ├ domain  one for each tenant
-//	      ├ connection id: claim                 ├ region  one memory region for each tenant
+//	      ├ connection id: claim                 ├ region  a memory region of its tenant's domain
 //	      └ queue pair ── READ WRITE CAS FAA ──  └ lane    socket, queue pair, connection id
 //
 // The socket (tcp) carries the ticket, which 56 bytes of private data could not hold,

@@ -19,7 +19,7 @@ func TestNativeFlush(t *testing.T) {
 	n := startNode(t, testCluster)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d := newDialer(t)
-	c, to := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
+	c, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
 	native := n.flushes && c.lane.flushes != nil
 	t.Logf("native FLUSH: the device says %v, the node's memory takes it %v, the queue pair has it %v", d.Caps().Flush, n.flushes, c.lane.flushes != nil)
 	if os.Getenv("RXE_NATIVE_FLUSH") != "" {
@@ -59,12 +59,12 @@ func TestNativeFlush(t *testing.T) {
 		"key":    func(w *window, ch *rdma.Chain) { w.rkey ^= 0x5500; ch.Flush(rdma.Visible, 0, 8) },
 		"bounds": func(w *window, ch *rdma.Chain) { w.Bytes *= 2; ch.Flush(rdma.Visible, rdmatest.RegionBytes-4, 8) },
 	} {
-		c, to := open(t, d, n.addr, ticket(2, 1, rdma.ReadWrite), 0)
+		c, to := open(t, d, n.addr, ticket(2, 0, rdma.ReadWrite), 0)
 		got := chain(to, guard, func(ch *rdma.Chain) { forge(&c.windows[0], ch) })
 		require.ErrorIs(t, got.Err, rdma.ErrKey, name)
 		c.Close()
 	}
-	_, reader := open(t, d, n.addr, ticket(3, 1, rdma.ReadOnly), 0)
+	_, reader := open(t, d, n.addr, ticket(3, 0, rdma.ReadOnly), 0)
 	require.NoError(t, chain(reader, guard, func(ch *rdma.Chain) { ch.Flush(rdma.Visible, 0, 64) }).Err)
 	require.Equal(t, uint64(53), d.Stats().Flushed)
 }

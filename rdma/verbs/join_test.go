@@ -54,7 +54,7 @@ func TestPrivateData(t *testing.T) {
 		"another lane": func(c claim) []byte { c.lane++; return c.append(nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			nc, to := introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 3)
+			nc, to := introduce(t, n.addr, ticket(7, 0, rdma.ReadWrite), 3)
 			l, err := d.openLane(leastDepth)
 			require.NoError(t, err)
 			require.NoError(t, watch(l, nc))
@@ -74,7 +74,7 @@ func TestPrivateData(t *testing.T) {
 			}, guard, time.Millisecond)
 		})
 	}
-	_, to := open(t, d, n.addr, ticket(7, 1, rdma.ReadWrite), 3)
+	_, to := open(t, d, n.addr, ticket(7, 0, rdma.ReadWrite), 3)
 	require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 }
 
@@ -82,7 +82,7 @@ func TestPrivateData(t *testing.T) {
 func TestNonceIsGoodForOne(t *testing.T) {
 	n := startNode(t, testCluster)
 	d := newDialer(t)
-	nc, to := introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 3)
+	nc, to := introduce(t, n.addr, ticket(7, 0, rdma.ReadWrite), 3)
 	private := (&claim{lane: 3, nonce: to.nonce}).append(nil)
 	first, err := d.openLane(leastDepth)
 	require.NoError(t, err)
@@ -101,12 +101,12 @@ func TestNonceIsGoodForOne(t *testing.T) {
 func TestWelcomeAndNeverConnected(t *testing.T) {
 	n := startNode(t, testCluster)
 	alone := Live()
-	nc, _ := introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 0)
+	nc, _ := introduce(t, n.addr, ticket(7, 0, rdma.ReadWrite), 0)
 	require.Equal(t, int64(1), Live().QueuePairs)
 	nc.Close()
 	require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, guard, time.Millisecond)
 	n.patience = 50 * time.Millisecond
-	introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 0)
+	introduce(t, n.addr, ticket(7, 0, rdma.ReadWrite), 0)
 	require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, guard, time.Millisecond)
 	alone.ProtectionDomains = Live().ProtectionDomains // the tenant's stays
 	require.Equal(t, alone, Live())
@@ -173,7 +173,7 @@ func TestNodeDiesInHandshake(t *testing.T) {
 			}()
 			ctx, cancel := context.WithTimeout(t.Context(), test.limit)
 			defer cancel()
-			_, err = d.Dial(ctx, l.Addr().String(), ticket(1, 1, rdma.ReadWrite), 0)
+			_, err = d.Dial(ctx, l.Addr().String(), ticket(1, 0, rdma.ReadWrite), 0)
 			require.ErrorIs(t, err, rdma.ErrBroken)
 			require.ErrorContains(t, err, test.want)
 			require.Equal(t, before, Live(), "left behind")
@@ -189,7 +189,7 @@ func TestClientProcess(t *testing.T) {
 	}
 	d := newDialer(t)
 	for i := range uint32(3) {
-		_, to := open(t, d, addr, ticket(5, 1, rdma.ReadWrite), i)
+		_, to := open(t, d, addr, ticket(5, 0, rdma.ReadWrite), i)
 		require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 	}
 	os.Stdout.WriteString("connected\n")
@@ -245,7 +245,7 @@ func TestDisconnected(t *testing.T) {
 		to.Close()
 	}()
 	d := newDialer(t)
-	c, to := open(t, d, l.Addr().String(), ticket(1, 1, rdma.ReadWrite), 0)
+	c, to := open(t, d, l.Addr().String(), ticket(1, 0, rdma.ReadWrite), 0)
 	require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 	require.NoError(t, cmd.Process.Kill())
 	cmd.Wait()
@@ -262,7 +262,7 @@ func TestOpenBeforeJoin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := startNodeWith(t, testCluster, w)
 			require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
-			nc, _ := introduce(t, n.addr, ticket(7, 1, rdma.ReadWrite), 0)
+			nc, _ := introduce(t, n.addr, ticket(7, 0, rdma.ReadWrite), 0)
 			_, err := nc.Write((&request{kind: kindOpen, tag: 1, region: 1, epoch: 1}).append(nil))
 			require.NoError(t, err)
 			var b [answerBytes]byte

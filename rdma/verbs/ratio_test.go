@@ -73,7 +73,7 @@ func TestRatioToPerftest(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	a := arena(t, d, 1<<20)
-	c, to := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
+	c, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
 	buf, err := a.Alloc(4096)
 	require.NoError(t, err)
 	at := func(of []time.Duration, percent int) time.Duration {

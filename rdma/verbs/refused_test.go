@@ -35,7 +35,7 @@ func TestRefusedReadLeavesTheRestUnknown(t *testing.T) {
 		"READ, fenced READ; CAS": {first: func(c *rdma.Chain) { c.Read(0, word) }, behind: func(c *rdma.Chain) { c.Read(8, word); c.Fenced() }, next: func(c *rdma.Chain) { c.CAS(8, 0, 1) }, want: rdma.ErrKey},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, to := open(t, d, n.addr, ticket(3, 1, rdma.ReadWrite), 0)
+			c, to := open(t, d, n.addr, ticket(3, 0, rdma.ReadWrite), 0)
 			good := c.windows[0].rkey
 			c.windows[0].rkey ^= 0x5500
 			var rounds [2]rdma.Round

@@ -36,6 +36,7 @@ type region struct {
 	epoch  uint64 // served last
 	closed uint64 // newest epoch that has been closed
 	secret [32]byte
+	tenant uint32
 	memory *host.Memory // nil while not served
 	mrs    map[*domain]registration
 	past   []uint32 // keys of former epochs
@@ -94,7 +95,7 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 		return fmt.Errorf("region %d: the node stops", number)
 	}
 	rand.Read(r.secret[:])
-	r.memory, r.epoch = m, epoch
+	r.memory, r.epoch, r.tenant = m, epoch, m.Tenant()
 	r.closed = max(r.closed, epoch-1)
 	// Now, not at the first client's Open, which would have to wait for it.
 	if err := s.registerFor(r); err != nil {
@@ -104,8 +105,7 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 	return nil
 }
 
-// registerFor registers a region in the domain of each tenant that has a lane here, and in that
-// of tenant 0. Regions register side by side.
+// registerFor registers a region in the domain of its tenant. Regions register side by side.
 // Preconditions: r.mu is held.
 func (s *Server) registerFor(r *region) error {
 	if r.windows && r.pinned != r.memory {
@@ -117,25 +117,17 @@ func (s *Server) registerFor(r *region) error {
 		r.pinned = r.memory
 	}
 	s.mu.Lock()
-	_, err := s.domain(0)
-	domains := make(map[uint32]*domain, len(s.domains))
-	for tenant, d := range s.domains {
-		if tenant == 0 || d.lanes > 0 {
-			domains[tenant] = d
-		}
-	}
+	d, err := s.domain(r.tenant)
 	s.mu.Unlock()
-	for tenant, d := range domains {
-		if err == nil {
-			_, err = s.registered(r, d, tenant)
-		}
+	if err == nil {
+		_, err = s.registered(r, d)
 	}
 	return err
 }
 
-// registered is the memory region of a tenant.
+// registered is the memory region in the domain of the region's tenant.
 // Preconditions: r.mu is held, the region is served.
-func (s *Server) registered(r *region, d *domain, tenant uint32) (*C.struct_ibv_mr, error) {
+func (s *Server) registered(r *region, d *domain) (*C.struct_ibv_mr, error) {
 	if g, ok := r.mrs[d]; ok {
 		return g.mr, nil
 	}
@@ -153,7 +145,7 @@ func (s *Server) registered(r *region, d *domain, tenant uint32) (*C.struct_ibv_
 	took := time.Since(started)
 	s.registrations.Add(1)
 	s.registeredNs.Add(uint64(took))
-	s.log.Info("verbs fabric: region registered", "region", r.number, "bytes", len(r.memory.Bytes()), "tenant", tenant, "took", took)
+	s.log.Info("verbs fabric: region registered", "region", r.number, "bytes", len(r.memory.Bytes()), "tenant", r.tenant, "took", took)
 	return mr, nil
 }
 
@@ -231,7 +223,7 @@ func (r *region) remember(key uint32) {
 }
 
 // grant gives a lane access to a region under an epoch. ErrKey while the region is
-// not served under that epoch.
+// not served under that epoch, ErrTicket if it is another tenant's.
 func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 	s.mu.Lock()
 	r := s.regions[number]
@@ -244,7 +236,10 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 	if r.memory == nil || r.epoch != epoch {
 		return rdma.ErrKey
 	}
-	mr, err := s.registered(r, l.domain, l.ticket.Tenant)
+	if r.tenant != l.ticket.Tenant {
+		return rdma.ErrTicket
+	}
+	mr, err := s.registered(r, l.domain)
 	if err != nil {
 		return err
 	}

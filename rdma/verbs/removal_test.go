@@ -25,8 +25,8 @@ func TestRemovedProcess(t *testing.T) {
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d, err := NewDialer(Config{Device: device})
 	require.NoError(t, err)
-	_, busy := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
-	_, idle := open(t, d, n.addr, ticket(2, 1, rdma.ReadWrite), 0)
+	_, busy := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	_, idle := open(t, d, n.addr, ticket(2, 0, rdma.ReadWrite), 0)
 	add := func(to *rdma.Target) error {
 		return chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err
 	}
@@ -51,7 +51,7 @@ func TestRemovedProcess(t *testing.T) {
 		require.ErrorIs(t, err, rdma.ErrBroken)
 		require.ErrorContains(t, err, device+" was removed")
 	}
-	_, err = d.Dial(t.Context(), n.addr, ticket(3, 1, rdma.ReadWrite), 0)
+	_, err = d.Dial(t.Context(), n.addr, ticket(3, 0, rdma.ReadWrite), 0)
 	require.ErrorContains(t, err, device+" was removed")
 	require.NoError(t, d.Close())
 	n.Stop()

@@ -38,7 +38,7 @@ func TestSleepingLanesHoldNoThread(t *testing.T) {
 	const lanes = 30
 	var targets []*rdma.Target
 	for i := range uint32(lanes) {
-		_, to := open(t, d, addr, ticket(1, 1, rdma.ReadWrite), i)
+		_, to := open(t, d, addr, ticket(1, 0, rdma.ReadWrite), i)
 		require.NoError(t, chain(to, guard, add).Err)
 		targets = append(targets, to)
 	}

@@ -71,9 +71,15 @@ func TestAdapterRefuses(t *testing.T) {
 	n := startNode(t, testCluster)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d := newDialer(t)
-	_, victim := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
+	_, victim := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
 	require.NoError(t, chain(victim, guard, func(c *rdma.Chain) { c.Write(0, bytes.Repeat([]byte{9}, 64)) }).Err)
-	foreign, _ := open(t, d, n.addr, ticket(2, 2, rdma.ReadWrite), 0)
+	require.NoError(t, n.openOf(t.Context(), 2, 2, 1))
+	fc, err := d.Dial(t.Context(), n.addr, ticket(2, 2, rdma.ReadWrite), 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { fc.Close() })
+	_, err = fc.Open(t.Context(), 2, 1)
+	require.NoError(t, err)
+	foreign := fc.(*conn)
 	for name, test := range map[string]struct {
 		rights rdma.Rights
 		forge  func(c *conn)
@@ -88,7 +94,7 @@ func TestAdapterRefuses(t *testing.T) {
 			func(c *rdma.Chain) { c.Write(0, make([]byte, 8)) }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, to := open(t, d, n.addr, ticket(3, 1, test.rights), 0)
+			c, to := open(t, d, n.addr, ticket(3, 0, test.rights), 0)
 			before := n.AccessErrors()
 			test.forge(c)
 			got := chain(to, guard, func(ch *rdma.Chain) { ch.Read(0, make([]byte, 8)); test.verb(ch); ch.Fenced() })
@@ -117,7 +123,7 @@ func fenceUnderWrites(t *testing.T, w Windows) {
 	const rounds = 20
 	var took time.Duration
 	for i := range rounds {
-		c, to := open(t, d, n.addr, ticket(uint64(i+1), 1, rdma.ReadWrite), 0)
+		c, to := open(t, d, n.addr, ticket(uint64(i+1), 0, rdma.ReadWrite), 0)
 		require.NoError(t, chain(to, guard, func(c *rdma.Chain) { // a send queue for as many
 			for range rdma.MaxChainVerbs {
 				c.Read(0, make([]byte, 8))
@@ -156,19 +162,19 @@ func TestSettle(t *testing.T) {
 	n := startNode(t, testCluster)
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d := newDialer(t)
-	_, stays := open(t, d, n.addr, ticket(3, 1, rdma.ReadWrite), 0)
-	_, goes := open(t, d, n.addr, ticket(4, 1, rdma.ReadWrite), 0)
-	_, later := open(t, d, n.addr, ticket(9, 1, rdma.ReadWrite), 0)
+	_, stays := open(t, d, n.addr, ticket(3, 0, rdma.ReadWrite), 0)
+	_, goes := open(t, d, n.addr, ticket(4, 0, rdma.ReadWrite), 0)
+	_, later := open(t, d, n.addr, ticket(9, 0, rdma.ReadWrite), 0)
 	require.NoError(t, n.EndBelow(t.Context(), 8, []uint64{3}))
 	add := func(c *rdma.Chain) { c.FetchAdd(0, 1) }
 	require.NoError(t, chain(stays, guard, add).Err)
 	require.NoError(t, chain(later, guard, add).Err)
 	require.Error(t, chain(goes, guard, add).Err)
 	require.ErrorIs(t, goes.Conn.Reset(t.Context()), rdma.ErrRevoked)
-	_, err := d.Dial(t.Context(), n.addr, ticket(5, 1, rdma.ReadWrite), 0)
+	_, err := d.Dial(t.Context(), n.addr, ticket(5, 0, rdma.ReadWrite), 0)
 	require.ErrorIs(t, err, rdma.ErrRevoked)
 	require.NoError(t, n.Fence(t.Context(), 3))
-	_, err = d.Dial(t.Context(), n.addr, ticket(3, 1, rdma.ReadWrite), 0)
+	_, err = d.Dial(t.Context(), n.addr, ticket(3, 0, rdma.ReadWrite), 0)
 	require.ErrorIs(t, err, rdma.ErrRevoked)
 }
 
@@ -205,7 +211,7 @@ func startPeer(t *testing.T) (*exec.Cmd, string) {
 func TestPeerKilled(t *testing.T) {
 	cmd, addr := startPeer(t)
 	d := newDialer(t)
-	_, to := open(t, d, addr, ticket(1, 1, rdma.ReadWrite), 0)
+	_, to := open(t, d, addr, ticket(1, 0, rdma.ReadWrite), 0)
 	require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 	require.NoError(t, cmd.Process.Kill())
 	start := time.Now()
@@ -228,7 +234,7 @@ func TestPeerKilled(t *testing.T) {
 func TestPeerStopped(t *testing.T) {
 	cmd, addr := startPeer(t)
 	d := newDialer(t)
-	_, to := open(t, d, addr, ticket(1, 1, rdma.ReadWrite), 0)
+	_, to := open(t, d, addr, ticket(1, 0, rdma.ReadWrite), 0)
 	require.NoError(t, cmd.Process.Signal(unix.SIGSTOP))
 	for i := range uint64(100) {
 		c := chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) })
@@ -261,7 +267,7 @@ func TestGarbageHello(t *testing.T) {
 	} {
 		nc, err := net.Dial("tcp", n.addr)
 		require.NoError(t, err)
-		_, err = nc.Write(b(append(appendIntro(nil), rdmatest.Hello(t, nc, ticket(1, 1, rdma.ReadWrite), 0)...)))
+		_, err = nc.Write(b(append(appendIntro(nil), rdmatest.Hello(t, nc, ticket(1, 0, rdma.ReadWrite), 0)...)))
 		require.NoError(t, err, name)
 		nc.(*net.TCPConn).CloseWrite() // fails where the node has closed already
 		nc.SetReadDeadline(time.Now().Add(guard))
@@ -270,7 +276,7 @@ func TestGarbageHello(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return Live().QueuePairs == 0 }, guard, time.Millisecond, "queue pairs are left")
 	d := newDialer(t)
-	_, to := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
+	_, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
 	require.NoError(t, chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err)
 }
 
@@ -288,7 +294,7 @@ func TestGarbageWelcome(t *testing.T) {
 				nc.Close()
 			}
 		}()
-		_, err = d.Dial(t.Context(), l.Addr().String(), ticket(1, 1, rdma.ReadWrite), 0)
+		_, err = d.Dial(t.Context(), l.Addr().String(), ticket(1, 0, rdma.ReadWrite), 0)
 		require.ErrorIs(t, err, rdma.ErrBroken, name)
 		l.Close()
 	}
@@ -306,7 +312,7 @@ func TestNothingLeaks(t *testing.T) {
 		d, err := NewDialer(Config{})
 		require.NoError(t, err)
 		for lane := range uint32(4) {
-			c, err := d.Dial(t.Context(), n.addr, ticket(uint64(lane+1), lane%2, rdma.ReadWrite), lane)
+			c, err := d.Dial(t.Context(), n.addr, ticket(uint64(lane+1), 0, rdma.ReadWrite), lane)
 			require.NoError(t, err)
 			w, err := c.Open(t.Context(), 1, 1)
 			require.NoError(t, err)
@@ -333,7 +339,7 @@ func TestBuffers(t *testing.T) {
 	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
 	d := newDialer(t)
 	a := arena(t, d, 64<<20)
-	_, to := open(t, d, n.addr, ticket(1, 1, rdma.ReadWrite), 0)
+	_, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
 	_, err := a.Alloc(pieceBytes - 4096)
 	require.NoError(t, err)
 	across, err := a.Alloc(1 << 20) // lies in two pieces
@@ -448,7 +454,7 @@ func TestLanesCount(t *testing.T) {
 	var done atomic.Int64
 	const lanes, each = 4, 300
 	for i := range uint32(lanes) {
-		_, to := open(t, d, n.addr, ticket(uint64(i+1), 1, rdma.ReadWrite), i)
+		_, to := open(t, d, n.addr, ticket(uint64(i+1), 0, rdma.ReadWrite), i)
 		go func() {
 			for range each {
 				if chain(to, guard, func(c *rdma.Chain) { c.FetchAdd(0, 1) }).Err != nil {

@@ -35,6 +35,7 @@ type Open struct {
 	Term   uint64
 	Region uint32
 	Epoch  uint64
+	Tenant uint32
 }
 
 // Close asks to serve a replica under no epoch up to this one.
@@ -150,6 +151,7 @@ type Action struct {
 	Kind    Kind
 	ID      uint64
 	Run     uint64 // of a Begin: never used twice
+	Tenant  uint32 // of a Serve: whose sessions open the replica
 }
 
 func (a Action) String() string {

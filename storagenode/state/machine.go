@@ -287,7 +287,7 @@ func (s *State) open(e Open) ([]Action, error) {
 	return append(actions,
 		Action{Do: Cut, Region: r.Number, Epoch: r.Closed},
 		Action{Do: Mark, Region: r.Number, Epoch: r.Epoch},
-		Action{Do: Serve, Region: r.Number, Epoch: r.Epoch},
+		Action{Do: Serve, Region: r.Number, Epoch: r.Epoch, Tenant: e.Tenant},
 	), nil
 }
 

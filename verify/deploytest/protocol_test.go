@@ -311,13 +311,13 @@ func TestProtocolPageMessages(t *testing.T) {
 	// Where the fields of challenge, hello and ticket are.
 	ch := host.Challenge{Node: 0x77, Incarnation: 0x88, Nonce: [32]byte{0x99}, TLS: host.RequiredTLS}
 	fieldsAt(t, "challenge", ch.Append(nil), [][]byte{[]byte("QUARRYV\n"), {host.ProtocolVersion, 0}, {2, 0}, {0x77}, {0x88}, {0x99}})
-	h := host.Hello{Lane: 0x11111111, Attempt: 0x2222222222222222, Ticket: rdma.Ticket{Cluster: [16]byte{0x33}, Session: 0x4444, Serial: 0x55555555, Rights: rdma.ReadWrite, Tenant: 0x6666, Region: 0xaa, Epoch: 0xbb, Holder: keyring.Public{0xcc}}, Proof: keyring.Signature{0xdd}}
+	h := host.Hello{Lane: 0x11111111, Attempt: 0x2222222222222222, Ticket: rdma.Ticket{Cluster: [16]byte{0x33}, Session: 0x4444, Serial: 0x55555555, Rights: rdma.ReadWrite, Lanes: 0xee, Tenant: 0x6666, Region: 0xaa, Epoch: 0xbb, Holder: keyring.Public{0xcc}}, Proof: keyring.Signature{0xdd}}
 	signer := keyring.NewSigner([32]byte{7})
 	h.Ticket.Sign(signer)
 	b := h.Append(nil)
 	id := bin.LittleEndian.AppendUint64(nil, signer.ID())
 	fieldsAt(t, "hello", b, [][]byte{[]byte("QUARRYV\n"), {host.ProtocolVersion, 0, 0, 0}, {0x11, 0x11, 0x11, 0x11}, {0x22, 0x22}, id, {0xdd}})
-	fieldsAt(t, "ticket", b[24:24+rdma.TicketBytes], [][]byte{id, {0x33}, {0x44, 0x44}, {0x66, 0x66}, {0x55, 0x55}, {2}, {0xaa}, {0xbb}, {0xcc}, h.Ticket.Signature[:]})
+	fieldsAt(t, "ticket", b[24:24+rdma.TicketBytes], [][]byte{id, {0x33}, {0x44, 0x44}, {0x66, 0x66}, {0x55, 0x55}, {2}, {0xee}, {0xaa}, {0xbb}, {0xcc}, h.Ticket.Signature[:]})
 	for _, row := range table(t, "gate page", "offset") {
 		require.Contains(t, read(t, "rdma", "host", "gate.go"), fmt.Sprintf("%3d  %s ", number(t, row[1]), regexp.MustCompile(`^\w+`).FindString(row[0])))
 	}

@@ -64,7 +64,7 @@ var controllerMutants = []mutant{
 	},
 	{
 		name: "session id reused at once", what: "gives the id of a session out again before its fence",
-		edits: []edit{{"controller/state.(*fences).begin", `f.m.live--`, `f.m.live--
+		edits: []edit{{"controller/state.(*fences).begin", `f.m.countSession(rec, -1)`, `f.m.countSession(rec, -1)
 			f.m.ids.used[rec.Session/64] &^= 1 << (rec.Session % 64)`}},
 		runs: []run{schedules(lateTaker, 5000), tests("controller/state", "^TestHazard31_")},
 	},

@@ -39,7 +39,7 @@ var (
 	nodeRefusals      = NodeGroup.Counter("quarry_node_refused_verbs_total", "Verbs refused, by cause; over shm they are counted without a cause, in quarry_node_refusals_total.", "node", "cause").Rarely()
 	nodeRefused       = NodeGroup.Counter("quarry_node_refusals_total", "Verbs refused by all providers.", "node")
 	nodeOffences      = NodeGroup.Counter("quarry_node_offences_total", "Refusals that a correct client does not cause.", "node")
-	nodeAdapterTimes  = NodeGroup.Counter("quarry_node_adapter_registrations_total", "Regions registered with the RDMA adapter: one for each tenant, and for each epoch where the adapter has no windows.", "node", "device").Rarely()
+	nodeAdapterTimes  = NodeGroup.Counter("quarry_node_adapter_registrations_total", "Regions registered with the RDMA adapter, once, or for each epoch where the adapter has no windows.", "node", "device").Rarely()
 	nodeAdapterTook   = NodeGroup.Counter("quarry_node_adapter_register_seconds_total", "Time that took.", "node", "device").Rarely()
 	nodeAdapterErrors = NodeGroup.Counter("quarry_node_adapter_access_errors_total", "Queue pairs that died of what their client sent, such as a wrong key.", "node", "device").Rarely()
 	nodeAdapterPort   = NodeGroup.Gauge("quarry_node_adapter_port_active", "1 while the port of the RDMA adapter that the node serves at is active. Absent without an adapter.", "node", "device", "port").Rarely()
