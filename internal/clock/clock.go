@@ -56,6 +56,16 @@ func Raw() int64 {
 // In is the point in time d from now.
 func In(d time.Duration) int64 { return Now() + int64(d) }
 
+// Grain is the unit of intervals that are waited for with Aligned.
+const Grain = 80 * time.Millisecond
+
+// Aligned is how long to wait for the next of the moments that are a multiple of every after the
+// process started. Timers that wait for multiples of Grain expire together, so that a process
+// that is idle wakes once for all of them.
+func Aligned(every time.Duration) time.Duration {
+	return every - time.Duration(Now())%every
+}
+
 // Suspended is how long the host has been suspended since the process started.
 func Suspended() time.Duration {
 	if simulated {

@@ -1,6 +1,6 @@
 // Package pulse detects which processes of a cluster do not answer. Each storage node
 // exchanges small UDP datagrams with each controller, and the controllers with each other:
-// one in each direction in a tick of 40 ms.
+// one in each direction in two ticks of 40 ms, or in each tick while a member is late.
 //
 //	p, err := pulse.Listen(ctx, "127.0.0.1:0", "")
 //	l, err := p.Join(pulse.Config{Cluster: uuid, Secret: key, Self: self, Changed: changed, Seeds: seeds})
@@ -15,13 +15,13 @@
 // # Ages
 //
 // A datagram carries its sender's tick as a sequence number, and acknowledges the newest one of
-// its receiver. The age of a member is the number of ticks since the newest own one that it
-// has acknowledged: it grows when either direction is lost. A member is suspect at an age
-// of 3 and silent at 5. Ages count ticks that this process has executed, not time: a process that was
+// its receiver. The age of a member is the number of ticks since it last acknowledged a newer
+// one: it grows when either direction is lost. A member is late at an age of 2, suspect at 3 and
+// silent at 4. Ages count ticks that this process has executed, not time: a process that was
 // suspended finds no member silent when it continues.
 //
-// Members ask each other about suspects. A suspect that a third member hears is not silent: the
-// link between two is lost, and not the process.
+// Members ask each other about those that are late. A suspect that a third member has just heard is
+// not silent: the link between two is lost, and not the process.
 //
 // # Datagrams
 //
@@ -35,6 +35,6 @@
 //
 // # Wakes
 //
-// A timer wakes a process 25 times a second; datagrams do not. The socket is not registered with
+// A timer wakes a process 12 times a second, 25 times while a member is late; datagrams do not. The socket is not registered with
 // the poller of the Go runtime, and each tick reads it until it is empty.
 package pulse

@@ -13,11 +13,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
 )
 
 const (
-	tickEvery   = 40 * time.Millisecond
-	seedEvery   = 2 * time.Second // looks where members should be
+	tickEvery   = clock.Grain / calmTicks
+	seedEvery   = 24 * clock.Grain // looks where members should be
 	resolveTime = time.Second
 	maxSeeds    = 64
 	maxReads    = 4096 // datagrams in a tick
@@ -87,30 +89,47 @@ func (l *List) Close() error {
 func (l *List) run() {
 	// A timer of the Go runtime: a thread that waits for one of the kernel costs more, because the
 	// runtime's monitor looks after threads in system calls.
-	clock := time.NewTicker(tickEvery)
-	defer clock.Stop()
+	ticks, wait := restFor(1)
+	look := time.NewTimer(wait)
+	defer look.Stop()
 	last := time.Now()
 	var news []news
 	for l.ctx.Err() == nil {
 		select {
 		case <-l.ctx.Done():
-		case now := <-clock.C:
-			news = l.step(now.Sub(last) > silentAt*tickEvery, news[:0])
+		case now := <-look.C:
+			news = l.step(ticks, now.Sub(last) > pausedAt*tickEvery, news[:0])
 			last = now
+			ticks, wait = restFor(l.rest())
+			look.Reset(wait)
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.machine.tick(false) // no sequence number is used twice
+	l.machine.tick(1, false) // no sequence number is used twice
 	l.machine.send(l.cfg.Self(), true, l.port.send)
 }
 
-// step is one tick.
-func (l *List) step(paused bool, news []news) []news {
+// restFor is the wait until a look that is due after some ticks, and how many of them pass in it:
+// fewer if the last look was late or between two that are calm.
+func restFor(due uint64) (ticks uint64, wait time.Duration) {
+	wait = clock.Aligned(time.Duration(due) * tickEvery)
+	return uint64(max(1, wait.Round(tickEvery)/tickEvery)), wait
+}
+
+// rest is after how many ticks the next look is due.
+func (l *List) rest() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.machine.rest()
+}
+
+// step is the look of one tick, ticks after the one before.
+func (l *List) step(ticks uint64, paused bool, news []news) []news {
 	self := l.cfg.Self()
 	l.mu.Lock()
 	m := l.machine
-	m.tick(paused)
+	m.tick(ticks, paused)
 	for range maxReads {
 		from, b, ok := l.port.receive()
 		if !ok {
@@ -223,7 +242,7 @@ func (l *List) seek() {
 		select {
 		case <-l.ctx.Done():
 			return
-		case <-time.After(seedEvery):
+		case <-time.After(clock.Aligned(seedEvery)):
 		}
 	}
 }

@@ -9,13 +9,18 @@ import (
 
 // In ticks of this process.
 const (
+	calmTicks = 2  // between two looks while no member is late
+	lateAt    = 2  // age: others are asked, and there is a look in each tick
 	suspectAt = 3  // age
-	silentAt  = 5  // age
-	vouchFor  = 3  // what another member has said holds for so long
+	silentAt  = 4  // age
+	freshIn   = 6  // an acknowledgement of an older tick is no answer
+	vouchFor  = 4  // what another member has said holds for so long
 	greetIn   = 5  // a seed that is not heard is called so often
 	muteAfter = 25 // nothing is sent to a member that was not heard for so long
 	forgetIn  = 90_000
 	shownFor  = 1500 // others are told of a silent member for so long
+
+	pausedAt = 5 // of this process itself
 
 	window     = 8
 	maxMembers = 10_000
@@ -75,6 +80,7 @@ type peer struct {
 	seen    uint8  // bit i: top-i was received
 	heard   uint64 // tick of the last datagram
 	acked   uint64 // the newest tick of this one that it has acknowledged
+	answers uint64 // tick in which it last acknowledged a newer one; 0: never
 	vouched uint64 // tick until which others vouch for it
 	state   State  // "" until it has answered
 	since   uint64
@@ -203,7 +209,12 @@ func (p *peer) fresh(seq uint64) bool {
 // hear takes what a member says. Preconditions: the datagram is authentic and new.
 func (m *machine) hear(p *peer, from netip.AddrPort, h header, in *body) {
 	p.heard = m.now
-	p.acked = max(p.acked, in.ack)
+	if in.ack > p.acked {
+		p.acked = in.ack
+		if m.now-in.ack <= freshIn {
+			p.answers = m.now
+		}
+	}
 	if h.seq < p.top {
 		return // what it says is older than what it has said
 	}
@@ -228,17 +239,27 @@ func (m *machine) hear(p *peer, from netip.AddrPort, h header, in *body) {
 	}
 }
 
-// tick begins a tick: what has come in since the last one is to be received after it.
-// paused says that the process has missed ticks.
-func (m *machine) tick(paused bool) {
-	m.now++
+// tick begins the look of a tick: what has come in since the last look is to be received after it.
+// ticks is how many have passed; paused says that the process was suspended or late.
+func (m *machine) tick(ticks uint64, paused bool) {
+	m.now += ticks
 	m.strange = 0
 	if paused {
-		m.mute = m.now + silentAt
+		m.mute = m.now + pausedAt
 	}
 }
 
-func (m *machine) age(p *peer) uint64 { return m.now - p.acked }
+// age of a member is the number of ticks since it last answered.
+func (m *machine) age(p *peer) uint64 { return m.now - p.answers }
+
+// rest is after how many ticks the next look is due: calmTicks while every member answers in time
+// and none asks for others.
+func (m *machine) rest() uint64 {
+	if len(m.asks) > 0 || slices.ContainsFunc(m.order, func(p *peer) bool { return p.state == "" || p.state == Alive && len(p.asks) > 0 }) {
+		return 1
+	}
+	return calmTicks
+}
 
 // judge says whose state has changed.
 func (m *machine) judge(out []news) []news {
@@ -257,7 +278,7 @@ func (m *machine) judge(out []news) []news {
 			out = append(out, news{p, state})
 		}
 		switch {
-		case state == Suspect && len(m.asks) < maxIncarnations:
+		case state != "" && state != Silent && m.age(p) >= lateAt && len(m.asks) < maxIncarnations:
 			m.asks = append(m.asks, p.incarnation)
 		case state == Silent && !p.left && m.age(p) < silentAt+shownFor && len(m.asks) < maxIncarnations:
 			m.asks = append(m.asks, p.incarnation)
@@ -273,7 +294,7 @@ func (m *machine) judge(out []news) []news {
 func (m *machine) state(p *peer) State {
 	age := m.age(p)
 	switch {
-	case p.state == "" && (p.acked == 0 || age >= suspectAt):
+	case p.state == "" && (p.answers == 0 || age >= suspectAt):
 		return ""
 	case p.left:
 		return Silent
@@ -299,7 +320,8 @@ func (m *machine) send(self Self, leaves bool, to func(netip.AddrPort, []byte)) 
 		}
 		m.hears = m.hears[:0]
 		for _, incarnation := range p.asks {
-			if q := m.peers[incarnation]; q != nil && q.state == Alive && m.now > m.mute {
+			// Only an answer of this look shows that it runs: what another has missed may be what comes next.
+			if q := m.peers[incarnation]; q != nil && q.state == Alive && m.age(q) == 0 && m.now > m.mute {
 				m.hears = append(m.hears, incarnation)
 			}
 		}

@@ -26,7 +26,9 @@ type member struct {
 	inbox []sent
 	term  uint64
 	off   bool // suspended, or dead
-	news  []string
+	// ticks have passed since its last look, and the next one is due after rests.
+	ticks, rests uint64
+	news         []string
 }
 
 // world runs machines tick by tick.
@@ -85,9 +87,18 @@ func (w *world) deliver(s sent) {
 	}
 }
 
-// turn is a tick of one member.
+// pass is a tick of one member.
+func (w *world) pass(m *member) {
+	if m.ticks++; m.ticks >= m.rests {
+		w.turn(m, 1)
+	}
+}
+
+// turn is a look of one member.
 func (w *world) turn(m *member, missed int) {
-	m.tick(missed > silentAt)
+	m.tick(max(1, m.ticks), missed > pausedAt)
+	m.ticks = 0
+	defer func() { m.rests = m.machine.rest() }()
 	in := m.inbox
 	m.inbox = nil
 	for _, s := range in {
@@ -108,7 +119,7 @@ func (w *world) run(ticks int) {
 	for range ticks {
 		for _, m := range w.members {
 			if !m.off {
-				w.turn(m, 1)
+				w.pass(m)
 			}
 		}
 	}
@@ -146,11 +157,20 @@ func TestSilentPeer(t *testing.T) {
 	w.run(100)
 	require.Empty(t, a.news, "nothing happens while all are well")
 	n.off = true
-	w.run(suspectAt - 1)
-	require.Equal(t, Alive, a.sees(4))
-	w.run(1)
-	require.Equal(t, Suspect, a.sees(4))
-	w.run(silentAt - suspectAt)
+	at := map[State]int{} // tick in which a first sees it
+	for tick := 1; a.sees(4) != Silent; tick++ {
+		w.run(1)
+		if _, ok := at[a.sees(4)]; !ok {
+			at[a.sees(4)] = tick
+		}
+		require.Less(t, tick, 100)
+	}
+	// What it has sent last is read up to a rest later. Calm as it was before, its end is not seen later
+	// than with a look in each tick, by more than that.
+	require.GreaterOrEqual(t, at[Suspect], suspectAt)
+	require.LessOrEqual(t, at[Suspect], suspectAt+calmTicks)
+	require.LessOrEqual(t, at[Silent], silentAt+calmTicks)
+	w.run(calmTicks) // of the others
 	for _, m := range []*member{a, b, c} {
 		require.Equal(t, []string{"4 suspect", "4 silent"}, m.news)
 	}
@@ -171,7 +191,9 @@ func TestSuspendedJudge(t *testing.T) {
 		w, a, b, _, _ := small(t)
 		a.off = true
 		w.run(pause)
-		require.Equal(t, pause >= silentAt, b.sees(1) == Silent)
+		if pause < silentAt || pause >= silentAt+calmTicks {
+			require.Equal(t, pause >= silentAt, b.sees(1) == Silent)
+		}
 		a.off = false
 		w.turn(a, pause)
 		w.run(50)
@@ -242,6 +264,36 @@ func TestNodesVouchForControllers(t *testing.T) {
 	require.Equal(t, Silent, a.sees(2))
 }
 
+// While all members answer there is a look in each second tick; while one is suspect, or another asks
+// for one, in each.
+func TestCalm(t *testing.T) {
+	w, a, b, _, n := small(t)
+	looks := func(m *member, ticks int) (n int) {
+		for range ticks {
+			now := m.now
+			w.run(1)
+			if m.now != now {
+				n++
+			}
+		}
+		return n
+	}
+	require.Equal(t, 1500/calmTicks, looks(a, 1500), "in a minute")
+	require.Equal(t, 1500/calmTicks, looks(n, 1500))
+	w.lost = func(from, to *member, _ []byte) bool { return from == n && to == a }
+	w.run(suspectAt + 2*calmTicks)
+	require.Equal(t, Suspect, a.sees(4))
+	require.Equal(t, 100, looks(a, 100))
+	require.Equal(t, 100, looks(b, 100), "it is asked for one")
+	w.lost = nil
+	w.run(4 * calmTicks)
+	require.Equal(t, 100/calmTicks, looks(a, 100))
+	require.Equal(t, 100/calmTicks, looks(b, 100))
+	n.off = true
+	w.run(silentAt + calmTicks + shownFor + 1)
+	require.Equal(t, 100/calmTicks, looks(a, 100), "one that has been silent for long is not asked for")
+}
+
 func TestReorderedAndDoubled(t *testing.T) {
 	w, a, _, _, n := small(t)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -283,7 +335,7 @@ func TestReplay(t *testing.T) {
 	before := a.dropped[2]
 	for _, s := range old {
 		a.receive(addrAt(99), s.b)
-		a.tick(false)
+		a.tick(1, false)
 		for _, news := range a.judge(nil) {
 			require.NotEqual(t, Alive, news.state)
 		}
@@ -293,7 +345,7 @@ func TestReplay(t *testing.T) {
 	m, err := newMachine(Controller, 9, 0, clusterKeys)
 	require.NoError(t, err)
 	for _, s := range old {
-		m.tick(false)
+		m.tick(1, false)
 		m.receive(addrAt(99), s.b)
 		m.judge(nil)
 	}
@@ -319,7 +371,7 @@ func TestReplay(t *testing.T) {
 // Incarnations that are not known cost a key each: only some are looked at in a tick.
 func TestManyStrangers(t *testing.T) {
 	_, a, _, _, _ := small(t)
-	a.tick(false)
+	a.tick(1, false)
 	before := len(a.peers)
 	for incarnation := uint64(1000); incarnation < 1200; incarnation++ {
 		key, err := clusterKeys.node(incarnation).up()
@@ -436,7 +488,7 @@ func TestGoodbye(t *testing.T) {
 	}
 	w.turn(n, 1)
 	n.off = true
-	n.tick(false)
+	n.tick(1, false)
 	n.send(Self{}, true, func(to netip.AddrPort, b []byte) {
 		w.by(to).inbox = append(w.by(to).inbox, sent{n.at, to, slices.Clone(b)})
 	})
@@ -452,10 +504,10 @@ func TestLeader(t *testing.T) {
 	w, a, b, _, n := small(t)
 	require.Zero(t, n.leader())
 	a.term = 10
-	w.run(2)
+	w.run(2 * calmTicks)
 	require.Equal(t, a.incarnation, n.leader())
 	a.off = true
-	w.run(suspectAt)
+	w.run(suspectAt + calmTicks)
 	require.Zero(t, n.leader(), "it does not answer")
 	b.term = 20
 	w.run(2)
@@ -523,7 +575,7 @@ func TestHistories(t *testing.T) {
 					continue
 				}
 				paused[m]--
-				w.turn(m, 1)
+				w.pass(m)
 			}
 			for _, judge := range w.members {
 				if judge.off || judge.kind != Controller {

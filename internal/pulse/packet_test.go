@@ -74,7 +74,7 @@ func FuzzDatagram(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := newMachine(Controller, 1, 0, clusterKeys)
 		require.NoError(t, err)
-		m.tick(false)
+		m.tick(1, false)
 		m.receive(addrAt(1), b)
 		require.Empty(t, m.peers)
 		require.Equal(t, uint64(1), m.dropped[0]+m.dropped[1]+m.dropped[2])
