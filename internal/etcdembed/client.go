@@ -34,7 +34,8 @@ func (s *Server) Client() (*clientv3.Client, error) {
 	}
 	c := clientv3.NewCtxClient(context.Background())
 	c.KV = clientv3.NewKVFromKVClient(kvCalls{adapter.KvServerToKvClient(v3rpc.NewQuotaKVServer(srv)), s.gate}, c)
-	c.Lease = clientv3.NewLeaseFromLeaseClient(leaseCalls{adapter.LeaseServerToLeaseClient(v3rpc.NewQuotaLeaseServer(srv)), s.gate}, c, time.Second)
+	calls := leaseCalls{adapter.LeaseServerToLeaseClient(v3rpc.NewQuotaLeaseServer(srv)), s.gate}
+	c.Lease = leases{clientv3.NewLeaseFromLeaseClient(calls, c, time.Second), calls}
 	c.Watcher = watches{clientv3.NewWatchFromWatchClient(adapter.WatchServerToWatchClient(v3rpc.NewWatchServer(srv)), c), s.gate}
 	c.Maintenance = clientv3.NewMaintenanceFromMaintenanceClient(
 		maintenanceCalls{adapter.MaintenanceServerToMaintenanceClient(v3rpc.NewMaintenanceServer(srv, nil)), s.gate}, c)

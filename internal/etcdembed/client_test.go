@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -151,5 +152,62 @@ func TestWriteOfALostLeader(t *testing.T) {
 		}
 		writer.etcd.Server.MendPeer(types.ID(leader.ID()))
 		cli.Close()
+	}
+}
+
+// A lease that is kept alive outlives its time, and the channel ends with it or with the context.
+func TestKeepAlive(t *testing.T) {
+	srv, err := Start(t.Context(), Config{NoSync: true})
+	require.NoError(t, err)
+	t.Cleanup(srv.Close)
+	cli, err := srv.Client()
+	require.NoError(t, err)
+	defer cli.Close()
+	keep := func(ctx context.Context) (clientv3.LeaseID, <-chan *clientv3.LeaseKeepAliveResponse) {
+		g, err := cli.Grant(t.Context(), 2)
+		require.NoError(t, err)
+		kept, err := cli.KeepAlive(ctx, g.ID)
+		require.NoError(t, err)
+		return g.ID, kept
+	}
+	ends := func(kept <-chan *clientv3.LeaseKeepAliveResponse) {
+		for range kept { // the test's time bounds it
+		}
+	}
+	id, kept := keep(t.Context())
+	for range 6 { // three in its time
+		res := <-kept
+		require.NotNil(t, res)
+		require.Equal(t, id, res.ID)
+		require.Equal(t, int64(2), res.TTL)
+	}
+	_, err = cli.Revoke(t.Context(), id)
+	require.NoError(t, err)
+	ends(kept)
+	_, err = cli.KeepAliveOnce(t.Context(), id)
+	require.ErrorIs(t, err, rpctypes.ErrLeaseNotFound)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	_, kept = keep(ctx)
+	<-kept
+	cancel()
+	ends(kept)
+
+	_, kept = keep(t.Context())
+	<-kept
+	srv.Close()
+	ends(kept)
+	_, err = cli.KeepAliveOnce(t.Context(), id)
+	require.Error(t, err, "not repeated for ever")
+}
+
+// The store of a large quota is committed seldom, because each commit is a wake; that of a small one
+// often, because freed space is used again after a commit.
+func TestCommitsOfTheStore(t *testing.T) {
+	for quota, want := range map[int64]time.Duration{0: 500 * time.Millisecond, 1 << 30: 500 * time.Millisecond, 1<<30 - 1: 100 * time.Millisecond} {
+		srv, err := Start(t.Context(), Config{NoSync: true, QuotaBytes: quota})
+		require.NoError(t, err)
+		require.Equal(t, want, srv.etcd.Server.Cfg.BackendBatchInterval, "quota %d", quota)
+		srv.Close()
 	}
 }

@@ -75,6 +75,16 @@ func (c Config) waitingFor(began time.Time, silent []string) {
 // it: they refuse names long before.
 const DefaultQuotaBytes = 8 << 30
 
+// batchEvery is the time between two commits of the store's file. The log makes changes durable
+// before; each commit is a wake, also one of nothing. Space that is freed is used again after the
+// commit: what changes in the meantime has to be little beside the quota.
+func batchEvery(quota int64) time.Duration {
+	if quota < 1<<30 {
+		return 100 * time.Millisecond // etcd's default
+	}
+	return 500 * time.Millisecond
+}
+
 // How often Waiting is called, and after which time first.
 const (
 	waitingAfter = 2 * time.Second
@@ -180,6 +190,7 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 		}
 	}
 	e.UnsafeNoFsync = c.NoSync
+	e.BackendBatchInterval = batchEvery(c.QuotaBytes)
 	e.QuotaBackendBytes = c.QuotaBytes
 	// A controller reads no history. The leading one also compacts by size: see
 	// controller's keeper.
