@@ -9,18 +9,20 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/quarrystore/quarry/internal/clock"
 )
 
 const (
 	defaultLeaderTTL = 2 * time.Second
 	// renewEvery renews the lease; leaseMargin is what it is counted short, for the drift
 	// of two clocks and for an answer that is on its way.
-	renewEvery  = 500 * time.Millisecond
+	renewEvery  = 6 * clock.Grain
 	leaseMargin = 200 * time.Millisecond
 	// keepEvery extends the leadership, three times in leadHold; keepTime is how long that
 	// may take, and keepAgain the pause after one that failed. A member of etcd that has
 	// lost its leader lets it hang. Each one wakes all members, as a heartbeat does.
-	keepEvery = 400 * time.Millisecond
+	keepEvery = 5 * clock.Grain
 	keepTime  = 300 * time.Millisecond
 	keepAgain = 50 * time.Millisecond
 	retryEtcd = 300 * time.Millisecond

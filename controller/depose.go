@@ -13,6 +13,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/quarrystore/quarry/internal/clock"
 )
 
 // A leader that is killed would hold its leadership until etcd's lease for it runs out,
@@ -36,7 +38,7 @@ const (
 	leaderProbes    = 3
 	leaderProbeTime = 300 * time.Millisecond
 	leaderProbeGap  = 30 * time.Millisecond
-	lookEvery       = time.Second // the pulse tells when to look
+	lookEvery       = 12 * clock.Grain // the pulse tells when to look
 	// deposeTime is how long each step of a deposition may take before it is tried again:
 	// members of etcd forward requests to etcd's leader, and lose them if that has just died
 	// together with the controller in its process.
@@ -98,7 +100,7 @@ func (c *Controller) candidacy() candidacy {
 // watchLeader has standbys depose a leader that is gone.
 func (c *Controller) watchLeader() {
 	var since time.Time // the last deposition by this one
-	wait := lookEvery
+	wait := clock.Aligned(lookEvery)
 	for {
 		select {
 		case <-c.ctx.Done():
@@ -106,7 +108,7 @@ func (c *Controller) watchLeader() {
 		case <-c.pulse.wake:
 		case <-time.After(wait):
 		}
-		wait = lookEvery
+		wait = clock.Aligned(lookEvery)
 		k := c.leader.Load()
 		if c.Leads() || k.Lease == 0 || k.HoldMs == 0 || k.Incarnation == c.pulse.incarnation || now() < c.rests.Load() || time.Since(since) < deposeAgain || !c.gone(k) {
 			continue

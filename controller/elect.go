@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/quarrystore/quarry/internal/clock"
 )
 
 // Elections of etcd by the pulse. The members of etcd inside the controllers exchange
@@ -112,7 +114,7 @@ func (e *elector) living(v votes) (out []uint64) {
 func (c *Controller) electEtcd() {
 	e := &elector{}
 	var probed time.Time // the last probe without an answer
-	wait := lookEvery
+	wait := clock.Aligned(lookEvery)
 	for {
 		select {
 		case <-c.ctx.Done():
@@ -144,7 +146,7 @@ func (c *Controller) electEtcd() {
 				c.cfg.Logger.Debug("controller: campaign in etcd", "error", err)
 			}
 		}
-		wait = lookEvery
+		wait = clock.Aligned(lookEvery)
 		if e.since != 0 && e.campaigns < maxCampaigns {
 			wait = electLook
 		}

@@ -144,7 +144,7 @@ func (t *term) run(ctx context.Context) error {
 	t.wg.Go(func() { t.renewOften(ctx) })
 	t.wg.Go(func() { t.watchTurns(ctx) })
 	pace := newPace(t.c.nodeHeartbeat() / 2)
-	defer pace.tick.Stop()
+	defer pace.timer.Stop()
 	if err := t.act(ctx, t.first); err != nil {
 		return err
 	}
@@ -153,7 +153,8 @@ func (t *term) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-pace.tick.C:
+		case <-pace.timer.C:
+			pace.wait()
 			ev = state.Tick{}
 		case ev = <-t.events:
 		}
@@ -174,7 +175,7 @@ const busyFor = int64(time.Second)
 
 // pace ticks often while something is going on.
 type pace struct {
-	tick  *time.Ticker
+	timer *time.Timer
 	slow  time.Duration
 	calm  bool
 	until int64
@@ -182,7 +183,16 @@ type pace struct {
 
 // newPace makes a pace that becomes slow, but not slower than CalmTick.
 func newPace(slow time.Duration) *pace {
-	return &pace{tick: time.NewTicker(state.TickEvery), slow: max(state.TickEvery, min(slow, state.CalmTick)), until: now() + busyFor}
+	return &pace{timer: time.NewTimer(state.TickEvery), slow: max(state.TickEvery, min(slow, state.CalmTick)), until: now() + busyFor}
+}
+
+// wait begins the wait for the next tick.
+func (p *pace) wait() {
+	if p.calm {
+		p.timer.Reset(clock.Aligned(p.slow))
+	} else {
+		p.timer.Reset(state.TickEvery)
+	}
 }
 
 // stepped sets the pace after a step.
@@ -195,18 +205,14 @@ func (p *pace) stepped(now int64, busy bool) {
 		return
 	}
 	p.calm = calm
-	if calm {
-		p.tick.Reset(p.slow)
-	} else {
-		p.tick.Reset(state.TickEvery)
-	}
+	p.wait()
 }
 
 // hung is the value of turns when the term has ended because run stood still.
 const hung = -1
 
 const (
-	hangLook  = 250 * time.Millisecond
+	hangLook  = 3 * clock.Grain
 	hangLooks = 12 // in a row without a turn of run, which makes one at least every state.TickEvery
 )
 
@@ -235,7 +241,7 @@ func (t *term) watchTurns(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(hangLook):
+		case <-time.After(clock.Aligned(hangLook)):
 		}
 		n := t.turns.Load()
 		if missed++; n != last {
@@ -266,13 +272,13 @@ func (t *term) repeat(ctx context.Context, wait time.Duration, f func() time.Dur
 
 // keep extends the leadership and tells the machine until when it leads.
 func (t *term) keep(ctx context.Context) {
-	t.repeat(ctx, keepEvery, func() time.Duration {
+	t.repeat(ctx, clock.Aligned(keepEvery), func() time.Duration {
 		lead, ok := t.extend(ctx)
 		if !ok {
 			return keepAgain
 		}
 		t.send(ctx, lead)
-		return keepEvery
+		return clock.Aligned(keepEvery)
 	})
 }
 
@@ -295,9 +301,9 @@ func (t *term) extend(ctx context.Context) (state.Lead, bool) {
 
 // renewOften renews the lease of the election key every renewEvery.
 func (t *term) renewOften(ctx context.Context) {
-	t.repeat(ctx, renewEvery, func() time.Duration {
+	t.repeat(ctx, clock.Aligned(renewEvery), func() time.Duration {
 		t.renew(ctx)
-		return renewEvery
+		return clock.Aligned(renewEvery)
 	})
 }
 

@@ -77,21 +77,18 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.handler.
 func (c *Console) Run(ctx context.Context, controllers ...string) {
 	c.urls = controllers
 	defer c.http.CloseIdleConnections()
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	var done time.Time
 	for {
+		c.gather(ctx)
 		c.mu.Lock()
-		idle := time.Since(c.last) > watched
-		c.mu.Unlock()
-		if !idle || time.Since(done) > watched {
-			c.gather(ctx)
-			done = time.Now()
+		wait := watched
+		if time.Since(c.last) <= watched {
+			wait = every
 		}
+		c.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-time.After(wait):
 		case <-c.look:
 		}
 	}

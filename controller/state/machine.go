@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
@@ -14,7 +15,7 @@ import (
 // nothing is going on: see Active.
 const (
 	TickEvery = 25 * time.Millisecond
-	CalmTick  = 100 * time.Millisecond
+	CalmTick  = clock.Grain
 )
 
 // Active says whether a step shows that something is going on: anything but time, the
