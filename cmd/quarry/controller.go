@@ -17,6 +17,7 @@ import (
 	"github.com/quarrystore/quarry/controller"
 	"github.com/quarrystore/quarry/internal/etcdembed"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/procs"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
@@ -164,6 +165,7 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	look, blind := context.WithCancel(ctx)
 	defer blind()
 	go pages.Run(look, srv.URL())
+	go procs.Follow(look)
 	port.watch(collect.NewController(srv))
 	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

@@ -28,7 +28,7 @@ func BenchmarkIdle(b *testing.B) {
 	for range 2 {
 		quarry(b, env, "", "region", "create", "--replicas", "2").ok(b)
 	}
-	time.Sleep(5 * time.Second) // the start, and the end of the commands' sessions, are over
+	time.Sleep(10 * time.Second) // the start, and the end of the commands' sessions, are over; controllers are idle
 	before, woken := map[int]time.Duration{}, map[int]int{}
 	all := append(append([]*local.Process{}, c.Controllers...), c.Nodes...)
 	for _, p := range all {
