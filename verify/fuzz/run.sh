@@ -1,8 +1,9 @@
 #!/bin/sh
-# Runs each fuzz target of the repository for FUZZTIME (default 10s), and keeps the inputs that
-# reach new code below FUZZ_CORPUS (default bin/fuzz), where the next run begins with them. An
-# input that fails is written into the package's testdata/fuzz: commit it with the mend, go test runs
-# it from then on.
+# Runs each fuzz target of the repository, one after the other, for FUZZTIME (default 10s; 1000x
+# is a number of inputs) with FUZZWORKERS (default 2) processes, and keeps the inputs that reach new
+# code below FUZZ_CORPUS (default bin/fuzz), where the next run begins with them. The targets are
+# those that the sources have: none can be left out. An input that fails is written into the
+# package's testdata/fuzz: commit it with the mend, go test runs it from then on.
 set -eu
 cd "$(dirname "$0")/../.."
 corpus=${FUZZ_CORPUS:-$PWD/bin/fuzz}
@@ -11,8 +12,11 @@ grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | wh
   program=$corpus/$pkg/fuzz.test
   ${GO:-go} test -c -fuzz=. -vet=off -o "$program" "$pkg"
   for target in $(grep -h --include='*_test.go' -o '^func Fuzz[A-Za-z0-9_]*' "$pkg"/*_test.go | cut -c6-); do
-    echo "$pkg $target"
-    (cd "$pkg" && "$program" -test.run='^$' -test.fuzz="^$target\$" -test.fuzztime="${FUZZTIME:-10s}" -test.fuzzcachedir="$corpus/$pkg" </dev/null >"$corpus/log" 2>&1) || { cat "$corpus/log"; exit 1; }
+    # The last line of progress says how many inputs there were; without one the target has not run.
+    (cd "$pkg" && "$program" -test.run='^$' -test.fuzz="^$target\$" -test.fuzztime="${FUZZTIME:-10s}" -test.parallel="${FUZZWORKERS:-2}" \
+      -test.fuzzcachedir="$corpus/$pkg" </dev/null >"$corpus/log" 2>&1) && grep -q '^fuzz: elapsed' "$corpus/log" ||
+      { echo "$pkg $target fails"; cat "$corpus/log"; exit 1; }
+    echo "$pkg $target: $(grep '^fuzz: elapsed' "$corpus/log" | tail -1 | cut -d' ' -f4-)"
   done
   rm -f "$program"
 done
