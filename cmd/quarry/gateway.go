@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/gateway/redis"
+	"github.com/quarrystore/quarry/internal/identity"
 )
 
 type gatewayCmd struct {
@@ -25,7 +27,11 @@ type gatewayCmd struct {
 
 type gatewayRedisCmd struct {
 	metricsFlags
-	Listen       string   `default:"127.0.0.1:6379" placeholder:"HOST:PORT" help:"Port for Redis clients, or unix:PATH; port 0 takes a free one."`
+	Listen       string   `default:"127.0.0.1:6379" placeholder:"HOST:PORT" help:"Port for Redis clients, unix:PATH, or none; port 0 takes a free one."`
+	TLSListen    string   `name:"tls-listen" placeholder:"HOST:PORT" help:"Port for Redis clients over TLS, beside --listen; with --listen none in its place."`
+	ListenCert   string   `placeholder:"FILE" help:"Certificate of --tls-listen, PEM; default that of --tls-cert."`
+	ListenKey    string   `placeholder:"FILE" help:"Key of --listen-cert, PEM."`
+	ClientCA     string   `name:"client-ca" placeholder:"FILE" help:"Serve at --tls-listen only clients with a certificate of these authorities, PEM."`
 	Tree         string   `required:"" placeholder:"NAME" help:"Tree to serve. Any number of gateways may serve one tree."`
 	Create       bool     `help:"Make the tree if there is none."`
 	Replicas     int      `short:"r" placeholder:"N" help:"Replicas of the tree's regions, with --create; default is the cluster's."`
@@ -47,7 +53,14 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	secured, err := g.secured(a)
+	if err != nil {
+		return err
+	}
 	if _, err := a.guard(password != "", "--password-file", g.Listen); err != nil {
+		return err
+	}
+	if _, err := a.guard(password != "" || g.ClientCA != "", "--password-file or --client-ca", g.TLSListen); err != nil {
 		return err
 	}
 	if g.Replicas < 0 {
@@ -62,7 +75,7 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(g.serve(ctx, a, c, password, port), c.Close())
+	return errors.Join(g.serve(ctx, a, c, password, secured, port), c.Close())
 }
 
 // password is the first line of the password file.
@@ -82,35 +95,111 @@ func (g *gatewayRedisCmd) password() (string, error) {
 	return string(line), nil
 }
 
-func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, password string, port *metricsPort) error {
+func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, password string, secured *tls.Config, port *metricsPort) error {
 	tree, err := g.open(ctx, a, c)
 	if err != nil {
 		return err
 	}
-	l, err := g.listen(ctx)
+	listeners, err := g.listeners(ctx, secured)
 	if err != nil {
 		return err
 	}
-	defer l.Close()
+	for _, l := range listeners {
+		defer l.Close()
+	}
 	sweep := g.SweepKeys
 	if sweep == 0 {
 		sweep = -1
 	}
 	s := redis.New(redis.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
 	port.watch(prom.NewCollector(c), collect.NewGateway(s, tree))
-	err = a.ready(port.tell(map[string]string{"ready": "gateway", "address": l.Addr().String(), "tree": tree.Name()}), func(w io.Writer) {
+	if err := a.ready(port.tell(g.facts(listeners, tree)), func(w io.Writer) {
 		port.text(w)
-		fmt.Fprintf(w, "Redis clients are served %s at %s.\n", tree, l.Addr())
+		g.welcome(w, listeners, tree)
+	}); err != nil {
+		return err
+	}
+	return s.Serve(ctx, listeners...)
+}
+
+// facts are what the line of JSON says.
+func (g *gatewayRedisCmd) facts(listeners []net.Listener, tree *kv.Tree) map[string]string {
+	m := map[string]string{"ready": "gateway", "address": listeners[0].Addr().String(), "tree": tree.Name()}
+	if g.TLSListen != "" {
+		m["tls_address"] = listeners[len(listeners)-1].Addr().String()
+		if g.Listen == noListen {
+			delete(m, "address")
+		}
+	}
+	return m
+}
+
+func (g *gatewayRedisCmd) welcome(w io.Writer, listeners []net.Listener, tree *kv.Tree) {
+	for i, l := range listeners {
+		encrypted, flag := "", ""
+		if g.TLSListen != "" && i == len(listeners)-1 {
+			encrypted, flag = " over TLS", " --tls"
+		}
+		fmt.Fprintf(w, "Redis clients are served %s at %s%s.\n", tree, l.Addr(), encrypted)
 		if host, port, err := net.SplitHostPort(l.Addr().String()); err == nil {
-			fmt.Fprintf(w, "Try: redis-cli -h %s -p %s ping\n", host, port)
+			fmt.Fprintf(w, "Try: redis-cli -h %s -p %s%s ping\n", host, port, flag)
 		} else {
 			fmt.Fprintf(w, "Try: redis-cli -s %s ping\n", l.Addr())
 		}
-	})
-	if err != nil {
-		return err
 	}
-	return s.Serve(ctx, l)
+}
+
+// noListen is --listen of a gateway that serves TLS alone.
+const noListen = "none"
+
+// secured is the configuration of --tls-listen, nil without.
+func (g *gatewayRedisCmd) secured(a *app) (*tls.Config, error) {
+	if g.TLSListen == "" {
+		switch {
+		case g.ListenCert != "" || g.ListenKey != "" || g.ClientCA != "":
+			return nil, usagef("--listen-cert, --listen-key and --client-ca are of --tls-listen: give it too")
+		case g.Listen == noListen:
+			return nil, usagef("--listen none: give --tls-listen, or no client is served")
+		}
+		return nil, nil
+	}
+	f := identity.Files{Cert: g.ListenCert, Key: g.ListenKey, CA: g.ClientCA}
+	switch {
+	case (f.Cert == "") != (f.Key == ""):
+		return nil, usagef("--listen-cert and --listen-key go together")
+	case f.Cert == "":
+		f.Cert, f.Key = a.cli.TLSCert, a.cli.TLSKey
+	}
+	if f.Cert == "" {
+		return nil, usagef("--tls-listen: no certificate: give --listen-cert and --listen-key, or --tls-cert and --tls-key")
+	}
+	src, err := identity.Open(f, a.log)
+	if err != nil {
+		return nil, usagef("--tls-listen: %w", err)
+	}
+	return src.Public(), nil
+}
+
+// listeners are those of --listen and --tls-listen, in this order.
+func (g *gatewayRedisCmd) listeners(ctx context.Context, secured *tls.Config) (out []net.Listener, err error) {
+	if g.Listen != noListen {
+		l, err := listen(ctx, g.Listen)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, l)
+	}
+	if secured != nil {
+		l, err := listen(ctx, g.TLSListen)
+		if err != nil {
+			for _, l := range out {
+				l.Close()
+			}
+			return nil, err
+		}
+		out = append(out, tls.NewListener(l, secured))
+	}
+	return out, nil
 }
 
 func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*kv.Tree, error) {
@@ -131,16 +220,16 @@ func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*
 	return tree, err
 }
 
-func (g *gatewayRedisCmd) listen(ctx context.Context) (net.Listener, error) {
+func listen(ctx context.Context, address string) (net.Listener, error) {
 	var lc net.ListenConfig
-	if path, ok := strings.CutPrefix(g.Listen, "unix:"); ok {
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		l, err := lc.Listen(ctx, "unix", path)
 		if errors.Is(err, syscall.EADDRINUSE) && abandoned(path) && os.Remove(path) == nil {
 			l, err = lc.Listen(ctx, "unix", path)
 		}
 		return l, inUse(err)
 	}
-	l, err := lc.Listen(ctx, "tcp", g.Listen)
+	l, err := lc.Listen(ctx, "tcp", address)
 	return l, inUse(err)
 }
 

@@ -13,7 +13,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/verify/certs"
 )
 
 // redisGateway starts a gateway on the shared cluster.
@@ -152,4 +154,30 @@ func TestGatewayMistakes(t *testing.T) {
 	gateway("--tree", "x", "--create", "--listen", l.Addr().String()).fails(t, exitFailed, l.Addr().String(), "--listen")
 	require.Contains(t, quarry(t, nil, "", "gateway", "--help").ok(t), "redis")
 	require.Contains(t, quarry(t, nil, "", "gateway", "redis", "--help").ok(t), "--password-file")
+}
+
+// redis-cli --tls, with a certificate for the port and one of the client's; bad flags are named.
+func TestGatewayOverTLS(t *testing.T) {
+	ca := certs.New(t, "prod")
+	port, me := ca.Files(identity.Gateway, "g1", "127.0.0.1"), ca.Files(identity.Client, "app")
+	p, err := local.Spawn(t.Context(), executable(t), "gateway", "redis", "-C", cluster(t).URL, "--listen", "none", "--tls-listen", "127.0.0.1:0",
+		"--listen-cert", port.Cert, "--listen-key", port.Key, "--client-ca", ca.CA, "--tree", "tls", "--create")
+	require.NoError(t, err)
+	defer p.Stop()
+	require.NotContains(t, p.Ready, "address")
+	show := []string{"--tls", "--cacert", ca.CA, "--cert", me.Cert, "--key", me.Key}
+	require.Equal(t, "OK\n", redisTool(t, "", "redis-cli", p.Ready["tls_address"], append(show, "set", "k", "v")...))
+	require.Equal(t, "v\n", redisTool(t, "", "redis-cli", p.Ready["tls_address"], append(show, "get", "k")...))
+
+	start := []string{"gateway", "redis", "-C", cluster(t).URL, "--tree", "tls"}
+	for want, args := range map[string][]string{
+		"give --tls-listen":      {"--listen", "none"},
+		"are of --tls-listen":    {"--client-ca", ca.CA},
+		"go together":            {"--tls-listen", "127.0.0.1:0", "--listen-cert", port.Cert},
+		"no certificate":         {"--tls-listen", "127.0.0.1:0"},
+		"no such file":           {"--tls-listen", "127.0.0.1:0", "--listen-cert", "/nowhere", "--listen-key", port.Key},
+		"--client-ca, or listen": {"--tls-listen", "0.0.0.0:0", "--listen-cert", port.Cert, "--listen-key", port.Key},
+	} {
+		quarry(t, nil, "", append(start[:len(start):len(start)], args...)...).fails(t, exitUsage, want)
+	}
 }

@@ -3,6 +3,7 @@ package redis
 import (
 	"bytes"
 	"container/list"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"strings"
@@ -108,6 +109,12 @@ func newConn(s *Server, nc net.Conn, id uint64) *conn {
 // protocol, or does not read its replies.
 func (c *conn) serve() {
 	defer func() { c.s.held.Add(-c.counts - c.unread) }()
+	if !c.shake() {
+		return
+	}
+	if over, ok := c.sock.nc.(*tls.Conn); ok {
+		defer over.CloseWrite() // not when it is closed: that holds the server's lock
+	}
 	for !c.quit {
 		if c.filled == len(c.in) {
 			if err := c.grow(); err != nil {

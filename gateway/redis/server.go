@@ -3,6 +3,7 @@ package redis
 import (
 	"container/list"
 	"context"
+	"crypto/tls"
 	"errors"
 	"hash/maphash"
 	"log/slog"
@@ -126,12 +127,15 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Serve accepts connections until the context ends or the listener fails. It returns
-// when all running commands are answered. Call it once.
-func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+// Serve accepts connections of all listeners until the context ends, or they fail or are closed. It
+// returns when all running commands are answered. Those of a listener of crypto/tls are strangers until
+// hands are shaken. Call it once.
+func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	s.ctx = context.WithoutCancel(ctx) // running commands finish; the client bounds them
 	stop := context.AfterFunc(ctx, func() {
-		l.Close()
+		for _, l := range listeners {
+			l.Close()
+		}
 		s.ending.Store(true)
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -147,10 +151,15 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	if s.cfg.Far != nil {
 		s.wg.Go(func() { s.watch(bctx) })
 	}
-	err := s.accept(ctx, l)
+	var accepting sync.WaitGroup
+	errs := make([]error, len(listeners))
+	for i, l := range listeners {
+		accepting.Go(func() { errs[i] = s.accept(ctx, l) })
+	}
+	accepting.Wait()
 	stopBackground()
 	s.wg.Wait()
-	return err
+	return errors.Join(errs...)
 }
 
 // look updates far.
@@ -195,7 +204,9 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 	s.stats.connections.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.cfg.Password == "" && s.clients >= s.cfg.MaxClients {
+	_, encrypted := nc.(*tls.Conn)
+	strange := s.cfg.Password != "" || encrypted
+	if !strange && s.clients >= s.cfg.MaxClients {
 		s.stats.rejected.Add(1)
 		_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
 		_, _ = nc.Write([]byte("-" + string(errMaxClients) + "\r\n"))
@@ -205,7 +216,7 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 	s.lastID++
 	c := newConn(s, nc, s.lastID)
 	s.conns[c.id] = c
-	if s.cfg.Password != "" {
+	if strange {
 		s.estrange(c)
 	} else {
 		s.clients++

@@ -234,7 +234,7 @@ func (k *socket) close() {
 		k.own = -1
 		k.s.close.Add(-1)
 	}
-	k.nc.Close()
+	hangUp(k.nc)
 }
 
 // came records that a batch has come after waited. It counts the connections that send something

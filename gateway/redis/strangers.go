@@ -2,12 +2,14 @@ package redis
 
 import (
 	"bytes"
+	"crypto/tls"
+	"net"
 	"time"
 )
 
 const (
-	// maxStrangers bounds the connections that have not given the password. They do not count
-	// as clients; one more closes the oldest of them, so that a client that gives the password at once
+	// maxStrangers bounds the connections that have not given the password, or of which the TLS
+	// handshake is not over. They do not count as clients; one more closes the oldest of them, so that a client that gives the password at once
 	// is served however many others stay silent.
 	maxStrangers = 1024
 	// maxStrangerBytes bounds the input buffer of each, which begins with strangerBufferBytes: a
@@ -30,7 +32,7 @@ func (s *Server) estrange(c *conn) {
 		oldest := s.strangers.Front().Value.(*conn)
 		s.forget(oldest)
 		s.stats.rejected.Add(1)
-		oldest.sock.nc.Close() // it is attached: see alone
+		hangUp(oldest.sock.nc) // it is attached: see alone
 	}
 }
 
@@ -60,6 +62,35 @@ func (s *Server) login(c *conn) bool {
 		_ = c.sock.nc.SetReadDeadline(time.Time{})
 	}
 	return true
+}
+
+// shake makes the TLS handshake of an encrypted connection, in the time that a stranger has. False: it
+// has failed, or there are too many clients.
+func (c *conn) shake() bool {
+	over, ok := c.sock.nc.(*tls.Conn)
+	if !ok {
+		return true
+	}
+	_ = over.SetWriteDeadline(time.Now().Add(loginTimeout))
+	if err := over.Handshake(); err != nil {
+		c.s.stats.rejected.Add(1)
+		c.s.cfg.Logger.Debug("gateway: TLS handshake", "remote", c.remote.String(), "error", err)
+		return false
+	}
+	if !c.authenticated || c.s.login(c) {
+		return true
+	}
+	c.fail(string(errMaxClients))
+	c.flush()
+	return false
+}
+
+// hangUp closes a connection without a word: of an encrypted one, what lies under it.
+func hangUp(nc net.Conn) {
+	if over, ok := nc.(*tls.Conn); ok {
+		nc = over.NetConn()
+	}
+	nc.Close()
 }
 
 // isHTTP says whether a command is a line of an HTTP request: a web page can have a browser send one

@@ -187,6 +187,19 @@ func (s *Source) Server() *tls.Config {
 	}}
 }
 
+// Public is the configuration of a port for programs that are not of the cluster: TLS 1.2 or 1.3, and
+// where there are authorities, only clients with a certificate of theirs, whatever it names.
+func (s *Source) Public() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		m := s.current()
+		c := &tls.Config{MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true, Certificates: []tls.Certificate{*m.cert}}
+		if m.pool != nil {
+			c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, m.pool
+		}
+		return c, nil
+	}}
+}
+
 // ServerFor is Server for a port that only processes of some roles reach at all.
 func (s *Source) ServerFor(roles ...Role) *tls.Config {
 	outer := s.Server()
