@@ -64,6 +64,8 @@ type jobRunCmd struct {
 	Maps    int               `name:"map-parts" help:"Parts to cut the input into; 0 means four for each worker."`
 	Reduces int               `name:"reduce-parts" help:"Parts of the reduction; 0 means two for each worker."`
 	Limit   time.Duration     `name:"part-timeout" default:"10m" help:"Longest time for one attempt of one part."`
+	Memory  sizeFlag          `placeholder:"SIZE" help:"Memory of one instance of a WASM module; default and most are the worker's --module."`
+	Compile time.Duration     `name:"compile-timeout" placeholder:"DURATION" help:"Longest time to compile a WASM module; default and most are the worker's --compile-timeout."`
 	Wait    bool              `default:"true" negatable:"" help:"Wait for the end."`
 }
 
@@ -80,7 +82,7 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 		return usagef("--output %q: want tree:NAME", c.Output)
 	}
 	return a.jobs(ctx, 0, func(ctx context.Context, s *job.Store) error {
-		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit})
+		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile})
 		if err != nil {
 			return err
 		}

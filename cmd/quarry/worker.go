@@ -36,13 +36,19 @@ type workerCmd struct {
 	Name   string   `placeholder:"NAME" help:"Name among the workers; default host and process."`
 	Slots  int      `default:"1" help:"Parts that run at the same time."`
 	Memory sizeFlag `default:"2GiB" help:"Live memory at which the worker gives up its part and ends."`
-	Module sizeFlag `default:"256MiB" help:"Memory of one instance of a WASM module."`
+	Module sizeFlag `default:"256MiB" help:"Memory of one instance of a WASM module; a job may ask for less."`
+
+	CompileTimeout time.Duration `default:"2m" help:"Longest time to compile a WASM module; a job may ask for less."`
+	PartTimeout    time.Duration `default:"24h" help:"Longest time for one attempt of one part that a job may ask for."`
 
 	Replicas int  `short:"r" placeholder:"N" help:"Replicas of what it makes: the jobs' own tree, outputs, intermediate results; default is the cluster's."`
 	Durable  bool `help:"Acknowledged objects survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
 }
 
 func (c *workerCmd) Run(ctx context.Context, a *app) error {
+	if c.CompileTimeout <= 0 || c.PartTimeout <= 0 || c.PartTimeout > job.MaxPartTimeout {
+		return usagef("--compile-timeout %v, --part-timeout %v: want more than 0, and at most %v for a part", c.CompileTimeout, c.PartTimeout, job.MaxPartTimeout)
+	}
 	port, err := c.metricsFlags.open(ctx, "worker")
 	if err != nil {
 		return err
@@ -60,7 +66,8 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 		port.text(w)
 	})
 	if err == nil {
-		err = job.Work(ctx, job.Config{Client: cl, Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory), Tally: tally, Logger: a.log})
+		err = job.Work(ctx, job.Config{Client: cl, Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory),
+			CompileTimeout: c.CompileTimeout, PartTimeout: c.PartTimeout, Tally: tally, Logger: a.log})
 	}
 	return errors.Join(err, cl.Close())
 }

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -170,7 +171,10 @@ func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) error {
 	if p.Phase == phasePlan {
 		return w.makePlan(ctx, j, p)
 	}
-	prog, err := w.program(ctx, j.Spec.Plugin)
+	if err := w.allows(&j.Spec); err != nil {
+		return err
+	}
+	prog, err := w.program(ctx, &j.Spec)
 	if err != nil {
 		return err
 	}
@@ -198,8 +202,22 @@ func (w *worker) makePlan(ctx context.Context, j *Job, p *Part) error {
 	return nil
 }
 
+// allows refuses a job that asks for more than the worker gives.
+func (w *worker) allows(s *Spec) error {
+	switch {
+	case s.MemoryBytes > w.ModuleBytes:
+		return fmt.Errorf("the job asks for %d MiB of memory for an instance, worker %s gives %d MiB: lower --memory, or raise the worker's --module", s.MemoryBytes>>20, w.Name, w.ModuleBytes>>20)
+	case s.CompileTimeout > w.CompileTimeout:
+		return fmt.Errorf("the job asks for %v to compile its module, worker %s gives %v: lower --compile-timeout, or raise the worker's", s.CompileTimeout, w.Name, w.CompileTimeout)
+	case s.PartTimeout > w.PartTimeout:
+		return fmt.Errorf("the job asks for %v for a part, worker %s gives %v: lower --part-timeout, or raise the worker's", s.PartTimeout, w.Name, w.PartTimeout)
+	}
+	return nil
+}
+
 // program finds a plugin: compiled in, or uploaded.
-func (w *worker) program(ctx context.Context, name string) (program, error) {
+func (w *worker) program(ctx context.Context, s *Spec) (program, error) {
+	name := s.Plugin
 	if about, make, ok := coproc.Lookup(name); ok {
 		return compiled{about, make}, nil
 	}
@@ -207,8 +225,8 @@ func (w *worker) program(ctx context.Context, name string) (program, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.compiling.Lock()
+	defer w.compiling.Unlock()
 	if have := w.modules[m.SHA256]; have != nil {
 		return have, nil
 	}
@@ -216,7 +234,7 @@ func (w *worker) program(ctx context.Context, name string) (program, error) {
 	if err != nil {
 		return nil, err
 	}
-	code, err := w.rt.compile(w.tidy, b)
+	code, err := w.rt.compile(ctx, b, cmp.Or(s.CompileTimeout, w.CompileTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", name, err)
 	}

@@ -61,6 +61,18 @@ func TestPluginThatAllocatesWithoutEnd(t *testing.T) {
 	require.Contains(t, parts[0].Error, "more memory than it may")
 }
 
+// oddModule is testdata/odd.
+func oddModule(t *testing.T) []byte {
+	file := filepath.Join(t.TempDir(), "odd.wasm")
+	build := exec.Command("go", "build", "-o", file, "./testdata/odd")
+	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	wasm, err := os.ReadFile(file)
+	require.NoError(t, err)
+	return wasm
+}
+
 // Whatever a module does, it is the module that ends: the worker runs the next job.
 func TestModulesThatMisbehave(t *testing.T) {
 	if testing.Short() {
@@ -70,14 +82,7 @@ func TestModulesThatMisbehave(t *testing.T) {
 	in := map[string]string{"a": "1"}
 	r.tree("in", in)
 	r.tree("other", map[string]string{"x": "y"})
-	file := filepath.Join(t.TempDir(), "odd.wasm")
-	build := exec.Command("go", "build", "-o", file, "./testdata/odd")
-	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	wasm, err := os.ReadFile(file)
-	require.NoError(t, err)
-	_, err = r.store.PutModule(t.Context(), "odd-wasm", wasm)
+	_, err := r.store.PutModule(t.Context(), "odd-wasm", oddModule(t))
 	require.NoError(t, err)
 	died := r.worker("a", func(c *job.Config) { c.ModuleBytes = 64 << 20 })
 	spec := func(do string) job.Spec {
@@ -105,6 +110,60 @@ func TestModulesThatMisbehave(t *testing.T) {
 	r.done(spec("nothing odd"))
 	require.Equal(t, in, r.read("out of nothing odd"))
 	require.Empty(t, died, "the worker has outlived all of them")
+}
+
+// A job's limits hold, a worker bounds them, and the errors say which and what to do.
+func TestLimitsThatAJobDeclares(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles a module; not with -short")
+	}
+	r := newRig(t)
+	r.tree("in", map[string]string{"a": "1"})
+	wasm := oddModule(t)
+	// A custom section makes it another module than those of other tests, which may be compiled.
+	wasm = append(wasm, 0, 4, 2, 'i', 't', 0)
+	_, err := r.store.PutModule(t.Context(), "first", wasm)
+	require.NoError(t, err)
+	died := r.worker("a", func(c *job.Config) {
+		c.ModuleBytes, c.CompileTimeout, c.PartTimeout = 64<<20, time.Hour, 10*time.Minute
+	})
+	spec := func(plugin, do string) job.Spec {
+		return job.Spec{Plugin: plugin, Input: job.Source{Tree: "in"}, Output: "out", Args: map[string]string{"do": do}}
+	}
+	fails := func(s job.Spec, want string) {
+		t.Helper()
+		j := r.run(s)
+		require.Equal(t, job.Failed, j.State)
+		require.Contains(t, j.Error, want)
+	}
+	s := spec("first", "nothing odd")
+	s.CompileTimeout = time.Nanosecond
+	fails(s, "compiling takes longer than 1ns")
+	s.CompileTimeout = 2 * time.Hour
+	fails(s, "worker a gives 1h0m0s: lower --compile-timeout")
+	s.CompileTimeout, s.PartTimeout = 0, 11*time.Minute
+	fails(s, "worker a gives 10m0s: lower --part-timeout")
+	s.PartTimeout, s.MemoryBytes = 0, 65<<20
+	fails(s, "worker a gives 64 MiB: lower --memory")
+	s.MemoryBytes = 1 << 16
+	fails(s, "the job allows 64 KiB: raise --memory")
+	s.MemoryBytes = 32 << 20
+	r.done(s)
+	s = spec("first", "take 40 MiB")
+	r.done(s) // the worker gives 64
+	s.MemoryBytes = 32 << 20
+	fails(s, "out of memory")
+
+	require.Empty(t, died, "the worker has outlived all of them")
+
+	s = job.Spec{Plugin: "odd", Input: job.Source{Tree: "in"}, Output: "out", MemoryBytes: 1 << 20}
+	_, err = r.store.Submit(t.Context(), s)
+	require.ErrorContains(t, err, "compiled into the workers")
+	for _, s := range []job.Spec{{MemoryBytes: 1}, {MemoryBytes: -1}, {MemoryBytes: 5 << 30}, {CompileTimeout: -1}} {
+		s.Plugin, s.Input.Tree, s.Output = "first", "in", "out"
+		_, err := r.store.Submit(t.Context(), s)
+		require.ErrorContains(t, err, "want")
+	}
 }
 
 // A file that is no module is refused where it is uploaded, and nothing is kept of it.

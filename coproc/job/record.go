@@ -21,6 +21,7 @@ const (
 	MaxArgBytes    = 4096
 	MaxModuleBytes = 32 << 20
 	MaxPartTimeout = 24 * time.Hour
+	MaxMemoryBytes = 4 << 30 // of an instance: WASM has 32-bit addresses
 	// MaxAttempts of one part.
 	MaxAttempts = 4
 	maxLogLines = 100
@@ -61,6 +62,10 @@ type Spec struct {
 	ReduceParts int `json:"reduce_parts,omitempty"`
 	// PartTimeout of one attempt of one part.
 	PartTimeout time.Duration `json:"part_timeout_ns"`
+	// MemoryBytes of one instance of a module, and CompileTimeout of it; 0 means the worker's
+	// limits, which bound them. Compiled plugins have neither.
+	MemoryBytes    int           `json:"memory_bytes,omitempty"`
+	CompileTimeout time.Duration `json:"compile_timeout_ns,omitempty"`
 }
 
 // Source of records: tree:NAME, redis:NAME#DATABASE or objects:PREFIX.
@@ -156,6 +161,10 @@ func (s *Spec) check() error {
 		return fmt.Errorf("job: %d reduce parts, want 1 to %d", s.ReduceParts, MaxReduceParts)
 	case s.PartTimeout < 0 || s.PartTimeout > MaxPartTimeout:
 		return fmt.Errorf("job: part timeout %v, want more than 0 and at most %v", s.PartTimeout, MaxPartTimeout)
+	case s.MemoryBytes != 0 && (s.MemoryBytes < wasmPage || s.MemoryBytes > MaxMemoryBytes):
+		return fmt.Errorf("job: %d bytes of memory for an instance, want %d to %d", s.MemoryBytes, wasmPage, MaxMemoryBytes)
+	case s.CompileTimeout < 0:
+		return fmt.Errorf("job: compile timeout %v, want more than 0", s.CompileTimeout)
 	}
 	return nil
 }

@@ -83,6 +83,9 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !about.WASM && (spec.MemoryBytes != 0 || spec.CompileTimeout != 0) {
+		return nil, fmt.Errorf("job: plugin %s is compiled into the workers: only a WASM module has a limit of memory or of the time to compile it", spec.Plugin)
+	}
 	if spec.Input.Tree != "" {
 		if _, err := kv.Open(ctx, s.c, spec.Input.Tree, btree.Config{}); err != nil {
 			return nil, fmt.Errorf("input: %w", err)

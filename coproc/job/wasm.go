@@ -2,6 +2,7 @@ package job
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -28,12 +29,10 @@ const (
 	// describeTimeout bounds how long a module may take to answer with its About.
 	describeTimeout = 10 * time.Second
 	maxStderr       = 4 << 10
-	// compileTimeout bounds the compilation of a module by a worker; one of 32 MiB takes seconds.
-	compileTimeout = 2 * time.Minute
-	compilers      = 2
+	// DefaultCompileTimeout bounds the compilation of a module by a worker; one of 32 MiB takes seconds.
+	DefaultCompileTimeout = 2 * time.Minute
+	compilers             = 2
 )
-
-var errCompile = fmt.Errorf("compiling takes longer than %v", compileTimeout)
 
 // compiledModules of this process, which may have several workers.
 var compiledModules = wazero.NewCompilationCache()
@@ -58,7 +57,7 @@ func (r *runtime) close() { _ = r.Close(r.ctx) }
 func (r *runtime) describe(ctx context.Context, wasm []byte) (about coproc.About, err error) {
 	ctx, cancel := context.WithTimeout(ctx, describeTimeout)
 	defer cancel()
-	m, err := r.compile(ctx, wasm)
+	m, err := r.compile(ctx, wasm, describeTimeout)
 	if err != nil {
 		return about, fmt.Errorf("not a WASM module: %w", err)
 	}
@@ -76,7 +75,7 @@ func (r *runtime) describe(ctx context.Context, wasm []byte) (about coproc.About
 		return about, err
 	}
 	g.in = coproc.AppendFrame(nil, coproc.FrameStart, start, nil)
-	if err := r.run(ctx, m, g); err != nil {
+	if err := r.run(ctx, m, g, DefaultMemoryBytes); err != nil {
 		return about, err
 	}
 	if !said {
@@ -98,14 +97,65 @@ func sleep(ctx context.Context, ns int64) {
 
 // compile makes a module's machine code. With several compilers wazero looks at the context
 // between functions, and with one it does not.
-func (r *runtime) compile(ctx context.Context, wasm []byte) (wazero.CompiledModule, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, compileTimeout, errCompile)
+func (r *runtime) compile(ctx context.Context, wasm []byte, limit time.Duration) (wazero.CompiledModule, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("compiling takes longer than %v", limit))
 	defer cancel()
-	return r.CompileModule(experimental.WithCompilationWorkers(ctx, compilers), wasm)
+	m, err := r.CompileModule(experimental.WithCompilationWorkers(ctx, compilers), wasm)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return m, err
 }
 
-// run instantiates a module and returns when its main function has.
-func (r *runtime) run(ctx context.Context, m wazero.CompiledModule, g *guest) error {
+// linear is the memory of one instance. It does not grow beyond its limit: the module is told
+// so, as when memory runs out.
+type linear struct {
+	b     []byte
+	limit uint64
+}
+
+// errFirstMemory is panicked with where wazero takes no error.
+type errFirstMemory struct{ want, limit uint64 }
+
+func (e errFirstMemory) Error() string {
+	return fmt.Sprintf("the module begins with %d KiB of memory, the job allows %d KiB: raise --memory", e.want>>10, e.limit>>10)
+}
+
+// allocator is of the memory of one instance.
+func allocator(limit int) experimental.MemoryAllocator {
+	return experimental.MemoryAllocatorFunc(func(first, _ uint64) experimental.LinearMemory {
+		if first > uint64(limit) {
+			panic(errFirstMemory{first, uint64(limit)})
+		}
+		return &linear{make([]byte, 0, first), uint64(limit)}
+	})
+}
+
+func (l *linear) Reallocate(size uint64) []byte {
+	if size > l.limit {
+		return nil
+	}
+	if more := int(size) - len(l.b); more > 0 {
+		l.b = append(l.b, make([]byte, more)...)
+	}
+	return l.b[:size]
+}
+
+func (l *linear) Free() { l.b = nil }
+
+// run instantiates a module with at most so many bytes of memory, and returns when its main
+// function has.
+func (r *runtime) run(ctx context.Context, m wazero.CompiledModule, g *guest, memoryBytes int) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			first, ok := p.(errFirstMemory)
+			if !ok {
+				panic(p)
+			}
+			err = first
+		}
+	}()
+	ctx = experimental.WithMemoryAllocator(ctx, allocator(memoryBytes))
 	var stderr tail
 	cfg := wazero.NewModuleConfig().WithName("").WithStdin(g).WithStdout(g).WithStderr(&stderr).
 		WithSysWalltime().WithSysNanotime().WithNanosleep(func(ns int64) { sleep(ctx, ns) })
@@ -321,7 +371,7 @@ func (m *module) part(e *env, emit coproc.Emit, more func(dst []byte) []byte) er
 		}
 		return nil
 	}
-	if err := m.rt.run(e.ctx, m.code, g); err != nil {
+	if err := m.rt.run(e.ctx, m.code, g, cmp.Or(e.job.Spec.MemoryBytes, e.w.ModuleBytes)); err != nil {
 		return err
 	}
 	if !done {

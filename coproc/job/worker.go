@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,8 +28,13 @@ type Config struct {
 	// Slots is how many parts run at the same time; 0 means 1.
 	Slots int
 	// ModuleBytes of memory for one instance of a module, and ProcessBytes of live
-	// heap for the whole process; 0 means DefaultMemoryBytes, and no limit.
+	// heap for the whole process; 0 means DefaultMemoryBytes, and no limit. A job may ask for
+	// less memory for its instances.
 	ModuleBytes, ProcessBytes int
+	// CompileTimeout of a module; 0 means DefaultCompileTimeout. A job may ask for less.
+	CompileTimeout time.Duration
+	// PartTimeout is the longest that a job may ask for; 0 means MaxPartTimeout.
+	PartTimeout time.Duration
 	// Lease after which a part whose beat stands still may be taken over; 0 means 3 s.
 	Lease time.Duration
 	// Patience is how long a part waits for a worker beside its memory, where there is
@@ -69,12 +75,14 @@ type worker struct {
 
 	staff atomic.Pointer[staff]
 
-	mu      sync.Mutex
-	seen    map[string]sighting // of parts and workers
-	modules map[string]*module  // by hash
-	ready   []*Part             // unclaimed when the parts were last listed
-	looked  time.Time           // when that was
-	me      Worker
+	compiling sync.Mutex         // one module at a time; not mu, which the worker's beat needs
+	modules   map[string]*module // by hash; guarded by compiling
+
+	mu     sync.Mutex
+	seen   map[string]sighting // of parts and workers
+	ready  []*Part             // unclaimed when the parts were last listed
+	looked time.Time           // when that was
+	me     Worker
 }
 
 // staff are the live workers, as last listed.
@@ -100,6 +108,8 @@ func Work(ctx context.Context, cfg Config) error {
 	if cfg.ModuleBytes == 0 {
 		cfg.ModuleBytes = DefaultMemoryBytes
 	}
+	cfg.CompileTimeout = cmp.Or(cfg.CompileTimeout, DefaultCompileTimeout)
+	cfg.PartTimeout = cmp.Or(cfg.PartTimeout, MaxPartTimeout)
 	if cfg.Lease == 0 {
 		cfg.Lease = 3 * time.Second
 	}

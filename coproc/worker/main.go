@@ -74,7 +74,9 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	f.StringVar(&o.work.Node, "node", "", "storage node beside which it runs, whose memory it prefers")
 	f.IntVar(&o.work.Slots, "slots", 1, "parts that run at the same time")
 	f.IntVar(&o.memory, "memory-mib", 2048, "live memory at which the worker gives up its part and ends")
-	f.IntVar(&o.module, "module-mib", job.DefaultMemoryBytes>>20, "memory of one instance of a WASM module")
+	f.IntVar(&o.module, "module-mib", job.DefaultMemoryBytes>>20, "memory of one instance of a WASM module; a job may ask for less")
+	f.DurationVar(&o.work.CompileTimeout, "compile-timeout", job.DefaultCompileTimeout, "longest time to compile a WASM module; a job may ask for less")
+	f.DurationVar(&o.work.PartTimeout, "part-timeout", job.MaxPartTimeout, "longest time for one attempt of one part that a job may ask for")
 	f.StringVar(&o.listen, "metrics-listen", "", "serve Prometheus metrics there, HOST:PORT")
 	if len(args) > 0 && args[0] == "worker" { // as storage nodes say it
 		args = args[1:]
@@ -87,6 +89,9 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	}
 	if o.memory < 1 || o.module < 1 || o.memory > 1<<30 || o.module > 4<<10 {
 		return nil, fmt.Errorf("--memory-mib %d, --module-mib %d: want 1 or more, and at most 4096 for a module", o.memory, o.module)
+	}
+	if o.work.CompileTimeout <= 0 || o.work.PartTimeout <= 0 || o.work.PartTimeout > job.MaxPartTimeout {
+		return nil, fmt.Errorf("--compile-timeout %v, --part-timeout %v: want more than 0, and at most %v for a part", o.work.CompileTimeout, o.work.PartTimeout, job.MaxPartTimeout)
 	}
 	if o.client.Replicas < 0 || o.client.Replicas > client.MaxReplicas {
 		return nil, fmt.Errorf("--replicas %d: want 1 to %d", o.client.Replicas, client.MaxReplicas)

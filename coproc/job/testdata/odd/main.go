@@ -33,6 +33,8 @@ func (o *odd) Map(env coproc.Env, key, value []byte, emit coproc.Emit) error {
 		for {
 			o.hold = append(o.hold, make([]byte, 1<<20))
 		}
+	case "take 40 MiB":
+		o.hold = append(o.hold, make([]byte, 40<<20))
 	case "rubbish":
 		_, _ = os.Stdout.WriteString(strings.Repeat("rubbish ", 1<<12))
 	case "leave":
