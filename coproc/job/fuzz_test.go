@@ -54,7 +54,7 @@ var (
 
 // describe asks a module for its About, with little memory and time.
 func describe(ctx context.Context, wasm []byte) (coproc.About, error) {
-	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	r := newRuntime(ctx, wazero.NewRuntimeConfigInterpreter(), 4*wasmPage)
 	defer r.close()

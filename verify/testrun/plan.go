@@ -93,7 +93,10 @@ func newPlan(only string) (plan, error) {
 		},
 		lanes: [][]*stage{
 			{tests},
-			{{name: "soft-roce", env: static[1:], command: []string{"sh", "verify/rxevm/test-rdma.sh", "suited"}}},
+			{
+				{name: "soft-roce", env: static[1:], command: []string{"sh", "verify/rxevm/test-rdma.sh", "suited"}},
+				{name: "fuzz", env: append([]string{"FUZZTIME=2s", "FUZZWORKERS=2"}, static...), command: []string{"sh", "verify/fuzz/run.sh"}},
+			},
 			{race, plain},
 		},
 	}

@@ -213,7 +213,7 @@ func TestPlan(t *testing.T) {
 	for _, s := range p.stages() {
 		names = append(names, s.name)
 	}
-	require.Equal(t, []string{"build", "gofmt", "vet", "tests", "soft-roce", "race", "plain"}, names)
+	require.Equal(t, []string{"build", "gofmt", "vet", "tests", "soft-roce", "fuzz", "race", "plain"}, names)
 	all, err := packages("go")
 	require.NoError(t, err)
 	for _, name := range slices.Concat(slowest, notRaced) {
@@ -222,7 +222,7 @@ func TestPlan(t *testing.T) {
 	for _, name := range raced {
 		require.DirExists(t, name)
 	}
-	tests, race, plain := p.stages()[3].command, p.stages()[5], p.stages()[6]
+	tests, race, plain := p.stages()[3].command, p.stages()[6], p.stages()[7]
 	for _, pkg := range all {
 		if race.skip != "" {
 			require.Contains(t, tests, pkg)
