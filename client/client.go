@@ -111,7 +111,7 @@ func (c *Client) replace(old *session) {
 	opened := make(chan struct{})
 	c.opening = opened
 	c.wg.Go(func() {
-		_, _ = request(c.control, c.ctx, &quarrypb.RevokeSessionRequest{Serial: old.ticket.Serial, Reason: "ended by its client", Proof: old.proof}, quarrypbconnect.ControllerClient.RevokeSession)
+		_, _ = request(c.control, c.ctx, &quarrypb.RevokeSessionRequest{Serial: old.ticket.Serial, Reason: "ended by its client", Proof: old.shown.Load().proof}, quarrypbconnect.ControllerClient.RevokeSession)
 	})
 	c.wg.Go(func() {
 		s := c.openNext()

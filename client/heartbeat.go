@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,9 +117,15 @@ func (s *session) heartbeats(ctx context.Context) {
 	}
 }
 
+// renewPeriod is the time between the heartbeats that renew a ticket.
+const renewPeriod = 100 * time.Millisecond
+
 // heartbeatPeriod is the time between regular heartbeats: Client.maxBeatPeriod, less as the
-// lease runs out.
+// lease runs out, and while a ticket is renewed.
 func (s *session) heartbeatPeriod() time.Duration {
+	if s.renewing {
+		return renewPeriod
+	}
 	lease := time.Duration(s.leaseUntil.Load() - clock.Now())
 	return max(10*time.Millisecond, min(lease/2, s.client.maxBeatPeriod))
 }
@@ -139,9 +146,14 @@ func (s *session) heartbeat(ctx context.Context) (acked uint64, ok bool) {
 	if len(s.client.cfg.Controllers) > 1 {
 		opt.tryTimeout = min(opt.tryTimeout, tryTimeout)
 	}
-	err := s.client.control.do(ctx, opt, tryOf(&res, &quarrypb.HeartbeatRequest{
-		Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim, Troubles: reports, Proof: s.proof,
-	}, quarrypbconnect.ControllerClient.Heartbeat))
+	now := s.shown.Load()
+	req := &quarrypb.HeartbeatRequest{
+		Serial: s.ticket.Serial, TableRevision: revision, ReclaimEpoch: reclaim, Troubles: reports, Proof: now.proof, KeyId: now.ticket.KeyID,
+	}
+	if s.signingKey != now.ticket.KeyID {
+		req.Ticket = now.ticket.Proto()
+	}
+	err := s.client.control.do(ctx, opt, tryOf(&res, req, quarrypbconnect.ControllerClient.Heartbeat))
 	if w := s.tableStream.Load(); w != nil && w.controller != s.client.control.current.Load() {
 		w.cancel() // calls go to another controller now
 	}
@@ -149,6 +161,7 @@ func (s *session) heartbeat(ctx context.Context) (acked uint64, ok bool) {
 	case err == nil:
 		s.extendLease(sent, res.LeaseMs)
 		s.client.learnDefaults(res.DefaultReplicas)
+		s.renew(res)
 		if err := s.install(res.Table); err != nil {
 			_ = s.refresh(ctx)
 		}
@@ -159,6 +172,22 @@ func (s *session) heartbeat(ctx context.Context) (acked uint64, ok bool) {
 		s.troubles.giveBack(reports)
 	}
 	return 0, false
+}
+
+// renew takes the ticket and the proof that a heartbeat has brought.
+func (s *session) renew(res *quarrypb.HeartbeatResponse) {
+	key := cmp.Or(res.KeyId, s.ticket.KeyID)
+	// The next heartbeat shows the ticket of before, or says that the new one is in use.
+	s.renewing = key != s.signingKey || res.Ticket != nil
+	if s.signingKey = key; res.Ticket == nil {
+		return
+	}
+	next := &shown{s.shown.Load().ticket, res.Proof}
+	if err := next.ticket.Accept(res.Ticket); err != nil || next.ticket.Session != s.ticket.Session || next.ticket.Serial != s.ticket.Serial {
+		s.client.cfg.Logger.Warn("a renewed ticket is not of this session", "session", s.ticket.Session, "error", err)
+		return
+	}
+	s.shown.Store(next)
 }
 
 // refresh reads the changes of the table, or the whole table if the changes do not fit the

@@ -302,7 +302,7 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 	}
 	ctx, cancel := l.attemptContext(attempt)
 	defer cancel()
-	conn, err := l.session.client.dial(ctx, l.adopted.table.Node(node), &l.session.ticket, l.number)
+	conn, err := l.session.client.dial(ctx, l.adopted.table.Node(node), &l.session.shown.Load().ticket, l.number)
 	switch {
 	case errors.Is(err, rdma.ErrRevoked):
 		l.session.end(err)

@@ -91,7 +91,7 @@ func (n *Names) create(ctx context.Context, name, kind string, ref Ref, s *sessi
 	e := Name{Name: name, Kind: kind, Ref: ref, Owner: n.c.cfg.Name}
 	q := &quarrypb.CreateNameRequest{Name: e.message()}
 	if s != nil {
-		q.Serial, q.Proof = s.ticket.Serial, s.proof
+		q.Serial, q.Proof = s.ticket.Serial, s.shown.Load().proof
 	}
 	m, err := requestOnce(n.c.control, ctx, q, quarrypbconnect.ControllerClient.CreateName)
 	if ce := new(connect.Error); errors.As(err, &ce) && ce.Code() == connect.CodeFailedPrecondition {

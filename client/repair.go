@@ -75,7 +75,7 @@ func (l *lane) isFenced(region, session uint32) bool {
 // its verbs there any more. waitMs is how long the controller may wait for the fence; 0
 // means as long as the controller allows.
 func (s *session) certificate(res **quarrypb.CertifyFenceResponse, region, holder, waitMs uint32) try {
-	return tryOf(res, &quarrypb.CertifyFenceRequest{Serial: s.ticket.Serial, Region: region, Session: holder, WaitMs: waitMs, Proof: s.proof}, quarrypbconnect.ControllerClient.CertifyFence)
+	return tryOf(res, &quarrypb.CertifyFenceRequest{Serial: s.ticket.Serial, Region: region, Session: holder, WaitMs: waitMs, Proof: s.shown.Load().proof}, quarrypbconnect.ControllerClient.CertifyFence)
 }
 
 // SessionStates lists the controllers' records of sessions. The returned function looks a

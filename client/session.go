@@ -25,11 +25,12 @@ import (
 // Fields without a word about their owner never change once openSession has returned.
 type session struct {
 	client *Client
-	ticket rdma.Credentials // shown to storage nodes
-	proof  []byte           // shown to controllers
-	arena  *rdma.Arena      // scratch memory of all lanes; free returns it
-	lanes  []*lane
-	queue  laneQueue
+	ticket rdma.Credentials // as the session was opened; a renewed one names the same session and rights
+	// shown is what the session shows now. A heartbeat replaces it when the controllers' key has changed.
+	shown atomic.Pointer[shown]
+	arena *rdma.Arena // scratch memory of all lanes; free returns it
+	lanes []*lane
+	queue laneQueue
 
 	// leaseUntil is the end of the lease in clock.Now time. Invariant: it only rises.
 	leaseUntil atomic.Int64
@@ -52,11 +53,19 @@ type session struct {
 	active     context.Context
 	deactivate context.CancelFunc
 
+	renewing      bool                                  // the next heartbeat goes on with the renewal of the ticket; of the heartbeat loop
+	signingKey    uint64                                // the key that signs tickets, as the latest heartbeat says; of the heartbeat loop
 	heartbeatNow  chan struct{}                         // of capacity 1: send a heartbeat at once
 	reclaimRaised chan struct{}                         // of capacity 1: the reclaim epoch has risen
 	tableStream   atomic.Pointer[tableStream]           // the stream that watchTable reads
 	troubles      troubleReports                        // what the next heartbeat reports of nodes
 	refusals      byHome[atomic.Pointer[regionRefusal]] // the last refusal of a region of each kind
+}
+
+// shown is what a session identifies itself with. Immutable.
+type shown struct {
+	ticket rdma.Credentials // to storage nodes
+	proof  []byte           // to controllers
 }
 
 // byHome has one T for each kind of regions.
@@ -101,7 +110,8 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 		return nil, errors.New("open a session: the controller's answer has no session")
 	}
 	s := &session{client: c, done: make(chan struct{}), heartbeatNow: make(chan struct{}, 1), reclaimRaised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
-	s.ticket, s.proof = *ticket, res.Proof
+	s.ticket, s.signingKey = *ticket, ticket.KeyID
+	s.shown.Store(&shown{*ticket, res.Proof})
 	s.suspendedAtOpen.Store(suspended)
 	s.wallOffset.Store(wall - sent)
 	s.active, s.deactivate = context.WithCancel(c.ctx)
@@ -332,7 +342,7 @@ func (s *session) close(ctx context.Context) error {
 		}
 	}
 	if clean && s.err() == nil {
-		_, err := request(s.client.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.proof}, quarrypbconnect.ControllerClient.CloseSession)
+		_, err := request(s.client.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.shown.Load().proof}, quarrypbconnect.ControllerClient.CloseSession)
 		errs = append(errs, err)
 	}
 	s.end(ErrClosed)

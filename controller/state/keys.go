@@ -27,6 +27,7 @@ type keys struct {
 	current, next, previous *keyring.Signer       // nil: there is none
 	look                    int64                 // no step of a rotation before
 	given                   *Credentials          // of these keys; nil: not asked for since they changed
+	renewed                 int64                 // when a session was given a ticket of current last, or may have been
 }
 
 // newKeys is the record of a cluster that has none.
@@ -118,18 +119,22 @@ const sessionLabel = "quarry session"
 // proof is the secret that a session's calls show. It is made again of the key that has signed
 // the session's ticket, so that no record holds it.
 func (c *Credentials) proof(serial uint64) []byte {
-	k := c.Signer
 	if serial < c.firstSerial && c.previous != nil {
-		k = c.previous
+		return c.proofBy(c.previous, serial)
 	}
+	return c.proofBy(c.Signer, serial)
+}
+
+func (c *Credentials) proofBy(k *keyring.Signer, serial uint64) []byte {
 	b := append(c.cluster[:len(c.cluster):len(c.cluster)], make([]byte, 8)...)
 	binary.LittleEndian.PutUint64(b[len(c.cluster):], serial)
 	return k.Proof(sessionLabel, b)
 }
 
-// Holds refuses a call in the name of a session whose proof it does not show.
+// Holds refuses a call in the name of a session whose proof it does not show. While the key of
+// before is valid, a session of before may show either key's.
 func (c *Credentials) Holds(serial uint64, proof []byte) *Error {
-	if !hmac.Equal(c.proof(serial), proof) {
+	if !hmac.Equal(c.proof(serial), proof) && !hmac.Equal(c.proofBy(c.Signer, serial), proof) {
 		return errorf(Denied, "the call does not show the proof that the session with serial %d was given when it was opened", serial)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // A rotation has three steps, each a write of the record, so that a leader that takes over
@@ -15,10 +16,16 @@ import (
 //
 //	next      nodes learn its public half with their heartbeats; it signs nothing yet
 //	current   every node that is up verifies with it: it signs from here on
-//	(gone)    the key before it, when no session lives whose ticket it has signed
+//	(gone)    the key before it, when no session uses a ticket that it has signed
+//
+// Sessions of before get a ticket and a proof of the current key with a heartbeat.
 
 // rotateEvery is the time between two looks whether a rotation can go on.
 const rotateEvery = int64(200 * time.Millisecond)
+
+// lateProofs is how long after a renewal calls with the session's former proof are taken: they may
+// be under way.
+const lateProofs = int64(3 * time.Second)
 
 func (m *Machine) rotateKey(waiter uint64, random []byte) {
 	k := &m.keys
@@ -60,7 +67,7 @@ func (m *Machine) listKeys(waiter uint64) {
 	m.answer(waiter, resp)
 }
 
-// signedBefore counts the live sessions whose tickets the previous key has signed.
+// signedBefore counts the live sessions that use tickets which the previous key has signed.
 func (m *Machine) signedBefore() (n int) {
 	if m.keys.previous == nil {
 		return 0
@@ -69,7 +76,7 @@ func (m *Machine) signedBefore() (n int) {
 		if s.rec.Serial >= m.keys.rec.Current.FirstSerial {
 			break
 		}
-		if s.rec.State == stateLive {
+		if s.rec.State == stateLive && s.keyID != m.keys.current.ID() {
 			n++
 		}
 	}
@@ -116,12 +123,30 @@ func (m *Machine) rotate() {
 		rec.Current.FirstSerial = m.cluster.NextSerial
 		m.stage(k.change(rec))
 		m.note("signing key %016x is current, %016x verifies what it has signed", k.current.ID(), k.previous.ID())
-	case k.next == nil && m.signedBefore() == 0 && !m.reconciles():
-		m.note("signing key %016x has gone: no session lives whose ticket it has signed", k.previous.ID())
+	case k.next == nil && m.signedBefore() == 0 && !m.reconciles() && m.now >= k.renewed+lateProofs:
+		m.note("signing key %016x has gone: no session uses a ticket that it has signed", k.previous.ID())
 		rec := proto.CloneOf(k.rec)
 		rec.Previous = nil
 		m.stage(k.change(rec))
 	}
+}
+
+// renew answers a heartbeat that shows a ticket of the previous key with one of the current key.
+// The ticket, not the caller, says what key the session holds.
+func (m *Machine) renew(s *session, r *quarrypb.HeartbeatRequest, res *quarrypb.HeartbeatResponse) {
+	k := &m.keys
+	s.keyID, res.KeyId = r.KeyId, k.current.ID()
+	if k.previous == nil || r.Ticket == nil {
+		return
+	}
+	old, err := rdma.TicketOf(r.Ticket)
+	if err != nil || old.Serial != s.rec.Serial || old.Region != 0 ||
+		!old.Verify(keyring.NewRing(k.previous.Public())) {
+		return
+	}
+	res.Ticket = m.issue(rdma.Ticket{Session: s.rec.Session, Serial: s.rec.Serial, Tenant: s.rec.Tenant, Rights: rdma.Rights(s.rec.Rights), Holder: old.Holder})
+	res.Proof = m.Credentials().proofBy(k.current, s.rec.Serial)
+	k.renewed = m.now
 }
 
 // reconciles says whether a reconcile may run, whose ticket no session shows.

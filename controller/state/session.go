@@ -30,6 +30,7 @@ type session struct {
 	ackTable   uint64
 	ackReclaim uint64
 	revokers   []uint64 // waiters of RevokeSession
+	keyID      uint64   // of the key that has signed its ticket, as its latest heartbeat says
 	fenceBegan int64    // when its fence began, or when this leader found it begun
 	// Since the last heartbeat: the connection that it came over has ended; the last
 	// connection to some storage node has. See maybeBegin.
@@ -163,10 +164,9 @@ func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
 	s.ackReclaim = max(s.ackReclaim, min(r.ReclaimEpoch, m.log.reclaim))
 	m.waits.dirty = len(m.waits.list) > 0
 	m.troubled(s, r.Troubles)
-	m.emit(Answer{
-		Waiter: waiter, since: r.TableRevision, bare: r.NoRows,
-		Msg: &quarrypb.HeartbeatResponse{LeaseMs: uint32(m.cfg.Lease.Milliseconds()), DefaultReplicas: m.defaultReplicas()},
-	})
+	res := &quarrypb.HeartbeatResponse{LeaseMs: uint32(m.cfg.Lease.Milliseconds()), DefaultReplicas: m.defaultReplicas()}
+	m.renew(s, r, res)
+	m.emit(Answer{Waiter: waiter, since: r.TableRevision, bare: r.NoRows, Msg: res})
 }
 
 func (m *Machine) closeSession(waiter uint64, r *quarrypb.CloseSessionRequest) {

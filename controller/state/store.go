@@ -194,6 +194,7 @@ func (m *Machine) load(r Record) error {
 		var rec *quarrypb.SigningKeys
 		if rec, err = DecodeKeys(r.Value); err == nil {
 			m.keys.use(rec)
+			m.keys.renewed = m.now // the leader before this one may have
 		}
 	case strings.HasPrefix(r.Key, nodePrefix):
 		rec := &quarrypb.Node{}

@@ -1541,7 +1541,9 @@ type HeartbeatRequest struct {
 	ReclaimEpoch  uint64                 `protobuf:"varint,3,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`    // acknowledged: earlier operations have finished, header caches are dropped
 	Troubles      []*NodeTrouble         `protobuf:"bytes,4,rep,name=troubles,proto3" json:"troubles,omitempty"`
 	NoRows        bool                   `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"` // as in OpenSessionRequest
-	Proof         []byte                 `protobuf:"bytes,6,opt,name=proof,proto3" json:"proof,omitempty"`                  // of OpenSessionResponse
+	Proof         []byte                 `protobuf:"bytes,6,opt,name=proof,proto3" json:"proof,omitempty"`                  // of OpenSessionResponse, or of the latest HeartbeatResponse with one
+	KeyId         uint64                 `protobuf:"varint,7,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`    // of the session's ticket
+	Ticket        *Ticket                `protobuf:"bytes,8,opt,name=ticket,proto3" json:"ticket,omitempty"`                // the session's, if another key signs now than the one of key_id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1618,6 +1620,20 @@ func (x *HeartbeatRequest) GetProof() []byte {
 	return nil
 }
 
+func (x *HeartbeatRequest) GetKeyId() uint64 {
+	if x != nil {
+		return x.KeyId
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetTicket() *Ticket {
+	if x != nil {
+		return x.Ticket
+	}
+	return nil
+}
+
 // NodeTrouble is evidence from the data path that a node is sick.
 type NodeTrouble struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1685,8 +1701,13 @@ type HeartbeatResponse struct {
 	ReclaimEpoch    uint64                 `protobuf:"varint,2,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
 	Table           *Table                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"` // what changed since table_revision, if anything
 	DefaultReplicas uint32                 `protobuf:"varint,4,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	KeyId           uint64                 `protobuf:"varint,5,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"` // of the key that signs tickets now
+	// In place of those that a former key has made, where the request shows such a ticket. From the
+	// next call on the session shows these.
+	Ticket        *Ticket `protobuf:"bytes,6,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	Proof         []byte  `protobuf:"bytes,7,opt,name=proof,proto3" json:"proof,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
@@ -1745,6 +1766,27 @@ func (x *HeartbeatResponse) GetDefaultReplicas() uint32 {
 		return x.DefaultReplicas
 	}
 	return 0
+}
+
+func (x *HeartbeatResponse) GetKeyId() uint64 {
+	if x != nil {
+		return x.KeyId
+	}
+	return 0
+}
+
+func (x *HeartbeatResponse) GetTicket() *Ticket {
+	if x != nil {
+		return x.Ticket
+	}
+	return nil
+}
+
+func (x *HeartbeatResponse) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
 }
 
 type CloseSessionRequest struct {
@@ -7687,23 +7729,28 @@ const file_quarry_proto_rawDesc = "" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12&\n" +
 	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\x12)\n" +
 	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\x12\x14\n" +
-	"\x05proof\x18\x05 \x01(\fR\x05proof\"\xd9\x01\n" +
+	"\x05proof\x18\x05 \x01(\fR\x05proof\"\x9b\x02\n" +
 	"\x10HeartbeatRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12%\n" +
 	"\x0etable_revision\x18\x02 \x01(\x04R\rtableRevision\x12#\n" +
 	"\rreclaim_epoch\x18\x03 \x01(\x04R\freclaimEpoch\x122\n" +
 	"\btroubles\x18\x04 \x03(\v2\x16.quarry.v1.NodeTroubleR\btroubles\x12\x17\n" +
 	"\ano_rows\x18\x05 \x01(\bR\x06noRows\x12\x14\n" +
-	"\x05proof\x18\x06 \x01(\fR\x05proof\"b\n" +
+	"\x05proof\x18\x06 \x01(\fR\x05proof\x12\x15\n" +
+	"\x06key_id\x18\a \x01(\x04R\x05keyId\x12)\n" +
+	"\x06ticket\x18\b \x01(\v2\x11.quarry.v1.TicketR\x06ticket\"b\n" +
 	"\vNodeTrouble\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12#\n" +
 	"\rbroken_rounds\x18\x02 \x01(\rR\fbrokenRounds\x12\x1a\n" +
-	"\btimeouts\x18\x03 \x01(\rR\btimeouts\"\xa6\x01\n" +
+	"\btimeouts\x18\x03 \x01(\rR\btimeouts\"\xfe\x01\n" +
 	"\x11HeartbeatResponse\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\rR\aleaseMs\x12#\n" +
 	"\rreclaim_epoch\x18\x02 \x01(\x04R\freclaimEpoch\x12&\n" +
 	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\x12)\n" +
-	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\"C\n" +
+	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\x12\x15\n" +
+	"\x06key_id\x18\x05 \x01(\x04R\x05keyId\x12)\n" +
+	"\x06ticket\x18\x06 \x01(\v2\x11.quarry.v1.TicketR\x06ticket\x12\x14\n" +
+	"\x05proof\x18\a \x01(\fR\x05proof\"C\n" +
 	"\x13CloseSessionRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x14\n" +
 	"\x05proof\x18\x02 \x01(\fR\x05proof\"\x16\n" +
@@ -8399,147 +8446,149 @@ var file_quarry_proto_depIdxs = []int32{
 	18,  // 15: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
 	12,  // 16: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
 	21,  // 17: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	12,  // 18: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	31,  // 19: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	120, // 20: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	34,  // 21: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	34,  // 22: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
-	34,  // 23: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
-	34,  // 24: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
-	34,  // 25: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	34,  // 26: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	8,   // 27: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	46,  // 28: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	9,   // 29: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	5,   // 30: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	6,   // 31: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	61,  // 32: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	18,  // 33: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	8,   // 34: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	78,  // 35: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	82,  // 36: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	78,  // 37: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	86,  // 38: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	88,  // 39: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	88,  // 40: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	88,  // 41: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	12,  // 42: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	90,  // 43: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	93,  // 44: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	92,  // 45: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	6,   // 46: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	96,  // 47: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	121, // 48: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	98,  // 49: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	104, // 50: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	104, // 51: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	85,  // 52: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	119, // 53: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	17,  // 54: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	20,  // 55: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	23,  // 56: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	25,  // 57: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	27,  // 58: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	32,  // 59: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	29,  // 60: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	13,  // 61: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	14,  // 62: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	15,  // 63: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	35,  // 64: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	36,  // 65: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	37,  // 66: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	39,  // 67: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	41,  // 68: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	42,  // 69: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	44,  // 70: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	47,  // 71: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	49,  // 72: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	66,  // 73: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	67,  // 74: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	69,  // 75: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	70,  // 76: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	72,  // 77: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	74,  // 78: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	76,  // 79: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	77,  // 80: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	97,  // 81: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	100, // 82: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	102, // 83: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	105, // 84: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	107, // 85: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	109, // 86: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	117, // 87: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	111, // 88: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	112, // 89: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	113, // 90: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	115, // 91: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	80,  // 92: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	81,  // 93: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	89,  // 94: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	94,  // 95: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	51,  // 96: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	53,  // 97: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	55,  // 98: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	57,  // 99: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	59,  // 100: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	62,  // 101: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	64,  // 102: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	94,  // 103: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	19,  // 104: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	22,  // 105: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	24,  // 106: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	26,  // 107: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	28,  // 108: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	33,  // 109: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	30,  // 110: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	12,  // 111: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	12,  // 112: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	16,  // 113: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	34,  // 114: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	34,  // 115: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	38,  // 116: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	40,  // 117: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	34,  // 118: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	43,  // 119: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	45,  // 120: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	48,  // 121: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	50,  // 122: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	8,   // 123: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	68,  // 124: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	8,   // 125: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	71,  // 126: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	73,  // 127: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	75,  // 128: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	11,  // 129: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	79,  // 130: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	99,  // 131: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	101, // 132: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	103, // 133: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	106, // 134: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	108, // 135: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	110, // 136: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	118, // 137: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	85,  // 138: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	85,  // 139: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	114, // 140: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	116, // 141: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	83,  // 142: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	83,  // 143: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	91,  // 144: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	95,  // 145: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	52,  // 146: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	54,  // 147: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	56,  // 148: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	58,  // 149: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	60,  // 150: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	63,  // 151: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	65,  // 152: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	95,  // 153: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	104, // [104:154] is the sub-list for method output_type
-	54,  // [54:104] is the sub-list for method input_type
-	54,  // [54:54] is the sub-list for extension type_name
-	54,  // [54:54] is the sub-list for extension extendee
-	0,   // [0:54] is the sub-list for field type_name
+	18,  // 18: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
+	12,  // 19: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	18,  // 20: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
+	31,  // 21: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	120, // 22: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	34,  // 23: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	34,  // 24: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	34,  // 25: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	34,  // 26: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	34,  // 27: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	34,  // 28: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	8,   // 29: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	46,  // 30: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	9,   // 31: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	5,   // 32: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	6,   // 33: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	61,  // 34: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	18,  // 35: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	8,   // 36: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	78,  // 37: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	82,  // 38: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	78,  // 39: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	86,  // 40: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	88,  // 41: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	88,  // 42: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	88,  // 43: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	12,  // 44: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	90,  // 45: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	93,  // 46: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	92,  // 47: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	6,   // 48: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	96,  // 49: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	121, // 50: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	98,  // 51: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	104, // 52: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	104, // 53: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	85,  // 54: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	119, // 55: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	17,  // 56: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	20,  // 57: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	23,  // 58: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	25,  // 59: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	27,  // 60: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	32,  // 61: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	29,  // 62: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	13,  // 63: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	14,  // 64: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	15,  // 65: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	35,  // 66: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	36,  // 67: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	37,  // 68: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	39,  // 69: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	41,  // 70: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	42,  // 71: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	44,  // 72: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	47,  // 73: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	49,  // 74: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	66,  // 75: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	67,  // 76: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	69,  // 77: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	70,  // 78: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	72,  // 79: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	74,  // 80: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	76,  // 81: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	77,  // 82: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	97,  // 83: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	100, // 84: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	102, // 85: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	105, // 86: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	107, // 87: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	109, // 88: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	117, // 89: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	111, // 90: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	112, // 91: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	113, // 92: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	115, // 93: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	80,  // 94: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	81,  // 95: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	89,  // 96: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	94,  // 97: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	51,  // 98: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	53,  // 99: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	55,  // 100: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	57,  // 101: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	59,  // 102: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	62,  // 103: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	64,  // 104: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	94,  // 105: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	19,  // 106: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	22,  // 107: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	24,  // 108: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	26,  // 109: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	28,  // 110: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	33,  // 111: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	30,  // 112: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	12,  // 113: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	12,  // 114: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	16,  // 115: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	34,  // 116: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	34,  // 117: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	38,  // 118: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	40,  // 119: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	34,  // 120: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	43,  // 121: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	45,  // 122: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	48,  // 123: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	50,  // 124: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	8,   // 125: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	68,  // 126: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	8,   // 127: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	71,  // 128: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	73,  // 129: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	75,  // 130: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	11,  // 131: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	79,  // 132: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	99,  // 133: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	101, // 134: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	103, // 135: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	106, // 136: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	108, // 137: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	110, // 138: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	118, // 139: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	85,  // 140: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	85,  // 141: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	114, // 142: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	116, // 143: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	83,  // 144: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	83,  // 145: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	91,  // 146: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	95,  // 147: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	52,  // 148: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	54,  // 149: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	56,  // 150: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	58,  // 151: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	60,  // 152: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	63,  // 153: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	65,  // 154: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	95,  // 155: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	106, // [106:156] is the sub-list for method output_type
+	56,  // [56:106] is the sub-list for method input_type
+	56,  // [56:56] is the sub-list for extension type_name
+	56,  // [56:56] is the sub-list for extension extendee
+	0,   // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
