@@ -37,6 +37,7 @@ type gatewayRedisCmd struct {
 	Replicas     int      `short:"r" placeholder:"N" help:"Replicas of the tree's regions, with --create; default is the cluster's."`
 	Durable      bool     `help:"With --create: acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
 	PasswordFile string   `placeholder:"FILE" help:"File whose first line is the password that clients must give."`
+	ACLFile      string   `name:"acl-file" placeholder:"FILE" help:"Users in the form of Redis's aclfile; ACL LOAD reads it again, ACL SAVE writes it. A line for the user default takes the place of --password-file."`
 	MaxClients   int      `default:"10000" help:"Connections at once."`
 	SweepKeys    int      `default:"2000" help:"Keys looked at for expiry each second; 0 leaves that to other gateways."`
 	Cache        sizeFlag `default:"32MiB" help:"Inner nodes of the tree kept in this process."`
@@ -57,11 +58,10 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	if _, err := a.guard(password != "", "--password-file", g.Listen); err != nil {
-		return err
-	}
-	if _, err := a.guard(password != "" || g.ClientCA != "", "--password-file or --client-ca", g.TLSListen); err != nil {
-		return err
+	if g.ACLFile == "" {
+		if err := g.guard(a, password != ""); err != nil {
+			return err
+		}
 	}
 	if g.Replicas < 0 {
 		return usagef("--replicas %d: want 1 or more", g.Replicas)
@@ -76,6 +76,15 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	return errors.Join(g.serve(ctx, a, c, password, secured, port), c.Close())
+}
+
+// guard refuses ports that other hosts reach where clients need to show nothing.
+func (g *gatewayRedisCmd) guard(a *app, protected bool) error {
+	_, err := a.guard(protected, "--password-file, or --acl-file with a password for default", g.Listen)
+	if err == nil {
+		_, err = a.guard(protected || g.ClientCA != "", "--password-file, --acl-file or --client-ca", g.TLSListen)
+	}
+	return err
 }
 
 // password is the first line of the password file.
@@ -100,6 +109,19 @@ func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, p
 	if err != nil {
 		return err
 	}
+	sweep := g.SweepKeys
+	if sweep == 0 {
+		sweep = -1
+	}
+	s := redis.New(redis.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
+	if g.ACLFile != "" {
+		if err := s.UseACL(g.ACLFile); err != nil {
+			return usagef("--acl-file: %w", err)
+		}
+		if err := g.guard(a, !s.Open()); err != nil {
+			return err
+		}
+	}
 	listeners, err := g.listeners(ctx, secured)
 	if err != nil {
 		return err
@@ -107,11 +129,6 @@ func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, p
 	for _, l := range listeners {
 		defer l.Close()
 	}
-	sweep := g.SweepKeys
-	if sweep == 0 {
-		sweep = -1
-	}
-	s := redis.New(redis.Config{Tree: tree, Password: password, MaxClients: g.MaxClients, SweepKeys: sweep, Version: version, Logger: a.log, Far: func() bool { return far(c) }})
 	port.watch(prom.NewCollector(c), collect.NewGateway(s, tree))
 	if err := a.ready(port.tell(g.facts(listeners, tree)), func(w io.Writer) {
 		port.text(w)

@@ -171,13 +171,34 @@ func TestGatewayOverTLS(t *testing.T) {
 
 	start := []string{"gateway", "redis", "-C", cluster(t).URL, "--tree", "tls"}
 	for want, args := range map[string][]string{
-		"give --tls-listen":      {"--listen", "none"},
-		"are of --tls-listen":    {"--client-ca", ca.CA},
-		"go together":            {"--tls-listen", "127.0.0.1:0", "--listen-cert", port.Cert},
-		"no certificate":         {"--tls-listen", "127.0.0.1:0"},
-		"no such file":           {"--tls-listen", "127.0.0.1:0", "--listen-cert", "/nowhere", "--listen-key", port.Key},
-		"--client-ca, or listen": {"--tls-listen", "0.0.0.0:0", "--listen-cert", port.Cert, "--listen-key", port.Key},
+		"give --tls-listen":   {"--listen", "none"},
+		"are of --tls-listen": {"--client-ca", ca.CA},
+		"go together":         {"--tls-listen", "127.0.0.1:0", "--listen-cert", port.Cert},
+		"no certificate":      {"--tls-listen", "127.0.0.1:0"},
+		"no such file":        {"--tls-listen", "127.0.0.1:0", "--listen-cert", "/nowhere", "--listen-key", port.Key},
+		"or --client-ca":      {"--tls-listen", "0.0.0.0:0", "--listen-cert", port.Cert, "--listen-key", port.Key},
 	} {
 		quarry(t, nil, "", append(start[:len(start):len(start)], args...)...).fails(t, exitUsage, want)
 	}
+}
+
+// Users of a file, by redis-cli; a port for other hosts needs a password for default.
+func TestGatewayWithUsers(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "users.acl")
+	require.NoError(t, os.WriteFile(file, []byte("user default on >root ~* &* +@all\nuser app on >secret ~app:* +@read +set\n"), 0o600))
+	_, addr := redisGateway(t, "--tree", "users", "--create", "--acl-file", file)
+	as := func(user, password string, args ...string) string {
+		return redisTool(t, "", "redis-cli", addr, append([]string{"--no-auth-warning", "--user", user, "--pass", password}, args...)...)
+	}
+	require.Equal(t, "OK\n", as("app", "secret", "set", "app:k", "v"))
+	require.Contains(t, as("app", "secret", "set", "k", "v"), "NOPERM")
+	require.Contains(t, as("default", "root", "acl", "list"), "user app on #")
+	require.Contains(t, redisTool(t, "", "redis-cli", addr, "get", "app:k"), "NOAUTH")
+
+	start := []string{"gateway", "redis", "-C", cluster(t).URL, "--tree", "users"}
+	quarry(t, nil, "", append(start, "--acl-file", "/nowhere")...).fails(t, exitUsage, "no such file")
+	require.NoError(t, os.WriteFile(file, []byte("user app on >secret +nosuch\n"), 0o600))
+	quarry(t, nil, "", append(start, "--acl-file", file)...).fails(t, exitUsage, "users.acl:1", "Unknown command")
+	require.NoError(t, os.WriteFile(file, []byte("user app on >secret +get\n"), 0o600))
+	quarry(t, nil, "", append(start, "--acl-file", file, "--listen", "0.0.0.0:0")...).fails(t, exitUsage, "--acl-file with a password for default")
 }

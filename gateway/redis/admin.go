@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"crypto/subtle"
 	"fmt"
 	"runtime"
 	"slices"
@@ -37,9 +36,11 @@ func quit(c *conn, _ [][]byte) error {
 
 const errWrongPass = fault("WRONGPASS invalid username-password pair or user is disabled.")
 
-// admit checks a name and a password.
-func (c *conn) admit(user, password []byte) error {
-	if string(user) != "default" || c.s.cfg.Password != "" && subtle.ConstantTimeCompare(password, []byte(c.s.cfg.Password)) != 1 {
+// admit checks a name and a password, which command has given.
+func (c *conn) admit(command string, name, password []byte) error {
+	u := c.s.user(string(name))
+	if u == nil || !u.rights.Load().knows(password) {
+		c.forbid("auth", command, string(name))
 		return errWrongPass
 	}
 	if !c.s.login(c) {
@@ -47,21 +48,28 @@ func (c *conn) admit(user, password []byte) error {
 		return errMaxClients
 	}
 	c.authenticated, c.p.preAuth = true, false
+	c.become(u)
 	return nil
+}
+
+// become makes the connection a user's.
+func (c *conn) become(u *user) {
+	c.user = u
+	c.describe(func(d *about) { d.user = u.name })
 }
 
 func auth(c *conn, a [][]byte) error {
 	switch {
 	case len(a) > 3:
 		return errSyntax
-	case len(a) == 2 && c.s.cfg.Password == "":
+	case len(a) == 2 && c.s.acl.normal.rights.Load().nopass:
 		return fault("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?")
 	}
 	user, password := []byte("default"), a[len(a)-1]
 	if len(a) == 3 {
 		user = a[1]
 	}
-	if err := c.admit(user, password); err != nil {
+	if err := c.admit("AUTH", user, password); err != nil {
 		return err
 	}
 	c.ok()
@@ -98,7 +106,7 @@ func hello(c *conn, a [][]byte) error {
 		}
 	}
 	if user != nil {
-		if err := c.admit(user, password); err != nil {
+		if err := c.admit("HELLO", user, password); err != nil {
 			return err
 		}
 	}
@@ -134,9 +142,10 @@ func hello(c *conn, a [][]byte) error {
 
 func reset(c *conn, _ [][]byte) error {
 	c.db, c.proto, c.silence, c.refusing = 0, 2, 0, false
-	c.authenticated = c.s.cfg.Password == ""
+	c.authenticated = c.s.Open()
 	c.p.preAuth = !c.authenticated
 	c.describe(func(d *about) { *d = about{proto: 2} })
+	c.become(c.s.acl.normal)
 	c.status("RESET")
 	return nil
 }
@@ -237,9 +246,8 @@ func (c *conn) line(now time.Time, last string) string {
 	c.mu.Lock()
 	d := c.about
 	c.mu.Unlock()
-	user := "default"
 	return fmt.Sprintf("id=%d addr=%v laddr=%v fd=-1 name=%s age=%d idle=%d flags=N db=%d sub=0 psub=0 ssub=0 multi=-1 qbuf=0 qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl=0 oll=0 omem=0 tot-mem=0 events=r cmd=%s user=%s redir=-1 resp=%d\n",
-		c.id, c.remote, c.local, d.name, int(now.Sub(c.since).Seconds()), max(0, now.Unix()-c.seen.Load()), d.db, last, user, d.proto)
+		c.id, c.remote, c.local, d.name, int(now.Sub(c.since).Seconds()), max(0, now.Unix()-c.seen.Load()), d.db, last, d.user, d.proto)
 }
 
 func clientInfo(c *conn, _ [][]byte) error {

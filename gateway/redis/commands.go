@@ -24,8 +24,7 @@ func commandAll(c *conn, _ [][]byte) error {
 	return nil
 }
 
-// details describes a command as COMMAND does. Categories, tips and key
-// specifications are left out.
+// details describes a command as COMMAND does. Tips and key specifications are left out.
 func (c *conn) details(cmd *command) {
 	c.array(10)
 	c.text(cmd.name)
@@ -38,7 +37,10 @@ func (c *conn) details(cmd *command) {
 	c.integer(int64(cmd.first))
 	c.integer(int64(cmd.last))
 	c.integer(int64(cmd.step))
-	c.set(0)
+	c.set(len(cmd.categories))
+	for _, category := range cmd.categories {
+		c.status("@" + category)
+	}
 	c.array(0)
 	c.array(0)
 	c.array(len(cmd.subs))
@@ -54,29 +56,24 @@ func commandCount(c *conn, _ [][]byte) error {
 
 // commandList names commands and subcommands: all, or those that a filter lets through.
 func commandList(c *conn, a [][]byte) error {
-	let := func(string) bool { return true }
+	let := func(*command) bool { return true }
 	switch {
 	case len(a) == 2:
 	case len(a) != 5 || !equalFold(a[2], "filterby"):
 		return errSyntax
 	case equalFold(a[3], "module"):
-		let = func(string) bool { return false }
+		let = func(*command) bool { return false }
 	case equalFold(a[3], "pattern"):
-		let = func(name string) bool { return match(a[4], []byte(name), true) }
+		let = func(cmd *command) bool { return match(a[4], []byte(cmd.name), true) }
 	case equalFold(a[3], "aclcat"):
-		return fault("ERR this server keeps no categories of commands")
+		let = func(cmd *command) bool { return slices.Contains(cmd.categories, lowered(a[4])) }
 	default:
 		return errSyntax
 	}
 	var names []string
-	for _, cmd := range c.s.sorted() {
-		for _, name := range append([]string{cmd.name}, slices.Sorted(maps.Keys(cmd.subs))...) {
-			if sub := cmd.subs[name]; sub != nil {
-				name = sub.name
-			}
-			if let(name) {
-				names = append(names, name)
-			}
+	for _, cmd := range c.s.numbered {
+		if let(cmd) {
+			names = append(names, cmd.name)
 		}
 	}
 	c.array(len(names))

@@ -58,6 +58,7 @@ type conn struct {
 	proto         int           // RESP version, 2 or 3
 	now           int64         // ms since 1970 when the batch began: the time of all its commands
 	authenticated bool          // has given the password, or none is asked for
+	user          *user         // whose rights count; default until another name is given
 	stranger      *list.Element // in s.strangers, until the password is given; s.mu guards it
 	client        bool          // in s.clients; s.mu guards it
 	// refusing is set by a MULTI, which is refused, until EXEC, DISCARD or RESET: no
@@ -87,18 +88,19 @@ type conn struct {
 // about is the state of a connection that CLIENT LIST shows, on other connections too.
 type about struct {
 	name  string
+	user  string // "" of one that is deleted
 	db    int
 	proto int
 }
 
 func newConn(s *Server, nc net.Conn, id uint64) *conn {
-	c := &conn{s: s, remote: nc.RemoteAddr(), local: nc.LocalAddr(), id: id, since: time.Now(), proto: 2, authenticated: s.cfg.Password == ""}
+	c := &conn{s: s, remote: nc.RemoteAddr(), local: nc.LocalAddr(), id: id, since: time.Now(), proto: 2, authenticated: s.Open(), user: s.acl.normal}
 	if c.p.preAuth = !c.authenticated; c.p.preAuth {
 		c.in = make([]byte, strangerBufferBytes)
 	} else {
 		c.in = make([]byte, firstBufferBytes)
 	}
-	c.about.proto = 2
+	c.about = about{proto: 2, user: c.user.name}
 	c.sock.init(s, nc)
 	c.fetch = c.take
 	c.seen.Store(c.since.Unix())
@@ -115,7 +117,7 @@ func (c *conn) serve() {
 	if over, ok := c.sock.nc.(*tls.Conn); ok {
 		defer over.CloseWrite() // not when it is closed: that holds the server's lock
 	}
-	for !c.quit {
+	for !c.quit && !c.sock.killed.Load() {
 		if c.filled == len(c.in) {
 			if err := c.grow(); err != nil {
 				c.fail(err.Error())
@@ -273,7 +275,7 @@ func (c *conn) run(i int) int {
 // number; 0 if request i is to be executed by itself.
 func (c *conn) together(i int) int {
 	cmd := c.batch[i].cmd
-	if !c.authenticated || c.silence != 0 || c.refusing || cmd != c.s.setCmd && (cmd != c.s.getCmd || !c.s.far.Load()) {
+	if !c.authenticated || !c.user.rights.Load().full || c.silence != 0 || c.refusing || cmd != c.s.setCmd && (cmd != c.s.getCmd || !c.s.far.Load()) {
 		return 0
 	}
 	n := c.alike(i)
@@ -369,6 +371,15 @@ func (c *conn) call(cmd *command, args [][]byte) error {
 	}
 	if !c.authenticated && !cmd.preAuth {
 		return fault("NOAUTH Authentication required.")
+	}
+	if r := c.user.rights.Load(); !r.full {
+		if d := r.refuse(cmd, args); d != nil {
+			if c.refusing && cmd == c.s.execCmd {
+				c.refusing = false
+			}
+			c.forbid(d.reason, d.object, c.user.name)
+			return d.fault()
+		}
 	}
 	if c.refusing && !cmd.inRefused {
 		return errRefusing

@@ -69,7 +69,7 @@ func (sc *schedule) add(tree *kv.Tree) *actor {
 	a.s.clock = func() time.Time { return sc.wall }
 	ids := rand.New(rand.NewPCG(uint64(len(sc.actors)), sc.rnd.Uint64()))
 	a.s.random = ids.Uint64
-	a.c = &conn{s: a.s, proto: 2, authenticated: true}
+	a.c = &conn{s: a.s, proto: 2, authenticated: true, user: a.s.acl.normal}
 	a.c.fetch = a.c.take
 	sc.actors = append(sc.actors, a)
 	return a

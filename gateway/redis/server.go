@@ -75,6 +75,8 @@ type Server struct {
 	getCmd   *command
 	setCmd   *command
 	execCmd  *command
+	numbered []*command    // and subcommands, by number
+	acl      acl           // the users
 	settings settings      // what CONFIG gets and sets
 	cursors  cursors       // of SCAN and its like
 	started  time.Time     // for INFO
@@ -124,6 +126,8 @@ func New(cfg Config) *Server {
 	s.maxClose = maxClose()
 	s.settings.init(s.cfg)
 	s.look()
+	s.classify()
+	s.initUsers()
 	return s
 }
 
@@ -205,7 +209,7 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, encrypted := nc.(*tls.Conn)
-	strange := s.cfg.Password != "" || encrypted
+	strange := !s.Open() || encrypted
 	if !strange && s.clients >= s.cfg.MaxClients {
 		s.stats.rejected.Add(1)
 		_ = nc.SetWriteDeadline(time.Now().Add(time.Second))

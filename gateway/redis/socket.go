@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -44,6 +45,8 @@ type socket struct {
 	// own is the blocking descriptor while detached; -1: attached.
 	// Invariant: own >= 0 exactly while this connection counts in s.close.
 	own int
+	// killed ends the connection as soon as its goroutine looks. Set before nc is closed.
+	killed atomic.Bool
 
 	// Arguments and results of the present call of tryRead or tryWrite.
 	b             []byte                // to fill, or to send
@@ -213,6 +216,10 @@ func (k *socket) attach() error {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	k.use(nc)
+	if k.killed.Load() {
+		nc.Close()
+		return net.ErrClosed
+	}
 	if k.s.ending.Load() {
 		k.end()
 		return nil

@@ -15,6 +15,10 @@ type command struct {
 	subs              map[string]*command
 	preAuth           bool // also before the password
 	inRefused         bool // is executed between a refused MULTI and EXEC
+	// Set by classify.
+	number     int
+	categories []string
+	access     [2]access // to the first key, and to others
 }
 
 // commandTable lists the commands.
@@ -59,6 +63,19 @@ func commandTable() []*command {
 			&command{name: "freq", summary: "Return the access frequency index of the <key>", usage: "<key>", arity: 3, first: 2, last: 2, step: 1, run: objectFreq},
 			&command{name: "idletime", summary: "Return the idle time of the <key>", usage: "<key>", arity: 3, first: 2, last: 2, step: 1, run: objectNumber(0)},
 			&command{name: "refcount", summary: "Return the number of references of the value of the <key>", usage: "<key>", arity: 3, first: 2, last: 2, step: 1, run: objectNumber(1)})},
+		{name: "acl", arity: -2, group: "server", summary: "A container for user management commands", run: bare, subs: subcommands("acl",
+			&command{name: "cat", summary: "List all commands that belong to <category>, or all command categories", usage: "[<category>]", arity: -2, run: aclCat},
+			&command{name: "deluser", summary: "Delete users, and end their connections", usage: "<username> [<username> ...]", arity: -3, run: aclDeluser},
+			&command{name: "dryrun", summary: "Return whether the user can execute the given command, without executing it", usage: "<username> <command> [<arg> ...]", arity: -4, run: aclDryrun},
+			&command{name: "genpass", summary: "Generate a secure 256-bit user password, or one of <bits>", usage: "[<bits>]", arity: -2, run: aclGenpass},
+			&command{name: "getuser", summary: "Get the user's details", usage: "<username>", arity: 3, run: aclGetuser},
+			&command{name: "list", summary: "Show users details in config file format", arity: 2, run: aclList},
+			&command{name: "load", summary: "Reload users from the ACL file", arity: 2, run: aclLoad},
+			&command{name: "log", summary: "Show the ACL log entries", usage: "[<count>|RESET]", arity: -2, run: aclLog},
+			&command{name: "save", summary: "Save the current users to the ACL file", arity: 2, run: aclSave},
+			&command{name: "setuser", summary: "Create or modify a user with the specified attributes", usage: "<username> <attribute> [<attribute> ...]", arity: -3, run: aclSetuser},
+			&command{name: "users", summary: "List all the registered usernames", arity: 2, run: aclUsers},
+			&command{name: "whoami", summary: "Return the current connection username", arity: 2, run: aclWhoami})},
 		{name: "dbsize", arity: 1, flags: "readonly fast", group: "server", summary: "Return the number of keys in the selected database", run: dbsize},
 		{name: "flushall", arity: -1, flags: "write", group: "server", summary: "Remove all keys from all databases", run: flushall},
 		{name: "flushdb", arity: -1, flags: "write", group: "server", summary: "Remove all keys from the current database", run: flushdb},
