@@ -36,7 +36,7 @@ var (
 	// ErrRevoked: the session has been fenced.
 	ErrRevoked = refusal("session is revoked")
 	// ErrTicket: the ticket is not one of this node's cluster, or is not for what is asked, or
-	// whoever shows it does not hold its key.
+	// the client that shows it does not hold its key.
 	ErrTicket = refusal("ticket not valid here")
 	// ErrDomain: the way taken reaches the memory by another unit than the one that
 	// makes its atomics atomic.

@@ -26,7 +26,7 @@ type Node struct {
 }
 
 var (
-	errNoKey     = errors.New("agent: not registered with a controller yet; it obeys nobody until then")
+	errNoKey     = errors.New("agent: not registered with a controller yet; it obeys no command until then")
 	errSignature = errors.New("agent: the call is not signed for this node by a controller of its cluster; only they may command it")
 )
 

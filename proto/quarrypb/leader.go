@@ -23,7 +23,7 @@ const DefaultTenant = "default"
 const VersionHeader = "Quarry-Version"
 
 // LeaderFrom is the leader's URL as a controller names it in LeaderHeader, without a slash at
-// its end; "" for none. A controller that was asked over https leads nobody to http.
+// its end; "" for none. A controller that was asked over https is not followed to http.
 func LeaderFrom(asked, named string) string {
 	if strings.HasPrefix(asked, "https://") && !strings.HasPrefix(named, "https://") {
 		return ""

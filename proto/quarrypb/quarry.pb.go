@@ -1,7 +1,7 @@
 // The control plane of Quarry: what clients, storage nodes and operators say to
 // a controller, and what a controller says to a storage node's agent.
 //
-// Times are durations, never wall-clock instants: nobody's clock is trusted.
+// Times are durations, never wall-clock instants: no process trusts another's clock.
 // Revisions are those of the controller's store and only rise; a message of an
 // older revision than one already seen is dropped.
 
@@ -1233,8 +1233,8 @@ type OpenSessionRequest struct {
 	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`      // for people: program, host, pid
 	Rights uint32                 `protobuf:"varint,2,opt,name=rights,proto3" json:"rights,omitempty"` // rdma.Rights; 0 means read-write
 	Token  string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`    // bearer token, where the cluster asks for one
-	// Of a storage node's own programs. They give nobody answers drawn from what
-	// they read, so that nobody waits for them before a new epoch opens.
+	// Of a storage node's own programs. They give no user answers drawn from what
+	// they read, so no new epoch waits for them before it opens.
 	Agent bool `protobuf:"varint,4,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The table of the answer has no rows, only its revision and reclaim epoch: for a
 	// program that is told the rows it works on, and whose answers are to stay small.
@@ -1463,7 +1463,7 @@ type OpenSessionResponse struct {
 	Ticket          *Ticket                `protobuf:"bytes,1,opt,name=ticket,proto3" json:"ticket,omitempty"`
 	LeaseMs         uint32                 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	Table           *Table                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
-	DefaultReplicas uint32                 `protobuf:"varint,4,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"` // of objects for which nobody says
+	DefaultReplicas uint32                 `protobuf:"varint,4,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"` // of objects whose allocation names no number
 	Proof           []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                                             // shown with every later call of this session; a secret
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -5668,7 +5668,7 @@ func (x *TenantUse) GetRegions() uint32 {
 	return 0
 }
 
-// SigningKeys is a record of its own, which only a rotation rewrites: whoever reads it can
+// SigningKeys is a record of its own, which only a rotation rewrites: a reader of it can
 // sign whatever a controller can.
 type SigningKeys struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`

@@ -1,7 +1,7 @@
 // The control plane of Quarry: what clients, storage nodes and operators say to
 // a controller, and what a controller says to a storage node's agent.
 //
-// Times are durations, never wall-clock instants: nobody's clock is trusted.
+// Times are durations, never wall-clock instants: no process trusts another's clock.
 // Revisions are those of the controller's store and only rise; a message of an
 // older revision than one already seen is dropped.
 
