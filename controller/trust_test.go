@@ -14,7 +14,7 @@ import (
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
-	"github.com/quarrystore/quarry/verify/testpki"
+	"github.com/quarrystore/quarry/verify/certs"
 )
 
 // over calls a controller with a configuration of TLS and a token.
@@ -34,7 +34,7 @@ func node(name, url string, incarnation uint64) *quarrypb.RegisterNodeRequest {
 
 func TestCertificatesDecideWhatACallerMay(t *testing.T) {
 	_, etcd := store(t)
-	issue := testpki.New(t, "prod")
+	issue := certs.New(t, "prod").Source
 	own := issue(identity.Controller, "c1")
 	c, _ := start(t, controller.Config{Etcd: etcd, TLS: own.Server(), ID: own.ID(), AgentTLS: own.Client(identity.Node)})
 	lead(t, c)
@@ -62,7 +62,7 @@ func TestCertificatesDecideWhatACallerMay(t *testing.T) {
 	refused(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "steals"}, connect.CodePermissionDenied, "agent only")
 
 	// A certificate of another authority does not even connect; one of none is a stranger.
-	_, err := try(t, over(t, testpki.New(t, "prod")(identity.Operator, "ann"), c.URL(), "").Status, &quarrypb.StatusRequest{})
+	_, err := try(t, over(t, certs.New(t, "prod").Source(identity.Operator, "ann"), c.URL(), "").Status, &quarrypb.StatusRequest{})
 	require.ErrorContains(t, err, "certificate")
 }
 
@@ -185,7 +185,7 @@ func TestPagesAreForViewersAndOperators(t *testing.T) {
 	refused(t, v.RemoveNode, &quarrypb.RemoveNodeRequest{Name: "n1"}, connect.CodePermissionDenied, "[operator]")
 	refused(t, v.OpenSession, &quarrypb.OpenSessionRequest{Name: "x"}, connect.CodePermissionDenied, "may not call")
 
-	issue := testpki.New(t, "prod")
+	issue := certs.New(t, "prod").Source
 	own := issue(identity.Controller, "c1")
 	secure, _ := start(t, controller.Config{Etcd: etcd, Prefix: "/secure/", TLS: own.Server(), ID: own.ID(), AgentTLS: own.Client(identity.Node), Pages: pages})
 	lead(t, secure)

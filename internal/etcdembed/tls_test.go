@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/internal/identity"
-	"github.com/quarrystore/quarry/verify/testpki"
+	"github.com/quarrystore/quarry/verify/certs"
 )
 
 // threeSecure starts three members with https in their peer URLs, and has them take a write.
@@ -49,7 +49,7 @@ func threeSecure(t *testing.T, trust func(name string, c *Config)) (urls []strin
 
 // TestPeersAreControllers: a process without a controller's certificate sends no raft message, reads no log and learns no member.
 func TestPeersAreControllers(t *testing.T) {
-	issue, foreign := testpki.New(t, "prod"), testpki.New(t, "prod")
+	issue, foreign := certs.New(t, "prod").Source, certs.New(t, "prod").Source
 	urls, srvs := threeSecure(t, func(name string, c *Config) { c.TLS = issue(identity.Controller, name) })
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -137,7 +137,7 @@ func TestPeersOfOneToken(t *testing.T) {
 
 func TestPeersWithTLSNeedAControllersCertificate(t *testing.T) {
 	url := strings.Replace(freePeers(t, 1)[0], "http:", "https:", 1)
-	for _, src := range []*identity.Source{nil, testpki.New(t, "prod")(identity.Node, "n1")} {
+	for _, src := range []*identity.Source{nil, certs.New(t, "prod").Source(identity.Node, "n1")} {
 		_, err := Start(t.Context(), Config{Name: "m1", PeerURL: url, NoSync: true, TLS: src, Log: slog.New(slog.DiscardHandler)})
 		require.ErrorContains(t, err, "quarry cert controller")
 	}
