@@ -57,8 +57,8 @@ type Config struct {
 	RDMADevice string
 	// Token is the cluster's token; "" if the cluster requires none.
 	Token string
-	// Tenant is the tenant that the session is opened in, and whose memory it can reach; "" means the
-	// tenant "default", which every cluster has.
+	// Tenant is the tenant that the session is opened in, and whose memory and names it can reach; "" means the
+	// one that this program's identity has grants in, else "default", which every cluster has.
 	Tenant string
 	// TLS configures https controllers; nil means the system's defaults.
 	TLS *tls.Config

@@ -29,7 +29,13 @@ const (
 	maxListNames  = 1000
 )
 
-func (c *Controller) nameKey(name string) string { return c.cfg.Prefix + "names/" + name }
+// nameKey is the key of a name. Names of the tenant "default" lie where all names lay before there were tenants.
+func (c *Controller) nameKey(tenant uint32, name string) string {
+	if tenant == 0 {
+		return c.cfg.Prefix + "names/" + name
+	}
+	return c.cfg.Prefix + state.NamesOf(tenant) + name
+}
 
 func invalid(format string, args ...any) error {
 	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
@@ -108,13 +114,13 @@ func (s *service) admitName(peer connect.Peer, bytes int) error {
 
 // changeName carries out one change of a name if this controller leads and all cmps hold.
 // Otherwise the first response of the transaction has the name's record.
-func (s *service) changeName(ctx context.Context, name string, op clientv3.Op, cmps ...clientv3.Cmp) (*clientv3.TxnResponse, error) {
+func (s *service) changeName(ctx context.Context, tenant uint32, name string, op clientv3.Op, cmps ...clientv3.Cmp) (*clientv3.TxnResponse, error) {
 	t := s.c.term.Load()
 	if t == nil {
 		return nil, s.notLeading()
 	}
 	res, err := s.c.cfg.Etcd.Txn(ctx).If(append(cmps, guard(t.key, t.rev))...).Then(op).
-		Else(clientv3.OpGet(s.c.nameKey(name)), clientv3.OpGet(t.key, clientv3.WithKeysOnly())).Commit()
+		Else(clientv3.OpGet(s.c.nameKey(tenant, name)), clientv3.OpGet(t.key, clientv3.WithKeysOnly())).Commit()
 	if err != nil {
 		return nil, unknown(name, err)
 	}
@@ -133,6 +139,10 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 	if err := checkEntry(n); err != nil {
 		return nil, err
 	}
+	tenant, err := s.c.tenantFor(ctx, r.Header(), mayCreate, n.Name)
+	if err != nil {
+		return nil, err
+	}
 	n.CreatedUnixS = time.Now().Unix() // for people; nothing is decided by it
 	value, err := encodeName(n)
 	if err != nil {
@@ -142,8 +152,8 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 	if t == nil {
 		return nil, s.notLeading()
 	}
-	key := s.c.nameKey(n.Name)
-	cmps := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", 0)}
+	key := s.c.nameKey(tenant, n.Name)
+	cmps := append(s.c.whileTenant(tenant), clientv3.Compare(clientv3.ModRevision(key), "=", 0))
 	if r.Msg.Serial != 0 {
 		cmp, err := s.whileLive(ctx, t, r.Msg.Serial, r.Msg.Proof)
 		if err != nil {
@@ -157,14 +167,14 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 	if err := t.names.reserve(ctx, s.c, 1); err != nil {
 		return nil, err
 	}
-	res, err := s.changeName(ctx, n.Name, clientv3.OpPut(key, value), cmps...)
+	res, err := s.changeName(ctx, tenant, n.Name, clientv3.OpPut(key, value), cmps...)
 	switch {
 	case err != nil:
 		t.names.lost()
 		return nil, err
 	case !res.Succeeded && len(res.Responses[0].GetResponseRange().Kvs) == 0:
 		t.names.gone(1)
-		return nil, sessionEnded(r.Msg.Serial)
+		return nil, nothingMade(tenant, r.Msg.Serial)
 	case !res.Succeeded:
 		t.names.gone(1)
 		return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name %q exists", n.Name))
@@ -197,25 +207,37 @@ func (s *service) whileLive(ctx context.Context, t *term, serial uint64, proof [
 	return clientv3.Compare(clientv3.ModRevision(key), "=", res.Kvs[0].ModRevision), nil
 }
 
+// nothingMade is why a name was not made that there is not yet.
+func nothingMade(tenant uint32, serial uint64) error {
+	if serial == 0 {
+		return tenantGone(tenant)
+	}
+	return sessionEnded(serial)
+}
+
 func sessionEnded(serial uint64) error {
 	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the session with serial %d has ended", serial))
 }
 
 func (s *service) LookupName(ctx context.Context, r *connect.Request[quarrypb.LookupNameRequest]) (*connect.Response[quarrypb.Name], error) {
-	n, err := s.lookup(ctx, r.Msg.Name)
+	tenant, err := s.c.tenantFor(ctx, r.Header(), mayRead, r.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	n, err := s.lookup(ctx, tenant, r.Msg.Name)
 	if err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(n), nil
 }
 
-func (s *service) lookup(ctx context.Context, name string) (*quarrypb.Name, error) {
+func (s *service) lookup(ctx context.Context, tenant uint32, name string) (*quarrypb.Name, error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	res, err := s.c.cfg.Etcd.Get(ctx, s.c.nameKey(name))
+	res, err := s.c.cfg.Etcd.Get(ctx, s.c.nameKey(tenant, name))
 	switch {
 	case err != nil:
 		return nil, etcdError(err)
@@ -232,7 +254,11 @@ func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.Swap
 	if err := checkEntry(n); err != nil {
 		return nil, err
 	}
-	now, err := s.lookup(ctx, n.Name)
+	tenant, err := s.c.tenantFor(ctx, r.Header(), mayWrite, n.Name)
+	if err != nil {
+		return nil, err
+	}
+	now, err := s.lookup(ctx, tenant, n.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -244,8 +270,8 @@ func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.Swap
 	if err := s.admitName(r.Peer(), len(value)); err != nil {
 		return nil, err
 	}
-	key := s.c.nameKey(n.Name)
-	res, err := s.changeName(ctx, n.Name, clientv3.OpPut(key, value), clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision)))
+	key := s.c.nameKey(tenant, n.Name)
+	res, err := s.changeName(ctx, tenant, n.Name, clientv3.OpPut(key, value), clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision)))
 	switch {
 	case err != nil:
 		return nil, err
@@ -263,12 +289,16 @@ func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.De
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	key := s.c.nameKey(name)
+	tenant, err := s.c.tenantFor(ctx, r.Header(), mayDelete, name)
+	if err != nil {
+		return nil, err
+	}
+	key := s.c.nameKey(tenant, name)
 	cmp := clientv3.Compare(clientv3.ModRevision(key), ">", 0)
 	if r.Msg.Revision != 0 {
 		cmp = clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision))
 	}
-	res, err := s.changeName(ctx, name, clientv3.OpDelete(key), cmp)
+	res, err := s.changeName(ctx, tenant, name, clientv3.OpDelete(key), cmp)
 	switch {
 	case err != nil:
 		return nil, err
@@ -293,8 +323,12 @@ func (s *service) ListNames(ctx context.Context, r *connect.Request[quarrypb.Lis
 	if len(r.Msg.Prefix) > state.MaxNameBytes || len(r.Msg.After) > state.MaxNameBytes {
 		return nil, invalid("a prefix has at most %d bytes", state.MaxNameBytes)
 	}
-	from, end := s.c.nameKey(r.Msg.Prefix), clientv3.GetPrefixRangeEnd(s.c.nameKey(r.Msg.Prefix))
-	if after := s.c.nameKey(r.Msg.After) + "\x00"; r.Msg.After != "" && after > from {
+	in, err := s.c.acting(ctx, r.Header())
+	if err != nil {
+		return nil, err
+	}
+	from, end := s.c.nameKey(in.id, r.Msg.Prefix), clientv3.GetPrefixRangeEnd(s.c.nameKey(in.id, r.Msg.Prefix))
+	if after := s.c.nameKey(in.id, r.Msg.After) + "\x00"; r.Msg.After != "" && after > from {
 		from = after
 	}
 	out := &quarrypb.ListNamesResponse{}
@@ -312,7 +346,7 @@ func (s *service) ListNames(ctx context.Context, r *connect.Request[quarrypb.Lis
 				return nil, err
 			}
 			from = string(kv.Key) + "\x00"
-			if r.Msg.Kind != "" && n.Kind != r.Msg.Kind {
+			if r.Msg.Kind != "" && n.Kind != r.Msg.Kind || !in.may(mayRead, n.Name) {
 				continue
 			}
 			if len(out.Names) == limit {

@@ -10,6 +10,8 @@ import (
 	"connectrpc.com/connect"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/time/rate"
+
+	"github.com/quarrystore/quarry/controller/state"
 )
 
 // NameLimits bound what clients put into the placement library. Both limits are of the
@@ -46,11 +48,15 @@ func (k *nameCount) reserve(ctx context.Context, c *Controller, n int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.known {
-		res, err := c.cfg.Etcd.Get(ctx, c.nameKey(""), clientv3.WithPrefix(), clientv3.WithCountOnly())
-		if err != nil {
-			return etcdError(err)
+		k.n = 0
+		for _, prefix := range []string{c.nameKey(0, ""), c.cfg.Prefix + state.TenantNames} {
+			res, err := c.cfg.Etcd.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+			if err != nil {
+				return etcdError(err)
+			}
+			k.n += uint64(res.Count)
 		}
-		k.n, k.known = uint64(res.Count), true
+		k.known = true
 	}
 	if k.n+uint64(n) > c.cfg.Names.Most {
 		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d names, the most there can be (--max-names of the controllers): delete some", k.n))

@@ -36,12 +36,19 @@ func (s *service) LookupNames(ctx context.Context, r *connect.Request[quarrypb.L
 	if err := checkMany(len(names), func(i int) string { return names[i] }); err != nil {
 		return nil, err
 	}
+	in, err := s.c.acting(ctx, r.Header())
+	if err != nil {
+		return nil, err
+	}
 	var gets []clientv3.Op
 	for _, n := range names {
 		if err := checkName(n); err != nil {
 			return nil, err
 		}
-		gets = append(gets, clientv3.OpGet(s.c.nameKey(n)))
+		if err := in.check(mayRead, n); err != nil {
+			return nil, err
+		}
+		gets = append(gets, clientv3.OpGet(s.c.nameKey(in.id, n)))
 	}
 	out := &quarrypb.LookupNamesResponse{}
 	if len(gets) == 0 {
@@ -74,7 +81,11 @@ func (s *service) CreateNames(ctx context.Context, r *connect.Request[quarrypb.C
 	if err := checkMany(len(names), func(i int) string { return names[i].GetName() }); err != nil {
 		return nil, err
 	}
-	cmps := []clientv3.Cmp{guard(t.key, t.rev)}
+	in, err := s.c.acting(ctx, r.Header())
+	if err != nil {
+		return nil, err
+	}
+	cmps := append(s.c.whileTenant(in.id), guard(t.key, t.rev))
 	if r.Msg.Serial != 0 {
 		cmp, err := s.whileLive(ctx, t, r.Msg.Serial, r.Msg.Proof)
 		if err != nil {
@@ -88,6 +99,9 @@ func (s *service) CreateNames(ctx context.Context, r *connect.Request[quarrypb.C
 		if err := checkEntry(n); err != nil {
 			return nil, err
 		}
+		if err := in.check(mayCreate, n.Name); err != nil {
+			return nil, err
+		}
 		n.CreatedUnixS = now
 		value, err := encodeName(n)
 		if err != nil {
@@ -96,7 +110,7 @@ func (s *service) CreateNames(ctx context.Context, r *connect.Request[quarrypb.C
 		if err := s.admitName(r.Peer(), len(value)); err != nil {
 			return nil, err
 		}
-		key := s.c.nameKey(n.Name)
+		key := s.c.nameKey(in.id, n.Name)
 		cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(key), "=", 0))
 		puts = append(puts, clientv3.OpPut(key, value))
 		gets = append(gets, clientv3.OpGet(key, clientv3.WithKeysOnly()))
@@ -123,7 +137,7 @@ func (s *service) CreateNames(ctx context.Context, r *connect.Request[quarrypb.C
 				return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name %q exists, and none of the %d names was made", n.Name, len(names)))
 			}
 		}
-		return nil, sessionEnded(r.Msg.Serial)
+		return nil, nothingMade(in.id, r.Msg.Serial)
 	}
 	for _, n := range names {
 		n.Revision = uint64(res.Header.Revision)

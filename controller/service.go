@@ -86,11 +86,14 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 		return nil, err
 	}
 	if !r.Msg.Agent {
-		tenant, err := s.c.tenant(ctx, r.Header())
+		in, err := s.c.acting(ctx, r.Header())
+		if err == nil {
+			err = in.mayOpen(r.Msg.Rights)
+		}
 		if err != nil {
 			return nil, err
 		}
-		r.Msg.Tenant = tenant
+		r.Msg.Tenant = in.id
 	}
 	res, err := do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
 	if err == nil {
@@ -127,7 +130,14 @@ func (s *service) CertifyFence(ctx context.Context, r *connect.Request[quarrypb.
 }
 
 func (s *service) ListSessions(ctx context.Context, r *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error) {
-	return do[quarrypb.ListSessionsResponse](ctx, s, r.Msg, nil)
+	res, err := do[quarrypb.ListSessionsResponse](ctx, s, r.Msg, nil)
+	if err == nil {
+		err = s.c.ownSessions(ctx, r.Header(), res.Msg)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return res, nil
 }
 
 func (s *service) ReadTable(ctx context.Context, r *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error) {
@@ -135,11 +145,14 @@ func (s *service) ReadTable(ctx context.Context, r *connect.Request[quarrypb.Rea
 }
 
 func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
-	tenant, err := s.c.tenant(ctx, r.Header())
+	in, err := s.c.acting(ctx, r.Header())
+	if err == nil && !in.some(mayWrite) {
+		err = in.lacks(mayWrite, "a region")
+	}
 	if err != nil {
 		return nil, err
 	}
-	r.Msg.Tenant = tenant
+	r.Msg.Tenant = in.id
 	random := make([]byte, 16*max(1, min(int(r.Msg.Count), state.MaxCount)))
 	rand.Read(random)
 	return do[quarrypb.CreateRegionResponse](ctx, s, r.Msg, random)

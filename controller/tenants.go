@@ -1,10 +1,12 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,7 +15,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/controller/state"
+	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/rights"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // The machine decides about tenants. Which one a call is made in is looked up in their records, by any
@@ -57,22 +62,155 @@ func (c *Controller) tenantList(ctx context.Context, latest bool) ([]*quarrypb.T
 	return list, nil
 }
 
-// tenant is the number of the tenant that a call is made in.
-func (c *Controller) tenant(ctx context.Context, h http.Header) (uint32, error) {
-	name := h.Get(quarrypb.TenantHeader)
-	if name == "" || name == quarrypb.DefaultTenant {
-		return 0, nil
+// What grants may allow.
+const (
+	mayRead   = quarrypb.Right_RIGHT_READ
+	mayWrite  = quarrypb.Right_RIGHT_WRITE
+	mayCreate = quarrypb.Right_RIGHT_CREATE
+	mayDelete = quarrypb.Right_RIGHT_DELETE
+)
+
+// acting is the tenant that a call is made in, and what its caller may do there.
+type acting struct {
+	id     uint32
+	name   string
+	caller string
+	all    bool // else what the grants say
+	grants []*quarrypb.Grant
+}
+
+// acting finds out which tenant a call is made in. Operators work in any. A caller with grants works in the
+// tenants that they are of, any other one in the default tenant.
+func (c *Controller) acting(ctx context.Context, h http.Header) (acting, error) {
+	caller, name := rights.From(ctx), h.Get(quarrypb.TenantHeader)
+	in := acting{name: cmp.Or(name, quarrypb.DefaultTenant), caller: caller.Name, all: caller.Is(identity.Operator)}
+	if in.all && in.name == quarrypb.DefaultTenant {
+		return in, nil
 	}
-	for _, latest := range []bool{false, true} { // it may have been made a moment ago
+	for _, latest := range []bool{false, true} { // it may have been made or granted a moment ago
 		list, err := c.tenantList(ctx, latest)
 		if err != nil {
-			return 0, err
+			return acting{}, err
 		}
-		if i := slices.IndexFunc(list, func(t *quarrypb.Tenant) bool { return t.Name == name }); i >= 0 {
-			return list[i].Id, nil
+		if err = in.find(list, caller, name); err == nil || latest {
+			return in, err
 		}
 	}
-	return 0, connect.NewError(connect.CodeNotFound, fmt.Errorf("no tenant %q: quarry tenant list shows them", name))
+	return in, nil
+}
+
+// find looks for the tenant in the records: name is what the caller asked for.
+func (in *acting) find(list []*quarrypb.Tenant, caller rights.Caller, name string) error {
+	var granted []*quarrypb.Tenant
+	var names []string
+	for _, t := range list {
+		if slices.ContainsFunc(t.Grants, func(g *quarrypb.Grant) bool { return isFor(g, caller) }) {
+			granted, names = append(granted, t), append(names, t.Name)
+		}
+	}
+	from := granted
+	switch {
+	case in.all:
+		from = list
+	case len(granted) == 0 && in.name == quarrypb.DefaultTenant:
+		in.all = true
+		return nil
+	case len(granted) > 1 && name == "":
+		return invalid("%s has grants in the tenants %s: name one (--tenant, QUARRY_TENANT)", caller.Name, strings.Join(names, ", "))
+	case len(granted) == 1 && name == "":
+		in.name = granted[0].Name
+	}
+	i := slices.IndexFunc(from, func(t *quarrypb.Tenant) bool { return t.Name == in.name })
+	switch {
+	case i < 0 && in.all:
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("no tenant %q: quarry tenant list shows them", in.name))
+	case i < 0:
+		return denied("%s has no grant in tenant %s: an operator gives one with quarry tenant grant", caller.Name, in.name)
+	}
+	in.id = from[i].Id
+	for _, g := range from[i].Grants {
+		if isFor(g, caller) {
+			in.grants = append(in.grants, g)
+		}
+	}
+	return nil
+}
+
+// isFor says whether a grant is the caller's.
+func isFor(g *quarrypb.Grant, c rights.Caller) bool {
+	switch kind, value, _ := strings.Cut(g.Identity, ":"); {
+	case kind == "token":
+		return c.Token != "" && value == c.Token
+	case kind == "role":
+		return c.Is(identity.Role(value))
+	}
+	return c.ID.Name != "" && g.Identity == string(c.ID.Role)+"/"+c.ID.Name
+}
+
+// may says whether the caller has a right to a name.
+func (in *acting) may(right quarrypb.Right, name string) bool {
+	return in.all || slices.ContainsFunc(in.grants, func(g *quarrypb.Grant) bool {
+		return slices.Contains(g.Rights, right) && strings.HasPrefix(name, g.Prefix)
+	})
+}
+
+// some says whether the caller has a right to anything.
+func (in *acting) some(right quarrypb.Right) bool {
+	return in.all || slices.ContainsFunc(in.grants, func(g *quarrypb.Grant) bool { return slices.Contains(g.Rights, right) })
+}
+
+func (in *acting) lacks(right quarrypb.Right, to string) error {
+	return denied("%s may not %s %s in tenant %s: its grants there do not say so (quarry tenant grants %s)", in.caller, quarrypb.Word(right), to, in.name, in.name)
+}
+
+// check refuses what the caller has no right to.
+func (in *acting) check(right quarrypb.Right, name string) error {
+	if in.may(right, name) {
+		return nil
+	}
+	return in.lacks(right, fmt.Sprintf("name %q", name))
+}
+
+// mayOpen refuses a session with rights to memory that no grant has.
+func (in *acting) mayOpen(memory uint32) error {
+	switch {
+	case in.some(mayWrite), memory == uint32(rdma.ReadOnly) && in.some(mayRead):
+		return nil
+	case in.some(mayRead):
+		return denied("%s may only read in tenant %s: open a read-only session", in.caller, in.name)
+	}
+	return in.lacks(mayRead, "memory")
+}
+
+// tenantFor is the number of the tenant of a call about a name, which the caller must have a right to.
+func (c *Controller) tenantFor(ctx context.Context, h http.Header, right quarrypb.Right, name string) (uint32, error) {
+	in, err := c.acting(ctx, h)
+	if err == nil {
+		err = in.check(right, name)
+	}
+	return in.id, err
+}
+
+// whileTenant makes a transaction fail if a tenant has been deleted. The default one never is.
+func (c *Controller) whileTenant(id uint32) []clientv3.Cmp {
+	if id == 0 {
+		return nil
+	}
+	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(c.cfg.Prefix+state.TenantKey(id)), ">", 0)}
+}
+
+func tenantGone(id uint32) error {
+	return connect.NewError(connect.CodeNotFound, fmt.Errorf("tenant %d has been deleted", id))
+}
+
+// ownSessions leaves out the sessions of other tenants, for a caller that has grants.
+func (c *Controller) ownSessions(ctx context.Context, h http.Header, list *quarrypb.ListSessionsResponse) error {
+	if rights.From(ctx).Is(identity.Operator, identity.Node, identity.Controller, identity.Viewer) {
+		return nil
+	}
+	in, err := c.acting(ctx, h)
+	list.Sessions = slices.DeleteFunc(list.Sessions, func(s *quarrypb.Session) bool { return s.Tenant != in.id })
+	return err
 }
 
 func (s *service) CreateTenant(ctx context.Context, r *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error) {
@@ -83,10 +221,66 @@ func (s *service) SetTenant(ctx context.Context, r *connect.Request[quarrypb.Set
 	return do[quarrypb.Tenant](ctx, s, r.Msg, nil)
 }
 
+// DeleteTenant looks for names first, for an answer that says which; the transaction that deletes the record looks again.
 func (s *service) DeleteTenant(ctx context.Context, r *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error) {
-	return do[quarrypb.DeleteTenantResponse](ctx, s, r.Msg, nil)
+	list, err := s.c.tenantList(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range list {
+		if t.Name != r.Msg.Name || t.Id == 0 {
+			continue
+		}
+		const most = 4
+		prefix := s.c.nameKey(t.Id, "")
+		res, err := s.c.cfg.Etcd.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(most), clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
+		if err != nil {
+			return nil, etcdError(err)
+		}
+		var names []string
+		for _, kv := range res.Kvs {
+			names = append(names, strings.TrimPrefix(string(kv.Key), prefix))
+		}
+		if len(names) > 0 {
+			return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("tenant %s holds %d names, among them %s: quarry name delete", t.Name, res.Count, strings.Join(names, ", ")))
+		}
+	}
+	return settled(do[quarrypb.DeleteTenantResponse](ctx, s, r.Msg, nil))
 }
 
 func (s *service) ListTenants(ctx context.Context, r *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
 	return do[quarrypb.ListTenantsResponse](ctx, s, r.Msg, nil)
+}
+
+func (s *service) Grant(ctx context.Context, r *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	if err := checkIdentity(r.Msg.Grant.GetIdentity()); err != nil {
+		return nil, err
+	}
+	return settled(do[quarrypb.Tenant](ctx, s, r.Msg, nil))
+}
+
+// checkIdentity refuses what no caller is.
+func checkIdentity(id string) error {
+	users := []identity.Role{identity.Client, identity.Worker, identity.Gateway}
+	kind, value, named := strings.Cut(id, ":")
+	role, name, slash := strings.Cut(id, "/")
+	switch {
+	case named && kind == "token" && len(value) == 2*tokenIDBytes,
+		named && kind == "role" && slices.Contains(users, identity.Role(value)),
+		!named && slash && name != "" && slices.Contains(users, identity.Role(role)):
+		return nil
+	}
+	return invalid("identity %q: want ROLE/NAME of a certificate, token:ID or role:ROLE, with the role client, worker or gateway (operators need no grant)", id)
+}
+
+func (s *service) RevokeGrant(ctx context.Context, r *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return settled(do[quarrypb.Tenant](ctx, s, r.Msg, nil))
+}
+
+// settled answers once no controller believes what it has read before a change.
+func settled[A any](res *connect.Response[A], err error) (*connect.Response[A], error) {
+	if err == nil {
+		time.Sleep(tenantHold)
+	}
+	return res, err
 }

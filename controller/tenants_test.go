@@ -1,9 +1,11 @@
 package controller_test
 
 import (
+	"fmt"
 	"net/http"
 	"sync"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
@@ -62,4 +64,144 @@ func TestCallsInATenant(t *testing.T) {
 		}
 	}
 	refused(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "shop"}, connect.CodeFailedPrecondition, "holds regions")
+}
+
+// Each row is a caller, the tenant that it names, and what comes of each call.
+func TestGrantsOfTenants(t *testing.T) {
+	_, etcd := store(t)
+	c, _ := start(t, controller.Config{Etcd: etcd, Token: "every role", Alone: true, LeaderTTL: time.Minute})
+	lead(t, c)
+	as := func(token, tenant string) rpc {
+		return quarrypbconnect.NewControllerClient(http.DefaultClient, c.URL(), connect.WithInterceptors(agentauth.Caller(token, tenant)))
+	}
+	operator := as("every role", "")
+	token := func(role string) (secret, id string) {
+		made := do(t, operator.CreateToken, &quarrypb.CreateTokenRequest{Role: role})
+		return made.Secret, "token:" + made.Token.Id
+	}
+	newAgent(t, "a", "/dc/r1/a", 1).join(operator)
+	for _, name := range []string{"a", "b"} {
+		do(t, operator.CreateTenant, &quarrypb.CreateTenantRequest{Name: name})
+	}
+	grant := func(tenant, identity, prefix string, rights ...quarrypb.Right) {
+		do(t, operator.Grant, &quarrypb.GrantRequest{Tenant: tenant, Grant: &quarrypb.Grant{Identity: identity, Prefix: prefix, Rights: rights}})
+	}
+	const read, write, create, remove = quarrypb.Right_RIGHT_READ, quarrypb.Right_RIGHT_WRITE, quarrypb.Right_RIGHT_CREATE, quarrypb.Right_RIGHT_DELETE
+	unbound, _ := token("client")
+	reader, readerID := token("client")
+	maker, makerID := token("client")
+	both, bothID := token("worker")
+	grant("a", readerID, "", read)
+	grant("a", makerID, "mine/", read, write, create, remove)
+	for _, tenant := range []string{"a", "b"} {
+		grant(tenant, bothID, "", read, write, create, remove)
+	}
+	for _, bad := range []*quarrypb.Grant{nil, {Identity: "client/"}, {Identity: "operator/ann"}, {Identity: "role:king"}, {Identity: "token:1"}, {Identity: "client/x"}, {Identity: "client/x", Rights: []quarrypb.Right{9}}} {
+		_, err := try(t, operator.Grant, &quarrypb.GrantRequest{Tenant: "a", Grant: bad})
+		require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err), "%v: %v", bad, err)
+	}
+	refused(t, as(maker, "a").Grant, &quarrypb.GrantRequest{}, connect.CodePermissionDenied, "may not call")
+	refused(t, as(maker, "a").ListTenants, &quarrypb.ListTenantsRequest{}, connect.CodePermissionDenied, "may not call")
+
+	yes, no, bad, none := connect.Code(0), connect.CodePermissionDenied, connect.CodeInvalidArgument, connect.CodeNotFound
+	for i, row := range []struct {
+		who, token, tenant                          string
+		session, readOnly, region, make, look, drop connect.Code
+	}{
+		{"operator", "every role", "", yes, yes, yes, yes, yes, yes},
+		{"operator", "every role", "b", yes, yes, yes, yes, yes, yes},
+		{"operator", "every role", "c", none, none, none, none, none, none},
+		{"without grants", unbound, "", yes, yes, yes, yes, yes, no},
+		{"without grants", unbound, "default", yes, yes, yes, yes, yes, no},
+		{"without grants", unbound, "a", no, no, no, no, no, no},
+		{"without grants", unbound, "c", no, no, no, no, no, no},
+		{"reader", reader, "", no, yes, no, no, yes, no},
+		{"reader", reader, "a", no, yes, no, no, yes, no},
+		{"reader", reader, "b", no, no, no, no, no, no},
+		{"reader", reader, "default", no, no, no, no, no, no},
+		{"maker", maker, "", yes, yes, yes, no, no, no}, // "x" is not under its prefix
+		{"of two", both, "", bad, bad, bad, bad, bad, bad},
+		{"of two", both, "a", yes, yes, yes, yes, yes, yes},
+		{"of two", both, "b", yes, yes, yes, yes, yes, yes},
+		{"of two", both, "default", no, no, no, no, no, no},
+	} {
+		cl, name := as(row.token, row.tenant), fmt.Sprint("x", i)
+		home := map[string]string{"": "default", "reader": "a", "maker": "a"}[map[bool]string{true: row.who}[row.tenant == "" && row.who != "operator" && row.who != "without grants"]]
+		if row.tenant != "" {
+			home = row.tenant
+		}
+		want := func(code connect.Code, err error, what string) {
+			t.Helper()
+			if code == yes {
+				require.NoError(t, err, "%s in %q: %s", row.who, row.tenant, what)
+			} else {
+				require.Equal(t, code, connect.CodeOf(err), "%s in %q: %s: %v", row.who, row.tenant, what, err)
+			}
+		}
+		res, err := try(t, cl.OpenSession, &quarrypb.OpenSessionRequest{})
+		want(row.session, err, "open a session")
+		if err == nil {
+			list := do(t, cl.ListSessions, &quarrypb.ListSessionsRequest{})
+			for _, s := range list.Sessions {
+				require.True(t, row.who == "operator" || s.Tenant == res.Ticket.Tenant, "%s sees session of tenant %d", row.who, s.Tenant)
+			}
+		}
+		_, err = try(t, cl.OpenSession, &quarrypb.OpenSessionRequest{Rights: 1})
+		want(row.readOnly, err, "open a read-only session")
+		_, err = try(t, cl.CreateRegion, &quarrypb.CreateRegionRequest{Replicas: 1, SizeBytes: 16 << 20})
+		want(row.region, err, "make a region")
+		_, err = try(t, cl.CreateName, &quarrypb.CreateNameRequest{Name: goodName(name)})
+		want(row.make, err, "make a name")
+		if err != nil && home != "c" {
+			do(t, as("every role", home).CreateName, &quarrypb.CreateNameRequest{Name: goodName(name)})
+		}
+		_, err = try(t, cl.LookupName, &quarrypb.LookupNameRequest{Name: name})
+		want(row.look, err, "look a name up")
+		_, err = try(t, cl.LookupNames, &quarrypb.LookupNamesRequest{Names: []string{name}})
+		want(row.look, err, "look names up")
+		_, err = try(t, cl.DeleteName, &quarrypb.DeleteNameRequest{Name: name})
+		want(row.drop, err, "delete a name")
+	}
+
+	// The prefix.
+	own := as(maker, "")
+	n := do(t, own.CreateName, &quarrypb.CreateNameRequest{Name: goodName("mine/n")})
+	do(t, own.SwapName, &quarrypb.SwapNameRequest{Name: goodName("mine/n"), Revision: n.Revision})
+	refused(t, own.CreateName, &quarrypb.CreateNameRequest{Name: goodName("their/n")}, connect.CodePermissionDenied, `may not create name "their/n" in tenant a`)
+	refused(t, own.CreateNames, &quarrypb.CreateNamesRequest{Names: []*quarrypb.Name{goodName("mine/m"), goodName("m")}}, connect.CodePermissionDenied, `name "m"`)
+	list := do(t, own.ListNames, &quarrypb.ListNamesRequest{})
+	require.Len(t, list.Names, 1, "%v", list.Names)
+	refused(t, as(reader, "").SwapName, &quarrypb.SwapNameRequest{Name: goodName("mine/n")}, connect.CodePermissionDenied, "may not write")
+
+	do(t, operator.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: makerID})
+	do(t, own.CreateName, &quarrypb.CreateNameRequest{Name: goodName("mine/n")}) // in the default tenant, where no grant is needed
+	do(t, operator.LookupName, &quarrypb.LookupNameRequest{Name: "mine/n"})
+	refused(t, operator.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: makerID}, connect.CodeNotFound, "no such grant")
+}
+
+// The same name in two tenants is two names, and a tenant with names is not deleted.
+func TestNamesOfTenants(t *testing.T) {
+	_, etcd := store(t)
+	c, rpc := start(t, controller.Config{Etcd: etcd, Alone: true, LeaderTTL: time.Minute, Names: controller.NameLimits{Most: 4}})
+	lead(t, c)
+	for _, name := range []string{"a", "b"} {
+		do(t, rpc.CreateTenant, &quarrypb.CreateTenantRequest{Name: name})
+	}
+	for i, tenant := range []string{"", "a", "b"} {
+		n := goodName("users")
+		n.Owner = fmt.Sprint(i)
+		do(t, in(c, tenant).CreateName, &quarrypb.CreateNameRequest{Name: n})
+		refused(t, in(c, tenant).CreateName, &quarrypb.CreateNameRequest{Name: n}, connect.CodeAlreadyExists, "exists")
+	}
+	do(t, in(c, "a").CreateNames, &quarrypb.CreateNamesRequest{Names: []*quarrypb.Name{goodName("more")}})
+	refused(t, in(c, "b").CreateName, &quarrypb.CreateNameRequest{Name: goodName("more")}, connect.CodeResourceExhausted, "there are 4 names")
+	for i, tenant := range []string{"", "a", "b"} {
+		require.Equal(t, fmt.Sprint(i), do(t, in(c, tenant).LookupName, &quarrypb.LookupNameRequest{Name: "users"}).Owner)
+		require.Len(t, do(t, in(c, tenant).ListNames, &quarrypb.ListNamesRequest{}).Names, 1+i%2)
+	}
+	refused(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "a"}, connect.CodeFailedPrecondition, "tenant a holds 2 names, among them more, users")
+	do(t, in(c, "b").DeleteName, &quarrypb.DeleteNameRequest{Name: "users"})
+	do(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "b"})
+	refused(t, in(c, "b").LookupName, &quarrypb.LookupNameRequest{Name: "users"}, connect.CodeNotFound, "no tenant")
+	require.Equal(t, "0", do(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "users"}).Owner)
 }

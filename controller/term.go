@@ -366,6 +366,9 @@ func (t *term) commit(ctx context.Context, a state.Commit) state.Event {
 		key := t.c.cfg.Prefix + op.Key
 		cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(key), "=", int64(op.Prev)))
 		reads = append(reads, clientv3.OpGet(key))
+		if op.Empty != "" { // also where there is none: its revision counts as 0
+			cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(t.c.cfg.Prefix+op.Empty), "=", 0).WithPrefix())
+		}
 		if op.Value == nil {
 			ops = append(ops, clientv3.OpDelete(key))
 		} else {

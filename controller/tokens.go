@@ -74,7 +74,7 @@ func (c *Controller) tokenCaller(ctx context.Context, token string) (rights.Call
 	if rec.Note != "" {
 		name += " (" + rec.Note + ")"
 	}
-	return rights.Caller{Name: name, Roles: []identity.Role{rec.Role}}, nil
+	return rights.Caller{Name: name, Roles: []identity.Role{rec.Role}, Token: id}, nil
 }
 
 // token reads the record of a token, at most once in tokenHold.

@@ -177,15 +177,17 @@ func TestNameRate(t *testing.T) {
 // bounded lists what a controller writes into etcd, and what bounds the number of records. A
 // prefix that is not listed here can fill etcd.
 var bounded = map[string]string{
-	"cluster":     "one",
-	"keys":        "one",
-	"nodes/":      "nodes that registered: state.MaxNodes",
-	"regions/":    "state.MaxRegions",
-	"sessions/":   "state.MaxSessions live ones, and ids of 16 bits in all",
-	"names/":      "NameLimits.Most, and a part of the quota",
-	"leader/":     "controllers, each with a lease",
-	"deposed/":    "leaderships that were deposed since the last one that won removed them",
-	"defragments": "one, with a lease",
+	"cluster":       "one",
+	"keys":          "one",
+	"nodes/":        "nodes that registered: state.MaxNodes",
+	"regions/":      "state.MaxRegions",
+	"sessions/":     "state.MaxSessions live ones, and ids of 16 bits in all",
+	"names/":        "NameLimits.Most, and a part of the quota",
+	"tenants/":      "state.MaxTenants, with state.MaxGrants each",
+	"tenant-names/": "as names/, together",
+	"leader/":       "controllers, each with a lease",
+	"deposed/":      "leaderships that were deposed since the last one that won removed them",
+	"defragments":   "one, with a lease",
 }
 
 // TestEveryRecordIsBounded finds keys whose number nothing bounds.

@@ -28,7 +28,7 @@ type cli struct {
 	Config     string        `short:"c" placeholder:"FILE" help:"YAML configuration file; default /etc/quarry/quarry.yml if it is there."`
 	JSON       bool          `short:"j" name:"json" help:"Print JSON."`
 	Token      string        `placeholder:"TOKEN" help:"Token that the cluster asks for."`
-	Tenant     string        `placeholder:"NAME" complete:"tenant" help:"Tenant that the command works in; default if none is named."`
+	Tenant     string        `placeholder:"NAME" complete:"tenant" help:"Tenant that the command works in; if none is named, the one that the caller has grants in, else default."`
 	TLSCert    string        `name:"tls-cert" aliases:"cert" placeholder:"FILE" help:"Certificate of this process, PEM, for all its ports and calls; quarry cert issues it."`
 	TLSKey     string        `name:"tls-key" aliases:"key" placeholder:"FILE" help:"Key of the certificate, PEM."`
 	TLSCA      string        `name:"tls-ca" aliases:"ca" placeholder:"FILE" help:"Certificate authorities of the other processes, PEM."`

@@ -4,16 +4,20 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
 type tenantCmd struct {
-	Create tenantCreateCmd `cmd:"" help:"Make a tenant: quarry tenant create shop --quota-bytes 8GiB --sessions 100."`
-	List   tenantListCmd   `cmd:"" help:"List tenants: quotas and what is used of them."`
-	Set    tenantSetCmd    `cmd:"" help:"Change quotas: quarry tenant set shop --quota-bytes 16GiB."`
-	Delete tenantDeleteCmd `cmd:"" help:"Delete a tenant that holds nothing."`
+	Create      tenantCreateCmd      `cmd:"" help:"Make a tenant: quarry tenant create shop --quota-bytes 8GiB --sessions 100."`
+	List        tenantListCmd        `cmd:"" help:"List tenants: quotas and what is used of them."`
+	Set         tenantSetCmd         `cmd:"" help:"Change quotas: quarry tenant set shop --quota-bytes 16GiB."`
+	Delete      tenantDeleteCmd      `cmd:"" help:"Delete a tenant that holds nothing."`
+	Grant       tenantGrantCmd       `cmd:"" help:"Let an identity work in a tenant: quarry tenant grant shop --identity client/app --rights read,write,create."`
+	RevokeGrant tenantRevokeGrantCmd `cmd:"" help:"Take grants away. Sessions that are open go on: quarry session revoke ends them."`
+	Grants      tenantGrantsCmd      `cmd:"" help:"List the grants of a tenant."`
 }
 
 // tenantView is a tenant as it is printed. A quota of 0 is none.
@@ -130,4 +134,78 @@ func (c *tenantDeleteCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	return a.print(map[string]any{"name": c.Name, "state": "deleted"}, func(w io.Writer) { fmt.Fprintf(w, "tenant %s is deleted\n", c.Name) })
+}
+
+// grantView is one grant.
+type grantView struct {
+	Identity string   `json:"identity"`
+	Rights   []string `json:"rights"`
+	Prefix   string   `json:"prefix"`
+}
+
+func (a *app) printGrants(t *quarrypb.Tenant) error {
+	list := []grantView{}
+	for _, g := range t.GetGrants() {
+		v := grantView{Identity: g.Identity, Rights: []string{}, Prefix: g.Prefix}
+		for _, r := range g.Rights {
+			v.Rights = append(v.Rights, quarrypb.Word(r))
+		}
+		list = append(list, v)
+	}
+	return a.print(list, func(w io.Writer) {
+		fmt.Fprintln(w, "IDENTITY\tRIGHTS\tPREFIX")
+		for _, g := range list {
+			fmt.Fprintf(w, "%s\t%s\t%s\n", g.Identity, strings.Join(g.Rights, ","), g.Prefix)
+		}
+	})
+}
+
+type tenantGrantCmd struct {
+	Name     string   `arg:"" complete:"tenant" help:"Name of the tenant."`
+	Identity string   `required:"" placeholder:"ID" help:"ROLE/NAME of a certificate, token:ID, or role:ROLE; the roles are client, worker and gateway."`
+	Rights   []string `required:"" enum:"read,write,create,delete" placeholder:"RIGHTS" help:"What it may do: read, write, create, delete; comma separated."`
+	Prefix   string   `placeholder:"P" help:"Names that the rights hold for; all if it is not given."`
+}
+
+func (c *tenantGrantCmd) Run(ctx context.Context, a *app) error {
+	g := &quarrypb.Grant{Identity: c.Identity, Prefix: c.Prefix}
+	for _, r := range c.Rights {
+		g.Rights = append(g.Rights, quarrypb.Right(quarrypb.Right_value["RIGHT_"+strings.ToUpper(r)]))
+	}
+	t, err := ask(ctx, a, &quarrypb.GrantRequest{Tenant: c.Name, Grant: g}, quarrypbconnect.ControllerClient.Grant)
+	if err != nil {
+		return err
+	}
+	return a.printGrants(t)
+}
+
+type tenantRevokeGrantCmd struct {
+	Name     string  `arg:"" complete:"tenant" help:"Name of the tenant."`
+	Identity string  `required:"" placeholder:"ID" help:"As it was granted."`
+	Prefix   *string `placeholder:"P" help:"Only the grant with this prefix."`
+}
+
+func (c *tenantRevokeGrantCmd) Run(ctx context.Context, a *app) error {
+	t, err := ask(ctx, a, &quarrypb.RevokeGrantRequest{Tenant: c.Name, Identity: c.Identity, Prefix: c.Prefix}, quarrypbconnect.ControllerClient.RevokeGrant)
+	if err != nil {
+		return err
+	}
+	return a.printGrants(t)
+}
+
+type tenantGrantsCmd struct {
+	Name string `arg:"" complete:"tenant" help:"Name of the tenant."`
+}
+
+func (c *tenantGrantsCmd) Run(ctx context.Context, a *app) error {
+	res, err := ask(ctx, a, &quarrypb.ListTenantsRequest{}, quarrypbconnect.ControllerClient.ListTenants)
+	if err != nil {
+		return err
+	}
+	for _, t := range res.Tenants {
+		if t.Name == c.Name {
+			return a.printGrants(t)
+		}
+	}
+	return fmt.Errorf("no tenant %q: quarry tenant list shows them", c.Name)
 }

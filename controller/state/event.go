@@ -97,6 +97,7 @@ type Op struct {
 	Key   string
 	Value []byte // nil: delete
 	Prev  uint64 // the record's revision so far; 0: there is none
+	Empty string // a key prefix under which there must be nothing; "": none
 }
 
 // Call asks the agent at URL.

@@ -338,6 +338,10 @@ func (m *Machine) askRegion(a Ask) (known bool) {
 		m.setTenant(a.Waiter, r)
 	case *quarrypb.DeleteTenantRequest:
 		m.deleteTenant(a.Waiter, r)
+	case *quarrypb.GrantRequest:
+		m.grant(a.Waiter, r)
+	case *quarrypb.RevokeGrantRequest:
+		m.revokeGrant(a.Waiter, r)
 	case *quarrypb.ListTenantsRequest:
 		m.listTenants(a.Waiter)
 	case *quarrypb.StatusRequest:

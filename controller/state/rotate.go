@@ -144,7 +144,7 @@ func (m *Machine) renew(s *session, r *quarrypb.HeartbeatRequest, res *quarrypb.
 		!old.Verify(keyring.NewRing(k.previous.Public())) {
 		return
 	}
-	res.Ticket = m.issue(rdma.Ticket{Session: s.rec.Session, Serial: s.rec.Serial, Tenant: s.rec.Tenant, Rights: rdma.Rights(s.rec.Rights), Holder: old.Holder})
+	res.Ticket = m.issue(rdma.Ticket{Session: s.rec.Session, Serial: s.rec.Serial, Tenant: s.rec.Tenant, Rights: rdma.Rights(s.rec.Rights), Lanes: uint16(s.rec.Lanes), Holder: old.Holder})
 	res.Proof = m.Credentials().proofBy(k.current, s.rec.Serial)
 	k.renewed = m.now
 }

@@ -76,6 +76,9 @@ func (m *Machine) stage(cs ...change) {
 	}
 	for _, c := range cs {
 		op := Op{Key: c.key}
+		if id, ok := strings.CutPrefix(c.key, tenantPrefix); ok && c.msg == nil {
+			op.Empty = TenantNames + id + "/" // names are changed by transactions of their own
+		}
 		if c.msg != nil {
 			v, err := proto.MarshalOptions{Deterministic: true}.Marshal(c.msg)
 			if err != nil {

@@ -14,8 +14,18 @@ import (
 // TenantPrefix is the key prefix of the records of tenants.
 const TenantPrefix = tenantPrefix
 
+// TenantNames is the key prefix of the names of all tenants but the default one.
+const TenantNames = "tenant-names/"
+
+// NamesOf is the key prefix of the names of a tenant that is not the default one.
+func NamesOf(tenant uint32) string { return fmt.Sprintf("%s%08x/", TenantNames, tenant) }
+
+// TenantKey is the key of a tenant's record.
+func TenantKey(id uint32) string { return tenantKey(id) }
+
 // Limits of tenants.
 const (
+	MaxGrants          = 256 // of one tenant
 	MaxTenants         = 1024
 	maxTenantNameBytes = 63
 	// nodeLanes is how many lanes a session without a number counts for: as many as a node
@@ -193,8 +203,7 @@ func (m *Machine) setTenant(waiter uint64, r *quarrypb.SetTenantRequest) {
 		rec.QuotaLanes = *r.QuotaLanes
 	}
 	if !proto.Equal(rec, t.rec) {
-		t.rec = rec
-		m.stage(change{tenantKey(rec.Id), rec, nil})
+		m.setRecord(t, rec)
 		m.note("tenant %s: quotas %s, %d sessions, %d lanes; 0 is none", rec.Name, bytesText(rec.QuotaBytes), rec.QuotaSessions, rec.QuotaLanes)
 	}
 	m.answer(waiter, t.answer())
@@ -219,6 +228,68 @@ func (m *Machine) deleteTenant(waiter uint64, r *quarrypb.DeleteTenantRequest) {
 	m.note("tenant %s (%d) is deleted", r.Name, t.rec.Id)
 	t.rec = nil
 	m.answer(waiter, &quarrypb.DeleteTenantResponse{})
+}
+
+// grant gives an identity rights under a prefix, in the place of those that it has there.
+func (m *Machine) grant(waiter uint64, r *quarrypb.GrantRequest) {
+	t, err := m.tenantNamed(r.Tenant)
+	if err == nil {
+		err = goodGrant(r.Grant)
+	}
+	if err != nil {
+		m.fail(waiter, err)
+		return
+	}
+	rec := proto.CloneOf(t.rec)
+	rec.Grants = slices.DeleteFunc(rec.Grants, func(g *quarrypb.Grant) bool { return g.Identity == r.Grant.Identity && g.Prefix == r.Grant.Prefix })
+	if len(rec.Grants) >= MaxGrants {
+		m.fail(waiter, errorf(Exhausted, "tenant %s has %d grants, the most there can be: revoke some (quarry tenant grants %s)", r.Tenant, len(rec.Grants), r.Tenant))
+		return
+	}
+	rec.Grants = append(rec.Grants, proto.CloneOf(r.Grant))
+	m.setRecord(t, rec)
+	m.answer(waiter, t.answer())
+}
+
+func goodGrant(g *quarrypb.Grant) *Error {
+	switch {
+	case g == nil || g.Identity == "" || len(g.Identity) > MaxNameBytes || !goodName(g.Identity):
+		return errorf(Invalid, "a grant without an identity, or with one of more than %d bytes", MaxNameBytes)
+	case len(g.Prefix) > MaxNameBytes || g.Prefix != "" && !goodName(g.Prefix):
+		return errorf(Invalid, "a prefix is printable UTF-8 of at most %d bytes", MaxNameBytes)
+	case len(g.Rights) == 0 || len(g.Rights) > 4:
+		return errorf(Invalid, "%d rights: want 1 to 4 of read, write, create and delete", len(g.Rights))
+	}
+	for _, r := range g.Rights {
+		if r < quarrypb.Right_RIGHT_READ || r > quarrypb.Right_RIGHT_DELETE {
+			return errorf(Invalid, "right %d: want read, write, create or delete", r)
+		}
+	}
+	return nil
+}
+
+func (m *Machine) revokeGrant(waiter uint64, r *quarrypb.RevokeGrantRequest) {
+	t, err := m.tenantNamed(r.Tenant)
+	if err != nil {
+		m.fail(waiter, err)
+		return
+	}
+	rec := proto.CloneOf(t.rec)
+	rec.Grants = slices.DeleteFunc(rec.Grants, func(g *quarrypb.Grant) bool {
+		return g.Identity == r.Identity && (r.Prefix == nil || g.Prefix == *r.Prefix)
+	})
+	if len(rec.Grants) == len(t.rec.Grants) {
+		m.fail(waiter, errorf(NotFound, "tenant %s has no such grant of %s: quarry tenant grants %s shows them", r.Tenant, r.Identity, r.Tenant))
+		return
+	}
+	m.setRecord(t, rec)
+	m.answer(waiter, t.answer())
+}
+
+// setRecord gives a tenant another record.
+func (m *Machine) setRecord(t *tenant, rec *quarrypb.Tenant) {
+	t.rec = rec
+	m.stage(change{tenantKey(rec.Id), rec, nil})
 }
 
 func (m *Machine) regionsOf(tenant uint32) (out []string) {

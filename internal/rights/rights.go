@@ -20,6 +20,8 @@ type Caller struct {
 	Roles []identity.Role
 	// ID of its certificate; none if it has shown a token.
 	ID identity.ID
+	// Token is the id of a token of one role that it has shown; "" for none.
+	Token string
 }
 
 // Is says whether the caller has one of the roles.

@@ -86,6 +86,8 @@ var table = map[string]rule{
 	c.ControllerCreateTenantProcedure:     admins,
 	c.ControllerSetTenantProcedure:        admins,
 	c.ControllerDeleteTenantProcedure:     admins,
+	c.ControllerGrantProcedure:            admins,
+	c.ControllerRevokeGrantProcedure:      admins,
 	c.ControllerListTenantsProcedure:      lookers,
 
 	c.AgentHostRegionProcedure:  to(controller),

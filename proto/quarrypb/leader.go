@@ -13,7 +13,8 @@ const IncarnationHeader = "Quarry-Incarnation"
 // TokenHeader carries the cluster's token in calls of a controller whose messages have no field for it.
 const TokenHeader = "Quarry-Token"
 
-// TenantHeader names the tenant that a call of a controller is made in; without it: DefaultTenant.
+// TenantHeader names the tenant that a call of a controller is made in; without it: the one that the
+// caller has grants in, else DefaultTenant.
 const TenantHeader = "Quarry-Tenant"
 
 // DefaultTenant is the name of tenant 0, which is always there.

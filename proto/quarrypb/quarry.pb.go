@@ -405,6 +405,61 @@ func (WorkKind) EnumDescriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{6}
 }
 
+type Right int32
+
+const (
+	Right_RIGHT_UNSPECIFIED Right = 0
+	Right_RIGHT_READ        Right = 1 // look names up and list them; open read-only sessions
+	Right_RIGHT_WRITE       Right = 2 // swap names; open any session, make regions
+	Right_RIGHT_CREATE      Right = 3 // make names
+	Right_RIGHT_DELETE      Right = 4 // delete names
+)
+
+// Enum value maps for Right.
+var (
+	Right_name = map[int32]string{
+		0: "RIGHT_UNSPECIFIED",
+		1: "RIGHT_READ",
+		2: "RIGHT_WRITE",
+		3: "RIGHT_CREATE",
+		4: "RIGHT_DELETE",
+	}
+	Right_value = map[string]int32{
+		"RIGHT_UNSPECIFIED": 0,
+		"RIGHT_READ":        1,
+		"RIGHT_WRITE":       2,
+		"RIGHT_CREATE":      3,
+		"RIGHT_DELETE":      4,
+	}
+)
+
+func (x Right) Enum() *Right {
+	p := new(Right)
+	*p = x
+	return p
+}
+
+func (x Right) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Right) Descriptor() protoreflect.EnumDescriptor {
+	return file_quarry_proto_enumTypes[7].Descriptor()
+}
+
+func (Right) Type() protoreflect.EnumType {
+	return &file_quarry_proto_enumTypes[7]
+}
+
+func (x Right) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Right.Descriptor instead.
+func (Right) EnumDescriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{7}
+}
+
 // Endpoint is one way to reach a node's memory.
 type Endpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5523,6 +5578,7 @@ type Tenant struct {
 	QuotaSessions uint32     `protobuf:"varint,4,opt,name=quota_sessions,json=quotaSessions,proto3" json:"quota_sessions,omitempty"` // live ones, without those of storage nodes' programs
 	QuotaLanes    uint32     `protobuf:"varint,5,opt,name=quota_lanes,json=quotaLanes,proto3" json:"quota_lanes,omitempty"`          // of all these sessions, as they were announced
 	Use           *TenantUse `protobuf:"bytes,6,opt,name=use,proto3" json:"use,omitempty"`                                           // in answers only
+	Grants        []*Grant   `protobuf:"bytes,7,rep,name=grants,proto3" json:"grants,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5599,6 +5655,74 @@ func (x *Tenant) GetUse() *TenantUse {
 	return nil
 }
 
+func (x *Tenant) GetGrants() []*Grant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+// Grant lets an identity do something with the names of a tenant that begin with a prefix.
+type Grant struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identity      string                 `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"` // ROLE/NAME of a certificate, token:ID, or role:ROLE
+	Rights        []Right                `protobuf:"varint,2,rep,packed,name=rights,proto3,enum=quarry.v1.Right" json:"rights,omitempty"`
+	Prefix        string                 `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grant) Reset() {
+	*x = Grant{}
+	mi := &file_quarry_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grant) ProtoMessage() {}
+
+func (x *Grant) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grant.ProtoReflect.Descriptor instead.
+func (*Grant) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *Grant) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *Grant) GetRights() []Right {
+	if x != nil {
+		return x.Rights
+	}
+	return nil
+}
+
+func (x *Grant) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
 // TenantUse is what a tenant has at this moment.
 type TenantUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5612,7 +5736,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5624,7 +5748,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5637,7 +5761,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *TenantUse) GetBytes() uint64 {
@@ -5682,7 +5806,7 @@ type SigningKeys struct {
 
 func (x *SigningKeys) Reset() {
 	*x = SigningKeys{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5694,7 +5818,7 @@ func (x *SigningKeys) String() string {
 func (*SigningKeys) ProtoMessage() {}
 
 func (x *SigningKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5707,7 +5831,7 @@ func (x *SigningKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
 func (*SigningKeys) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SigningKeys) GetCurrent() *SigningKey {
@@ -5748,7 +5872,7 @@ type SigningKey struct {
 
 func (x *SigningKey) Reset() {
 	*x = SigningKey{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5760,7 +5884,7 @@ func (x *SigningKey) String() string {
 func (*SigningKey) ProtoMessage() {}
 
 func (x *SigningKey) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5773,7 +5897,7 @@ func (x *SigningKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
 func (*SigningKey) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *SigningKey) GetSeed() []byte {
@@ -5798,7 +5922,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5810,7 +5934,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5823,7 +5947,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 type ControllerInfo struct {
@@ -5837,7 +5961,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5849,7 +5973,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5862,7 +5986,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -5910,7 +6034,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5922,7 +6046,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5935,7 +6059,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -6041,7 +6165,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6053,7 +6177,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6066,7 +6190,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Member) GetKind() string {
@@ -6151,7 +6275,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6163,7 +6287,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6176,7 +6300,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -6251,7 +6375,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6263,7 +6387,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6276,7 +6400,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -6300,7 +6424,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6312,7 +6436,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6325,7 +6449,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -6383,7 +6507,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6395,7 +6519,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6408,7 +6532,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{89}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -6433,7 +6557,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6445,7 +6569,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6458,7 +6582,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{90}
+	return file_quarry_proto_rawDescGZIP(), []int{91}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -6477,7 +6601,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6489,7 +6613,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6502,7 +6626,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{91}
+	return file_quarry_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -6567,7 +6691,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6579,7 +6703,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6592,7 +6716,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{92}
+	return file_quarry_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -6642,7 +6766,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6654,7 +6778,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6667,7 +6791,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{93}
+	return file_quarry_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -6700,7 +6824,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6712,7 +6836,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6725,7 +6849,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{94}
+	return file_quarry_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -6744,7 +6868,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6756,7 +6880,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6769,7 +6893,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{95}
+	return file_quarry_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -6787,7 +6911,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6799,7 +6923,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6812,7 +6936,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{96}
+	return file_quarry_proto_rawDescGZIP(), []int{97}
 }
 
 // Token is what is kept of a token: not the token.
@@ -6828,7 +6952,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6840,7 +6964,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6853,7 +6977,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{97}
+	return file_quarry_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Token) GetId() string {
@@ -6894,7 +7018,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6906,7 +7030,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6919,7 +7043,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{98}
+	return file_quarry_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -6946,7 +7070,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6958,7 +7082,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6971,7 +7095,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{99}
+	return file_quarry_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -6996,7 +7120,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7008,7 +7132,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7021,7 +7145,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{100}
+	return file_quarry_proto_rawDescGZIP(), []int{101}
 }
 
 type ListTokensResponse struct {
@@ -7033,7 +7157,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7045,7 +7169,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7058,7 +7182,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{101}
+	return file_quarry_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7077,7 +7201,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7089,7 +7213,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7102,7 +7226,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{102}
+	return file_quarry_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -7120,7 +7244,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7132,7 +7256,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7145,7 +7269,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{103}
+	return file_quarry_proto_rawDescGZIP(), []int{104}
 }
 
 type CreateTenantRequest struct {
@@ -7160,7 +7284,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7172,7 +7296,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7185,7 +7309,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{104}
+	return file_quarry_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -7228,7 +7352,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7240,7 +7364,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7253,7 +7377,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{105}
+	return file_quarry_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *SetTenantRequest) GetName() string {
@@ -7284,6 +7408,118 @@ func (x *SetTenantRequest) GetQuotaLanes() uint32 {
 	return 0
 }
 
+type GrantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Grant         *Grant                 `protobuf:"bytes,2,opt,name=grant,proto3" json:"grant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantRequest) Reset() {
+	*x = GrantRequest{}
+	mi := &file_quarry_proto_msgTypes[107]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantRequest) ProtoMessage() {}
+
+func (x *GrantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[107]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
+func (*GrantRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{107}
+}
+
+func (x *GrantRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *GrantRequest) GetGrant() *Grant {
+	if x != nil {
+		return x.Grant
+	}
+	return nil
+}
+
+type RevokeGrantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Identity      string                 `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
+	Prefix        *string                `protobuf:"bytes,3,opt,name=prefix,proto3,oneof" json:"prefix,omitempty"` // absent: all grants of the identity
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeGrantRequest) Reset() {
+	*x = RevokeGrantRequest{}
+	mi := &file_quarry_proto_msgTypes[108]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeGrantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeGrantRequest) ProtoMessage() {}
+
+func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[108]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeGrantRequest.ProtoReflect.Descriptor instead.
+func (*RevokeGrantRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{108}
+}
+
+func (x *RevokeGrantRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *RevokeGrantRequest) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *RevokeGrantRequest) GetPrefix() string {
+	if x != nil && x.Prefix != nil {
+		return *x.Prefix
+	}
+	return ""
+}
+
 type DeleteTenantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -7293,7 +7529,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7305,7 +7541,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7318,7 +7554,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{106}
+	return file_quarry_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -7336,7 +7572,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7348,7 +7584,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7361,7 +7597,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{107}
+	return file_quarry_proto_rawDescGZIP(), []int{110}
 }
 
 type ListTenantsRequest struct {
@@ -7372,7 +7608,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7384,7 +7620,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7397,7 +7633,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{108}
+	return file_quarry_proto_rawDescGZIP(), []int{111}
 }
 
 type ListTenantsResponse struct {
@@ -7409,7 +7645,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7421,7 +7657,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7434,7 +7670,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{109}
+	return file_quarry_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -7453,7 +7689,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7465,7 +7701,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7478,7 +7714,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{110}
+	return file_quarry_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -7497,7 +7733,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7509,7 +7745,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7522,7 +7758,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{111}
+	return file_quarry_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -7546,7 +7782,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7558,7 +7794,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7571,7 +7807,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{112}
+	return file_quarry_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -8023,7 +8259,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\vlast_tenant\x18\n" +
 	" \x01(\rR\n" +
 	"lastTenantJ\x04\b\x02\x10\x03R\n" +
-	"ticket_key\"\xbd\x01\n" +
+	"ticket_key\"\xe7\x01\n" +
 	"\x06Tenant\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -8032,7 +8268,12 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0equota_sessions\x18\x04 \x01(\rR\rquotaSessions\x12\x1f\n" +
 	"\vquota_lanes\x18\x05 \x01(\rR\n" +
 	"quotaLanes\x12&\n" +
-	"\x03use\x18\x06 \x01(\v2\x14.quarry.v1.TenantUseR\x03use\"m\n" +
+	"\x03use\x18\x06 \x01(\v2\x14.quarry.v1.TenantUseR\x03use\x12(\n" +
+	"\x06grants\x18\a \x03(\v2\x10.quarry.v1.GrantR\x06grants\"e\n" +
+	"\x05Grant\x12\x1a\n" +
+	"\bidentity\x18\x01 \x01(\tR\bidentity\x12(\n" +
+	"\x06rights\x18\x02 \x03(\x0e2\x10.quarry.v1.RightR\x06rights\x12\x16\n" +
+	"\x06prefix\x18\x03 \x01(\tR\x06prefix\"m\n" +
 	"\tTenantUse\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\rR\bsessions\x12\x14\n" +
@@ -8165,7 +8406,15 @@ const file_quarry_proto_rawDesc = "" +
 	"quotaLanes\x88\x01\x01B\x0e\n" +
 	"\f_quota_bytesB\x11\n" +
 	"\x0f_quota_sessionsB\x0e\n" +
-	"\f_quota_lanes\")\n" +
+	"\f_quota_lanes\"N\n" +
+	"\fGrantRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12&\n" +
+	"\x05grant\x18\x02 \x01(\v2\x10.quarry.v1.GrantR\x05grant\"p\n" +
+	"\x12RevokeGrantRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bidentity\x18\x02 \x01(\tR\bidentity\x12\x1b\n" +
+	"\x06prefix\x18\x03 \x01(\tH\x00R\x06prefix\x88\x01\x01B\t\n" +
+	"\a_prefix\")\n" +
 	"\x13DeleteTenantRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
 	"\x14DeleteTenantResponse\"\x14\n" +
@@ -8223,7 +8472,14 @@ const file_quarry_proto_rawDesc = "" +
 	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
 	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
 	"\x0fWORK_KIND_SCRUB\x10\x03\x12\x15\n" +
-	"\x11WORK_KIND_RECLAIM\x10\x042\x8d\x18\n" +
+	"\x11WORK_KIND_RECLAIM\x10\x04*c\n" +
+	"\x05Right\x12\x15\n" +
+	"\x11RIGHT_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"RIGHT_READ\x10\x01\x12\x0f\n" +
+	"\vRIGHT_WRITE\x10\x02\x12\x10\n" +
+	"\fRIGHT_CREATE\x10\x03\x12\x10\n" +
+	"\fRIGHT_DELETE\x10\x042\x83\x19\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -8271,7 +8527,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\fCreateTenant\x12\x1e.quarry.v1.CreateTenantRequest\x1a\x11.quarry.v1.Tenant\x12;\n" +
 	"\tSetTenant\x12\x1b.quarry.v1.SetTenantRequest\x1a\x11.quarry.v1.Tenant\x12O\n" +
 	"\fDeleteTenant\x12\x1e.quarry.v1.DeleteTenantRequest\x1a\x1f.quarry.v1.DeleteTenantResponse\x12L\n" +
-	"\vListTenants\x12\x1d.quarry.v1.ListTenantsRequest\x1a\x1e.quarry.v1.ListTenantsResponse\x12A\n" +
+	"\vListTenants\x12\x1d.quarry.v1.ListTenantsRequest\x1a\x1e.quarry.v1.ListTenantsResponse\x123\n" +
+	"\x05Grant\x12\x17.quarry.v1.GrantRequest\x1a\x11.quarry.v1.Tenant\x12?\n" +
+	"\vRevokeGrant\x12\x1d.quarry.v1.RevokeGrantRequest\x1a\x11.quarry.v1.Tenant\x12A\n" +
 	"\tRotateKey\x12\x1b.quarry.v1.RotateKeyRequest\x1a\x17.quarry.v1.KeysResponse\x12?\n" +
 	"\bListKeys\x12\x1a.quarry.v1.ListKeysRequest\x1a\x17.quarry.v1.KeysResponse\x12=\n" +
 	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse\x12L\n" +
@@ -8301,8 +8559,8 @@ func file_quarry_proto_rawDescGZIP() []byte {
 	return file_quarry_proto_rawDescData
 }
 
-var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
+var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
@@ -8311,284 +8569,295 @@ var file_quarry_proto_goTypes = []any{
 	(RegionState)(0),                 // 4: quarry.v1.RegionState
 	(Durability)(0),                  // 5: quarry.v1.Durability
 	(WorkKind)(0),                    // 6: quarry.v1.WorkKind
-	(*Endpoint)(nil),                 // 7: quarry.v1.Endpoint
-	(*Node)(nil),                     // 8: quarry.v1.Node
-	(*Connected)(nil),                // 9: quarry.v1.Connected
-	(*Replica)(nil),                  // 10: quarry.v1.Replica
-	(*Region)(nil),                   // 11: quarry.v1.Region
-	(*Table)(nil),                    // 12: quarry.v1.Table
-	(*ReadTableRequest)(nil),         // 13: quarry.v1.ReadTableRequest
-	(*WatchTableRequest)(nil),        // 14: quarry.v1.WatchTableRequest
-	(*CreateRegionRequest)(nil),      // 15: quarry.v1.CreateRegionRequest
-	(*CreateRegionResponse)(nil),     // 16: quarry.v1.CreateRegionResponse
-	(*OpenSessionRequest)(nil),       // 17: quarry.v1.OpenSessionRequest
-	(*Ticket)(nil),                   // 18: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),      // 19: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),         // 20: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),              // 21: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),        // 22: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),      // 23: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),     // 24: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),     // 25: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil),    // 26: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),      // 27: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),     // 28: quarry.v1.CertifyFenceResponse
-	(*PassRequest)(nil),              // 29: quarry.v1.PassRequest
-	(*PassResponse)(nil),             // 30: quarry.v1.PassResponse
-	(*Session)(nil),                  // 31: quarry.v1.Session
-	(*ListSessionsRequest)(nil),      // 32: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),     // 33: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                     // 34: quarry.v1.Name
-	(*CreateNameRequest)(nil),        // 35: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),        // 36: quarry.v1.LookupNameRequest
-	(*LookupNamesRequest)(nil),       // 37: quarry.v1.LookupNamesRequest
-	(*LookupNamesResponse)(nil),      // 38: quarry.v1.LookupNamesResponse
-	(*CreateNamesRequest)(nil),       // 39: quarry.v1.CreateNamesRequest
-	(*CreateNamesResponse)(nil),      // 40: quarry.v1.CreateNamesResponse
-	(*SwapNameRequest)(nil),          // 41: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),        // 42: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),       // 43: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),         // 44: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),        // 45: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),             // 46: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),      // 47: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),     // 48: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),     // 49: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil),    // 50: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),        // 51: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),       // 52: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),        // 53: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),       // 54: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),       // 55: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),      // 56: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),        // 57: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),       // 58: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),             // 59: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),            // 60: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),                 // 61: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),              // 62: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),             // 63: quarry.v1.WorkResponse
-	(*PingRequest)(nil),              // 64: quarry.v1.PingRequest
-	(*PingResponse)(nil),             // 65: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),           // 66: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),         // 67: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),        // 68: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),        // 69: quarry.v1.RemoveNodeRequest
-	(*SetDefaultsRequest)(nil),       // 70: quarry.v1.SetDefaultsRequest
-	(*SetDefaultsResponse)(nil),      // 71: quarry.v1.SetDefaultsResponse
-	(*ForgetNodeRequest)(nil),        // 72: quarry.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),       // 73: quarry.v1.ForgetNodeResponse
-	(*RemoveRegionRequest)(nil),      // 74: quarry.v1.RemoveRegionRequest
-	(*RemoveRegionResponse)(nil),     // 75: quarry.v1.RemoveRegionResponse
-	(*MoveRegionRequest)(nil),        // 76: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),         // 77: quarry.v1.RebalanceRequest
-	(*Move)(nil),                     // 78: quarry.v1.Move
-	(*RebalanceResponse)(nil),        // 79: quarry.v1.RebalanceResponse
-	(*RotateKeyRequest)(nil),         // 80: quarry.v1.RotateKeyRequest
-	(*ListKeysRequest)(nil),          // 81: quarry.v1.ListKeysRequest
-	(*KeyInfo)(nil),                  // 82: quarry.v1.KeyInfo
-	(*KeysResponse)(nil),             // 83: quarry.v1.KeysResponse
-	(*Cluster)(nil),                  // 84: quarry.v1.Cluster
-	(*Tenant)(nil),                   // 85: quarry.v1.Tenant
-	(*TenantUse)(nil),                // 86: quarry.v1.TenantUse
-	(*SigningKeys)(nil),              // 87: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 88: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 89: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 90: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 91: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 92: quarry.v1.Member
-	(*Progress)(nil),                 // 93: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 94: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 95: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 96: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 97: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 98: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 99: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 100: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 101: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 102: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 103: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 104: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 105: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 106: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 107: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 108: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 109: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 110: quarry.v1.RevokeTokenResponse
-	(*CreateTenantRequest)(nil),      // 111: quarry.v1.CreateTenantRequest
-	(*SetTenantRequest)(nil),         // 112: quarry.v1.SetTenantRequest
-	(*DeleteTenantRequest)(nil),      // 113: quarry.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),     // 114: quarry.v1.DeleteTenantResponse
-	(*ListTenantsRequest)(nil),       // 115: quarry.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 116: quarry.v1.ListTenantsResponse
-	(*ListAuditRequest)(nil),         // 117: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 118: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 119: quarry.v1.AuditEntry
-	nil,                              // 120: quarry.v1.Name.NotesEntry
-	nil,                              // 121: quarry.v1.InspectNodeResponse.LanesEntry
+	(Right)(0),                       // 7: quarry.v1.Right
+	(*Endpoint)(nil),                 // 8: quarry.v1.Endpoint
+	(*Node)(nil),                     // 9: quarry.v1.Node
+	(*Connected)(nil),                // 10: quarry.v1.Connected
+	(*Replica)(nil),                  // 11: quarry.v1.Replica
+	(*Region)(nil),                   // 12: quarry.v1.Region
+	(*Table)(nil),                    // 13: quarry.v1.Table
+	(*ReadTableRequest)(nil),         // 14: quarry.v1.ReadTableRequest
+	(*WatchTableRequest)(nil),        // 15: quarry.v1.WatchTableRequest
+	(*CreateRegionRequest)(nil),      // 16: quarry.v1.CreateRegionRequest
+	(*CreateRegionResponse)(nil),     // 17: quarry.v1.CreateRegionResponse
+	(*OpenSessionRequest)(nil),       // 18: quarry.v1.OpenSessionRequest
+	(*Ticket)(nil),                   // 19: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),      // 20: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),         // 21: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),              // 22: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),        // 23: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),      // 24: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),     // 25: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),     // 26: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil),    // 27: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),      // 28: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),     // 29: quarry.v1.CertifyFenceResponse
+	(*PassRequest)(nil),              // 30: quarry.v1.PassRequest
+	(*PassResponse)(nil),             // 31: quarry.v1.PassResponse
+	(*Session)(nil),                  // 32: quarry.v1.Session
+	(*ListSessionsRequest)(nil),      // 33: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 34: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                     // 35: quarry.v1.Name
+	(*CreateNameRequest)(nil),        // 36: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),        // 37: quarry.v1.LookupNameRequest
+	(*LookupNamesRequest)(nil),       // 38: quarry.v1.LookupNamesRequest
+	(*LookupNamesResponse)(nil),      // 39: quarry.v1.LookupNamesResponse
+	(*CreateNamesRequest)(nil),       // 40: quarry.v1.CreateNamesRequest
+	(*CreateNamesResponse)(nil),      // 41: quarry.v1.CreateNamesResponse
+	(*SwapNameRequest)(nil),          // 42: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),        // 43: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),       // 44: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),         // 45: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),        // 46: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),             // 47: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),      // 48: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 49: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),     // 50: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil),    // 51: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),        // 52: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),       // 53: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),        // 54: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),       // 55: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),       // 56: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),      // 57: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),        // 58: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),       // 59: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),             // 60: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),            // 61: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),                 // 62: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),              // 63: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),             // 64: quarry.v1.WorkResponse
+	(*PingRequest)(nil),              // 65: quarry.v1.PingRequest
+	(*PingResponse)(nil),             // 66: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),           // 67: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),         // 68: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 69: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),        // 70: quarry.v1.RemoveNodeRequest
+	(*SetDefaultsRequest)(nil),       // 71: quarry.v1.SetDefaultsRequest
+	(*SetDefaultsResponse)(nil),      // 72: quarry.v1.SetDefaultsResponse
+	(*ForgetNodeRequest)(nil),        // 73: quarry.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),       // 74: quarry.v1.ForgetNodeResponse
+	(*RemoveRegionRequest)(nil),      // 75: quarry.v1.RemoveRegionRequest
+	(*RemoveRegionResponse)(nil),     // 76: quarry.v1.RemoveRegionResponse
+	(*MoveRegionRequest)(nil),        // 77: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),         // 78: quarry.v1.RebalanceRequest
+	(*Move)(nil),                     // 79: quarry.v1.Move
+	(*RebalanceResponse)(nil),        // 80: quarry.v1.RebalanceResponse
+	(*RotateKeyRequest)(nil),         // 81: quarry.v1.RotateKeyRequest
+	(*ListKeysRequest)(nil),          // 82: quarry.v1.ListKeysRequest
+	(*KeyInfo)(nil),                  // 83: quarry.v1.KeyInfo
+	(*KeysResponse)(nil),             // 84: quarry.v1.KeysResponse
+	(*Cluster)(nil),                  // 85: quarry.v1.Cluster
+	(*Tenant)(nil),                   // 86: quarry.v1.Tenant
+	(*Grant)(nil),                    // 87: quarry.v1.Grant
+	(*TenantUse)(nil),                // 88: quarry.v1.TenantUse
+	(*SigningKeys)(nil),              // 89: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 90: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 91: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 92: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 93: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 94: quarry.v1.Member
+	(*Progress)(nil),                 // 95: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 96: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 97: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 98: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 99: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 100: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 101: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 102: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 103: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 104: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 105: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 106: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 107: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 108: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 109: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 110: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 111: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 112: quarry.v1.RevokeTokenResponse
+	(*CreateTenantRequest)(nil),      // 113: quarry.v1.CreateTenantRequest
+	(*SetTenantRequest)(nil),         // 114: quarry.v1.SetTenantRequest
+	(*GrantRequest)(nil),             // 115: quarry.v1.GrantRequest
+	(*RevokeGrantRequest)(nil),       // 116: quarry.v1.RevokeGrantRequest
+	(*DeleteTenantRequest)(nil),      // 117: quarry.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),     // 118: quarry.v1.DeleteTenantResponse
+	(*ListTenantsRequest)(nil),       // 119: quarry.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 120: quarry.v1.ListTenantsResponse
+	(*ListAuditRequest)(nil),         // 121: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 122: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 123: quarry.v1.AuditEntry
+	nil,                              // 124: quarry.v1.Name.NotesEntry
+	nil,                              // 125: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
 	1,   // 1: quarry.v1.Endpoint.tls:type_name -> quarry.v1.FabricTLS
-	7,   // 2: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
+	8,   // 2: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
 	2,   // 3: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
-	9,   // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
+	10,  // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
 	0,   // 5: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
 	3,   // 6: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
-	10,  // 7: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
+	11,  // 7: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
 	4,   // 8: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
 	5,   // 9: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
 	4,   // 10: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
-	8,   // 11: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	11,  // 12: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	9,   // 11: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	12,  // 12: quarry.v1.Table.regions:type_name -> quarry.v1.Region
 	5,   // 13: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	11,  // 14: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	18,  // 15: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	12,  // 16: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	21,  // 17: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	18,  // 18: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
-	12,  // 19: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	18,  // 20: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
-	31,  // 21: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	120, // 22: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	34,  // 23: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	34,  // 24: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
-	34,  // 25: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
-	34,  // 26: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
-	34,  // 27: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	34,  // 28: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	8,   // 29: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	46,  // 30: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	9,   // 31: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	12,  // 14: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	19,  // 15: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	13,  // 16: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	22,  // 17: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	19,  // 18: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
+	13,  // 19: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	19,  // 20: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
+	32,  // 21: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	124, // 22: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	35,  // 23: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	35,  // 24: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	35,  // 25: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	35,  // 26: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	35,  // 27: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	35,  // 28: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	9,   // 29: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	47,  // 30: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	10,  // 31: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
 	5,   // 32: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
 	6,   // 33: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	61,  // 34: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	18,  // 35: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	8,   // 36: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	78,  // 37: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	82,  // 38: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	78,  // 39: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	86,  // 40: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	88,  // 41: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	88,  // 42: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	88,  // 43: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	12,  // 44: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	90,  // 45: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	93,  // 46: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	92,  // 47: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	6,   // 48: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	96,  // 49: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	121, // 50: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	98,  // 51: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	104, // 52: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	104, // 53: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	85,  // 54: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	119, // 55: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	17,  // 56: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	20,  // 57: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	23,  // 58: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	25,  // 59: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	27,  // 60: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	32,  // 61: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	29,  // 62: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	13,  // 63: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	14,  // 64: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	15,  // 65: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	35,  // 66: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	36,  // 67: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	37,  // 68: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	39,  // 69: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	41,  // 70: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	42,  // 71: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	44,  // 72: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	47,  // 73: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	49,  // 74: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	66,  // 75: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	67,  // 76: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	69,  // 77: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	70,  // 78: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	72,  // 79: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	74,  // 80: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	76,  // 81: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	77,  // 82: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	97,  // 83: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	100, // 84: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	102, // 85: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	105, // 86: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	107, // 87: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	109, // 88: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	117, // 89: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	111, // 90: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	112, // 91: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	113, // 92: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	115, // 93: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	80,  // 94: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	81,  // 95: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	89,  // 96: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	94,  // 97: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	51,  // 98: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	53,  // 99: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	55,  // 100: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	57,  // 101: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	59,  // 102: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	62,  // 103: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	64,  // 104: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	94,  // 105: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	19,  // 106: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	22,  // 107: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	24,  // 108: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	26,  // 109: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	28,  // 110: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	33,  // 111: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	30,  // 112: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	12,  // 113: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	12,  // 114: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	16,  // 115: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	34,  // 116: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	34,  // 117: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	38,  // 118: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	40,  // 119: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	34,  // 120: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	43,  // 121: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	45,  // 122: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	48,  // 123: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	50,  // 124: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	8,   // 125: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	68,  // 126: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	8,   // 127: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	71,  // 128: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	73,  // 129: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	75,  // 130: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	11,  // 131: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	79,  // 132: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	99,  // 133: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	101, // 134: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	103, // 135: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	106, // 136: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	108, // 137: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	110, // 138: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	118, // 139: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	85,  // 140: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	85,  // 141: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	114, // 142: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	116, // 143: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	83,  // 144: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	83,  // 145: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	91,  // 146: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	95,  // 147: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	52,  // 148: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	54,  // 149: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	56,  // 150: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	58,  // 151: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	60,  // 152: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	63,  // 153: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	65,  // 154: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	95,  // 155: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	106, // [106:156] is the sub-list for method output_type
-	56,  // [56:106] is the sub-list for method input_type
-	56,  // [56:56] is the sub-list for extension type_name
-	56,  // [56:56] is the sub-list for extension extendee
-	0,   // [0:56] is the sub-list for field type_name
+	62,  // 34: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	19,  // 35: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	9,   // 36: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	79,  // 37: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	83,  // 38: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	79,  // 39: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	88,  // 40: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	87,  // 41: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
+	7,   // 42: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
+	90,  // 43: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	90,  // 44: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	90,  // 45: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	13,  // 46: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	92,  // 47: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	95,  // 48: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	94,  // 49: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	6,   // 50: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	98,  // 51: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	125, // 52: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	100, // 53: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	106, // 54: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	106, // 55: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	87,  // 56: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
+	86,  // 57: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	123, // 58: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	18,  // 59: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	21,  // 60: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	24,  // 61: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	26,  // 62: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	28,  // 63: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	33,  // 64: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	30,  // 65: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	14,  // 66: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	15,  // 67: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	16,  // 68: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	36,  // 69: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	37,  // 70: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	38,  // 71: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	40,  // 72: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	42,  // 73: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	43,  // 74: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	45,  // 75: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	48,  // 76: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	50,  // 77: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	67,  // 78: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	68,  // 79: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	70,  // 80: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	71,  // 81: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	73,  // 82: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	75,  // 83: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	77,  // 84: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	78,  // 85: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	99,  // 86: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	102, // 87: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	104, // 88: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	107, // 89: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	109, // 90: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	111, // 91: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	121, // 92: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	113, // 93: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	114, // 94: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	117, // 95: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	119, // 96: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	115, // 97: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	116, // 98: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	81,  // 99: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	82,  // 100: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	91,  // 101: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	96,  // 102: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	52,  // 103: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	54,  // 104: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	56,  // 105: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	58,  // 106: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	60,  // 107: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	63,  // 108: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	65,  // 109: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	96,  // 110: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	20,  // 111: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	23,  // 112: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	25,  // 113: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	27,  // 114: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	29,  // 115: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	34,  // 116: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	31,  // 117: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	13,  // 118: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	13,  // 119: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	17,  // 120: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	35,  // 121: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	35,  // 122: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	39,  // 123: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	41,  // 124: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	35,  // 125: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	44,  // 126: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	46,  // 127: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	49,  // 128: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	51,  // 129: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	9,   // 130: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	69,  // 131: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	9,   // 132: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	72,  // 133: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	74,  // 134: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	76,  // 135: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	12,  // 136: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	80,  // 137: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	101, // 138: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	103, // 139: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	105, // 140: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	108, // 141: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	110, // 142: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	112, // 143: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	122, // 144: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	86,  // 145: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	86,  // 146: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	118, // 147: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	120, // 148: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	86,  // 149: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	86,  // 150: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	84,  // 151: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	84,  // 152: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	93,  // 153: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	97,  // 154: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	53,  // 155: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	55,  // 156: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	57,  // 157: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	59,  // 158: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	61,  // 159: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	64,  // 160: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	66,  // 161: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	97,  // 162: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	111, // [111:163] is the sub-list for method output_type
+	59,  // [59:111] is the sub-list for method input_type
+	59,  // [59:59] is the sub-list for extension type_name
+	59,  // [59:59] is the sub-list for extension extendee
+	0,   // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -8600,14 +8869,15 @@ func file_quarry_proto_init() {
 	file_quarry_proto_msgTypes[8].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[42].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[63].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[105].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[106].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[108].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
-			NumEnums:      7,
-			NumMessages:   115,
+			NumEnums:      8,
+			NumMessages:   118,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

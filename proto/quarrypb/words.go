@@ -43,7 +43,7 @@ func Word(v fmt.Stringer) string {
 		return "removed"
 	}
 	name := v.String()
-	for _, prefix := range []string{"NODE_STATE_", "REGION_STATE_", "REPLICA_STATE_", "PROVIDER_", "WORK_KIND_", "DURABILITY_", "FABRIC_TLS_"} {
+	for _, prefix := range []string{"NODE_STATE_", "REGION_STATE_", "REPLICA_STATE_", "PROVIDER_", "WORK_KIND_", "DURABILITY_", "FABRIC_TLS_", "RIGHT_"} {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {
 			return strings.ToLower(rest)
 		}

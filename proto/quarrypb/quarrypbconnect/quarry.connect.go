@@ -123,6 +123,10 @@ const (
 	ControllerDeleteTenantProcedure = "/quarry.v1.Controller/DeleteTenant"
 	// ControllerListTenantsProcedure is the fully-qualified name of the Controller's ListTenants RPC.
 	ControllerListTenantsProcedure = "/quarry.v1.Controller/ListTenants"
+	// ControllerGrantProcedure is the fully-qualified name of the Controller's Grant RPC.
+	ControllerGrantProcedure = "/quarry.v1.Controller/Grant"
+	// ControllerRevokeGrantProcedure is the fully-qualified name of the Controller's RevokeGrant RPC.
+	ControllerRevokeGrantProcedure = "/quarry.v1.Controller/RevokeGrant"
 	// ControllerRotateKeyProcedure is the fully-qualified name of the Controller's RotateKey RPC.
 	ControllerRotateKeyProcedure = "/quarry.v1.Controller/RotateKey"
 	// ControllerListKeysProcedure is the fully-qualified name of the Controller's ListKeys RPC.
@@ -216,9 +220,12 @@ type ControllerClient interface {
 	CreateTenant(context.Context, *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	// SetTenant changes the quotas that the request has.
 	SetTenant(context.Context, *connect.Request[quarrypb.SetTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
-	// DeleteTenant wants a tenant without regions and live sessions.
+	// DeleteTenant wants a tenant without regions, names and live sessions.
 	DeleteTenant(context.Context, *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error)
+	// Grant lets an identity work in a tenant. Sessions that are open go on after RevokeGrant.
+	Grant(context.Context, *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error)
+	RevokeGrant(context.Context, *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	// RotateKey makes another signing key. It signs when every node that is up has learned it.
 	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
@@ -466,6 +473,18 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("ListTenants")),
 			connect.WithClientOptions(opts...),
 		),
+		grant: connect.NewClient[quarrypb.GrantRequest, quarrypb.Tenant](
+			httpClient,
+			baseURL+ControllerGrantProcedure,
+			connect.WithSchema(controllerMethods.ByName("Grant")),
+			connect.WithClientOptions(opts...),
+		),
+		revokeGrant: connect.NewClient[quarrypb.RevokeGrantRequest, quarrypb.Tenant](
+			httpClient,
+			baseURL+ControllerRevokeGrantProcedure,
+			connect.WithSchema(controllerMethods.ByName("RevokeGrant")),
+			connect.WithClientOptions(opts...),
+		),
 		rotateKey: connect.NewClient[quarrypb.RotateKeyRequest, quarrypb.KeysResponse](
 			httpClient,
 			baseURL+ControllerRotateKeyProcedure,
@@ -533,6 +552,8 @@ type controllerClient struct {
 	setTenant        *connect.Client[quarrypb.SetTenantRequest, quarrypb.Tenant]
 	deleteTenant     *connect.Client[quarrypb.DeleteTenantRequest, quarrypb.DeleteTenantResponse]
 	listTenants      *connect.Client[quarrypb.ListTenantsRequest, quarrypb.ListTenantsResponse]
+	grant            *connect.Client[quarrypb.GrantRequest, quarrypb.Tenant]
+	revokeGrant      *connect.Client[quarrypb.RevokeGrantRequest, quarrypb.Tenant]
 	rotateKey        *connect.Client[quarrypb.RotateKeyRequest, quarrypb.KeysResponse]
 	listKeys         *connect.Client[quarrypb.ListKeysRequest, quarrypb.KeysResponse]
 	status           *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
@@ -729,6 +750,16 @@ func (c *controllerClient) ListTenants(ctx context.Context, req *connect.Request
 	return c.listTenants.CallUnary(ctx, req)
 }
 
+// Grant calls quarry.v1.Controller.Grant.
+func (c *controllerClient) Grant(ctx context.Context, req *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return c.grant.CallUnary(ctx, req)
+}
+
+// RevokeGrant calls quarry.v1.Controller.RevokeGrant.
+func (c *controllerClient) RevokeGrant(ctx context.Context, req *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return c.revokeGrant.CallUnary(ctx, req)
+}
+
 // RotateKey calls quarry.v1.Controller.RotateKey.
 func (c *controllerClient) RotateKey(ctx context.Context, req *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
 	return c.rotateKey.CallUnary(ctx, req)
@@ -816,9 +847,12 @@ type ControllerHandler interface {
 	CreateTenant(context.Context, *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	// SetTenant changes the quotas that the request has.
 	SetTenant(context.Context, *connect.Request[quarrypb.SetTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
-	// DeleteTenant wants a tenant without regions and live sessions.
+	// DeleteTenant wants a tenant without regions, names and live sessions.
 	DeleteTenant(context.Context, *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error)
+	// Grant lets an identity work in a tenant. Sessions that are open go on after RevokeGrant.
+	Grant(context.Context, *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error)
+	RevokeGrant(context.Context, *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	// RotateKey makes another signing key. It signs when every node that is up has learned it.
 	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
@@ -1062,6 +1096,18 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("ListTenants")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerGrantHandler := connect.NewUnaryHandler(
+		ControllerGrantProcedure,
+		svc.Grant,
+		connect.WithSchema(controllerMethods.ByName("Grant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerRevokeGrantHandler := connect.NewUnaryHandler(
+		ControllerRevokeGrantProcedure,
+		svc.RevokeGrant,
+		connect.WithSchema(controllerMethods.ByName("RevokeGrant")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerRotateKeyHandler := connect.NewUnaryHandler(
 		ControllerRotateKeyProcedure,
 		svc.RotateKey,
@@ -1164,6 +1210,10 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerDeleteTenantHandler.ServeHTTP(w, r)
 		case ControllerListTenantsProcedure:
 			controllerListTenantsHandler.ServeHTTP(w, r)
+		case ControllerGrantProcedure:
+			controllerGrantHandler.ServeHTTP(w, r)
+		case ControllerRevokeGrantProcedure:
+			controllerRevokeGrantHandler.ServeHTTP(w, r)
 		case ControllerRotateKeyProcedure:
 			controllerRotateKeyHandler.ServeHTTP(w, r)
 		case ControllerListKeysProcedure:
@@ -1331,6 +1381,14 @@ func (UnimplementedControllerHandler) DeleteTenant(context.Context, *connect.Req
 
 func (UnimplementedControllerHandler) ListTenants(context.Context, *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListTenants is not implemented"))
+}
+
+func (UnimplementedControllerHandler) Grant(context.Context, *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.Grant is not implemented"))
+}
+
+func (UnimplementedControllerHandler) RevokeGrant(context.Context, *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RevokeGrant is not implemented"))
 }
 
 func (UnimplementedControllerHandler) RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
