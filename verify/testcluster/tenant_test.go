@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
@@ -108,8 +109,20 @@ func TestAgentsWorkForEveryTenant(t *testing.T) {
 		refs[tenant] = ref
 	}
 	for i := range 2 { // each node loses its memory once
+		before := uint64(0) // its incarnation
+		for _, n := range c.Table().Nodes {
+			if n.Name == c.NodeConfig(i).Name {
+				before = n.Incarnation
+			}
+		}
+		require.NotZero(t, before)
 		require.NoError(t, c.Nodes[i].Close())
 		c.RestartNode(i)
+		require.Eventually(t, func() bool { // the old table is in sync, too
+			return !slices.ContainsFunc(c.Table().Regions, func(r *quarrypb.Region) bool {
+				return slices.ContainsFunc(r.Replicas, func(p *quarrypb.Replica) bool { return p.Incarnation == before })
+			})
+		}, 3*time.Minute, 20*time.Millisecond)
 		c.WaitInSync(2)
 	}
 	for tenant, ref := range refs {
