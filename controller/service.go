@@ -233,6 +233,9 @@ func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.Status
 	res, err := do[quarrypb.StatusResponse](ctx, s, r.Msg, nil)
 	if err == nil {
 		res.Msg.Controllers, res.Msg.Insecure = s.c.candidates(ctx), s.c.cfg.Insecure
+		if !rights.From(ctx).Is(identity.Operator, identity.Viewer, identity.Controller) {
+			res.Msg.Tenants = nil
+		}
 		names := map[uint32]string{}
 		for _, n := range res.Msg.Table.GetNodes() {
 			names[n.Id] = n.Name

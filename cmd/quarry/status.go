@@ -98,8 +98,9 @@ type regionView struct {
 	State    string        `json:"state"`
 	Bytes    uint64        `json:"size_bytes"`
 	Epoch    uint64        `json:"epoch"`
-	Durable  bool          `json:"durable"`  // survives the loss of all power
-	Replicas []replicaView `json:"replicas"` // the first is the primary
+	Durable  bool          `json:"durable"`          // survives the loss of all power
+	Tenant   string        `json:"tenant,omitempty"` // for operators and viewers
+	Replicas []replicaView `json:"replicas"`         // the first is the primary
 }
 
 // controllerView is a controller that is registered; one of them leads.
@@ -127,12 +128,14 @@ type statusView struct {
 	Version         string `json:"version"`
 	// DefaultReplicas of regions and objects that are made without a number.
 	DefaultReplicas uint32 `json:"default_replicas"`
+	// Tenants with what they use; none for callers that are neither operators nor viewers.
+	Tenants []tenantView `json:"tenants"`
 }
 
 // viewOf translates an answer of the controller. Lists are empty rather than null in JSON.
 func viewOf(s *quarrypb.StatusResponse) statusView {
 	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions, Insecure: s.Insecure,
-		FencedSessions: s.FencedSessions, FencingSessions: s.FencingSessions, OldestFenceMS: s.OldestFenceMs, Version: s.Version, DefaultReplicas: s.DefaultReplicas, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}, Progress: []progressView{}}
+		FencedSessions: s.FencedSessions, FencingSessions: s.FencingSessions, OldestFenceMS: s.OldestFenceMs, Version: s.Version, DefaultReplicas: s.DefaultReplicas, Controllers: []controllerView{}, Nodes: []nodeView{}, Regions: []regionView{}, Progress: []progressView{}, Tenants: []tenantView{}}
 	for _, c := range s.Controllers {
 		v.Controllers = append(v.Controllers, controllerView{c.Name, c.Url, c.Leader})
 	}
@@ -159,6 +162,14 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 	}
 	for _, r := range s.GetTable().GetRegions() {
 		v.Regions = append(v.Regions, regionViewOf(r, names))
+	}
+	for _, t := range s.Tenants {
+		v.Tenants = append(v.Tenants, tenantOf(t))
+		for i, r := range s.GetTable().GetRegions() {
+			if r.Tenant == t.Id {
+				v.Regions[i].Tenant = t.Name
+			}
+		}
 	}
 	for _, p := range s.Progress {
 		v.Progress = append(v.Progress, progressOf(p, names))
@@ -280,6 +291,10 @@ func (v *statusView) text(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	printRegions(w, v.Regions)
+	if len(v.Tenants) > 1 {
+		fmt.Fprintln(w)
+		printTenants(w, v.Tenants)
+	}
 	if len(v.Progress) > 0 {
 		fmt.Fprintln(w, "\nWORK\tREGION\tBY\tBLOCKS\tBYTES\tMEMORY PASSED\t\tSPEED\tLEFT")
 		for _, p := range v.Progress {

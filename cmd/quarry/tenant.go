@@ -49,13 +49,15 @@ func tenantOf(t *quarrypb.Tenant) tenantView {
 }
 
 func (a *app) printTenants(v any, list ...tenantView) error {
-	return a.print(v, func(w io.Writer) {
-		fmt.Fprintln(w, "TENANT\tREGIONS\tBYTES\tSESSIONS\tLANES")
-		plain := func(n uint64) string { return fmt.Sprint(n) }
-		for _, t := range list {
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", t.Name, t.Regions, t.Bytes.text(bytesText), t.Sessions.text(plain), t.Lanes.text(plain))
-		}
-	})
+	return a.print(v, func(w io.Writer) { printTenants(w, list) })
+}
+
+func printTenants(w io.Writer, list []tenantView) {
+	fmt.Fprintln(w, "TENANT\tREGIONS\tBYTES\tSESSIONS\tLANES")
+	plain := func(n uint64) string { return fmt.Sprint(n) }
+	for _, t := range list {
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", t.Name, t.Regions, t.Bytes.text(bytesText), t.Sessions.text(plain), t.Lanes.text(plain))
+	}
 }
 
 // tenantNumber is that of the tenant of --tenant; nil if none is named.

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"io"
+	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -54,6 +58,55 @@ func TestTenantCommands(t *testing.T) {
 	require.Equal(t, "default\nempty\nshop\n", sorted(on("complete-values", "tenant delete").ok(t)))
 	require.Equal(t, "tenant empty is deleted\n", on("tenant", "delete", "empty").ok(t))
 	on("tenant", "delete", "empty").fails(t, exitNotFound, `tenant "empty": no such tenant`)
+}
+
+// TestTenantsAreShown: status, doctor, metrics and the console agree on what a tenant uses, and show
+// it to operators and viewers alone.
+func TestTenantsAreShown(t *testing.T) {
+	p, err := local.Spawn(t.Context(), executable(t), "dev", "--listen", "127.0.0.1:0", "--nodes", "2", "--replicas", "2", "--region-bytes", "16MiB", "--metrics-listen", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Signal(syscall.SIGINT); p.Wait() })
+	env := []string{"QUARRY_CONTROLLER=" + p.Ready["url"]}
+	on := func(args ...string) result { t.Helper(); return quarry(t, env, "", args...) }
+
+	require.NotContains(t, on("status").ok(t), "TENANT", "there is only the default one")
+	on("tenant", "create", "shop", "--quota-bytes", "32MiB", "--sessions", "5").ok(t)
+	on("slab", "alloc", "--tenant", "shop", "--data", "ours").ok(t)
+	used := tenantAmount{32 << 20, 32 << 20}
+
+	var v statusView
+	on("status", "--json").decode(t, &v)
+	require.Len(t, v.Tenants, 2)
+	require.Equal(t, "shop", v.Tenants[1].Name)
+	require.Equal(t, used, v.Tenants[1].Bytes)
+	i := slices.IndexFunc(v.Regions, func(r regionView) bool { return r.Tenant == "shop" })
+	require.GreaterOrEqual(t, i, 0, "%+v", v.Regions)
+	require.Contains(t, on("status").ok(t), "32.0 MiB of 32.0 MiB")
+	require.Contains(t, on("doctor").out, "tenant shop uses 33554432 of 33554432 bytes of regions")
+
+	token := strings.TrimSpace(on("token", "create", "--role", "client").ok(t))
+	v = statusView{}
+	quarry(t, append(env, "QUARRY_TOKEN="+token), "", "status", "--json").decode(t, &v)
+	require.Empty(t, v.Tenants)
+
+	fetch := func(url string) string {
+		res, err := http.Get(url)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		return string(b)
+	}
+	metrics := fetch(p.Ready["metrics"])
+	require.Contains(t, metrics, `quarry_tenant_used{resource="bytes",tenant="shop"} 3.3554432e+07`)
+	require.Contains(t, metrics, `quarry_tenant_quota{resource="sessions",tenant="shop"} 5`)
+	require.NotContains(t, metrics, `quarry_tenant_quota{resource="lanes"`, "no quota, no series")
+	b, err := os.ReadFile(p.Ready["token_file"])
+	require.NoError(t, err)
+	page := strings.Replace(p.Ready["url"], "://", "://any:"+strings.TrimSpace(string(b))+"@", 1)
+	require.Eventually(t, func() bool {
+		return strings.Contains(fetch(page+"/console/state"), `{"name":"shop","regions":1,"bytes":33554432,"quota_bytes":33554432`)
+	}, 3*time.Minute, 20*time.Millisecond)
 }
 
 func sorted(lines string) string {

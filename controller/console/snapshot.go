@@ -28,6 +28,19 @@ type Snapshot struct {
 	Rates       map[uint32][]Rate `json:"rates"` // by node, oldest first
 	Events      []Event           `json:"events"`
 	Jobs        []Job             `json:"jobs"`
+	Tenants     []Tenant          `json:"tenants"`
+}
+
+// Tenant is a tenant with what it uses. A quota of 0 is none.
+type Tenant struct {
+	Name          string `json:"name"`
+	Regions       uint32 `json:"regions"`
+	Bytes         uint64 `json:"bytes"`
+	QuotaBytes    uint64 `json:"quota_bytes"`
+	Sessions      uint32 `json:"sessions"`
+	QuotaSessions uint32 `json:"quota_sessions"`
+	Lanes         uint32 `json:"lanes"`
+	QuotaLanes    uint32 `json:"quota_lanes"`
 }
 
 // Controller is a controller that is there.
@@ -103,6 +116,10 @@ func (c *Console) gather(ctx context.Context) {
 		Sessions: st.LiveSessions, Fenced: st.FencedSessions, Jobs: []Job{}, Events: []Event{}}
 	for _, k := range st.Controllers {
 		now.Controllers = append(now.Controllers, Controller{k.Name, k.Url, k.Leader})
+	}
+	for _, t := range st.Tenants {
+		u := t.GetUse()
+		now.Tenants = append(now.Tenants, Tenant{t.Name, u.GetRegions(), u.GetBytes(), t.QuotaBytes, u.GetSessions(), t.QuotaSessions, u.GetLanes(), t.QuotaLanes})
 	}
 	for _, n := range st.GetTable().GetNodes() {
 		now.Nodes = append(now.Nodes, Node{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State),

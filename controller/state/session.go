@@ -266,6 +266,7 @@ func (m *Machine) status(waiter uint64) {
 		FencingSessions: uint32(len(m.fences.pending)),
 		OldestFenceMs:   m.fences.oldestAge(),
 		EarlyFences:     m.fences.early,
+		Tenants:         m.tenants.uses(),
 		Version:         m.cfg.Version,
 	})
 }

@@ -103,6 +103,16 @@ func (t *tenant) answer() *quarrypb.Tenant {
 	return rec
 }
 
+// uses are all tenants with what they use, without grants.
+func (x *tenants) uses() (out []*quarrypb.Tenant) {
+	for _, t := range x.all() {
+		rec := t.answer()
+		rec.Grants = nil
+		out = append(out, rec)
+	}
+	return out
+}
+
 // countSession adds a live session to the counts, or takes it away.
 func (m *Machine) countSession(rec *quarrypb.Session, sign int) {
 	m.live += sign

@@ -6027,7 +6027,9 @@ type StatusResponse struct {
 	OldestFenceMs   uint64 `protobuf:"varint,10,opt,name=oldest_fence_ms,json=oldestFenceMs,proto3" json:"oldest_fence_ms,omitempty"`
 	EarlyFences     uint64 `protobuf:"varint,11,opt,name=early_fences,json=earlyFences,proto3" json:"early_fences,omitempty"`
 	// The leader serves other hosts and asks callers for nothing: --insecure was said.
-	Insecure      bool `protobuf:"varint,12,opt,name=insecure,proto3" json:"insecure,omitempty"`
+	Insecure bool `protobuf:"varint,12,opt,name=insecure,proto3" json:"insecure,omitempty"`
+	// All tenants with what they use, without grants; for operators, viewers and controllers alone.
+	Tenants       []*Tenant `protobuf:"bytes,13,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6144,6 +6146,13 @@ func (x *StatusResponse) GetInsecure() bool {
 		return x.Insecure
 	}
 	return false
+}
+
+func (x *StatusResponse) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
 }
 
 // Member is a process as the cluster's pulse shows it to the controllers: what
@@ -8292,7 +8301,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0eControllerInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x16\n" +
-	"\x06leader\x18\x03 \x01(\bR\x06leader\"\xf8\x03\n" +
+	"\x06leader\x18\x03 \x01(\bR\x06leader\"\xa5\x04\n" +
 	"\x0eStatusResponse\x12&\n" +
 	"\x05table\x18\x01 \x01(\v2\x10.quarry.v1.TableR\x05table\x12;\n" +
 	"\vcontrollers\x18\x02 \x03(\v2\x19.quarry.v1.ControllerInfoR\vcontrollers\x12#\n" +
@@ -8306,7 +8315,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0foldest_fence_ms\x18\n" +
 	" \x01(\x04R\roldestFenceMs\x12!\n" +
 	"\fearly_fences\x18\v \x01(\x04R\vearlyFences\x12\x1a\n" +
-	"\binsecure\x18\f \x01(\bR\binsecure\"\xf4\x01\n" +
+	"\binsecure\x18\f \x01(\bR\binsecure\x12+\n" +
+	"\atenants\x18\r \x03(\v2\x11.quarry.v1.TenantR\atenants\"\xf4\x01\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -8740,124 +8750,125 @@ var file_quarry_proto_depIdxs = []int32{
 	92,  // 47: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
 	95,  // 48: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
 	94,  // 49: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	6,   // 50: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	98,  // 51: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	125, // 52: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	100, // 53: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	106, // 54: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	106, // 55: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	87,  // 56: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
-	86,  // 57: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	123, // 58: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	18,  // 59: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	21,  // 60: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	24,  // 61: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	26,  // 62: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	28,  // 63: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	33,  // 64: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	30,  // 65: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	14,  // 66: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	15,  // 67: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	16,  // 68: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	36,  // 69: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	37,  // 70: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	38,  // 71: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	40,  // 72: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	42,  // 73: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	43,  // 74: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	45,  // 75: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	48,  // 76: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	50,  // 77: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	67,  // 78: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	68,  // 79: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	70,  // 80: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	71,  // 81: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	73,  // 82: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	75,  // 83: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	77,  // 84: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	78,  // 85: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	99,  // 86: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	102, // 87: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	104, // 88: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	107, // 89: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	109, // 90: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	111, // 91: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	121, // 92: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	113, // 93: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	114, // 94: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	117, // 95: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	119, // 96: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	115, // 97: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
-	116, // 98: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
-	81,  // 99: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	82,  // 100: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	91,  // 101: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	96,  // 102: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	52,  // 103: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	54,  // 104: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	56,  // 105: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	58,  // 106: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	60,  // 107: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	63,  // 108: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	65,  // 109: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	96,  // 110: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	20,  // 111: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	23,  // 112: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	25,  // 113: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	27,  // 114: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	29,  // 115: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	34,  // 116: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	31,  // 117: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	13,  // 118: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	13,  // 119: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	17,  // 120: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	35,  // 121: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	35,  // 122: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	39,  // 123: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	41,  // 124: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	35,  // 125: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	44,  // 126: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	46,  // 127: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	49,  // 128: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	51,  // 129: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	9,   // 130: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	69,  // 131: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	9,   // 132: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	72,  // 133: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	74,  // 134: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	76,  // 135: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	12,  // 136: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	80,  // 137: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	101, // 138: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	103, // 139: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	105, // 140: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	108, // 141: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	110, // 142: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	112, // 143: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	122, // 144: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	86,  // 145: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	86,  // 146: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	118, // 147: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	120, // 148: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	86,  // 149: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	86,  // 150: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	84,  // 151: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	84,  // 152: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	93,  // 153: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	97,  // 154: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	53,  // 155: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	55,  // 156: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	57,  // 157: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	59,  // 158: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	61,  // 159: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	64,  // 160: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	66,  // 161: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	97,  // 162: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	111, // [111:163] is the sub-list for method output_type
-	59,  // [59:111] is the sub-list for method input_type
-	59,  // [59:59] is the sub-list for extension type_name
-	59,  // [59:59] is the sub-list for extension extendee
-	0,   // [0:59] is the sub-list for field type_name
+	86,  // 50: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
+	6,   // 51: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	98,  // 52: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	125, // 53: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	100, // 54: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	106, // 55: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	106, // 56: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	87,  // 57: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
+	86,  // 58: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	123, // 59: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	18,  // 60: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	21,  // 61: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	24,  // 62: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	26,  // 63: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	28,  // 64: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	33,  // 65: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	30,  // 66: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	14,  // 67: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	15,  // 68: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	16,  // 69: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	36,  // 70: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	37,  // 71: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	38,  // 72: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	40,  // 73: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	42,  // 74: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	43,  // 75: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	45,  // 76: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	48,  // 77: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	50,  // 78: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	67,  // 79: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	68,  // 80: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	70,  // 81: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	71,  // 82: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	73,  // 83: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	75,  // 84: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	77,  // 85: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	78,  // 86: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	99,  // 87: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	102, // 88: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	104, // 89: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	107, // 90: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	109, // 91: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	111, // 92: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	121, // 93: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	113, // 94: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	114, // 95: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	117, // 96: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	119, // 97: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	115, // 98: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	116, // 99: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	81,  // 100: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	82,  // 101: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	91,  // 102: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	96,  // 103: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	52,  // 104: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	54,  // 105: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	56,  // 106: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	58,  // 107: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	60,  // 108: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	63,  // 109: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	65,  // 110: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	96,  // 111: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	20,  // 112: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	23,  // 113: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	25,  // 114: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	27,  // 115: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	29,  // 116: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	34,  // 117: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	31,  // 118: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	13,  // 119: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	13,  // 120: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	17,  // 121: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	35,  // 122: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	35,  // 123: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	39,  // 124: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	41,  // 125: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	35,  // 126: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	44,  // 127: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	46,  // 128: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	49,  // 129: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	51,  // 130: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	9,   // 131: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	69,  // 132: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	9,   // 133: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	72,  // 134: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	74,  // 135: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	76,  // 136: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	12,  // 137: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	80,  // 138: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	101, // 139: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	103, // 140: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	105, // 141: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	108, // 142: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	110, // 143: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	112, // 144: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	122, // 145: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	86,  // 146: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	86,  // 147: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	118, // 148: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	120, // 149: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	86,  // 150: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	86,  // 151: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	84,  // 152: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	84,  // 153: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	93,  // 154: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	97,  // 155: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	53,  // 156: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	55,  // 157: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	57,  // 158: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	59,  // 159: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	61,  // 160: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	64,  // 161: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	66,  // 162: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	97,  // 163: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	112, // [112:164] is the sub-list for method output_type
+	60,  // [60:112] is the sub-list for method input_type
+	60,  // [60:60] is the sub-list for extension type_name
+	60,  // [60:60] is the sub-list for extension extendee
+	0,   // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }

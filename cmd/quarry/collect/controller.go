@@ -59,6 +59,8 @@ var (
 	regionPrimary = TableGroup.Gauge("quarry_region_primary_info", "Always 1: the node that has the region's primary.", "region", "node")
 	workBlocks    = TableGroup.Gauge("quarry_region_work_blocks", "Blocks that a program over a region has to look at: reconcile after a failover, copy to a rebuilding replica, scrub after a fence.", "region", "work", "node").Rarely()
 	workDone      = TableGroup.Gauge("quarry_region_work_done_blocks", "Blocks that it has looked at.", "region", "work", "node").Rarely()
+	tenantUsed    = TableGroup.Gauge("quarry_tenant_used", "What a tenant uses of each resource that can have a quota: bytes (of its regions, once for each replica), sessions, lanes. At most 128 tenants have metrics.", "tenant", "resource")
+	tenantQuota   = TableGroup.Gauge("quarry_tenant_quota", "The tenant's quota of the resource. There is none without a quota.", "tenant", "resource").Rarely()
 	unlisted      = TableGroup.Gauge("quarry_cluster_unlisted_regions", "Regions beyond the 512 that have metrics of their own.")
 )
 
@@ -124,8 +126,31 @@ func (x *Controller) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// maxTenants bounds the tenants with metrics of their own; the default one is the first.
+const maxTenants = 128
+
+func tenants(ch chan<- prometheus.Metric, list []*quarrypb.Tenant) {
+	for _, t := range list[:min(len(list), maxTenants)] {
+		u := t.GetUse()
+		for _, r := range []struct {
+			name        string
+			used, quota float64
+		}{
+			{"bytes", float64(u.GetBytes()), float64(t.QuotaBytes)},
+			{"sessions", float64(u.GetSessions()), float64(t.QuotaSessions)},
+			{"lanes", float64(u.GetLanes()), float64(t.QuotaLanes)},
+		} {
+			ch <- tenantUsed.Value(r.used, t.Name, r.name)
+			if r.quota > 0 {
+				ch <- tenantQuota.Value(r.quota, t.Name, r.name)
+			}
+		}
+	}
+}
+
 func table(ch chan<- prometheus.Metric, s *quarrypb.StatusResponse) {
 	t := s.GetTable()
+	tenants(ch, s.Tenants)
 	ch <- revision.Value(float64(t.GetRevision()))
 	ch <- reclaimEpoch.Value(float64(t.GetReclaimEpoch()))
 	ch <- sessions.Value(float64(s.LiveSessions), "live")

@@ -41,7 +41,30 @@ func (c Cluster) Check(ctx context.Context) []Finding {
 	}
 	out = append(out, c.nodes(ctx, versions)...)
 	out = append(out, c.regions()...)
+	out = append(out, c.tenants()...)
 	return append(out, c.versions(versions)...)
+}
+
+// nearQuota is the part of a quota from which on a tenant is told of.
+const nearQuota = 0.9
+
+func (c Cluster) tenants() (out []Finding) {
+	for _, t := range c.Status.Tenants {
+		u := t.GetUse()
+		for _, r := range []struct {
+			name, flag  string
+			used, quota uint64
+		}{
+			{"bytes of regions", "--quota-bytes", u.GetBytes(), t.QuotaBytes},
+			{"sessions", "--sessions", uint64(u.GetSessions()), uint64(t.QuotaSessions)},
+			{"lanes", "--lanes", uint64(u.GetLanes()), uint64(t.QuotaLanes)},
+		} {
+			if r.quota > 0 && float64(r.used) >= nearQuota*float64(r.quota) {
+				out = append(out, found("tenants", Warning, "free some, or quarry tenant set "+t.Name+" "+r.flag, "tenant %s uses %d of %d %s", t.Name, r.used, r.quota, r.name))
+			}
+		}
+	}
+	return out
 }
 
 func (c Cluster) controllers(ctx context.Context, versions map[string][]string) (out []Finding) {
