@@ -247,38 +247,43 @@ func TestStrippedOffer(t *testing.T) {
 // whether the connection came so far.
 func flip(t *testing.T, node string, me tcp.Dialer, serial uint64, off uint64, fromClient bool, at int, deadline time.Duration) (sent, received int, err error) {
 	var mu sync.Mutex
+	var up, down int // bytes that have passed; guarded by mu
 	m := between(t, node, func(from bool, start int, b []byte) {
 		mu.Lock()
 		defer mu.Unlock()
 		if from {
-			sent = start + len(b)
+			up = start + len(b)
 		} else {
-			received = start + len(b)
+			down = start + len(b)
 		}
 		if from == fromClient && start <= at && at < start+len(b) {
 			b[at-start] ^= 4
 		}
 	})
-	defer func() { mu.Lock(); defer mu.Unlock() }()
-	conn, err := me.Dial(t.Context(), m.addr, relayCluster.Ticket(serial, rdma.ReadWrite).For(1, "s1"), 0)
-	if err != nil {
-		return sent, received, err
-	}
-	defer conn.Close()
-	w, err := conn.Open(t.Context(), 1, 1)
-	if err != nil {
-		return sent, received, err
-	}
-	r := rdma.Round{Deadline: clock.In(deadline)}
-	got := make([]byte, 4096)
-	c := r.Chain(&rdma.Target{Conn: conn, Window: w})
-	c.Read(off, got)
-	c.Write(off, bytes.Repeat([]byte{9}, len(got)))
-	rdma.Do(&r)
-	if c.Err == nil && !bytes.Equal(got, bytes.Repeat([]byte{7}, len(got))) {
-		t.Errorf("byte %d: a READ has brought something else", at)
-	}
-	return sent, received, c.Err
+	err = func() error {
+		conn, err := me.Dial(t.Context(), m.addr, relayCluster.Ticket(serial, rdma.ReadWrite).For(1, "s1"), 0)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		w, err := conn.Open(t.Context(), 1, 1)
+		if err != nil {
+			return err
+		}
+		r := rdma.Round{Deadline: clock.In(deadline)}
+		got := make([]byte, 4096)
+		c := r.Chain(&rdma.Target{Conn: conn, Window: w})
+		c.Read(off, got)
+		c.Write(off, bytes.Repeat([]byte{9}, len(got)))
+		rdma.Do(&r)
+		if c.Err == nil && !bytes.Equal(got, bytes.Repeat([]byte{7}, len(got))) {
+			t.Errorf("byte %d: a READ has brought something else", at)
+		}
+		return c.Err
+	}()
+	mu.Lock()
+	defer mu.Unlock()
+	return up, down, err
 }
 
 // A byte that is changed on the way ends the connection, wherever it is. Nothing that it was part of runs.

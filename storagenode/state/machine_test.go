@@ -17,7 +17,7 @@ var cluster = [16]byte{0xc1}
 // TestTranscripts replays conversations of controllers with an agent. The I/O of a
 // command ends at once unless it says "hold".
 func TestTranscripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		s := New(Limits{CapacityBytes: 64 << 20, Persistent: true}, Kept{}, nil)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			var out strings.Builder
