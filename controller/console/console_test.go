@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,11 +26,16 @@ const patience = 3 * time.Minute
 
 // serve serves a console that watches a cluster.
 func serve(t *testing.T, c *testcluster.Cluster, cfg console.Config) string {
+	return serveBehind(t, c, cfg, func(h http.Handler) http.Handler { return h })
+}
+
+// serveBehind serves it behind another handler.
+func serveBehind(t *testing.T, c *testcluster.Cluster, cfg console.Config, gate func(http.Handler) http.Handler) string {
 	page := console.New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { page.Run(ctx, c.Controller.URL()); close(done) }()
-	s := httptest.NewServer(page)
+	s := httptest.NewServer(gate(page))
 	t.Cleanup(func() { s.Close(); cancel(); <-done })
 	return s.URL
 }
@@ -161,6 +167,26 @@ func TestPageShowsANodeDie(t *testing.T) {
 	shows(t, ctx, `document.getElementById('health').textContent === 'degraded'`)
 	shows(t, ctx, `document.getElementById('events').textContent.includes('node node2 is')`)
 	picture(t, ctx, "console-node-lost.png")
+}
+
+// TestPageOpensByAnAddressWithAToken: quarry dev prints such an address. A page may not fetch URLs that
+// have credentials in them, and relative ones take those of the page.
+func TestPageOpensByAnAddressWithAToken(t *testing.T) {
+	ctx := browser(t)
+	c := testcluster.New(t, testcluster.Options{Nodes: 1})
+	url := serveBehind(t, c, console.Config{}, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, password, _ := r.BasicAuth(); password != "secret" {
+				w.Header().Set("WWW-Authenticate", `Basic realm="quarry"`)
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			h.ServeHTTP(w, r)
+		})
+	})
+	open(t, ctx, strings.Replace(url, "://", "://quarry:secret@", 1))
+	shows(t, ctx, `document.querySelectorAll('.node').length === 1`)
+	require.True(t, js[bool](t, ctx, `document.getElementById('error').hidden`))
 }
 
 func TestPageSaysThatNobodyAnswers(t *testing.T) {

@@ -20,6 +20,10 @@ const plain = (state) => state.replaceAll('_', ' ');
 
 let chosen = null; // {region, node}
 
+// at is a path below the page's own, without the credentials that the page's address may have: no
+// URL with credentials can be fetched.
+const at = (path) => new URL(path, location.origin + location.pathname);
+
 function rows(table, list, fill) {
   const body = document.createElement('tbody');
   for (const x of list) {
@@ -165,7 +169,7 @@ async function drawMap() {
   if (!chosen) return;
   const of = chosen;
   try {
-    const res = await fetch(`console/blocks?node=${of.node}&region=${of.region}`);
+    const res = await fetch(at(`console/blocks?node=${of.node}&region=${of.region}`));
     if (!res.ok) throw new Error(await res.text());
     const bytes = new Uint8Array(await res.arrayBuffer());
     if (of !== chosen) return;
@@ -190,7 +194,7 @@ $('map').onmousemove = (e) => {
 
 async function tick() {
   try {
-    const res = await fetch('console/state');
+    const res = await fetch(at('console/state'));
     if (!res.ok) throw new Error(`${res.status} ${await res.text()}`);
     draw(await res.json());
   } catch (e) {
