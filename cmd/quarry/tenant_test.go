@@ -82,7 +82,7 @@ func TestTenantsAreShown(t *testing.T) {
 	i := slices.IndexFunc(v.Regions, func(r regionView) bool { return r.Tenant == "shop" })
 	require.GreaterOrEqual(t, i, 0, "%+v", v.Regions)
 	require.Contains(t, on("status").ok(t), "32.0 MiB of 32.0 MiB")
-	require.Contains(t, on("doctor").out, "tenant shop uses 33554432 of 33554432 bytes of regions")
+	require.Contains(t, on("doctor").out, "tenant shop uses 33554432 of 33554432 bytes")
 
 	token := strings.TrimSpace(on("token", "create", "--role", "client").ok(t))
 	v = statusView{}

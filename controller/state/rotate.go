@@ -18,7 +18,8 @@ import (
 //	current   every node that is up verifies with it: it signs from here on
 //	(gone)    the key before it, when no session uses a ticket that it has signed
 //
-// Sessions of before get a ticket and a proof of the current key with a heartbeat.
+// A session that was opened before the rotation is given a ticket and a proof of the current key in the
+// answer to a heartbeat.
 
 // rotateEvery is the time between two looks whether a rotation can go on.
 const rotateEvery = int64(200 * time.Millisecond)

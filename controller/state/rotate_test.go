@@ -76,9 +76,9 @@ func TestRotation(t *testing.T) {
 	require.Len(t, beat(1, before.ID(), next.ID()).Keys, 1, "nodes drop it")
 }
 
-// A heartbeat that shows a ticket of the previous key brings one of the current key, for the same
-// session and holder. When each session has one, and calls with their former proofs have had
-// time to arrive, the key is gone.
+// TestRotationRenewsTickets: the answer to a heartbeat that shows a ticket signed by the previous key has
+// a ticket signed by the current key, for the same session and holder. The previous key is dropped when
+// every session uses such a ticket and lateProofs has passed.
 func TestRotationRenewsTickets(t *testing.T) {
 	r := newRig(t)
 	long, other := r.open("long"), r.open("other")

@@ -400,7 +400,7 @@ func (r *rights) refuse(cmd *command, args [][]byte) *denied {
 	return nil
 }
 
-// fault is what the client is told.
+// fault is the error that the client receives.
 func (d *denied) fault() error {
 	if d.reason == "command" {
 		return fault("NOPERM this user has no permissions to run the '" + d.object + "' command")

@@ -190,7 +190,8 @@ func TestPlainHelloIsNotRead(t *testing.T) {
 	require.Error(t, err, "no welcome")
 }
 
-// Who is in the middle, or in the place of a node, gets no ticket.
+// TestFalseNodesGetNoTicket: a client sends no ticket to a process that does not show the certificate of
+// the node that it dials.
 func TestFalseNodesGetNoTicket(t *testing.T) {
 	ca, foreign := certs.New(t, "prod"), certs.New(t, "prod")
 	me := mode(t, ca, identity.Client, "app", tcp.TLSRequired)

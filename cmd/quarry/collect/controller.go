@@ -131,18 +131,10 @@ const maxTenants = 128
 
 func tenants(ch chan<- prometheus.Metric, list []*quarrypb.Tenant) {
 	for _, t := range list[:min(len(list), maxTenants)] {
-		u := t.GetUse()
-		for _, r := range []struct {
-			name        string
-			used, quota float64
-		}{
-			{"bytes", float64(u.GetBytes()), float64(t.QuotaBytes)},
-			{"sessions", float64(u.GetSessions()), float64(t.QuotaSessions)},
-			{"lanes", float64(u.GetLanes()), float64(t.QuotaLanes)},
-		} {
-			ch <- tenantUsed.Value(r.used, t.Name, r.name)
-			if r.quota > 0 {
-				ch <- tenantQuota.Value(r.quota, t.Name, r.name)
+		for _, q := range t.Quotas() {
+			ch <- tenantUsed.Value(float64(q.Used), t.Name, q.Resource)
+			if q.Most > 0 {
+				ch <- tenantQuota.Value(float64(q.Most), t.Name, q.Resource)
 			}
 		}
 	}

@@ -45,22 +45,14 @@ func (c Cluster) Check(ctx context.Context) []Finding {
 	return append(out, c.versions(versions)...)
 }
 
-// nearQuota is the part of a quota from which on a tenant is told of.
+// nearQuota is the used part of a quota at which doctor warns.
 const nearQuota = 0.9
 
 func (c Cluster) tenants() (out []Finding) {
 	for _, t := range c.Status.Tenants {
-		u := t.GetUse()
-		for _, r := range []struct {
-			name, flag  string
-			used, quota uint64
-		}{
-			{"bytes of regions", "--quota-bytes", u.GetBytes(), t.QuotaBytes},
-			{"sessions", "--sessions", uint64(u.GetSessions()), uint64(t.QuotaSessions)},
-			{"lanes", "--lanes", uint64(u.GetLanes()), uint64(t.QuotaLanes)},
-		} {
-			if r.quota > 0 && float64(r.used) >= nearQuota*float64(r.quota) {
-				out = append(out, found("tenants", Warning, "free some, or quarry tenant set "+t.Name+" "+r.flag, "tenant %s uses %d of %d %s", t.Name, r.used, r.quota, r.name))
+		for _, q := range t.Quotas() {
+			if q.Most > 0 && float64(q.Used) >= nearQuota*float64(q.Most) {
+				out = append(out, found("tenants", Warning, "free some, or raise it: quarry tenant set "+t.Name, "tenant %s uses %d of %d %s", t.Name, q.Used, q.Most, q.Resource))
 			}
 		}
 	}
