@@ -49,7 +49,7 @@ type Host struct {
 }
 
 const (
-	startTimeout = 40 * time.Second
+	startTimeout = 2 * time.Minute  // emulated processors take most of a minute
 	stopTimeout  = 20 * time.Second // longer than a service waits for what it has under way
 	quitTimeout  = 2 * time.Second  // to write the goroutines
 

@@ -8,6 +8,7 @@
 #   test-rdma.sh contract   the fabric's own tests alone
 #   test-rdma.sh ratios     latencies beside perftest's alone
 #   test-rdma.sh suited     the contract, and everything else, with few samples, where that was quick enough
+#   test-rdma.sh cluster    a whole cluster alone; -test.run and the like go to its test binary
 #   test-rdma.sh two        between two virtual machines joined by a wire
 #   RDMA_CORE=DIR test-rdma.sh contract   with the libraries of another rdma-core (45 has native FLUSH)
 #                           and the C library beside them: Debian packages unpacked into DIR
@@ -16,7 +17,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 what=all
 case "${1:-}" in
-contract | ratios | suited | two) what=$1; shift ;;
+contract | ratios | suited | cluster | two) what=$1; shift ;;
 -*) what=fabric ;;
 esac
 work=$(mktemp -d)
@@ -43,12 +44,12 @@ build() {
 	fi
 }
 build test -c -tags verbs,yardstick -o "$work/verbs.test" ./rdma/verbs
-if [ $what = all ] || [ $what = suited ] || [ $what = ratios ]; then build test -c -tags verbs -o "$work/beside.test" ./verify/rxevm/beside; fi
+case $what in all | suited | cluster | ratios) build test -c -tags verbs -o "$work/beside.test" ./verify/rxevm/beside ;; esac
 if [ $what = all ] || [ $what = suited ]; then
 	build test -c -tags verbs -o "$work/alloc.test" ./alloc
 	build test -c -tags verbs -o "$work/slab.test" ./slab
-	build build -tags verbs -o "$work/quarry" ./cmd/quarry
 fi
+case $what in all | suited | cluster) build build -tags verbs -o "$work/quarry" ./cmd/quarry ;; esac
 # The time limits are guards: an emulated processor on a starved host takes what it takes.
 cat >"$work/inside" <<'EOF'
 set -u
@@ -101,11 +102,14 @@ above() {
 	part "the allocator" alloc "$work/alloc.test" -test.short -test.skip 'ScrubAnd|ScrubsOf|ScrubThat' -test.timeout 15m
 	echo "quarry litmus:"
 	"$work/quarry" litmus --each 700ms || { echo "test-rdma: litmus: FAILED"; failed=1; }
+	cluster
+}
+cluster() {
 	# Regions are copied in long READs: packets of 4 KiB, not of 1.
 	[ -e /sys/class/net/v0 ] && ip link set v0 mtu 4200 && ip link set v1 mtu 4200
 	QUARRY_BINARY=$work/quarry
 	export QUARRY_BINARY
-	part "a whole cluster" verify/rxevm/beside "$work/beside.test" -test.skip Ratio -test.timeout 30m
+	part "a whole cluster" verify/rxevm/beside "$work/beside.test" -test.skip Ratio -test.timeout 30m "$@"
 }
 # The contract takes a minute where processors are emulated, and some times that beside other tests;
 # where it takes much longer the processors are starved, and the rest would take for ever.
@@ -114,6 +118,7 @@ case $what in
 ratios) ratios ;;
 fabric) cd rdma/verbs && exec "$tests" -test.v -test.timeout 280s "$@" ;;
 contract) fabric 'Ratio|ContractWithWindows' ;;
+cluster) cluster "$@" ;;
 suited)
 	began=$(cut -d. -f1 /proc/uptime)
 	fabric 'Ratio|ContractWithWindows'
