@@ -77,7 +77,7 @@ func shortened(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// allow refuses what the table does not give, and logs that. Refusals are not kept: a stranger could
+// allow refuses what the table does not give, and logs that. Refusals are not kept: an unauthenticated caller could
 // fill the record.
 func (c *Controller) allow(r *http.Request) error {
 	err := rights.Allow(r)

@@ -16,8 +16,8 @@ import (
 
 // Who calls, and what beyond the table of internal/rights depends on it.
 
-// errStranger is the answer to a caller with neither.
-var errStranger = errors.New("show a certificate of this cluster (--tls-cert, --tls-key, --tls-ca) or a token (--token or QUARRY_TOKEN): the one shown is wrong, revoked or missing")
+// errUnauthenticated is the answer to a caller with neither.
+var errUnauthenticated = errors.New("show a certificate of this cluster (--tls-cert, --tls-key, --tls-ca) or a token (--token or QUARRY_TOKEN): the one shown is wrong, revoked or missing")
 
 // open says whether any caller has every role.
 func (c *Controller) open() bool { return c.cfg.Token == "" && c.cfg.ID == (identity.ID{}) }
@@ -39,7 +39,7 @@ func (c *Controller) caller(r *http.Request) (rights.Caller, error) {
 	case strings.HasPrefix(token, tokenPrefix):
 		return c.tokenCaller(r.Context(), token)
 	}
-	return rights.Caller{}, errStranger
+	return rights.Caller{}, errUnauthenticated
 }
 
 // page lets operators and viewers look at the pages. A browser shows a certificate, or a token as

@@ -60,7 +60,7 @@ func (c *Controller) tokenCaller(ctx context.Context, token string) (rights.Call
 	id, secret, _ := strings.Cut(strings.TrimPrefix(token, tokenPrefix), "_")
 	key, err := hex.DecodeString(secret)
 	if err != nil || len(key) != tokenKeyBytes || len(id) != 2*tokenIDBytes || strings.Trim(id, "0123456789abcdef") != "" {
-		return rights.Caller{}, errStranger
+		return rights.Caller{}, errUnauthenticated
 	}
 	rec, err := c.token(ctx, id)
 	if err != nil {
@@ -68,7 +68,7 @@ func (c *Controller) tokenCaller(ctx context.Context, token string) (rights.Call
 	}
 	hash := sha256.Sum256(key)
 	if subtle.ConstantTimeCompare([]byte(hex.EncodeToString(hash[:])), []byte(rec.Hash)) != 1 {
-		return rights.Caller{}, errStranger
+		return rights.Caller{}, errUnauthenticated
 	}
 	name := "token " + id
 	if rec.Note != "" {
@@ -94,7 +94,7 @@ func (c *Controller) token(ctx context.Context, id string) (tokenRecord, error) 
 	}
 	var rec tokenRecord
 	if len(res.Kvs) == 0 || json.Unmarshal(res.Kvs[0].Value, &rec) != nil || !slices.Contains(identity.Roles, rec.Role) {
-		return tokenRecord{}, errStranger
+		return tokenRecord{}, errUnauthenticated
 	}
 	c.tokens.mu.Lock()
 	defer c.tokens.mu.Unlock()

@@ -61,7 +61,7 @@ func TestCertificatesDecideWhatACallerMay(t *testing.T) {
 	do(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "scrub", Agent: true})
 	refused(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "steals"}, connect.CodePermissionDenied, "agent only")
 
-	// A certificate of another authority does not even connect; one of none is a stranger.
+	// A certificate of another authority does not even connect; a caller without a certificate is unauthenticated.
 	_, err := try(t, over(t, certs.New(t, "prod").Source(identity.Operator, "ann"), c.URL(), "").Status, &quarrypb.StatusRequest{})
 	require.ErrorContains(t, err, "certificate")
 }
@@ -97,11 +97,11 @@ func TestTokensOfRoles(t *testing.T) {
 	lead(t, open)
 	refused(t, r.CreateToken, &quarrypb.CreateTokenRequest{Role: "client"}, connect.CodeFailedPrecondition, "--token")
 
-	c, stranger := start(t, controller.Config{Etcd: etcd, Token: "master"})
+	c, unknown := start(t, controller.Config{Etcd: etcd, Token: "master"})
 	lead(t, c)
 	master := over(t, nil, c.URL(), "master")
-	refused(t, stranger.Status, &quarrypb.StatusRequest{}, connect.CodeUnauthenticated, "--token")
-	refused(t, stranger.OpenSession, &quarrypb.OpenSessionRequest{}, connect.CodeUnauthenticated, "--token")
+	refused(t, unknown.Status, &quarrypb.StatusRequest{}, connect.CodeUnauthenticated, "--token")
+	refused(t, unknown.OpenSession, &quarrypb.OpenSessionRequest{}, connect.CodeUnauthenticated, "--token")
 	refused(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "controller"}, connect.CodeInvalidArgument, "role")
 	made := do(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "client", Note: "the shop"})
 	ops := do(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "operator"})

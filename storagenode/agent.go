@@ -18,7 +18,7 @@ type agent struct{ n *Node }
 var codes = map[state.Code]connect.Code{
 	state.Invalid: connect.CodeInvalidArgument, state.NotHosted: connect.CodeNotFound, state.Conflict: connect.CodeAlreadyExists,
 	state.Stale: connect.CodeFailedPrecondition, state.Served: connect.CodeFailedPrecondition, state.NoSpace: connect.CodeResourceExhausted,
-	state.Busy: connect.CodeUnavailable, state.Stranger: connect.CodePermissionDenied,
+	state.Busy: connect.CodeUnavailable, state.NotOfCluster: connect.CodePermissionDenied,
 }
 
 // command carries out a command to its end, also when its caller has given up: a command that

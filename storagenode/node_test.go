@@ -64,9 +64,9 @@ func TestObeysItsOwnClusterOnly(t *testing.T) {
 	b, other := newBoss(t), newBoss(t)
 	n := b.start(b.config(""))
 	require.Equal(t, connect.CodeUnauthenticated, call(t, other.agent(n).HostRegion, b.hostReq(9, 1)))
-	stranger := b.hostReq(1, 1)
-	stranger.Cluster = other.cluster[:]
-	require.Equal(t, connect.CodePermissionDenied, call(t, b.agent(n).HostRegion, stranger))
+	foreign := b.hostReq(1, 1)
+	foreign.Cluster = other.cluster[:]
+	require.Equal(t, connect.CodePermissionDenied, call(t, b.agent(n).HostRegion, foreign))
 	short := b.hostReq(1, 1)
 	short.Uuid = short.Uuid[:15]
 	require.Equal(t, connect.CodeInvalidArgument, call(t, b.agent(n).HostRegion, short))

@@ -59,7 +59,7 @@ type conn struct {
 	now           int64         // ms since 1970 when the batch began: the time of all its commands
 	authenticated bool          // has given the password, or none is asked for
 	user          *user         // whose rights count; default until another name is given
-	stranger      *list.Element // in s.strangers, until the password is given; s.mu guards it
+	inPreAuth     *list.Element // in s.preAuth, until the password is given; s.mu guards it
 	client        bool          // in s.clients; s.mu guards it
 	// refusing is set by a MULTI, which is refused, until EXEC, DISCARD or RESET: no
 	// command is executed meanwhile.
@@ -96,7 +96,7 @@ type about struct {
 func newConn(s *Server, nc net.Conn, id uint64) *conn {
 	c := &conn{s: s, remote: nc.RemoteAddr(), local: nc.LocalAddr(), id: id, since: time.Now(), proto: 2, authenticated: s.Open(), user: s.acl.normal}
 	if c.p.preAuth = !c.authenticated; c.p.preAuth {
-		c.in = make([]byte, strangerBufferBytes)
+		c.in = make([]byte, preAuthBufferBytes)
 	} else {
 		c.in = make([]byte, firstBufferBytes)
 	}
@@ -141,18 +141,18 @@ func (c *conn) serve() {
 
 const (
 	errHeldInput = fault("ERR all clients together have sent too much that is not answered yet")
-	errStranger  = fault("ERR Protocol error: unauthenticated command length")
+	errPreAuth   = fault("ERR Protocol error: unauthenticated command length")
 )
 
 // grow enlarges the input buffer for a long command, to at most twice its size. It fails when the
-// memory of all connections (Server.maxHeld), or what a stranger may have, is used up.
+// memory of all connections (Server.maxHeld), or what a connection has before it authenticates, is used up.
 func (c *conn) grow() error {
 	n := 2 * len(c.in)
 	if need := c.p.needs(); need > len(c.in) {
 		n = min(n, need)
 	}
-	if c.p.preAuth && n > maxStrangerBytes {
-		return errStranger
+	if c.p.preAuth && n > maxPreAuthBytes {
+		return errPreAuth
 	}
 	if n > freeBufferBytes {
 		more := int64(n) - c.counts

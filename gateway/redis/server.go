@@ -89,12 +89,12 @@ type Server struct {
 	swept     chan leftover        // removals that the sweep carries out: of ended ids, and of empty keys
 	ownerless map[uint64]time.Time // since when the sweep has seen fields of ids without owner
 
-	mu        sync.Mutex       // guards conns, strangers, lastID and each conn.sock.nc
-	conns     map[uint64]*conn // by id
-	strangers list.List        // of those that have not given the password, the oldest first
-	clients   int              // of conns those that count in MaxClients
-	lastID    uint64
-	wg        sync.WaitGroup // goroutines of connections and of the background
+	mu      sync.Mutex       // guards conns, preAuth, lastID and each conn.sock.nc
+	conns   map[uint64]*conn // by id
+	preAuth list.List        // of those that have not given the password, the oldest first
+	clients int              // of conns those that count in MaxClients
+	lastID  uint64
+	wg      sync.WaitGroup // goroutines of connections and of the background
 
 	close    atomic.Int32 // detached connections: each blocks a thread (socket.go)
 	maxClose int32        // bound of close
@@ -132,7 +132,7 @@ func New(cfg Config) *Server {
 }
 
 // Serve accepts connections of all listeners until the context ends, or they fail or are closed. It
-// returns when all running commands are answered. Those of a listener of crypto/tls are strangers until
+// returns when all running commands are answered. Those of a listener of crypto/tls are in preAuth until
 // hands are shaken. Call it once.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	s.ctx = context.WithoutCancel(ctx) // running commands finish; the client bounds them
@@ -221,7 +221,7 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 	c := newConn(s, nc, s.lastID)
 	s.conns[c.id] = c
 	if strange {
-		s.estrange(c)
+		s.addPreAuth(c)
 	} else {
 		s.clients++
 		c.client = true

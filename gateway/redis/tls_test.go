@@ -136,7 +136,7 @@ func TestClientsShowCertificates(t *testing.T) {
 	require.Error(t, ask(&theirs))
 }
 
-// Connections that do not shake hands are strangers, also where no password is asked for: they keep
+// Connections that do not shake hands count as unauthenticated, also where no password is asked for: they keep
 // no client out.
 func TestHandshakesKeepNobodyOut(t *testing.T) {
 	ca := certs.New(t, "prod")

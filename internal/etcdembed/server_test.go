@@ -191,8 +191,8 @@ func TestReplaceMember(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	stranger := Config{Dir: t.TempDir(), Name: "m2", PeerURL: urls[2], InitialCluster: all}
-	require.ErrorIs(t, (<-member(t, t.Context(), stranger)).err, ErrNotMember)
+	unlisted := Config{Dir: t.TempDir(), Name: "m2", PeerURL: urls[2], InitialCluster: all}
+	require.ErrorIs(t, (<-member(t, t.Context(), unlisted)).err, ErrNotMember)
 	require.Eventually(t, func() bool { // etcd wants its members to have been connected for 5 s
 		_, err = cli.MemberAddAsLearner(t.Context(), []string{urls[2]})
 		return err == nil
@@ -200,10 +200,10 @@ func TestReplaceMember(t *testing.T) {
 	require.Eventually(t, func() bool { // the new member asks any of the others
 		return len(srvs[0].etcd.Server.Cluster().Members()) == 3 && len(srvs[1].etcd.Server.Cluster().Members()) == 3
 	}, patience, readAgain)
-	r := <-member(t, t.Context(), stranger)
+	r := <-member(t, t.Context(), unlisted)
 	require.NoError(t, r.err)
 	require.True(t, r.srv.etcd.Server.IsLearner())
 	// Its log is its own now: it starts again without a look at the others' lists.
-	require.True(t, hasLog(stranger.Dir))
+	require.True(t, hasLog(unlisted.Dir))
 	require.True(t, hasLog(dirs[0]))
 }

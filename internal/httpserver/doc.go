@@ -1,8 +1,8 @@
 // Package httpserver is net/http's server with the limits that every HTTP port of a
 // Quarry process has:
 //
-//   - A connection is a stranger's until a request on it is authenticated (Known). Strangers
-//     share MaxStrangers connections; one more closes the oldest of them.
+//   - A connection is in the state preAuth until a request on it is authenticated (Known).
+//     At most MaxPreAuth connections are; one more closes the oldest of them.
 //   - Gate authenticates a call by its header before a byte of its body is read, and bounds
 //     the body by its procedure.
 //   - A port bound to loopback answers only requests whose Host is a name of loopback, or one

@@ -81,10 +81,10 @@ func TestGateBoundsBodiesWithoutLength(t *testing.T) {
 	require.Empty(t, served)
 }
 
-func TestStrangersGiveWayToNewerOnes(t *testing.T) {
+func TestPreAuthConnectionsAreClosedForNewerOnes(t *testing.T) {
 	s, address, _ := gated(t)
 	s.mu.Lock()
-	s.MaxStrangers = 4
+	s.MaxPreAuth = 4
 	s.mu.Unlock()
 	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}}
 	defer client.CloseIdleConnections()
@@ -108,7 +108,7 @@ func TestStrangersGiveWayToNewerOnes(t *testing.T) {
 		return n
 	}
 	require.Equal(t, 1, known())
-	before := s.port.refused[Stranger].Load()
+	before := s.port.refused[PreAuth].Load()
 	var idle []net.Conn
 	for range 20 {
 		c, err := net.Dial("tcp", address)
@@ -122,7 +122,7 @@ func TestStrangersGiveWayToNewerOnes(t *testing.T) {
 		require.Error(t, err)
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	}
-	require.EqualValues(t, 16, s.port.refused[Stranger].Load()-before)
+	require.EqualValues(t, 16, s.port.refused[PreAuth].Load()-before)
 	call()
 	require.Equal(t, 1, known(), "the connection that was known is still used")
 }

@@ -14,13 +14,13 @@ const (
 	Large                         // a body over its procedure's limit, or one that came too slowly
 	Host                          // a Host that is no name of a port on loopback
 	Origin                        // a web page of another origin
-	Stranger                      // a connection that authenticated nothing, closed for a newer one
+	PreAuth                       // a connection that authenticated nothing, closed for a newer one
 	Full                          // a connection over the limit of all
 	reasons
 )
 
 func (r Reason) String() string {
-	return [reasons]string{"unauthenticated", "compressed", "large", "host", "origin", "stranger", "full"}[r]
+	return [reasons]string{"unauthenticated", "compressed", "large", "host", "origin", "preauth", "full"}[r]
 }
 
 // Port counts what happens at the ports of one name in this process.

@@ -18,8 +18,8 @@ const (
 	http2Streams = 128
 	http2Window  = 64 << 10
 
-	// DefaultStrangers at 16 KiB to 40 KiB each take at most 40 MiB.
-	DefaultStrangers   = 1024
+	// DefaultPreAuth at 16 KiB to 40 KiB each take at most 40 MiB.
+	DefaultPreAuth     = 1024
 	DefaultConnections = 16 << 10
 )
 
@@ -30,35 +30,35 @@ type Server struct {
 	// Hosts are names, beside those of loopback, that requests to a port bound to loopback may
 	// have as Host, such as the advertised one. A port number is ignored.
 	Hosts []string
-	// MaxStrangers bounds connections on which nothing has been authenticated yet,
+	// MaxPreAuth bounds connections on which nothing has been authenticated yet,
 	// MaxConnections all of them.
-	MaxStrangers, MaxConnections int
+	MaxPreAuth, MaxConnections int
 
 	port     *Port
 	loopback bool
 
-	mu        sync.Mutex
-	conns     map[net.Conn]*conn
-	strangers list.List // of *conn, the oldest first
-	unknown   int       // strangers, and those dropped whose goroutine has not ended
-	fewer     sync.Cond // unknown has become less, or the port closes
-	closing   bool
+	mu      sync.Mutex
+	conns   map[net.Conn]*conn
+	preAuth list.List // of *conn, the oldest first
+	unknown int       // in preAuth, and those dropped whose goroutine has not ended
+	fewer   sync.Cond // unknown has become less, or the port closes
+	closing bool
 }
 
 // conn is a connection of the server.
 type conn struct {
-	s        *Server
-	c        net.Conn
-	used     bool          // has carried a request
-	known    bool          // a request on it was authenticated, or it has ended
-	stranger *list.Element // nil once it is known or dropped
+	s         *Server
+	c         net.Conn
+	used      bool          // has carried a request
+	known     bool          // a request on it was authenticated, or it has ended
+	inPreAuth *list.Element // nil once it is known or dropped
 }
 
 type connKey struct{}
 
 // New is a server for h with the limits of every port. The name is the port's in metrics.
 func New(name string, h http.Handler) *Server {
-	s := &Server{MaxStrangers: DefaultStrangers, MaxConnections: DefaultConnections, port: portNamed(name), conns: map[net.Conn]*conn{}}
+	s := &Server{MaxPreAuth: DefaultPreAuth, MaxConnections: DefaultConnections, port: portNamed(name), conns: map[net.Conn]*conn{}}
 	s.fewer.L = &s.mu
 	s.Server = http.Server{Handler: s.checked(h), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: http2Streams, MaxReceiveBufferPerConnection: 4 * http2Window, MaxReceiveBufferPerStream: http2Window}}
@@ -95,7 +95,7 @@ type paced struct {
 
 func (l paced) Accept() (net.Conn, error) {
 	l.s.mu.Lock()
-	for l.s.unknown >= 2*l.s.MaxStrangers && !l.s.closing {
+	for l.s.unknown >= 2*l.s.MaxPreAuth && !l.s.closing {
 		l.s.fewer.Wait()
 	}
 	l.s.mu.Unlock()
@@ -110,9 +110,9 @@ func (l paced) Close() error {
 	return l.Listener.Close()
 }
 
-// add counts a new connection. It closes this one where there are too many, and the oldest
-// stranger's where there are too many of these: a peer that authenticates at once keeps its
-// connection, however many others stay idle.
+// add counts a new connection. Above MaxConnections it closes this one, and above MaxPreAuth the
+// oldest that has not authenticated: a peer that authenticates at once keeps its connection,
+// however many others stay idle.
 func (s *Server) add(c net.Conn) *conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,25 +120,25 @@ func (s *Server) add(c net.Conn) *conn {
 	s.conns[c] = k
 	s.port.open.Add(1)
 	s.unknown++
-	k.stranger = s.strangers.PushBack(k)
+	k.inPreAuth = s.preAuth.PushBack(k)
 	switch {
 	case s.closing:
 		drop(c)
 	case len(s.conns) > s.MaxConnections:
 		s.port.count(Full)
 		drop(c)
-	case s.strangers.Len() > s.MaxStrangers:
-		s.port.count(Stranger)
-		oldest := s.strangers.Front()
-		s.strangers.Remove(oldest)
+	case s.preAuth.Len() > s.MaxPreAuth:
+		s.port.count(PreAuth)
+		oldest := s.preAuth.Front()
+		s.preAuth.Remove(oldest)
 		old := oldest.Value.(*conn)
-		old.stranger = nil
+		old.inPreAuth = nil
 		drop(old.c)
 	}
 	return k
 }
 
-// drop closes without the farewell of TLS, which may wait for the peer.
+// drop closes without TLS's close_notify, which may wait for the peer.
 func drop(c net.Conn) {
 	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
 		c = t.NetConn()
@@ -164,11 +164,11 @@ func (s *Server) note(c net.Conn, st http.ConnState) {
 	}
 }
 
-// forget removes a connection that is known, or has ended, from the strangers. The lock is held.
+// forget removes a connection that is known, or has ended, from preAuth. The lock is held.
 func (k *conn) forget() {
-	if k.stranger != nil {
-		k.s.strangers.Remove(k.stranger)
-		k.stranger = nil
+	if k.inPreAuth != nil {
+		k.s.preAuth.Remove(k.inPreAuth)
+		k.inPreAuth = nil
 	}
 	if !k.known {
 		k.known = true
@@ -177,8 +177,7 @@ func (k *conn) forget() {
 	}
 }
 
-// Known says that a request of this context was authenticated: its connection is no
-// stranger's from now on.
+// Known removes the connection of this context from preAuth: a request on it was authenticated.
 func Known(ctx context.Context) {
 	if k, ok := ctx.Value(connKey{}).(*conn); ok {
 		k.s.mu.Lock()

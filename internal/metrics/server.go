@@ -24,7 +24,7 @@ var Process = NewGroup("Every process", "Beside these, the usual `go_*` and `pro
 var (
 	buildInfo   = Process.Gauge("quarry_build_info", "Always 1; the labels tell what runs.", "version", "go_version", "role")
 	httpConns   = Process.Gauge("quarry_http_connections", "Connections to the HTTP ports of this process.", "port")
-	httpRefused = Process.Counter("quarry_http_refused_total", "Requests and connections that a port refused: calls without a token, compressed ones, bodies over the procedure's limit; a Host or Origin that a browser was led to; connections that authenticated nothing and gave way to newer ones (stranger), or were too many (full).", "port", "reason")
+	httpRefused = Process.Counter("quarry_http_refused_total", "Requests and connections that a port refused: calls without a token, compressed ones, bodies over the procedure's limit; a Host or Origin that a browser was led to; connections that authenticated nothing and were closed for newer ones (preauth), or were too many (full).", "port", "reason")
 )
 
 type process struct{ version, role string }

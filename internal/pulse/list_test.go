@@ -146,7 +146,7 @@ func TestFalseAlarm(t *testing.T) {
 	eventually(t, "and is heard again", all)
 }
 
-func TestStrangersAreRefused(t *testing.T) {
+func TestUnknownKeysAreRefused(t *testing.T) {
 	a := join(t, Controller, 1, nil)
 	b := join(t, Controller, 2, []*joined{a})
 	eventually(t, "they see each other", func() bool { return a.state(2) == Alive })

@@ -24,7 +24,7 @@ const (
 
 	window     = 8
 	maxMembers = 10_000
-	strangers  = 64 // incarnations that are not known, of which keys are made in a tick
+	maxUnknown = 64 // incarnations that are not known, of which keys are made in a tick
 )
 
 // machine judges members. Its only clock are ticks; datagrams come and go through its caller.
@@ -133,7 +133,7 @@ func (m *machine) take(from netip.AddrPort, b []byte) error {
 	}
 	p := m.peers[h.incarnation]
 	if p == nil {
-		if m.strange++; m.strange > strangers {
+		if m.strange++; m.strange > maxUnknown {
 			return errForeign
 		}
 		p = &peer{incarnation: h.incarnation}

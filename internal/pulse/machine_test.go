@@ -369,7 +369,7 @@ func TestReplay(t *testing.T) {
 }
 
 // Incarnations that are not known cost a key each: only some are looked at in a tick.
-func TestManyStrangers(t *testing.T) {
+func TestManyUnknownIncarnations(t *testing.T) {
 	_, a, _, _, _ := small(t)
 	a.tick(1, false)
 	before := len(a.peers)
@@ -378,7 +378,7 @@ func TestManyStrangers(t *testing.T) {
 		require.NoError(t, err)
 		a.receive(addrAt(9), seal(nil, key, header{incarnation, 1, 1}, &body{kind: Storage}, nil))
 	}
-	require.Len(t, a.peers, before+strangers)
+	require.Len(t, a.peers, before+maxUnknown)
 	a.now += muteAfter + 1
 	a.judge(nil)
 	require.LessOrEqual(t, len(a.peers), before, "and none of them stays")
@@ -405,15 +405,15 @@ func TestSeeds(t *testing.T) {
 func TestForged(t *testing.T) {
 	w, a, b, _, n := small(t)
 	w.turn(a, 1) // takes what is on its way
-	strangers := []keys{{[]byte("another secret of as many bytes.."), clusterKeys.salt}, {clusterKeys.secret, []byte("cluster-00000002")}}
-	for i, k := range strangers {
+	others := []keys{{[]byte("another secret of as many bytes.."), clusterKeys.salt}, {clusterKeys.secret, []byte("cluster-00000002")}}
+	for i, k := range others {
 		for _, incarnation := range []uint64{2, 4, 77} { // also in the name of members
 			key, err := k.controller(incarnation)
 			require.NoError(t, err)
 			p := body{kind: Controller, to: a.incarnation, ack: a.now, term: 1000, leaves: true, echo: 1}
 			before := a.dropped[1]
 			a.receive(b.at, seal(nil, key, header{incarnation, 1, 1 << 40}, &p, nil))
-			require.Equal(t, before+1, a.dropped[1], "stranger %d", i)
+			require.Equal(t, before+1, a.dropped[1], "other %d", i)
 		}
 	}
 	// The key of one incarnation does not speak for another.

@@ -66,7 +66,7 @@ func FuzzBody(f *testing.F) {
 	})
 }
 
-// No datagram of a stranger is taken, whatever is in it.
+// No datagram under another key is taken, whatever is in it.
 func FuzzDatagram(f *testing.F) {
 	key, _ := clusterKeys.controller(7)
 	f.Add(seal(nil, key, header{7, 1, 5}, &body{kind: Storage, to: 1}, nil)[:60])

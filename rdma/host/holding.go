@@ -114,7 +114,7 @@ func (a *Access) dispossess(ctx context.Context, serials []uint64) error {
 		if err != nil {
 			return err
 		}
-		o := &ousting{a: a, sight: s, since: time.Now(), strangers: make(map[int]time.Time)}
+		o := &ousting{a: a, sight: s, since: time.Now(), foreign: make(map[int]time.Time)}
 		for _, p := range processes {
 			if err := o.member(ctx, p); err != nil {
 				return err
@@ -144,10 +144,10 @@ func (a *Access) forget(serials []uint64) {
 
 // ousting is the end of some sessions' holdings.
 type ousting struct {
-	a         *Access
-	sight     *sight
-	since     time.Time
-	strangers map[int]time.Time // when a process that no lane has come from was first seen with the memory
+	a       *Access
+	sight   *sight
+	since   time.Time
+	foreign map[int]time.Time // when a process that no lane has come from was first seen with the memory
 }
 
 // unlawful is a memory that a process can write without a session that has it.
@@ -201,7 +201,7 @@ func (o *ousting) everyone(ctx context.Context) error {
 				return ctx.Err()
 			}
 			found = fmt.Sprintf("process %d %s", pid, reason(held, nil))
-			return errors.Join(o.stranger(pid), ctx.Err())
+			return errors.Join(o.killForeign(pid), ctx.Err())
 		})
 		if found == "" {
 			if err != nil {
@@ -215,11 +215,11 @@ func (o *ousting) everyone(ctx context.Context) error {
 	}
 }
 
-// stranger kills a process that has had the memory for too long.
-func (o *ousting) stranger(pid int) error {
-	first, known := o.strangers[pid]
+// killForeign kills a process that has had the memory for too long.
+func (o *ousting) killForeign(pid int) error {
+	first, known := o.foreign[pid]
 	if !known {
-		o.strangers[pid] = time.Now()
+		o.foreign[pid] = time.Now()
 		return nil
 	}
 	if time.Since(first) <= o.a.limits.KillAfter {

@@ -18,8 +18,8 @@ import (
 const (
 	// handshakeTimeout is for one message between two processes of a host.
 	handshakeTimeout = 5 * time.Second
-	// maxStrangers bounds connections that have not shown a ticket yet.
-	maxStrangers = 64
+	// maxPreAuth bounds connections that have not shown a ticket yet.
+	maxPreAuth = 64
 )
 
 // Server hands the memory of one node to clients on the same host.
@@ -32,7 +32,7 @@ type Server struct {
 	mu        sync.Mutex
 	listeners map[*net.UnixListener]struct{}
 	conns     map[*net.UnixConn]struct{}
-	strangers int
+	preAuth   int
 	served    sync.WaitGroup
 }
 
@@ -92,11 +92,11 @@ func (s *Server) take(nc net.Conn) {
 	c := nc.(*net.UnixConn)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ctx.Err() != nil || s.strangers >= maxStrangers {
+	if s.ctx.Err() != nil || s.preAuth >= maxPreAuth {
 		c.Close()
 		return
 	}
-	s.strangers++
+	s.preAuth++
 	s.conns[c] = struct{}{}
 	s.served.Go(func() {
 		s.serve(c)
@@ -127,7 +127,7 @@ func (s *Server) serve(c *net.UnixConn) {
 	var sending sync.Mutex // memory, against the end of the lane's access
 	lane, err := s.handshake(c, &sending)
 	s.mu.Lock()
-	s.strangers--
+	s.preAuth--
 	s.mu.Unlock()
 	if err != nil {
 		s.log.Info("shm client refused", "err", err)

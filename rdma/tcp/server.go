@@ -16,9 +16,9 @@ import (
 const (
 	// helloTimeout bounds how long a connection may take to say who it is.
 	helloTimeout = 5 * time.Second
-	// maxStrangers bounds the connections that have not said it yet; a further one
+	// maxPreAuth bounds the connections that have not said it yet; a further one
 	// takes the place of the oldest.
-	maxStrangers = 256
+	maxPreAuth = 256
 	// peerTimeout bounds how long a client may take for the rest of a frame that it
 	// has begun, and to accept an answer.
 	peerTimeout = 20 * time.Second
@@ -33,10 +33,10 @@ type Server struct {
 	cancel context.CancelFunc
 	busy   chan struct{} // see handler
 
-	mu        sync.Mutex
-	conns     map[net.Conn]struct{}
-	strangers []net.Conn // oldest first
-	served    sync.WaitGroup
+	mu      sync.Mutex
+	conns   map[net.Conn]struct{}
+	preAuth []net.Conn // oldest first
+	served  sync.WaitGroup
 }
 
 // NewServer makes a server over a node's access control; log may be nil.
@@ -63,11 +63,11 @@ func (s *Server) take(nc net.Conn) {
 		nc.Close()
 		return
 	}
-	if len(s.strangers) == maxStrangers {
-		s.strangers[0].Close() // its goroutine ends with its read
-		s.strangers = slices.Delete(s.strangers, 0, 1)
+	if len(s.preAuth) == maxPreAuth {
+		s.preAuth[0].Close() // its goroutine ends with its read
+		s.preAuth = slices.Delete(s.preAuth, 0, 1)
 	}
-	s.strangers = append(s.strangers, nc)
+	s.preAuth = append(s.preAuth, nc)
 	s.conns[nc] = struct{}{}
 	s.served.Go(func() {
 		s.serve(nc)
@@ -78,12 +78,12 @@ func (s *Server) take(nc net.Conn) {
 	})
 }
 
-// known takes a connection off the list of strangers.
+// known takes a connection off the list preAuth.
 func (s *Server) known(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i := slices.Index(s.strangers, nc); i >= 0 {
-		s.strangers = slices.Delete(s.strangers, i, i+1)
+	if i := slices.Index(s.preAuth, nc); i >= 0 {
+		s.preAuth = slices.Delete(s.preAuth, i, i+1)
 	}
 }
 

@@ -249,10 +249,10 @@ func TestSecurity04_LyingFrames(t *testing.T) {
 
 // Connections that say nothing, or the wrong thing, never become sessions and do
 // not keep others out.
-func TestSecurity06_Strangers(t *testing.T) {
+func TestSecurity06_PreAuth(t *testing.T) {
 	a, addr := serve(t, nil)
 	var silent []net.Conn
-	for range maxStrangers + 50 {
+	for range maxPreAuth + 50 {
 		nc, err := net.Dial("tcp", addr)
 		require.NoError(t, err)
 		defer nc.Close()

@@ -26,11 +26,11 @@ func (s *Server) take(nc net.Conn) {
 		nc.Close()
 		return
 	}
-	if len(s.strangers) == maxStrangers {
-		s.strangers[0].Close()
-		s.strangers = slices.Delete(s.strangers, 0, 1)
+	if len(s.preAuth) == maxPreAuth {
+		s.preAuth[0].Close()
+		s.preAuth = slices.Delete(s.preAuth, 0, 1)
 	}
-	s.strangers = append(s.strangers, nc)
+	s.preAuth = append(s.preAuth, nc)
 	s.served.Go(func() {
 		defer nc.Close()
 		l, err := s.greet(nc)
@@ -62,8 +62,8 @@ func (s *Server) leave(l *lane) {
 func (s *Server) known(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i := slices.Index(s.strangers, nc); i >= 0 {
-		s.strangers = slices.Delete(s.strangers, i, i+1)
+	if i := slices.Index(s.preAuth, nc); i >= 0 {
+		s.preAuth = slices.Delete(s.preAuth, i, i+1)
 	}
 }
 

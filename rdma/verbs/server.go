@@ -26,8 +26,8 @@ import (
 const (
 	// helloTimeout bounds how long a connection may take to say who it is.
 	helloTimeout = 5 * time.Second
-	// maxStrangers bounds the connections that have not said it yet.
-	maxStrangers = 256
+	// maxPreAuth bounds the connections that have not said it yet.
+	maxPreAuth = 256
 	// maxLanes bounds the lanes of a node. The queue of flushes has two entries for each: one
 	// for a bind.
 	maxLanes = 8192
@@ -78,18 +78,18 @@ type Server struct {
 	async  *events    // of the device
 	failed chan error // why the node has to end
 
-	mu        sync.Mutex
-	regions   map[uint32]*region
-	domains   map[uint32]*domain // by tenant
-	sessions  map[uint64]*session
-	lanes     map[uint64]*lane   // by id
-	joins     map[[16]byte]*lane // whose client has yet to connect, by nonce
-	nextID    uint64
-	ended     host.Ended
-	offences  map[uint64]uint64 // by serial; see offend
-	counting  time.Time         // since then
-	strangers []net.Conn        // oldest first
-	closed    bool
+	mu       sync.Mutex
+	regions  map[uint32]*region
+	domains  map[uint32]*domain // by tenant
+	sessions map[uint64]*session
+	lanes    map[uint64]*lane   // by id
+	joins    map[[16]byte]*lane // whose client has yet to connect, by nonce
+	nextID   uint64
+	ended    host.Ended
+	offences map[uint64]uint64 // by serial; see offend
+	counting time.Time         // since then
+	preAuth  []net.Conn        // oldest first
+	closed   bool
 }
 
 // errLate: the client has connected again since.
@@ -226,7 +226,7 @@ func (s *Server) Close(ctx context.Context) error {
 	for _, l := range s.lanes {
 		lanes = append(lanes, l)
 	}
-	for _, nc := range s.strangers {
+	for _, nc := range s.preAuth {
 		nc.Close()
 	}
 	regions := make([]*region, 0, len(s.regions))

@@ -174,14 +174,14 @@ func (a Action) String() string {
 type Code uint8
 
 const (
-	Invalid   Code = iota + 1 // the command can never succeed
-	NotHosted                 // the region is not here
-	Conflict                  // something else is in its place
-	Stale                     // a later command has been obeyed
-	Served                    // not while the region is open
-	NoSpace                   // above the node's capacity or limits
-	Busy                      // another command for the region is under way
-	Stranger                  // not of this cluster, or not registered yet
+	Invalid      Code = iota + 1 // the command can never succeed
+	NotHosted                    // the region is not here
+	Conflict                     // something else is in its place
+	Stale                        // a later command has been obeyed
+	Served                       // not while the region is open
+	NoSpace                      // above the node's capacity or limits
+	Busy                         // another command for the region is under way
+	NotOfCluster                 // not of this cluster, or not registered yet
 )
 
 // Error says why a command has changed nothing.

@@ -140,7 +140,7 @@ func (s *State) Step(e Event) ([]Action, error) {
 func (s *State) command(term uint64, do func() ([]Action, error)) ([]Action, error) {
 	switch {
 	case s.Node == 0:
-		return nil, errorf(Stranger, "the node is not registered; until then it refuses all commands")
+		return nil, errorf(NotOfCluster, "the node is not registered; until then it refuses all commands")
 	case term < s.Term:
 		return nil, errorf(Stale, "a command of term %d, the node obeys term %d: another controller leads", term, s.Term)
 	}
@@ -165,7 +165,7 @@ func (s *State) registered(e Registered) ([]Action, error) {
 	case e.Node == 0 || e.Cluster == [16]byte{}:
 		return nil, errorf(Invalid, "a registration as node %d of cluster %x", e.Node, e.Cluster)
 	case s.Cluster != [16]byte{} && s.Cluster != e.Cluster:
-		return nil, errorf(Stranger, "the node belongs to cluster %x, the controller to %x", s.Cluster, e.Cluster)
+		return nil, errorf(NotOfCluster, "the node belongs to cluster %x, the controller to %x", s.Cluster, e.Cluster)
 	case s.Node != 0 && s.Node != e.Node:
 		return nil, errorf(Conflict, "the node was number %d and would now be %d", s.Node, e.Node)
 	case e.Term < s.Term:
@@ -188,7 +188,7 @@ func (s *State) host(e Host) ([]Action, error) {
 		return nil, errorf(Invalid, "region 0: regions are numbered from 1")
 	}
 	if e.Cluster != s.Cluster {
-		return nil, errorf(Stranger, "region %d is of cluster %x, the node of %x", e.Region, e.Cluster, s.Cluster)
+		return nil, errorf(NotOfCluster, "region %d is of cluster %x, the node of %x", e.Region, e.Cluster, s.Cluster)
 	}
 	r := s.Region(e.Region)
 	if r == nil {

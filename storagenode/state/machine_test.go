@@ -93,7 +93,7 @@ func parse(t *testing.T, line string) (e Event, hold bool) {
 	switch words[0] {
 	case "register":
 		c := cluster
-		if has("stranger") {
+		if has("foreign") {
 			c = [16]byte{0xee}
 		}
 		return Registered{Term: term, Cluster: c, Node: uint32(num("node")), Next: num("next"), Live: list("live"), Fenced: list("fenced")}, hold
@@ -106,7 +106,7 @@ func parse(t *testing.T, line string) (e Event, hold bool) {
 		if has("mib") {
 			h.Bytes = num("mib") << 20
 		}
-		if has("stranger") {
+		if has("foreign") {
 			h.Cluster = [16]byte{0xee}
 		}
 		return h, hold

@@ -15,7 +15,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-func TestIdleStrangersAtANode(t *testing.T) {
+func TestIdleConnectionsAtANode(t *testing.T) {
 	p := start(t, "dev", "--nodes", "1", "--listen", "127.0.0.1:0")
 	var fabric string
 	for _, e := range p.status().Table.Nodes[0].Endpoints {
@@ -27,14 +27,14 @@ func TestIdleStrangersAtANode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p.t = t
 			require.Less(t, p.growth(func() {
-				crowd(t, fabric, strangers, greeting)
+				crowd(t, fabric, connections, greeting)
 				p.run("slab", "alloc", "-C", p.url(), "--transport", "tcp", "--data", "well behaved")
 			}), most)
 		})
 	}
 }
 
-func TestIdleStrangersAtAGateway(t *testing.T) {
+func TestIdleConnectionsAtAGateway(t *testing.T) {
 	dev := start(t, "dev", "--nodes", "1", "--listen", "127.0.0.1:0")
 	password := filepath.Join(t.TempDir(), "password")
 	require.NoError(t, os.WriteFile(password, []byte("open sesame\n"), 0o600))
@@ -46,7 +46,7 @@ func TestIdleStrangersAtAGateway(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p.t = t
 			require.Less(t, p.growth(func() {
-				crowd(t, address, strangers, greeting)
+				crowd(t, address, connections, greeting)
 				c, err := net.Dial("tcp", address)
 				require.NoError(t, err)
 				defer c.Close()

@@ -46,7 +46,7 @@ func bombard(t *testing.T, url string) {
 	wg.Wait()
 }
 
-func TestCompressedRequestsOfStrangers(t *testing.T) {
+func TestCompressedRequestsBeforeAuth(t *testing.T) {
 	p := start(t, "dev", "--nodes", "1", "--listen", "127.0.0.1:0")
 	agent := p.status().Table.Nodes[0].AgentUrl
 	require.Less(t, p.growth(func() { bombard(t, p.url()+quarrypbconnect.ControllerRegisterNodeProcedure) }), most, "controller")
@@ -54,7 +54,7 @@ func TestCompressedRequestsOfStrangers(t *testing.T) {
 	p.status()
 }
 
-func TestIdleStrangersAtHTTPPorts(t *testing.T) {
+func TestIdleConnectionsAtHTTPPorts(t *testing.T) {
 	p := start(t, "dev", "--nodes", "1", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
 	agent := p.status().Table.Nodes[0].AgentUrl
 	for name, c := range map[string]struct{ address, greeting string }{
@@ -66,7 +66,7 @@ func TestIdleStrangersAtHTTPPorts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p.t = t
 			require.Less(t, p.growth(func() {
-				crowd(t, c.address, strangers, c.greeting)
+				crowd(t, c.address, connections, c.greeting)
 				p.status()
 			}), most)
 		})

@@ -28,8 +28,8 @@ import (
 const (
 	token    = "canary-of-the-cluster"
 	patience = 3 * time.Minute
-	// strangers is how many connections an attack makes.
-	strangers = 10_000
+	// connections is how many connections an attack makes.
+	connections = 10_000
 	// most is what an attack may add to the memory of a process.
 	most = 64 << 20
 )

@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// maxStrangers bounds the connections that have not given the password, or of which the TLS
-	// handshake is not over. They do not count as clients; one more closes the oldest of them, so that a client that gives the password at once
-	// is served however many others stay silent.
-	maxStrangers = 1024
-	// maxStrangerBytes bounds the input buffer of each, which begins with strangerBufferBytes: a
+	// maxPreAuth bounds the connections that have not given the password, or whose TLS handshake
+	// is not over. They do not count as clients. One more closes the oldest of them, so that a
+	// client that gives the password at once is served however many others stay silent.
+	maxPreAuth = 1024
+	// maxPreAuthBytes bounds the input buffer of each, which begins with preAuthBufferBytes: a
 	// command that gives a password has less.
-	maxStrangerBytes    = 8 << 10
-	strangerBufferBytes = 512
+	maxPreAuthBytes    = 8 << 10
+	preAuthBufferBytes = 512
 	// loginTimeout is how long a connection may take to give the password.
 	loginTimeout = 10 * time.Second
 	// trapEvery bounds how often the log tells of HTTP requests.
@@ -24,23 +24,23 @@ const (
 
 const errMaxClients = fault("ERR max number of clients reached")
 
-// estrange counts a new connection as one that has not given the password. s.mu is held.
-func (s *Server) estrange(c *conn) {
+// addPreAuth adds a new connection to s.preAuth and closes the oldest above maxPreAuth. s.mu is held.
+func (s *Server) addPreAuth(c *conn) {
 	_ = c.sock.nc.SetReadDeadline(time.Now().Add(loginTimeout))
-	c.stranger = s.strangers.PushBack(c)
-	if s.strangers.Len() > maxStrangers {
-		oldest := s.strangers.Front().Value.(*conn)
+	c.inPreAuth = s.preAuth.PushBack(c)
+	if s.preAuth.Len() > maxPreAuth {
+		oldest := s.preAuth.Front().Value.(*conn)
 		s.forget(oldest)
 		s.stats.rejected.Add(1)
 		hangUp(oldest.sock.nc) // it is attached: see alone
 	}
 }
 
-// forget removes a connection from the strangers. s.mu is held.
+// forget removes a connection from s.preAuth. s.mu is held.
 func (s *Server) forget(c *conn) {
-	if c.stranger != nil {
-		s.strangers.Remove(c.stranger)
-		c.stranger = nil
+	if c.inPreAuth != nil {
+		s.preAuth.Remove(c.inPreAuth)
+		c.inPreAuth = nil
 	}
 }
 
@@ -48,7 +48,7 @@ func (s *Server) forget(c *conn) {
 func (s *Server) login(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.stranger == nil {
+	if c.inPreAuth == nil {
 		return true // it is one already, or was closed
 	}
 	if s.clients >= s.cfg.MaxClients {
@@ -64,8 +64,8 @@ func (s *Server) login(c *conn) bool {
 	return true
 }
 
-// shake makes the TLS handshake of an encrypted connection, in the time that a stranger has. False: it
-// has failed, or there are too many clients.
+// shake makes the TLS handshake of an encrypted connection within loginTimeout. False: it has
+// failed, or there are too many clients.
 func (c *conn) shake() bool {
 	over, ok := c.sock.nc.(*tls.Conn)
 	if !ok {
@@ -85,7 +85,7 @@ func (c *conn) shake() bool {
 	return false
 }
 
-// hangUp closes a connection without a word: of an encrypted one, what lies under it.
+// hangUp closes a connection at once: of an encrypted one its TCP connection, without close_notify.
 func hangUp(nc net.Conn) {
 	if over, ok := nc.(*tls.Conn); ok {
 		nc = over.NetConn()

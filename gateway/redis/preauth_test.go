@@ -41,7 +41,7 @@ func TestHTTPRequestsAreNotExecuted(t *testing.T) {
 
 // 3000 connections that say nothing do not keep out a client with the password, though there may
 // be only two clients.
-func TestStrangersKeepNobodyOut(t *testing.T) {
+func TestPreAuthKeepsNoUserOut(t *testing.T) {
 	addr := gateway(t, redis.Config{Password: "open sesame", MaxClients: 2})
 	first := dial(t, addr)
 	require.Equal(t, "+OK", first.do("AUTH", "open sesame"))
@@ -61,10 +61,10 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	third.gone()
 	require.NoError(t, all[0].SetReadDeadline(time.Now().Add(patience)))
 	_, err := all[0].Read(make([]byte, 1))
-	require.ErrorIs(t, err, io.EOF, "the oldest stranger has given way")
+	require.ErrorIs(t, err, io.EOF, "the oldest unauthenticated connection is closed")
 }
 
-func TestAStrangerHoldsLittleMemory(t *testing.T) {
+func TestPreAuthHoldsLittleMemory(t *testing.T) {
 	addr := gateway(t, redis.Config{Password: "open sesame"})
 	for _, in := range []string{
 		"*10\r\n" + strings.Repeat(fmt.Sprintf("$16000\r\n%s\r\n", strings.Repeat("x", 16000)), 3),
