@@ -44,7 +44,8 @@ const (
 	// fileShare of 8 the part up to which they may let the file grow.
 	nameShare = 6
 	fileShare = 7
-	// tightShare of 8 is the part in use from which little history is kept.
+	// tightShare of 8 is the part in use from which little history is kept. So it is where the
+	// file keeps names from being accepted.
 	tightShare = 5
 	// recordOverhead is what a change of a name costs in etcd beside its value: key,
 	// revision, pages that are not full.
@@ -115,7 +116,7 @@ func (c *Controller) tendStore() error {
 			return err
 		}
 	}
-	tight := size.UsedBytes > size.QuotaBytes/8*tightShare
+	tight := size.UsedBytes > size.QuotaBytes/8*tightShare || size.FileBytes > size.QuotaBytes/8*fileShare
 	keepFrom := u.keepFrom(st.Header.Revision, tight)
 	grown := size.UsedBytes > u.compacted+size.QuotaBytes/compactShare
 	if c.Leads() && (grown || tight && keepFrom > u.dropped) || size.Full {
