@@ -66,14 +66,16 @@ func denied(format string, args ...any) error {
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(format, args...))
 }
 
-// mayOpen refuses sessions that only some roles may have: those of an agent are not waited for
-// before a new epoch opens.
+// mayOpen refuses sessions that only some roles may have: those of checks and of nodes' programs are not
+// waited for before a new epoch opens.
 func mayOpen(c rights.Caller, r *quarrypb.OpenSessionRequest) error {
 	switch {
-	case r.Agent && !c.Is(identity.Node, identity.Operator):
-		return denied("%s may not open a session of an agent: it is for [node operator]", c.Name)
-	case !r.Agent && !c.Is(identity.Client, identity.Worker, identity.Gateway, identity.Operator):
-		return denied("%s may open sessions of an agent only", c.Name)
+	case r.Program != nil && !c.Is(identity.Node):
+		return denied("%s may not open a session of a node's program: it is for [node]", c.Name)
+	case r.Program == nil && r.Agent && !c.Is(identity.Operator):
+		return denied("%s may not open a session of an agent: it is for [operator]", c.Name)
+	case r.Program == nil && !r.Agent && !c.Is(identity.Client, identity.Worker, identity.Gateway, identity.Operator):
+		return denied("%s may open sessions of its programs over regions only", c.Name)
 	}
 	return nil
 }
@@ -91,10 +93,10 @@ func (c *Controller) mayRegister(caller rights.Caller, n *quarrypb.Node) error {
 	return nil
 }
 
-// mayBeat keeps a node from showing signs of life of another.
-func (c *Controller) mayBeat(caller rights.Caller, node uint32) error {
+// maySpeak keeps a node from speaking for another: from showing its signs of life, from running its programs.
+func (c *Controller) maySpeak(caller rights.Caller, node uint32) error {
 	if name, ok := c.owners.Load(node); ok && caller.ID != (identity.ID{}) && name != caller.ID.Name {
-		return denied("%s may not show signs of life of node %s", caller.Name, name)
+		return denied("%s may not speak for node %s", caller.Name, name)
 	}
 	return nil
 }

@@ -85,7 +85,11 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 	if err := mayOpen(rights.From(ctx), r.Msg); err != nil {
 		return nil, err
 	}
-	if !r.Msg.Agent {
+	if p := r.Msg.Program; p != nil {
+		if err := s.c.maySpeak(rights.From(ctx), p.Node); err != nil {
+			return nil, err
+		}
+	} else if !r.Msg.Agent {
 		in, err := s.c.acting(ctx, r.Header())
 		if err == nil {
 			err = in.mayOpen(r.Msg.Rights)
@@ -172,7 +176,7 @@ func (s *service) RegisterNode(ctx context.Context, r *connect.Request[quarrypb.
 }
 
 func (s *service) NodeHeartbeat(ctx context.Context, r *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error) {
-	if err := s.c.mayBeat(rights.From(ctx), r.Msg.Id); err != nil {
+	if err := s.c.maySpeak(rights.From(ctx), r.Msg.Id); err != nil {
 		return nil, err
 	}
 	var msg any = r.Msg

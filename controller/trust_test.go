@@ -58,8 +58,11 @@ func TestCertificatesDecideWhatACallerMay(t *testing.T) {
 	first := do(t, n1.RegisterNode, node("n1", "https://127.0.0.1:1", 7))
 	refused(t, n2.NodeHeartbeat, &quarrypb.NodeHeartbeatRequest{Id: first.Id, Incarnation: 7}, connect.CodePermissionDenied, "node n1")
 	do(t, n1.NodeHeartbeat, &quarrypb.NodeHeartbeatRequest{Id: first.Id, Incarnation: 7})
-	do(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "scrub", Agent: true})
-	refused(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "steals"}, connect.CodePermissionDenied, "agent only")
+	refused(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "steals"}, connect.CodePermissionDenied, "its programs over regions only")
+	refused(t, n1.OpenSession, &quarrypb.OpenSessionRequest{Name: "checks", Agent: true}, connect.CodePermissionDenied, "[operator]")
+	refused(t, n2.OpenSession, &quarrypb.OpenSessionRequest{Program: &quarrypb.NodeProgram{Node: first.Id, Incarnation: 7, Region: 1, Epoch: 1}}, connect.CodePermissionDenied, "may not speak for node n1")
+	refused(t, operator.OpenSession, &quarrypb.OpenSessionRequest{Program: &quarrypb.NodeProgram{Node: first.Id, Incarnation: 7, Region: 1, Epoch: 1}}, connect.CodePermissionDenied, "[node]")
+	do(t, operator.OpenSession, &quarrypb.OpenSessionRequest{Name: "checks", Agent: true})
 
 	// A certificate of another authority does not even connect; a caller without a certificate is unauthenticated.
 	_, err := try(t, over(t, certs.New(t, "prod").Source(identity.Operator, "ann"), c.URL(), "").Status, &quarrypb.StatusRequest{})

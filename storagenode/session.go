@@ -36,13 +36,19 @@ type session struct {
 	acked uint64 // the newest reclaim epoch that has been acknowledged, as far as is known
 }
 
-// openSession opens a session in a tenant; lost is called when the controllers no longer know it.
-func (n *Node) openSession(ctx context.Context, name string, tenant uint32, lost context.CancelCauseFunc) (*session, error) {
+// openSession opens the session of a program; lost is called when the controllers no longer know it.
+func (w *work) openSession() (*session, error) {
+	n, ctx := w.n, w.ctx
+	n.mu.Lock()
+	node := n.state.Node
+	n.mu.Unlock()
 	var res *quarrypb.OpenSessionResponse
 	ticket := rdma.NewCredentials()
+	req := &quarrypb.OpenSessionRequest{Name: fmt.Sprintf("%v of region %d by %s", w.kind, w.req.Region, n.cfg.Name), Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, NoRows: true, Key: ticket.Holder[:],
+		Program: &quarrypb.NodeProgram{Node: node, Incarnation: n.incarnation, Secret: n.secret[:], Region: w.req.Region, Epoch: w.req.Epoch}}
 	for {
 		err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
-			r, err := cl.OpenSession(ctx, connect.NewRequest(&quarrypb.OpenSessionRequest{Name: name, Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, Agent: true, NoRows: true, Key: ticket.Holder[:], Tenant: tenant}))
+			r, err := cl.OpenSession(ctx, connect.NewRequest(req))
 			if err == nil {
 				res = r.Msg
 			}
@@ -71,7 +77,7 @@ func (n *Node) openSession(ctx context.Context, name string, tenant uint32, lost
 	// Its own context: the lease is kept until the lanes have stopped.
 	bctx, cancel := context.WithCancel(n.ctx)
 	s.cancel = cancel
-	s.wg.Go(func() { s.beat(bctx, res.Table.GetRevision(), lost) })
+	s.wg.Go(func() { s.beat(bctx, res.Table.GetRevision(), w.cancel) })
 	return s, nil
 }
 

@@ -261,7 +261,7 @@ func (w *work) run() (err error) {
 			return err
 		}
 	} else {
-		if w.session, err = w.n.openSession(w.ctx, fmt.Sprintf("%v of region %d by %s", w.kind, w.req.Region, w.n.cfg.Name), w.req.Tenant, w.cancel); err != nil {
+		if w.session, err = w.openSession(); err != nil {
 			return err
 		}
 		w.ticket = w.session.ticket

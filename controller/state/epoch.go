@@ -290,7 +290,7 @@ func (rc *reconfig) reconcile(g *region) *leg {
 func (m *Machine) workRequest(g *region, kind quarrypb.WorkKind, id uint64) *quarrypb.WorkRequest {
 	w := &quarrypb.WorkRequest{
 		Region: g.rec.Id, Epoch: g.rec.Epoch, ControllerTerm: m.term, Kind: kind, Id: id,
-		WaitMs: uint32(workWait.Milliseconds()), Uuid: g.rec.Uuid, Durable: g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM, Tenant: g.rec.Tenant,
+		WaitMs: uint32(workWait.Milliseconds()), Uuid: g.rec.Uuid, Durable: g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM,
 	}
 	if kind == quarrypb.WorkKind_WORK_KIND_RECONCILE {
 		w.Ticket = m.reconcileTicket(g)

@@ -1,6 +1,8 @@
 package state
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
 	"slices"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -39,6 +41,29 @@ func (a *agents) finish(t *program, done bool) {
 	t.over = true
 	a.programs = slices.DeleteFunc(a.programs, func(o *program) bool { return o == t })
 	t.ended(done)
+}
+
+// ofProgram checks the program that a session is asked for, and puts the session into the region's
+// tenant. Only the region's primary runs programs over it. The session's ticket is for this region and
+// epoch: a node reaches no region of which it has no replica, whatever it asks for.
+func (m *Machine) ofProgram(r *quarrypb.OpenSessionRequest) *Error {
+	p := r.Program
+	if p == nil {
+		return nil
+	}
+	n := m.node(p.Node)
+	if sum := sha256.Sum256(p.Secret); n == nil || n.rec.Incarnation != p.Incarnation || !hmac.Equal(n.rec.SecretHash, sum[:]) {
+		return errorf(Denied, "a program of node %d without the secret of its registration", p.Node)
+	}
+	g := m.region(p.Region)
+	switch {
+	case g == nil || g.rec.State != open || g.rec.Epoch != p.Epoch:
+		return errorf(Precondition, "region %d is not open under epoch %d: programs of that epoch are over", p.Region, p.Epoch)
+	case g.rec.Replicas[0].Node != n.rec.Id:
+		return errorf(Denied, "node %s does not have the primary of region %d: programs run there", n.rec.Name, p.Region)
+	}
+	r.Agent, r.Tenant = true, g.rec.Tenant
+	return nil
 }
 
 // pump calls the agent again where it is time.

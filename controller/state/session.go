@@ -61,7 +61,11 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		m.fail(waiter, errorf(Exhausted, "%d sessions are live, the most there can be: close some", m.live))
 		return
 	}
-	if err := m.roomForSession(r); err != nil {
+	err := m.ofProgram(r)
+	if err == nil {
+		err = m.roomForSession(r)
+	}
+	if err != nil {
 		m.fail(waiter, err)
 		return
 	}
@@ -86,9 +90,10 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 	m.stage(m.clusterChange(c), change{sessionKey(rec.Serial), rec, nil})
 	m.emit(Answer{Waiter: waiter, bare: r.NoRows, Msg: &quarrypb.OpenSessionResponse{
 		DefaultReplicas: m.defaultReplicas(),
-		Ticket:          m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Tenant: rec.Tenant, Rights: rights, Lanes: uint16(rec.Lanes), Holder: keyring.Public(r.Key)}),
-		LeaseMs:         uint32(m.cfg.Lease.Milliseconds()),
-		Proof:           m.Credentials().proof(rec.Serial),
+		Ticket: m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Tenant: rec.Tenant, Rights: rights, Lanes: uint16(rec.Lanes),
+			Region: r.Program.GetRegion(), Epoch: r.Program.GetEpoch(), Holder: keyring.Public(r.Key)}),
+		LeaseMs: uint32(m.cfg.Lease.Milliseconds()),
+		Proof:   m.Credentials().proof(rec.Serial),
 	}})
 }
 

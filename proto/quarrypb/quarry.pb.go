@@ -1288,17 +1288,18 @@ type OpenSessionRequest struct {
 	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`      // for people: program, host, pid
 	Rights uint32                 `protobuf:"varint,2,opt,name=rights,proto3" json:"rights,omitempty"` // rdma.Rights; 0 means read-write
 	Token  string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`    // bearer token, where the cluster asks for one
-	// Of a storage node's own programs. They give no user answers drawn from what
-	// they read, so no new epoch waits for them before it opens.
+	// Of a check by an operator, or set by the controller for a program of a storage node. They
+	// give no user answers drawn from what they read, so no new epoch waits for them before it opens.
 	Agent bool `protobuf:"varint,4,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The table of the answer has no rows, only its revision and reclaim epoch: for a
 	// program that is told the rows it works on, and whose answers are to stay small.
 	NoRows bool   `protobuf:"varint,5,opt,name=no_rows,json=noRows,proto3" json:"no_rows,omitempty"`
 	Key    []byte `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`      // the session's own public key, Ed25519: 32 bytes. It proves to nodes that it holds it
 	Lanes  uint32 `protobuf:"varint,7,opt,name=lanes,proto3" json:"lanes,omitempty"` // the most connections that it will have to one node; 0: as many as a node allows
-	// Number. An agent's session says whose regions it works on; for others the controller takes it from the
-	// header Quarry-Tenant.
-	Tenant        uint32 `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Number. An operator's check says in which tenant it is; for others the controller takes it from the
+	// header Quarry-Tenant, or from the region.
+	Tenant        uint32       `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Program       *NodeProgram `protobuf:"bytes,9,opt,name=program,proto3" json:"program,omitempty"` // nodes open no other sessions
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1389,6 +1390,91 @@ func (x *OpenSessionRequest) GetTenant() uint32 {
 	return 0
 }
 
+func (x *OpenSessionRequest) GetProgram() *NodeProgram {
+	if x != nil {
+		return x.Program
+	}
+	return nil
+}
+
+// Says over which region a storage node runs the program that a session is for. The session's ticket
+// opens this region under this epoch, and nothing else.
+type NodeProgram struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // has the region's primary
+	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Secret        []byte                 `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"` // of RegisterNodeRequest
+	Region        uint32                 `protobuf:"varint,4,opt,name=region,proto3" json:"region,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // in which the region is open
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeProgram) Reset() {
+	*x = NodeProgram{}
+	mi := &file_quarry_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeProgram) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeProgram) ProtoMessage() {}
+
+func (x *NodeProgram) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeProgram.ProtoReflect.Descriptor instead.
+func (*NodeProgram) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *NodeProgram) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *NodeProgram) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *NodeProgram) GetSecret() []byte {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
+}
+
+func (x *NodeProgram) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *NodeProgram) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type Ticket struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       []byte                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1408,7 +1494,7 @@ type Ticket struct {
 
 func (x *Ticket) Reset() {
 	*x = Ticket{}
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1506,7 @@ func (x *Ticket) String() string {
 func (*Ticket) ProtoMessage() {}
 
 func (x *Ticket) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1519,7 @@ func (x *Ticket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ticket.ProtoReflect.Descriptor instead.
 func (*Ticket) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{11}
+	return file_quarry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Ticket) GetCluster() []byte {
@@ -1526,7 +1612,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1624,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1637,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{12}
+	return file_quarry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OpenSessionResponse) GetTicket() *Ticket {
@@ -1605,7 +1691,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +1703,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +1716,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{13}
+	return file_quarry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HeartbeatRequest) GetSerial() uint64 {
@@ -1701,7 +1787,7 @@ type NodeTrouble struct {
 
 func (x *NodeTrouble) Reset() {
 	*x = NodeTrouble{}
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1799,7 @@ func (x *NodeTrouble) String() string {
 func (*NodeTrouble) ProtoMessage() {}
 
 func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1812,7 @@ func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTrouble.ProtoReflect.Descriptor instead.
 func (*NodeTrouble) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{14}
+	return file_quarry_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeTrouble) GetNode() uint32 {
@@ -1767,7 +1853,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1865,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1878,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{15}
+	return file_quarry_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HeartbeatResponse) GetLeaseMs() uint32 {
@@ -1854,7 +1940,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1866,7 +1952,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,7 +1965,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{16}
+	return file_quarry_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CloseSessionRequest) GetSerial() uint64 {
@@ -1904,7 +1990,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +2002,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2015,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{17}
+	return file_quarry_proto_rawDescGZIP(), []int{18}
 }
 
 type RevokeSessionRequest struct {
@@ -1945,7 +2031,7 @@ type RevokeSessionRequest struct {
 
 func (x *RevokeSessionRequest) Reset() {
 	*x = RevokeSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2043,7 @@ func (x *RevokeSessionRequest) String() string {
 func (*RevokeSessionRequest) ProtoMessage() {}
 
 func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2056,7 @@ func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionRequest.ProtoReflect.Descriptor instead.
 func (*RevokeSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{18}
+	return file_quarry_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RevokeSessionRequest) GetSession() uint32 {
@@ -2009,7 +2095,7 @@ type RevokeSessionResponse struct {
 
 func (x *RevokeSessionResponse) Reset() {
 	*x = RevokeSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2107,7 @@ func (x *RevokeSessionResponse) String() string {
 func (*RevokeSessionResponse) ProtoMessage() {}
 
 func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2120,7 @@ func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionResponse.ProtoReflect.Descriptor instead.
 func (*RevokeSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{19}
+	return file_quarry_proto_rawDescGZIP(), []int{20}
 }
 
 type CertifyFenceRequest struct {
@@ -2050,7 +2136,7 @@ type CertifyFenceRequest struct {
 
 func (x *CertifyFenceRequest) Reset() {
 	*x = CertifyFenceRequest{}
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2148,7 @@ func (x *CertifyFenceRequest) String() string {
 func (*CertifyFenceRequest) ProtoMessage() {}
 
 func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2161,7 @@ func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceRequest.ProtoReflect.Descriptor instead.
 func (*CertifyFenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{20}
+	return file_quarry_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CertifyFenceRequest) GetSerial() uint64 {
@@ -2123,7 +2209,7 @@ type CertifyFenceResponse struct {
 
 func (x *CertifyFenceResponse) Reset() {
 	*x = CertifyFenceResponse{}
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2135,7 +2221,7 @@ func (x *CertifyFenceResponse) String() string {
 func (*CertifyFenceResponse) ProtoMessage() {}
 
 func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2148,7 +2234,7 @@ func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceResponse.ProtoReflect.Descriptor instead.
 func (*CertifyFenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{21}
+	return file_quarry_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CertifyFenceResponse) GetFenced() bool {
@@ -2177,7 +2263,7 @@ type PassRequest struct {
 
 func (x *PassRequest) Reset() {
 	*x = PassRequest{}
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2275,7 @@ func (x *PassRequest) String() string {
 func (*PassRequest) ProtoMessage() {}
 
 func (x *PassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2288,7 @@ func (x *PassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassRequest.ProtoReflect.Descriptor instead.
 func (*PassRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{22}
+	return file_quarry_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PassRequest) GetSerial() uint64 {
@@ -2243,7 +2329,7 @@ type PassResponse struct {
 
 func (x *PassResponse) Reset() {
 	*x = PassResponse{}
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2255,7 +2341,7 @@ func (x *PassResponse) String() string {
 func (*PassResponse) ProtoMessage() {}
 
 func (x *PassResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2268,7 +2354,7 @@ func (x *PassResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassResponse.ProtoReflect.Descriptor instead.
 func (*PassResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{23}
+	return file_quarry_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PassResponse) GetEpoch() uint64 {
@@ -2304,7 +2390,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2402,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2415,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{24}
+	return file_quarry_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Session) GetSession() uint32 {
@@ -2417,7 +2503,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2515,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2528,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{25}
+	return file_quarry_proto_rawDescGZIP(), []int{26}
 }
 
 type ListSessionsResponse struct {
@@ -2454,7 +2540,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2552,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2565,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{26}
+	return file_quarry_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -2504,7 +2590,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2602,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2615,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{27}
+	return file_quarry_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Name) GetName() string {
@@ -2594,7 +2680,7 @@ type CreateNameRequest struct {
 
 func (x *CreateNameRequest) Reset() {
 	*x = CreateNameRequest{}
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2606,7 +2692,7 @@ func (x *CreateNameRequest) String() string {
 func (*CreateNameRequest) ProtoMessage() {}
 
 func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2619,7 +2705,7 @@ func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNameRequest.ProtoReflect.Descriptor instead.
 func (*CreateNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{28}
+	return file_quarry_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateNameRequest) GetName() *Name {
@@ -2652,7 +2738,7 @@ type LookupNameRequest struct {
 
 func (x *LookupNameRequest) Reset() {
 	*x = LookupNameRequest{}
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2750,7 @@ func (x *LookupNameRequest) String() string {
 func (*LookupNameRequest) ProtoMessage() {}
 
 func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2763,7 @@ func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNameRequest.ProtoReflect.Descriptor instead.
 func (*LookupNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{29}
+	return file_quarry_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LookupNameRequest) GetName() string {
@@ -2697,7 +2783,7 @@ type LookupNamesRequest struct {
 
 func (x *LookupNamesRequest) Reset() {
 	*x = LookupNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2795,7 @@ func (x *LookupNamesRequest) String() string {
 func (*LookupNamesRequest) ProtoMessage() {}
 
 func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2808,7 @@ func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNamesRequest.ProtoReflect.Descriptor instead.
 func (*LookupNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{30}
+	return file_quarry_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LookupNamesRequest) GetNames() []string {
@@ -2741,7 +2827,7 @@ type LookupNamesResponse struct {
 
 func (x *LookupNamesResponse) Reset() {
 	*x = LookupNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2753,7 +2839,7 @@ func (x *LookupNamesResponse) String() string {
 func (*LookupNamesResponse) ProtoMessage() {}
 
 func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2766,7 +2852,7 @@ func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNamesResponse.ProtoReflect.Descriptor instead.
 func (*LookupNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{31}
+	return file_quarry_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LookupNamesResponse) GetNames() []*Name {
@@ -2787,7 +2873,7 @@ type CreateNamesRequest struct {
 
 func (x *CreateNamesRequest) Reset() {
 	*x = CreateNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +2885,7 @@ func (x *CreateNamesRequest) String() string {
 func (*CreateNamesRequest) ProtoMessage() {}
 
 func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +2898,7 @@ func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamesRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{32}
+	return file_quarry_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateNamesRequest) GetNames() []*Name {
@@ -2845,7 +2931,7 @@ type CreateNamesResponse struct {
 
 func (x *CreateNamesResponse) Reset() {
 	*x = CreateNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2857,7 +2943,7 @@ func (x *CreateNamesResponse) String() string {
 func (*CreateNamesResponse) ProtoMessage() {}
 
 func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2870,7 +2956,7 @@ func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamesResponse.ProtoReflect.Descriptor instead.
 func (*CreateNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{33}
+	return file_quarry_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateNamesResponse) GetNames() []*Name {
@@ -2890,7 +2976,7 @@ type SwapNameRequest struct {
 
 func (x *SwapNameRequest) Reset() {
 	*x = SwapNameRequest{}
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2902,7 +2988,7 @@ func (x *SwapNameRequest) String() string {
 func (*SwapNameRequest) ProtoMessage() {}
 
 func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2915,7 +3001,7 @@ func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapNameRequest.ProtoReflect.Descriptor instead.
 func (*SwapNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{34}
+	return file_quarry_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SwapNameRequest) GetName() *Name {
@@ -2942,7 +3028,7 @@ type DeleteNameRequest struct {
 
 func (x *DeleteNameRequest) Reset() {
 	*x = DeleteNameRequest{}
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2954,7 +3040,7 @@ func (x *DeleteNameRequest) String() string {
 func (*DeleteNameRequest) ProtoMessage() {}
 
 func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2967,7 +3053,7 @@ func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{35}
+	return file_quarry_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteNameRequest) GetName() string {
@@ -2992,7 +3078,7 @@ type DeleteNameResponse struct {
 
 func (x *DeleteNameResponse) Reset() {
 	*x = DeleteNameResponse{}
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3090,7 @@ func (x *DeleteNameResponse) String() string {
 func (*DeleteNameResponse) ProtoMessage() {}
 
 func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3103,7 @@ func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNameResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{36}
+	return file_quarry_proto_rawDescGZIP(), []int{37}
 }
 
 type ListNamesRequest struct {
@@ -3032,7 +3118,7 @@ type ListNamesRequest struct {
 
 func (x *ListNamesRequest) Reset() {
 	*x = ListNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3130,7 @@ func (x *ListNamesRequest) String() string {
 func (*ListNamesRequest) ProtoMessage() {}
 
 func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3143,7 @@ func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{37}
+	return file_quarry_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListNamesRequest) GetPrefix() string {
@@ -3098,7 +3184,7 @@ type ListNamesResponse struct {
 
 func (x *ListNamesResponse) Reset() {
 	*x = ListNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3196,7 @@ func (x *ListNamesResponse) String() string {
 func (*ListNamesResponse) ProtoMessage() {}
 
 func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3209,7 @@ func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{38}
+	return file_quarry_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListNamesResponse) GetNames() []*Name {
@@ -3153,7 +3239,7 @@ type HostedRegion struct {
 
 func (x *HostedRegion) Reset() {
 	*x = HostedRegion{}
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3165,7 +3251,7 @@ func (x *HostedRegion) String() string {
 func (*HostedRegion) ProtoMessage() {}
 
 func (x *HostedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3178,7 +3264,7 @@ func (x *HostedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostedRegion.ProtoReflect.Descriptor instead.
 func (*HostedRegion) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{39}
+	return file_quarry_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HostedRegion) GetRegion() uint32 {
@@ -3231,7 +3317,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3243,7 +3329,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3256,7 +3342,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{40}
+	return file_quarry_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -3314,7 +3400,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3326,7 +3412,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3339,7 +3425,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{41}
+	return file_quarry_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RegisterNodeResponse) GetId() uint32 {
@@ -3434,7 +3520,7 @@ type NodeHeartbeatRequest struct {
 
 func (x *NodeHeartbeatRequest) Reset() {
 	*x = NodeHeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3532,7 @@ func (x *NodeHeartbeatRequest) String() string {
 func (*NodeHeartbeatRequest) ProtoMessage() {}
 
 func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3545,7 @@ func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{42}
+	return file_quarry_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *NodeHeartbeatRequest) GetId() uint32 {
@@ -3559,7 +3645,7 @@ type NodeHeartbeatResponse struct {
 
 func (x *NodeHeartbeatResponse) Reset() {
 	*x = NodeHeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3657,7 @@ func (x *NodeHeartbeatResponse) String() string {
 func (*NodeHeartbeatResponse) ProtoMessage() {}
 
 func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3670,7 @@ func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{43}
+	return file_quarry_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NodeHeartbeatResponse) GetUnknown() bool {
@@ -3662,7 +3748,7 @@ type HostRegionRequest struct {
 
 func (x *HostRegionRequest) Reset() {
 	*x = HostRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +3760,7 @@ func (x *HostRegionRequest) String() string {
 func (*HostRegionRequest) ProtoMessage() {}
 
 func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +3773,7 @@ func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionRequest.ProtoReflect.Descriptor instead.
 func (*HostRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{44}
+	return file_quarry_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *HostRegionRequest) GetRegion() uint32 {
@@ -3761,7 +3847,7 @@ type HostRegionResponse struct {
 
 func (x *HostRegionResponse) Reset() {
 	*x = HostRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +3859,7 @@ func (x *HostRegionResponse) String() string {
 func (*HostRegionResponse) ProtoMessage() {}
 
 func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +3872,7 @@ func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionResponse.ProtoReflect.Descriptor instead.
 func (*HostRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{45}
+	return file_quarry_proto_rawDescGZIP(), []int{46}
 }
 
 type OpenRegionRequest struct {
@@ -3801,7 +3887,7 @@ type OpenRegionRequest struct {
 
 func (x *OpenRegionRequest) Reset() {
 	*x = OpenRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3813,7 +3899,7 @@ func (x *OpenRegionRequest) String() string {
 func (*OpenRegionRequest) ProtoMessage() {}
 
 func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3826,7 +3912,7 @@ func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionRequest.ProtoReflect.Descriptor instead.
 func (*OpenRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{46}
+	return file_quarry_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *OpenRegionRequest) GetRegion() uint32 {
@@ -3865,7 +3951,7 @@ type OpenRegionResponse struct {
 
 func (x *OpenRegionResponse) Reset() {
 	*x = OpenRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +3963,7 @@ func (x *OpenRegionResponse) String() string {
 func (*OpenRegionResponse) ProtoMessage() {}
 
 func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +3976,7 @@ func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionResponse.ProtoReflect.Descriptor instead.
 func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{48}
 }
 
 // CloseRegion names the newest epoch to close: a replica opened under a later one
@@ -3906,7 +3992,7 @@ type CloseRegionRequest struct {
 
 func (x *CloseRegionRequest) Reset() {
 	*x = CloseRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3918,7 +4004,7 @@ func (x *CloseRegionRequest) String() string {
 func (*CloseRegionRequest) ProtoMessage() {}
 
 func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3931,7 +4017,7 @@ func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionRequest.ProtoReflect.Descriptor instead.
 func (*CloseRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CloseRegionRequest) GetRegion() uint32 {
@@ -3963,7 +4049,7 @@ type CloseRegionResponse struct {
 
 func (x *CloseRegionResponse) Reset() {
 	*x = CloseRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +4061,7 @@ func (x *CloseRegionResponse) String() string {
 func (*CloseRegionResponse) ProtoMessage() {}
 
 func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +4074,7 @@ func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionResponse.ProtoReflect.Descriptor instead.
 func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 // DropRegion names the region's epoch too: memory that was opened under a later one stays.
@@ -4003,7 +4089,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4015,7 +4101,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4028,7 +4114,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DropRegionRequest) GetRegion() uint32 {
@@ -4060,7 +4146,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4072,7 +4158,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4085,7 +4171,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 type FenceRequest struct {
@@ -4098,7 +4184,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4196,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4209,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *FenceRequest) GetSerials() []uint64 {
@@ -4148,7 +4234,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4246,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4259,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{53}
+	return file_quarry_proto_rawDescGZIP(), []int{54}
 }
 
 // WorkPeer is a replica that the program works on.
@@ -4191,7 +4277,7 @@ type WorkPeer struct {
 
 func (x *WorkPeer) Reset() {
 	*x = WorkPeer{}
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4203,7 +4289,7 @@ func (x *WorkPeer) String() string {
 func (*WorkPeer) ProtoMessage() {}
 
 func (x *WorkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4216,7 +4302,7 @@ func (x *WorkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
 func (*WorkPeer) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{54}
+	return file_quarry_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WorkPeer) GetNode() uint32 {
@@ -4274,15 +4360,14 @@ type WorkRequest struct {
 	BytesPerSecond uint64                 `protobuf:"varint,9,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of a copy; 0: as fast as it goes
 	Uuid           []byte                 `protobuf:"bytes,10,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Durable        bool                   `protobuf:"varint,11,opt,name=durable,proto3" json:"durable,omitempty"`
-	Ticket         *Ticket                `protobuf:"bytes,12,opt,name=ticket,proto3" json:"ticket,omitempty"`  // of a reconcile: for this region and epoch, held by the node
-	Tenant         uint32                 `protobuf:"varint,13,opt,name=tenant,proto3" json:"tenant,omitempty"` // of the region: the program's session is opened in it
+	Ticket         *Ticket                `protobuf:"bytes,12,opt,name=ticket,proto3" json:"ticket,omitempty"` // of a reconcile: for this region and epoch, held by the node
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4379,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4392,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{55}
+	return file_quarry_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WorkRequest) GetRegion() uint32 {
@@ -4394,13 +4479,6 @@ func (x *WorkRequest) GetTicket() *Ticket {
 	return nil
 }
 
-func (x *WorkRequest) GetTenant() uint32 {
-	if x != nil {
-		return x.Tenant
-	}
-	return 0
-}
-
 type WorkResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Done       bool                   `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`
@@ -4418,7 +4496,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4430,7 +4508,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4443,7 +4521,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{56}
+	return file_quarry_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WorkResponse) GetDone() bool {
@@ -4503,7 +4581,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4515,7 +4593,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4528,7 +4606,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{57}
+	return file_quarry_proto_rawDescGZIP(), []int{58}
 }
 
 type PingResponse struct {
@@ -4544,7 +4622,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4556,7 +4634,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4569,7 +4647,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{58}
+	return file_quarry_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -4603,7 +4681,7 @@ type AddNodeRequest struct {
 
 func (x *AddNodeRequest) Reset() {
 	*x = AddNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4615,7 +4693,7 @@ func (x *AddNodeRequest) String() string {
 func (*AddNodeRequest) ProtoMessage() {}
 
 func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4628,7 +4706,7 @@ func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
 func (*AddNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{59}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *AddNodeRequest) GetName() string {
@@ -4647,7 +4725,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4659,7 +4737,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4672,7 +4750,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{60}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DrainNodeRequest) GetName() string {
@@ -4692,7 +4770,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4704,7 +4782,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4717,7 +4795,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{61}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -4748,7 +4826,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4760,7 +4838,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4773,7 +4851,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{62}
+	return file_quarry_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RemoveNodeRequest) GetName() string {
@@ -4808,7 +4886,7 @@ type SetDefaultsRequest struct {
 
 func (x *SetDefaultsRequest) Reset() {
 	*x = SetDefaultsRequest{}
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4820,7 +4898,7 @@ func (x *SetDefaultsRequest) String() string {
 func (*SetDefaultsRequest) ProtoMessage() {}
 
 func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4833,7 +4911,7 @@ func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsRequest.ProtoReflect.Descriptor instead.
 func (*SetDefaultsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{63}
+	return file_quarry_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SetDefaultsRequest) GetReplicas() uint32 {
@@ -4853,7 +4931,7 @@ type SetDefaultsResponse struct {
 
 func (x *SetDefaultsResponse) Reset() {
 	*x = SetDefaultsResponse{}
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4865,7 +4943,7 @@ func (x *SetDefaultsResponse) String() string {
 func (*SetDefaultsResponse) ProtoMessage() {}
 
 func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4878,7 +4956,7 @@ func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsResponse.ProtoReflect.Descriptor instead.
 func (*SetDefaultsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{64}
+	return file_quarry_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SetDefaultsResponse) GetReplicas() uint32 {
@@ -4905,7 +4983,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4917,7 +4995,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4930,7 +5008,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ForgetNodeRequest) GetName() string {
@@ -4948,7 +5026,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4960,7 +5038,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4973,7 +5051,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{67}
 }
 
 // RemoveRegion wants a region that is LOST, and lost to be set: what a node may still
@@ -4988,7 +5066,7 @@ type RemoveRegionRequest struct {
 
 func (x *RemoveRegionRequest) Reset() {
 	*x = RemoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5078,7 @@ func (x *RemoveRegionRequest) String() string {
 func (*RemoveRegionRequest) ProtoMessage() {}
 
 func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5091,7 @@ func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RemoveRegionRequest) GetRegion() uint32 {
@@ -5038,7 +5116,7 @@ type RemoveRegionResponse struct {
 
 func (x *RemoveRegionResponse) Reset() {
 	*x = RemoveRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5050,7 +5128,7 @@ func (x *RemoveRegionResponse) String() string {
 func (*RemoveRegionResponse) ProtoMessage() {}
 
 func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5063,7 +5141,7 @@ func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionResponse.ProtoReflect.Descriptor instead.
 func (*RemoveRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{68}
+	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
 type MoveRegionRequest struct {
@@ -5077,7 +5155,7 @@ type MoveRegionRequest struct {
 
 func (x *MoveRegionRequest) Reset() {
 	*x = MoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5089,7 +5167,7 @@ func (x *MoveRegionRequest) String() string {
 func (*MoveRegionRequest) ProtoMessage() {}
 
 func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5102,7 +5180,7 @@ func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{69}
+	return file_quarry_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *MoveRegionRequest) GetRegion() uint32 {
@@ -5135,7 +5213,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5147,7 +5225,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5160,7 +5238,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{70}
+	return file_quarry_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -5181,7 +5259,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5193,7 +5271,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5206,7 +5284,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{71}
+	return file_quarry_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Move) GetRegion() uint32 {
@@ -5239,7 +5317,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5251,7 +5329,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5264,7 +5342,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{72}
+	return file_quarry_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RebalanceResponse) GetMoves() []*Move {
@@ -5282,7 +5360,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +5372,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +5385,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{73}
+	return file_quarry_proto_rawDescGZIP(), []int{74}
 }
 
 type ListKeysRequest struct {
@@ -5318,7 +5396,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5330,7 +5408,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5343,7 +5421,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{74}
+	return file_quarry_proto_rawDescGZIP(), []int{75}
 }
 
 // KeyInfo is a signing key as operators see it.
@@ -5358,7 +5436,7 @@ type KeyInfo struct {
 
 func (x *KeyInfo) Reset() {
 	*x = KeyInfo{}
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5370,7 +5448,7 @@ func (x *KeyInfo) String() string {
 func (*KeyInfo) ProtoMessage() {}
 
 func (x *KeyInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5383,7 +5461,7 @@ func (x *KeyInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyInfo.ProtoReflect.Descriptor instead.
 func (*KeyInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{75}
+	return file_quarry_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *KeyInfo) GetId() uint64 {
@@ -5417,7 +5495,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5429,7 +5507,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5442,7 +5520,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{76}
+	return file_quarry_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *KeysResponse) GetKeys() []*KeyInfo {
@@ -5477,7 +5555,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5489,7 +5567,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5502,7 +5580,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{77}
+	return file_quarry_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -5585,7 +5663,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5597,7 +5675,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5610,7 +5688,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{78}
+	return file_quarry_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Tenant) GetId() uint32 {
@@ -5674,7 +5752,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5686,7 +5764,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5699,7 +5777,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Grant) GetIdentity() string {
@@ -5736,7 +5814,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5748,7 +5826,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5761,7 +5839,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *TenantUse) GetBytes() uint64 {
@@ -5806,7 +5884,7 @@ type SigningKeys struct {
 
 func (x *SigningKeys) Reset() {
 	*x = SigningKeys{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5818,7 +5896,7 @@ func (x *SigningKeys) String() string {
 func (*SigningKeys) ProtoMessage() {}
 
 func (x *SigningKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5831,7 +5909,7 @@ func (x *SigningKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
 func (*SigningKeys) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *SigningKeys) GetCurrent() *SigningKey {
@@ -5872,7 +5950,7 @@ type SigningKey struct {
 
 func (x *SigningKey) Reset() {
 	*x = SigningKey{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5884,7 +5962,7 @@ func (x *SigningKey) String() string {
 func (*SigningKey) ProtoMessage() {}
 
 func (x *SigningKey) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5897,7 +5975,7 @@ func (x *SigningKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
 func (*SigningKey) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *SigningKey) GetSeed() []byte {
@@ -5922,7 +6000,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5934,7 +6012,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5947,7 +6025,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 type ControllerInfo struct {
@@ -5961,7 +6039,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5973,7 +6051,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5986,7 +6064,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -6036,7 +6114,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6048,7 +6126,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6061,7 +6139,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -6174,7 +6252,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6186,7 +6264,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6199,7 +6277,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Member) GetKind() string {
@@ -6284,7 +6362,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6296,7 +6374,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6309,7 +6387,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -6384,7 +6462,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6396,7 +6474,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6409,7 +6487,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -6433,7 +6511,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6445,7 +6523,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6458,7 +6536,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{89}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -6516,7 +6594,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6528,7 +6606,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6541,7 +6619,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{90}
+	return file_quarry_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -6566,7 +6644,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6578,7 +6656,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6591,7 +6669,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{91}
+	return file_quarry_proto_rawDescGZIP(), []int{92}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -6610,7 +6688,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6622,7 +6700,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6635,7 +6713,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{92}
+	return file_quarry_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -6700,7 +6778,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6712,7 +6790,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6725,7 +6803,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{93}
+	return file_quarry_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -6775,7 +6853,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6787,7 +6865,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6800,7 +6878,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{94}
+	return file_quarry_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -6833,7 +6911,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6845,7 +6923,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6858,7 +6936,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{95}
+	return file_quarry_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -6877,7 +6955,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6889,7 +6967,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6902,7 +6980,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{96}
+	return file_quarry_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -6920,7 +6998,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6932,7 +7010,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6945,7 +7023,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{97}
+	return file_quarry_proto_rawDescGZIP(), []int{98}
 }
 
 // Token is what is kept of a token: not the token.
@@ -6961,7 +7039,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6973,7 +7051,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6986,7 +7064,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{98}
+	return file_quarry_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Token) GetId() string {
@@ -7027,7 +7105,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7039,7 +7117,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7052,7 +7130,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{99}
+	return file_quarry_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -7079,7 +7157,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7091,7 +7169,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7104,7 +7182,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{100}
+	return file_quarry_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -7129,7 +7207,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7141,7 +7219,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7154,7 +7232,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{101}
+	return file_quarry_proto_rawDescGZIP(), []int{102}
 }
 
 type ListTokensResponse struct {
@@ -7166,7 +7244,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7178,7 +7256,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7191,7 +7269,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{102}
+	return file_quarry_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7210,7 +7288,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7222,7 +7300,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7235,7 +7313,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{103}
+	return file_quarry_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -7253,7 +7331,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7265,7 +7343,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7278,7 +7356,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{104}
+	return file_quarry_proto_rawDescGZIP(), []int{105}
 }
 
 type CreateTenantRequest struct {
@@ -7293,7 +7371,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7305,7 +7383,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7318,7 +7396,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{105}
+	return file_quarry_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -7361,7 +7439,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7373,7 +7451,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7386,7 +7464,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{106}
+	return file_quarry_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *SetTenantRequest) GetName() string {
@@ -7427,7 +7505,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7439,7 +7517,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7452,7 +7530,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{107}
+	return file_quarry_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *GrantRequest) GetTenant() string {
@@ -7480,7 +7558,7 @@ type RevokeGrantRequest struct {
 
 func (x *RevokeGrantRequest) Reset() {
 	*x = RevokeGrantRequest{}
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7492,7 +7570,7 @@ func (x *RevokeGrantRequest) String() string {
 func (*RevokeGrantRequest) ProtoMessage() {}
 
 func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7505,7 +7583,7 @@ func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeGrantRequest.ProtoReflect.Descriptor instead.
 func (*RevokeGrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{108}
+	return file_quarry_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RevokeGrantRequest) GetTenant() string {
@@ -7538,7 +7616,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7550,7 +7628,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7563,7 +7641,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{109}
+	return file_quarry_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -7581,7 +7659,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7593,7 +7671,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7606,7 +7684,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{110}
+	return file_quarry_proto_rawDescGZIP(), []int{111}
 }
 
 type ListTenantsRequest struct {
@@ -7617,7 +7695,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7629,7 +7707,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7642,7 +7720,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{111}
+	return file_quarry_proto_rawDescGZIP(), []int{112}
 }
 
 type ListTenantsResponse struct {
@@ -7654,7 +7732,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7666,7 +7744,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7679,7 +7757,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{112}
+	return file_quarry_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -7698,7 +7776,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7710,7 +7788,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7723,7 +7801,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{113}
+	return file_quarry_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -7742,7 +7820,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7754,7 +7832,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7767,7 +7845,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{114}
+	return file_quarry_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -7791,7 +7869,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7803,7 +7881,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7816,7 +7894,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{115}
+	return file_quarry_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -7946,7 +8024,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06tenant\x18\x06 \x01(\rR\x06tenantB\x14\n" +
 	"\x12_unless_newer_than\"C\n" +
 	"\x14CreateRegionResponse\x12+\n" +
-	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\xc5\x01\n" +
+	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\xf7\x01\n" +
 	"\x12OpenSessionRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06rights\x18\x02 \x01(\rR\x06rights\x12\x14\n" +
@@ -7955,7 +8033,14 @@ const file_quarry_proto_rawDesc = "" +
 	"\ano_rows\x18\x05 \x01(\bR\x06noRows\x12\x10\n" +
 	"\x03key\x18\x06 \x01(\fR\x03key\x12\x14\n" +
 	"\x05lanes\x18\a \x01(\rR\x05lanes\x12\x16\n" +
-	"\x06tenant\x18\b \x01(\rR\x06tenant\"\xa1\x02\n" +
+	"\x06tenant\x18\b \x01(\rR\x06tenant\x120\n" +
+	"\aprogram\x18\t \x01(\v2\x16.quarry.v1.NodeProgramR\aprogram\"\x89\x01\n" +
+	"\vNodeProgram\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x16\n" +
+	"\x06secret\x18\x03 \x01(\fR\x06secret\x12\x16\n" +
+	"\x06region\x18\x04 \x01(\rR\x06region\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\"\xa1\x02\n" +
 	"\x06Ticket\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x16\n" +
@@ -8177,7 +8262,7 @@ const file_quarry_proto_rawDesc = "" +
 	"rebuilding\x18\x04 \x01(\bR\n" +
 	"rebuilding\x12\x14\n" +
 	"\x05fresh\x18\x05 \x01(\bR\x05fresh\x12\x12\n" +
-	"\x04name\x18\x06 \x01(\tR\x04name\"\xa1\x03\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\"\x97\x03\n" +
 	"\vWorkRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12'\n" +
@@ -8191,8 +8276,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04uuid\x18\n" +
 	" \x01(\fR\x04uuid\x12\x18\n" +
 	"\adurable\x18\v \x01(\bR\adurable\x12)\n" +
-	"\x06ticket\x18\f \x01(\v2\x11.quarry.v1.TicketR\x06ticket\x12\x16\n" +
-	"\x06tenant\x18\r \x01(\rR\x06tenant\"\xdd\x01\n" +
+	"\x06ticket\x18\f \x01(\v2\x11.quarry.v1.TicketR\x06ticketJ\x04\b\r\x10\x0eR\x06tenant\"\xdd\x01\n" +
 	"\fWorkResponse\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\bR\x04done\x12\x1f\n" +
 	"\vblocks_done\x18\x02 \x01(\rR\n" +
@@ -8570,7 +8654,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
@@ -8591,113 +8675,114 @@ var file_quarry_proto_goTypes = []any{
 	(*CreateRegionRequest)(nil),      // 16: quarry.v1.CreateRegionRequest
 	(*CreateRegionResponse)(nil),     // 17: quarry.v1.CreateRegionResponse
 	(*OpenSessionRequest)(nil),       // 18: quarry.v1.OpenSessionRequest
-	(*Ticket)(nil),                   // 19: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),      // 20: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),         // 21: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),              // 22: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),        // 23: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),      // 24: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),     // 25: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),     // 26: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil),    // 27: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),      // 28: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),     // 29: quarry.v1.CertifyFenceResponse
-	(*PassRequest)(nil),              // 30: quarry.v1.PassRequest
-	(*PassResponse)(nil),             // 31: quarry.v1.PassResponse
-	(*Session)(nil),                  // 32: quarry.v1.Session
-	(*ListSessionsRequest)(nil),      // 33: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),     // 34: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                     // 35: quarry.v1.Name
-	(*CreateNameRequest)(nil),        // 36: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),        // 37: quarry.v1.LookupNameRequest
-	(*LookupNamesRequest)(nil),       // 38: quarry.v1.LookupNamesRequest
-	(*LookupNamesResponse)(nil),      // 39: quarry.v1.LookupNamesResponse
-	(*CreateNamesRequest)(nil),       // 40: quarry.v1.CreateNamesRequest
-	(*CreateNamesResponse)(nil),      // 41: quarry.v1.CreateNamesResponse
-	(*SwapNameRequest)(nil),          // 42: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),        // 43: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),       // 44: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),         // 45: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),        // 46: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),             // 47: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),      // 48: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),     // 49: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),     // 50: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil),    // 51: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),        // 52: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),       // 53: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),        // 54: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),       // 55: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),       // 56: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),      // 57: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),        // 58: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),       // 59: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),             // 60: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),            // 61: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),                 // 62: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),              // 63: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),             // 64: quarry.v1.WorkResponse
-	(*PingRequest)(nil),              // 65: quarry.v1.PingRequest
-	(*PingResponse)(nil),             // 66: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),           // 67: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),         // 68: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),        // 69: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),        // 70: quarry.v1.RemoveNodeRequest
-	(*SetDefaultsRequest)(nil),       // 71: quarry.v1.SetDefaultsRequest
-	(*SetDefaultsResponse)(nil),      // 72: quarry.v1.SetDefaultsResponse
-	(*ForgetNodeRequest)(nil),        // 73: quarry.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),       // 74: quarry.v1.ForgetNodeResponse
-	(*RemoveRegionRequest)(nil),      // 75: quarry.v1.RemoveRegionRequest
-	(*RemoveRegionResponse)(nil),     // 76: quarry.v1.RemoveRegionResponse
-	(*MoveRegionRequest)(nil),        // 77: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),         // 78: quarry.v1.RebalanceRequest
-	(*Move)(nil),                     // 79: quarry.v1.Move
-	(*RebalanceResponse)(nil),        // 80: quarry.v1.RebalanceResponse
-	(*RotateKeyRequest)(nil),         // 81: quarry.v1.RotateKeyRequest
-	(*ListKeysRequest)(nil),          // 82: quarry.v1.ListKeysRequest
-	(*KeyInfo)(nil),                  // 83: quarry.v1.KeyInfo
-	(*KeysResponse)(nil),             // 84: quarry.v1.KeysResponse
-	(*Cluster)(nil),                  // 85: quarry.v1.Cluster
-	(*Tenant)(nil),                   // 86: quarry.v1.Tenant
-	(*Grant)(nil),                    // 87: quarry.v1.Grant
-	(*TenantUse)(nil),                // 88: quarry.v1.TenantUse
-	(*SigningKeys)(nil),              // 89: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 90: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 91: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 92: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 93: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 94: quarry.v1.Member
-	(*Progress)(nil),                 // 95: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 96: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 97: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 98: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 99: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 100: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 101: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 102: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 103: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 104: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 105: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 106: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 107: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 108: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 109: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 110: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 111: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 112: quarry.v1.RevokeTokenResponse
-	(*CreateTenantRequest)(nil),      // 113: quarry.v1.CreateTenantRequest
-	(*SetTenantRequest)(nil),         // 114: quarry.v1.SetTenantRequest
-	(*GrantRequest)(nil),             // 115: quarry.v1.GrantRequest
-	(*RevokeGrantRequest)(nil),       // 116: quarry.v1.RevokeGrantRequest
-	(*DeleteTenantRequest)(nil),      // 117: quarry.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),     // 118: quarry.v1.DeleteTenantResponse
-	(*ListTenantsRequest)(nil),       // 119: quarry.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 120: quarry.v1.ListTenantsResponse
-	(*ListAuditRequest)(nil),         // 121: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 122: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 123: quarry.v1.AuditEntry
-	nil,                              // 124: quarry.v1.Name.NotesEntry
-	nil,                              // 125: quarry.v1.InspectNodeResponse.LanesEntry
+	(*NodeProgram)(nil),              // 19: quarry.v1.NodeProgram
+	(*Ticket)(nil),                   // 20: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),      // 21: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),         // 22: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),              // 23: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),        // 24: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),      // 25: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),     // 26: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),     // 27: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil),    // 28: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),      // 29: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),     // 30: quarry.v1.CertifyFenceResponse
+	(*PassRequest)(nil),              // 31: quarry.v1.PassRequest
+	(*PassResponse)(nil),             // 32: quarry.v1.PassResponse
+	(*Session)(nil),                  // 33: quarry.v1.Session
+	(*ListSessionsRequest)(nil),      // 34: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 35: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                     // 36: quarry.v1.Name
+	(*CreateNameRequest)(nil),        // 37: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),        // 38: quarry.v1.LookupNameRequest
+	(*LookupNamesRequest)(nil),       // 39: quarry.v1.LookupNamesRequest
+	(*LookupNamesResponse)(nil),      // 40: quarry.v1.LookupNamesResponse
+	(*CreateNamesRequest)(nil),       // 41: quarry.v1.CreateNamesRequest
+	(*CreateNamesResponse)(nil),      // 42: quarry.v1.CreateNamesResponse
+	(*SwapNameRequest)(nil),          // 43: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),        // 44: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),       // 45: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),         // 46: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),        // 47: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),             // 48: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),      // 49: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 50: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),     // 51: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil),    // 52: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),        // 53: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),       // 54: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),        // 55: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),       // 56: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),       // 57: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),      // 58: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),        // 59: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),       // 60: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),             // 61: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),            // 62: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),                 // 63: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),              // 64: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),             // 65: quarry.v1.WorkResponse
+	(*PingRequest)(nil),              // 66: quarry.v1.PingRequest
+	(*PingResponse)(nil),             // 67: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),           // 68: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),         // 69: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 70: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),        // 71: quarry.v1.RemoveNodeRequest
+	(*SetDefaultsRequest)(nil),       // 72: quarry.v1.SetDefaultsRequest
+	(*SetDefaultsResponse)(nil),      // 73: quarry.v1.SetDefaultsResponse
+	(*ForgetNodeRequest)(nil),        // 74: quarry.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),       // 75: quarry.v1.ForgetNodeResponse
+	(*RemoveRegionRequest)(nil),      // 76: quarry.v1.RemoveRegionRequest
+	(*RemoveRegionResponse)(nil),     // 77: quarry.v1.RemoveRegionResponse
+	(*MoveRegionRequest)(nil),        // 78: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),         // 79: quarry.v1.RebalanceRequest
+	(*Move)(nil),                     // 80: quarry.v1.Move
+	(*RebalanceResponse)(nil),        // 81: quarry.v1.RebalanceResponse
+	(*RotateKeyRequest)(nil),         // 82: quarry.v1.RotateKeyRequest
+	(*ListKeysRequest)(nil),          // 83: quarry.v1.ListKeysRequest
+	(*KeyInfo)(nil),                  // 84: quarry.v1.KeyInfo
+	(*KeysResponse)(nil),             // 85: quarry.v1.KeysResponse
+	(*Cluster)(nil),                  // 86: quarry.v1.Cluster
+	(*Tenant)(nil),                   // 87: quarry.v1.Tenant
+	(*Grant)(nil),                    // 88: quarry.v1.Grant
+	(*TenantUse)(nil),                // 89: quarry.v1.TenantUse
+	(*SigningKeys)(nil),              // 90: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 91: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 92: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 93: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 94: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 95: quarry.v1.Member
+	(*Progress)(nil),                 // 96: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 97: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 98: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 99: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 100: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 101: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 102: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 103: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 104: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 105: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 106: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 107: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 108: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 109: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 110: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 111: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 112: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 113: quarry.v1.RevokeTokenResponse
+	(*CreateTenantRequest)(nil),      // 114: quarry.v1.CreateTenantRequest
+	(*SetTenantRequest)(nil),         // 115: quarry.v1.SetTenantRequest
+	(*GrantRequest)(nil),             // 116: quarry.v1.GrantRequest
+	(*RevokeGrantRequest)(nil),       // 117: quarry.v1.RevokeGrantRequest
+	(*DeleteTenantRequest)(nil),      // 118: quarry.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),     // 119: quarry.v1.DeleteTenantResponse
+	(*ListTenantsRequest)(nil),       // 120: quarry.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 121: quarry.v1.ListTenantsResponse
+	(*ListAuditRequest)(nil),         // 122: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 123: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 124: quarry.v1.AuditEntry
+	nil,                              // 125: quarry.v1.Name.NotesEntry
+	nil,                              // 126: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -8715,160 +8800,161 @@ var file_quarry_proto_depIdxs = []int32{
 	12,  // 12: quarry.v1.Table.regions:type_name -> quarry.v1.Region
 	5,   // 13: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
 	12,  // 14: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	19,  // 15: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	13,  // 16: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	22,  // 17: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	19,  // 18: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
-	13,  // 19: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	19,  // 20: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
-	32,  // 21: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	124, // 22: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	35,  // 23: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	35,  // 24: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
-	35,  // 25: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
-	35,  // 26: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
-	35,  // 27: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	35,  // 28: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	9,   // 29: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	47,  // 30: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	10,  // 31: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	5,   // 32: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	6,   // 33: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	62,  // 34: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	19,  // 35: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	9,   // 36: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	79,  // 37: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	83,  // 38: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	79,  // 39: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	88,  // 40: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	87,  // 41: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
-	7,   // 42: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
-	90,  // 43: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	90,  // 44: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	90,  // 45: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	13,  // 46: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	92,  // 47: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	95,  // 48: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	94,  // 49: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	86,  // 50: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
-	6,   // 51: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	98,  // 52: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	125, // 53: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	100, // 54: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	106, // 55: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	106, // 56: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	87,  // 57: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
-	86,  // 58: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	123, // 59: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	18,  // 60: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	21,  // 61: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	24,  // 62: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	26,  // 63: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	28,  // 64: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	33,  // 65: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	30,  // 66: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	14,  // 67: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	15,  // 68: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	16,  // 69: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	36,  // 70: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	37,  // 71: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	38,  // 72: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	40,  // 73: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	42,  // 74: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	43,  // 75: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	45,  // 76: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	48,  // 77: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	50,  // 78: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	67,  // 79: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	68,  // 80: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	70,  // 81: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	71,  // 82: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	73,  // 83: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	75,  // 84: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	77,  // 85: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	78,  // 86: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	99,  // 87: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	102, // 88: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	104, // 89: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	107, // 90: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	109, // 91: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	111, // 92: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	121, // 93: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	113, // 94: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	114, // 95: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	117, // 96: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	119, // 97: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	115, // 98: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
-	116, // 99: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
-	81,  // 100: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	82,  // 101: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	91,  // 102: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	96,  // 103: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	52,  // 104: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	54,  // 105: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	56,  // 106: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	58,  // 107: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	60,  // 108: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	63,  // 109: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	65,  // 110: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	96,  // 111: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	20,  // 112: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	23,  // 113: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	25,  // 114: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	27,  // 115: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	29,  // 116: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	34,  // 117: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	31,  // 118: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	13,  // 119: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	13,  // 120: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	17,  // 121: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	35,  // 122: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	35,  // 123: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	39,  // 124: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	41,  // 125: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	35,  // 126: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	44,  // 127: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	46,  // 128: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	49,  // 129: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	51,  // 130: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	9,   // 131: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	69,  // 132: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	9,   // 133: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	72,  // 134: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	74,  // 135: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	76,  // 136: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	12,  // 137: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	80,  // 138: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	101, // 139: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	103, // 140: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	105, // 141: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	108, // 142: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	110, // 143: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	112, // 144: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	122, // 145: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	86,  // 146: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	86,  // 147: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	118, // 148: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	120, // 149: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	86,  // 150: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	86,  // 151: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	84,  // 152: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	84,  // 153: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	93,  // 154: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	97,  // 155: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	53,  // 156: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	55,  // 157: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	57,  // 158: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	59,  // 159: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	61,  // 160: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	64,  // 161: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	66,  // 162: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	97,  // 163: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	112, // [112:164] is the sub-list for method output_type
-	60,  // [60:112] is the sub-list for method input_type
-	60,  // [60:60] is the sub-list for extension type_name
-	60,  // [60:60] is the sub-list for extension extendee
-	0,   // [0:60] is the sub-list for field type_name
+	19,  // 15: quarry.v1.OpenSessionRequest.program:type_name -> quarry.v1.NodeProgram
+	20,  // 16: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	13,  // 17: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	23,  // 18: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	20,  // 19: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
+	13,  // 20: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	20,  // 21: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
+	33,  // 22: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	125, // 23: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	36,  // 24: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	36,  // 25: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	36,  // 26: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	36,  // 27: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	36,  // 28: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	36,  // 29: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	9,   // 30: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	48,  // 31: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	10,  // 32: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	5,   // 33: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	6,   // 34: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	63,  // 35: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	20,  // 36: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	9,   // 37: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	80,  // 38: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	84,  // 39: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	80,  // 40: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	89,  // 41: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	88,  // 42: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
+	7,   // 43: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
+	91,  // 44: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	91,  // 45: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	91,  // 46: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	13,  // 47: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	93,  // 48: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	96,  // 49: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	95,  // 50: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	87,  // 51: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
+	6,   // 52: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	99,  // 53: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	126, // 54: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	101, // 55: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	107, // 56: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	107, // 57: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	88,  // 58: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
+	87,  // 59: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	124, // 60: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	18,  // 61: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	22,  // 62: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	25,  // 63: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	27,  // 64: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	29,  // 65: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	34,  // 66: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	31,  // 67: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	14,  // 68: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	15,  // 69: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	16,  // 70: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	37,  // 71: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	38,  // 72: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	39,  // 73: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	41,  // 74: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	43,  // 75: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	44,  // 76: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	46,  // 77: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	49,  // 78: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	51,  // 79: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	68,  // 80: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	69,  // 81: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	71,  // 82: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	72,  // 83: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	74,  // 84: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	76,  // 85: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	78,  // 86: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	79,  // 87: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	100, // 88: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	103, // 89: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	105, // 90: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	108, // 91: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	110, // 92: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	112, // 93: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	122, // 94: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	114, // 95: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	115, // 96: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	118, // 97: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	120, // 98: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	116, // 99: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	117, // 100: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	82,  // 101: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	83,  // 102: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	92,  // 103: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	97,  // 104: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	53,  // 105: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	55,  // 106: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	57,  // 107: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	59,  // 108: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	61,  // 109: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	64,  // 110: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	66,  // 111: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	97,  // 112: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	21,  // 113: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	24,  // 114: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	26,  // 115: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	28,  // 116: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	30,  // 117: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	35,  // 118: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	32,  // 119: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	13,  // 120: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	13,  // 121: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	17,  // 122: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	36,  // 123: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	36,  // 124: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	40,  // 125: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	42,  // 126: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	36,  // 127: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	45,  // 128: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	47,  // 129: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	50,  // 130: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	52,  // 131: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	9,   // 132: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	70,  // 133: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	9,   // 134: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	73,  // 135: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	75,  // 136: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	77,  // 137: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	12,  // 138: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	81,  // 139: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	102, // 140: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	104, // 141: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	106, // 142: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	109, // 143: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	111, // 144: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	113, // 145: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	123, // 146: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	87,  // 147: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	87,  // 148: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	119, // 149: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	121, // 150: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	87,  // 151: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	87,  // 152: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	85,  // 153: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	85,  // 154: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	94,  // 155: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	98,  // 156: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	54,  // 157: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	56,  // 158: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	58,  // 159: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	60,  // 160: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	62,  // 161: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	65,  // 162: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	67,  // 163: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	98,  // 164: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	113, // [113:165] is the sub-list for method output_type
+	61,  // [61:113] is the sub-list for method input_type
+	61,  // [61:61] is the sub-list for extension type_name
+	61,  // [61:61] is the sub-list for extension extendee
+	0,   // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -8878,17 +8964,17 @@ func file_quarry_proto_init() {
 	}
 	file_quarry_proto_msgTypes[1].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[8].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[42].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[63].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[106].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[108].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[43].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[64].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[107].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[109].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   118,
+			NumMessages:   119,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

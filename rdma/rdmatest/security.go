@@ -174,12 +174,24 @@ func testTickets(t *testing.T, p Provider) {
 	require.ErrorIs(t, err, rdma.ErrRevoked, "a ticket shown again after the fence")
 }
 
-// testBoundTicket: a ticket of one region and epoch opens no other.
+// testBoundTicket: a ticket of one region and epoch, such as those of nodes' programs, opens no other: not by
+// another lane, not after a window of its own region, and not when the epoch has come that it lacks.
 func testBoundTicket(t *testing.T, p Provider) {
 	b := setup(t, p)
 	require.NoError(t, b.OpenRegion(t.Context(), 2, 1))
+	require.NoError(t, b.Node.OpenRegion(t.Context(), 7, 3, 1))
 	bound := func(region uint32, epoch uint64) *rdma.Credentials {
 		return rdma.Issue(b.Key, rdma.Ticket{Cluster: b.UUID, Serial: 1 << 63, Rights: rdma.ReadWrite, Region: region, Epoch: epoch})
+	}
+	program := rdma.Issue(b.Key, rdma.Ticket{Cluster: b.UUID, Session: 5, Serial: 5, Rights: rdma.ReadWrite, Region: 1, Epoch: 1})
+	for lane := range uint32(2) {
+		own := b.target(program, lane)
+		write(t, own, 0, pattern(64, byte(lane)))
+		for region, epoch := range map[uint32]uint64{2: 1, 3: 1, 1: 2, 0: 0} {
+			_, err := own.Conn.Open(t.Context(), region, epoch)
+			require.ErrorIs(t, err, rdma.ErrTicket, "region %d under epoch %d", region, epoch)
+		}
+		require.Equal(t, pattern(64, byte(lane)), read(t, own, 0, 64), "its own region still")
 	}
 	for i, c := range []struct {
 		as     *rdma.Credentials
@@ -191,6 +203,15 @@ func testBoundTicket(t *testing.T, p Provider) {
 		_, err = conn.Open(t.Context(), c.region, 1)
 		require.ErrorIs(t, err, c.want, "ticket %d", i)
 		require.NoError(t, conn.Close())
+	}
+	require.NoError(t, b.OpenRegion(t.Context(), 1, 2))
+	conn, err := b.dialer.Dial(t.Context(), b.Addr(), program, 2)
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	for _, epoch := range []uint64{1, 2} {
+		_, err = conn.Open(t.Context(), 1, epoch)
+		require.Error(t, err, "epoch %d", epoch)
+		require.ErrorIs(t, err, rdma.ErrRefused, "epoch %d", epoch)
 	}
 }
 

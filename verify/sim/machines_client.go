@@ -106,11 +106,13 @@ func (m *machines) ask(c *client, msg any) (any, error) {
 }
 
 // openSession opens a session at the leader, or joins the one that another lane of the process
-// has opened.
+// has opened. A program that is over opens none.
 func (m *machines) openSession(c *client) {
-	home := &m.seats[c.home]
+	home, p := &m.seats[c.home], m.seats[c.id].program
 	for {
 		switch {
+		case p != nil && p.cause != nil: // stopped, or refused a session
+			return
 		case home.current != nil && home.current.session != 0 && !home.current.ended:
 			c.join(home.current)
 			return
@@ -134,6 +136,10 @@ func (m *machines) openSession(c *client) {
 func (m *machines) askSession(c *client) *membership {
 	sent := c.clock()
 	ans, err := m.ask(c, m.openRequest(c))
+	var refused *state.Error
+	if p := m.seats[c.id].program; p != nil && errors.As(err, &refused) && refused.Code != state.NotLeader && p.cause == nil {
+		p.cause = err
+	}
 	r, ok := ans.(*quarrypb.OpenSessionResponse)
 	if !ok || err != nil {
 		return nil
@@ -147,7 +153,11 @@ func (m *machines) askSession(c *client) *membership {
 }
 
 func (m *machines) openRequest(c *client) *quarrypb.OpenSessionRequest {
-	return &quarrypb.OpenSessionRequest{Name: clientName(c.home), Agent: m.seats[c.id].program != nil, Key: publicKey[:]}
+	r := &quarrypb.OpenSessionRequest{Name: clientName(c.home), Key: publicKey[:]}
+	if p := m.seats[c.id].program; p != nil {
+		r.Program = &quarrypb.NodeProgram{Node: uint32(p.g.node) + 1, Incarnation: p.g.incarnation, Secret: secret[:], Region: p.req.Region, Epoch: p.req.Epoch}
+	}
+	return r
 }
 
 // install merges a table; false if changes are missing.

@@ -6,11 +6,15 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"slices"
 	"strconv"
 	"testing"
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/agentauth"
@@ -18,7 +22,9 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
+	"github.com/quarrystore/quarry/storagenode"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -113,6 +119,111 @@ func TestANodeForgesNothing(t *testing.T) {
 	b, err := cl.Read(t.Context(), ref, nil)
 	require.NoError(t, err)
 	require.Equal(t, "precious", string(b))
+}
+
+// spiedOn is a storage node whose calls to controllers are read: with what they say, a process is that node.
+type spiedOn struct {
+	number      uint32
+	incarnation uint64
+	secret      []byte
+}
+
+func startSpiedOn(t *testing.T, c *testcluster.Cluster, i int) *spiedOn {
+	to, err := url.Parse(c.Controller.URL())
+	require.NoError(t, err)
+	beats := make(chan *quarrypb.NodeHeartbeatRequest, 1)
+	forward := httputil.NewSingleHostReverseProxy(to)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(bytes.NewReader(b))
+		var beat quarrypb.NodeHeartbeatRequest
+		if r.URL.Path == quarrypbconnect.ControllerNodeHeartbeatProcedure && proto.Unmarshal(b, &beat) == nil {
+			select {
+			case beats <- &beat:
+			default:
+			}
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	t.Cleanup(srv.Close)
+	cfg := c.NodeConfig(i)
+	cfg.Controllers = []string{srv.URL}
+	n, err := storagenode.Start(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { n.Close() })
+	beat := <-beats
+	return &spiedOn{number: beat.Id, incarnation: beat.Incarnation, secret: beat.Secret}
+}
+
+// HAZARDS, security: a node with all of its secrets reaches no region that other nodes have and it does not, and
+// none of which it has a backup.
+func TestANodeReachesItsRegionsAlone(t *testing.T) {
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	cl := c.Connect(client.Config{})
+	ref, err := cl.Alloc(t.Context(), []byte("precious"), client.AllocOptions{Replicas: 2})
+	require.NoError(t, err)
+	s := startSpiedOn(t, c, 2)
+	_, err = c.Control().CreateRegion(t.Context(), connect.NewRequest(&quarrypb.CreateRegionRequest{Replicas: 3, Count: 3}))
+	require.NoError(t, err)
+	table := c.Table()
+	var own, backup, foreign *quarrypb.Region
+	for _, r := range table.Regions {
+		switch slices.IndexFunc(r.Replicas, func(p *quarrypb.Replica) bool { return p.Node == s.number }) {
+		case -1:
+			foreign = r
+		case 0:
+			own = r
+		default:
+			backup = r
+		}
+	}
+	require.NotNil(t, own)
+	require.NotNil(t, backup)
+	require.Equal(t, ref.Addr.Region(), foreign.GetId())
+
+	ask := func(node uint32, secret []byte, region uint32, epoch uint64) (*rdma.Credentials, error) {
+		key := rdma.NewCredentials()
+		res, err := c.Control().OpenSession(t.Context(), connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "scrub", Key: key.Holder[:],
+			Program: &quarrypb.NodeProgram{Node: node, Incarnation: s.incarnation, Secret: secret, Region: region, Epoch: epoch}}))
+		if err != nil {
+			return nil, err
+		}
+		return key, key.Accept(res.Msg.Ticket)
+	}
+	for name, got := range map[string]connect.Code{
+		"a region of others":                code(ask(s.number, s.secret, foreign.Id, foreign.Epoch)),
+		"a region of which it has a backup": code(ask(s.number, s.secret, backup.Id, backup.Epoch)),
+		"in the name of another node":       code(ask(foreign.Replicas[0].Node, s.secret, foreign.Id, foreign.Epoch)),
+		"with a secret of its own making":   code(ask(s.number, bytes.Repeat([]byte{7}, 32), own.Id, own.Epoch)),
+	} {
+		require.Equal(t, connect.CodePermissionDenied, got, name)
+	}
+	require.Equal(t, connect.CodeFailedPrecondition, code(ask(s.number, s.secret, own.Id, own.Epoch+1)))
+	require.Equal(t, connect.CodeFailedPrecondition, code(ask(s.number, s.secret, 0, 0)))
+
+	as, err := ask(s.number, s.secret, own.Id, own.Epoch)
+	require.NoError(t, err)
+	for _, n := range table.Nodes {
+		for _, e := range n.Endpoints {
+			var d rdma.Dialer = tcp.Dialer{}
+			if e.Provider == quarrypb.Provider_PROVIDER_SHM {
+				d = shm.NewDialer()
+			}
+			wider := *as
+			wider.Region, wider.Epoch = 0, 0
+			_, err := d.Dial(t.Context(), e.Address, &wider, 0)
+			require.ErrorIs(t, err, rdma.ErrTicket, "a ticket that was changed, over %s", d.Provider())
+			conn, err := d.Dial(t.Context(), e.Address, as.For(n.Id, n.Name), 0)
+			require.NoError(t, err)
+			_, err = conn.Open(t.Context(), own.Id, own.Epoch)
+			require.NoError(t, err, "its own region at %s by %s", n.Name, d.Provider())
+			for _, r := range []*quarrypb.Region{foreign, backup} {
+				_, err = conn.Open(t.Context(), r.Id, r.Epoch)
+				require.ErrorIs(t, err, rdma.ErrTicket, "region %d at %s by %s", r.Id, n.Name, d.Provider())
+			}
+			require.NoError(t, conn.Close())
+		}
+	}
 }
 
 // HAZARDS, security: registrations and heartbeats of a node are its own.
