@@ -113,8 +113,21 @@ func (m *Memory) Used(off uint64) bool { return m.pages[off/pageBytes] != nil }
 // loadAlternate loads every other word of b: those whose number in the memory is even (0) or odd (1).
 // off and the length of b are multiples of 8.
 func (m *Memory) loadAlternate(off uint64, b []byte, parity uint64) {
-	for i := off/8%2 ^ parity; 8*i < uint64(len(b)); i += 2 {
-		m.Load(off+8*i, b[8*i:8*i+8])
+	for len(b) > 0 {
+		in := off % pageBytes / 8
+		n := min(uint64(len(b))/8, pageWords-in)
+		first := in%2 ^ parity
+		if p := m.pages[off/pageBytes]; p != nil {
+			words := p.words[in : in+n]
+			for i := first; i < n; i += 2 {
+				binary.LittleEndian.PutUint64(b[8*i:], words[i])
+			}
+		} else {
+			for i := first; i < n; i += 2 {
+				binary.LittleEndian.PutUint64(b[8*i:], 0)
+			}
+		}
+		b, off = b[8*n:], off+8*n
 	}
 }
 
@@ -128,8 +141,10 @@ func (m *Memory) Load(off uint64, b []byte) {
 		case p == nil:
 			clear(b[:n])
 		case in%8 == 0 && n%8 == 0:
-			for i := uint64(0); i < n; i += 8 {
-				binary.LittleEndian.PutUint64(b[i:], p.words[(in+i)/8])
+			to := b[:n]
+			for _, w := range p.words[in/8 : (in+n)/8] {
+				binary.LittleEndian.PutUint64(to, w)
+				to = to[8:]
 			}
 		default:
 			for i := range n {
