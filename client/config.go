@@ -83,6 +83,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Wire replaces the network in simulations; nil means the host's network.
 	Wire *wire.Wire
+
+	job uint64 // not 0: calls are made for this job of Tenant; see Jobs.Connect
 }
 
 // maxLanes bounds Config.Lanes: the number of a lane takes 8 bits of each reservation.

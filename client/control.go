@@ -57,7 +57,7 @@ func newControllerCalls(cfg Config) *controllerCalls {
 			ForceAttemptHTTP2:   true,
 		})}
 	}
-	token := connect.WithInterceptors(agentauth.Caller(cfg.Token, cfg.Tenant))
+	token := connect.WithInterceptors(agentauth.ForJob(cfg.Token, cfg.Tenant, cfg.job))
 	for _, u := range cfg.Controllers {
 		u = strings.TrimRight(u, "/")
 		c.urls = append(c.urls, u)

@@ -49,6 +49,7 @@ type Controller struct {
 	nameRates nameRates
 	tokens    tokens
 	tenants   tenants
+	jobs      jobs
 	owners    sync.Map     // number of a node to the name it has registered under here
 	stuck     atomic.Bool  // its machine stood still and has not gone on
 	rests     atomic.Int64 // ns; before that time this controller deposes no leader: see restAfter
@@ -121,6 +122,7 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	}
 	c.wg.Go(c.campaign)
 	c.wg.Go(c.watchStore)
+	c.wg.Go(c.watchDelegations)
 	if c.pulse.port != nil {
 		c.wg.Go(c.joinPulse)
 		c.wg.Go(c.watchLeader)

@@ -13,6 +13,7 @@ var requestBytes = map[string]int64{
 	quarrypbconnect.ControllerLookupNamesProcedure:   64 << 10,  // 100 names
 	quarrypbconnect.ControllerCreateNamesProcedure:   768 << 10, // 100 names with notes
 	quarrypbconnect.ControllerRegisterNodeProcedure:  512 << 10, // a row for each region of a node, which has at most 4096
+	quarrypbconnect.ControllerPollJobsProcedure:      64 << 10,  // what is known of a worker's plugins
 	quarrypbconnect.ControllerNodeHeartbeatProcedure: 32 << 10,  // the serials of at most 1024 sessions that have left
 }
 

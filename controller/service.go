@@ -85,6 +85,7 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 	if err := mayOpen(rights.From(ctx), r.Msg); err != nil {
 		return nil, err
 	}
+	r.Msg.Job = 0
 	if p := r.Msg.Program; p != nil {
 		if err := s.c.maySpeak(rights.From(ctx), p.Node); err != nil {
 			return nil, err
@@ -97,7 +98,10 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 		if err != nil {
 			return nil, err
 		}
-		r.Msg.Tenant = in.id
+		r.Msg.Tenant, r.Msg.Job = in.id, in.job
+	}
+	if r.Msg.Job != 0 {
+		s.c.jobs.opened.Store(true)
 	}
 	res, err := do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
 	if err == nil {

@@ -77,12 +77,22 @@ type acting struct {
 	caller string
 	all    bool // else what the grants say
 	grants []*quarrypb.Grant
+	job    uint64 // not 0: a worker acts for the submitter of this job
+	keeps  bool   // names: the role of the submitter deletes none
 }
 
 // acting finds out which tenant a call is made in. Operators work in any. A caller with grants works in the
 // tenants that they are of, any other one in the default tenant.
 func (c *Controller) acting(ctx context.Context, h http.Header) (acting, error) {
 	caller, name := rights.From(ctx), h.Get(quarrypb.TenantHeader)
+	if h.Get(quarrypb.JobHeader) != "" {
+		return c.actingForJob(ctx, caller, name, h.Get(quarrypb.JobHeader))
+	}
+	return c.actingAs(ctx, caller, name)
+}
+
+// actingAs is acting of a caller that has named a tenant, or none.
+func (c *Controller) actingAs(ctx context.Context, caller rights.Caller, name string) (acting, error) {
 	in := acting{name: cmp.Or(name, quarrypb.DefaultTenant), caller: caller.Name, all: caller.Is(identity.Operator)}
 	if in.all && in.name == quarrypb.DefaultTenant {
 		return in, nil
@@ -112,6 +122,8 @@ func (in *acting) find(list []*quarrypb.Tenant, caller rights.Caller, name strin
 	switch {
 	case in.all:
 		from = list
+	case len(granted) == 0 && worksOnly(caller):
+		return denied("%s has no rights of its own: a worker acts for the jobs that are delegated to it (quarry worker), or gets a grant (quarry tenant grant)", caller.Name)
 	case len(granted) == 0 && in.name == quarrypb.DefaultTenant:
 		in.all = true
 		return nil
@@ -149,6 +161,12 @@ func isFor(g *quarrypb.Grant, c rights.Caller) bool {
 
 // may says whether the caller has a right to a name.
 func (in *acting) may(right quarrypb.Right, name string) bool {
+	if right == mayDelete && in.keeps {
+		return false
+	}
+	if name == quarrypb.JobsTree && right != mayDelete {
+		return in.some(right)
+	}
 	return in.all || slices.ContainsFunc(in.grants, func(g *quarrypb.Grant) bool {
 		return slices.Contains(g.Rights, right) && strings.HasPrefix(name, g.Prefix)
 	})

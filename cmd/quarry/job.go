@@ -39,9 +39,14 @@ func (a *app) jobs(ctx context.Context, timeout time.Duration, f func(context.Co
 		tctx, cancel = context.WithTimeout(ctx, timeout)
 	}
 	defer cancel()
-	// The jobs' tree is made by the first worker, with as many replicas as it has been told.
+	// The jobs' tree is made by the first worker with rights of its own, with as many replicas as it has been
+	// told, or by the first who submits a job to others.
 	if _, err = c.Names().Lookup(tctx, job.StateTree); errors.Is(err, client.ErrNoName) {
-		err = fmt.Errorf("%w: start some with quarry storage --workers 1, or quarry worker: %w", errNoWorker, err)
+		missing := err
+		var polling []client.Worker
+		if polling, err = c.Jobs().Workers(tctx); err == nil && len(polling) == 0 {
+			err = fmt.Errorf("%w: start some with quarry storage --workers 1, or quarry worker: %w", errNoWorker, missing)
+		}
 	}
 	var s *job.Store
 	if err == nil {
@@ -66,6 +71,7 @@ type jobRunCmd struct {
 	Limit   time.Duration     `name:"part-timeout" default:"10m" help:"Longest time for one attempt of one part."`
 	Memory  sizeFlag          `placeholder:"SIZE" help:"Memory of one instance of a WASM module; default and most are the worker's --module."`
 	Compile time.Duration     `name:"compile-timeout" placeholder:"DURATION" help:"Longest time to compile a WASM module; default and most are the worker's --compile-timeout."`
+	Lasts   time.Duration     `placeholder:"DURATION" help:"How long workers may act for you; a job that takes longer fails. Default a day, at most 30."`
 	Wait    bool              `default:"true" negatable:"" help:"Wait for the end."`
 }
 
@@ -82,7 +88,7 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 		return usagef("--output %q: want tree:NAME", c.Output)
 	}
 	return a.jobs(ctx, 0, func(ctx context.Context, s *job.Store) error {
-		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile})
+		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, Lasts: c.Lasts})
 		if err != nil {
 			return err
 		}
@@ -234,11 +240,18 @@ func (c *jobLogsCmd) Run(ctx context.Context, a *app) error {
 	})
 }
 
-type jobCancelCmd struct{ jobID }
+type jobCancelCmd struct {
+	jobID
+	Revoke bool `help:"End the sessions that workers have opened for it, too, without waiting for them: for workers that are not trusted any more."`
+}
 
 func (c *jobCancelCmd) Run(ctx context.Context, a *app) error {
 	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
-		if err := s.Cancel(ctx, c.ID); err != nil {
+		end := s.Cancel
+		if c.Revoke {
+			end = s.Revoke
+		}
+		if err := end(ctx, c.ID); err != nil {
 			return err
 		}
 		return a.print(map[string]any{"job": c.ID, "state": job.Cancelled}, func(w io.Writer) { fmt.Fprintf(w, "job %d is cancelled\n", c.ID) })

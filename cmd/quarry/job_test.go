@@ -4,6 +4,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,4 +64,45 @@ func TestJobs(t *testing.T) {
 	on(t, "job", "run", "words", "--input", "job-texts", "--output", "tree:x").fails(t, exitUsage, "or objects:PREFIX")
 	on(t, "job", "run", "words", "--input", "tree:job-texts", "--output", "x").fails(t, exitUsage, "tree:NAME")
 	on(t, "job", "run", "nearest", "--input", "tree:job-texts", "--output", "tree:y", "--arg", "query=a").fails(t, exitFailed, "argument query")
+}
+
+// A pool of workers whose token is of role worker runs jobs of a tenant that it cannot reach by itself. A worker is killed
+// in between, and the next one goes on.
+func TestAPoolOfWorkers(t *testing.T) {
+	p, err := local.Spawn(t.Context(), executable(t), "dev", "--listen", "127.0.0.1:0", "--nodes", "2", "--replicas", "1", "--region-bytes", "16MiB")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Stop()) })
+	as := func(token string, args ...string) result {
+		t.Helper()
+		return quarry(t, []string{"QUARRY_CONTROLLER=" + p.Ready["url"], "QUARRY_TOKEN=" + token}, "", args...)
+	}
+	pool := strings.TrimSpace(as("", "token", "create", "--role", "worker").ok(t))
+	shop := strings.TrimSpace(as("", "token", "create", "--role", "client").ok(t))
+	identity := "token:" + strings.Split(shop, "_")[1]
+	as("", "tenant", "create", "shop").ok(t)
+	as("", "tenant", "grant", "shop", "--identity", identity, "--rights", "read,write,create").ok(t)
+	as(shop, "kv", "create", "-t", "texts").ok(t)
+	as(shop, "kv", "put", "-t", "texts", "a", "-d", "stone on stone").ok(t)
+	as(shop, "job", "run", "words", "--input", "tree:texts", "--output", "tree:x").fails(t, exitNotFound, "no worker is there")
+	as(pool, "kv", "get", "-t", "texts", "a", "--tenant", "shop").fails(t, exitFailed, "has no rights of its own")
+	as(pool, "slab", "alloc", "--data", "x").fails(t, exitFailed, "has no rights of its own")
+
+	start := func(name string) *local.Process {
+		w, err := local.Spawn(t.Context(), executable(t), "worker", "-C", p.Ready["url"], "--name", name, "--token", pool)
+		require.NoError(t, err)
+		return w
+	}
+	w := start("w1")
+	require.Contains(t, as(shop, "job", "plugins").ok(t), "worker w1")
+	as(shop, "job", "run", "words", "--input", "tree:texts", "--output", "tree:counts").ok(t)
+	require.Equal(t, "2", as(shop, "kv", "get", "-t", "counts", "stone").ok(t))
+	w.Signal(syscall.SIGKILL)
+	w.Wait()
+	as(shop, "job", "run", "words", "--input", "tree:texts", "--output", "tree:counts2", "--no-wait").ok(t)
+	w = start("w2")
+	t.Cleanup(func() { require.NoError(t, w.Stop()) })
+	require.Eventually(t, func() bool { return strings.Contains(as(shop, "job", "status", "2").out, "done") }, patience, 50*time.Millisecond)
+	require.Equal(t, "2", as(shop, "kv", "get", "-t", "counts2", "stone").ok(t))
+	as(shop, "job", "run", "words", "--input", "tree:texts", "--output", "tree:y", "--lasts", "9999h").fails(t, exitFailed, "it lasts 9999h0m0s")
+	as(shop, "job", "cancel", "2", "--revoke").fails(t, exitFailed, "job 2 has ended")
 }

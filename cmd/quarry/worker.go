@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -54,22 +53,22 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer port.close()
-	cl, err := a.connect(ctx, func(cfg *client.Config) { cfg.Replicas, cfg.Durability = c.Replicas, durability(c.Durable) })
-	if err != nil {
-		return err
-	}
+	control := a.clientConfig()
+	control.Replicas, control.Durability = c.Replicas, durability(c.Durable)
 	worker.StandBack()
 	tally := &job.Tally{}
-	port.watch(prom.NewCollector(cl), worker.NewCollector(tally))
-	err = a.ready(port.tell(map[string]string{"ready": "worker", "node": c.Node}), func(w io.Writer) {
-		fmt.Fprintln(w, "worker ready")
-		port.text(w)
+	cfg := job.Config{Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory),
+		CompileTimeout: c.CompileTimeout, PartTimeout: c.PartTimeout, Tally: tally, Logger: a.log}
+	return job.Serve(ctx, cfg, control, func(own *client.Client) error {
+		if own != nil {
+			port.watch(prom.NewCollector(own))
+		}
+		port.watch(worker.NewCollector(tally))
+		return a.ready(port.tell(map[string]string{"ready": "worker", "node": c.Node}), func(w io.Writer) {
+			fmt.Fprintln(w, "worker ready")
+			port.text(w)
+		})
 	})
-	if err == nil {
-		err = job.Work(ctx, job.Config{Client: cl, Name: c.Name, Node: c.Node, Slots: c.Slots, ModuleBytes: int(c.Module), ProcessBytes: int(c.Memory),
-			CompileTimeout: c.CompileTimeout, PartTimeout: c.PartTimeout, Tally: tally, Logger: a.log})
-	}
-	return errors.Join(err, cl.Close())
 }
 
 // workerFlags start workers beside a storage node, as processes of their own: a

@@ -82,7 +82,7 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		return
 	}
 	c := m.editCluster()
-	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent, Tenant: r.Tenant, Lanes: r.Lanes}
+	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent, Tenant: r.Tenant, Lanes: r.Lanes, Job: r.Job}
 	c.NextSerial++
 	c.LastSession = id
 	// A new session has no operation from before any epoch, and reads the table of its answer.

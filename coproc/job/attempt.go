@@ -186,6 +186,11 @@ func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) error {
 
 // makePlan cuts the input and makes the output.
 func (w *worker) makePlan(ctx context.Context, j *Job, p *Part) error {
+	for _, name := range append([]string{j.Spec.Output}, j.Spec.Writes...) {
+		if err := w.mayWrite(name); err != nil {
+			return err
+		}
+	}
 	if _, err := kv.Open(ctx, w.c, j.Spec.Output, btree.Config{}); errors.Is(err, client.ErrNoName) {
 		if _, err = kv.Create(ctx, w.c, j.Spec.Output, btree.Config{}); err != nil && !errors.Is(err, client.ErrNameExists) {
 			return fmt.Errorf("output: %w", err)
@@ -224,6 +229,9 @@ func (w *worker) program(ctx context.Context, s *Spec) (program, error) {
 	m, err := w.store.module(ctx, name)
 	if err != nil {
 		return nil, err
+	}
+	if s.Module != "" && m.SHA256 != s.Module {
+		return nil, fmt.Errorf("module %s was replaced after the job was submitted: submit it again", name)
 	}
 	w.compiling.Lock()
 	defer w.compiling.Unlock()

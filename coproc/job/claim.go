@@ -227,6 +227,9 @@ func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 	w.trees.forget(j.ID)
 	switch err := w.store.t.Delete(ctx, activeKey(j.ID)); {
 	case err == nil: // only one worker's Delete succeeds: that one counts
+		if w.store.d == nil && j.Delegated { // workers that act for submitters end it in over
+			_ = w.c.Jobs().End(ctx, j.ID, false) // else it ends with its time
+		}
 		w.Tally.ended[place(endings[:], j.State)].Add(1)
 	case !errors.Is(err, btree.ErrNoKey):
 		return err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc/job"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
@@ -21,6 +22,9 @@ func TestContextsThatHaveEnded(t *testing.T) {
 	testcluster.ContextCalls(t, []any{r.store, &job.Tally{}}, map[string]func(context.Context) error{
 		"Open": func(ctx context.Context) error { _, err := job.Open(ctx, r.c); return err },
 		"Work": func(ctx context.Context) error { return job.Work(ctx, job.Config{Client: r.c}) },
+		"Serve": func(ctx context.Context) error {
+			return job.Serve(ctx, job.Config{}, client.Config{Controllers: []string{r.cluster.Controller.URL()}}, func(*client.Client) error { return nil })
+		},
 		"ReadTree": func(ctx context.Context) error {
 			_, err := job.ReadTree(ctx, tree).Get([]byte("key"), nil)
 			return err

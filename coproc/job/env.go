@@ -142,6 +142,11 @@ func (e *env) open(name string) (*tree, error) {
 		return t, nil
 	}
 	writable := name == e.job.Spec.Output || slices.Contains(e.job.Spec.Writes, name)
+	if writable {
+		if err := e.w.mayWrite(name); err != nil {
+			return nil, err
+		}
+	}
 	kt, err := e.w.trees.tree(e.ctx, e.job.ID, name, writable)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -21,6 +22,7 @@ const (
 	MaxArgBytes    = 4096
 	MaxModuleBytes = 32 << 20
 	MaxPartTimeout = 24 * time.Hour
+	MaxLasts       = 30 * 24 * time.Hour
 	MaxMemoryBytes = 4 << 30 // of an instance: WASM has 32-bit addresses
 	// MaxAttempts of one part.
 	MaxAttempts = 4
@@ -52,10 +54,12 @@ const (
 
 // Spec is what a job is to do.
 type Spec struct {
-	Plugin string            `json:"plugin"`
-	Input  Source            `json:"input"`
-	Output string            `json:"output"` // a tree; made if it is not there
-	Writes []string          `json:"writes,omitempty"`
+	Plugin string   `json:"plugin"`
+	Input  Source   `json:"input"`
+	Output string   `json:"output"` // a tree; made if it is not there
+	Writes []string `json:"writes,omitempty"`
+	// Module is the SHA-256 of the module that Plugin names; Submit sets it.
+	Module string            `json:"module,omitempty"`
 	Args   map[string]string `json:"args,omitempty"`
 	// MapParts and ReduceParts; 0 means four times, and twice, the workers.
 	MapParts    int `json:"map_parts,omitempty"`
@@ -66,6 +70,8 @@ type Spec struct {
 	// limits, which bound them. Compiled plugins have neither.
 	MemoryBytes    int           `json:"memory_bytes,omitempty"`
 	CompileTimeout time.Duration `json:"compile_timeout_ns,omitempty"`
+	// Lasts is how long workers may act for the submitter; 0 means a day.
+	Lasts time.Duration `json:"lasts_ns,omitempty"`
 }
 
 // Source of records: tree:NAME, redis:NAME#DATABASE or objects:PREFIX.
@@ -163,6 +169,8 @@ func (s *Spec) check() error {
 		return fmt.Errorf("job: part timeout %v, want more than 0 and at most %v", s.PartTimeout, MaxPartTimeout)
 	case s.MemoryBytes != 0 && (s.MemoryBytes < wasmPage || s.MemoryBytes > MaxMemoryBytes):
 		return fmt.Errorf("job: %d bytes of memory for an instance, want %d to %d", s.MemoryBytes, wasmPage, MaxMemoryBytes)
+	case s.Lasts != 0 && (s.Lasts < time.Second || s.Lasts > MaxLasts):
+		return fmt.Errorf("job: it lasts %v, want %v to %v", s.Lasts, time.Second, MaxLasts)
 	case s.CompileTimeout < 0:
 		return fmt.Errorf("job: compile timeout %v, want more than 0", s.CompileTimeout)
 	}
@@ -180,8 +188,19 @@ type Job struct {
 	Created time.Time `json:"created"`
 	Ended   time.Time `json:"ended,omitzero"`
 	Error   string    `json:"error,omitempty"`
+	// Delegated says that workers act for the submitter: they have a delegation for the job.
+	Delegated bool `json:"delegated,omitempty"`
 
 	version uint64
+}
+
+// digest is of all that a submitter decides.
+func (j *Job) digest() []byte {
+	d := sha256.Sum256(encode(struct {
+		ID   uint64
+		Spec Spec
+	}{j.ID, j.Spec}))
+	return d[:]
 }
 
 // Part is one part as it stands.

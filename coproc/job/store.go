@@ -1,6 +1,7 @@
 package job
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,10 +15,11 @@ import (
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
 // StateTree holds the records of all jobs.
-const StateTree = ".jobs"
+const StateTree = quarrypb.JobsTree
 
 var (
 	// ErrNoJob: no job has that number.
@@ -26,12 +28,16 @@ var (
 	ErrNoPlugin = errors.New("no such plugin")
 	// errLost: another worker has taken the part over.
 	errLost = errors.New("part is another worker's now")
+	// errForged: the record says something else than its submitter has delegated.
+	errForged = errors.New("its record is not what its submitter has delegated: it has been changed since")
 )
 
 // Store reads and changes the records of jobs.
 type Store struct {
 	c *client.Client
 	t *kv.Tree
+	// d is what a worker acts by; nil for a worker with rights of its own, and for others.
+	d *client.Delegation
 }
 
 // Open opens the jobs of a cluster, and makes their tree if there is none.
@@ -105,18 +111,39 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 	if about.Reduces {
 		j.Reduces = spec.ReduceParts
 	}
+	if about.WASM {
+		m, err := s.module(ctx, spec.Plugin)
+		if err != nil {
+			return nil, err
+		}
+		j.Spec.Module = m.SHA256
+	}
 	if j.ID, err = s.number(ctx); err != nil {
 		return nil, err
 	}
-	// The marker last: workers look for jobs by it, so they see the job when it is complete.
+	if j.Delegated, err = s.c.Jobs().Delegate(ctx, j.ID, j.digest(), spec.Lasts); err != nil {
+		return nil, fmt.Errorf("job: workers cannot act for its submitter: %w", err)
+	}
+	if err := s.record(ctx, j); err != nil {
+		if j.Delegated {
+			_ = s.c.Jobs().End(context.WithoutCancel(ctx), j.ID, false) // else it ends with its time
+		}
+		return nil, err
+	}
+	return j, nil
+}
+
+// record writes the records of a new job. The marker comes last: workers look for jobs by it, so they
+// see the job when it is complete.
+func (s *Store) record(ctx context.Context, j *Job) error {
 	plan := &Part{Job: j.ID, Phase: phasePlan, State: Pending}
 	if err := s.t.PutIfAbsent(ctx, partKey(j.ID, phasePlan, 0), encode(plan)); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.t.PutIfAbsent(ctx, jobKey(j.ID), encode(j)); err != nil {
-		return nil, err
+		return err
 	}
-	return j, s.t.Put(ctx, activeKey(j.ID), []byte{})
+	return s.t.Put(ctx, activeKey(j.ID), []byte{})
 }
 
 // number draws the next job's number.
@@ -173,8 +200,17 @@ func (s *Store) plugin(ctx context.Context, name string) (coproc.About, error) {
 	return coproc.About{}, fmt.Errorf("%w: %q; there are %v; upload one with quarry job put", ErrNoPlugin, name, names)
 }
 
-// Job reads one job.
+// Job reads one job. A worker that acts for its submitter refuses one that was changed.
 func (s *Store) Job(ctx context.Context, id uint64) (*Job, error) {
+	j, err := s.read(ctx, id)
+	if err == nil && s.d != nil && !j.State.Ended() && (id != s.d.Job || !bytes.Equal(j.digest(), s.d.Digest)) {
+		return nil, fmt.Errorf("job %d of tenant %s: %w", id, s.d.Tenant, errForged)
+	}
+	return j, err
+}
+
+// read reads the record of a job as it is.
+func (s *Store) read(ctx context.Context, id uint64) (*Job, error) {
 	b, v, err := s.t.GetVersion(ctx, jobKey(id), nil)
 	if errors.Is(err, btree.ErrNoKey) {
 		return nil, fmt.Errorf("%w: %d", ErrNoJob, id)
@@ -259,8 +295,17 @@ func list[T any](ctx context.Context, t *kv.Tree, r btree.Range, note func(*T, u
 	return all, errors.Join(err, bad)
 }
 
-// active are the numbers of jobs that have not ended.
+// active are the numbers of jobs that have not ended; for a worker that acts for a submitter, of its job.
 func (s *Store) active(ctx context.Context) (ids []uint64, err error) {
+	if s.d != nil {
+		switch _, err := s.t.Get(ctx, activeKey(s.d.Job), nil); {
+		case errors.Is(err, btree.ErrNoKey):
+			return nil, nil
+		case err != nil:
+			return nil, err
+		}
+		return []uint64{s.d.Job}, nil
+	}
 	err = s.t.Scan(ctx, prefixed("active/"), func(key, _ []byte, _ uint64) bool {
 		if id, err := strconv.ParseUint(string(key[len("active/"):]), 10, 64); err == nil {
 			ids = append(ids, id)
@@ -294,7 +339,7 @@ func (s *Store) swapPart(ctx context.Context, p *Part) error {
 // end puts a job into its final state, unless it has one.
 func (s *Store) end(ctx context.Context, id uint64, state State, reason string) error {
 	for {
-		j, err := s.Job(ctx, id)
+		j, err := s.read(ctx, id)
 		if err != nil || j.State.Ended() {
 			return err
 		}
@@ -315,6 +360,22 @@ func cut(s string, n int) string {
 	return s
 }
 
+// Revoke cancels a job, and ends the sessions that workers have opened for it: when it returns, no worker
+// changes a byte for the job any more. What its parts have written stays, and intermediate results do.
+func (s *Store) Revoke(ctx context.Context, id uint64) error {
+	j, err := s.Job(ctx, id)
+	if err != nil {
+		return err
+	}
+	if j.State.Ended() {
+		return fmt.Errorf("job %d has ended: it is %s", id, j.State)
+	}
+	if err := s.end(ctx, id, Cancelled, "revoked"); err != nil {
+		return err
+	}
+	return s.c.Jobs().End(ctx, id, true)
+}
+
 // Cancel ends a job. Parts that run stop at their next beat.
 func (s *Store) Cancel(ctx context.Context, id uint64) error {
 	j, err := s.Job(ctx, id)
@@ -327,8 +388,32 @@ func (s *Store) Cancel(ctx context.Context, id uint64) error {
 	return s.end(ctx, id, Cancelled, "cancelled")
 }
 
-// Workers lists the workers that have registered. One that has died is listed until another worker
-// removes it.
+// Workers lists the workers that have registered: those that have rights of their own in the jobs' tree,
+// the others with the controllers. One that has died is listed for some seconds.
 func (s *Store) Workers(ctx context.Context) ([]*Worker, error) {
+	here, err := s.workersHere(ctx)
+	if err != nil {
+		return nil, err
+	}
+	polling, err := s.c.Jobs().Workers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range polling {
+		if slices.ContainsFunc(here, func(w *Worker) bool { return w.Name == p.Name }) {
+			continue
+		}
+		w := &Worker{Name: p.Name, Host: p.Host}
+		w.Node, _ = s.c.Node(p.Node)
+		if err := json.Unmarshal(p.Plugins, &w.Plugins); err != nil {
+			return nil, fmt.Errorf("worker %s: its plugins: %w", p.Name, err)
+		}
+		here = append(here, w)
+	}
+	return here, nil
+}
+
+// workersHere are those with a record in the jobs' tree.
+func (s *Store) workersHere(ctx context.Context) ([]*Worker, error) {
 	return list[Worker](ctx, s.t, prefixed("worker/"), nil)
 }

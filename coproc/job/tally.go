@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -42,7 +44,12 @@ const (
 // Tally counts what a worker does. The zero value is ready: give it to a worker in
 // its Config, and look at it while that works.
 type Tally struct {
-	w         atomic.Pointer[worker]
+	mu      sync.Mutex
+	name    string
+	slots   int
+	workers []*worker            // one, or one for each job that is served
+	past    map[string]*kv.Stats // counters of the trees of those that have ended, by name
+
 	busy      atomic.Int64
 	attempts  [len(phases)][len(outcomes)]atomic.Uint64
 	took      [len(phases)]latency.Histogram
@@ -146,11 +153,49 @@ func (t *Tally) Stats() Stats {
 	for i, state := range endings {
 		s.Ended[state] = t.ended[i].Load()
 	}
-	if w := t.w.Load(); w != nil {
-		s.Worker, s.Slots, s.Staff = w.Name, w.Slots, w.staff.Load().workers
-		s.Trees = w.trees.stats()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.Worker, s.Slots = t.name, t.slots
+	all := map[string]*kv.Stats{}
+	for _, past := range t.past {
+		sum(all, *past)
+	}
+	for _, w := range t.workers {
+		s.Staff = max(s.Staff, w.staff.Load().workers)
+		for _, tree := range w.trees.stats() {
+			sumLive(all, tree)
+		}
+	}
+	for _, tree := range all {
+		s.Trees = append(s.Trees, *tree)
 	}
 	return s
+}
+
+// begin names the worker process.
+func (t *Tally) begin(name string, slots int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.name, t.slots = name, slots
+}
+
+func (t *Tally) join(w *worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.workers = append(t.workers, w)
+}
+
+// leave keeps the counters of a worker's trees.
+func (t *Tally) leave(w *worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.workers = slices.DeleteFunc(t.workers, func(o *worker) bool { return o == w })
+	if t.past == nil {
+		t.past = map[string]*kv.Stats{}
+	}
+	for _, tree := range w.trees.stats() {
+		sum(t.past, tree)
+	}
 }
 
 // Census is how the jobs of the cluster stand that have not ended.
@@ -166,30 +211,39 @@ type Census struct {
 // maxCensus bounds the jobs that are looked at.
 const maxCensus = 64
 
-// Census looks at the jobs. It reads the records of all their parts: not for the
-// data path.
+// Census looks at the jobs; those of a worker that acts for submitters are the ones that it serves. It
+// reads the records of all their parts: not for the data path.
 func (t *Tally) Census(ctx context.Context) (c Census, err error) {
 	c.Parts = map[State]int{Pending: 0, Running: 0, Done: 0, Failed: 0, Cancelled: 0}
-	w := t.w.Load()
-	if w == nil {
-		return c, ctx.Err()
+	t.mu.Lock()
+	workers := slices.Clone(t.workers)
+	t.mu.Unlock()
+	for _, w := range workers {
+		if err := w.census(ctx, &c); err != nil {
+			return c, err
+		}
 	}
+	return c, ctx.Err()
+}
+
+// census adds the jobs that a worker sees.
+func (w *worker) census(ctx context.Context, c *Census) error {
 	workers, err := w.store.Workers(ctx)
 	if err != nil {
-		return c, err
+		return err
 	}
-	c.Workers = len(workers)
+	c.Workers = max(c.Workers, len(workers))
 	ids, err := w.store.active(ctx)
 	if err != nil {
-		return c, err
+		return err
 	}
 	for _, id := range ids[:min(len(ids), maxCensus)] {
-		j, err := w.store.Job(ctx, id)
+		j, err := w.store.read(ctx, id)
 		if errors.Is(err, ErrNoJob) {
 			continue
 		}
 		if err != nil {
-			return c, err
+			return err
 		}
 		if j.State.Ended() {
 			continue
@@ -197,7 +251,7 @@ func (t *Tally) Census(ctx context.Context) (c Census, err error) {
 		c.Running++
 		parts, err := w.store.Parts(ctx, id, "")
 		if err != nil {
-			return c, err
+			return err
 		}
 		moved := uint64(len(parts))
 		for _, p := range parts {
@@ -208,5 +262,5 @@ func (t *Tally) Census(ctx context.Context) (c Census, err error) {
 		}
 		c.Quiet = max(c.Quiet, w.still(fmt.Sprint("census/", id), moved))
 	}
-	return c, nil
+	return nil
 }

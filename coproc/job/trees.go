@@ -100,6 +100,17 @@ func sum(all map[string]*kv.Stats, s kv.Stats) {
 	}
 }
 
+// sumLive is sum of a tree that is open: it has a cache.
+func sumLive(all map[string]*kv.Stats, s kv.Stats) {
+	sum(all, s)
+	if have := all[s.Name]; have != nil {
+		have.Cache.Nodes += s.Cache.Nodes
+		have.Cache.Bytes += s.Cache.Bytes
+		have.Cache.MaxBytes += s.Cache.MaxBytes
+		have.Cache.Levels = max(have.Cache.Levels, s.Cache.Levels)
+	}
+}
+
 // stats of all trees that are or were open: caches of those that are, counters of all.
 func (t *trees) stats() (out []kv.Stats) {
 	t.mu.Lock()
@@ -113,14 +124,7 @@ func (t *trees) stats() (out []kv.Stats) {
 		live = append(live, tree)
 	}
 	for _, tree := range live {
-		s := tree.Stats()
-		sum(all, s)
-		if have := all[s.Name]; have != nil {
-			have.Cache.Nodes += s.Cache.Nodes
-			have.Cache.Bytes += s.Cache.Bytes
-			have.Cache.MaxBytes += s.Cache.MaxBytes
-			have.Cache.Levels = max(have.Cache.Levels, s.Cache.Levels)
-		}
+		sumLive(all, tree.Stats())
 	}
 	for _, s := range all {
 		out = append(out, *s)

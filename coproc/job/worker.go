@@ -18,8 +18,9 @@ import (
 	"github.com/quarrystore/quarry/coproc"
 )
 
-// Config of a worker. Client is needed.
+// Config of a worker. Work needs Client.
 type Config struct {
+	// Client of a worker with rights of its own; see Serve.
 	Client *client.Client
 	// Name among the workers; default host and process.
 	Name string
@@ -71,7 +72,10 @@ type worker struct {
 	node  uint32
 	rt    *runtime
 	trees *trees
-	tidy  context.Context // of the frees of an ended part's objects: outlives the part's
+	slots chan struct{} // shared by all workers of the process
+	// finished ends the worker: the job that it acts for needs it no more.
+	finished context.CancelFunc
+	tidy     context.Context // of the frees of an ended part's objects: outlives the part's
 
 	staff atomic.Pointer[staff]
 
@@ -97,13 +101,13 @@ type sighting struct {
 	since time.Time
 }
 
-// Work runs parts until the context ends.
-func Work(ctx context.Context, cfg Config) error {
+// withDefaults checks a configuration and fills it in.
+func (cfg Config) withDefaults() (Config, error) {
 	if cfg.Slots == 0 {
 		cfg.Slots = 1
 	}
 	if cfg.Slots < 1 || cfg.Slots > 256 {
-		return fmt.Errorf("worker: %d slots, want 1 to 256", cfg.Slots)
+		return cfg, fmt.Errorf("worker: %d slots, want 1 to 256", cfg.Slots)
 	}
 	if cfg.ModuleBytes == 0 {
 		cfg.ModuleBytes = DefaultMemoryBytes
@@ -122,43 +126,75 @@ func Work(ctx context.Context, cfg Config) error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	host, _ := os.Hostname()
 	if cfg.Name == "" {
-		cfg.Name = fmt.Sprintf("%s.%d", host, os.Getpid())
+		cfg.Name = fmt.Sprintf("%s.%d", hostname(), os.Getpid())
 	}
 	if cfg.Die == nil {
+		log := cfg.Logger
 		cfg.Die = func(reason string) {
-			cfg.Logger.Error("worker ends itself", "reason", reason)
+			log.Error("worker ends itself", "reason", reason)
 			os.Exit(3)
 		}
 	}
-	store, err := Open(ctx, cfg.Client)
+	return cfg, nil
+}
+
+func hostname() string {
+	host, _ := os.Hostname()
+	return host
+}
+
+// Work runs parts of the jobs of the Client's tenant, with the Client's rights, until the context ends. It is
+// for clusters without tokens and certificates, and for workers that operators trust with a tenant; others
+// Serve.
+func Work(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return err
 	}
-	w := &worker{Config: cfg, c: cfg.Client, store: store, seen: map[string]sighting{}, modules: map[string]*module{}, trees: newTrees(cfg.Client, store.t), tidy: context.WithoutCancel(ctx)}
+	cfg.Tally.begin(cfg.Name, cfg.Slots)
+	w, err := newWorker(ctx, cfg, nil, make(chan struct{}, cfg.Slots))
+	if err != nil {
+		return err
+	}
+	return w.run(ctx)
+}
+
+// newWorker registers a worker in its client's tenant. It acts for the submitter of d, or by itself if that is
+// nil. A slot is taken while a part is looked for or runs.
+func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan struct{}) (*worker, error) {
+	store, err := Open(ctx, cfg.Client)
+	if err != nil {
+		return nil, err
+	}
+	store.d = d
+	w := &worker{Config: cfg, c: cfg.Client, store: store, seen: map[string]sighting{}, modules: map[string]*module{}, trees: newTrees(cfg.Client, store.t), tidy: context.WithoutCancel(ctx), slots: slots}
 	w.staff.Store(&staff{})
 	if cfg.Node != "" {
 		var ok bool
 		if w.node, ok = cfg.Client.Node(cfg.Node); !ok {
-			return fmt.Errorf("worker: no storage node is named %q", cfg.Node)
+			return nil, fmt.Errorf("worker: no storage node is named %q", cfg.Node)
 		}
 	}
-	w.rt = newRuntime(w.tidy, wazero.NewRuntimeConfig().WithCompilationCache(compiledModules), cfg.ModuleBytes)
-	defer w.rt.close()
-	w.me = Worker{Name: cfg.Name, Node: w.node, Plugins: coproc.Registered(), Host: host}
+	w.me = Worker{Name: cfg.Name, Node: w.node, Plugins: coproc.Registered(), Host: hostname()}
 	if err := w.store.t.Put(ctx, workerKey(w.Name), encode(w.me)); err != nil {
-		return err
+		return nil, err
 	}
-	if err := w.lookAround(ctx); err != nil {
-		return err
-	}
-	w.Tally.w.Store(w)
+	return w, w.lookAround(ctx)
+}
+
+// run runs parts until the context ends, or the job that the worker acts for.
+func (w *worker) run(ctx context.Context) error {
+	w.rt = newRuntime(w.tidy, wazero.NewRuntimeConfig().WithCompilationCache(compiledModules), w.ModuleBytes)
+	defer w.rt.close()
+	w.Tally.join(w)
+	defer w.Tally.leave(w)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	w.finished = cancel
 	var wg sync.WaitGroup
 	wg.Go(func() { w.beWatched(ctx) })
-	for range cfg.Slots {
+	for range w.Slots {
 		wg.Go(func() { w.loop(ctx) })
 	}
 	wg.Wait()
@@ -188,7 +224,7 @@ func (w *worker) beWatched(ctx context.Context) {
 
 // lookAround lists the workers, and removes the records of those whose beat has stood still.
 func (w *worker) lookAround(ctx context.Context) error {
-	all, err := w.store.Workers(ctx)
+	all, err := w.store.workersHere(ctx)
 	if err != nil {
 		return err
 	}
@@ -225,15 +261,27 @@ func (w *worker) still(key string, beat uint64) time.Duration {
 func (w *worker) loop(ctx context.Context) {
 	idle := idleMin
 	for ctx.Err() == nil {
+		select {
+		case w.slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
 		j, p, err := w.claim(ctx)
+		if err == nil && p != nil {
+			w.work(ctx, j, p)
+		}
+		<-w.slots
 		switch {
+		case errors.Is(err, errForged):
+			w.refuse(ctx, err)
 		case err != nil && ctx.Err() == nil:
 			w.Logger.Warn("no work can be had", "error", err)
 			idle = idleMax
 		case p != nil:
-			w.work(ctx, j, p)
 			idle = idleMin
 			continue
+		case w.store.d != nil && w.over(ctx):
+			w.finished()
 		}
 		select {
 		case <-ctx.Done():

@@ -150,16 +150,14 @@ func (o *options) run(ctx context.Context, out io.Writer, log *slog.Logger) erro
 	}
 	StandBack()
 	o.client.Logger, o.work.Logger = log, log
-	c, err := client.Connect(ctx, o.client)
-	if err != nil {
-		return err
-	}
-	o.work.Client, o.work.Tally = c, &job.Tally{}
-	registry.MustRegister(prom.NewCollector(c), NewCollector(o.work.Tally))
-	if err = json.NewEncoder(out).Encode(ready); err == nil {
-		err = job.Work(ctx, o.work)
-	}
-	return errors.Join(err, c.Close())
+	o.work.Tally = &job.Tally{}
+	return job.Serve(ctx, o.work, o.client, func(own *client.Client) error {
+		if own != nil {
+			registry.MustRegister(prom.NewCollector(own))
+		}
+		registry.MustRegister(NewCollector(o.work.Tally))
+		return json.NewEncoder(out).Encode(ready)
+	})
 }
 
 // StandBack makes this process the first that the kernel ends when memory runs out. That frees the

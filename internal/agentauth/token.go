@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/subtle"
 	"net/http"
+	"strconv"
 
 	"connectrpc.com/connect"
 
@@ -17,9 +18,15 @@ import (
 func Token(token string) connect.Interceptor { return give{token: token} }
 
 // Caller adds a token, and the tenant that the calls are made in; "" for none.
-func Caller(token, tenant string) connect.Interceptor { return give{token, tenant} }
+func Caller(token, tenant string) connect.Interceptor { return give{token: token, tenant: tenant} }
 
-type give struct{ token, tenant string }
+// ForJob is Caller for the calls that a worker makes for a job of the tenant; 0 for none.
+func ForJob(token, tenant string, job uint64) connect.Interceptor { return give{token, tenant, job} }
+
+type give struct {
+	token, tenant string
+	job           uint64
+}
 
 // to sets the headers of a call of the controller at an address.
 func (g give) to(h http.Header, address string) {
@@ -28,6 +35,9 @@ func (g give) to(h http.Header, address string) {
 	}
 	if g.tenant != "" {
 		h.Set(quarrypb.TenantHeader, g.tenant)
+	}
+	if g.job != 0 {
+		h.Set(quarrypb.JobHeader, strconv.FormatUint(g.job, 10))
 	}
 }
 

@@ -62,6 +62,11 @@ var table = map[string]rule{
 	c.ControllerListNamesProcedure:   users,
 	c.ControllerDeleteNameProcedure:  deleters,
 
+	c.ControllerDelegateJobProcedure:   users,
+	c.ControllerEndDelegationProcedure: users,
+	c.ControllerListWorkersProcedure:   users,
+	c.ControllerPollJobsProcedure:      to(worker, operator),
+
 	c.ControllerRegisterNodeProcedure:  nodes,
 	c.ControllerNodeHeartbeatProcedure: nodes,
 

@@ -17,6 +17,13 @@ const TokenHeader = "Quarry-Token"
 // caller has grants in, else DefaultTenant.
 const TenantHeader = "Quarry-Tenant"
 
+// JobHeader names, in a worker's call of a controller, the job that it acts for: a number in the tenant of
+// TenantHeader. What it may do is what the job's submitter may.
+const JobHeader = "Quarry-Job"
+
+// JobsTree is the name of the tree of a tenant that has its jobs. A right to any name is one to this.
+const JobsTree = ".jobs"
+
 // DefaultTenant is the name of tenant 0, which is always there.
 const DefaultTenant = "default"
 

@@ -1299,6 +1299,7 @@ type OpenSessionRequest struct {
 	// Number. An operator's check says in which tenant it is; for others the controller takes it from the
 	// header Quarry-Tenant, or from the region.
 	Tenant        uint32       `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Job           uint64       `protobuf:"varint,10,opt,name=job,proto3" json:"job,omitempty"`       // the controller takes it from the header Quarry-Job
 	Program       *NodeProgram `protobuf:"bytes,9,opt,name=program,proto3" json:"program,omitempty"` // nodes open no other sessions
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1386,6 +1387,13 @@ func (x *OpenSessionRequest) GetLanes() uint32 {
 func (x *OpenSessionRequest) GetTenant() uint32 {
 	if x != nil {
 		return x.Tenant
+	}
+	return 0
+}
+
+func (x *OpenSessionRequest) GetJob() uint64 {
+	if x != nil {
+		return x.Job
 	}
 	return 0
 }
@@ -2384,6 +2392,7 @@ type Session struct {
 	ReclaimEpoch  uint64                 `protobuf:"varint,9,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
 	Agent         bool                   `protobuf:"varint,10,opt,name=agent,proto3" json:"agent,omitempty"`
 	Lanes         uint32                 `protobuf:"varint,11,opt,name=lanes,proto3" json:"lanes,omitempty"` // counted in its tenant's quota
+	Job           uint64                 `protobuf:"varint,12,opt,name=job,proto3" json:"job,omitempty"`     // not 0: opened by a worker for this job of its tenant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2491,6 +2500,13 @@ func (x *Session) GetAgent() bool {
 func (x *Session) GetLanes() uint32 {
 	if x != nil {
 		return x.Lanes
+	}
+	return 0
+}
+
+func (x *Session) GetJob() uint64 {
+	if x != nil {
+		return x.Job
 	}
 	return 0
 }
@@ -7767,6 +7783,526 @@ func (x *ListTenantsResponse) GetTenants() []*Tenant {
 	return nil
 }
 
+// Delegation lets workers act for the submitter of a job. It is a record of its own.
+type Delegation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"` // number in its tenant, not 0
+	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	TenantId      uint32                 `protobuf:"varint,3,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"` // SHA-256 of what the job is to do: workers compare it with the job's record
+	ExpiresUnixMs int64                  `protobuf:"varint,5,opt,name=expires_unix_ms,json=expiresUnixMs,proto3" json:"expires_unix_ms,omitempty"`
+	Submitter     string                 `protobuf:"bytes,6,opt,name=submitter,proto3" json:"submitter,omitempty"` // for people
+	// Who it was: what a worker may do for the job is looked up by these.
+	Roles         []string `protobuf:"bytes,7,rep,name=roles,proto3" json:"roles,omitempty"`
+	Role          string   `protobuf:"bytes,8,opt,name=role,proto3" json:"role,omitempty"` // of its certificate, with name
+	Name          string   `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`
+	Token         string   `protobuf:"bytes,10,opt,name=token,proto3" json:"token,omitempty"`   // id of its token
+	Grants        []*Grant `protobuf:"bytes,11,rep,name=grants,proto3" json:"grants,omitempty"` // of answers: what it may do; none: anything in the tenant that its role may
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Delegation) Reset() {
+	*x = Delegation{}
+	mi := &file_quarry_proto_msgTypes[114]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Delegation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Delegation) ProtoMessage() {}
+
+func (x *Delegation) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[114]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Delegation.ProtoReflect.Descriptor instead.
+func (*Delegation) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{114}
+}
+
+func (x *Delegation) GetJob() uint64 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *Delegation) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Delegation) GetTenantId() uint32 {
+	if x != nil {
+		return x.TenantId
+	}
+	return 0
+}
+
+func (x *Delegation) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *Delegation) GetExpiresUnixMs() int64 {
+	if x != nil {
+		return x.ExpiresUnixMs
+	}
+	return 0
+}
+
+func (x *Delegation) GetSubmitter() string {
+	if x != nil {
+		return x.Submitter
+	}
+	return ""
+}
+
+func (x *Delegation) GetRoles() []string {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+func (x *Delegation) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Delegation) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Delegation) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *Delegation) GetGrants() []*Grant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+type DelegateJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`                // 32 bytes
+	LastsS        uint32                 `protobuf:"varint,3,opt,name=lasts_s,json=lastsS,proto3" json:"lasts_s,omitempty"` // 0: a day; at most 30 days
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DelegateJobRequest) Reset() {
+	*x = DelegateJobRequest{}
+	mi := &file_quarry_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DelegateJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DelegateJobRequest) ProtoMessage() {}
+
+func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DelegateJobRequest.ProtoReflect.Descriptor instead.
+func (*DelegateJobRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{115}
+}
+
+func (x *DelegateJobRequest) GetJob() uint64 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *DelegateJobRequest) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *DelegateJobRequest) GetLastsS() uint32 {
+	if x != nil {
+		return x.LastsS
+	}
+	return 0
+}
+
+type EndDelegationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Revoke        bool                   `protobuf:"varint,2,opt,name=revoke,proto3" json:"revoke,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndDelegationRequest) Reset() {
+	*x = EndDelegationRequest{}
+	mi := &file_quarry_proto_msgTypes[116]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndDelegationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndDelegationRequest) ProtoMessage() {}
+
+func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[116]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndDelegationRequest.ProtoReflect.Descriptor instead.
+func (*EndDelegationRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{116}
+}
+
+func (x *EndDelegationRequest) GetJob() uint64 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *EndDelegationRequest) GetRevoke() bool {
+	if x != nil {
+		return x.Revoke
+	}
+	return false
+}
+
+type EndDelegationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndDelegationResponse) Reset() {
+	*x = EndDelegationResponse{}
+	mi := &file_quarry_proto_msgTypes[117]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndDelegationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndDelegationResponse) ProtoMessage() {}
+
+func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[117]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndDelegationResponse.ProtoReflect.Descriptor instead.
+func (*EndDelegationResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{117}
+}
+
+// Worker is a process that runs parts of jobs.
+type Worker struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"` // beside which it runs, by name
+	Host          string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`
+	Plugins       []byte                 `protobuf:"bytes,4,opt,name=plugins,proto3" json:"plugins,omitempty"` // of package coproc, JSON
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Worker) Reset() {
+	*x = Worker{}
+	mi := &file_quarry_proto_msgTypes[118]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Worker) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Worker) ProtoMessage() {}
+
+func (x *Worker) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[118]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Worker.ProtoReflect.Descriptor instead.
+func (*Worker) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{118}
+}
+
+func (x *Worker) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Worker) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Worker) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Worker) GetPlugins() []byte {
+	if x != nil {
+		return x.Plugins
+	}
+	return nil
+}
+
+type PollJobsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Worker        *Worker                `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PollJobsRequest) Reset() {
+	*x = PollJobsRequest{}
+	mi := &file_quarry_proto_msgTypes[119]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PollJobsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PollJobsRequest) ProtoMessage() {}
+
+func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[119]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PollJobsRequest.ProtoReflect.Descriptor instead.
+func (*PollJobsRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{119}
+}
+
+func (x *PollJobsRequest) GetWorker() *Worker {
+	if x != nil {
+		return x.Worker
+	}
+	return nil
+}
+
+type PollJobsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The caller may do everything by itself: no delegations are listed, it is to open a session of its own.
+	All           bool          `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"`
+	Jobs          []*Delegation `protobuf:"bytes,2,rep,name=jobs,proto3" json:"jobs,omitempty"` // oldest first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PollJobsResponse) Reset() {
+	*x = PollJobsResponse{}
+	mi := &file_quarry_proto_msgTypes[120]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PollJobsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PollJobsResponse) ProtoMessage() {}
+
+func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[120]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PollJobsResponse.ProtoReflect.Descriptor instead.
+func (*PollJobsResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{120}
+}
+
+func (x *PollJobsResponse) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *PollJobsResponse) GetJobs() []*Delegation {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+type ListWorkersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWorkersRequest) Reset() {
+	*x = ListWorkersRequest{}
+	mi := &file_quarry_proto_msgTypes[121]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWorkersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWorkersRequest) ProtoMessage() {}
+
+func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[121]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
+func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{121}
+}
+
+type ListWorkersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workers       []*Worker              `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWorkersResponse) Reset() {
+	*x = ListWorkersResponse{}
+	mi := &file_quarry_proto_msgTypes[122]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWorkersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWorkersResponse) ProtoMessage() {}
+
+func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[122]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
+func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{122}
+}
+
+func (x *ListWorkersResponse) GetWorkers() []*Worker {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
 type ListAuditRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Most          uint32                 `protobuf:"varint,1,opt,name=most,proto3" json:"most,omitempty"`
@@ -7776,7 +8312,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7788,7 +8324,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7801,7 +8337,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{114}
+	return file_quarry_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -7820,7 +8356,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7832,7 +8368,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7845,7 +8381,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{115}
+	return file_quarry_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -7869,7 +8405,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7881,7 +8417,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7894,7 +8430,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{116}
+	return file_quarry_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -8024,7 +8560,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06tenant\x18\x06 \x01(\rR\x06tenantB\x14\n" +
 	"\x12_unless_newer_than\"C\n" +
 	"\x14CreateRegionResponse\x12+\n" +
-	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\xf7\x01\n" +
+	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\x89\x02\n" +
 	"\x12OpenSessionRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06rights\x18\x02 \x01(\rR\x06rights\x12\x14\n" +
@@ -8033,7 +8569,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\ano_rows\x18\x05 \x01(\bR\x06noRows\x12\x10\n" +
 	"\x03key\x18\x06 \x01(\fR\x03key\x12\x14\n" +
 	"\x05lanes\x18\a \x01(\rR\x05lanes\x12\x16\n" +
-	"\x06tenant\x18\b \x01(\rR\x06tenant\x120\n" +
+	"\x06tenant\x18\b \x01(\rR\x06tenant\x12\x10\n" +
+	"\x03job\x18\n" +
+	" \x01(\x04R\x03job\x120\n" +
 	"\aprogram\x18\t \x01(\v2\x16.quarry.v1.NodeProgramR\aprogram\"\x89\x01\n" +
 	"\vNodeProgram\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
@@ -8107,7 +8645,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05proof\x18\x04 \x01(\fR\x05proof\"<\n" +
 	"\fPassResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06passed\x18\x02 \x01(\bR\x06passed\"\xb1\x02\n" +
+	"\x06passed\x18\x02 \x01(\bR\x06passed\"\xc3\x02\n" +
 	"\aSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -8120,7 +8658,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\rreclaim_epoch\x18\t \x01(\x04R\freclaimEpoch\x12\x14\n" +
 	"\x05agent\x18\n" +
 	" \x01(\bR\x05agent\x12\x14\n" +
-	"\x05lanes\x18\v \x01(\rR\x05lanes\"\x15\n" +
+	"\x05lanes\x18\v \x01(\rR\x05lanes\x12\x10\n" +
+	"\x03job\x18\f \x01(\x04R\x03job\"\x15\n" +
 	"\x13ListSessionsRequest\"F\n" +
 	"\x14ListSessionsResponse\x12.\n" +
 	"\bsessions\x18\x01 \x03(\v2\x12.quarry.v1.SessionR\bsessions\"\x84\x02\n" +
@@ -8514,7 +9053,42 @@ const file_quarry_proto_rawDesc = "" +
 	"\x14DeleteTenantResponse\"\x14\n" +
 	"\x12ListTenantsRequest\"B\n" +
 	"\x13ListTenantsResponse\x12+\n" +
-	"\atenants\x18\x01 \x03(\v2\x11.quarry.v1.TenantR\atenants\"&\n" +
+	"\atenants\x18\x01 \x03(\v2\x11.quarry.v1.TenantR\atenants\"\xaf\x02\n" +
+	"\n" +
+	"Delegation\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1b\n" +
+	"\ttenant_id\x18\x03 \x01(\rR\btenantId\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\x12&\n" +
+	"\x0fexpires_unix_ms\x18\x05 \x01(\x03R\rexpiresUnixMs\x12\x1c\n" +
+	"\tsubmitter\x18\x06 \x01(\tR\tsubmitter\x12\x14\n" +
+	"\x05roles\x18\a \x03(\tR\x05roles\x12\x12\n" +
+	"\x04role\x18\b \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\t \x01(\tR\x04name\x12\x14\n" +
+	"\x05token\x18\n" +
+	" \x01(\tR\x05token\x12(\n" +
+	"\x06grants\x18\v \x03(\v2\x10.quarry.v1.GrantR\x06grants\"W\n" +
+	"\x12DelegateJobRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x17\n" +
+	"\alasts_s\x18\x03 \x01(\rR\x06lastsS\"@\n" +
+	"\x14EndDelegationRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
+	"\x06revoke\x18\x02 \x01(\bR\x06revoke\"\x17\n" +
+	"\x15EndDelegationResponse\"^\n" +
+	"\x06Worker\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\x12\x18\n" +
+	"\aplugins\x18\x04 \x01(\fR\aplugins\"<\n" +
+	"\x0fPollJobsRequest\x12)\n" +
+	"\x06worker\x18\x01 \x01(\v2\x11.quarry.v1.WorkerR\x06worker\"O\n" +
+	"\x10PollJobsResponse\x12\x10\n" +
+	"\x03all\x18\x01 \x01(\bR\x03all\x12)\n" +
+	"\x04jobs\x18\x02 \x03(\v2\x15.quarry.v1.DelegationR\x04jobs\"\x14\n" +
+	"\x12ListWorkersRequest\"B\n" +
+	"\x13ListWorkersResponse\x12+\n" +
+	"\aworkers\x18\x01 \x03(\v2\x11.quarry.v1.WorkerR\aworkers\"&\n" +
 	"\x10ListAuditRequest\x12\x12\n" +
 	"\x04most\x18\x01 \x01(\rR\x04most\"D\n" +
 	"\x11ListAuditResponse\x12/\n" +
@@ -8573,7 +9147,7 @@ const file_quarry_proto_rawDesc = "" +
 	"RIGHT_READ\x10\x01\x12\x0f\n" +
 	"\vRIGHT_WRITE\x10\x02\x12\x10\n" +
 	"\fRIGHT_CREATE\x10\x03\x12\x10\n" +
-	"\fRIGHT_DELETE\x10\x042\x83\x19\n" +
+	"\fRIGHT_DELETE\x10\x042\xaf\x1b\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -8623,7 +9197,11 @@ const file_quarry_proto_rawDesc = "" +
 	"\fDeleteTenant\x12\x1e.quarry.v1.DeleteTenantRequest\x1a\x1f.quarry.v1.DeleteTenantResponse\x12L\n" +
 	"\vListTenants\x12\x1d.quarry.v1.ListTenantsRequest\x1a\x1e.quarry.v1.ListTenantsResponse\x123\n" +
 	"\x05Grant\x12\x17.quarry.v1.GrantRequest\x1a\x11.quarry.v1.Tenant\x12?\n" +
-	"\vRevokeGrant\x12\x1d.quarry.v1.RevokeGrantRequest\x1a\x11.quarry.v1.Tenant\x12A\n" +
+	"\vRevokeGrant\x12\x1d.quarry.v1.RevokeGrantRequest\x1a\x11.quarry.v1.Tenant\x12C\n" +
+	"\vDelegateJob\x12\x1d.quarry.v1.DelegateJobRequest\x1a\x15.quarry.v1.Delegation\x12R\n" +
+	"\rEndDelegation\x12\x1f.quarry.v1.EndDelegationRequest\x1a .quarry.v1.EndDelegationResponse\x12C\n" +
+	"\bPollJobs\x12\x1a.quarry.v1.PollJobsRequest\x1a\x1b.quarry.v1.PollJobsResponse\x12L\n" +
+	"\vListWorkers\x12\x1d.quarry.v1.ListWorkersRequest\x1a\x1e.quarry.v1.ListWorkersResponse\x12A\n" +
 	"\tRotateKey\x12\x1b.quarry.v1.RotateKeyRequest\x1a\x17.quarry.v1.KeysResponse\x12?\n" +
 	"\bListKeys\x12\x1a.quarry.v1.ListKeysRequest\x1a\x17.quarry.v1.KeysResponse\x12=\n" +
 	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse\x12L\n" +
@@ -8654,7 +9232,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 128)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
@@ -8778,11 +9356,20 @@ var file_quarry_proto_goTypes = []any{
 	(*DeleteTenantResponse)(nil),     // 119: quarry.v1.DeleteTenantResponse
 	(*ListTenantsRequest)(nil),       // 120: quarry.v1.ListTenantsRequest
 	(*ListTenantsResponse)(nil),      // 121: quarry.v1.ListTenantsResponse
-	(*ListAuditRequest)(nil),         // 122: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 123: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 124: quarry.v1.AuditEntry
-	nil,                              // 125: quarry.v1.Name.NotesEntry
-	nil,                              // 126: quarry.v1.InspectNodeResponse.LanesEntry
+	(*Delegation)(nil),               // 122: quarry.v1.Delegation
+	(*DelegateJobRequest)(nil),       // 123: quarry.v1.DelegateJobRequest
+	(*EndDelegationRequest)(nil),     // 124: quarry.v1.EndDelegationRequest
+	(*EndDelegationResponse)(nil),    // 125: quarry.v1.EndDelegationResponse
+	(*Worker)(nil),                   // 126: quarry.v1.Worker
+	(*PollJobsRequest)(nil),          // 127: quarry.v1.PollJobsRequest
+	(*PollJobsResponse)(nil),         // 128: quarry.v1.PollJobsResponse
+	(*ListWorkersRequest)(nil),       // 129: quarry.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),      // 130: quarry.v1.ListWorkersResponse
+	(*ListAuditRequest)(nil),         // 131: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 132: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 133: quarry.v1.AuditEntry
+	nil,                              // 134: quarry.v1.Name.NotesEntry
+	nil,                              // 135: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -8808,7 +9395,7 @@ var file_quarry_proto_depIdxs = []int32{
 	13,  // 20: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	20,  // 21: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
 	33,  // 22: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	125, // 23: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	134, // 23: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	36,  // 24: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	36,  // 25: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
 	36,  // 26: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
@@ -8839,122 +9426,134 @@ var file_quarry_proto_depIdxs = []int32{
 	87,  // 51: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
 	6,   // 52: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
 	99,  // 53: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	126, // 54: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	135, // 54: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
 	101, // 55: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
 	107, // 56: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
 	107, // 57: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
 	88,  // 58: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
 	87,  // 59: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	124, // 60: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	18,  // 61: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	22,  // 62: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	25,  // 63: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	27,  // 64: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	29,  // 65: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	34,  // 66: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	31,  // 67: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	14,  // 68: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	15,  // 69: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	16,  // 70: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	37,  // 71: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	38,  // 72: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	39,  // 73: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	41,  // 74: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	43,  // 75: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	44,  // 76: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	46,  // 77: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	49,  // 78: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	51,  // 79: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	68,  // 80: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	69,  // 81: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	71,  // 82: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	72,  // 83: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	74,  // 84: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	76,  // 85: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	78,  // 86: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	79,  // 87: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	100, // 88: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	103, // 89: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	105, // 90: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	108, // 91: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	110, // 92: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	112, // 93: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	122, // 94: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	114, // 95: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	115, // 96: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	118, // 97: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	120, // 98: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	116, // 99: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
-	117, // 100: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
-	82,  // 101: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	83,  // 102: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	92,  // 103: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	97,  // 104: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	53,  // 105: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	55,  // 106: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	57,  // 107: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	59,  // 108: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	61,  // 109: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	64,  // 110: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	66,  // 111: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	97,  // 112: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	21,  // 113: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	24,  // 114: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	26,  // 115: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	28,  // 116: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	30,  // 117: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	35,  // 118: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	32,  // 119: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	13,  // 120: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	13,  // 121: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	17,  // 122: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	36,  // 123: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	36,  // 124: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	40,  // 125: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	42,  // 126: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	36,  // 127: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	45,  // 128: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	47,  // 129: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	50,  // 130: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	52,  // 131: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	9,   // 132: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	70,  // 133: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	9,   // 134: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	73,  // 135: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	75,  // 136: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	77,  // 137: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	12,  // 138: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	81,  // 139: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	102, // 140: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	104, // 141: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	106, // 142: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	109, // 143: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	111, // 144: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	113, // 145: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	123, // 146: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	87,  // 147: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	87,  // 148: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	119, // 149: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	121, // 150: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	87,  // 151: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	87,  // 152: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	85,  // 153: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	85,  // 154: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	94,  // 155: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	98,  // 156: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	54,  // 157: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	56,  // 158: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	58,  // 159: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	60,  // 160: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	62,  // 161: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	65,  // 162: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	67,  // 163: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	98,  // 164: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	113, // [113:165] is the sub-list for method output_type
-	61,  // [61:113] is the sub-list for method input_type
-	61,  // [61:61] is the sub-list for extension type_name
-	61,  // [61:61] is the sub-list for extension extendee
-	0,   // [0:61] is the sub-list for field type_name
+	88,  // 60: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
+	126, // 61: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
+	122, // 62: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
+	126, // 63: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
+	133, // 64: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	18,  // 65: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	22,  // 66: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	25,  // 67: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	27,  // 68: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	29,  // 69: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	34,  // 70: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	31,  // 71: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	14,  // 72: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	15,  // 73: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	16,  // 74: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	37,  // 75: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	38,  // 76: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	39,  // 77: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	41,  // 78: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	43,  // 79: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	44,  // 80: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	46,  // 81: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	49,  // 82: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	51,  // 83: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	68,  // 84: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	69,  // 85: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	71,  // 86: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	72,  // 87: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	74,  // 88: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	76,  // 89: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	78,  // 90: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	79,  // 91: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	100, // 92: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	103, // 93: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	105, // 94: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	108, // 95: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	110, // 96: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	112, // 97: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	131, // 98: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	114, // 99: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	115, // 100: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	118, // 101: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	120, // 102: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	116, // 103: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	117, // 104: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	123, // 105: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
+	124, // 106: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
+	127, // 107: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
+	129, // 108: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
+	82,  // 109: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	83,  // 110: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	92,  // 111: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	97,  // 112: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	53,  // 113: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	55,  // 114: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	57,  // 115: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	59,  // 116: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	61,  // 117: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	64,  // 118: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	66,  // 119: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	97,  // 120: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	21,  // 121: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	24,  // 122: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	26,  // 123: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	28,  // 124: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	30,  // 125: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	35,  // 126: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	32,  // 127: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	13,  // 128: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	13,  // 129: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	17,  // 130: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	36,  // 131: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	36,  // 132: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	40,  // 133: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	42,  // 134: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	36,  // 135: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	45,  // 136: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	47,  // 137: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	50,  // 138: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	52,  // 139: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	9,   // 140: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	70,  // 141: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	9,   // 142: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	73,  // 143: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	75,  // 144: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	77,  // 145: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	12,  // 146: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	81,  // 147: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	102, // 148: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	104, // 149: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	106, // 150: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	109, // 151: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	111, // 152: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	113, // 153: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	132, // 154: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	87,  // 155: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	87,  // 156: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	119, // 157: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	121, // 158: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	87,  // 159: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	87,  // 160: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	122, // 161: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
+	125, // 162: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
+	128, // 163: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
+	130, // 164: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
+	85,  // 165: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	85,  // 166: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	94,  // 167: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	98,  // 168: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	54,  // 169: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	56,  // 170: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	58,  // 171: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	60,  // 172: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	62,  // 173: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	65,  // 174: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	67,  // 175: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	98,  // 176: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	121, // [121:177] is the sub-list for method output_type
+	65,  // [65:121] is the sub-list for method input_type
+	65,  // [65:65] is the sub-list for extension type_name
+	65,  // [65:65] is the sub-list for extension extendee
+	0,   // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -8974,7 +9573,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   119,
+			NumMessages:   128,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

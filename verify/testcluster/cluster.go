@@ -14,6 +14,7 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/controller"
+	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/etcdembed"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -47,6 +48,8 @@ type Options struct {
 	// DefaultReplicas leaves the number of replicas to the controller where a client names none;
 	// without it the default is 1.
 	DefaultReplicas bool
+	// Token that has every role; callers without a token are refused then.
+	Token string
 	// Log shows what controllers and nodes say.
 	Log bool
 }
@@ -93,7 +96,7 @@ func (c *Cluster) StartController(listen string) {
 	c.T.Cleanup(func() { etcd.Close() })
 	c.Controller, err = controller.Start(c.T.Context(), controller.Config{
 		Etcd: etcd, Listen: listen, Lease: c.Options.Lease, RegionBytes: max(c.Options.RegionBytes, proto.MinRegionBytes), Logger: c.logger(),
-		ReplaceAfter: c.Options.ReplaceAfter, ProbeTimeout: probeTimeout, Alone: true, LeaderTTL: leaderTTL,
+		ReplaceAfter: c.Options.ReplaceAfter, ProbeTimeout: probeTimeout, Alone: true, LeaderTTL: leaderTTL, Token: c.Options.Token,
 	})
 	require.NoError(c.T, err)
 	ctrl := c.Controller
@@ -107,7 +110,7 @@ func (c *Cluster) StartController(listen string) {
 func (c *Cluster) NodeConfig(i int) storagenode.Config {
 	cfg := storagenode.Config{
 		Controllers: []string{c.Controller.URL()}, Name: fmt.Sprintf("node%d", i+1), FailureDomain: fmt.Sprintf("/dc/rack%d/host%d", i+1, i+1),
-		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 4 * max(c.Options.RegionBytes, 16*proto.MinRegionBytes), Logger: c.logger(),
+		Socket: filepath.Join(c.T.TempDir(), "shm"), CapacityBytes: 4 * max(c.Options.RegionBytes, 16*proto.MinRegionBytes), Logger: c.logger(), Token: c.Options.Token,
 	}
 	if c.Options.Capacity > 0 {
 		cfg.CapacityBytes = c.Options.Capacity
@@ -152,13 +155,13 @@ func (c *Cluster) RestartNode(i int) *storagenode.Node {
 	return n
 }
 
-// Control is a client of the controller's RPCs.
+// Control is a client of the controller's RPCs, with every role.
 func (c *Cluster) Control() quarrypbconnect.ControllerClient {
 	if c.http == nil {
 		c.http = &http.Client{Transport: &http.Transport{}}
 		c.T.Cleanup(c.http.CloseIdleConnections)
 	}
-	return quarrypbconnect.NewControllerClient(c.http, c.Controller.URL())
+	return quarrypbconnect.NewControllerClient(c.http, c.Controller.URL(), connect.WithInterceptors(agentauth.Token(c.Options.Token)))
 }
 
 // Table is the distribution table as it is now; a leader is waited for.

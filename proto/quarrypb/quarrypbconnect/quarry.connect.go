@@ -127,6 +127,15 @@ const (
 	ControllerGrantProcedure = "/quarry.v1.Controller/Grant"
 	// ControllerRevokeGrantProcedure is the fully-qualified name of the Controller's RevokeGrant RPC.
 	ControllerRevokeGrantProcedure = "/quarry.v1.Controller/RevokeGrant"
+	// ControllerDelegateJobProcedure is the fully-qualified name of the Controller's DelegateJob RPC.
+	ControllerDelegateJobProcedure = "/quarry.v1.Controller/DelegateJob"
+	// ControllerEndDelegationProcedure is the fully-qualified name of the Controller's EndDelegation
+	// RPC.
+	ControllerEndDelegationProcedure = "/quarry.v1.Controller/EndDelegation"
+	// ControllerPollJobsProcedure is the fully-qualified name of the Controller's PollJobs RPC.
+	ControllerPollJobsProcedure = "/quarry.v1.Controller/PollJobs"
+	// ControllerListWorkersProcedure is the fully-qualified name of the Controller's ListWorkers RPC.
+	ControllerListWorkersProcedure = "/quarry.v1.Controller/ListWorkers"
 	// ControllerRotateKeyProcedure is the fully-qualified name of the Controller's RotateKey RPC.
 	ControllerRotateKeyProcedure = "/quarry.v1.Controller/RotateKey"
 	// ControllerListKeysProcedure is the fully-qualified name of the Controller's ListKeys RPC.
@@ -226,6 +235,16 @@ type ControllerClient interface {
 	// Grant lets an identity work in a tenant. Sessions that are open go on after RevokeGrant.
 	Grant(context.Context, *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	RevokeGrant(context.Context, *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error)
+	// DelegateJob lets workers act for the caller in one job: in the tenant of the call, with the caller's rights as
+	// they are then, while the delegation lasts. A worker names the job in the header Quarry-Job and its tenant in
+	// Quarry-Tenant. Twice the same is once.
+	DelegateJob(context.Context, *connect.Request[quarrypb.DelegateJobRequest]) (*connect.Response[quarrypb.Delegation], error)
+	// EndDelegation: no call is made for the job any more. Revoke also ends the sessions that were opened for it.
+	EndDelegation(context.Context, *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error)
+	// PollJobs tells the leader that a worker is there, and the worker which jobs it may act for.
+	PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error)
+	// ListWorkers answers the workers that have polled in the last seconds and serve the caller's tenant.
+	ListWorkers(context.Context, *connect.Request[quarrypb.ListWorkersRequest]) (*connect.Response[quarrypb.ListWorkersResponse], error)
 	// RotateKey makes another signing key. It signs when every node that is up has learned it.
 	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
@@ -485,6 +504,30 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("RevokeGrant")),
 			connect.WithClientOptions(opts...),
 		),
+		delegateJob: connect.NewClient[quarrypb.DelegateJobRequest, quarrypb.Delegation](
+			httpClient,
+			baseURL+ControllerDelegateJobProcedure,
+			connect.WithSchema(controllerMethods.ByName("DelegateJob")),
+			connect.WithClientOptions(opts...),
+		),
+		endDelegation: connect.NewClient[quarrypb.EndDelegationRequest, quarrypb.EndDelegationResponse](
+			httpClient,
+			baseURL+ControllerEndDelegationProcedure,
+			connect.WithSchema(controllerMethods.ByName("EndDelegation")),
+			connect.WithClientOptions(opts...),
+		),
+		pollJobs: connect.NewClient[quarrypb.PollJobsRequest, quarrypb.PollJobsResponse](
+			httpClient,
+			baseURL+ControllerPollJobsProcedure,
+			connect.WithSchema(controllerMethods.ByName("PollJobs")),
+			connect.WithClientOptions(opts...),
+		),
+		listWorkers: connect.NewClient[quarrypb.ListWorkersRequest, quarrypb.ListWorkersResponse](
+			httpClient,
+			baseURL+ControllerListWorkersProcedure,
+			connect.WithSchema(controllerMethods.ByName("ListWorkers")),
+			connect.WithClientOptions(opts...),
+		),
 		rotateKey: connect.NewClient[quarrypb.RotateKeyRequest, quarrypb.KeysResponse](
 			httpClient,
 			baseURL+ControllerRotateKeyProcedure,
@@ -554,6 +597,10 @@ type controllerClient struct {
 	listTenants      *connect.Client[quarrypb.ListTenantsRequest, quarrypb.ListTenantsResponse]
 	grant            *connect.Client[quarrypb.GrantRequest, quarrypb.Tenant]
 	revokeGrant      *connect.Client[quarrypb.RevokeGrantRequest, quarrypb.Tenant]
+	delegateJob      *connect.Client[quarrypb.DelegateJobRequest, quarrypb.Delegation]
+	endDelegation    *connect.Client[quarrypb.EndDelegationRequest, quarrypb.EndDelegationResponse]
+	pollJobs         *connect.Client[quarrypb.PollJobsRequest, quarrypb.PollJobsResponse]
+	listWorkers      *connect.Client[quarrypb.ListWorkersRequest, quarrypb.ListWorkersResponse]
 	rotateKey        *connect.Client[quarrypb.RotateKeyRequest, quarrypb.KeysResponse]
 	listKeys         *connect.Client[quarrypb.ListKeysRequest, quarrypb.KeysResponse]
 	status           *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
@@ -760,6 +807,26 @@ func (c *controllerClient) RevokeGrant(ctx context.Context, req *connect.Request
 	return c.revokeGrant.CallUnary(ctx, req)
 }
 
+// DelegateJob calls quarry.v1.Controller.DelegateJob.
+func (c *controllerClient) DelegateJob(ctx context.Context, req *connect.Request[quarrypb.DelegateJobRequest]) (*connect.Response[quarrypb.Delegation], error) {
+	return c.delegateJob.CallUnary(ctx, req)
+}
+
+// EndDelegation calls quarry.v1.Controller.EndDelegation.
+func (c *controllerClient) EndDelegation(ctx context.Context, req *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error) {
+	return c.endDelegation.CallUnary(ctx, req)
+}
+
+// PollJobs calls quarry.v1.Controller.PollJobs.
+func (c *controllerClient) PollJobs(ctx context.Context, req *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error) {
+	return c.pollJobs.CallUnary(ctx, req)
+}
+
+// ListWorkers calls quarry.v1.Controller.ListWorkers.
+func (c *controllerClient) ListWorkers(ctx context.Context, req *connect.Request[quarrypb.ListWorkersRequest]) (*connect.Response[quarrypb.ListWorkersResponse], error) {
+	return c.listWorkers.CallUnary(ctx, req)
+}
+
 // RotateKey calls quarry.v1.Controller.RotateKey.
 func (c *controllerClient) RotateKey(ctx context.Context, req *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
 	return c.rotateKey.CallUnary(ctx, req)
@@ -853,6 +920,16 @@ type ControllerHandler interface {
 	// Grant lets an identity work in a tenant. Sessions that are open go on after RevokeGrant.
 	Grant(context.Context, *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	RevokeGrant(context.Context, *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error)
+	// DelegateJob lets workers act for the caller in one job: in the tenant of the call, with the caller's rights as
+	// they are then, while the delegation lasts. A worker names the job in the header Quarry-Job and its tenant in
+	// Quarry-Tenant. Twice the same is once.
+	DelegateJob(context.Context, *connect.Request[quarrypb.DelegateJobRequest]) (*connect.Response[quarrypb.Delegation], error)
+	// EndDelegation: no call is made for the job any more. Revoke also ends the sessions that were opened for it.
+	EndDelegation(context.Context, *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error)
+	// PollJobs tells the leader that a worker is there, and the worker which jobs it may act for.
+	PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error)
+	// ListWorkers answers the workers that have polled in the last seconds and serve the caller's tenant.
+	ListWorkers(context.Context, *connect.Request[quarrypb.ListWorkersRequest]) (*connect.Response[quarrypb.ListWorkersResponse], error)
 	// RotateKey makes another signing key. It signs when every node that is up has learned it.
 	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
@@ -1108,6 +1185,30 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("RevokeGrant")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerDelegateJobHandler := connect.NewUnaryHandler(
+		ControllerDelegateJobProcedure,
+		svc.DelegateJob,
+		connect.WithSchema(controllerMethods.ByName("DelegateJob")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerEndDelegationHandler := connect.NewUnaryHandler(
+		ControllerEndDelegationProcedure,
+		svc.EndDelegation,
+		connect.WithSchema(controllerMethods.ByName("EndDelegation")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerPollJobsHandler := connect.NewUnaryHandler(
+		ControllerPollJobsProcedure,
+		svc.PollJobs,
+		connect.WithSchema(controllerMethods.ByName("PollJobs")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerListWorkersHandler := connect.NewUnaryHandler(
+		ControllerListWorkersProcedure,
+		svc.ListWorkers,
+		connect.WithSchema(controllerMethods.ByName("ListWorkers")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerRotateKeyHandler := connect.NewUnaryHandler(
 		ControllerRotateKeyProcedure,
 		svc.RotateKey,
@@ -1214,6 +1315,14 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerGrantHandler.ServeHTTP(w, r)
 		case ControllerRevokeGrantProcedure:
 			controllerRevokeGrantHandler.ServeHTTP(w, r)
+		case ControllerDelegateJobProcedure:
+			controllerDelegateJobHandler.ServeHTTP(w, r)
+		case ControllerEndDelegationProcedure:
+			controllerEndDelegationHandler.ServeHTTP(w, r)
+		case ControllerPollJobsProcedure:
+			controllerPollJobsHandler.ServeHTTP(w, r)
+		case ControllerListWorkersProcedure:
+			controllerListWorkersHandler.ServeHTTP(w, r)
 		case ControllerRotateKeyProcedure:
 			controllerRotateKeyHandler.ServeHTTP(w, r)
 		case ControllerListKeysProcedure:
@@ -1389,6 +1498,22 @@ func (UnimplementedControllerHandler) Grant(context.Context, *connect.Request[qu
 
 func (UnimplementedControllerHandler) RevokeGrant(context.Context, *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.RevokeGrant is not implemented"))
+}
+
+func (UnimplementedControllerHandler) DelegateJob(context.Context, *connect.Request[quarrypb.DelegateJobRequest]) (*connect.Response[quarrypb.Delegation], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.DelegateJob is not implemented"))
+}
+
+func (UnimplementedControllerHandler) EndDelegation(context.Context, *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.EndDelegation is not implemented"))
+}
+
+func (UnimplementedControllerHandler) PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.PollJobs is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ListWorkers(context.Context, *connect.Request[quarrypb.ListWorkersRequest]) (*connect.Response[quarrypb.ListWorkersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListWorkers is not implemented"))
 }
 
 func (UnimplementedControllerHandler) RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {

@@ -1,0 +1,184 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/coproc"
+)
+
+const (
+	// pollEvery is how often a worker asks for jobs.
+	pollEvery = 250 * time.Millisecond
+	// maxServed is how many jobs a worker has a session for at a time: the oldest.
+	maxServed = 16
+	// orphanAfter is when a delegation without a job is ended: its submitter died in between.
+	orphanAfter = time.Minute
+)
+
+// Serve runs parts of jobs until the context ends. A worker whose certificate or token is of role worker has no
+// rights but those of the jobs' submitters: for each job it opens a session in the submitter's tenant, with the
+// submitter's rights, as long as the delegation lasts. Where the worker may do everything by itself, Serve is
+// Work with a client of control's. ready is called once the controllers have answered, with that client, or nil.
+func Serve(ctx context.Context, cfg Config, control client.Config, ready func(own *client.Client) error) error {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return err
+	}
+	jobs, err := client.NewJobs(control)
+	if err != nil {
+		return err
+	}
+	defer jobs.Close()
+	me := client.Worker{Name: cfg.Name, Node: cfg.Node, Host: hostname(), Plugins: encode(coproc.Registered())}
+	list, all, err := jobs.Poll(ctx, me)
+	if err != nil {
+		return err
+	}
+	if all {
+		if cfg.Client, err = client.Connect(ctx, control); err != nil {
+			return err
+		}
+		if err = ready(cfg.Client); err == nil {
+			err = Work(ctx, cfg)
+		}
+		return errors.Join(err, cfg.Client.Close())
+	}
+	if err := ready(nil); err != nil {
+		return err
+	}
+	s := &server{cfg: cfg, jobs: jobs, slots: make(chan struct{}, cfg.Slots), serving: map[task]context.CancelFunc{}, ended: make(chan task)}
+	cfg.Tally.begin(cfg.Name, cfg.Slots)
+	s.loop(ctx, me, list)
+	return nil
+}
+
+// task is a job in its tenant.
+type task struct {
+	tenant string
+	job    uint64
+}
+
+// server has a worker for each job that it serves. Its loop owns it.
+type server struct {
+	cfg     Config
+	jobs    *client.Jobs
+	slots   chan struct{}
+	serving map[task]context.CancelFunc
+	ended   chan task // workers that have ended
+}
+
+func (s *server) loop(ctx context.Context, me client.Worker, list []*client.Delegation) {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		s.follow(ctx, list)
+		for waits := true; waits; {
+			select {
+			case t := <-s.ended:
+				delete(s.serving, t)
+			case <-tick.C:
+				waits = false
+			case <-ctx.Done():
+				waits = false
+			}
+		}
+		fresh, _, err := s.jobs.Poll(ctx, me)
+		switch {
+		case err == nil:
+			list = fresh
+		case ctx.Err() == nil:
+			s.cfg.Logger.Warn("jobs cannot be listed", "error", err)
+		}
+	}
+	for _, stop := range s.serving {
+		stop()
+	}
+	for len(s.serving) > 0 {
+		delete(s.serving, <-s.ended)
+	}
+}
+
+// follow begins to serve the jobs of a list, and ends what is not in it.
+func (s *server) follow(ctx context.Context, list []*client.Delegation) {
+	listed := map[task]bool{}
+	for _, d := range list {
+		t := task{d.Tenant, d.Job}
+		listed[t] = true
+		if s.serving[t] != nil || len(s.serving) >= maxServed {
+			continue
+		}
+		jctx, stop := context.WithCancel(ctx)
+		s.serving[t] = stop
+		go func() {
+			defer stop()
+			if err := s.serve(jctx, d); err != nil && jctx.Err() == nil {
+				s.cfg.Logger.Warn("job cannot be served", "job", d.Job, "tenant", d.Tenant, "error", err)
+			}
+			s.ended <- t
+		}()
+	}
+	for t, stop := range s.serving {
+		if !listed[t] {
+			stop()
+		}
+	}
+}
+
+// serve works for one job, under a session of its own.
+func (s *server) serve(ctx context.Context, d *client.Delegation) error {
+	c, err := s.jobs.Connect(ctx, d.Job, d.Tenant)
+	if err != nil {
+		return err
+	}
+	cfg := s.cfg
+	cfg.Client = c
+	w, err := newWorker(ctx, cfg, d, s.slots)
+	if err == nil {
+		timely := time.AfterFunc(time.Until(d.Expires), func() {
+			_ = w.store.end(w.tidy, d.Job, Failed, fmt.Sprintf("its delegation ended at %s: submit it with a longer --lasts", d.Expires.UTC().Format(time.RFC3339)))
+		})
+		err = w.run(ctx)
+		timely.Stop()
+	}
+	return errors.Join(err, c.Close())
+}
+
+// over says whether the job that the worker acts for needs it no more, and ends its delegation then.
+func (w *worker) over(ctx context.Context) bool {
+	d := w.store.d
+	if _, err := w.store.t.Get(ctx, activeKey(d.Job), nil); !errors.Is(err, btree.ErrNoKey) {
+		return false
+	}
+	j, err := w.store.read(ctx, d.Job)
+	switch {
+	case errors.Is(err, ErrNoJob) && w.still(fmt.Sprint("orphan/", d.Job), 0) > orphanAfter:
+	case err != nil || !j.State.Ended():
+		return false // it is being submitted
+	}
+	if err := w.c.Jobs().End(ctx, d.Job, false); err != nil {
+		w.Logger.Warn("delegation is not ended", "job", d.Job, "error", err)
+		return false
+	}
+	return true
+}
+
+// refuse ends a job whose record was changed.
+func (w *worker) refuse(ctx context.Context, why error) {
+	w.Logger.Warn("job is refused", "error", why)
+	if err := w.store.end(ctx, w.store.d.Job, Failed, why.Error()); err != nil {
+		w.Logger.Warn("job is not ended", "error", err)
+	}
+}
+
+// mayWrite refuses to change a tree that the submitter may not.
+func (w *worker) mayWrite(name string) error {
+	if d := w.store.d; d != nil && !d.MayWrite(name) {
+		return fmt.Errorf("tree %q: %w: %s may not write it in tenant %s", name, coproc.ErrOutside, d.Submitter, d.Tenant)
+	}
+	return nil
+}
