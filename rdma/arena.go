@@ -10,9 +10,9 @@ import (
 // Arena is memory outside the Go heap from which Buffers are cut, never returned
 // one by one. Pages cost memory when first touched. Safe for many goroutines.
 type Arena struct {
-	mu   sync.Mutex
-	mem  []byte
-	used int
+	mu   sync.Mutex // guards used, and mem against Close
+	mem  []byte     // the mapping; nil after Close
+	used int        // bytes handed out, from the start of mem; a multiple of bufferAlign, or all
 }
 
 const (

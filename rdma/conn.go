@@ -117,7 +117,7 @@ type Dialer interface {
 
 // Caps describes what a node's provider and memory can do.
 type Caps struct {
-	Provider   string
-	Domain     proto.Domain
-	Persistent bool
+	Provider   string       // as Conn.Provider names it
+	Domain     proto.Domain // what executes the CAS of the node's regions
+	Persistent bool         // a persistent FLUSH survives a loss of power
 }

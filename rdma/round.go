@@ -3,8 +3,8 @@ package rdma
 // Round is a set of chains on different connections: one network round trip.
 // The zero Round is empty and ready; reuse one to keep its storage.
 type Round struct {
-	chains []Chain
-	n      int
+	chains []Chain // storage; chains[:n] are in use, the others keep their verbs' storage
+	n      int     // chains in use
 	// Deadline bounds the wait, in nanoseconds of clock.Now; 0 is none. A chain
 	// still unanswered then ends with ErrBroken.
 	Deadline int64
@@ -73,7 +73,7 @@ type PostWaiter interface {
 
 // Tally counts what went over the fabric. Plain words: a lane has one to itself.
 type Tally struct {
-	Rounds uint64
+	Rounds uint64      // awaited, one network round trip each
 	Verbs  [Ops]uint64 // by Op
 	Bytes  uint64      // of READs and WRITEs
 }

@@ -13,19 +13,19 @@ import (
 // with the controllers' public keys and need not have heard of the session before. It is
 // no secret: a node admits only who proves to hold the key that the ticket names.
 type Ticket struct {
-	KeyID   uint64 // of the key that has signed it
-	Cluster [16]byte
-	Session uint32 // 18 bits, named in every reservation
-	Tenant  uint32
-	Serial  uint64 // never used twice, unlike Session
-	Rights  Rights
+	KeyID   uint64   // of the key that has signed it
+	Cluster [16]byte // UUID; a node of another cluster refuses the ticket
+	Session uint32   // 18 bits, named in every reservation
+	Tenant  uint32   // owner of the regions that the session may open
+	Serial  uint64   // never used twice, unlike Session
+	Rights  Rights   // what windows of the session allow
 	// Lanes is the most connections of the session to one node; 0: as many as the node allows.
 	Lanes uint16
 	// Region and Epoch: not 0, the ticket opens this region alone, under this epoch.
 	Region    uint32
 	Epoch     uint64
-	Holder    keyring.Public // of the session's own key
-	Signature keyring.Signature
+	Holder    keyring.Public    // of the session's own key
+	Signature keyring.Signature // of all fields above, with key KeyID under ticketLabel
 }
 
 // TicketBytes is the size of an encoded Ticket.
@@ -100,7 +100,7 @@ func DecodeTicket(b []byte) (Ticket, error) {
 // session proves to hold.
 type Credentials struct {
 	Ticket
-	Key ed25519.PrivateKey
+	Key ed25519.PrivateKey // private half of Ticket.Holder; never leaves the process
 	// Node is the number of the node that is meant: another one that answers in its place is
 	// given no proof, which it could pass on. 0: whichever answers.
 	Node uint32

@@ -46,10 +46,10 @@ const (
 // Verb is one one-sided operation on a window. Offsets are bytes from the
 // window's start. An empty READ, WRITE or FLUSH is refused with ErrBounds.
 type Verb struct {
-	Op    Op
+	Op    Op        // what the responder does
 	Fence bool      // ordered after earlier READs, atomics and FLUSHes of the chain
 	Kind  FlushKind // FLUSH only
-	Off   uint64
+	Off   uint64    // bytes from the window's start; a multiple of 8 for CAS and FETCH_ADD
 	// Buf receives a READ and feeds a WRITE. For FLUSH only its length counts: see Bytes.
 	Buf []byte
 	// Bytes is the length of the range of a FLUSH.
@@ -118,30 +118,30 @@ func WithinLimits(verbs []Verb) error {
 
 // Window is the right to a region's memory under one epoch: what Open returned.
 type Window struct {
-	Region uint32
-	Epoch  uint64
+	Region uint32 // number in the table
+	Epoch  uint64 // the key is valid while the node serves the region under this epoch
 	Key    uint64 // checked by the responder with every verb; never a secret
 	Base   uint64 // address of offset 0 as the responder counts it (0 unless a device wants it)
-	Bytes  uint64
-	Slot   int32 // the provider's own index of the window on this connection
+	Bytes  uint64 // size of the region; a verb beyond it is refused with ErrBounds
+	Slot   int32  // the provider's own index of the window on this connection
 }
 
 // Target is where a chain goes: a window over a connection.
 type Target struct {
-	Conn   Conn
-	Window Window
+	Conn   Conn   // a lane's connection; its owner alone posts on it
+	Window Window // opened on Conn
 }
 
 // Chain is a list of verbs for one target.
 type Chain struct {
-	To    *Target
-	Verbs []Verb
+	To    *Target // where the verbs run; set by Reset
+	Verbs []Verb  // executed in order; not changed between Post and the return of Wait, but for Old
 	// Err is the outcome once the round has been awaited:
 	//   nil             every verb has run
 	//   wraps ErrRefused  verbs before Done have run, the others never will
 	//   wraps ErrBroken   verbs before Done have run, the others may have, or still may
 	Err  error
-	Done int
+	Done int // verbs that have run for certain, from the first on
 }
 
 // Read appends a READ of len(buf) bytes at off and returns its index in Verbs.

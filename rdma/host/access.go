@@ -75,42 +75,43 @@ func (l Limits) withDefaults() Limits {
 // Access decides who may touch the regions of one node, and takes that back.
 type Access struct {
 	Verifier
-	limits   Limits
-	counters counters
+	limits   Limits   // after New never changed, without zeros
+	counters counters // atomics, read without mu
 
 	relay  Relay                     // nil: CPUs execute; set before anything is served
 	left   func(serial uint64)       // may be nil; set before anything is served
 	onKill func(pid int, why string) // may be nil; set before anything is served
 
-	mu       sync.Mutex
-	regions  map[uint32]*region
+	mu       sync.Mutex          // guards what follows, and the slots of all lanes; never held while a chain is awaited
+	regions  map[uint32]*region  // every region that was ever served or closed here: epochs must not fall
 	sessions map[uint64]*session // by serial
 	holdings map[uint64]*holding // by serial, until the session has ended and its processes hold nothing
 	ended    Ended
-	closed   bool
+	closed   bool  // Close has begun: nothing is admitted or served any more
 	lanes    int   // of all sessions
 	past     Usage // of lanes that have left
 }
 
 // region is what an Access knows of one region, also while it is not served.
 type region struct {
-	number uint32
+	number uint32        // in the table; constant
 	change chan struct{} // held by the one change under way
 
 	// Guarded by Access.mu. Invariant: epoch and closed never fall.
-	epoch  uint64 // served last
-	closed uint64 // newest epoch that has been closed
-	secret [32]byte
-	tenant uint32
-	memory *Memory // nil while not served
-	held   *Memory // whose mapping lanes may still touch
+	epoch  uint64   // served last
+	closed uint64   // newest epoch that has been closed
+	secret [32]byte // of windowKey; drawn anew for each epoch, never sent
+	tenant uint32   // of memory, as Memory.Own named it when the epoch was opened
+	memory *Memory  // nil while not served
+	held   *Memory  // whose mapping lanes may still touch
 }
 
+// session is a session that has lanes here, or that has left with offences. Guarded by Access.mu.
 type session struct {
-	ticket rdma.Ticket
-	lanes  map[uint32]*Lane
-	past   Usage
-	since  time.Time
+	ticket rdma.Ticket      // of the lane that came first
+	lanes  map[uint32]*Lane // by number
+	past   Usage            // of lanes that have left; its Offences count towards Limits.Offences
+	since  time.Time        // when its first lane came
 }
 
 // New makes the access control of one incarnation of a node. Tickets are those signed with

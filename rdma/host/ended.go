@@ -4,8 +4,8 @@ package host
 // memory: those fenced one by one, and all below the serial that EndBelow has named,
 // but for the ones that it said live. The caller locks. The zero Ended admits all.
 type Ended struct {
-	fenced map[uint64]struct{}
-	floor  uint64
+	fenced map[uint64]struct{} // serials that Fence named, those below floor removed again
+	floor  uint64              // serials below it are over unless they are in live; never falls
 	live   map[uint64]struct{} // below floor, and admitted
 }
 

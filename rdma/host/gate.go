@@ -24,17 +24,17 @@ const PageBytes = 192 + 8*MaxWindows
 //	192  keys     one word for each window, 0 = not valid      responder
 type page struct {
 	_       structs.HostLayout
-	shut    uint64
+	shut    uint64 // not 0: no chain that starts from now on executes; revoked is final
 	_       [56]byte
 	busy    uint64 // Invariant: only ever rises by one, written by the lane alone.
-	verbs   uint64
-	read    uint64
-	written uint64
-	refused uint64
-	offence uint64
+	verbs   uint64 // executed
+	read    uint64 // bytes that READs returned
+	written uint64 // bytes that WRITEs stored
+	refused uint64 // refusals of chains, and offences of Open
+	offence uint64 // refusals that a correct client does not cause
 	_       [16]byte
-	_       [64]byte // the line that the adjacent-line prefetcher would drag along
-	keys    [MaxWindows]uint64
+	_       [64]byte           // the line that the adjacent-line prefetcher would drag along
+	keys    [MaxWindows]uint64 // valid key of each slot; a chain whose key differs does not execute
 }
 
 // Why a gate was shut.
@@ -67,9 +67,9 @@ func (p *page) awaitIdle() {
 
 // wait is one lane's part in waiting for many.
 type wait struct {
-	seen  uint64
-	began bool
-	naps  int
+	seen  uint64 // page.busy when the waiting began, odd
+	began bool   // seen is set
+	naps  int    // pauses so far; each is longer, up to 1 ms
 }
 
 func (p *page) idleSince(w *wait) bool {

@@ -44,9 +44,9 @@ var ErrHello = errors.New("not a quarry fabric connection of this version")
 // Challenge is a node's first message. The nonce is never used twice, so that a hello is
 // good for one connection.
 type Challenge struct {
-	Node        uint32
-	Incarnation uint64
-	Nonce       [32]byte
+	Node        uint32   // number of the node that answers; the client compares it with the one it dialled
+	Incarnation uint64   // of that node: one run of its process
+	Nonce       [32]byte // 256 random bits; the client's proof covers them
 	// TLS that may or must follow the challenge, on tcp alone. It is under the client's proof:
 	// a challenge that was changed on the way is refused.
 	TLS TLS
@@ -89,8 +89,8 @@ func DecodeChallenge(b []byte) (c Challenge, err error) {
 
 // Hello is a client's first message.
 type Hello struct {
-	Lane   uint32
-	Ticket rdma.Ticket
+	Lane   uint32            // number of the lane within its session
+	Ticket rdma.Ticket       // names the session and the public key of Proof
 	Proof  keyring.Signature // by the ticket's holder
 	// Attempt rises with every connection of a lane. A hello whose sender has given
 	// up waiting may be read after that of a later one: it must not take the lane.
@@ -153,9 +153,9 @@ func DecodeHello(b []byte) (h Hello, err error) {
 
 // Welcome is the node's answer.
 type Welcome struct {
-	Err         error
-	Node        uint32
-	Incarnation uint64
+	Err         error  // why the lane was not admitted, one of rdma.Refusals or rdma.ErrBroken; nil: it was
+	Node        uint32 // the node's number
+	Incarnation uint64 // of the node; clients compare it with the table
 }
 
 // Append appends the encoded form.
@@ -181,10 +181,10 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 
 // OpenRequest asks for a window. The tag comes back with the answer.
 type OpenRequest struct {
-	Tag    uint32
-	Region uint32
-	Slot   int32
-	Epoch  uint64
+	Tag    uint32 // chosen by the client; tells late answers from the one awaited
+	Region uint32 // number in the table
+	Slot   int32  // index of the window on this connection, chosen by the client, below MaxWindows
+	Epoch  uint64 // refused with rdma.ErrKey unless the node serves the region under it
 }
 
 // Append appends the encoded form.
@@ -210,11 +210,11 @@ func DecodeOpenRequest(b []byte) (OpenRequest, error) {
 
 // OpenAnswer is a window, or why there is none.
 type OpenAnswer struct {
-	Tag        uint32
-	Err        error
-	Persistent bool
-	Key        uint64
-	Bytes      uint64
+	Tag        uint32 // of the request
+	Err        error  // why there is no window; the other fields are zero then
+	Persistent bool   // a persistent FLUSH is possible
+	Key        uint64 // of rdma.Window
+	Bytes      uint64 // size of the region
 }
 
 // Append appends the encoded form.

@@ -15,8 +15,8 @@ import (
 // that keeps the protocol; when the session ends, a holding ends only with what the kernel
 // shows of its processes.
 type holding struct {
-	memories  map[*Memory]struct{}
-	processes map[int]*Process // by pid
+	memories  map[*Memory]struct{} // regions sent for writing to any of the processes, until they are closed
+	processes map[int]*Process     // by pid
 }
 
 // looks is how often a process without the memory is looked at: one that moves its mapping
@@ -144,9 +144,9 @@ func (a *Access) forget(serials []uint64) {
 
 // ousting is the end of some sessions' holdings.
 type ousting struct {
-	a       *Access
-	sight   *sight
-	since   time.Time
+	a       *Access           // whose living sessions may keep the same memory
+	sight   *sight            // the memories to look for
+	since   time.Time         // when it began; KillAfter counts from here for member processes
 	foreign map[int]time.Time // when a process that no lane has come from was first seen with the memory
 }
 

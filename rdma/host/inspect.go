@@ -20,9 +20,9 @@ var errUnseen = errors.New("this node has no right to look into the process (pro
 // fileIdentity names the file behind a memory.
 type fileIdentity struct {
 	mapped string // device and inode as /proc/PID/maps has them: stat(2) has another device on btrfs
-	major  uint32
-	minor  uint32
-	inode  uint64
+	major  uint32 // of stat(2)'s device, for the comparison with descriptors
+	minor  uint32 // of stat(2)'s device
+	inode  uint64 // the same in /proc/PID/maps and stat(2)
 }
 
 func (m *Memory) identify() (id fileIdentity, err error) {
@@ -76,8 +76,8 @@ func eachMapping(path string, f func(at, file []byte) bool) error {
 
 // sight is what to look for in processes.
 type sight struct {
-	memories []*Memory
-	ids      []fileIdentity
+	memories []*Memory      // looked for
+	ids      []fileIdentity // of memories, at the same index
 }
 
 func newSight(memories []*Memory) (*sight, error) {

@@ -15,23 +15,23 @@ import (
 // Lane is the node's end of one connection.
 type Lane struct {
 	Runner
-	access   *Access
-	session  *session
-	ticket   rdma.Ticket
-	number   uint32
-	attempt  uint64
-	provider string
-	process  *Process // of a shm client
-	stopOnce sync.Once
-	stopping func()
-	removed  atomic.Bool
-	slots    map[uint32]int32 // by region; guarded by Access.mu
-	way      way
+	access   *Access          // the node's; constant
+	session  *session         // set by Access.enter, then constant
+	ticket   rdma.Ticket      // of the hello; constant
+	number   uint32           // within the session; constant
+	attempt  uint64           // of the hello; a hello with a lower one does not take the lane's number
+	provider string           // "tcp", "shm" or "inproc"; constant
+	process  *Process         // of a shm client
+	stopOnce sync.Once        // around stopping
+	stopping func()           // Entry.Stop, or nil
+	removed  atomic.Bool      // Access.remove has run
+	slots    map[uint32]int32 // index of each open window, by region; guarded by Access.mu
+	way      way              // to the adapter, on nodes that serve verbs; with a lock of its own
 }
 
 // Entry is how a lane comes in.
 type Entry struct {
-	Provider string
+	Provider string // name of the provider that the connection came over
 	// Binding of the channel that the hello came over.
 	Binding Binding
 	// Stop wakes the goroutine that serves the lane when its access has been taken

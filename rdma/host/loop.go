@@ -41,10 +41,10 @@ func (l *Loop) Lane(ctx context.Context, t *rdma.Ticket) (RelayLane, error) {
 }
 
 type loopLane struct {
-	loop    *Loop
-	number  uint32
-	conn    rdma.Conn
-	broken  bool
+	loop    *Loop                   // the relay that made it
+	number  uint32                  // of the loop session's lane at the provider
+	conn    rdma.Conn               // to the provider; used by the one goroutine that runs the tcp lane's chains
+	broken  bool                    // conn has no outcome for a chain and needs a Reset before the next one
 	targets map[uint32]*rdma.Target // by region
 }
 

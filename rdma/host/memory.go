@@ -17,17 +17,17 @@ import (
 // Memory is the mapped memory of one replica of a region: anonymous, or a file. All of
 // it is reserved when it is made or opened; see Reserve.
 type Memory struct {
-	name       string
-	file       *os.File
-	mem        []byte
-	persistent bool
-	unpinnable error // why no device may write to it; nil: it may
-	identity   func() (fileIdentity, error)
+	name       string                       // the file's path, or the name given to NewMemory; for errors
+	file       *os.File                     // closed when the last ref is released
+	mem        []byte                       // the mapping, until the last ref is released
+	persistent bool                         // a flushed range survives a loss of power; constant
+	unpinnable error                        // why no device may write to it; nil: it may
+	identity   func() (fileIdentity, error) // computed once; how /proc shows the file
 
-	mu   sync.Mutex
-	refs int // the owner's, and one for each Access that serves it
-	pins int // registrations with devices
-	end  []func() error
+	mu   sync.Mutex     // guards refs, pins and end
+	refs int            // the owner's, and one for each Access that serves it
+	pins int            // registrations with devices
+	end  []func() error // called by the last release, before the memory is unmapped
 
 	tenant atomic.Uint32 // see Own
 }

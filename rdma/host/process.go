@@ -12,13 +12,13 @@ import (
 // Process is a client process on this host, held by a pidfd: its number cannot be
 // given to another while we look.
 type Process struct {
-	Pid int
-	Uid uint32
+	Pid int    // in this process's pid namespace
+	Uid uint32 // effective user when it connected
 
-	mu     sync.Mutex
-	fd     int // -1 once closed
-	dead   bool
-	killed bool
+	mu     sync.Mutex // guards what follows
+	fd     int        // -1 once closed
+	dead   bool       // seen to have ended; final
+	killed bool       // Kill has sent the signal
 }
 
 // PeerProcess is the process that connected a unix socket. It is refused with

@@ -31,9 +31,9 @@ func (a *Access) Through(r Relay) { a.relay = r }
 
 // way is a lane's way through the adapter, made when first needed.
 type way struct {
-	mu     sync.Mutex
-	lane   RelayLane
-	closed bool
+	mu     sync.Mutex // guards lane and closed: the lane may be closed while its way is made
+	lane   RelayLane  // nil until needed
+	closed bool       // the tcp lane has left: no lane is made any more
 }
 
 // wayTimeout bounds the making of a way, and the opening of a region on it, which

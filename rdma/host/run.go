@@ -12,22 +12,22 @@ import (
 // Runner executes the chains of one lane, wherever that happens: in the node's
 // process (tcp, inproc) or in the client's (shm). One goroutine at a time.
 type Runner struct {
-	page     *page
-	busy     uint64 // own copy of page.busy
-	windows  []window
-	writable bool
+	page     *page      // the lane's gate, shared with the other side over shm
+	busy     uint64     // own copy of page.busy
+	windows  []window   // by slot; used by the goroutine that runs chains
+	writable bool       // rights of the ticket; false: WRITE, CAS and FETCH_ADD are refused
 	dirty    bool       // plain stores since the last barrier
 	order    uint64     // target of barriers
 	chain    rdma.Chain // through an adapter
-	relay    RelayLane
+	relay    RelayLane  // the way through an adapter; nil until Lane.Open has made it
 }
 
 // window is memory that chains may touch as long as the key is right.
 type window struct {
-	mem        []byte
-	key        *uint64 // in the gate page
-	last       uint64  // the key it was opened with: what still uses it is late, not hostile
-	persistent bool
+	mem        []byte       // of the region; nil: nothing is mapped
+	key        *uint64      // in the gate page
+	last       uint64       // the key it was opened with: what still uses it is late, not hostile
+	persistent bool         // a persistent FLUSH is possible
 	target     *rdma.Target // not nil: only the adapter may touch mem
 }
 

@@ -11,11 +11,11 @@ import (
 
 // Usage counts what lanes have done. On shm the client does the counting.
 type Usage struct {
-	Chains       uint64
-	Verbs        uint64
-	ReadBytes    uint64
-	WrittenBytes uint64
-	Refusals     uint64
+	Chains       uint64 // that have passed the gate, or were refused there
+	Verbs        uint64 // executed
+	ReadBytes    uint64 // returned by READs
+	WrittenBytes uint64 // stored by WRITEs
+	Refusals     uint64 // of chains, and offences of Open
 	Offences     uint64 // refusals that a correct client does not cause
 }
 
@@ -55,14 +55,14 @@ func (a *Access) Chains(provider string, below uint32) (n uint64) {
 
 // SessionStatus describes one session that has lanes here, or left with offences.
 type SessionStatus struct {
-	Session   uint32
-	Serial    uint64
-	Tenant    uint32
-	Rights    rdma.Rights
+	Session   uint32         // its number, which stands in reservations
+	Serial    uint64         // never used twice
+	Tenant    uint32         // of its ticket
+	Rights    rdma.Rights    // of its ticket
 	Providers map[string]int // lanes by provider
 	Pids      []int          // of shm clients
-	Since     time.Time
-	Usage     Usage
+	Since     time.Time      // when its first lane came
+	Usage     Usage          // of all its lanes, also of those that have left
 }
 
 // Sessions is a snapshot, by serial.
@@ -96,10 +96,10 @@ func (a *Access) Sessions() []SessionStatus {
 
 // RegionStatus describes one region that has been served here.
 type RegionStatus struct {
-	Region uint32
+	Region uint32 // number in the table
 	Epoch  uint64 // served last
-	Open   bool
-	Bytes  uint64
+	Open   bool   // lanes may open windows under Epoch
+	Bytes  uint64 // of its memory; 0 unless Open
 }
 
 // Regions is a snapshot, by number.
@@ -118,8 +118,9 @@ func (a *Access) Regions() []RegionStatus {
 	return out
 }
 
+// counters are what Counters snapshots, without a lock.
 type counters struct {
-	admitted, badTickets, fences, expelled, kills, rotations atomic.Uint64
+	admitted, badTickets, fences, expelled, kills, rotations atomic.Uint64   // see Counters
 	refusals                                                 []atomic.Uint64 // by place in rdma.Refusals
 }
 
@@ -134,14 +135,14 @@ func (c *counters) refuse(err error) {
 
 // Counters are totals since the node started.
 type Counters struct {
-	Admitted   uint64 // lanes
-	BadTickets uint64
-	Fenced     uint64 // sessions with lanes here that were fenced
-	Expelled   uint64 // sessions ended for their offences
-	Killed     uint64 // processes that kept memory after the end of their session, or stayed inside a chain
-	Rotations  uint64 // keys made invalid
-	Refused    map[string]uint64
-	Usage      Usage
+	Admitted   uint64            // lanes
+	BadTickets uint64            // hellos whose ticket or proof was refused
+	Fenced     uint64            // sessions with lanes here that were fenced
+	Expelled   uint64            // sessions ended for their offences
+	Killed     uint64            // processes that kept memory after the end of their session, or stayed inside a chain
+	Rotations  uint64            // keys made invalid
+	Refused    map[string]uint64 // by cause; not those of shm
+	Usage      Usage             // of all lanes, also of those that have left
 }
 
 // Counters is a snapshot. Refusals on shm are counted in Usage only.

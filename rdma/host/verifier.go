@@ -15,11 +15,11 @@ import (
 // Verifier decides whether a hello comes from a session of the cluster. It is the same for
 // every provider of a node.
 type Verifier struct {
-	Cluster     [16]byte
+	Cluster     [16]byte      // UUID that a ticket has to name
 	Keys        *keyring.Ring // the controllers' public keys
 	Own         *keyring.Ring // of tickets of LoopSerial, which only the node itself signs; nil: none are admitted
-	Node        uint32
-	Incarnation uint64
+	Node        uint32        // this node's number, named in challenges
+	Incarnation uint64        // of this run of the node, named in challenges
 }
 
 // Binding ties a hello to the channel that it travels on: the exporter value of TLS

@@ -15,7 +15,9 @@ import (
 
 // Dialer connects to nodes on this host by the path of their socket. Lanes of one
 // Dialer share their mappings of a region. Safe for many goroutines.
-type Dialer struct{ mappings mappings }
+type Dialer struct {
+	mappings mappings // of all its lanes
+}
 
 // NewDialer is ready for use.
 func NewDialer() *Dialer { return &Dialer{} }
@@ -32,35 +34,37 @@ func (d *Dialer) Dial(ctx context.Context, addr string, as *rdma.Credentials, la
 	return c, nil
 }
 
+// conn is one lane; see rdma.Conn. Chains run in the lane's goroutine: Post executes, Wait does nothing.
 type conn struct {
-	dialer *Dialer
-	addr   string
-	as     rdma.Credentials
-	lane   uint32
-	opened windows
-	tag    uint32
-	link   *link // the present connection; used by the lane's goroutine
+	dialer *Dialer          // shares its mappings with the dialer's other lanes
+	addr   string           // path of the node's socket; constant
+	as     rdma.Credentials // what the lane is dialled with; constant
+	lane   uint32           // number within the session; constant
+	opened windows          // windows by slot, to open them again after Reset; used by the lane's goroutine
+	tag    uint32           // of the Open sent last; an answer with another one is late
+	link   *link            // the present connection; used by the lane's goroutine
 
 	mu     sync.Mutex // of link, against Close
-	closed bool
+	closed bool       // Close was called: connect refuses from now on
 }
 
 // link is a connection between two Resets.
 type link struct {
-	socket  *net.UnixConn
-	runner  *host.Runner
-	welcome host.Welcome
+	socket  *net.UnixConn // unixpacket; the link ends with it
+	runner  *host.Runner  // executes chains on the mapped memory, behind the gate page
+	welcome host.Welcome  // of the node
 	answers chan answer   // of the reader
 	ended   chan struct{} // closed when the reader has ended and all is unmapped
 
 	mu     sync.Mutex // of what follows, against the reader's end
 	mapped []*mapping // by slot
-	over   bool
+	over   bool       // the reader has ended: nothing may be mapped any more
 }
 
+// answer is the node's answer to an Open, with the memory's descriptor.
 type answer struct {
 	host.OpenAnswer
-	memory *os.File
+	memory *os.File // nil where there is no window; the receiver closes it
 }
 
 func (c *conn) connect(ctx context.Context) error {

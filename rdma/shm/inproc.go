@@ -13,8 +13,8 @@ import (
 // Inproc dials nodes of this very process, which it knows by an address of the
 // caller's choice. Provider "inproc". Safe for many goroutines.
 type Inproc struct {
-	mu    sync.Mutex
-	nodes map[string]*host.Access
+	mu    sync.Mutex              // guards nodes
+	nodes map[string]*host.Access // by address
 }
 
 // NewInproc knows no nodes yet.
@@ -46,17 +46,18 @@ func (d *Inproc) Dial(ctx context.Context, addr string, as *rdma.Credentials, la
 	return c, nil
 }
 
+// inprocConn is one lane; see rdma.Conn. Post executes the chain in the caller's goroutine.
 type inprocConn struct {
-	dialer *Inproc
-	addr   string
-	as     rdma.Credentials
-	number uint32
-	access *host.Access
-	opened windows
+	dialer *Inproc          // where Reset looks the node up again
+	addr   string           // as given to Inproc.Add; constant
+	as     rdma.Credentials // what the lane is dialled with; constant
+	number uint32           // of the lane within its session; constant
+	access *host.Access     // of the node that answered the last connect
+	opened windows          // windows by slot, to open them again after Reset
 
 	mu     sync.Mutex // of lane, against Close
-	lane   *host.Lane
-	closed bool
+	lane   *host.Lane // the present one; Reset replaces it
+	closed bool       // Close was called: connect refuses from now on
 }
 
 func (c *inprocConn) connect(ctx context.Context) error {

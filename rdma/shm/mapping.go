@@ -12,19 +12,21 @@ import (
 // mappings are the regions mapped into this process: once each, however many
 // lanes use it, since page tables cost memory and page faults time.
 type mappings struct {
-	mu sync.Mutex
-	by map[identity]*mapping
+	mu sync.Mutex            // guards by and the refs of its mappings
+	by map[identity]*mapping // what is mapped now
 }
 
+// identity names a mapping: the memory's file, and whether it is mapped for writing.
 type identity struct {
-	dev, ino uint64
-	write    bool
+	dev, ino uint64 // of fstat
+	write    bool   // read-only sessions have mappings of their own
 }
 
+// mapping is one region's memory in this process.
 type mapping struct {
-	id   identity
-	mem  []byte
-	refs int // guarded by mappings.mu
+	id   identity // its key in mappings.by
+	mem  []byte   // until refs falls to 0
+	refs int      // slots of links that use it; guarded by mappings.mu
 }
 
 // enter maps the memory behind a descriptor, or finds it mapped.

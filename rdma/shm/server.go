@@ -24,16 +24,16 @@ const (
 
 // Server hands the memory of one node to clients on the same host.
 type Server struct {
-	access *host.Access
-	log    *slog.Logger
-	ctx    context.Context
-	cancel context.CancelFunc
+	access *host.Access       // admits lanes and makes the gate pages
+	log    *slog.Logger       // never nil
+	ctx    context.Context    // ends with Close
+	cancel context.CancelFunc // of ctx
 
-	mu        sync.Mutex
-	listeners map[*net.UnixListener]struct{}
-	conns     map[*net.UnixConn]struct{}
-	preAuth   int
-	served    sync.WaitGroup
+	mu        sync.Mutex                     // guards listeners, conns and preAuth
+	listeners map[*net.UnixListener]struct{} // for Close
+	conns     map[*net.UnixConn]struct{}     // every open connection, for Close
+	preAuth   int                            // connections whose hello has not been accepted yet; at most maxPreAuth
+	served    sync.WaitGroup                 // goroutines of connections; Close waits for them
 }
 
 // NewServer makes a server; log may be nil.

@@ -12,24 +12,23 @@ import (
 
 // Conn is a connection of a session to a node.
 type Conn struct {
-	fabric      *Fabric
-	node        *Node
-	incarnation uint64 // incarnation that answered
-	session     uint32
-	index       int
-	domain      proto.Domain
-	broken      bool
-	closed      bool
-	ended       bool // its ticket's serial is over; another session may have the id now
+	fabric      *Fabric      // steps the connection; one goroutine at a time uses a fabric
+	node        *Node        // the responder
+	incarnation uint64       // incarnation that answered
+	session     uint32       // in whose name verbs run; Agent is never fenced
+	index       int          // in Fabric.conns, and its bit in ready and stalled
+	domain      proto.Domain // what executes the connection's atomics; DomainCPU but for Foreign
+	broken      bool         // the requester has lost it: Post answers rdma.ErrBroken until Reset
+	closed      bool         // Close was called; final
+	ended       bool         // its ticket's serial is over; another session may have the id now
 	// ReadOnly refuses WRITE, CAS and FETCH_ADD.
 	ReadOnly bool
 	windows  []opened // by slot
 	// Owner is for the caller of Fabric.Dial: the client that waits for answers.
 	Owner int
 
-	queue []*pending // in the order of posting
-	// late is what Forget has given up.
-	late []*pending
+	queue []*pending // chains at the responder in the order of posting, also some without a requester
+	late  []*pending // what Forget has given up without asking the responder: it may run at any later step
 }
 
 var _ rdma.Conn = (*Conn)(nil)
@@ -37,8 +36,8 @@ var _ rdma.Peer = (*Conn)(nil)
 
 // opened is a window that this connection has been given.
 type opened struct {
-	region uint32
-	key    uint64
+	region uint32 // whose memory
+	key    uint64 // of the region's epoch and the session when it was opened
 }
 
 // pending is a chain at the responder. It has a copy of what is to be written,
@@ -46,21 +45,22 @@ type opened struct {
 // straight to the requester's buffer for as long as it waits.
 type pending struct {
 	chain   *rdma.Chain // nil once the requester has an outcome
-	window  rdma.Window
-	verbs   []rdma.Verb
-	state   []verbState
-	bytes   []byte // of WRITEs, in the order of the verbs
-	left    int    // verbs not done
-	refused error
+	window  rdma.Window // as the requester had it when posting
+	verbs   []rdma.Verb // copies of the chain's; only their state changes
+	state   []verbState // of each verb, at the same index
+	bytes   []byte      // of WRITEs, in the order of the verbs
+	left    int         // verbs not done
+	refused error       // why the verbs that are left never run; nil: nothing was refused
 }
 
+// verbState is how far a verb of a pending chain has come.
 type verbState struct {
 	units  uint64 // pieces still to be moved, a bit each
-	at     int    // place in bytes
-	began  bool
-	done   bool
-	halved bool // a CAS across domains has read and not yet written
-	old    uint64
+	at     int    // first byte in pending.bytes, of a WRITE
+	began  bool   // units is set
+	done   bool   // the verb has taken effect completely
+	halved bool   // a CAS across domains has read and not yet written
+	old    uint64 // the word before a CAS or FETCH_ADD
 }
 
 // Provider is "sim".

@@ -51,23 +51,23 @@ type Fabric struct {
 	// CrossDomain opens regions through another atomicity domain, which must not be done.
 	CrossDomain bool
 
-	nodes []*Node
-	conns [MaxConns]*Conn
-	ready uint64
+	nodes []*Node         // by id, counted from 1
+	conns [MaxConns]*Conn // open connections by index; nil: the index is free
+	ready uint64          // bit of each connection that Step can move; kept by Conn.mark
 	// stalled connections stand still.
-	stalled uint64
-	keys    uint64
-	spare   []*pending
+	stalled uint64     // bit of each connection that Stall has stopped
+	keys    uint64     // state of the generator of region keys
+	spare   []*pending // pending chains to use again
 }
 
 // Node hosts memory.
 type Node struct {
-	ID          uint32
-	Incarnation uint64
-	Up          bool
-	fabric      *Fabric
-	mems        []*Memory
-	revoked     [MaxSession / 64]uint64
+	ID          uint32                  // counted from 1
+	Incarnation uint64                  // rises with Start; connections to an earlier one are broken
+	Up          bool                    // answers; false after Crash
+	fabric      *Fabric                 // that it belongs to
+	mems        []*Memory               // its copies of regions, in the order of AddMemory
+	revoked     [MaxSession / 64]uint64 // bit of each fenced session
 }
 
 // New makes an empty fabric.

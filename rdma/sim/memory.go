@@ -15,9 +15,9 @@ const (
 // page is 4 KiB of a region. kept holds, for words whose dirty bit is set, what
 // survives a loss of power.
 type page struct {
-	words [pageWords]uint64
-	kept  [pageWords]uint64
-	dirty [pageWords / 64]uint64
+	words [pageWords]uint64      // what verbs see
+	kept  [pageWords]uint64      // the word's value before the first unflushed change; meaningful where dirty
+	dirty [pageWords / 64]uint64 // a bit a word: changed and not flushed
 }
 
 // Profile is what a node's memory does at a loss of power.
@@ -42,18 +42,17 @@ var zeros [pageBytes]byte
 
 // Memory is one node's copy of a region.
 type Memory struct {
-	Node    *Node
-	Region  uint32
-	Profile Profile
-	Domain  proto.Domain
-	// Epoch and key under which it is open; key 0 is closed.
-	Epoch uint64
-	key   uint64
+	Node    *Node        // that holds it
+	Region  uint32       // number in the table
+	Profile Profile      // what a loss of power leaves; constant
+	Domain  proto.Domain // a CAS from a connection of another domain is not atomic
+	Epoch   uint64       // under which it is open, or was closed
+	key     uint64       // 0 is closed; windows' keys are made of it, see keyOf
 
-	bytes   uint64
-	pages   []*page
-	touched []int32
-	free    []*page
+	bytes   uint64  // size of the region; a multiple of pageBytes
+	pages   []*page // nil: never written, all zeros
+	touched []int32 // indices of the pages that are not nil
+	free    []*page // pages that Zero gave back
 }
 
 // Bytes is the size of the region.

@@ -17,16 +17,17 @@ type Service struct {
 	// LanesPerSession bounds the lanes; 0: 32.
 	LanesPerSession uint32
 
-	mu      sync.Mutex
-	node    *Node
+	mu      sync.Mutex        // guards what follows and the fabric, which has this Service alone
+	node    *Node             // that it serves
 	ids     map[uint64]uint32 // the fabric's session number of a ticket's serial
-	lanes   map[laneID]*lane
+	lanes   map[laneID]*lane  // present connection of each lane
 	tenants map[uint32]uint32 // by region
 }
 
+// laneID names a lane of a session.
 type laneID struct {
-	serial uint64
-	number uint32
+	serial uint64 // of the ticket
+	number uint32 // within the session
 }
 
 // NewService serves a node.
@@ -142,9 +143,9 @@ func (s *Service) take(l *lane) {
 // lane is a connection under the service's lock.
 type lane struct {
 	*Conn
-	service *Service
-	id      laneID
-	ticket  rdma.Ticket
+	service *Service    // whose lock every call takes
+	id      laneID      // its key in Service.lanes
+	ticket  rdma.Ticket // of its hello
 }
 
 func (l *lane) Post(ch *rdma.Chain) {
@@ -197,8 +198,8 @@ func (l *lane) Close() error {
 
 // Dialer reaches services by name.
 type Dialer struct {
-	mu       sync.Mutex
-	services map[string]*Service
+	mu       sync.Mutex          // guards services
+	services map[string]*Service // by address
 }
 
 // Serve makes a service reachable and returns its address.

@@ -47,30 +47,30 @@ const (
 
 // conn is one lane. See rdma.Conn for who may call what.
 type conn struct {
-	addr    string
-	as      rdma.Credentials
-	lane    uint32
-	tls     *TLS
-	welcome host.Welcome
-	opened  []rdma.Window // by slot
-	socket  socket
-	dead    error // why nothing can be posted; nil after connect
+	addr    string           // host:port of the node; constant
+	as      rdma.Credentials // what the lane is dialled with; constant
+	lane    uint32           // number within the session; constant
+	tls     *TLS             // the dialer's; nil: plain
+	welcome host.Welcome     // of the present connection
+	opened  []rdma.Window    // windows by slot; Key is 0 until an Open of it has succeeded
+	socket  socket           // of the present connection; used by the lane's goroutine
+	dead    error            // why nothing can be posted; nil after connect
 
-	seq   uint32
+	seq   uint32   // of the latest frame
 	queue []posted // not yet awaited, oldest first
-	in    []byte   // unread bytes are in[r:w]
-	r, w  int
+	in    []byte   // receive buffer, inBytes long
+	r, w  int      // unread bytes are in[r:w]
 
-	mu     sync.Mutex // of nc, against Close
-	nc     *net.TCPConn
-	closed bool
+	mu     sync.Mutex   // of nc, against Close
+	nc     *net.TCPConn // the present connection; replaced by connect, closed by Close
+	closed bool         // Close was called: connect refuses from now on
 }
 
 // posted is a chain under way; refused before it was sent if err is set.
 type posted struct {
-	chain *rdma.Chain
-	seq   uint32
-	err   error
+	chain *rdma.Chain // the caller's; its buffers are in use until it is answered
+	seq   uint32      // of its frame
+	err   error       // outcome known before it was sent
 }
 
 func (c *conn) Provider() string { return "tcp" }

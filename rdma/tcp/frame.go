@@ -30,12 +30,12 @@ var (
 
 // head is the start of a frame.
 type head struct {
-	kind    byte
-	verbs   int
-	seq     uint32
-	payload uint32
-	slot    int32
-	key     uint64
+	kind    byte   // kindChain or kindOpen
+	verbs   int    // of a chain, 1 to rdma.MaxChainVerbs; 0 in an open
+	seq     uint32 // comes back in the answer; farewellSeq is refused
+	payload uint32 // bytes of the chain's WRITEs, which follow the verbs
+	slot    int32  // of the window
+	key     uint64 // of the window
 }
 
 func (h *head) append(b []byte) []byte {
@@ -132,12 +132,12 @@ func decodeVerbs(verbs []rdma.Verb, b []byte, payload uint32) (out []rdma.Verb, 
 
 // answer is the start of an answer's frame.
 type answer struct {
-	kind    byte
-	code    byte
-	done    int
-	seq     uint32
-	results int
-	last    bool
+	kind    byte   // of the frame that it answers
+	code    byte   // of host.Code; 0: no refusal so far
+	done    int    // verbs of the chain that have run, with this answer and those before
+	seq     uint32 // of the frame that it answers; farewellSeq: the node ends the connection
+	results int    // bytes that follow: results of the verbs since the answer before
+	last    bool   // no further answer to this frame follows
 }
 
 // put writes answerBytes to b.

@@ -37,15 +37,15 @@ var pieces = sync.Pool{New: func() any { b := make([]byte, pieceBytes); return &
 
 // handler executes the frames of one lane, one after the other.
 type handler struct {
-	nc     net.Conn
-	lane   *host.Lane
-	rx     []byte // unread bytes are rx[r:w]
-	r, w   int
-	tx     []byte
-	verbs  []rdma.Verb
-	timed  bool      // a read deadline is set
-	waited int64     // when the write deadline was last moved
-	until  time.Time // when the long chain in hand must have come in; zero: there is none
+	nc     net.Conn    // the socket, or TLS over it
+	lane   *host.Lane  // the lane's access; its Run executes the verbs
+	rx     []byte      // receive buffer: idleBytes, wholeBytes once a long frame has come
+	r, w   int         // unread bytes are rx[r:w]
+	tx     []byte      // storage of answers, but for those of long chains
+	verbs  []rdma.Verb // storage of the present chain
+	timed  bool        // a read deadline is set
+	waited int64       // when the write deadline was last moved
+	until  time.Time   // when the long chain in hand must have come in; zero: there is none
 
 	ctx  context.Context // ends with the connection
 	busy chan struct{}   // has an element for each long chain of the server

@@ -26,17 +26,17 @@ const (
 
 // Server executes the chains of tcp clients on a node's regions.
 type Server struct {
-	TLS    *TLS // nil: plain; set before Serve
-	access *host.Access
-	log    *slog.Logger
-	ctx    context.Context
-	cancel context.CancelFunc
-	busy   chan struct{} // see handler
+	TLS    *TLS               // nil: plain; set before Serve
+	access *host.Access       // decides about lanes and executes their chains
+	log    *slog.Logger       // never nil
+	ctx    context.Context    // ends with Close
+	cancel context.CancelFunc // of ctx
+	busy   chan struct{}      // see handler
 
-	mu      sync.Mutex
-	conns   map[net.Conn]struct{}
-	preAuth []net.Conn // oldest first
-	served  sync.WaitGroup
+	mu      sync.Mutex            // guards conns and preAuth
+	conns   map[net.Conn]struct{} // every open connection, for Close
+	preAuth []net.Conn            // connections whose hello has not been accepted yet, oldest first; at most maxPreAuth
+	served  sync.WaitGroup        // goroutines of connections; Close waits for them
 }
 
 // NewServer makes a server over a node's access control; log may be nil.
@@ -55,7 +55,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return host.Accept(s.ctx, l, "tcp", s.log, s.take)
 }
 
-// take starts serving a connection.
+// take serves a connection in a goroutine of its own. Of too many connections without an accepted hello the
+// oldest is closed, so that connections which stay silent keep no client out.
 func (s *Server) take(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +79,7 @@ func (s *Server) take(nc net.Conn) {
 	})
 }
 
-// known takes a connection off the list preAuth.
+// known takes a connection off preAuth: its hello was accepted or refused.
 func (s *Server) known(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 // no other socket of the process waits, was measured on two cores: a fifth more READs
 // a second where they are idle, and up to half as many where they are busy.
 type socket struct {
-	nc  *net.TCPConn
-	raw syscall.RawConn
+	nc  *net.TCPConn    // of the present connection, for deadlines
+	raw syscall.RawConn // of nc, for reads and writes that do not wait
 
 	out      []byte   // frames; the storage of some segments
 	start    int      // of what is not yet cut into segments
@@ -38,11 +38,11 @@ type socket struct {
 
 	// Arguments and results of the two callbacks, which are made once: a closure
 	// made for each call would be an allocation for each call.
-	onRead, onWrite func(fd uintptr) bool
-	buf             []byte
-	park            bool
-	n               int
-	err             error
+	onRead, onWrite func(fd uintptr) bool // readOnce and writeOnce, bound to this socket
+	buf             []byte                // what the callback reads into or writes from
+	park            bool                  // readOnce waits for input when there is none
+	n               int                   // bytes that the callback has moved
+	err             error                 // of the callback, EAGAIN where it would have to wait
 }
 
 func (s *socket) attach(nc *net.TCPConn, raw syscall.RawConn, over *tls.Conn) {

@@ -22,8 +22,8 @@ const (
 // TLS encrypts the connections of a process: with TLS 1.3, both sides showing a certificate of the
 // cluster. A nil TLS has all of them plain.
 type TLS struct {
-	source   *identity.Source
-	required bool
+	source   *identity.Source // the process's certificate and authorities, read anew for each connection
+	required bool             // plain connections are refused
 }
 
 // NewTLS reads one of the modes; "" is on where the process has a certificate with an identity, else
@@ -136,7 +136,7 @@ func (t *TLS) server(nc net.Conn, first byte) (*tls.Conn, error) {
 // begun is a connection of which some bytes have been read.
 type begun struct {
 	net.Conn
-	first []byte
+	first []byte // read already, and given out before the rest
 }
 
 func (b *begun) Read(p []byte) (int, error) {

@@ -19,6 +19,8 @@ import (
 	"github.com/quarrystore/quarry/rdma/host"
 )
 
+// take serves a connection in a goroutine of its own. Of too many connections without an accepted hello the
+// oldest is closed, so that connections which stay silent keep no client out.
 func (s *Server) take(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,6 +61,7 @@ func (s *Server) leave(l *lane) {
 	}
 }
 
+// known takes a connection off preAuth: its hello was accepted or refused.
 func (s *Server) known(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,20 +19,20 @@ const pieceBytes = 4 << 20
 
 // buffers is what a dialer's lanes may give to the device.
 type buffers struct {
-	pd *C.struct_ibv_pd
+	pd *C.struct_ibv_pd // the dialer's protection domain
 
-	mu         sync.Mutex
+	mu         sync.Mutex             // guards ranges and the replacement of pieces; readers of pieces do not take it
 	ranges     []span                 // as given to Register
 	pieces     atomic.Pointer[[]span] // registered, by start; replaced, never changed
-	registered atomic.Uint64
+	registered atomic.Uint64          // bytes pinned now
 }
 
 // span is memory at [start, end), mr is nil in ranges.
 type span struct {
-	start, end uint64
-	mem        []byte
-	mr         *C.struct_ibv_mr
-	lkey       uint32
+	start, end uint64           // addresses; end is behind the last byte
+	mem        []byte           // the same bytes
+	mr         *C.struct_ibv_mr // nil in ranges
+	lkey       uint32           // of mr, 0 in ranges
 }
 
 func (s *span) has(start, end uint64) bool { return s.start <= start && end <= s.end }

@@ -29,14 +29,14 @@ type sending struct {
 // posted is a chain that has not been awaited. It is sent in parts: one, but for
 // persistent FLUSHes, behind each of which the next part waits.
 type posted struct {
-	chain    *rdma.Chain
-	from, to int    // verbs of the present part
-	wrs      int    // its work requests
-	seq      uint64 // valid if sent
-	slot     int
-	sent     bool
-	flush    bool  // verb to-1 is a persistent FLUSH that the node has yet to do
-	refused  error // why verb to and all behind it never run
+	chain    *rdma.Chain // the caller's; its buffers are in use until it has an outcome
+	from, to int         // verbs of the present part
+	wrs      int         // its work requests
+	seq      uint64      // valid if sent
+	slot     int         // index of its bit in sending.slots, and of its answers in scratch; valid if sent
+	sent     bool        // the present part has been given to the device, or refused
+	flush    bool        // verb to-1 is a persistent FLUSH that the node has yet to do
+	refused  error       // why verb to and all behind it never run
 }
 
 // forget is for when the queue pair is gone: nothing is under way.

@@ -37,8 +37,8 @@ type Config struct {
 	// Inline is up to how many bytes a WRITE travels within the work request, 0 means 128,
 	// less than 0 none, at most 128.
 	Inline  int
-	Windows Windows
-	Link    Link
+	Windows Windows // whether lanes get memory windows of their own
+	Link    Link    // what connections ask of the network
 
 	unbindable bool // for tests: regions that no window can be bound to
 }
@@ -187,32 +187,32 @@ func (c Config) withDefaults() Config {
 
 // Objects counts the verbs objects of this process that have not been dropped.
 type Objects struct {
-	Contexts          int64 `json:"contexts"`
-	ProtectionDomains int64 `json:"protection_domains"`
-	MemoryRegions     int64 `json:"memory_regions"`
-	CompletionQueues  int64 `json:"completion_queues"`
-	Channels          int64 `json:"channels"`
-	QueuePairs        int64 `json:"queue_pairs"`
-	ConnectionIDs     int64 `json:"connection_ids"`
-	EventChannels     int64 `json:"event_channels"`
-	Windows           int64 `json:"windows"`
+	Contexts          int64 `json:"contexts"`           // open devices
+	ProtectionDomains int64 `json:"protection_domains"` // one for each tenant, and each dialer
+	MemoryRegions     int64 `json:"memory_regions"`     // pinned memory, of regions, buffers and lanes
+	CompletionQueues  int64 `json:"completion_queues"`  // a queue pair of a client has its own; a server's share one
+	Channels          int64 `json:"channels"`           // completion channels
+	QueuePairs        int64 `json:"queue_pairs"`        // one for each lane at either end
+	ConnectionIDs     int64 `json:"connection_ids"`     // of the connection manager
+	EventChannels     int64 `json:"event_channels"`     // of the connection manager
+	Windows           int64 `json:"windows"`            // memory windows of type 2
 }
 
 // Caps are what a device says it can do.
 type Caps struct {
-	Device       string     `json:"device"`
-	Port         int        `json:"port"`
-	GID          netip.Addr `json:"address"`
-	GIDIndex     int        `json:"gid_index"`
-	RoCE         bool       `json:"roce"`
-	MTU          int        `json:"mtu_bytes"`
+	Device       string     `json:"device"`              // the kernel's name
+	Port         int        `json:"port"`                // counted from 1
+	GID          netip.Addr `json:"address"`             // the port's address in use
+	GIDIndex     int        `json:"gid_index"`           // its place in the port's table
+	RoCE         bool       `json:"roce"`                // the port is an Ethernet port
+	MTU          int        `json:"mtu_bytes"`           // of the port, now
 	Atomics      string     `json:"atomics"`             // "hca" or "global"
 	MaxReads     int        `json:"max_reads"`           // READs and atomics under way on a queue pair
 	Windows2B    bool       `json:"windows_2b"`          // memory windows of type 2B, so it says
 	Enforced     string     `json:"windows_enforced"`    // what of them a node has seen enforced: "bounds and queue pair", ...; "" not tried
 	Flush        bool       `json:"native_flush"`        // native FLUSH, by the capability bits; used for visible FLUSHes where the library has it too
 	AtomicWrite  bool       `json:"native_atomic_write"` // native ATOMIC_WRITE; no protocol needs it
-	MaxQueuePair int        `json:"max_queue_pairs"`
+	MaxQueuePair int        `json:"max_queue_pairs"`     // limit of the device
 }
 
 // Stats counts what a dialer's lanes have done besides chains.

@@ -23,29 +23,30 @@ import (
 
 // conn is one lane. See rdma.Conn for who may call what.
 type conn struct {
-	dialer *Dialer
-	addr   string
-	as     rdma.Credentials
-	number uint32          // the lane of as
-	opened context.Context // ends with Close
-	end    context.CancelFunc
+	dialer *Dialer            // the device, and the buffers that it can reach
+	addr   string             // host:port of the node's socket; constant
+	as     rdma.Credentials   // what the lane is dialled with; constant
+	number uint32             // the lane of as
+	opened context.Context    // ends with Close
+	end    context.CancelFunc // of opened
 
-	ncMu sync.Mutex // of nc, so that Close can wake a goroutine that waits on it
-	nc   *net.TCPConn
+	ncMu sync.Mutex   // of nc, so that Close can wake a goroutine that waits on it
+	nc   *net.TCPConn // nil without a connection; replaced by connect and drop
 
-	// mu is free but for Close and vanish, which wait until the lane's goroutine has left.
+	// mu guards what follows. The lane's goroutine holds it in each call, also while it waits; only Close and
+	// vanish, which may be called from other goroutines, wait for it.
 	mu      sync.Mutex
-	welcome host.Welcome
-	windows []window // by slot
-	dead    error    // why nothing can be posted
-	redials bool     // dead by a refusal: nothing runs, connecting again is safe
-	closed  bool
-	tag     uint32
+	welcome host.Welcome // of the present connection
+	windows []window     // by slot
+	dead    error        // why nothing can be posted
+	redials bool         // dead by a refusal: nothing runs, connecting again is safe
+	closed  bool         // Close has run: no connection is made any more
+	tag     uint32       // of the latest request on nc; its answer carries the same
 
-	lane  *C.q_lane // nil without a connection
-	verbs []C.q_verb
-	sleep *sleeper // nil without a connection
-	depth int      // work requests that the next queue pair holds, or this one
+	lane  *C.q_lane  // nil without a connection
+	verbs []C.q_verb // the lane's array in C's memory, in which write describes a part
+	sleep *sleeper   // nil without a connection
+	depth int        // work requests that the next queue pair holds, or this one
 	scratch
 	sending
 }
@@ -53,9 +54,9 @@ type conn struct {
 // window is what the node granted. Key is the one callers know, rkey the adapter's.
 type window struct {
 	rdma.Window
-	rkey       uint32
-	persistent bool
-	flushes    bool // the node's adapter takes native FLUSHes
+	rkey       uint32 // valid on the present queue pair alone; replaced by reopen
+	persistent bool   // a persistent FLUSH is possible
+	flushes    bool   // the node's adapter takes native FLUSHes
 }
 
 var errClosed = fmt.Errorf("%w: closed", rdma.ErrBroken)
@@ -251,8 +252,8 @@ func (c *conn) farewell() error {
 // errDisconnected: the connection manager is the only one to say so.
 var errDisconnected = fmt.Errorf("%w: the node's end of the queue pair is gone", rdma.ErrBroken)
 
-// hear is for when the node ended the connection. A definite reason counts for
-// all that is posted later; what was under way is unknown all the same.
+// hear gives the connection up after the node has ended it, with the reason that the node sent. A refusal is
+// the definite outcome of every chain posted later; chains under way have no known outcome.
 func (c *conn) hear() {
 	err := c.farewell()
 	if errors.Is(err, rdma.ErrRefused) {

@@ -40,18 +40,18 @@ const (
 
 // device is an open adapter with the port and address chosen.
 type device struct {
-	ctx    *C.struct_ibv_context
-	config Config // with defaults
-	caps   Caps
-	scope  uint32
+	ctx    *C.struct_ibv_context // the library's handle
+	config Config                // with defaults
+	caps   Caps                  // of the port and address chosen
+	scope  uint32                // interface that has the address
 }
 
 // candidate is one address of one port of one device.
 type candidate struct {
-	device *C.struct_ibv_device
-	caps   Caps
-	scope  uint32 // interface that has the address
-	score  int
+	device *C.struct_ibv_device // in the library's list, until that is freed
+	caps   Caps                 // of this port and address
+	scope  uint32               // interface that has the address
+	score  int                  // the candidate with the highest one is chosen
 }
 
 // maxCandidates bounds how many addresses are tried: namespaces that share adapters show

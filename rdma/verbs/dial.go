@@ -18,21 +18,21 @@ import (
 
 // Dialer connects lanes over one RDMA device. Close it after its connections.
 type Dialer struct {
-	config    Config
-	device    *device
-	buffers   buffers
-	copied    atomic.Uint64
-	redialled atomic.Uint64
-	flushed   atomic.Uint64
-	deepened  atomic.Uint64
+	config    Config        // with defaults; constant
+	device    *device       // open until Close
+	buffers   buffers       // memory that verbs use without a copy; with a lock of its own
+	copied    atomic.Uint64 // buffers that travelled through a stage
+	redialled atomic.Uint64 // connections made again after a refusal
+	flushed   atomic.Uint64 // native FLUSHes
+	deepened  atomic.Uint64 // connections made again for a longer send queue
 	vector    atomic.Uint32 // of the completion queue made last
 	gone      atomic.Bool   // the device is removed
-	watch     *removal
-	async     *events
+	watch     *removal      // follows the removal of the device
+	async     *events       // follows the device's asynchronous events
 
-	mu     sync.Mutex
-	conns  map[*conn]struct{}
-	closed bool
+	mu     sync.Mutex         // guards conns and closed
+	conns  map[*conn]struct{} // those that have not been closed, for Close and vanish
+	closed bool               // Close was called
 }
 
 var _ rdma.Dialer = (*Dialer)(nil)

@@ -18,13 +18,13 @@ import (
 // events follows what a device says by itself: ports that go down, errors of queues, its
 // own failure.
 type events struct {
-	device *device
-	file   *os.File // a copy of the context's descriptor, for the poller
-	ended  chan struct{}
-	closed atomic.Bool
-	heard  func(event string, kind eventKind)
+	device *device                            // whose events
+	file   *os.File                           // a copy of the context's descriptor, for the poller
+	ended  chan struct{}                      // closed when the goroutine that reads events has ended
+	closed atomic.Bool                        // close was called
+	heard  func(event string, kind eventKind) // called by the reader for each event
 
-	mu     sync.Mutex
+	mu     sync.Mutex        // guards counts
 	counts map[string]uint64 // by the library's name of the event
 }
 

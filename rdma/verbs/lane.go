@@ -18,20 +18,20 @@ import (
 
 // lane is the node's end of one connection.
 type lane struct {
-	server  *Server
-	id      uint64 // names its receive in the queue of flushes
-	nc      net.Conn
-	number  uint32
-	attempt uint64
-	ticket  rdma.Ticket
-	nonce   [16]byte // what the client's request to connect has to name
-	domain  *domain
+	server  *Server       // that admitted it
+	id      uint64        // names its receive in the queue of flushes
+	nc      net.Conn      // its end shows that the client is gone; its reader is the lane's goroutine
+	number  uint32        // within the session; constant
+	attempt uint64        // of the hello; a hello with a lower one does not take the lane's number
+	ticket  rdma.Ticket   // of the hello; constant
+	nonce   [16]byte      // what the client's request to connect has to name
+	domain  *domain       // of the ticket's tenant; constant
 	flushed chan struct{} // closed by the flush of the receive
 
 	bindMu sync.Mutex      // one bind or invalidation at a time
 	bound  chan C.uint32_t // its status
 
-	mu      sync.Mutex
+	mu      sync.Mutex           // guards what follows, up to granted
 	qp      *C.struct_ibv_qp     // nil once destroyed
 	cm      *C.struct_rdma_cm_id // nil before the client has come, and at the end
 	stopped error                // why access was taken away

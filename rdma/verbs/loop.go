@@ -15,8 +15,8 @@ import (
 // come over tcp. Its connections go over the loopback address.
 type Loop struct {
 	host.Loop
-	dialer *Dialer
-	served chan error
+	dialer *Dialer    // of the loop's connections, by its own open of the device
+	served chan error // yields the result of Serve
 }
 
 // NewLoop makes the server reachable for the node itself. Close the loop when no

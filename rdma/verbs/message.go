@@ -72,9 +72,9 @@ func checkIntro(b []byte) error {
 // endpoint is where a node's adapter takes requests to connect, and what such a request
 // has to name.
 type endpoint struct {
-	port  uint16
+	port  uint16   // of the node's connection manager; not 0
 	addr  [16]byte // as a GID
-	nonce [16]byte
+	nonce [16]byte // of the lane that this endpoint was made for; not 0
 }
 
 func (e *endpoint) append(b []byte) []byte {
@@ -97,8 +97,8 @@ func decodeEndpoint(b []byte) (endpoint, error) {
 // claim says whose queue pair a request to connect is for. The nonce came over the
 // socket, where the ticket was shown.
 type claim struct {
-	lane  uint32
-	nonce [16]byte
+	lane  uint32   // number within the session
+	nonce [16]byte // of the endpoint; proves that its sender has got the welcome
 }
 
 func (c *claim) append(b []byte) []byte {
@@ -118,10 +118,11 @@ func decodeClaim(b []byte) (claim, error) {
 	return claim{lane: binary.LittleEndian.Uint32(b[8:]), nonce: [16]byte(b[12:])}, nil
 }
 
+// request is what a client asks on the socket: a window, or a persistent FLUSH.
 type request struct {
-	kind, tag, region uint32
-	slot              int32
-	epoch, off, bytes uint64
+	kind, tag, region uint32 // kind: kindOpen or kindFlush; tag: comes back in the answer
+	slot              int32  // the client's index of the window
+	epoch, off, bytes uint64 // off and bytes: the range of a FLUSH
 }
 
 func (r *request) append(b []byte) []byte {
@@ -143,13 +144,14 @@ func decodeRequest(b []byte) request {
 	}
 }
 
+// answer is the node's answer to a request, or its farewell.
 type answer struct {
-	kind, tag  uint32
-	err        error
-	persistent bool
-	flushes    bool
-	key, bytes uint64
-	rkey       uint32
+	kind, tag  uint32 // kind and tag of the request; or kindFarewell
+	err        error  // why the request was refused, or the lane ended
+	persistent bool   // a persistent FLUSH is possible
+	flushes    bool   // the adapter takes native FLUSHes of this region
+	key, bytes uint64 // key: of rdma.Window; bytes: size of the region
+	rkey       uint32 // the adapter's key of the window
 }
 
 func (a *answer) append(b []byte) []byte {

@@ -9,7 +9,7 @@ import (
 
 // Port is the state of an adapter's port as the kernel shows it.
 type Port struct {
-	Active bool `json:"active"`
+	Active bool `json:"active"` // the link is up
 	// Counters of the port and of its hardware, by the kernel's names. The two that count
 	// data count words of 4 bytes.
 	Counters map[string]uint64 `json:"counters,omitempty"`

@@ -28,18 +28,18 @@ const rememberedKeys = 4096
 
 // region is what a server knows of one region, also while it is not served.
 type region struct {
-	number uint32
+	number uint32 // in the table
 
 	// mu is held while memory is registered or let go, which takes long.
 	mu sync.Mutex
 	// Invariant: epoch and closed never fall.
-	epoch  uint64 // served last
-	closed uint64 // newest epoch that has been closed
-	secret [32]byte
-	tenant uint32
-	memory *host.Memory // nil while not served
-	mrs    map[*domain]registration
-	past   []uint32 // keys of former epochs
+	epoch  uint64                   // served last
+	closed uint64                   // newest epoch that has been closed
+	secret [32]byte                 // of windowKey; drawn anew for each epoch, never sent
+	tenant uint32                   // of memory, as its Own named it when the epoch was opened
+	memory *host.Memory             // nil while not served
+	mrs    map[*domain]registration // by domain: the one of the region's tenant
+	past   []uint32                 // keys of former epochs
 
 	// With windows, memory regions outlast epochs: nothing reaches them but through windows.
 	windows bool
@@ -50,7 +50,7 @@ type region struct {
 // registration is a region's memory as one tenant's domain has it. The memory is pinned
 // for as long.
 type registration struct {
-	mr     *C.struct_ibv_mr
+	mr     *C.struct_ibv_mr // freed before the memory is unpinned
 	memory *host.Memory
 }
 

@@ -15,10 +15,10 @@ import (
 // removal waits for a device to be removed. The kernel announces it on every id of the
 // connection manager on that device, and removes the device when all of them are destroyed.
 type removal struct {
-	events *C.struct_rdma_event_channel
-	id     *C.struct_rdma_cm_id
-	file   *os.File // a copy of the channel's descriptor, for the poller
-	ended  chan struct{}
+	events *C.struct_rdma_event_channel // channel on which the kernel announces the removal
+	id     *C.struct_rdma_cm_id         // bound to the device, so that the kernel announces it
+	file   *os.File                     // a copy of the channel's descriptor, for the poller
+	ended  chan struct{}                // closed when the goroutine that waits has ended
 }
 
 // watch calls removed, once, if the device is removed before close.

@@ -25,16 +25,16 @@ var _ = [1]struct{}{}[mostDepth-C.Q_SEND_WRS]
 // scratch is a lane's own registered memory: where atomics leave their answers,
 // and through which buffers travel that the device cannot reach.
 type scratch struct {
-	answers   []byte // slots * MaxChainVerbs words
-	answersMR *C.struct_ibv_mr
-	words     []uint64
+	answers   []byte           // slots * MaxChainVerbs words
+	answersMR *C.struct_ibv_mr // of answers, for as long as the conn is open
+	words     []uint64         // the same memory as answers
 
-	stage   []byte // nil until needed
-	stageMR *C.struct_ibv_mr
-	staged  int
+	stage   []byte                           // nil until needed
+	stageMR *C.struct_ibv_mr                 // of stage
+	staged  int                              // bytes of stage in use, from its start; 0 when no chain is under way
 	stageAt [slots][rdma.MaxChainVerbs]int32 // 1 + place of the verb's buffer; 0 = its own
 
-	cached span
+	cached span // the piece that find returned last
 }
 
 func (c *conn) prepare() (err error) {

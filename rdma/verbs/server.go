@@ -47,25 +47,25 @@ const (
 // It is what host.Access is to the other providers.
 type Server struct {
 	host.Verifier
-	own    *keyring.Signer // of the loop's tickets
-	limits host.Limits
-	log    *slog.Logger
-	device *device
-	ctx    context.Context
-	cancel context.CancelFunc
+	own    *keyring.Signer    // of the loop's tickets
+	limits host.Limits        // without zeros; constant
+	log    *slog.Logger       // never nil
+	device *device            // nil after Close
+	ctx    context.Context    // ends with Close
+	cancel context.CancelFunc // of ctx
 
-	channel  *C.struct_ibv_comp_channel
-	drains   *C.struct_ibv_cq
+	channel  *C.struct_ibv_comp_channel   // wakes drain
+	drains   *C.struct_ibv_cq             // completion queue of all lanes: flushes of their receives, and binds
 	events   *C.struct_rdma_event_channel // of the connection manager
-	listener *C.struct_rdma_cm_id
-	port     uint16        // of the listener
-	wake     int           // eventfd that ends drain and meet
-	patience time.Duration // joinTimeout
-	binding  time.Duration // bindTimeout
-	draining time.Duration // drainTimeout
-	windows  bool          // of type 2, for each lane and region
-	plain    atomic.Bool   // a window was refused: regions opened from now on have none
-	flushes  bool          // regions take native FLUSHes
+	listener *C.struct_rdma_cm_id         // takes requests to connect
+	port     uint16                       // of the listener
+	wake     int                          // eventfd that ends drain and meet
+	patience time.Duration                // joinTimeout
+	binding  time.Duration                // bindTimeout
+	draining time.Duration                // drainTimeout
+	windows  bool                         // of type 2, for each lane and region
+	plain    atomic.Bool                  // a window was refused: regions opened from now on have none
+	flushes  bool                         // regions take native FLUSHes
 
 	left    func(serial uint64) // see OnLeft
 	served  sync.WaitGroup      // sockets
@@ -73,38 +73,39 @@ type Server struct {
 	access  atomic.Uint64       // queue pairs that died of what their client sent
 	strays  atomic.Uint64       // requests to connect that were refused
 
-	registrations, registeredNs, expelled atomic.Uint64
+	registrations, registeredNs, expelled atomic.Uint64 // for Registration and Expelled
 
 	async  *events    // of the device
 	failed chan error // why the node has to end
 
-	mu       sync.Mutex
-	regions  map[uint32]*region
-	domains  map[uint32]*domain // by tenant
-	sessions map[uint64]*session
-	lanes    map[uint64]*lane   // by id
-	joins    map[[16]byte]*lane // whose client has yet to connect, by nonce
-	nextID   uint64
-	ended    host.Ended
-	offences map[uint64]uint64 // by serial; see offend
-	counting time.Time         // since then
-	preAuth  []net.Conn        // oldest first
-	closed   bool
+	mu       sync.Mutex          // guards what follows; taken after region.mu where both are held
+	regions  map[uint32]*region  // every region that was ever served or closed here: epochs must not fall
+	domains  map[uint32]*domain  // by tenant
+	sessions map[uint64]*session // by serial, while they have lanes
+	lanes    map[uint64]*lane    // by id
+	joins    map[[16]byte]*lane  // whose client has yet to connect, by nonce
+	nextID   uint64              // of the lane added last
+	ended    host.Ended          // sessions that are never admitted again
+	offences map[uint64]uint64   // by serial; see offend
+	counting time.Time           // since then
+	preAuth  []net.Conn          // oldest first
+	closed   bool                // Close has begun: nothing is admitted or served any more
 }
 
 // errLate: the client has connected again since.
 var errLate = fmt.Errorf("%w: a later connection has this lane", rdma.ErrBroken)
 
+// session is a session that has lanes here. Guarded by Server.mu.
 type session struct {
-	ticket rdma.Ticket
-	since  time.Time
-	lanes  map[uint32]*lane
+	ticket rdma.Ticket      // of the lane that came first
+	since  time.Time        // when that lane came
+	lanes  map[uint32]*lane // by number
 }
 
 // domain keeps a tenant apart from the others.
 type domain struct {
-	pd    *C.struct_ibv_pd
-	lanes int // guarded by Server.mu
+	pd    *C.struct_ibv_pd // memory registered in it is out of reach of queue pairs of other domains
+	lanes int              // guarded by Server.mu
 }
 
 // NewServer opens the device. Tickets are those signed with a key of the ring, which may change.

@@ -18,14 +18,14 @@ const (
 
 // settings is what a queue pair is set to, as the device says.
 type settings struct {
-	readsOut, readsIn   int // READs and atomics under way: as requester, as responder
-	timeout             int // 4.096 us << timeout
-	retries, rnrRetries int
-	serviceLevel        int
-	trafficClass        int
-	pkeyIndex           int
-	mtu                 int // bytes
-	access              C.int
+	readsOut, readsIn   int   // READs and atomics under way: as requester, as responder
+	timeout             int   // 4.096 us << timeout
+	retries, rnrRetries int   // of a lost packet, and of one that the receiver was not ready for
+	serviceLevel        int   // of InfiniBand
+	trafficClass        int   // of RoCE packets: DSCP and ECN
+	pkeyIndex           int   // place of the partition's key in the port's table
+	mtu                 int   // bytes
+	access              C.int // what the queue pair lets the other end do
 }
 
 func querySettings(qp *C.struct_ibv_qp) (settings, error) {

@@ -20,12 +20,12 @@ import (
 // socket or connection manager has something to say. A wait in C would hold a thread of the
 // operating system for as long.
 type sleeper struct {
-	lane *C.q_lane
-	file *os.File // an epoll instance over the three
-	raw  syscall.RawConn
-	poll func(uintptr) bool
-	seq  C.uint64_t // awaited
-	how  C.int      // the outcome of poll
+	lane *C.q_lane          // whose queue is polled
+	file *os.File           // an epoll instance over the three
+	raw  syscall.RawConn    // of file, whose Read parks the goroutine
+	poll func(uintptr) bool // made once, since a closure for each wait would be an allocation
+	seq  C.uint64_t         // awaited
+	how  C.int              // the outcome of poll
 }
 
 // maxNap bounds one sleep; a wake-up that a device has lost costs no more.

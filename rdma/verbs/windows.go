@@ -21,8 +21,8 @@ import (
 
 // grant is a lane's window onto a region. Of type 2B: it is good on that lane's queue pair alone.
 type grant struct {
-	window *C.struct_ibv_mw
-	rkey   uint32
+	window *C.struct_ibv_mw // allocated once for a lane and region, bound anew in each epoch
+	rkey   uint32           // of the present binding; its low byte changes with each
 }
 
 var errStopped = errors.New("the lane has ended")
