@@ -54,9 +54,13 @@
 //
 // # Split
 //
-//  1. Alloc the right node with the upper half.
-//  2. Update the left node: lower half, new high fence, right link. Linearizes here.
+//  1. Alloc the right node with the upper part.
+//  2. Update the left node: lower part, new high fence, right link. Linearizes here.
 //  3. Update the parent: an entry for the right node.
+//
+// The parts are halves, except where keys come in rising order, in one feed or in many side by side
+// (src0042:000000017): there a leaf is cut at the new key, and what is left of it stays full. The
+// versions in the leaf tell the order in which its entries were put.
 //
 // A client that dies after 1 leaves an orphan. One that dies after 2 leaves the parent
 // without the entry: lookups follow the right link, and the first client that has to do so

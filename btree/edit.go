@@ -228,38 +228,96 @@ func (v *view) splice(b []byte, i, j int, enc []byte, stamp uint64, flags uint8)
 // not be whole keys. Preconditions: a < b.
 func between(a, b []byte) []byte { return b[:common(a, b)+1] }
 
-// cut splits n before entry i: n keeps the lower entries, the returned node has
-// the upper ones. The caller sets n.right.
-func (n *node) cut(i int) *node {
-	sep := n.entries[i].key
-	if n.level == 0 && i > 0 {
-		sep = between(n.entries[i-1].key, sep)
-	}
+// cut splits n before entry i, with sep as the fence between the two nodes: n keeps the lower
+// entries, the returned node has the upper ones. The caller sets n.right.
+func (n *node) cut(i int, sep []byte) *node {
 	r := &node{level: n.level, class: n.class, stamp: n.stamp, right: n.right, low: bytes.Clone(sep), high: n.high, entries: n.entries[i:]}
 	n.entries, n.high, n.stamp = n.entries[:i:i], r.low, n.stamp+1
 	return r
 }
 
-// half is where to cut n so that both sides have about the same size; 1..len-1.
-// With rising keys (the new one goes to the very end) the left side stays full.
-func (n *node) half(atEnd bool) int {
-	if atEnd && n.high == nil {
-		return len(n.entries) - 1
+// run is how many keys make a run: they rise in the order in which they were put, and belong to the
+// newest third of their leaf, or are the newest. Of keys in random order three neighbours often rise, but seldom are the newest.
+const run = 3
+
+// cutFor splits n to make room for a key, at the key or in halves.
+func (n *node) cutFor(key []byte, room int) (right *node, atKey bool) {
+	if i, sep, ok := n.place(key); ok {
+		// The fence may be longer than what moves out.
+		left := *n
+		if right = left.cut(i, sep); left.size() <= room && right.size() <= room {
+			*n = left
+			return right, true
+		}
 	}
+	return n.cut(n.half()), false
+}
+
+// place is where to cut n other than in halves, and the fence there. A leaf is cut at the key if that
+// continues a run: what follows the key moves out, or nothing does, and the new node begins with the
+// key. So the node that the run has left stays full. Preconditions: low <= key < high.
+func (n *node) place(key []byte) (i int, sep []byte, ok bool) {
+	end := len(n.entries)
+	i, there := n.find(key)
+	last := i == end && n.high == nil
+	switch {
+	case n.level > 0:
+		return end - 1, n.entries[end-1].key, last
+	case there || i == 0 || !last && !n.rising(i):
+		return 0, nil, false
+	case i == end:
+		return i, between(n.entries[i-1].key, key), true
+	}
+	return i, between(key, n.entries[i].key), true
+}
+
+// rising says whether a run ends before place i of a leaf. Versions tell the order of the puts. One
+// older entry may lie within the run: key:10 does within key:1, key:2 ... key:10, key:11.
+func (n *node) rising(i int) bool {
+	last, found, older := ^uint64(0), 0, 0
+	for k := i - 1; k >= 0 && found < run && older < 2; k-- {
+		v := n.entries[k].version
+		if v < last && n.newer(v) < max(run, (len(n.entries)+2)/3) {
+			last = v
+			found++
+		} else {
+			older++
+		}
+	}
+	return found == run && older < 2
+}
+
+// newer is how many entries were put behind version v.
+func (n *node) newer(v uint64) (k int) {
+	for i := range n.entries {
+		if n.entries[i].version > v {
+			k++
+		}
+	}
+	return k
+}
+
+// half is where to cut n so that both sides have about the same size, and the fence there.
+// 1 <= i < len.
+func (n *node) half() (i int, sep []byte) {
 	p := n.prefix()
 	total := 0
 	for i := range n.entries {
 		total += n.entrySize(i, p)
 	}
-	sum := 0
-	for i := range n.entries {
+	last := len(n.entries) - 1
+	for sum := 0; i < last; i++ {
 		s := n.entrySize(i, p)
 		if 2*sum+s >= total {
-			return max(1, min(i, len(n.entries)-1))
+			break
 		}
 		sum += s
 	}
-	return len(n.entries) - 1
+	i = max(1, i)
+	if sep = n.entries[i].key; n.level == 0 {
+		sep = between(n.entries[i-1].key, sep)
+	}
+	return i, sep
 }
 
 // union is l with all entries of r, its right sibling.

@@ -45,7 +45,6 @@ type group struct {
 	left  int
 	empty bool // a removal left the leaf under-full
 	full  Ref  // the leaf, if the first write found no room: the next write splits it first
-	atEnd bool
 	leaf  Ref
 	bufs  [2][]byte
 }
@@ -123,7 +122,7 @@ func (g *group) run(b []byte) ([]byte, error) {
 			x.Err = w.refusal
 		default:
 			if x.Alone = true; i == 0 && errors.Is(err, errFull) {
-				g.full, g.atEnd = g.leaf, w.atEnd
+				g.full = g.leaf
 			}
 		}
 	}

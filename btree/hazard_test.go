@@ -168,6 +168,22 @@ func TestHazard26_SplitDiesAnywhere(t *testing.T) {
 		}, odd...)
 		t.Logf("%d keys: killed at each of %d steps", keys, steps)
 	}
+	// Rising keys between two others: leaves are cut at the key, with and without entries behind it.
+	var feed []string
+	for i := range 16 {
+		feed = append(feed, string(key4(901+i)))
+	}
+	steps := crashMatrix(t, func(s *stage, p *Program) {
+		for i := range 20 {
+			s.put(p, 100*i, "old")
+		}
+	}, func(s *stage, p *Program) {
+		for i := range 16 {
+			s.put(p, 901+i, "feed")
+		}
+		require.Greater(t, p.stats.splitsAtKey.Load(), uint64(1))
+	}, feed...)
+	t.Logf("rising keys: killed at each of %d steps", steps)
 }
 
 // TestHazard27_TheRootStays: readers that know only an old root find everything,

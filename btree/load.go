@@ -13,8 +13,6 @@ const (
 	// loadNodes is how many nodes of a level Load keeps before it writes them, from
 	// right to left: its memory.
 	loadNodes = 128
-	// Nodes are filled to this share, so that the first puts do not split them all.
-	fillNum, fillDen = 9, 10
 )
 
 var (
@@ -228,8 +226,8 @@ func (b *builder) add(level int, e entry) error {
 	return nil
 }
 
-// room is how many bytes of a node Load fills.
-func (b *builder) room() int { return b.p.limits.Room * fillNum / fillDen }
+// room is how many bytes of a node Load fills; see Config.Fill.
+func (b *builder) room() int { return b.p.limits.Room * b.p.fill / 100 }
 
 // filled says whether n would have more than room bytes with e, given the prefix that its keys share
 // with the key of e.
@@ -246,7 +244,7 @@ func (b *builder) complete(l *building, n *node) {
 		l.nodes = append(l.nodes, n)
 		return
 	}
-	right := n.cut(n.half(false))
+	right := n.cut(n.half())
 	n.stamp, right.stamp = b.stamp, b.stamp
 	b.complete(l, n)
 	b.complete(l, right)

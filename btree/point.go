@@ -68,10 +68,9 @@ type write struct {
 
 	// Of the last run.
 	version uint64
-	old     Ref // external value that the write replaces
-	left    int // bytes in the leaf afterwards
-	count   int // entries
-	atEnd   bool
+	old     Ref   // external value that the write replaces
+	left    int   // bytes in the leaf afterwards
+	count   int   // entries
 	refusal error // of edit
 }
 
@@ -125,7 +124,6 @@ func (w *write) apply(old []byte) ([]byte, error) {
 	w.out = v.splice(w.out, i, j, w.enc, w.version, flags)
 	w.left = len(w.out)
 	if w.left > w.room-frozenBytes {
-		w.atEnd = i == v.count && !v.bounded()
 		return nil, errFull
 	}
 	return w.out, nil
@@ -295,7 +293,7 @@ func (p *Program) changeHere(w write) (version uint64, err error) {
 		// A group has just found that there is no room.
 		p.group.full = Ref{}
 		if full == ref {
-			if err = p.split(ref, p.group.atEnd); err == nil {
+			if err = p.split(ref, w.key); err == nil {
 				ref, err = p.leafOf(w.key)
 			}
 		}
@@ -317,7 +315,7 @@ func (p *Program) changeHere(w write) (version uint64, err error) {
 		case errors.Is(err, errFrozen):
 			err = p.settle(ref)
 		case errors.Is(err, errFull):
-			if err = p.split(ref, p.w.atEnd); err == nil {
+			if err = p.split(ref, w.key); err == nil {
 				if ref, err = p.leafOf(w.key); err == nil {
 					continue // which half the cache knows by now
 				}

@@ -117,11 +117,12 @@ type Shared struct {
 	stats  counters
 	// readOnly: operations repair nothing.
 	readOnly bool
+	fill     int
 }
 
 // counters of structural changes; the client counts calls, rounds and verbs.
 type counters struct {
-	layers, splits, grows, merges, shrinks, posted, unlinked, thawed, rightSteps, restarts atomic.Uint64
+	layers, splits, splitsAtKey, grows, merges, shrinks, posted, unlinked, thawed, rightSteps, restarts atomic.Uint64
 }
 
 // Root is the tree's root, for the placement library.
@@ -136,7 +137,7 @@ func (s *Shared) CacheStats() CacheStats { return s.cache.Stats() }
 // Changes counts what this process has done to the tree's structure.
 func (s *Shared) Changes() map[string]uint64 {
 	c := &s.stats
-	return map[string]uint64{"layers": c.layers.Load(), "splits": c.splits.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shrinks": c.shrinks.Load(),
+	return map[string]uint64{"layers": c.layers.Load(), "splits": c.splits.Load(), "splits_at_key": c.splitsAtKey.Load(), "grows": c.grows.Load(), "merges": c.merges.Load(), "shrinks": c.shrinks.Load(),
 		"posted": c.posted.Load(), "unlinked": c.unlinked.Load(), "thawed": c.thawed.Load(), "right_steps": c.rightSteps.Load(), "restarts": c.restarts.Load()}
 }
 
@@ -150,6 +151,22 @@ type Config struct {
 	CacheBytes int
 	// ReadOnly: the session cannot write; no repair is done in passing.
 	ReadOnly bool
+	// Fill is the share of a node, in percent, that Load fills: 50 to 100; 0 means 90,
+	// so that the first puts do not split every node.
+	Fill int
+}
+
+// DefaultFill is Config.Fill unless set.
+const DefaultFill = 90
+
+func (c Config) fill() (int, error) {
+	if c.Fill == 0 {
+		return DefaultFill, nil
+	}
+	if c.Fill < 50 || c.Fill > 100 {
+		return 0, fmt.Errorf("btree: fill of %d %%: want 50 to 100", c.Fill)
+	}
+	return c.Fill, nil
 }
 
 func (c Config) class() (proto.Class, error) {
@@ -164,13 +181,13 @@ func (c Config) class() (proto.Class, error) {
 	return 0, fmt.Errorf("btree: nodes of %d bytes: want a power of two from %d to %d", c.NodeBytes, minNodeClass.Bytes(), maxNodeClass.Bytes())
 }
 
-func newShared(root Ref, class proto.Class, cfg Config) *Shared {
+func newShared(root Ref, class proto.Class, cfg Config, fill int) *Shared {
 	n := cfg.CacheBytes
 	if n == 0 {
 		n = DefaultCacheBytes
 	}
 	l := limits(class)
-	return &Shared{root: root, class: class, limits: l, cache: newCache(max(0, n), l.Room), readOnly: cfg.ReadOnly}
+	return &Shared{root: root, class: class, limits: l, cache: newCache(max(0, n), l.Room), readOnly: cfg.ReadOnly, fill: fill}
 }
 
 // Make allocates an empty tree: one leaf, the root.
@@ -179,16 +196,24 @@ func Make(s Store, cfg Config) (*Shared, error) {
 	if err != nil {
 		return nil, err
 	}
+	fill, err := cfg.fill()
+	if err != nil {
+		return nil, err
+	}
 	n := node{class: class}
 	root, err := s.Alloc(n.encode(nil), TagRoot, class.PayloadBytes(proto.Pair), false)
 	if err != nil {
 		return nil, err
 	}
-	return newShared(root, class, cfg), nil
+	return newShared(root, class, cfg, fill), nil
 }
 
 // Attach opens the tree with a root.
 func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
+	fill, err := cfg.fill()
+	if err != nil {
+		return nil, err
+	}
 	b, err := s.Read(root, nil)
 	if errors.Is(err, slab.ErrFreed) {
 		return nil, ErrNoTree
@@ -202,7 +227,7 @@ func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
 	if v.class < minNodeClass || v.class > maxNodeClass {
 		return nil, corrupt("root of class %d", v.class)
 	}
-	return newShared(root, v.class, cfg), nil
+	return newShared(root, v.class, cfg, fill), nil
 }
 
 // page is a node as read, or as cached.

@@ -84,6 +84,7 @@ type scenario struct {
 	lossy    bool
 	nodeSize int
 	layers   bool
+	rising   bool // each client goes through keys of its own in rising order
 }
 
 func (sc *scenario) key(i int) []byte {
@@ -167,6 +168,9 @@ func (w *world) operate(t testing.TB, c *simClient, rng *rand.Rand, id, n int, s
 	// Clients move through the keys together, so that they fill and empty the same leaves.
 	phase := n * 6 / sc.ops
 	i := rng.IntN(sc.keys)
+	if sc.rising && rng.IntN(8) > 0 {
+		i = (id*sc.keys/sc.clients + n%(sc.ops/6)*2) % sc.keys
+	}
 	if i%fixedEvery == 0 {
 		i = min(i+1, sc.keys-1)
 	}
@@ -294,9 +298,9 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 		t.Log("-short: fewer seeds")
 		seeds = min(seeds, 60)
 	}
-	var total struct{ layers, splits, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
+	var total struct{ layers, splits, splitsAtKey, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
 	for seed := range seeds {
-		sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10, layers: seed%2 == 0}
+		sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10, layers: seed%2 == 0, rising: seed%5 == 0}
 		switch seed % 3 {
 		case 1:
 			sc.killOne, sc.clients = 600, 5
@@ -310,6 +314,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 		o.settleAll(t, sc)
 		total.layers += o.sum(func(c *counters) uint64 { return c.layers.Load() })
 		total.splits += o.sum(func(c *counters) uint64 { return c.splits.Load() })
+		total.splitsAtKey += o.sum(func(c *counters) uint64 { return c.splitsAtKey.Load() })
 		total.merges += o.sum(func(c *counters) uint64 { return c.merges.Load() })
 		total.grows += o.sum(func(c *counters) uint64 { return c.grows.Load() })
 		total.shrinks += o.sum(func(c *counters) uint64 { return c.shrinks.Load() })
@@ -320,6 +325,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 	}
 	t.Logf("%d runs: %+v", seeds, total)
 	require.NotZero(t, total.layers)
+	require.NotZero(t, total.splitsAtKey)
 	require.NotZero(t, total.merges)
 	require.NotZero(t, total.thawed)
 	require.NotZero(t, total.shrinks)

@@ -57,11 +57,11 @@ func (p *Program) commit(ref Ref, stamp uint64, n *node, made ...Ref) (done bool
 	return false, err
 }
 
-// split makes room in a node, once; atEnd says that the next key goes behind all
-// others of the level. nil also when others have changed the node: look again.
+// split makes room in a node for a key, once. nil also when others have changed the
+// node: look again.
 //
 // Linearizes at: the commit of the left node. The keys are the same before and after.
-func (p *Program) split(ref Ref, atEnd bool) error {
+func (p *Program) split(ref Ref, key []byte) error {
 	pg, err := p.read(ref)
 	if freed(err) {
 		return nil
@@ -74,14 +74,14 @@ func (p *Program) split(ref Ref, atEnd bool) error {
 	if pg.frozen() {
 		return p.settle(ref)
 	}
-	if pg.count < 2 {
+	if pg.count < 2 || pg.place(probe{key: key}) != 0 {
 		return nil
 	}
 	n := pg.node()
 	if ref == p.root {
-		return p.grow(n, atEnd)
+		return p.grow(n, key)
 	}
-	right := n.cut(n.half(atEnd))
+	right, atKey := n.cutFor(key, p.limits.Room)
 	if n.right, err = p.alloc(right); err != nil {
 		return err
 	}
@@ -90,6 +90,9 @@ func (p *Program) split(ref Ref, atEnd bool) error {
 		return err
 	}
 	p.stats.splits.Add(1)
+	if atKey {
+		p.stats.splitsAtKey.Add(1)
+	}
 	p.cacheNode(ref, n)
 	if err := p.post(right.level+1, right.low, n.right); err != nil {
 		p.later(repair{level: right.level, sep: right.low, child: n.right})
@@ -109,12 +112,12 @@ func (p *Program) cacheNode(ref Ref, n *node) {
 	}
 }
 
-// grow copies the root's halves into two new nodes and makes the root their parent.
+// grow copies the root's parts into two new nodes and makes the root their parent.
 //
 // Linearizes at: the commit of the root.
-func (p *Program) grow(n *node, atEnd bool) error {
+func (p *Program) grow(n *node, key []byte) error {
 	stamp := n.stamp
-	right := n.cut(n.half(atEnd))
+	right, _ := n.cutFor(key, p.limits.Room)
 	rref, err := p.alloc(right)
 	if err != nil {
 		return err
@@ -168,7 +171,7 @@ func (p *Program) post(level int, sep []byte, child Ref) error {
 		stamp := n.stamp
 		n.stamp++
 		if n.size() > p.limits.Room {
-			if err := p.split(pg.ref, i == len(n.entries)-1 && n.high == nil); err != nil {
+			if err := p.split(pg.ref, sep); err != nil {
 				return err
 			}
 			continue

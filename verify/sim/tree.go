@@ -546,21 +546,21 @@ var treeModel = porcupine.Model{
 
 // TreeCoverage counts the changes of the structure of trees.
 type TreeCoverage struct {
-	Splits, Grows, Merges, Shrinks, Thawed, Unlinked, Posted uint64
-	Strays                                                   uint64 // collected
+	Splits, SplitsAtKey, Grows, Merges, Shrinks, Thawed, Unlinked, Posted uint64
+	Strays                                                                uint64 // collected
 }
 
 func (c *TreeCoverage) add(changes map[string]uint64) {
 	for _, x := range []struct {
 		n    *uint64
 		name string
-	}{{&c.Splits, "splits"}, {&c.Grows, "grows"}, {&c.Merges, "merges"}, {&c.Shrinks, "shrinks"}, {&c.Thawed, "thawed"}, {&c.Unlinked, "unlinked"}, {&c.Posted, "posted"}} {
+	}{{&c.Splits, "splits"}, {&c.SplitsAtKey, "splits_at_key"}, {&c.Grows, "grows"}, {&c.Merges, "merges"}, {&c.Shrinks, "shrinks"}, {&c.Thawed, "thawed"}, {&c.Unlinked, "unlinked"}, {&c.Posted, "posted"}} {
 		*x.n += changes[x.name]
 	}
 }
 
 // Add adds the counts of another run.
 func (c *TreeCoverage) Add(o *TreeCoverage) {
-	c.Splits, c.Grows, c.Merges, c.Shrinks = c.Splits+o.Splits, c.Grows+o.Grows, c.Merges+o.Merges, c.Shrinks+o.Shrinks
+	c.Splits, c.SplitsAtKey, c.Grows, c.Merges, c.Shrinks = c.Splits+o.Splits, c.SplitsAtKey+o.SplitsAtKey, c.Grows+o.Grows, c.Merges+o.Merges, c.Shrinks+o.Shrinks
 	c.Thawed, c.Unlinked, c.Posted, c.Strays = c.Thawed+o.Thawed, c.Unlinked+o.Unlinked, c.Posted+o.Posted, c.Strays+o.Strays
 }

@@ -15,11 +15,15 @@ type treeStep struct {
 	key int
 }
 
-// treePlan puts all keys in order and deletes them in reverse order. In its course the root
-// grows, leaves are split and merged, and the root absorbs its only child.
+// treePlan puts keys, most of them pair by pair with the higher one first and the last ones in rising
+// order, and deletes all in reverse order. In its course the root grows, leaves are cut in halves and
+// at a key and are merged, and the root absorbs its only child.
 func treePlan() []treeStep {
 	var plan []treeStep
 	for i := range treeKeys {
+		if i < treeKeys-fixedKeys {
+			i ^= 1
+		}
 		if i%fixedKeys != 0 {
 			plan = append(plan, treeStep{treePut, i})
 		}
@@ -40,6 +44,7 @@ const (
 	treeDoesDelete
 	treeDoesScan
 	treeDoesSplit
+	treeDoesSplitAtKey
 	treeDoesGrow
 	treeDoesMerge
 	treeDoesShrink
@@ -47,7 +52,7 @@ const (
 	treeWhats
 )
 
-var treeWhatNames = [treeWhats]string{"get", "put", "put-large", "delete", "scan", "split", "grow", "merge", "shrink", "collect"}
+var treeWhatNames = [treeWhats]string{"get", "put", "put-large", "delete", "scan", "split", "split-at-key", "grow", "merge", "shrink", "collect"}
 
 // treeSteps returns, for each operation of client 0, the step of the plan at which it is done.
 // Where the structure is to change, client 0 does the step that changes it.
@@ -83,12 +88,14 @@ var treeSteps = sync.OnceValue(func() (at [treeWhats]int) {
 			at[treeDoesMerge] = i
 		case rose("grows") && now["grows"] == 1:
 			at[treeDoesGrow] = i
+		case rose("splits_at_key") && !rose("grows"):
+			at[treeDoesSplitAtKey] = i
 		case rose("splits") && !rose("grows"):
 			at[treeDoesSplit] = i
 		}
 		before = now
 	}
-	for _, n := range []string{"splits", "grows", "merges", "shrinks"} {
+	for _, n := range []string{"splits", "splits_at_key", "grows", "merges", "shrinks"} {
 		if before[n] == 0 {
 			panic(fmt.Sprintf("the plan of the tree has no %s", n))
 		}
