@@ -72,6 +72,10 @@ func (k *kvCmd) text(b []byte) string {
 // tree runs f with the tree. Each operation has a deadline of its own, so what
 // reads a whole tree may take its time.
 func (k *kvCmd) tree(ctx context.Context, a *app, change func(*client.Config), f func(context.Context, *kv.Tree) error) error {
+	return k.treeWith(ctx, a, change, btree.Config{}, f)
+}
+
+func (k *kvCmd) treeWith(ctx context.Context, a *app, change func(*client.Config), tc btree.Config, f func(context.Context, *kv.Tree) error) error {
 	c, err := a.connect(ctx, change)
 	if err != nil {
 		return err
@@ -81,7 +85,8 @@ func (k *kvCmd) tree(ctx context.Context, a *app, change func(*client.Config), f
 	if change != nil {
 		change(&cfg)
 	}
-	t, err := kv.Open(octx, c, k.Tree, btree.Config{ReadOnly: cfg.ReadOnly})
+	tc.ReadOnly = cfg.ReadOnly
+	t, err := kv.Open(octx, c, k.Tree, tc)
 	cancel()
 	if err == nil {
 		err = f(ctx, t)

@@ -186,7 +186,7 @@ func TestListsOfNothing(t *testing.T) {
 // TestInterruptedLoad: a load that is interrupted says what is stored.
 func TestInterruptedLoad(t *testing.T) {
 	on(t, "kv", "create", "-t", "interrupted").ok(t)
-	cmd := exec.Command(executable(t), "kv", "load", "-t", "interrupted", "--batch", "100", "-")
+	cmd := exec.Command(executable(t), "kv", "load", "-t", "interrupted", "--no-sort", "--batch", "100", "-")
 	cmd.Env = append(os.Environ(), "QUARRY_CONTROLLER="+cluster(t).URL)
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
