@@ -267,10 +267,20 @@ func (s *service) DeleteTenant(ctx context.Context, r *connect.Request[quarrypb.
 }
 
 func (s *service) ListTenants(ctx context.Context, r *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
-	return do[quarrypb.ListTenantsResponse](ctx, s, r.Msg, nil)
+	res, err := do[quarrypb.ListTenantsResponse](ctx, s, r.Msg, nil)
+	if caller := rights.From(ctx); err == nil && !caller.Is(identity.Operator, identity.Viewer, identity.Controller) {
+		res.Msg.Tenants = slices.DeleteFunc(res.Msg.Tenants, func(t *quarrypb.Tenant) bool { return !isAdmin(t, caller, nil) })
+		if len(res.Msg.Tenants) == 0 {
+			return nil, denied("%s has the right admin in no tenant: operators and viewers see all", caller.Name)
+		}
+	}
+	return res, err
 }
 
 func (s *service) Grant(ctx context.Context, r *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	if err := s.c.administers(ctx, r.Msg.Tenant, r.Msg.Grant.GetPrefix()); err != nil {
+		return nil, err
+	}
 	if err := checkIdentity(r.Msg.Grant.GetIdentity()); err != nil {
 		return nil, err
 	}
@@ -292,7 +302,35 @@ func checkIdentity(id string) error {
 }
 
 func (s *service) RevokeGrant(ctx context.Context, r *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
+	// Without a prefix the grants under all prefixes go.
+	if err := s.c.administers(ctx, r.Msg.Tenant, r.Msg.GetPrefix()); err != nil {
+		return nil, err
+	}
 	return settled(do[quarrypb.Tenant](ctx, s, r.Msg, nil))
+}
+
+// isAdmin says whether a caller has the right admin in a tenant, and for names under a prefix if one is given.
+func isAdmin(t *quarrypb.Tenant, caller rights.Caller, prefix *string) bool {
+	return slices.ContainsFunc(t.Grants, func(g *quarrypb.Grant) bool {
+		return isFor(g, caller) && slices.Contains(g.Rights, quarrypb.Right_RIGHT_ADMIN) && (prefix == nil || strings.HasPrefix(*prefix, g.Prefix))
+	})
+}
+
+// administers refuses a change of the grants under a prefix, unless the caller is an operator or has
+// the right admin there. A grant that is being revoked may serve calls that are under way.
+func (c *Controller) administers(ctx context.Context, tenant, prefix string) error {
+	caller := rights.From(ctx)
+	if caller.Is(identity.Operator) {
+		return nil
+	}
+	list, err := c.tenantList(ctx, true)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(list, func(t *quarrypb.Tenant) bool { return t.Name == tenant && isAdmin(t, caller, &prefix) }) {
+		return nil
+	}
+	return denied("%s may not change grants of tenant %s under the prefix %q: operators may, and identities with the right admin there", caller.Name, tenant, prefix)
 }
 
 // settled answers once no controller believes what it has read before a change.

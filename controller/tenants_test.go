@@ -100,8 +100,9 @@ func TestGrantsOfTenants(t *testing.T) {
 		_, err := try(t, operator.Grant, &quarrypb.GrantRequest{Tenant: "a", Grant: bad})
 		require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err), "%v: %v", bad, err)
 	}
-	refused(t, as(maker, "a").Grant, &quarrypb.GrantRequest{}, connect.CodePermissionDenied, "may not call")
-	refused(t, as(maker, "a").ListTenants, &quarrypb.ListTenantsRequest{}, connect.CodePermissionDenied, "may not call")
+	refused(t, as(maker, "a").Grant, &quarrypb.GrantRequest{Tenant: "a"}, connect.CodePermissionDenied, "may not change grants")
+	refused(t, as(maker, "a").RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: readerID}, connect.CodePermissionDenied, "may not change grants")
+	refused(t, as(maker, "a").ListTenants, &quarrypb.ListTenantsRequest{}, connect.CodePermissionDenied, "admin in no tenant")
 
 	yes, no, bad, none := connect.Code(0), connect.CodePermissionDenied, connect.CodeInvalidArgument, connect.CodeNotFound
 	for i, row := range []struct {
@@ -204,4 +205,62 @@ func TestNamesOfTenants(t *testing.T) {
 	do(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "b"})
 	refused(t, in(c, "b").LookupName, &quarrypb.LookupNameRequest{Name: "users"}, connect.CodeNotFound, "no tenant")
 	require.Equal(t, "0", do(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "users"}).Owner)
+}
+
+// The right admin gives and takes grants of one tenant under one prefix, and nothing else.
+func TestAdminOfATenant(t *testing.T) {
+	_, etcd := store(t)
+	c, _ := start(t, controller.Config{Etcd: etcd, Token: "every role", Alone: true, LeaderTTL: time.Minute})
+	lead(t, c)
+	as := func(token string) rpc {
+		return quarrypbconnect.NewControllerClient(http.DefaultClient, c.URL(), connect.WithInterceptors(agentauth.Caller(token, "")))
+	}
+	operator := as("every role")
+	token := func() (rpc, string) {
+		made := do(t, operator.CreateToken, &quarrypb.CreateTokenRequest{Role: "client"})
+		return as(made.Secret), "token:" + made.Token.Id
+	}
+	for _, name := range []string{"a", "b"} {
+		do(t, operator.CreateTenant, &quarrypb.CreateTenantRequest{Name: name})
+	}
+	const read, admin = quarrypb.Right_RIGHT_READ, quarrypb.Right_RIGHT_ADMIN
+	grant := func(tenant, identity, prefix string, right quarrypb.Right) *quarrypb.GrantRequest {
+		return &quarrypb.GrantRequest{Tenant: tenant, Grant: &quarrypb.Grant{Identity: identity, Prefix: prefix, Rights: []quarrypb.Right{right}}}
+	}
+	head, headID := token()
+	part, partID := token()
+	user, userID := token()
+	refused(t, head.Grant, grant("a", userID, "", read), connect.CodePermissionDenied, "may not change grants of tenant a")
+	do(t, operator.Grant, grant("a", headID, "", admin))
+	do(t, head.Grant, grant("a", partID, "x/", admin))
+	refused(t, head.Grant, grant("b", userID, "", read), connect.CodePermissionDenied, "may not change grants of tenant b")
+	refused(t, head.Grant, grant("default", userID, "", read), connect.CodePermissionDenied, "tenant default")
+
+	// Under a prefix, neither beside it nor above it.
+	do(t, part.Grant, grant("a", userID, "x/y", read))
+	do(t, user.OpenSession, &quarrypb.OpenSessionRequest{Rights: 1})
+	for _, prefix := range []string{"", "x", "y/"} {
+		refused(t, part.Grant, grant("a", userID, prefix, read), connect.CodePermissionDenied, "under the prefix")
+		refused(t, part.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: headID, Prefix: &prefix}, connect.CodePermissionDenied, "under the prefix")
+	}
+	refused(t, part.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: headID}, connect.CodePermissionDenied, "under the prefix")
+	refused(t, part.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: userID}, connect.CodePermissionDenied, "under the prefix")
+
+	// Neither data, nor quotas, nor other tenants.
+	refused(t, head.OpenSession, &quarrypb.OpenSessionRequest{Rights: 1}, connect.CodePermissionDenied, "may not read")
+	refused(t, head.CreateName, &quarrypb.CreateNameRequest{Name: goodName("n")}, connect.CodePermissionDenied, "may not create")
+	refused(t, head.SetTenant, &quarrypb.SetTenantRequest{Name: "a"}, connect.CodePermissionDenied, "may not call")
+	refused(t, head.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "a"}, connect.CodePermissionDenied, "may not call")
+	for _, admin := range []rpc{head, part} {
+		seen := do(t, admin.ListTenants, &quarrypb.ListTenantsRequest{}).Tenants
+		require.Len(t, seen, 1)
+		require.Equal(t, "a", seen[0].Name)
+		require.Len(t, seen[0].Grants, 3)
+	}
+	refused(t, user.ListTenants, &quarrypb.ListTenantsRequest{}, connect.CodePermissionDenied, "admin in no tenant")
+
+	below := "x/y"
+	do(t, part.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: userID, Prefix: &below})
+	do(t, head.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: partID})
+	refused(t, part.Grant, grant("a", userID, "x/y", read), connect.CodePermissionDenied, "may not change grants")
 }

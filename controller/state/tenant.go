@@ -267,12 +267,12 @@ func goodGrant(g *quarrypb.Grant) *Error {
 		return errorf(Invalid, "a grant without an identity, or with one of more than %d bytes", MaxNameBytes)
 	case len(g.Prefix) > MaxNameBytes || g.Prefix != "" && !goodName(g.Prefix):
 		return errorf(Invalid, "a prefix is printable UTF-8 of at most %d bytes", MaxNameBytes)
-	case len(g.Rights) == 0 || len(g.Rights) > 4:
-		return errorf(Invalid, "%d rights: want 1 to 4 of read, write, create and delete", len(g.Rights))
+	case len(g.Rights) == 0 || len(g.Rights) > 5:
+		return errorf(Invalid, "%d rights: want 1 to 5 of read, write, create, delete and admin", len(g.Rights))
 	}
 	for _, r := range g.Rights {
-		if r < quarrypb.Right_RIGHT_READ || r > quarrypb.Right_RIGHT_DELETE {
-			return errorf(Invalid, "right %d: want read, write, create or delete", r)
+		if r < quarrypb.Right_RIGHT_READ || r > quarrypb.Right_RIGHT_ADMIN {
+			return errorf(Invalid, "right %d: want read, write, create, delete or admin", r)
 		}
 	}
 	return nil

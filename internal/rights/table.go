@@ -37,6 +37,9 @@ var (
 	deleters = to(worker, gateway, operator)
 	lookers  = to(viewer, operator, controller) // controllers show it on their page
 	admins   = admin(operator)
+	// Others than operators: only in tenants where they have the right admin.
+	grantors = admin(client, worker, gateway, operator)
+	tenants  = to(client, worker, gateway, viewer, operator, controller)
 )
 
 // table is every method of proto/quarrypb/quarry.proto. What is not in it is refused.
@@ -91,9 +94,9 @@ var table = map[string]rule{
 	c.ControllerCreateTenantProcedure:     admins,
 	c.ControllerSetTenantProcedure:        admins,
 	c.ControllerDeleteTenantProcedure:     admins,
-	c.ControllerGrantProcedure:            admins,
-	c.ControllerRevokeGrantProcedure:      admins,
-	c.ControllerListTenantsProcedure:      lookers,
+	c.ControllerGrantProcedure:            grantors,
+	c.ControllerRevokeGrantProcedure:      grantors,
+	c.ControllerListTenantsProcedure:      tenants,
 
 	c.AgentHostRegionProcedure:  to(controller),
 	c.AgentOpenRegionProcedure:  to(controller),

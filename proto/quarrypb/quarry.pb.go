@@ -413,6 +413,7 @@ const (
 	Right_RIGHT_WRITE       Right = 2 // swap names; open any session, make regions
 	Right_RIGHT_CREATE      Right = 3 // make names
 	Right_RIGHT_DELETE      Right = 4 // delete names
+	Right_RIGHT_ADMIN       Right = 5 // give and revoke grants of the tenant, under the grant's prefix
 )
 
 // Enum value maps for Right.
@@ -423,6 +424,7 @@ var (
 		2: "RIGHT_WRITE",
 		3: "RIGHT_CREATE",
 		4: "RIGHT_DELETE",
+		5: "RIGHT_ADMIN",
 	}
 	Right_value = map[string]int32{
 		"RIGHT_UNSPECIFIED": 0,
@@ -430,6 +432,7 @@ var (
 		"RIGHT_WRITE":       2,
 		"RIGHT_CREATE":      3,
 		"RIGHT_DELETE":      4,
+		"RIGHT_ADMIN":       5,
 	}
 )
 
@@ -9140,14 +9143,15 @@ const file_quarry_proto_rawDesc = "" +
 	"\x13WORK_KIND_RECONCILE\x10\x01\x12\x12\n" +
 	"\x0eWORK_KIND_COPY\x10\x02\x12\x13\n" +
 	"\x0fWORK_KIND_SCRUB\x10\x03\x12\x15\n" +
-	"\x11WORK_KIND_RECLAIM\x10\x04*c\n" +
+	"\x11WORK_KIND_RECLAIM\x10\x04*t\n" +
 	"\x05Right\x12\x15\n" +
 	"\x11RIGHT_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
 	"RIGHT_READ\x10\x01\x12\x0f\n" +
 	"\vRIGHT_WRITE\x10\x02\x12\x10\n" +
 	"\fRIGHT_CREATE\x10\x03\x12\x10\n" +
-	"\fRIGHT_DELETE\x10\x042\xaf\x1b\n" +
+	"\fRIGHT_DELETE\x10\x04\x12\x0f\n" +
+	"\vRIGHT_ADMIN\x10\x052\xaf\x1b\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
