@@ -28,7 +28,8 @@
 //
 // # Obligations of the caller
 //
-//  1. A word that is ever the target of a CAS is never the target of a WRITE.
+//  1. A word that is ever the target of a CAS is the target of a WRITE only while no other
+//     session has keys of the region: a reconcile and the zeroing of a block store it plainly.
 //  2. A Conn belongs to one goroutine at a time: give each its own lane.
 //  3. Buffers come from Buffers.Alloc: a device must be able to reach them.
 //     They are not touched between Post and the return of Wait.

@@ -19,8 +19,9 @@ type attempt struct {
 	// index is the object's place in the caller's list.
 	index int
 
-	// r is the value of R that this attempt writes. No one else writes it while a word or an
-	// operation may name it (session ids rest before they are used again), so finding it, or not finding it any more, decides a CAS whose answer was lost.
+	// r is the value of R that this attempt writes. No other attempt writes it while a word or
+	// an operation may name it (session ids rest before they are used again). So finding it, or
+	// not finding it any more, decides a CAS whose answer was lost.
 	r proto.R
 	// holder is R as the CAS of this attempt found it: 0 if the attempt took it.
 	holder proto.R
@@ -74,8 +75,8 @@ func (a *attempt) answer() error {
 	return a.err
 }
 
-// outcomeLost sets the result of an attempt of which nothing is under way any more, and
-// whose outcome can no longer be found out.
+// outcomeLost sets the result of an attempt of which nothing is under way at the present
+// epoch's replicas, and whose outcome can no longer be found out.
 func (a *attempt) outcomeLost(err error) {
 	a.result, a.err = unknown, fmt.Errorf("%w (%w)", ErrUnknown, err)
 }

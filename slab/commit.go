@@ -31,9 +31,9 @@ func (l *Lane) commit(as ...*attempt) {
 // commitBackups is step 2: the image to all replicas, V to the backups. It leaves those
 // attempts undecided for which step 3 may follow.
 //
-// Repeating the step is safe while R is held: no reader uses the image place, and a CAS that
-// finds its own new value counts as done. So if the round of a batch does not go
-// smoothly, each attempt is repeated by itself.
+// Repeating the step is safe while R is held: no V names the image place, and a CAS that
+// finds its own new value counts as done. So if the round of a batch fails in any chain, each
+// attempt is repeated by itself.
 func (l *Lane) commitBackups(as []*attempt) {
 	for _, a := range as {
 		for i := 1; i < a.reg.N; i++ {
@@ -92,8 +92,8 @@ func (l *Lane) stageBackups(a *attempt) {
 
 // forceRebuilding looks at the answers of an attempt's own step 2. An in-sync backup must
 // have had the attempt's V. A rebuilding replica may have an older one, where the copier
-// has not passed the slab: the next try moves V forward from there. It returns true if
-// there is to be another try.
+// has not passed the slab: the next try moves V forward from there. None is ahead. It returns
+// true if there is to be another try.
 func (l *Lane) forceRebuilding(a *attempt) (again bool) {
 	for i := 1; i < a.reg.N; i++ {
 		old, ok := casOf(l.round.At(i))
@@ -105,6 +105,9 @@ func (l *Lane) forceRebuilding(a *attempt) (again bool) {
 			return false
 		case found.Version() < a.next.Version():
 			a.backups[i], again = found, true
+		default: // nothing moves V forward but the holder of R, and takeovers roll back what a dead one left
+			l.invariantViolated(a, fmt.Errorf("rebuilding replica %d of %v has V %v, ahead of %v", i, a.ref.Addr, found, a.next))
+			return false
 		}
 	}
 	return again
@@ -176,9 +179,11 @@ func (l *Lane) stagePrimary(a *attempt) {
 	}
 }
 
-// settlePrimary finds out what has become of a step 3 without an answer. The connection
-// is dead by then, so R and V stand still unless another session owns the slab. An attempt
-// that it leaves undecided has not changed V: step 3 is repeated.
+// settlePrimary finds out what has become of a step 3 without an answer. The connection has
+// ended, so nothing of this attempt runs any more. Another session can take R over only after
+// this session's fence at the primary, and then the READ here has no answer. So another R
+// means that the chain has released it. An attempt that it leaves undecided has not changed V:
+// step 3 is repeated.
 func (l *Lane) settlePrimary(a *attempt) {
 	if l.epochOver(a) {
 		l.readBack(a)

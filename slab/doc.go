@@ -35,9 +35,10 @@
 //   - Between the CAS of R and the CAS of V at P, R names a dead session. When its
 //     connections have ended, or its lease is over and another client waits, the controllers
 //     have every replica refuse its verbs, and certify that fence (Port.HolderFenced). The
-//     next client that wants the slab takes R over with CAS R 9.1 -> its own, and sets V of the backups back to V of P (takeover.go). The
-//     update was never seen, and never will be. The scrub does the same for slabs that
-//     no client asks for (scrub.go).
+//     next client that wants the slab takes R over with CAS R 9.1 -> its own, and sets V of the
+//     backups back to V of P (takeover.go). The update was never seen, and never will be once
+//     the slab is taken over. The scrub does the same for slabs that no client asks for
+//     (scrub.go). If the epoch ends first, Reconcile may keep the update (below).
 //   - After the CAS of V the update is done. R is still 9.1 if the client dies before its
 //     last CAS; the takeover finds V alike everywhere and has nothing to roll back.
 //
@@ -46,7 +47,10 @@
 // The loss, addition or removal of a replica and a change of primary end the region's epoch
 // (the end of a rebuild does not), and with it every key: at the replicas of the new epoch no
 // verb of the old one is executed any more. A replica that has left may still execute some.
-// No commit completes through it alone: round 2 needs the others. An agent of the new primary compares the in-sync replicas: the highest V with a whole image
+// Round 2 of a commit needs the others. Round 3 may still complete at a primary that has left:
+// then every replica that stayed has the new V, and Reconcile keeps it.
+//
+// An agent of the new primary compares the in-sync replicas: the highest V with a whole image
 // wins, and all reservations are cleared (reconcile.go). If round 2 of the Update above had
 // completed, 7 wins. If one backup of the new epoch has V = 7, 7 wins too. Otherwise 6 does.
 // A client that is alive READs back which of the two it is (readBack), or answers
@@ -74,9 +78,11 @@
 //     a reader has seen at the primary.
 //  4. The image that V names is never changed: a writer that dies leaves the old value. Only
 //     repairs and Reconcile write it, with the bytes that it has.
-//  5. An Update never reuses the version of an image that a dead writer left (nextVersion), so
-//     a slow reader cannot take parts of two writes for one image. A Birth may repeat the
-//     version of a dead birth: no reference to that one exists.
+//  5. An Update never reuses the version of an image that a dead writer left at the primary
+//     (nextVersion). Otherwise a slow READ could take the dead writer's whole image and then its
+//     successor's V, and return a value that was never committed. A backup's leftover is rolled
+//     back first and overwritten; readers do not look there. A Birth may repeat the version of
+//     a dead birth: no reference to that one exists.
 //
 // # Three answers
 //

@@ -20,8 +20,8 @@ type Port interface {
 	// can be used and the operation has nothing to settle.
 	Region(id uint32) (*Region, error)
 	// Settle is called after a round in which a chain failed. It returns nil when
-	// nothing that this lane posted can still run and the view of the region is
-	// that of the present table: compare epochs. An error is terminal for the
+	// nothing that this lane posted can still run at a replica of the region's present epoch,
+	// and the view of the region is that of the present table: compare epochs. An error is terminal for the
 	// operation: the deadline has passed, the session is over, or the node's
 	// refusal is one that no retry changes.
 	Settle(reg *Region, r *rdma.Round) error

@@ -10,8 +10,8 @@ import (
 // Reconcile makes the replicas of a region alike, for a new epoch (docs/DESIGN.md#failover).
 //
 // Preconditions: these replicas have closed every earlier epoch, and the table does not call
-// this one open, so that only this lane has keys and plain stores are allowed; reg lists the in-sync survivors, the next primary first, and the
-// rebuilding ones, flagged.
+// this one open, so that only this program has keys, and plain stores are allowed. reg lists
+// the in-sync survivors, the next primary first, and the rebuilding ones, flagged.
 //
 //	per header   the highest generation wins; ACTIVE or DRAINING alike on all in-sync
 //	             replicas becomes ACTIVE; RECLAIM anywhere becomes FREE; so does a block

@@ -197,10 +197,10 @@ func (l *Lane) readWords(a *attempt) (proto.R, proto.V, error) {
 	return proto.R(proto.Word(l.word, 0)), proto.V(proto.Word(l.word, 8)), l.round.At(0).Err
 }
 
-// epochOver is true if the table has moved on from the attempt's epoch, so that its
-// reservation is gone, or if that cannot be known and the session has been ended. An error of Region means that the call's deadline has passed or
-// the session has ended: the attempt may still hold the slab, so the session ends, and
-// fence and scrub settle what it has posted.
+// epochOver looks whether the table has moved on from the attempt's epoch. True: the
+// reservation is gone with its epoch, or the session has been ended because that could not be
+// learned: the call's deadline had passed or the session was over, the attempt may still hold
+// the slab, and fence and scrub settle what it has posted.
 func (l *Lane) epochOver(a *attempt) bool {
 	reg, err := l.port.Region(a.reg.ID)
 	if err != nil {

@@ -20,7 +20,7 @@ type Scrubbed struct {
 // fenced at every replica.
 //
 // It runs beside clients, under a session of its own, and changes words by CAS
-// only. A bit cleared under a claimer that has not yet stamped its claim does no
+// only. A bit cleared under a claimer that has not yet written R of its claim does no
 // harm: R decides whose the slab is.
 func (l *Lane) Scrub(reg *Region, dead func(session uint32) bool) (Scrubbed, error) {
 	var st Scrubbed

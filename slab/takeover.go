@@ -9,16 +9,16 @@ import (
 
 // takeover makes a fenced session's reservation the attempt's own and rolls the backups back.
 // On nil V of every in-sync replica names the image that the primary's V names, whichever part
-// of a commit the session has left. One round more than a reserve, and one to
-// roll back where there is something to roll back.
+// of a commit the session has left. It costs one round after the reserve that met the holder,
+// and a second one if V of a backup differs.
 //
 //	1  P  CAS R dead -> r, READ the slab;  B  READ V
 //	2  B  CAS V back to the primary's                      where it differs
 //
 // Preconditions: the holder is certified fenced at every replica. Otherwise a late WRITE of
-// its could land in the image that the attempt writes next. a.seen is for the whole slab.
+// the holder could land in the image that the attempt writes next. a.seen is for the whole slab.
 //
-// taken: the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica.
+// taken and nil: the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica.
 // Not taken and nil: another session was faster. errAgain: nothing is held. Any other error
 // has ended the session.
 func (l *Lane) takeover(a *attempt, dead proto.R) (taken bool, err error) {

@@ -16,7 +16,8 @@ import (
 //	3  commitPrimaries  P  CAS V, CAS R r -> 0
 //
 // f may be called more than once; an error from it leaves the object as it was. It may
-// change info.Tag, and must not keep old.
+// change info.Tag, and must not keep old. R is held while it runs: other writers of the object
+// wait for it, readers and failovers do not.
 //
 // Linearizes at: the CAS of V at the primary, in step 3; see commit for a change of epoch.
 //
@@ -99,8 +100,9 @@ func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) err
 }
 
 // nextVersion is the smallest version of the inactive image's parity above both V and the
-// version in the inactive image's header. The image that a dead writer left must never
-// share its version with another one, or a slow reader could put the two together.
+// version in the inactive image's header. The image that a dead writer left at the primary must
+// not share its version with another one: a slow READ could bring that image with the V of
+// the other one, and its value was never committed.
 //
 // A version further ahead than maxSkip is damage, not a writer's: following it would
 // use up the slab's versions.

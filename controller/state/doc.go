@@ -14,26 +14,32 @@
 //	2  loss        three probes in a row without the right answer: the node is lost.
 //	               A node that answers is given up as well if it calls itself unfit, or
 //	               if most clients cannot reach it                           sick.go
-//	3  survivors   no replica is left out while one is unsure. Each in-sync replica that
+//	3  survivors   nothing is decided while any replica of the region is unsure. Each in-sync replica that
 //	               is left must have answered a probe sent after the loss    epoch.go
 //	4  new epoch   the lost replica goes OUT, the first in-sync one becomes primary, and
 //	               the record becomes RECOVERING at epoch E. The region is exposed: no
 //	               session counts as fenced in it, because the lost node may still execute
 //	               verbs of the epoch that the others serve                  fence.go
-//	5  close       each replica closes all epochs before E: their keys are dead, and the
-//	               region is no longer exposed
+//	5  close       each replica closes all epochs before E: their keys are dead, none of their
+//	               verbs is still executing, and the region is no longer exposed. Then each
+//	               node shows that it has the region's memory (HostRegion with MustExist)
 //	6  wait        each session whose lease runs has acknowledged the table that says
 //	               RECOVERING, or is gone; and these nodes have acknowledged each fence
 //	               that is begun                                             wait.go
-//	7  reconcile   the replicas open E for the primary's agent alone, which makes them
-//	               alike (slab.Reconcile)
+//	7  reconcile   the replicas open E, which no client asks for, because no table shows it
+//	               OPEN. The primary's agent gets a ticket for it and makes the replicas alike
+//	               (slab.Reconcile)
 //	8  open        the replicas open E+1, the record becomes OPEN at E+1, and clients get
 //	               it with a heartbeat or with their next error
 //
 // If a node changes meanwhile, the work ends and begins again with another epoch. Moves,
 // drains, a rebuilt replica's first epoch and a change of primary go the same way from 4.
 //
-// A node that comes back before step 4 keeps its replica. After it the replica is OUT, and
+// The lost node is not fenced. Its replica does no harm: every commit needs the other replicas,
+// whose keys are dead, every reader with a lease has acknowledged E, and the replica returns
+// zeroed only.
+//
+// A node whose same incarnation answers again before step 4 keeps its replica. After it the replica is OUT, and
 // returns only zeroed and rebuilt, even where its node has found the memory. If the nodes of all
 // in-sync replicas have restarted, the replicas whose memory was found go on in a new epoch.
 // If none was found and no silent node may have one, the region is LOST.
@@ -49,10 +55,11 @@
 // A fence of a session begins when it is closed or revoked; when the connection of its
 // heartbeats and its last connection to some storage node have ended since its last
 // heartbeat, or it has been silent for two leases; when its lease is over and a client
-// waits for one of its reservations, or a region for step 6; and when it renews its lease and does
+// waits for one of its reservations, or a region waits for it in step 6; and when it renews its lease and does
 // not acknowledge the table for two leases, or a reclaim epoch for twenty. It is complete in
 // a region when each replica that is not OUT has acknowledged it and the region is not
-// exposed.
+// exposed. The record of the session is FENCED when that is so in every region; until then it
+// is FENCING, and regions where the fence is complete certify it all the same.
 //
 // # Grace periods
 //
@@ -94,7 +101,7 @@
 // A new leader gives every session a whole lease before it may say that one has run out,
 // takes a node for well only when it has registered again, and for lost when it does not
 // answer three probes, registered or not. It owes every fence that
-// is not complete again; begins another epoch for each region that is RECOVERING, because
-// the epoch that its predecessor opened must not stay open; undoes regions that were being
+// is not complete again; begins another epoch for each region that is RECOVERING and has no lost
+// or stale replica (the others go through 3 and 4), so that the epoch that its predecessor reconciled in is closed; undoes regions that were being
 // created; and ends the sessions of regions that were being removed.
 package state

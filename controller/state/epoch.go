@@ -60,8 +60,8 @@ func (rc *reconfig) giveUpMaking(g *region) {
 // reassess looks at a region whose nodes have changed, and gives it a new configuration if it
 // needs one.
 //
-// No replica is left out while one is unsure. A region that is RECOVERING begins another
-// epoch even then. Otherwise:
+// If no replica is lost or stale, a RECOVERING region begins another epoch at once, also while
+// some replicas are unsure. If one is, nothing is decided until none is unsure. Then:
 //
 //   - An in-sync replica is well, and each such has answered a probe sent after the loss
 //     was known: the lost and stale ones go OUT.
@@ -90,8 +90,8 @@ func (rc *reconfig) reassess(g *region) {
 	case !failed:
 		whole := count[unsure]+rebuilds[unsure] == 0 && count[well] > 0
 		if g.job == nil && !g.changing && (g.rec.State == recovering || whole && (g.exposed || g.rec.State == regionLost)) {
-			// Recovering: a leader before us had begun, and what it has opened must not stay open.
-			// Exposed or lost: its nodes were given up, and taken back before they answered.
+			// Recovering: a leader before this one had begun, and the epoch it reconciled in is closed.
+			// Exposed or lost: the region's nodes were given up, and answered again before their loss was final.
 			rc.change(g, proto.CloneOf(g.rec))
 		}
 	case count[unsure]+rebuilds[unsure] > 0:
@@ -244,7 +244,9 @@ func (rc *reconfig) change(g *region, rec *quarrypb.Region, extra ...change) {
 func (rc *reconfig) reconfigure(g *region, rev uint64) {
 	regions := []*region{g}
 	j := rc.m.agents.newJob(regions)
-	acknowledged, began := false, int64(0) // ns: the fences that the region waits for began by then
+	// began is when both the table was acknowledged and the memory confirmed, in ns: the region
+	// waits for the fences that had begun by then.
+	acknowledged, began := false, int64(0)
 	rc.m.waits.awaitTable(rev, func() { acknowledged, began, rc.m.agents.dirty = true, rc.m.now, true })
 	epoch := g.rec.Epoch
 	j.step(rc.m.legs(regions, rc.m.shut), func() {

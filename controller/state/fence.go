@@ -122,7 +122,7 @@ func (f *fences) pump(n *node) {
 		}
 		n.fenceOut = false
 		if r.Err != nil {
-			// Never a fence, however often it happens.
+			// An unanswered call proves nothing: the node still owes the fences.
 			n.fenceNext = f.m.now + int64(retryAfter)
 			return
 		}
@@ -139,9 +139,9 @@ func (f *fences) pump(n *node) {
 // region may be given, also while other regions still wait for theirs.
 //
 // A replica that has left a configuration is not asked for an acknowledgement: its
-// node may be gone. Verbs of s may still land there. They do harm while the replicas
-// that stayed serve the same epoch: a session with the old table could take over from s
-// at the replica that left, and roll back on the others what s is about to commit there.
+// node may be gone. Verbs of s may still land there. They do harm while the replicas that
+// stayed serve the same epoch, and P, the primary, is the one that left: a session with the old
+// table could take over from s at P, and roll back on the others what s is about to commit at P.
 // So no session counts as fenced in a region while the region is exposed.
 //
 // Invariant: a certificate that was given stays true: a node that joins g acknowledges all

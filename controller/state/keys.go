@@ -153,8 +153,8 @@ func (m *Machine) callOf(serial uint64, proof []byte) (*session, *Error) {
 // controllers never number so many sessions.
 const programSerial = uint64(1) << 63
 
-// reconcileTicket lets the primary's node reach the replicas of a region in the one epoch in
-// which no client can. It says nothing of other regions, and of no later epoch.
+// reconcileTicket lets the primary's node reach the replicas of a region in the epoch that no
+// client asks for, because no table shows it OPEN. It holds for no other region and no later epoch.
 func (m *Machine) reconcileTicket(g *region) *quarrypb.Ticket {
 	n := m.node(g.rec.Replicas[0].Node)
 	if len(n.rec.Key) != len(keyring.Public{}) {

@@ -38,7 +38,7 @@ func (m *Machine) beaten(n *node, next time.Duration) {
 	n.heard, n.due = m.now, m.now+m.suspectAfter()+int64(next)
 }
 
-// pulseLate has heartbeats come often, from now on.
+// pulseLate expects heartbeats of a node often again; the answer to the next one asks for them.
 func (m *Machine) pulseLate(ev PulseLate) {
 	if n := m.node(ev.Node); n != nil && n.rec.Incarnation == ev.Incarnation {
 		n.due = min(n.due, m.now+m.suspectAfter())
