@@ -155,7 +155,7 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 	key := s.c.nameKey(tenant, n.Name)
 	cmps := append(s.c.whileTenant(tenant), clientv3.Compare(clientv3.ModRevision(key), "=", 0))
 	if r.Msg.Serial != 0 {
-		cmp, err := s.whileLive(ctx, t, r.Msg.Serial, r.Msg.Proof)
+		cmp, err := s.whileLive(ctx, t, tenant, r.Msg.Serial, r.Msg.Proof)
 		if err != nil {
 			return nil, err
 		}
@@ -184,9 +184,9 @@ func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.Cr
 }
 
 // whileLive makes a transaction fail unless a session is live then, and refuses a caller that
-// does not show the session's proof. A session's record changes when it is live no longer, and
-// not before.
-func (s *service) whileLive(ctx context.Context, t *term, serial uint64, proof []byte) (clientv3.Cmp, error) {
+// does not show the session's proof, and a session of another tenant. A session's record changes when it is
+// live no longer, and not before.
+func (s *service) whileLive(ctx context.Context, t *term, tenant uint32, serial uint64, proof []byte) (clientv3.Cmp, error) {
 	if err := t.keys.Load().Holds(serial, proof); err != nil {
 		return clientv3.Cmp{}, s.coded(err)
 	}
@@ -203,6 +203,9 @@ func (s *service) whileLive(ctx context.Context, t *term, serial uint64, proof [
 	}
 	if !state.IsLive(&rec) {
 		return clientv3.Cmp{}, sessionEnded(serial)
+	}
+	if rec.Tenant != tenant {
+		return clientv3.Cmp{}, denied("the session with serial %d is of another tenant than the name: make the name in the session's tenant (--tenant)", serial)
 	}
 	return clientv3.Compare(clientv3.ModRevision(key), "=", res.Kvs[0].ModRevision), nil
 }

@@ -87,7 +87,7 @@ func (s *service) CreateNames(ctx context.Context, r *connect.Request[quarrypb.C
 	}
 	cmps := append(s.c.whileTenant(in.id), guard(t.key, t.rev))
 	if r.Msg.Serial != 0 {
-		cmp, err := s.whileLive(ctx, t, r.Msg.Serial, r.Msg.Proof)
+		cmp, err := s.whileLive(ctx, t, in.id, r.Msg.Serial, r.Msg.Proof)
 		if err != nil {
 			return nil, err
 		}

@@ -76,6 +76,7 @@ type acting struct {
 	name   string
 	caller string
 	all    bool // else what the grants say
+	leaves bool // the tenant is being deleted
 	grants []*quarrypb.Grant
 	job    uint64 // not 0: a worker acts for the submitter of this job
 	keeps  bool   // names: the role of the submitter deletes none
@@ -139,7 +140,7 @@ func (in *acting) find(list []*quarrypb.Tenant, caller rights.Caller, name strin
 	case i < 0:
 		return denied("%s has no grant in tenant %s: an operator gives one with quarry tenant grant", caller.Name, in.name)
 	}
-	in.id = from[i].Id
+	in.id, in.leaves = from[i].Id, from[i].Deleting
 	for _, g := range from[i].Grants {
 		if isFor(g, caller) {
 			in.grants = append(in.grants, g)
@@ -183,7 +184,10 @@ func (in *acting) lacks(right quarrypb.Right, to string) error {
 
 // check refuses what the caller has no right to.
 func (in *acting) check(right quarrypb.Right, name string) error {
-	if in.may(right, name) {
+	switch {
+	case in.leaves && (right == mayCreate || right == mayWrite):
+		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("tenant %s is being deleted with all that it holds", in.name))
+	case in.may(right, name):
 		return nil
 	}
 	return in.lacks(right, fmt.Sprintf("name %q", name))
@@ -241,6 +245,9 @@ func (s *service) SetTenant(ctx context.Context, r *connect.Request[quarrypb.Set
 
 // DeleteTenant looks for names first, for an answer that says which; the transaction that deletes the record looks again.
 func (s *service) DeleteTenant(ctx context.Context, r *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error) {
+	if r.Msg.WithData {
+		return s.deleteWithData(ctx, r.Msg)
+	}
 	list, err := s.c.tenantList(ctx, true)
 	if err != nil {
 		return nil, err
@@ -260,10 +267,72 @@ func (s *service) DeleteTenant(ctx context.Context, r *connect.Request[quarrypb.
 			names = append(names, strings.TrimPrefix(string(kv.Key), prefix))
 		}
 		if len(names) > 0 {
-			return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("tenant %s holds %d names, among them %s: quarry name delete", t.Name, res.Count, strings.Join(names, ", ")))
+			return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("tenant %s holds %d names, among them %s: quarry name delete, or --with-data", t.Name, res.Count, strings.Join(names, ", ")))
 		}
 	}
 	return settled(do[quarrypb.DeleteTenantResponse](ctx, s, r.Msg, nil))
+}
+
+// deletePatience bounds one call; the deletion goes on, and the next call ends it.
+const deletePatience = 4 * time.Second
+
+// deleteWithData has the machine empty the tenant, then deletes its names, then the record. Each step may be
+// repeated, by this leader or another.
+func (s *service) deleteWithData(ctx context.Context, r *quarrypb.DeleteTenantRequest) (*connect.Response[quarrypb.DeleteTenantResponse], error) {
+	for until := time.Now().Add(deletePatience); ; {
+		// Afterwards no controller believes that the tenant takes names.
+		res, err := settled(do[quarrypb.DeleteTenantResponse](ctx, s, r, nil))
+		switch {
+		case err != nil:
+			return nil, err
+		case res.Msg.Regions == 0 && res.Msg.Sessions == 0:
+			if err := s.deleteNames(ctx, r.Name); err != nil {
+				return nil, err
+			}
+			return settled(do[quarrypb.DeleteTenantResponse](ctx, s, &quarrypb.DeleteTenantRequest{Name: r.Name}, nil))
+		case ctx.Err() != nil || time.Now().After(until):
+			return res, nil
+		}
+	}
+}
+
+// namesAtOnce bounds the names that one transaction deletes.
+const namesAtOnce = 500
+
+// deleteNames deletes the names of a tenant.
+func (s *service) deleteNames(ctx context.Context, tenant string) error {
+	list, err := s.c.tenantList(ctx, true)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(list, func(t *quarrypb.Tenant) bool { return t.Name == tenant && t.Id != 0 && t.Deleting })
+	if i < 0 {
+		return nil // deleted already, or made anew
+	}
+	prefix := s.c.nameKey(list[i].Id, "")
+	for {
+		t := s.c.term.Load()
+		if t == nil {
+			return s.notLeading()
+		}
+		res, err := s.c.cfg.Etcd.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(namesAtOnce), clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
+		if err != nil {
+			return etcdError(err)
+		}
+		if len(res.Kvs) == 0 {
+			return nil
+		}
+		last := string(res.Kvs[len(res.Kvs)-1].Key)
+		done, err := s.c.cfg.Etcd.Txn(ctx).If(guard(t.key, t.rev)).Then(clientv3.OpDelete(prefix, clientv3.WithRange(last+"\x00"))).Commit()
+		switch {
+		case err != nil:
+			t.names.lost()
+			return etcdError(err)
+		case !done.Succeeded:
+			return s.notLeading()
+		}
+		t.names.gone(int(done.Responses[0].GetResponseDeleteRange().Deleted))
+	}
 }
 
 func (s *service) ListTenants(ctx context.Context, r *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {

@@ -205,6 +205,38 @@ func TestNamesOfTenants(t *testing.T) {
 	do(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "b"})
 	refused(t, in(c, "b").LookupName, &quarrypb.LookupNameRequest{Name: "users"}, connect.CodeNotFound, "no tenant")
 	require.Equal(t, "0", do(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "users"}).Owner)
+	require.False(t, do(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "a", WithData: true}).UnderWay)
+	refused(t, in(c, "a").LookupName, &quarrypb.LookupNameRequest{Name: "users"}, connect.CodeNotFound, "no tenant")
+	for i := range 3 { // the places of its names are free
+		do(t, rpc.CreateName, &quarrypb.CreateNameRequest{Name: goodName(fmt.Sprint("more", i))})
+	}
+	require.Equal(t, "0", do(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "users"}).Owner)
+	refused(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "a", WithData: true}, connect.CodeNotFound, "no such tenant")
+	refused(t, rpc.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "default", WithData: true}, connect.CodeInvalidArgument, "always there")
+}
+
+// A name is made under a session of its own tenant alone: else a tool that frees what ended sessions of a tenant
+// have left would not find the name.
+func TestANameUnderASessionIsOfItsTenant(t *testing.T) {
+	_, etcd := store(t)
+	c, rpc := start(t, controller.Config{Etcd: etcd, Alone: true, LeaderTTL: time.Minute})
+	lead(t, c)
+	do(t, rpc.CreateTenant, &quarrypb.CreateTenantRequest{Name: "a"})
+	for _, tenant := range []string{"", "a"} {
+		s := do(t, in(c, tenant).OpenSession, &quarrypb.OpenSessionRequest{Key: publicKey[:]})
+		for _, of := range []string{"", "a"} {
+			one := &quarrypb.CreateNameRequest{Name: goodName("one"), Serial: s.Ticket.Serial, Proof: s.Proof}
+			many := &quarrypb.CreateNamesRequest{Names: []*quarrypb.Name{goodName("many")}, Serial: s.Ticket.Serial, Proof: s.Proof}
+			if of == tenant {
+				do(t, in(c, of).CreateName, one)
+				do(t, in(c, of).CreateNames, many)
+				continue
+			}
+			one.Name.Name, many.Names[0].Name = "other", "others"
+			refused(t, in(c, of).CreateName, one, connect.CodePermissionDenied, "another tenant")
+			refused(t, in(c, of).CreateNames, many, connect.CodePermissionDenied, "another tenant")
+		}
+	}
 }
 
 // The right admin gives and takes grants of one tenant under one prefix, and nothing else.

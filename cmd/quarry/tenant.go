@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 
+	"connectrpc.com/connect"
+
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -14,7 +16,7 @@ type tenantCmd struct {
 	Create      tenantCreateCmd      `cmd:"" help:"Make a tenant: quarry tenant create shop --quota-bytes 8GiB --sessions 100."`
 	List        tenantListCmd        `cmd:"" help:"List tenants: quotas and what is used of them."`
 	Set         tenantSetCmd         `cmd:"" help:"Change quotas: quarry tenant set shop --quota-bytes 16GiB."`
-	Delete      tenantDeleteCmd      `cmd:"" help:"Delete a tenant that holds nothing."`
+	Delete      tenantDeleteCmd      `cmd:"" help:"Delete a tenant: an empty one, or with --with-data one with all that it holds."`
 	Grant       tenantGrantCmd       `cmd:"" help:"Let an identity work in a tenant: quarry tenant grant shop --identity client/app --rights read,write,create."`
 	RevokeGrant tenantRevokeGrantCmd `cmd:"" help:"Take grants away. Sessions that are open go on: quarry session revoke ends them."`
 	Grants      tenantGrantsCmd      `cmd:"" help:"List the grants of a tenant."`
@@ -23,6 +25,7 @@ type tenantCmd struct {
 // tenantView is a tenant as it is printed. A quota of 0 is none.
 type tenantView struct {
 	Name     string       `json:"name"`
+	Deleting bool         `json:"deleting,omitempty"`
 	Regions  uint32       `json:"regions"`
 	Bytes    tenantAmount `json:"bytes"`
 	Sessions tenantAmount `json:"sessions"`
@@ -44,7 +47,7 @@ func (u tenantAmount) text(show func(uint64) string) string {
 
 func tenantOf(t *quarrypb.Tenant) tenantView {
 	u := t.GetUse()
-	return tenantView{Name: t.GetName(), Regions: u.GetRegions(), Bytes: tenantAmount{u.GetBytes(), t.GetQuotaBytes()},
+	return tenantView{Name: t.GetName(), Deleting: t.GetDeleting(), Regions: u.GetRegions(), Bytes: tenantAmount{u.GetBytes(), t.GetQuotaBytes()},
 		Sessions: tenantAmount{uint64(u.GetSessions()), uint64(t.GetQuotaSessions())}, Lanes: tenantAmount{uint64(u.GetLanes()), uint64(t.GetQuotaLanes())}}
 }
 
@@ -56,7 +59,11 @@ func printTenants(w io.Writer, list []tenantView) {
 	fmt.Fprintln(w, "TENANT\tREGIONS\tBYTES\tSESSIONS\tLANES")
 	plain := func(n uint64) string { return fmt.Sprint(n) }
 	for _, t := range list {
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", t.Name, t.Regions, t.Bytes.text(bytesText), t.Sessions.text(plain), t.Lanes.text(plain))
+		name := t.Name
+		if t.Deleting {
+			name += " (being deleted)"
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", name, t.Regions, t.Bytes.text(bytesText), t.Sessions.text(plain), t.Lanes.text(plain))
 	}
 }
 
@@ -128,12 +135,24 @@ func (c *tenantSetCmd) Run(ctx context.Context, a *app) error {
 }
 
 type tenantDeleteCmd struct {
-	Name string `arg:"" complete:"tenant" help:"Name."`
+	Name     string `arg:"" complete:"tenant" help:"Name."`
+	WithData bool   `help:"Confirms that its sessions end, and that its names and all objects in its regions are deleted."`
 }
 
 func (c *tenantDeleteCmd) Run(ctx context.Context, a *app) error {
-	if _, err := ask(ctx, a, &quarrypb.DeleteTenantRequest{Name: c.Name}, quarrypbconnect.ControllerClient.DeleteTenant); err != nil {
-		return err
+	for begun := false; ; begun = true {
+		res, err := ask(ctx, a, &quarrypb.DeleteTenantRequest{Name: c.Name, WithData: c.WithData}, quarrypbconnect.ControllerClient.DeleteTenant)
+		switch {
+		case begun && connect.CodeOf(err) == connect.CodeNotFound: // the answer before was lost
+		case begun && err != nil:
+			return fmt.Errorf("tenant %s is being deleted, give the command again to see its end: %w", c.Name, err)
+		case err != nil:
+			return err
+		case res.UnderWay:
+			fmt.Fprintf(a.errOut, "tenant %s: %d regions and %d sessions are left\n", c.Name, res.Regions, res.Sessions)
+			continue
+		}
+		break
 	}
 	return a.print(map[string]any{"name": c.Name, "state": "deleted"}, func(w io.Writer) { fmt.Fprintf(w, "tenant %s is deleted\n", c.Name) })
 }

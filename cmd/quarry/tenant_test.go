@@ -58,6 +58,17 @@ func TestTenantCommands(t *testing.T) {
 	require.Equal(t, "default\nempty\nshop\n", sorted(on("complete-values", "tenant delete").ok(t)))
 	require.Equal(t, "tenant empty is deleted\n", on("tenant", "delete", "empty").ok(t))
 	on("tenant", "delete", "empty").fails(t, exitNotFound, `tenant "empty": no such tenant`)
+
+	on("tenant", "set", "shop", "--lanes", "0").ok(t)
+	on("slab", "alloc", "--name", "fruit", "--data", "default's").ok(t)
+	on("slab", "alloc", "--tenant", "shop", "--name", "fruit", "--data", "apples").ok(t)
+	on("tenant", "delete", "shop").fails(t, exitConflict, "tenant shop holds 1 names, among them fruit", "--with-data")
+	require.Equal(t, "tenant shop is deleted\n", on("tenant", "delete", "shop", "--with-data").ok(t))
+	on("tenant", "list", "--json").decode(t, &list)
+	require.Len(t, list, 1)
+	require.Equal(t, "default's", on("slab", "read", "@fruit").ok(t))
+	on("tenant", "create", "shop").ok(t)
+	on("slab", "read", "@fruit", "--tenant", "shop").fails(t, exitNotFound, "fruit")
 }
 
 // TestTenantsAreShown: status, doctor, metrics and the console agree on what a tenant uses, and show

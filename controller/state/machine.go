@@ -371,6 +371,7 @@ func (m *Machine) tick() {
 		m.reconfig.improve()
 	}
 	m.rotate()
+	m.emptyTenants()
 	m.scrubs.act()
 	if m.now >= m.reclaims.next() {
 		m.reclaims.act()

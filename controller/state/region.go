@@ -223,8 +223,11 @@ func (rc *reconfig) checkCreate(r *quarrypb.CreateRegionRequest, random []byte) 
 	if len(rc.m.regions)+int(r.Count) > MaxRegions {
 		return errorf(Exhausted, "the cluster has %d regions, the most there can be are %d", len(rc.m.regions), MaxRegions)
 	}
-	if _, err := rc.m.tenant(r.Tenant); err != nil {
+	switch t, err := rc.m.tenant(r.Tenant); {
+	case err != nil:
 		return err
+	case t.rec.Deleting:
+		return t.leaving()
 	}
 	if len(random) < 16*int(r.Count) {
 		return errorf(Internal, "%d random bytes for %d regions", len(random), r.Count)
@@ -265,16 +268,7 @@ func (rc *reconfig) joinCreation(waiter uint64, r *quarrypb.CreateRegionRequest)
 // the end.
 func (rc *reconfig) undo(gone []*region, then func()) {
 	j := rc.m.agents.newJob(gone)
-	legs := rc.m.legs(gone, rc.m.drop)
-	for _, l := range legs {
-		l.waive = func() bool {
-			if l.n.lost {
-				l.n.drops = append(l.n.drops, l.msg)
-			}
-			return l.n.lost || l.n.rec.State == nodeDown
-		}
-	}
-	j.step(legs, func() {
+	j.step(rc.m.legs(gone, rc.m.drop), func() {
 		changes := []change{}
 		for _, g := range gone {
 			changes = append(changes, rc.strike(g))
@@ -331,8 +325,16 @@ func (m *Machine) shut(g *region, n *node) *leg {
 	return &leg{n: n, timeout: callTimeout, msg: &quarrypb.CloseRegionRequest{Region: g.rec.Id, Epoch: g.rec.Epoch - 1, ControllerTerm: m.term}}
 }
 
+// drop has a node give memory back. One that is lost drops it when it answers or registers again.
 func (m *Machine) drop(g *region, n *node) *leg {
-	return &leg{n: n, timeout: callTimeout, msg: &quarrypb.DropRegionRequest{Region: g.rec.Id, ControllerTerm: m.term, Epoch: g.rec.Epoch}}
+	l := &leg{n: n, timeout: callTimeout, msg: &quarrypb.DropRegionRequest{Region: g.rec.Id, ControllerTerm: m.term, Epoch: g.rec.Epoch}}
+	l.waive = func() bool {
+		if n.lost {
+			n.drops = append(n.drops, l.msg)
+		}
+		return n.lost || n.rec.State == nodeDown
+	}
+	return l
 }
 
 // owesNothing says whether the nodes that regions are on have acknowledged every fence.

@@ -180,12 +180,17 @@ func (rc *reconfig) removeRegion(waiter uint64, r *quarrypb.RemoveRegionRequest)
 			rc.discard(g, n)
 		}
 	}
+	rc.m.note("region %d is removed: its data is lost", g.rec.Id)
+	rc.entomb(g)
+	rc.m.answer(waiter, &quarrypb.RemoveRegionResponse{})
+}
+
+// entomb takes a region out of the table.
+func (rc *reconfig) entomb(g *region) {
 	rec := proto.CloneOf(g.rec)
 	rec.State, rec.Replicas, rec.WantReplicas = removed, nil, 0
 	rec.Epoch++
-	rc.m.note("region %d is removed: its data is lost", rec.Id)
 	rc.m.stage(rc.m.regionChange(g, rec, func(rev uint64) { rc.bury(g, rev) }))
-	rc.m.answer(waiter, &quarrypb.RemoveRegionResponse{})
 }
 
 // bury deletes the tombstone of a removed region that was committed at rev.

@@ -137,6 +137,8 @@ func (m *Machine) roomForSession(r *quarrypb.OpenSessionRequest) *Error {
 	switch {
 	case err != nil:
 		return err
+	case t.rec.Deleting:
+		return t.leaving()
 	case r.Lanes > nodeLanes:
 		return errorf(Invalid, "session %q with %d lanes: want at most %d", r.Name, r.Lanes, nodeLanes)
 	case r.Agent:
@@ -225,10 +227,13 @@ func (m *Machine) deleteTenant(waiter uint64, r *quarrypb.DeleteTenantRequest) {
 	case err != nil:
 	case t.rec.Id == 0:
 		err = errorf(Invalid, "tenant %s is always there", r.Name)
+	case r.WithData:
+		m.deleteWithData(waiter, t)
+		return
 	case t.regions > 0:
-		err = errorf(Precondition, "tenant %s holds regions%s: %s of memory; only lost ones can be removed", r.Name, list(m.regionsOf(t.rec.Id)), bytesText(t.bytes))
+		err = errorf(Precondition, "tenant %s holds regions%s: %s of memory; --with-data deletes the tenant with all that it holds", r.Name, list(m.regionsOf(t.rec.Id)), bytesText(t.bytes))
 	case t.sessions > 0:
-		err = errorf(Precondition, "tenant %s has %d live sessions: quarry session revoke ends them", r.Name, t.sessions)
+		err = errorf(Precondition, "tenant %s has %d live sessions: quarry session revoke ends them, or --with-data", r.Name, t.sessions)
 	}
 	if err != nil {
 		m.fail(waiter, err)

@@ -5676,6 +5676,8 @@ type Tenant struct {
 	QuotaLanes    uint32     `protobuf:"varint,5,opt,name=quota_lanes,json=quotaLanes,proto3" json:"quota_lanes,omitempty"`          // of all these sessions, as they were announced
 	Use           *TenantUse `protobuf:"bytes,6,opt,name=use,proto3" json:"use,omitempty"`                                           // in answers only
 	Grants        []*Grant   `protobuf:"bytes,7,rep,name=grants,proto3" json:"grants,omitempty"`
+	// It is being deleted with all that it holds: it takes no session, region or name any more.
+	Deleting      bool `protobuf:"varint,8,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5757,6 +5759,13 @@ func (x *Tenant) GetGrants() []*Grant {
 		return x.Grants
 	}
 	return nil
+}
+
+func (x *Tenant) GetDeleting() bool {
+	if x != nil {
+		return x.Deleting
+	}
+	return false
 }
 
 // Grant lets an identity do something with the names of a tenant that begin with a prefix.
@@ -7629,6 +7638,7 @@ func (x *RevokeGrantRequest) GetPrefix() string {
 type DeleteTenantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	WithData      bool                   `protobuf:"varint,2,opt,name=with_data,json=withData,proto3" json:"with_data,omitempty"` // end its sessions, delete its names and regions; without it only an empty one is deleted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7670,8 +7680,20 @@ func (x *DeleteTenantRequest) GetName() string {
 	return ""
 }
 
+func (x *DeleteTenantRequest) GetWithData() bool {
+	if x != nil {
+		return x.WithData
+	}
+	return false
+}
+
 type DeleteTenantResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The deletion has begun and goes on, also under another leader; the same call again says how far
+	// it is, and ends it. False: there is no such tenant any more.
+	UnderWay      bool   `protobuf:"varint,1,opt,name=under_way,json=underWay,proto3" json:"under_way,omitempty"`
+	Regions       uint32 `protobuf:"varint,2,opt,name=regions,proto3" json:"regions,omitempty"` // left
+	Sessions      uint32 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7704,6 +7726,27 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{111}
+}
+
+func (x *DeleteTenantResponse) GetUnderWay() bool {
+	if x != nil {
+		return x.UnderWay
+	}
+	return false
+}
+
+func (x *DeleteTenantResponse) GetRegions() uint32 {
+	if x != nil {
+		return x.Regions
+	}
+	return 0
+}
+
+func (x *DeleteTenantResponse) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
 }
 
 type ListTenantsRequest struct {
@@ -8894,7 +8937,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\vlast_tenant\x18\n" +
 	" \x01(\rR\n" +
 	"lastTenantJ\x04\b\x02\x10\x03R\n" +
-	"ticket_key\"\xe7\x01\n" +
+	"ticket_key\"\x83\x02\n" +
 	"\x06Tenant\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -8904,7 +8947,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\vquota_lanes\x18\x05 \x01(\rR\n" +
 	"quotaLanes\x12&\n" +
 	"\x03use\x18\x06 \x01(\v2\x14.quarry.v1.TenantUseR\x03use\x12(\n" +
-	"\x06grants\x18\a \x03(\v2\x10.quarry.v1.GrantR\x06grants\"e\n" +
+	"\x06grants\x18\a \x03(\v2\x10.quarry.v1.GrantR\x06grants\x12\x1a\n" +
+	"\bdeleting\x18\b \x01(\bR\bdeleting\"e\n" +
 	"\x05Grant\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\tR\bidentity\x12(\n" +
 	"\x06rights\x18\x02 \x03(\x0e2\x10.quarry.v1.RightR\x06rights\x12\x16\n" +
@@ -9050,10 +9094,14 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
 	"\bidentity\x18\x02 \x01(\tR\bidentity\x12\x1b\n" +
 	"\x06prefix\x18\x03 \x01(\tH\x00R\x06prefix\x88\x01\x01B\t\n" +
-	"\a_prefix\")\n" +
+	"\a_prefix\"F\n" +
 	"\x13DeleteTenantRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14DeleteTenantResponse\"\x14\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\twith_data\x18\x02 \x01(\bR\bwithData\"i\n" +
+	"\x14DeleteTenantResponse\x12\x1b\n" +
+	"\tunder_way\x18\x01 \x01(\bR\bunderWay\x12\x18\n" +
+	"\aregions\x18\x02 \x01(\rR\aregions\x12\x1a\n" +
+	"\bsessions\x18\x03 \x01(\rR\bsessions\"\x14\n" +
 	"\x12ListTenantsRequest\"B\n" +
 	"\x13ListTenantsResponse\x12+\n" +
 	"\atenants\x18\x01 \x03(\v2\x11.quarry.v1.TenantR\atenants\"\xaf\x02\n" +

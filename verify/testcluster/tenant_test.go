@@ -139,3 +139,44 @@ func TestAgentsWorkForEveryTenant(t *testing.T) {
 	}
 	require.Equal(t, 4, objects, "three, and one of tenant a")
 }
+
+// A tenant is deleted beside a client of it that writes all the time: the client is fenced, the nodes have their
+// memory back, and another tenant's client goes on.
+func TestATenantIsDeletedBesideItsClient(t *testing.T) {
+	c := withTenants(t)
+	other := c.Connect(client.Config{Tenant: "b"})
+	kept, err := other.Alloc(t.Context(), []byte("kept"), client.AllocOptions{Replicas: 2})
+	require.NoError(t, err)
+	hosted := func() (sum uint64) {
+		for _, n := range c.Nodes {
+			sum += n.Stats().HostedBytes
+		}
+		return sum
+	}
+	before := hosted()
+	cl := c.Connect(client.Config{Tenant: "a"})
+	ref, err := cl.Alloc(t.Context(), []byte("0"), client.AllocOptions{Replicas: 2})
+	require.NoError(t, err)
+	require.Greater(t, hosted(), before)
+	ended := make(chan error)
+	go func() {
+		for {
+			if err := cl.Write(t.Context(), ref, []byte("1")); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	for under := true; under; {
+		res, err := c.Control().DeleteTenant(t.Context(), connect.NewRequest(&quarrypb.DeleteTenantRequest{Name: "a", WithData: true}))
+		require.NoError(t, err)
+		under = res.Msg.UnderWay
+		require.NoError(t, other.Write(t.Context(), kept, []byte("kept")))
+	}
+	require.Error(t, <-ended)
+	require.Eventually(t, func() bool { return hosted() == before }, 3*time.Minute, 10*time.Millisecond)
+	b, err := other.Read(t.Context(), kept, nil)
+	require.NoError(t, err)
+	require.Equal(t, "kept", string(b))
+	c.WaitInSync(2)
+}
