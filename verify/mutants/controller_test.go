@@ -97,7 +97,7 @@ var controllerMutants = []mutant{
 	},
 	{
 		name: "an undone creation waits for its dead node", what: "repeats the Drop of a creation that has failed to a node that is lost",
-		edits: []edit{{"controller/state.(*reconfig).undo", `return l.n.lost || l.n.rec.State == nodeDown`, `return false`}},
+		edits: []edit{{"controller/state.(*Machine).drop", `return n.lost || n.rec.State == nodeDown`, `return false`}},
 		runs:  []run{schedules(operated, 3000)},
 	},
 	{
