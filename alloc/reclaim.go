@@ -117,7 +117,13 @@ func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	if err := pass(); err != nil {
 		return 0, err // the next reclaim, or Reconcile, finishes RECLAIM
 	}
-	for _, t := range kept {
+	return a.finishAll(reg, kept, odd)
+}
+
+// finishAll zeroes condemned blocks and makes them FREE; odd are the errors of blocks that were left out before.
+// Preconditions: a grace period has passed since every replica had RECLAIM for each block.
+func (a *Allocator) finishAll(reg *slab.Region, condemned []taking, odd []error) (freed int, err error) {
+	for _, t := range condemned {
 		free := proto.MakeHeader(proto.BlockFree, 0, 0, t.gone.Generation(), 0)
 		switch err := a.FinishReclaim(reg, t.block, t.gone, free); {
 		case errors.Is(err, ErrInUse):

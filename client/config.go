@@ -113,14 +113,23 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// validController refuses what cannot be dialled as a controller.
+func validController(u string) error {
+	p, err := url.Parse(u)
+	if err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {
+		return fmt.Errorf("client: controller %q: want a URL such as http://127.0.0.1:7420", u)
+	}
+	return nil
+}
+
+// validate refuses a configuration that no session can have. The defaults have been filled in.
 func (c Config) validate() error {
 	if len(c.Controllers) == 0 {
 		return errors.New("client: no controller given: set Config.Controllers, such as http://127.0.0.1:7420")
 	}
 	for _, u := range c.Controllers {
-		p, err := url.Parse(u)
-		if err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {
-			return fmt.Errorf("client: controller %q: want a URL such as http://127.0.0.1:7420", u)
+		if err := validController(u); err != nil {
+			return err
 		}
 	}
 	switch {
@@ -136,6 +145,13 @@ func (c Config) validate() error {
 		return fmt.Errorf("client: timeout %v: want more than 0", c.Timeout)
 	case c.Durability > Durable:
 		return fmt.Errorf("client: durability %d: want Volatile or Durable", c.Durability)
+	}
+	return c.validNames()
+}
+
+// validNames refuses a name or tenant that a controller would refuse.
+func (c Config) validNames() error {
+	switch {
 	case strings.ContainsAny(c.Name, "\n\r") || len(c.Name) > 255:
 		return fmt.Errorf("client: name %q: want one line of at most 255 bytes", c.Name)
 	case strings.Trim(c.Tenant, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(c.Tenant) > 63:

@@ -118,8 +118,7 @@ func (c *Controller) tendStore() error {
 	}
 	tight := size.UsedBytes > size.QuotaBytes/8*tightShare || size.FileBytes > size.QuotaBytes/8*fileShare
 	keepFrom := u.keepFrom(st.Header.Revision, tight)
-	grown := size.UsedBytes > u.compacted+size.QuotaBytes/compactShare
-	if c.Leads() && (grown || tight && keepFrom > u.dropped) || size.Full {
+	if c.compactionDue(size, keepFrom, tight) {
 		if err := c.compact(ctx, keepFrom); err != nil {
 			return err
 		}
@@ -144,6 +143,14 @@ func (c *Controller) tendStore() error {
 		return c.disarm(ctx, st.Header.MemberId, size)
 	}
 	return nil
+}
+
+// compactionDue says whether the history before keepFrom is to be dropped now. The leader does so when the history has
+// grown or room is tight; every controller does so when etcd is full.
+func (c *Controller) compactionDue(size *StoreSize, keepFrom int64, tight bool) bool {
+	u := &c.upkeep
+	grown := size.UsedBytes > u.compacted+size.QuotaBytes/compactShare
+	return c.Leads() && (grown || tight && keepFrom > u.dropped) || size.Full
 }
 
 // disarm ends the alarm with which a full etcd refuses to write.

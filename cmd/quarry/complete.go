@@ -10,6 +10,7 @@ import (
 
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/internal/control"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -78,69 +79,59 @@ func completed(n *kong.Node, flag string) *kong.Value {
 // valuesOf are the things of one kind that the cluster has; none if it does not answer.
 // The kinds are those of the struct tag "complete".
 func (a *app) valuesOf(ctx context.Context, kind string) (words []string) {
+	add := func(word any) { words = append(words, fmt.Sprint(word)) }
 	switch kind {
 	case "node", "region":
-		s, err := ask(ctx, a, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
-		if err != nil {
-			return nil
+		s := askQuietly(ctx, a, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
+		if kind == "region" {
+			for _, r := range s.GetTable().GetRegions() {
+				add(r.Id)
+			}
+			break
 		}
 		for _, n := range s.GetTable().GetNodes() {
-			if kind == "node" {
-				words = append(words, n.Name)
-			}
-		}
-		for _, r := range s.GetTable().GetRegions() {
-			if kind == "region" {
-				words = append(words, fmt.Sprint(r.Id))
-			}
+			add(n.Name)
 		}
 	case "controller":
-		s, err := ask(ctx, a, &quarrypb.ListControllersRequest{}, quarrypbconnect.ControllerClient.ListControllers)
-		if err != nil {
-			return nil
-		}
-		for _, m := range s.Members {
-			words = append(words, m.Name)
+		for _, m := range askQuietly(ctx, a, &quarrypb.ListControllersRequest{}, quarrypbconnect.ControllerClient.ListControllers).GetMembers() {
+			add(m.Name)
 		}
 	case "name", "tree", "target":
 		q := &quarrypb.ListNamesRequest{Limit: mostValues}
 		if kind == "tree" {
 			q.Kind = kv.NameKind
 		}
-		s, err := ask(ctx, a, q, quarrypbconnect.ControllerClient.ListNames)
-		if err != nil {
-			return nil
-		}
-		for _, n := range s.Names {
+		for _, n := range askQuietly(ctx, a, q, quarrypbconnect.ControllerClient.ListNames).GetNames() {
 			if kind == "target" {
 				n.Name = "@" + n.Name
 			}
-			words = append(words, n.Name)
+			add(n.Name)
 		}
 	case "job":
 		_ = a.jobs(ctx, completeTimeout, func(ctx context.Context, s *job.Store) error {
 			all, err := s.Jobs(ctx)
 			for _, j := range all {
-				words = append(words, fmt.Sprint(j.ID))
+				add(j.ID)
 			}
 			return err
 		})
 	case "tenant":
-		s, err := ask(ctx, a, &quarrypb.ListTenantsRequest{}, quarrypbconnect.ControllerClient.ListTenants)
-		if err != nil {
-			return nil
-		}
-		for _, t := range s.Tenants {
-			words = append(words, t.Name)
+		for _, t := range askQuietly(ctx, a, &quarrypb.ListTenantsRequest{}, quarrypbconnect.ControllerClient.ListTenants).GetTenants() {
+			add(t.Name)
 		}
 	case "session":
-		s, err := ask(ctx, a, &quarrypb.ListSessionsRequest{}, quarrypbconnect.ControllerClient.ListSessions)
-		if err != nil {
-			return nil
-		}
-		for _, x := range s.Sessions {
-			words = append(words, fmt.Sprint(x.Session))
+		for _, x := range askQuietly(ctx, a, &quarrypb.ListSessionsRequest{}, quarrypbconnect.ControllerClient.ListSessions).GetSessions() {
+			add(x.Session)
 		}
 	}
 	return words
+}
+
+// askQuietly is ask for completion, which prints no errors: the answer is nil where there is none.
+func askQuietly[Q, A any](ctx context.Context, a *app, q *Q, method control.Method[Q, A]) *A {
+	answer, err := ask(ctx, a, q, method)
+	if err != nil {
+		return nil
+	}
+	return answer
 }

@@ -45,29 +45,8 @@ type etcdFlags struct {
 // pulse begins elections of etcd.
 func (f *etcdFlags) store(ctx context.Context, a *app, name string, watched bool) (cli *clientv3.Client, srv *etcdembed.Server, failed <-chan error, stop func(), err error) {
 	if len(f.Etcd) > 0 {
-		if f.Data != "" || f.Peer != "" || f.All != "" {
-			return nil, nil, nil, nil, usagef("--etcd is given: --data, --etcd-peer and --initial-cluster are for the embedded etcd")
-		}
-		var secured *tls.Config
-		if files := (identity.Files{Cert: f.Cert, Key: f.Key, CA: f.CA}); files != (identity.Files{}) {
-			src, err := identity.Open(files, a.log)
-			if err != nil {
-				return nil, nil, nil, nil, usagef("--etcd: %w", err)
-			}
-			if i := slices.IndexFunc(f.Etcd, func(u string) bool { return !strings.HasPrefix(u, "https://") }); i >= 0 {
-				return nil, nil, nil, nil, usagef("--etcd %s: want https:// where --etcd-ca or --etcd-cert is given", f.Etcd[i])
-			}
-			secured = src.ForeignClient()
-		}
-		cli, err = clientv3.New(clientv3.Config{Endpoints: f.Etcd, TLS: secured, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
-		if err != nil {
-			return nil, nil, nil, nil, usagef("etcd: %w", err)
-		}
-		pctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		if _, err := cli.Get(pctx, "/"); err != nil {
-			cli.Close()
-			return nil, nil, nil, nil, fmt.Errorf("%w: etcd %v: %w", errNoController, f.Etcd, err)
+		if cli, err = f.connect(ctx, a); err != nil {
+			return nil, nil, nil, nil, err
 		}
 		return cli, nil, nil, func() { cli.Close() }, nil
 	}
@@ -90,6 +69,35 @@ func (f *etcdFlags) store(ctx context.Context, a *app, name string, watched bool
 		return nil, nil, nil, nil, err
 	}
 	return cli, srv, srv.Err(), func() { cli.Close(); srv.Close() }, nil
+}
+
+// connect connects to the etcd of --etcd, and returns when it has answered a read.
+func (f *etcdFlags) connect(ctx context.Context, a *app) (*clientv3.Client, error) {
+	if f.Data != "" || f.Peer != "" || f.All != "" {
+		return nil, usagef("--etcd is given: --data, --etcd-peer and --initial-cluster are for the embedded etcd")
+	}
+	var secured *tls.Config
+	if files := (identity.Files{Cert: f.Cert, Key: f.Key, CA: f.CA}); files != (identity.Files{}) {
+		src, err := identity.Open(files, a.log)
+		if err != nil {
+			return nil, usagef("--etcd: %w", err)
+		}
+		if i := slices.IndexFunc(f.Etcd, func(u string) bool { return !strings.HasPrefix(u, "https://") }); i >= 0 {
+			return nil, usagef("--etcd %s: want https:// where --etcd-ca or --etcd-cert is given", f.Etcd[i])
+		}
+		secured = src.ForeignClient()
+	}
+	cli, err := clientv3.New(clientv3.Config{Endpoints: f.Etcd, TLS: secured, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	if err != nil {
+		return nil, usagef("etcd: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if _, err := cli.Get(ctx, "/"); err != nil {
+		cli.Close()
+		return nil, fmt.Errorf("%w: etcd %v: %w", errNoController, f.Etcd, err)
+	}
+	return cli, nil
 }
 
 // waitsForMembers says what the start of a controller waits for.

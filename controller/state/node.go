@@ -123,22 +123,28 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.admit(waiter, r)
 	default:
 		// The name has had another incarnation. Only if that is over may this one begin.
-		n.registering = true
-		since := m.now
-		m.agents.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(pingTimeout)}, func(reply Reply) {
-			n.registering = false
-			if n.rec.State == nodeDown || m.nodeByName[n.rec.Name] != n {
-				m.fail(waiter, errorf(Precondition, "node %s has been removed from the cluster", n.rec.Name))
-				return
-			}
-			pong, _ := reply.Msg.(*quarrypb.PingResponse)
-			if pong != nil && pong.Incarnation == n.rec.Incarnation || n.heard > since {
-				m.fail(waiter, errorf(Exists, "node %s is running already at %s: give this one another name, or stop that one", n.rec.Name, n.rec.AgentUrl))
-				return
-			}
-			m.admit(waiter, r)
-		})
+		m.probeFormer(waiter, r, n)
 	}
+}
+
+// probeFormer calls the incarnation of n that registered before, and admits the new one of r unless the former
+// answers the call or has sent a heartbeat meanwhile.
+func (m *Machine) probeFormer(waiter uint64, r *quarrypb.RegisterNodeRequest, n *node) {
+	n.registering = true
+	since := m.now
+	m.agents.callURL(Call{Node: n.rec.Id, URL: n.rec.AgentUrl, Msg: &quarrypb.PingRequest{}, Timeout: int64(pingTimeout)}, func(reply Reply) {
+		n.registering = false
+		if n.rec.State == nodeDown || m.nodeByName[n.rec.Name] != n {
+			m.fail(waiter, errorf(Precondition, "node %s has been removed from the cluster", n.rec.Name))
+			return
+		}
+		pong, _ := reply.Msg.(*quarrypb.PingResponse)
+		if pong != nil && pong.Incarnation == n.rec.Incarnation || n.heard > since {
+			m.fail(waiter, errorf(Exists, "node %s is running already at %s: give this one another name, or stop that one", n.rec.Name, n.rec.AgentUrl))
+			return
+		}
+		m.admit(waiter, r)
+	})
 }
 
 // sameAddresses says whether two registrations are of one place.
@@ -293,11 +299,8 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 	if len(r.Secret) != sha256.Size || len(n.Key) != len(keyring.Public{}) {
 		return errorf(Invalid, "node %s: a secret of %d bytes and a public key of %d: want %d and %d (a node of an earlier version sends none)", n.Name, len(r.Secret), len(n.Key), sha256.Size, len(keyring.Public{}))
 	}
-	if !goodDomain(n.FailureDomain) {
-		return errorf(Invalid, "node %s: failure domain %q: want /dc/rack/host", n.Name, n.FailureDomain)
-	}
-	if u, err := url.Parse(n.AgentUrl); err != nil || len(n.AgentUrl) > MaxNameBytes || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return errorf(Invalid, "node %s: agent URL %q: want http://host:port", n.Name, n.AgentUrl)
+	if err := checkPlace(n); err != nil {
+		return err
 	}
 	if len(n.Endpoints) > MaxEndpoints || len(r.Found) > MaxFound {
 		return errorf(Invalid, "node %s: %d endpoints and %d regions, above the limits %d and %d", n.Name, len(n.Endpoints), len(r.Found), MaxEndpoints, MaxFound)
@@ -311,6 +314,17 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 		}
 	}
 	return m.checkFound(r)
+}
+
+// checkPlace refuses a failure domain or an agent's URL that no node has.
+func checkPlace(n *quarrypb.Node) *Error {
+	if !goodDomain(n.FailureDomain) {
+		return errorf(Invalid, "node %s: failure domain %q: want /dc/rack/host", n.Name, n.FailureDomain)
+	}
+	if u, err := url.Parse(n.AgentUrl); err != nil || len(n.AgentUrl) > MaxNameBytes || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return errorf(Invalid, "node %s: agent URL %q: want http://host:port", n.Name, n.AgentUrl)
+	}
+	return nil
 }
 
 // checkFound refuses a node that brings memory of another cluster, or with impossible epochs.

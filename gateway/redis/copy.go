@@ -113,15 +113,8 @@ func (c *conn) nameCopy(from *record, to []byte, replace bool, id, version uint6
 			}
 			continue
 		}
-		if now.version != o.replaces {
-			o.replaces = now.version
-			version, err = c.s.tree.PutIf(c.s.ctx, appendID(nil, ownerFamily, id), o.append(nil), btree.IfVersion(version))
-			if lost(err) {
-				err = errCondemned
-			}
-			if err != nil {
-				return false, err
-			}
+		if version, err = c.noteReplaced(o, id, version, now.version); err != nil {
+			return false, err
 		}
 		copied := record{kind: from.kind, id: id, expiry: from.expiry}
 		c.key = AppendKey(c.key[:0], c.db, to)
@@ -154,6 +147,20 @@ func (c *conn) nameCopy(from *record, to []byte, replace bool, id, version uint6
 		return ok, err
 	}
 	return false, errContended
+}
+
+// noteReplaced records in the owner o of the copy id which version of the key's record the copy replaces, and returns
+// the owner's new version. errCondemned if a sweep has condemned the owner.
+func (c *conn) noteReplaced(o *owner, id, version, replaced uint64) (uint64, error) {
+	if o.replaces == replaced {
+		return version, nil
+	}
+	o.replaces = replaced
+	version, err := c.s.tree.PutIf(c.s.ctx, appendID(nil, ownerFamily, id), o.append(nil), btree.IfVersion(version))
+	if lost(err) {
+		err = errCondemned
+	}
+	return version, err
 }
 
 // confirmCopy confirms the newborn record of a copy. errCondemned if a sweep has condemned

@@ -294,12 +294,11 @@ func (c *conn) move(from, to []byte, fresh bool) (bool, error) {
 		old, err := c.load(to)
 		if err == nil && fresh && old.kind != kindNone {
 			// Both keys existed at one instant if the source has not changed.
-			now, err := c.load(from)
-			if err == nil && now.version != r.version {
-				pause(try)
-				continue
+			if changed, err := c.changed(from, r.version); !changed {
+				return false, err
 			}
-			return false, err
+			pause(try)
+			continue
 		}
 		if err != nil {
 			return false, err
@@ -315,21 +314,28 @@ func (c *conn) move(from, to []byte, fresh bool) (bool, error) {
 		if old.version != 0 {
 			mark, m.old = markReplacing, bytes.Clone(c.raw)
 		}
-		if m.bytes() > btree.MaxValueBytes {
-			ok, err := c.moveLong(m)
-			if ok || err != nil {
-				return ok, err
-			}
-			pause(try)
-			continue
-		}
-		end, err := c.runMove(m, mark, old.cond())
-		if err != nil || end == outcomeMoved {
-			return err == nil, err
+		if ok, err := c.moveOnce(m, mark, old.cond()); ok || err != nil {
+			return ok, err
 		}
 		pause(try)
 	}
 	return false, errContended
+}
+
+// moveOnce runs the move m, by a record of the move or, where that would be too long, without one. False without an
+// error: the source or the destination has changed.
+func (c *conn) moveOnce(m *move, mark byte, cond btree.Cond) (bool, error) {
+	if m.bytes() > btree.MaxValueBytes {
+		return c.moveLong(m)
+	}
+	end, err := c.runMove(m, mark, cond)
+	return err == nil && end == outcomeMoved, err
+}
+
+// changed says whether a key's record no longer has a version; false beside an error.
+func (c *conn) changed(key []byte, version uint64) (bool, error) {
+	now, err := c.load(key)
+	return err == nil && now.version != version, err
 }
 
 // runMove is the move m from its record to its end. mark is of the destination, whose record

@@ -284,19 +284,13 @@ func wroteIf(wrote bool) effect {
 // what f wrote counted, or before f missed a field.
 func (c *conn) within(key []byte, kind byte, create bool, f func(id uint64) (effect, error)) error {
 	for try := range maxTries {
-		r, err := c.load(key)
-		if err == nil {
-			err = r.is(kind)
-		}
-		if err == nil && r.newborn != 0 {
-			// Only its maker writes to it before it is confirmed.
-			if err = c.decide(&r); err == nil {
-				pause(try)
-				continue
-			}
-		}
+		r, again, err := c.find(key, kind)
 		if err != nil {
 			return err
+		}
+		if again {
+			pause(try)
+			continue
 		}
 		made := r.kind == kindNone
 		if made {
@@ -335,6 +329,19 @@ func (c *conn) within(key []byte, kind byte, create bool, f func(id uint64) (eff
 		pause(try)
 	}
 	return errContended
+}
+
+// find loads the record of a key that may be a hash or sorted set of a kind, or absent. again: the record was
+// newborn and has been decided; only its maker writes to it before that.
+func (c *conn) find(key []byte, kind byte) (r record, again bool, err error) {
+	if r, err = c.load(key); err == nil {
+		err = r.is(kind)
+	}
+	if err != nil || r.newborn == 0 {
+		return r, false, err
+	}
+	err = c.decide(&r)
+	return r, err == nil, err
 }
 
 // checkCounts says whether the writes of the present command to the id of r, or its misses there,

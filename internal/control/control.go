@@ -54,12 +54,7 @@ type Method[Q, A any] func(quarrypbconnect.ControllerClient, context.Context, *c
 // controller that leads. Its result is the result of Ask, also an error, unless the controller
 // answers that it does not lead.
 func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]) (answer *A, by string, err error) {
-	var urls []string
-	for _, u := range c.URLs {
-		if u = strings.TrimRight(u, "/"); !slices.Contains(urls, u) {
-			urls = append(urls, u)
-		}
-	}
+	urls := c.distinct()
 	last := error(ErrNoAnswer)
 	until, ok := ctx.Deadline()
 	if !ok {
@@ -76,14 +71,9 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 			if err == nil {
 				return res.Msg, urls[i], nil
 			}
-			var ce *connect.Error
-			if !errors.As(err, &ce) || ce.Code() != connect.CodeUnavailable && ce.Code() != connect.CodeDeadlineExceeded {
-				return nil, urls[i], err
-			}
-			named := ce.Meta().Values(quarrypb.LeaderHeader) // a standby's answer has one, which is empty where it knows no leader
-			var op *net.OpError
-			if len(named) == 0 && !reads(q) && !(errors.As(err, &op) && op.Op == "dial") {
-				return nil, urls[i], fmt.Errorf("whether it was done is unknown: %w", err)
+			named, final := leaderFrom(q, err)
+			if final != nil {
+				return nil, urls[i], final
 			}
 			last = err
 			standby = standby || len(named) > 0
@@ -102,6 +92,32 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 		case <-time.After(again):
 		}
 	}
+}
+
+// distinct is each controller's URL once, without a slash at the end.
+func (c Controllers) distinct() (urls []string) {
+	for _, u := range c.URLs {
+		if u = strings.TrimRight(u, "/"); !slices.Contains(urls, u) {
+			urls = append(urls, u)
+		}
+	}
+	return urls
+}
+
+// leaderFrom classifies a controller's error. final is not nil if no other controller may be asked: this one leads
+// and has refused the request, or it may have executed it. Otherwise named is the leader's URL that a standby has
+// sent, "" where the standby has none; it is empty if the controller did not answer.
+func leaderFrom(q any, err error) (named []string, final error) {
+	var ce *connect.Error
+	if !errors.As(err, &ce) || ce.Code() != connect.CodeUnavailable && ce.Code() != connect.CodeDeadlineExceeded {
+		return nil, err
+	}
+	named = ce.Meta().Values(quarrypb.LeaderHeader)
+	var op *net.OpError
+	if len(named) == 0 && !reads(q) && !(errors.As(err, &op) && op.Op == "dial") {
+		return nil, fmt.Errorf("whether it was done is unknown: %w", err)
+	}
+	return named, nil
 }
 
 // reads says whether a request changes nothing, so that it may be put twice.

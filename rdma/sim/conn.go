@@ -523,15 +523,7 @@ func (c *Conn) move(f *Fabric, m *Memory, p *pending, v *rdma.Verb, s *verbState
 	}
 	now := s.units
 	if units > 1 && f.Choose(4) != 0 {
-		// Some of them: halve twice at random.
-		for range 2 {
-			if k := bits.OnesCount64(now); k > 1 {
-				r := now & (uint64(f.Choose(1<<16))*0x9e3779b97f4a7c15 ^ uint64(k)<<7)
-				if r != 0 {
-					now = r
-				}
-			}
-		}
+		now = f.some(now)
 	}
 	s.units &^= now
 	for w := now; w != 0; {
@@ -560,6 +552,19 @@ func (c *Conn) move(f *Fabric, m *Memory, p *pending, v *rdma.Verb, s *verbState
 			c.push(m, p, v)
 		}
 	}
+}
+
+// some is a subset of the pieces, halved twice at random, with at least one in it.
+func (f *Fabric) some(pieces uint64) uint64 {
+	for range 2 {
+		if k := bits.OnesCount64(pieces); k > 1 {
+			r := pieces & (uint64(f.Choose(1<<16))*0x9e3779b97f4a7c15 ^ uint64(k)<<7)
+			if r != 0 {
+				pieces = r
+			}
+		}
+	}
+	return pieces
 }
 
 // push: with DDIO off, a READ behind WRITEs has pushed them to the memory.

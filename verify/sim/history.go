@@ -212,14 +212,7 @@ func (w *world) checkSeen(i int) {
 			continue
 		}
 		if f.kind == opUpdate && f.in == e.out && j != i {
-			switch {
-			case f.result != okResult && f.result != unknownResult:
-				w.fail("saw a value that was never written", w.describe(i)+"  from  "+w.describe(j))
-			case f.result == okResult && f.made != e.seen:
-				w.fail("saw a value under another version", w.describe(i)+"  from  "+w.describe(j))
-			case f.call > e.ret:
-				w.fail("saw a value before it was written", w.describe(i)+"  from  "+w.describe(j))
-			}
+			w.checkSource(i, j)
 			found = true
 		}
 		if e.kind != opRead && f.kind == opUpdate && f.result == okResult && f.made > e.seen && (f.made < e.made || e.kind == opFree) && j != i {
@@ -232,6 +225,19 @@ func (w *world) checkSeen(i int) {
 	}
 	if !found {
 		w.fail("saw a value that was not written", w.describe(i))
+	}
+}
+
+// checkSource checks that the Update j, which wrote the value that operation i saw, can be where i has it from.
+func (w *world) checkSource(i, j int) {
+	e, f := &w.hist[i], &w.hist[j]
+	switch {
+	case f.result != okResult && f.result != unknownResult:
+		w.fail("saw a value that was never written", w.describe(i)+"  from  "+w.describe(j))
+	case f.result == okResult && f.made != e.seen:
+		w.fail("saw a value under another version", w.describe(i)+"  from  "+w.describe(j))
+	case f.call > e.ret:
+		w.fail("saw a value before it was written", w.describe(i)+"  from  "+w.describe(j))
 	}
 }
 
