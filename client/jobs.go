@@ -12,7 +12,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-// Jobs makes the calls of controllers by which workers act for those who submit jobs. It is for
+// Jobs makes the calls of controllers by which workers act with the rights of a job's submitter. It is for
 // package coproc/job; programs submit jobs with that. Safe for concurrent use.
 type Jobs struct {
 	cfg     Config

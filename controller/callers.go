@@ -22,7 +22,7 @@ var errUnauthenticated = errors.New("show a certificate of this cluster (--tls-c
 // open says whether any caller has every role.
 func (c *Controller) open() bool { return c.cfg.Token == "" && c.cfg.ID == (identity.ID{}) }
 
-// caller finds out who calls, from its certificate or else from its token.
+// caller identifies the caller, from its certificate or else from its token.
 func (c *Controller) caller(r *http.Request) (rights.Caller, error) {
 	id, err := identity.OfPeer(r.TLS, c.cfg.ID)
 	if err != nil {

@@ -65,7 +65,7 @@ type Config struct {
 	// ID is the identity in the certificate of TLS; clients' certificates of its cluster say which
 	// role a caller has. None: certificates say nothing.
 	ID identity.ID
-	// Insecure is told in Status: other hosts reach the port, and any caller has every role.
+	// Insecure is shown in Status: other hosts reach the port, and any caller has every role.
 	Insecure bool
 	// TLS of the RPC port; nil serves plain HTTP.
 	TLS *tls.Config

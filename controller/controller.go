@@ -158,7 +158,7 @@ func (c *Controller) WaitLeader(ctx context.Context) error {
 	}
 }
 
-// health answers 200 while this controller leads or knows who does, and works.
+// health answers 200 while this controller leads or knows the leader, and works.
 func (c *Controller) health(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set(incarnationHeader, strconv.FormatUint(c.pulse.incarnation, 10))
 	w.Header().Set(quarrypb.VersionHeader, Version)

@@ -173,7 +173,7 @@ func (c *Controller) silentMember(id uint64) bool {
 	return len(all) > 0 && !slices.ContainsFunc(all, func(k candidacy) bool { return !c.silent(k.Incarnation) })
 }
 
-// heardMember says that the controller around a member hears this one and is heard.
+// heardMember says whether datagrams pass in both directions between this controller and the one around a member.
 func (c *Controller) heardMember(id uint64) bool {
 	return slices.ContainsFunc(c.ofMember(id), func(k candidacy) bool { return c.pulsed(k.Incarnation) })
 }

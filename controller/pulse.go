@@ -234,7 +234,7 @@ func (c *Controller) silent(incarnation uint64) bool {
 	return l != nil && l.Silent(incarnation)
 }
 
-// pulsed says whether this controller hears an incarnation, which hears it.
+// pulsed says whether datagrams pass in both directions between this controller and an incarnation.
 func (c *Controller) pulsed(incarnation uint64) bool {
 	l := c.pulse.list.Load()
 	return l != nil && l.Answers(incarnation)

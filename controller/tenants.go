@@ -24,7 +24,7 @@ import (
 // The machine decides about tenants. Which one a call is made in is looked up in their records, by any
 // controller.
 
-// tenantHold is how long a controller believes what it has read of tenants.
+// tenantHold is how long a controller uses what it has read of tenants.
 const tenantHold = time.Second
 
 // tenants are the records that were read a moment ago.
@@ -402,7 +402,7 @@ func (c *Controller) administers(ctx context.Context, tenant, prefix string) err
 	return denied("%s may not change grants of tenant %s under the prefix %q: operators may, and identities with the right admin there", caller.Name, tenant, prefix)
 }
 
-// settled answers once no controller believes what it has read before a change.
+// settled answers once no controller uses what it has read before a change.
 func settled[A any](res *connect.Response[A], err error) (*connect.Response[A], error) {
 	if err == nil {
 		time.Sleep(tenantHold)

@@ -286,7 +286,7 @@ func (t *term) keep(ctx context.Context) {
 // known to go on.
 //
 // A linearizable read of the election key shows that the key is still this term's. The renewal
-// of the lease does not: a partitioned member of etcd that still believes to lead renews a lease
+// of the lease does not: a partitioned member of etcd that has not noticed the end of its leadership renews a lease
 // that the others have revoked.
 func (t *term) extend(ctx context.Context) (state.Lead, bool) {
 	ctx, cancel := context.WithTimeout(ctx, keepTime)

@@ -30,7 +30,7 @@ const (
 	tokenKeyBytes = 32
 	maxTokens     = 1024
 	maxTokenNote  = 128
-	// tokenHold is how long a controller believes what it has read of a token.
+	// tokenHold is how long a controller uses what it has read of a token.
 	tokenHold = time.Second
 )
 

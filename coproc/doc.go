@@ -2,7 +2,7 @@
 // (US 2017/0149890 [0035]-[0037], [0053], [0105]-[0107]: co-processors beside the storage
 // controller).
 //
-// A plugin maps records to records and, if it wants, reduces those that share a
+// A plugin maps records to records and optionally reduces those that share a
 // key. An Env gives it objects, trees, names, its part, a log and a deadline, the same wherever the
 // memory is:
 //

@@ -13,7 +13,7 @@ import (
 //
 //	kind:1 | bytes of a:4 | bytes of b:4 | a | b       little endian
 //
-// One side speaks at a time: the guest asks for input by reading, and a call is
+// One side sends at a time: the guest asks for input by reading, and a call is
 // answered by the next FrameAnswer that the guest reads. Records that it had
 // already read from the stream by then come before the answer.
 const (
@@ -42,8 +42,8 @@ const (
 type Start struct {
 	// Describe: say FrameAbout and end.
 	Describe bool              `json:"describe,omitempty"`
-	Part     Part              `json:"part"`
-	Args     map[string]string `json:"args,omitempty"`
+	Part     Part              `json:"part"`           // what to work on
+	Args     map[string]string `json:"args,omitempty"` // the job's arguments
 	// MicrosLeft until the deadline.
 	MicrosLeft int64 `json:"micros_left"`
 }
@@ -52,11 +52,11 @@ type Start struct {
 // with "tree" before those of Tree.
 type Call struct {
 	Op    string `json:"op"`
-	Ref   string `json:"ref,omitempty"`
-	Name  string `json:"name,omitempty"`
-	Key   []byte `json:"key,omitempty"`
-	To    []byte `json:"to,omitempty"`
-	Limit int    `json:"limit,omitempty"`
+	Ref   string `json:"ref,omitempty"`   // of an object, as proto.Ref prints it
+	Name  string `json:"name,omitempty"`  // of a tree, or of an entry of the placement library
+	Key   []byte `json:"key,omitempty"`   // of a tree's entry; of a scan: where it begins
+	To    []byte `json:"to,omitempty"`    // of a scan: the end of the range, excluded
+	Limit int    `json:"limit,omitempty"` // of a scan: the most entries; 0: no limit
 }
 
 // ErrFrame: the bytes are no frame.

@@ -13,8 +13,8 @@ import (
 // the co-processor between an application and the memory it uses). Safe for many
 // goroutines.
 type Memory struct {
-	c   *client.Client
-	ctx context.Context
+	c   *client.Client  // the process's client
+	ctx context.Context // bounds every call
 }
 
 // Open connects to a cluster, over the best transport of this host to each node: an RDMA adapter,

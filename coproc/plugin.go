@@ -38,7 +38,7 @@ type Combiner interface {
 	Combine(env Env, key []byte, values iter.Seq[[]byte], emit Emit) error
 }
 
-// Finisher is told that a map part has no more records.
+// Finisher is called when a map part has no more records.
 type Finisher interface {
 	Finish(env Env, emit Emit) error
 }
@@ -96,10 +96,10 @@ const (
 
 // Part is what a plugin's instance works on.
 type Part struct {
-	Job     uint64 `json:"job"`
-	Phase   Phase  `json:"phase"`
-	Index   int    `json:"index"` // from 0
-	Of      int    `json:"of"`
+	Job     uint64 `json:"job"`     // number of the job
+	Phase   Phase  `json:"phase"`   // plan, map, combine or reduce
+	Index   int    `json:"index"`   // from 0
+	Of      int    `json:"of"`      // parts of this phase
 	Attempt int    `json:"attempt"` // from 1
 }
 
@@ -109,11 +109,11 @@ func (p Part) String() string {
 
 // About describes a plugin.
 type About struct {
-	Name     string `json:"name"`
-	Summary  string `json:"summary"`
-	Reduces  bool   `json:"reduces"`
-	Combines bool   `json:"combines"`
-	WASM     bool   `json:"wasm"`
+	Name     string `json:"name"`     // that jobs name it by
+	Summary  string `json:"summary"`  // one line for lists
+	Reduces  bool   `json:"reduces"`  // it implements Reducer
+	Combines bool   `json:"combines"` // it implements Combiner
+	WASM     bool   `json:"wasm"`     // it is an uploaded module
 }
 
 var registry struct {
@@ -122,8 +122,8 @@ var registry struct {
 }
 
 type registered struct {
-	about About
-	make  func() Plugin
+	about About         // as Register was told
+	make  func() Plugin // makes an instance for one part
 }
 
 // Register makes a plugin known to the workers it is compiled into. It panics when

@@ -40,9 +40,9 @@ type Config struct {
 	Regions []uint32
 	// Tenant to check, by number; nil means all.
 	Tenant *uint32
-	// Progress is told the blocks done so far, of all blocks in use. May be nil.
+	// Progress is called with the blocks done so far, of all blocks in use. May be nil.
 	Progress func(done, total int)
-	// Object is told every object that is LIVE. May be nil.
+	// Object is called for every object that is LIVE. May be nil.
 	Object func(Object)
 }
 

@@ -25,9 +25,10 @@
 // as pending. On a quiet cluster they are leaks. Chunks without an index are pending
 // until the session that wrote them is over, and leaks from then on: see slab.Survey.
 //
-// Repair mends what a check has found: damage from a replica that is whole,
-// replicas that differ by the primary, maps by the words of the slabs, and what
-// sessions have left that are fenced, chunks that are orphans. What no replica has stays lost, and says so.
+// Repair repairs what a check has found. It restores damage from an intact replica, makes replicas
+// that differ equal to the primary, corrects maps by the words of the slabs, settles what fenced
+// sessions have left, and frees chunks that are orphans. What no replica has stays lost, and every
+// check reports it.
 //
 // Tests of packages below the client check regions of their own with Regions.
 package fsck

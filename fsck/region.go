@@ -35,14 +35,14 @@ type Options struct {
 	Complete func() (bool, error)
 	// Writers says whether any other session can write. nil: none can.
 	Writers func() bool
-	// Progress is told the blocks done so far, of all blocks in use. May be nil.
+	// Progress is called with the blocks done so far, of all blocks in use. May be nil.
 	Progress func(done, total int)
 	// Round is called before each round: nothing is under way then, and the check holds
 	// no header that it would not read again. May be nil.
 	Round func()
 	// Pause waits between two looks at a slab that seems wrong. nil: not at all.
 	Pause func(attempt int)
-	// Object is told every object that is LIVE and whole. May be nil.
+	// Object is called for every object that is LIVE and whole. May be nil.
 	Object func(Object)
 }
 

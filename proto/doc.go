@@ -11,7 +11,7 @@
 //
 // # A slab
 //
-// The words R (who reserved it) and V (state and version) are changed by CAS
+// The words R (the session that reserved it) and V (state and version) are changed by CAS
 // only, the images by WRITE only: one access class per word.
 //
 //	PAIR    0              S/2-8   S/2    S/2+8           S

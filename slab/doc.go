@@ -35,7 +35,7 @@
 //   - Between the CAS of R and the CAS of V at P, R names a dead session. When its
 //     connections have ended, or its lease is over and another client waits, the controllers
 //     have every replica refuse its verbs, and certify that fence (Port.HolderFenced). The
-//     next client that wants the slab takes R over with CAS R 9.1 -> its own, and sets V of the
+//     next client that changes the slab takes R over with CAS R 9.1 -> its own, and sets V of the
 //     backups back to V of P (takeover.go). The update was never seen, and never will be once
 //     the slab is taken over. The scrub does the same for slabs that no client asks for
 //     (scrub.go). If the epoch ends first, Reconcile may keep the update (below).

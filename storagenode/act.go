@@ -16,7 +16,7 @@ var errStopping = errors.New("the node is stopping")
 // regions go on side by side: only the step itself is taken under the lock.
 //
 // ctx bounds the waiting for verbs to end, in Cut, EndBelow and End. Those that a
-// timeout ends have done nothing certain; the caller is told so and asks again.
+// timeout ends have done nothing certain; the caller gets an error and calls again.
 func (n *Node) do(ctx context.Context, ev state.Event) error {
 	ctx, cancel := context.WithTimeout(ctx, actTimeout)
 	defer cancel()

@@ -164,7 +164,7 @@ var errOtherIncarnation = errors.New("another incarnation of the node answers")
 func sameIncarnation(c rdma.Conn, node uint32, incarnation uint64) error {
 	p, ok := c.(rdma.Peer)
 	if !ok {
-		return fmt.Errorf("provider %s does not tell who answers", c.Provider())
+		return fmt.Errorf("provider %s does not report which node answers", c.Provider())
 	}
 	if n, found := p.Peer(); n != node || found != incarnation {
 		return fmt.Errorf("%w: node %d in incarnation %d, want node %d in incarnation %d", errOtherIncarnation, n, found, node, incarnation)

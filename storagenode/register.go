@@ -220,7 +220,7 @@ func (n *Node) beat() {
 	}
 }
 
-// heartbeat sends one heartbeat. It says whether the controller wants the node to register again.
+// heartbeat sends one heartbeat. It says whether the controller asks the node to register again.
 // Without an answer nothing changes: the data path needs no controller.
 func (n *Node) heartbeat() (unknown bool) {
 	n.mu.Lock()

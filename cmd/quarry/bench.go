@@ -31,6 +31,8 @@ type benchCmd struct {
 	Role       string        `hidden:"" enum:"main,worker,pingpong,idle" default:"main"`
 }
 
+// Run measures in a process of its own for each load, so that clients do not share a Go runtime. With --role this
+// process is such a load.
 func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 	for _, op := range b.Ops {
 		if op != bench.Gateway && !slices.Contains(bench.Ops, op) {
@@ -95,6 +97,7 @@ func (b *benchCmd) measure(ctx context.Context, a *app, exe string) (err error) 
 	return nil
 }
 
+// config says how the measurement starts its processes: this program again, with --role or as a gateway.
 func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config {
 	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks,
 		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Durable: b.Durable, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
@@ -150,6 +153,7 @@ func (a *app) idle(ctx context.Context) error {
 	})
 }
 
+// idleMemory is the memory of a client that is connected and does nothing, as its own process reports it.
 func idleMemory(ctx context.Context, exe, url string) (m local.Memory, err error) {
 	out, err := output(ctx, exe, "bench", "--role", "idle", "-C", url)
 	if err != nil {
@@ -161,6 +165,7 @@ func idleMemory(ctx context.Context, exe, url string) (m local.Memory, err error
 
 const benchHead = "what        op          bytes  batch  clients       ops/s      MB/s      min  typical      p99    p99.9  rounds   verbs  allocs  errors"
 
+// printRow prints one figure in the columns of the table's head.
 func printRow(w io.Writer, r bench.Row) {
 	batch := "-"
 	if r.Batch > 0 {

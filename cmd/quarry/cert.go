@@ -60,6 +60,8 @@ type certCreateCACmd struct {
 	Rotate  bool   `help:"Replace the authority: ca.crt keeps the former one behind the new one, until every process has a certificate of the new one."`
 }
 
+// Run makes an authority. With --rotate the new authority has the former one's cluster, and the former certificate
+// stays behind it in the file, so that both are trusted until every certificate is renewed.
 func (c *certCreateCACmd) Run(a *app) error {
 	if err := checkDays(c.Days); err != nil {
 		return err
@@ -247,6 +249,7 @@ type certExpireCmd struct {
 	Within int `default:"30" placeholder:"DAYS" help:"Days from now on."`
 }
 
+// Run fails if a certificate ends within --within days, for a daily check; the ones that do not are not listed.
 func (c *certExpireCmd) Run(a *app) error {
 	if err := checkDays(c.Within); err != nil {
 		return err

@@ -206,6 +206,7 @@ func bytesText(n uint64) string {
 // sizeFlag is a number of bytes with an optional unit: 64, 4KiB, 2GiB.
 type sizeFlag uint64
 
+// UnmarshalText reads a size. All units are binary: K is KiB.
 func (s *sizeFlag) UnmarshalText(b []byte) error {
 	var n float64
 	var unit string

@@ -28,6 +28,8 @@ const (
 	mostValues      = 200
 )
 
+// Run prints at most mostValues words. Words with blanks are left out, because the shells' scripts split at
+// blanks.
 func (c *completeCmd) Run(ctx context.Context, a *app) error {
 	n := a.parser.Model.Node
 	for _, word := range strings.Fields(c.Path) {

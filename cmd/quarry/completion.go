@@ -21,6 +21,8 @@ type candidate struct {
 // known says whether completeCmd knows values.
 func known(v *kong.Value) bool { return v.Enum != "" || v.Tag.Get("complete") != "" }
 
+// candidates are the words that may follow each command, with those of its subcommands. A flag of a command may be
+// given behind each of its subcommands, so they inherit it.
 func candidates(n *kong.Node, inherited []*kong.Flag) []candidate {
 	var out []candidate
 	path := strings.Join(pathNames(n), " ")
@@ -75,6 +77,7 @@ const commandWalk = `_quarry() {
 }
 complete -F _quarry quarry`
 
+// bash writes a script with the words of each command; it asks quarry complete-values for values.
 func bash(w io.Writer, words []candidate) {
 	var paths []string
 	byPath := map[string][]string{}
@@ -97,6 +100,7 @@ func bash(w io.Writer, words []candidate) {
 	fmt.Fprintln(w, ")\n"+commandWalk)
 }
 
+// fish writes one complete command for each word.
 func fish(w io.Writer, words []candidate) {
 	fmt.Fprintln(w, "# quarry completion fish | source")
 	for _, c := range words {

@@ -47,6 +47,8 @@ type configFile struct {
 	values map[string]any
 }
 
+// loadConfig reads the configuration file. Only the file of --config has to exist. A key that no flag has is an
+// error.
 func loadConfig(path string, model *kong.Application) (*configFile, error) {
 	given := path != ""
 	if !given {
@@ -92,6 +94,7 @@ func (c *configFile) check(values map[string]any, node *kong.Node, at string) er
 	return nil
 }
 
+// child is the subcommand with a name, nil if there is none.
 func child(n *kong.Node, name string) *kong.Node {
 	for _, c := range n.Children {
 		if c.Name == name {

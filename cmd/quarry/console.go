@@ -25,6 +25,8 @@ type jobsView struct {
 	store *job.Store
 }
 
+// list is the newest jobs. The first call that finds the tree of jobs opens a read-only session, which lasts as
+// long as the controller's process.
 func (v *jobsView) list(ctx context.Context, controllers []string) ([]console.Job, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

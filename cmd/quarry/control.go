@@ -43,6 +43,7 @@ func ask[Q, A any](ctx context.Context, a *app, q *Q, method control.Method[Q, A
 // bare is a connect error without its code in the text.
 type bare struct{ err error }
 
+// Error is the message without the RPC's code in front.
 func (b bare) Error() string {
 	var ce *connect.Error
 	if errors.As(b.err, &ce) {

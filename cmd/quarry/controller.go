@@ -133,6 +133,9 @@ type controllerServeCmd struct {
 	RebuildRate sizeFlag      `default:"0" help:"Most bytes a second that are copied to one joining replica; 0 for no bound."`
 }
 
+// Run starts etcd or connects to it, then the controller, and prints that it is ready once a controller leads. It
+// returns when the context ends, or with the first error of the controller, of its etcd or of the port for
+// metrics.
 func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	own, err := a.own(identity.Controller)
 	if err != nil {

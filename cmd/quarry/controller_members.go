@@ -32,6 +32,8 @@ type controllersView struct {
 	QuotaBytes  uint64       `json:"etcd_quota_bytes"`
 }
 
+// controllersOf translates the controllers' answer. A member of etcd whose controller is not registered is down,
+// or not started if etcd has no name for it yet.
 func controllersOf(r *quarrypb.ListControllersResponse) controllersView {
 	v := controllersView{Embedded: r.Embedded, Controllers: []memberView{}, FileBytes: r.EtcdFileBytes, UsedBytes: r.EtcdUsedBytes, QuotaBytes: r.EtcdQuotaBytes}
 	for _, m := range r.Members {
@@ -124,6 +126,7 @@ type controllerRemoveCmd struct {
 	Name string `arg:"" complete:"controller" help:"Name of the controller, or the id of one that has never started."`
 }
 
+// Run removes the member and the controller's registration; the controller finds that and ends.
 func (c *controllerRemoveCmd) Run(ctx context.Context, a *app) error {
 	if _, err := ask(ctx, a, &quarrypb.RemoveControllerRequest{Name: c.Name}, quarrypbconnect.ControllerClient.RemoveController); err != nil {
 		return err

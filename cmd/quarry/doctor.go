@@ -26,6 +26,7 @@ func (*doctorCmd) Help() string {
 
 var usualPorts = []string{"127.0.0.1:7420", "127.0.0.1:7421", "127.0.0.1:7422", "127.0.0.1:9420", "127.0.0.1:9421"}
 
+// Run prints all findings; errors among them make the exit code 8.
 func (d *doctorCmd) Run(ctx context.Context, a *app) error {
 	list := d.findings(ctx, a)
 	err := a.print(list, func(w io.Writer) {
@@ -54,6 +55,8 @@ func (d *doctorCmd) Run(ctx context.Context, a *app) error {
 	return nil
 }
 
+// findings are those about this host and, without --host, about the cluster. A cluster that does not answer is a
+// finding, and not an error of the command.
 func (d *doctorCmd) findings(ctx context.Context, a *app) []doctor.Finding {
 	h := doctor.Host{Root: "/"}
 	list := h.Check(doctor.Plan{DataDir: d.Data, CapacityBytes: uint64(d.Capacity), HugepageBytes: uint64(d.Hugepages), RDMA: a.cli.RDMA})

@@ -56,6 +56,8 @@ func ifInterrupted(ctx context.Context, err error, format string, args ...any) e
 // errFindings: fsck has found something.
 var errFindings = errors.New("findings")
 
+// exitCode is the exit code of a command's error. The order of the cases counts: an outcome that is unknown may
+// also wrap the reason that made it so.
 func exitCode(err error) int {
 	var usage usageError
 	is := func(targets ...error) bool {

@@ -19,6 +19,8 @@ type fsckCmd struct {
 // findings, and mending one thing may show another.
 const maxRepairs = 10
 
+// Run checks and, with --repair, repairs and checks again while that leaves fewer findings, at most maxRepairs
+// times: a repair may uncover another finding.
 func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 	if a.cli.RDMA || a.cli.Transport == client.TransportVerbs {
 		return usagef("fsck reads over shm or tcp; a node that serves verbs passes tcp on to its adapter")

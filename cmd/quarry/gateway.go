@@ -43,6 +43,7 @@ type gatewayRedisCmd struct {
 	Cache        sizeFlag `default:"32MiB" help:"Inner nodes of the tree kept in this process."`
 }
 
+// Run checks the flags, connects, and serves until the context ends.
 func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	if g.MaxClients < 1 {
 		return usagef("--max-clients %d: want 1 or more", g.MaxClients)
@@ -104,6 +105,8 @@ func (g *gatewayRedisCmd) password() (string, error) {
 	return string(line), nil
 }
 
+// serve opens the tree and the ports and prints that the gateway is ready. The guard of open ports runs again once
+// the file of users is read, because only that file says whether a password is needed.
 func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, password string, secured *tls.Config, port *metricsPort) error {
 	tree, err := g.open(ctx, a, c)
 	if err != nil {
@@ -219,6 +222,8 @@ func (g *gatewayRedisCmd) listeners(ctx context.Context, secured *tls.Config) (o
 	return out, nil
 }
 
+// open opens the tree, and makes it with --create. Two gateways may be started at once: the one that finds the
+// name taken opens the other's tree.
 func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*kv.Tree, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.cli.Timeout)
 	defer cancel()
@@ -237,6 +242,7 @@ func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*
 	return tree, err
 }
 
+// listen opens a TCP or unix port. A unix socket that no process listens on is replaced.
 func listen(ctx context.Context, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {

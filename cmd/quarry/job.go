@@ -75,6 +75,7 @@ type jobRunCmd struct {
 	Wait    bool              `default:"true" negatable:"" help:"Wait for the end."`
 }
 
+// Run submits a job. With --wait it follows the job; an interrupt then ends the command and not the job.
 func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 	in, err := job.ParseSource(c.Input)
 	if err != nil {
@@ -175,6 +176,7 @@ type jobID struct {
 
 type jobStatusCmd struct{ jobID }
 
+// Run prints a job and its parts, without the lists of objects that only workers use.
 func (c *jobStatusCmd) Run(ctx context.Context, a *app) error {
 	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
 		j, err := s.Job(ctx, c.ID)
@@ -296,6 +298,7 @@ type jobPutCmd struct {
 	File string `arg:"" type:"existingfile" help:"WASM module, built with GOOS=wasip1 GOARCH=wasm go build."`
 }
 
+// Run uploads a module after it has been compiled and asked for its description, within at least a minute.
 func (c *jobPutCmd) Run(ctx context.Context, a *app) error {
 	if _, _, taken := coproc.Lookup(c.Name); taken {
 		return usagef("plugin %s is compiled in: choose another name", c.Name)

@@ -94,7 +94,7 @@ type regionDefaultCmd struct {
 
 // Help is shown by --help.
 func (*regionDefaultCmd) Help() string {
-	return "Example: quarry region default 3. What exists stays as it is; programs that run hear of it within a heartbeat."
+	return "Example: quarry region default 3. Existing regions keep their replicas; running programs use the new default from their next heartbeat."
 }
 
 func (c *regionDefaultCmd) Run(ctx context.Context, a *app) error {

@@ -333,6 +333,7 @@ func (d *devCmd) firstRegion(ctx context.Context, a *app, url string) error {
 	}
 }
 
+// welcome prints what to do next.
 func (d *devCmd) welcome(w io.Writer, url, page string) {
 	at := ""
 	if url != "http://"+defaultListen {

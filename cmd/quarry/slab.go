@@ -94,7 +94,7 @@ func (s *slabAllocCmd) Run(ctx context.Context, a *app) error {
 	}
 	few := func(c *client.Config) {
 		if s.Replicas >= 1 && s.Replicas <= client.MaxReplicas {
-			c.Replicas = s.Replicas // a client that asks for few is told so
+			c.Replicas = s.Replicas // a client that asks for few is warned
 		}
 	}
 	return a.with(ctx, few, func(ctx context.Context, c *client.Client) error {

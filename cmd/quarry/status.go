@@ -37,7 +37,7 @@ type nodeView struct {
 	// Pulse is its state in the failure detector: alive, suspect, silent, or none if it takes no
 	// part.
 	Pulse string `json:"pulse"`
-	// SeenBy are the controllers that hear its pulse.
+	// SeenBy are the controllers that receive its pulse.
 	SeenBy []string `json:"seen_by"`
 }
 
@@ -64,6 +64,7 @@ type progressView struct {
 	Left   *int64 `json:"left_ms"`          // at that speed; null while it is not known
 }
 
+// progressOf translates a program's progress; names are those of nodes by id.
 func progressOf(p *quarrypb.Progress, names map[uint32]string) progressView {
 	v := progressView{Region: p.Region, Work: quarrypb.Word(p.Kind), Node: names[p.Node], BlocksDone: p.BlocksDone, Blocks: p.Blocks, Bytes: p.Bytes,
 		Used: p.UsedBytes, Passed: min(p.PassedBytes, p.UsedBytes), Speed: p.BytesPerSecond}
@@ -185,8 +186,8 @@ func regionViewOf(r *quarrypb.Region, names map[uint32]string) regionView {
 	return rv
 }
 
-// pulseText is the pulse's state of a node. Where not all controllers hear a node that is alive, it
-// names those that do.
+// pulseText is the pulse's state of a node. Where not all controllers receive the pulse of a node that
+// is alive, it names those that do.
 func (v *statusView) pulseText(n nodeView) string {
 	if n.Pulse != "alive" || len(n.SeenBy) >= len(v.Controllers) {
 		return n.Pulse

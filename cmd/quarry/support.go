@@ -109,6 +109,7 @@ type supportReport struct {
 	Failed []string `json:"not_had"`
 }
 
+// Run writes the archive. A part that cannot be read is listed in it and does not end the command.
 func (s *supportCollectCmd) Run(ctx context.Context, a *app) (err error) {
 	now := time.Now()
 	top := "quarry-support-" + now.UTC().Format("20060102-150405")
@@ -239,6 +240,7 @@ func (s *supportCollectCmd) logs(ctx context.Context, b *bundle) {
 	})
 }
 
+// tailOf is the end of a log, up to the limit of a part.
 func tailOf(file string) ([]byte, error) {
 	f, err := os.Open(file)
 	if err != nil {

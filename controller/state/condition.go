@@ -49,7 +49,7 @@ func condition(rec *quarrypb.Region, of func(*quarrypb.Replica) health) quarrypb
 	return rec.State
 }
 
-// reach is the health of a replica as condition wants it. It differs from health for
+// reach is the health of a replica as condition uses it. It differs from health for
 // nodes of which the leader does not know the memory or the reachability for certain.
 func (m *Machine) reach(rec *quarrypb.Region) func(*quarrypb.Replica) health {
 	return func(r *quarrypb.Replica) health {

@@ -170,7 +170,7 @@ func (rc *reconfig) spare(g *region) *node {
 // addReplica gives a region a replica on n, in two parts. First the memory is made or
 // zeroed, while the region goes on as it is: a node that has no room interrupts
 // no client. Then a new epoch lists it as REBUILDING. leaves is a replica that is
-// given up once that one is in sync, or nil; waiter is told of the epoch, if it is not 0.
+// given up once that one is in sync, or nil; waiter, if it is not 0, is answered with the epoch.
 func (rc *reconfig) addReplica(g *region, n *node, leaves *node, waiter uint64) {
 	epoch, incarnation := g.rec.Epoch, n.rec.Incarnation
 	j := rc.m.agents.newJob([]*region{g})

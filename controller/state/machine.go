@@ -11,7 +11,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// TickEvery is how often the machine wants to see time pass, and CalmTick how often while
+// TickEvery is how often the machine has to be stepped, and CalmTick how often while
 // nothing is going on: see Active.
 const (
 	TickEvery = 25 * time.Millisecond

@@ -41,7 +41,7 @@ type session struct {
 }
 
 // lease is how long we count a lease: a client whose clock is slower than ours
-// still believes in it.
+// still counts on it.
 func (m *Machine) lease() int64 { return int64(m.cfg.Lease) / 100 * (100 + driftPercent) }
 
 func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {

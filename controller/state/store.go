@@ -21,7 +21,7 @@ const (
 // ClusterKey is the key of the cluster's record.
 const ClusterKey = "cluster"
 
-// Prefixes are the key prefixes of all records that New wants to see.
+// Prefixes are the key prefixes of all records that New needs.
 var Prefixes = []string{clusterKey, KeysKey, nodePrefix, regionPrefix, sessionPrefix, tenantPrefix}
 
 func nodeKey(id uint32) string        { return fmt.Sprintf("%s%08x", nodePrefix, id) }

@@ -128,7 +128,7 @@ func (g *conn) reduceGroups(e *env, reduce func(coproc.Env, []byte, iter.Seq[[]b
 	}
 }
 
-// conn speaks frames. Its errors stick.
+// conn reads and writes frames. After the first error every call returns that error.
 type conn struct {
 	in    *bufio.Reader
 	out   *bufio.Writer

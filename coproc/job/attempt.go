@@ -57,7 +57,7 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) {
 // attempt is how a part's attempt ended.
 type attempt struct {
 	Part
-	err error
+	err error // nil: the part is done
 }
 
 func dropRuns(ctx context.Context, c *client.Client, runs [][][]proto.Ref) {

@@ -17,23 +17,23 @@ import (
 
 // env is the coproc.Env of one attempt of one part, for plugins of all kinds.
 type env struct {
-	ctx      context.Context
-	w        *worker
-	c        *client.Client
-	job      *Job
-	part     coproc.Part
-	deadline time.Time
-	trees    map[string]*tree
+	ctx      context.Context         // ends at the part's deadline, or when the job has ended or the part is another worker's
+	w        *worker                 // that runs the attempt
+	c        *client.Client          // whose session the attempt's objects belong to
+	job      *Job                    // as it stood when the part was claimed
+	part     coproc.Part             // what the plugin is told of the part
+	deadline time.Time               // of ctx
+	trees    map[string]*tree        // opened by this attempt, by name
 	owned    map[coproc.Ref]struct{} // allocated by this attempt
-	told     *told
-	seen     *atomic.Uint64 // records of the input so far
+	told     *told                   // shared with the beat of the part, under a lock of its own
+	seen     *atomic.Uint64          // records of the input so far
 }
 
 // told is the progress and the log lines that the next beat writes into the part's record.
 type told struct {
 	sync.Mutex
-	done, of uint64
-	lines    []string
+	done, of uint64   // of so many units, in the plugin's own measure
+	lines    []string // not yet in the record; at most maxLogLines
 }
 
 func newEnv(ctx context.Context, w *worker, j *Job, p coproc.Part) *env {
@@ -158,9 +158,9 @@ func (e *env) open(name string) (*tree, error) {
 
 // tree is a coproc.Tree.
 type tree struct {
-	ctx      context.Context
-	t        *kv.Tree
-	writable bool
+	ctx      context.Context // of the attempt
+	t        *kv.Tree        // shared with other attempts of the job
+	writable bool            // the job names it as output or with --writes
 }
 
 func (t *tree) Get(key, dst []byte) ([]byte, error) {
@@ -202,10 +202,10 @@ func (t *tree) Scan(from, to []byte, limit int, f func(key, value []byte) bool) 
 
 // sink puts emitted records into the output tree, many at a time.
 type sink struct {
-	ctx          context.Context
-	t            *kv.Tree
-	keys, values [][]byte
-	buf          []byte
+	ctx          context.Context // of the attempt
+	t            *kv.Tree        // the output
+	keys, values [][]byte        // slices of buf, at most sinkBatch
+	buf          []byte          // bytes of keys and values that have not been put yet
 }
 
 const sinkBatch = 128

@@ -22,10 +22,10 @@ import (
 //	module/NAME     this record
 //	wasm/SHA256     the bytes
 type Module struct {
-	About   coproc.About `json:"about"`
-	Bytes   int          `json:"bytes"`
-	SHA256  string       `json:"sha256"`
-	Created time.Time    `json:"created"`
+	About   coproc.About `json:"about"`   // what the module has said of itself when it was uploaded
+	Bytes   int          `json:"bytes"`   // length of the module
+	SHA256  string       `json:"sha256"`  // of the bytes, in hexadecimal: their key
+	Created time.Time    `json:"created"` // when it was uploaded
 }
 
 func moduleKey(name string) []byte { return append([]byte("module/"), name...) }

@@ -27,7 +27,7 @@ type program interface {
 // compiled is a plugin of this program.
 type compiled struct {
 	coproc.About
-	make func() coproc.Plugin
+	make func() coproc.Plugin // makes an instance for one part
 }
 
 func (p compiled) about() coproc.About { return p.About }

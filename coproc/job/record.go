@@ -54,13 +54,13 @@ const (
 
 // Spec is what a job is to do.
 type Spec struct {
-	Plugin string   `json:"plugin"`
-	Input  Source   `json:"input"`
-	Output string   `json:"output"` // a tree; made if it is not there
-	Writes []string `json:"writes,omitempty"`
+	Plugin string   `json:"plugin"`           // name of a compiled-in plugin or of a module
+	Input  Source   `json:"input"`            // what map parts read
+	Output string   `json:"output"`           // a tree; made if it is not there
+	Writes []string `json:"writes,omitempty"` // trees that the plugin may change beside the output
 	// Module is the SHA-256 of the module that Plugin names; Submit sets it.
 	Module string            `json:"module,omitempty"`
-	Args   map[string]string `json:"args,omitempty"`
+	Args   map[string]string `json:"args,omitempty"` // for the plugin
 	// MapParts and ReduceParts; 0 means four times, and twice, the workers.
 	MapParts    int `json:"map_parts,omitempty"`
 	ReduceParts int `json:"reduce_parts,omitempty"`
@@ -76,14 +76,14 @@ type Spec struct {
 
 // Source of records: tree:NAME, redis:NAME#DATABASE or objects:PREFIX.
 type Source struct {
-	Tree    string `json:"tree,omitempty"`
-	Objects string `json:"objects,omitempty"`
+	Tree    string `json:"tree,omitempty"`    // name; "" for objects
+	Objects string `json:"objects,omitempty"` // prefix of names; "" for a tree
 	// Redis says that the tree is a Redis gateway's: the records are the strings of
 	// this database of it.
 	Redis    bool `json:"redis,omitempty"`
-	Database int  `json:"database,omitempty"`
+	Database int  `json:"database,omitempty"` // of a Redis gateway's tree; 0 otherwise
 	// From and To bound the keys of a tree.
-	From, To []byte
+	From, To []byte // included, and excluded; nil: no bound
 }
 
 const sources = "tree:NAME, redis:NAME, redis:NAME#DATABASE or objects:PREFIX"
@@ -141,11 +141,8 @@ func (s Source) record(key, value []byte, now time.Time) (k, v []byte, ok bool, 
 	return key[1:], v, ok, err
 }
 
+// check refuses a job that no worker could run.
 func (s *Spec) check() error {
-	size := 0
-	for k, v := range s.Args {
-		size += len(k) + len(v)
-	}
 	switch {
 	case s.Plugin == "":
 		return fmt.Errorf("job: no plugin named")
@@ -159,6 +156,17 @@ func (s *Spec) check() error {
 		return fmt.Errorf("job: %q is input and output: a part that ran twice would read what it has written", s.Output)
 	case s.Output == StateTree || s.Input.Tree == StateTree:
 		return fmt.Errorf("job: %q is the jobs' own tree", StateTree)
+	}
+	return s.checkLimits()
+}
+
+// checkLimits refuses what is above the limits of all jobs. 0 is accepted where it means a default.
+func (s *Spec) checkLimits() error {
+	size := 0
+	for k, v := range s.Args {
+		size += len(k) + len(v)
+	}
+	switch {
 	case len(s.Args) > MaxArgs || size > MaxArgBytes:
 		return fmt.Errorf("job: %d arguments of %d bytes, at most %d of %d", len(s.Args), size, MaxArgs, MaxArgBytes)
 	case s.MapParts < 0 || s.MapParts > MaxParts:
@@ -179,19 +187,19 @@ func (s *Spec) check() error {
 
 // Job is a job as it stands.
 type Job struct {
-	ID      uint64    `json:"id"`
-	Spec    Spec      `json:"spec"`
-	State   State     `json:"state"`
-	Phase   string    `json:"phase"`
-	Maps    int       `json:"maps"`
-	Reduces int       `json:"reduces"`
-	Created time.Time `json:"created"`
-	Ended   time.Time `json:"ended,omitzero"`
-	Error   string    `json:"error,omitempty"`
+	ID      uint64    `json:"id"`              // drawn from the record "next"; never used again
+	Spec    Spec      `json:"spec"`            // as submitted, with defaults filled in
+	State   State     `json:"state"`           // Running until the last phase is done, or Failed or Cancelled
+	Phase   string    `json:"phase"`           // whose parts are to run now
+	Maps    int       `json:"maps"`            // parts of the map phase; 0 until the plan is done
+	Reduces int       `json:"reduces"`         // parts of the reduce phase; 0: the plugin does not reduce
+	Created time.Time `json:"created"`         // UTC
+	Ended   time.Time `json:"ended,omitzero"`  // UTC; zero until then
+	Error   string    `json:"error,omitempty"` // why it failed
 	// Delegated says that workers act for the submitter: they have a delegation for the job.
 	Delegated bool `json:"delegated,omitempty"`
 
-	version uint64
+	version uint64 // of the record when it was read; a change is conditional on it
 }
 
 // digest is of all that a submitter decides.
@@ -205,13 +213,13 @@ func (j *Job) digest() []byte {
 
 // Part is one part as it stands.
 type Part struct {
-	Job     uint64 `json:"job"`
-	Phase   string `json:"phase"`
-	Index   int    `json:"index"`
-	State   State  `json:"state"`
-	Attempt int    `json:"attempt,omitempty"`
-	Worker  string `json:"worker,omitempty"`
-	Beat    uint64 `json:"beat,omitempty"`
+	Job     uint64 `json:"job"`               // number of the job
+	Phase   string `json:"phase"`             // plan, map or reduce
+	Index   int    `json:"index"`             // within the phase, from 0
+	State   State  `json:"state"`             // Pending, Running under Worker, or final
+	Attempt int    `json:"attempt,omitempty"` // begun so far; MaxAttempts of them fail the job
+	Worker  string `json:"worker,omitempty"`  // name of the one that runs it, or ran it last
+	Beat    uint64 `json:"beat,omitempty"`    // raised by the worker while it runs; one that stands still for a lease may be taken over
 	// Node that holds the part's memory, by id; 0 means any.
 	Node uint32 `json:"node,omitempty"`
 	// What to read: a range of keys, or objects.
@@ -219,26 +227,26 @@ type Part struct {
 	To      []byte   `json:"to,omitempty"`
 	Objects []Object `json:"objects,omitempty"`
 
-	Records uint64        `json:"records,omitempty"`
-	Emitted uint64        `json:"emitted,omitempty"`
-	Done    uint64        `json:"done,omitempty"`
-	Of      uint64        `json:"of,omitempty"`
-	Took    time.Duration `json:"took_ns,omitempty"`
-	Error   string        `json:"error,omitempty"` // of the last attempt that failed
-	Log     []string      `json:"log,omitempty"`
+	Records uint64        `json:"records,omitempty"` // read, of the attempt that is recorded as done
+	Emitted uint64        `json:"emitted,omitempty"` // records, of that attempt
+	Done    uint64        `json:"done,omitempty"`    // progress of the present attempt: done of Of
+	Of      uint64        `json:"of,omitempty"`      // 0: unknown
+	Took    time.Duration `json:"took_ns,omitempty"` // of the attempt that ended last
+	Error   string        `json:"error,omitempty"`   // of the last attempt that failed
+	Log     []string      `json:"log,omitempty"`     // last lines of the plugin and of failed attempts; at most maxLogLines
 	// Runs of a map part: for each reduce part its sorted runs, each a list of objects.
 	Runs [][][]proto.Ref `json:"runs,omitempty"`
 
 	// Plan of the plan part: the map parts.
 	Plan []*Part `json:"plan,omitempty"`
 
-	version uint64
+	version uint64 // of the record when it was read; a change is conditional on it
 }
 
 // Object of the input, as its name stood when the plan was made.
 type Object struct {
 	Name string    `json:"name"`
-	Ref  proto.Ref `json:"ref"`
+	Ref  proto.Ref `json:"ref"` // a name that is given to another object later does not change the input
 }
 
 func (p *Part) String() string { return fmt.Sprintf("job %d %s part %d", p.Job, p.Phase, p.Index+1) }
@@ -255,11 +263,11 @@ func (p *Part) log(line string) {
 
 // Worker is a registered worker.
 type Worker struct {
-	Name    string         `json:"name"`
-	Node    uint32         `json:"node"`
-	Plugins []coproc.About `json:"plugins"`
-	Beat    uint64         `json:"beat"`
-	Host    string         `json:"host"`
+	Name    string         `json:"name"`    // unique among workers
+	Node    uint32         `json:"node"`    // number of the node beside which it runs; 0: none
+	Plugins []coproc.About `json:"plugins"` // compiled into it
+	Beat    uint64         `json:"beat"`    // raised every third of a lease; another worker removes a record whose beat stands still
+	Host    string         `json:"host"`    // name of its host
 }
 
 func encode(v any) []byte {

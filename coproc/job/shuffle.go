@@ -30,27 +30,27 @@ const (
 
 // shuffle collects the records that a map part emits and writes them as sorted runs.
 type shuffle struct {
-	ctx     context.Context
-	c       *client.Client
+	ctx     context.Context                                                          // of the attempt
+	c       *client.Client                                                           // whose session the runs belong to until the part is recorded as done
 	combine func(groups iter.Seq2[[]byte, iter.Seq[[]byte]], emit coproc.Emit) error // nil: none
-	buckets []bucket
-	bytes   int
-	limit   int
-	runs    [][][]proto.Ref // of each bucket: runs, each a list of objects
-	wrote   *atomic.Uint64  // bytes
+	buckets []bucket                                                                 // one for each reduce part
+	bytes   int                                                                      // in all buckets now, with startBytes for each record
+	limit   int                                                                      // of bytes, at which all buckets are spilled
+	runs    [][][]proto.Ref                                                          // of each bucket: runs, each a list of objects
+	wrote   *atomic.Uint64                                                           // bytes
 }
 
 // bucket holds the records for one reduce part: their bytes one after the other, and their starts.
 type bucket struct {
-	data   []byte
-	starts []start
+	data   []byte  // records as coproc.AppendRecord writes them
+	starts []start // of the records in data; in the order of their keys after sort
 }
 
 // start of a record. head is the beginning of its key, big endian, so that most
 // comparisons need not look at the key.
 type start struct {
-	head uint64
-	at   int
+	head uint64 // first 8 bytes of the key, padded with zeros
+	at   int    // offset in bucket.data
 }
 
 func (b *bucket) add(key, value []byte) {
@@ -186,11 +186,11 @@ func freeRefs(ctx context.Context, c *client.Client, refs []proto.Ref) {
 
 // runWriter cuts records into objects.
 type runWriter struct {
-	ctx   context.Context
-	c     *client.Client
-	buf   []byte
-	refs  []proto.Ref
-	wrote *atomic.Uint64
+	ctx   context.Context // of the attempt
+	c     *client.Client  // allocates the objects
+	buf   []byte          // records of the object that is not written yet; up to runBytes and one record
+	refs  []proto.Ref     // of the objects written, in the order of keys
+	wrote *atomic.Uint64  // bytes, shared by the writers of an attempt
 }
 
 func (w *runWriter) add(key, value []byte) error {
@@ -216,16 +216,16 @@ func (w *runWriter) flush() error {
 
 // runReader gives out the records of a run. Errors are sticky and end it.
 type runReader struct {
-	ctx   context.Context
-	c     *client.Client
-	refs  []proto.Ref
-	read  *reading
-	buf   []byte
-	rest  []byte
-	key   []byte
-	value []byte
-	order int
-	err   error
+	ctx   context.Context // of the attempt
+	c     *client.Client  // reads the objects
+	refs  []proto.Ref     // of the objects not yet read
+	read  *reading        // counts records and bytes
+	buf   []byte          // the present object; the slices below point into it
+	rest  []byte          // of buf, not given out yet
+	key   []byte          // of the present record, until the next call of next
+	value []byte          // of the present record, until the next call of next
+	order int             // place of the run: records of one key come in the order of runs
+	err   error           // of the first failure; final
 }
 
 // next moves to the next record; false at the end, and after an error.

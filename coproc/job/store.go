@@ -34,8 +34,8 @@ var (
 
 // Store reads and changes the records of jobs.
 type Store struct {
-	c *client.Client
-	t *kv.Tree
+	c *client.Client // the process's client
+	t *kv.Tree       // StateTree
 	// d is what a worker acts by; nil for a worker with rights of its own, and for others.
 	d *client.Delegation
 }

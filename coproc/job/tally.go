@@ -50,16 +50,16 @@ type Tally struct {
 	workers []*worker            // one, or one for each job that is served
 	past    map[string]*kv.Stats // counters of the trees of those that have ended, by name
 
-	busy      atomic.Int64
-	attempts  [len(phases)][len(outcomes)]atomic.Uint64
-	took      [len(phases)]latency.Histogram
-	places    [len(places)]atomic.Uint64
-	retries   atomic.Uint64
-	takeovers atomic.Uint64
-	read      [len(origins)]volume
-	emitted   atomic.Uint64
-	shuffled  atomic.Uint64
-	ended     [len(endings)]atomic.Uint64
+	busy      atomic.Int64                              // parts that run now
+	attempts  [len(phases)][len(outcomes)]atomic.Uint64 // ended, by phase and outcome
+	took      [len(phases)]latency.Histogram            // by phase
+	places    [len(places)]atomic.Uint64                // of parts claimed
+	retries   atomic.Uint64                             // parts claimed that had been attempted before
+	takeovers atomic.Uint64                             // parts claimed from a worker whose beat stood still
+	read      [len(origins)]volume                      // by origin
+	emitted   atomic.Uint64                             // records
+	shuffled  atomic.Uint64                             // bytes of runs
+	ended     [len(endings)]atomic.Uint64               // jobs that this worker has cleaned up after, by their state
 }
 
 // volume is how much has been read.
@@ -68,7 +68,7 @@ type volume struct{ records, bytes, objects atomic.Uint64 }
 // reading counts for one attempt what it reads, in plain words: the shared ones are
 // touched once for many records.
 type reading struct {
-	to             *volume
+	to             *volume        // the worker's totals
 	seen           *atomic.Uint64 // records, for the attempt's progress
 	records, bytes uint64
 }
@@ -111,8 +111,8 @@ type Volume struct{ Records, Bytes, Objects uint64 }
 // Stats is a Tally at one time.
 type Stats struct {
 	Worker      string // "" before it works
-	Slots, Busy int
-	Staff       int // workers that it knows of, itself among them
+	Slots, Busy int    // parts that can run, and that do run, at the same time
+	Staff       int    // workers that it knows of, itself among them
 	// Attempts by phase (plan, map, reduce) and outcome (done, failed, cancelled,
 	// lost), and how long they took.
 	Attempts map[string]map[string]uint64
@@ -200,9 +200,9 @@ func (t *Tally) leave(w *worker) {
 
 // Census is how the jobs of the cluster stand that have not ended.
 type Census struct {
-	Running int
-	Parts   map[State]int
-	Workers int
+	Running int           // jobs that have not ended; at most maxCensus are looked at
+	Parts   map[State]int // of these jobs, by state
+	Workers int           // registered
 	// Quiet is how long, at most, one of them has been seen with nothing begun, done
 	// or told. It is seen when a Census is taken.
 	Quiet time.Duration

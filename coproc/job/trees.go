@@ -12,19 +12,19 @@ import (
 // trees are the open trees of a worker, by job: to open one takes a call of a controller, which
 // takes longer than a short part.
 type trees struct {
-	c     *client.Client
-	state *kv.Tree // StateTree
-	mu    sync.Mutex
-	open  map[opened]*kv.Tree
+	c     *client.Client       // opens the trees
+	state *kv.Tree             // StateTree
+	mu    sync.Mutex           // guards open and past
+	open  map[opened]*kv.Tree  // at most maxOpen
 	past  map[string]*kv.Stats // counters of closed trees, by name
 }
 
 // opened is a tree in one job. Another job opens it again: between them it may have
 // been dropped, and another one been made under its name.
 type opened struct {
-	job      uint64
+	job      uint64 // its number
 	name     string
-	writable bool
+	writable bool // read-only trees are opened apart
 }
 
 const (

@@ -41,7 +41,7 @@ var compiledModules = wazero.NewCompilationCache()
 // files, no network, no environment.
 type runtime struct {
 	wazero.Runtime
-	ctx context.Context
+	ctx context.Context // of compiled code; outlives the parts
 }
 
 func newRuntime(ctx context.Context, cfg wazero.RuntimeConfig, memoryBytes int) *runtime {
@@ -107,11 +107,11 @@ func (r *runtime) compile(ctx context.Context, wasm []byte, limit time.Duration)
 	return m, err
 }
 
-// linear is the memory of one instance. It does not grow beyond its limit: the module is told
-// so, as when memory runs out.
+// linear is the memory of one instance. It does not grow beyond its limit: the module's request
+// for more memory fails, as when memory runs out.
 type linear struct {
-	b     []byte
-	limit uint64
+	b     []byte // the memory in use
+	limit uint64 // bytes
 }
 
 // errFirstMemory is panicked with where wazero takes no error.
@@ -192,12 +192,12 @@ func (t *tail) Write(p []byte) (int, error) {
 // guest is a module's standard input and output. Both are called from inside of
 // the module, one at a time.
 type guest struct {
-	in     []byte                  // frames not yet read
-	room   []byte                  // the buffer of in
-	more   func(dst []byte) []byte // appends frames; nothing at the end of the input
-	out    []byte                  // the bytes of an incomplete frame
-	handle func(g *guest, kind byte, a, b []byte) error
-	err    error
+	in     []byte                                       // frames not yet read
+	room   []byte                                       // the buffer of in
+	more   func(dst []byte) []byte                      // appends frames; nothing at the end of the input
+	out    []byte                                       // the bytes of an incomplete frame
+	handle func(g *guest, kind byte, a, b []byte) error // called for each complete frame that the module writes
+	err    error                                        // why the module was stopped; the next read or write of the module fails with it
 }
 
 // Read is a read of the module from its standard input.
@@ -263,8 +263,8 @@ func (g *guest) answer(result []byte, err error) {
 // module is an uploaded plugin.
 type module struct {
 	coproc.About
-	rt   *runtime
-	code wazero.CompiledModule
+	rt   *runtime              // that has compiled code
+	code wazero.CompiledModule // machine code, shared by the instances of all parts
 }
 
 func (m *module) about() coproc.About { return m.About }

@@ -67,38 +67,38 @@ var (
 // worker runs parts.
 type worker struct {
 	Config
-	c     *client.Client
-	store *Store
-	node  uint32
-	rt    *runtime
-	trees *trees
-	slots chan struct{} // shared by all workers of the process
+	c     *client.Client // the process's client
+	store *Store         // records of jobs, parts and workers
+	node  uint32         // number of Config.Node; 0: none
+	rt    *runtime       // runs modules
+	trees *trees         // open trees, shared by the slots
+	slots chan struct{}  // shared by all workers of the process
 	// finished ends the worker: the job that it acts for needs it no more.
 	finished context.CancelFunc
 	tidy     context.Context // of the frees of an ended part's objects: outlives the part's
 
-	staff atomic.Pointer[staff]
+	staff atomic.Pointer[staff] // replaced by lookAround, read by the slots
 
 	compiling sync.Mutex         // one module at a time; not mu, which the worker's beat needs
 	modules   map[string]*module // by hash; guarded by compiling
 
-	mu     sync.Mutex
+	mu     sync.Mutex          // guards seen, ready and looked
 	seen   map[string]sighting // of parts and workers
 	ready  []*Part             // unclaimed when the parts were last listed
 	looked time.Time           // when that was
-	me     Worker
+	me     Worker              // the worker's own record; once Work serves, beWatched alone uses it
 }
 
 // staff are the live workers, as last listed.
 type staff struct {
-	workers int
+	workers int             // this one among them
 	beside  map[uint32]bool // nodes that have workers
 }
 
 // sighting is a beat, and since when it stands still.
 type sighting struct {
-	beat  uint64
-	since time.Time
+	beat  uint64    // as read last
+	since time.Time // when this value was read first, by this process's clock
 }
 
 // withDefaults checks a configuration and fills it in.

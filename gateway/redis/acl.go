@@ -17,9 +17,9 @@ import (
 // acl are the users of a gateway. mu guards users, against other changes and readers off the hot path:
 // a connection holds its user.
 type acl struct {
-	file  string // of UseACL; constant while the gateway serves
-	mu    sync.Mutex
-	users map[string]*user
+	file  string           // of UseACL; constant while the gateway serves
+	mu    sync.Mutex       // guards users and log
+	users map[string]*user // by name; normal is one of them
 	// normal is the user default, which connections are until they give another name.
 	normal *user
 	log    []*aclEntry // newest first, at most maxLog
@@ -37,10 +37,10 @@ const (
 
 // aclEntry is a refusal, or several alike.
 type aclEntry struct {
-	count                int64
-	reason, object, user string
-	at                   time.Time
-	client               string
+	count                int64     // refusals alike, each within sameEntry of the one before
+	reason, object, user string    // as denied; user: name of the caller
+	at                   time.Time // of the latest
+	client               string    // line of CLIENT LIST for the connection that was refused first
 }
 
 // initUsers makes the user default of the configuration.

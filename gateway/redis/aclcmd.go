@@ -71,6 +71,8 @@ func aclCat(c *conn, a [][]byte) error {
 	return nil
 }
 
+// aclSetuser changes a copy of the rights and stores it when every rule has been applied, so that an error changes
+// nothing and a command of the user sees either the former rights or the new ones.
 func aclSetuser(c *conn, a [][]byte) error {
 	name := string(a[2])
 	if err := checkUser(name); err != nil {
@@ -128,6 +130,8 @@ func aclGetuser(c *conn, a [][]byte) error {
 	return nil
 }
 
+// aclDeluser removes users and ends their connections. The rights are emptied first, so that a connection which
+// still holds the user can call nothing. This connection, if it is one of them, ends after the reply.
 func aclDeluser(c *conn, a [][]byte) error {
 	s, gone := c.s, map[string]bool{}
 	for _, name := range a[2:] {
@@ -175,6 +179,7 @@ func aclGenpass(c *conn, a [][]byte) error {
 	return nil
 }
 
+// aclDryrun says whether a user may make a call, by the check that the call itself would meet.
 func aclDryrun(c *conn, a [][]byte) error {
 	u := c.s.user(string(a[2]))
 	if u == nil {
@@ -204,6 +209,7 @@ func aclDryrun(c *conn, a [][]byte) error {
 
 const errNoACLFile = fault("ERR This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store users in the Redis configuration.")
 
+// aclLoad reads the file of users; a file with an error changes nothing.
 func aclLoad(c *conn, _ [][]byte) error {
 	if c.s.acl.file == "" {
 		return errNoACLFile

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// speaks is the version of Redis whose answers these are.
-const speaks = "7.0.15"
+// redisVersion is the version of Redis whose replies the gateway gives.
+const redisVersion = "7.0.15"
 
 func ping(c *conn, a [][]byte) error {
 	switch len(a) {
@@ -58,6 +58,7 @@ func (c *conn) become(u *user) {
 	c.describe(func(d *about) { d.user = u.name })
 }
 
+// auth is AUTH, with a user's name or for the user default.
 func auth(c *conn, a [][]byte) error {
 	switch {
 	case len(a) > 3:
@@ -76,6 +77,7 @@ func auth(c *conn, a [][]byte) error {
 	return nil
 }
 
+// hello is HELLO: version of RESP, AUTH and SETNAME in one. Nothing changes unless all of it is accepted.
 func hello(c *conn, a [][]byte) error {
 	proto := 0
 	if len(a) > 1 {
@@ -126,7 +128,7 @@ func hello(c *conn, a [][]byte) error {
 	c.text("server")
 	c.text("redis")
 	c.text("version")
-	c.text(speaks)
+	c.text(redisVersion)
 	c.text("proto")
 	c.integer(int64(c.proto))
 	c.text("id")
@@ -140,6 +142,7 @@ func hello(c *conn, a [][]byte) error {
 	return nil
 }
 
+// reset puts the connection back to what it was when it was made, also its user.
 func reset(c *conn, _ [][]byte) error {
 	c.db, c.proto, c.silence, c.refusing = 0, 2, 0, false
 	c.authenticated = c.s.Open()
@@ -313,7 +316,7 @@ func info(c *conn, a [][]byte) error {
 	limits := s.tree.Limits()
 	sections := []struct{ name, text string }{
 		{"Server", fmt.Sprintf("redis_version:%s\r\nredis_mode:standalone\r\nquarry_version:%s\r\nos:%s\r\narch_bits:64\r\nuptime_in_seconds:%d\r\nuptime_in_days:%d\r\n",
-			speaks, s.cfg.Version, runtime.GOOS, int(time.Since(s.started).Seconds()), int(time.Since(s.started).Hours()/24))},
+			redisVersion, s.cfg.Version, runtime.GOOS, int(time.Since(s.started).Seconds()), int(time.Since(s.started).Hours()/24))},
 		{"Clients", fmt.Sprintf("connected_clients:%d\r\nmaxclients:%d\r\nblocked_clients:0\r\n", clients, s.cfg.MaxClients)},
 		{"Memory", fmt.Sprintf("used_memory:%d\r\nused_memory_human:%.2fM\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n", m.HeapAlloc, float64(m.HeapAlloc)/(1<<20))},
 		{"Stats", fmt.Sprintf("total_connections_received:%d\r\ntotal_commands_processed:%d\r\ntotal_net_input_bytes:%d\r\ntotal_net_output_bytes:%d\r\nrejected_connections:%d\r\nexpired_keys:%d\r\nevicted_keys:0\r\nkeyspace_hits:%d\r\nkeyspace_misses:%d\r\ntotal_error_replies:%d\r\n",

@@ -11,9 +11,9 @@ import (
 
 // arena holds many byte strings in one buffer.
 type arena struct {
-	b     []byte
-	ends  []int
-	parts [][]byte
+	b     []byte   // all strings, one after the other
+	ends  []int    // offset in b at which each string ends
+	parts [][]byte // the strings as slices of b, made by all
 }
 
 func (a *arena) reset() { a.b, a.ends = a.b[:0], a.ends[:0] }
@@ -34,9 +34,9 @@ func (a *arena) all() [][]byte {
 
 // fetched is the result for one key of many.
 type fetched struct {
-	from, to int // in vals.b
-	state    fetchState
-	err      error
+	from, to int        // in vals.b
+	state    fetchState // what was found
+	err      error      // of this key alone
 }
 
 type fetchState uint8
@@ -257,6 +257,8 @@ func mget(c *conn, a [][]byte) error {
 	return nil
 }
 
+// mset puts all pairs together. The pairs are not atomic as a whole: after an error some of them may be there,
+// which the progress of the command notes.
 func mset(c *conn, a [][]byte) error {
 	if len(a)%2 == 0 {
 		return wrongArity("mset")
@@ -279,8 +281,8 @@ func mset(c *conn, a [][]byte) error {
 
 // madeString is a string that MSETNX has put at a key of the tree, with this version.
 type madeString struct {
-	key     []byte
-	version uint64
+	key     []byte // of the tree
+	version uint64 // the record is taken back only while it has this version
 }
 
 // unmake removes the strings that a MSETNX has made. errContended where another command has

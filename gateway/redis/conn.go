@@ -27,15 +27,15 @@ const (
 
 // request is a command with its arguments: words[from:to] of the parser.
 type request struct {
-	cmd      *command
+	cmd      *command // nil: there is no such command
 	from, to int
 }
 
 // conn is the connection of one client. The fields belong to its goroutine, but for about, which
 // mu guards, and seen.
 type conn struct {
-	s     *Server
-	sock  socket
+	s     *Server   // shared with all connections
+	sock  socket    // see socket: attached or detached
 	id    uint64    // in CLIENT LIST; never used twice
 	since time.Time // of the connection
 	quick int       // batches in a row that came within closeWait, at most closeReads
@@ -44,9 +44,9 @@ type conn struct {
 	yielded       time.Time // of the last runtime.Gosched
 	remote, local net.Addr
 
-	p      parser
-	in     []byte // input; len is its size, and in[:filled] is not executed yet
-	filled int
+	p      parser    // of the input; keeps what is incomplete
+	in     []byte    // input; len is its size, and in[:filled] is not executed yet
+	filled int       // bytes of in that are in use
 	counts int64     // bytes of in that count in s.held
 	unread int64     // bytes of out that count in s.held
 	batch  []request // in the order of their coming
@@ -81,16 +81,16 @@ type conn struct {
 	written             []written // see within
 
 	mu    sync.Mutex
-	about about
+	about about        // what CLIENT LIST shows of this connection
 	seen  atomic.Int64 // unix seconds of the last batch
 }
 
 // about is the state of a connection that CLIENT LIST shows, on other connections too.
 type about struct {
-	name  string
+	name  string // of CLIENT SETNAME
 	user  string // "" of one that is deleted
-	db    int
-	proto int
+	db    int    // of SELECT
+	proto int    // RESP version
 }
 
 func newConn(s *Server, nc net.Conn, id uint64) *conn {

@@ -11,7 +11,7 @@ import (
 // stop a gateway there, end it, or make the operation fail.
 type gated struct {
 	*kv.Tree
-	step func(write bool) failure
+	step func(write bool) failure // called by the connection's goroutine
 }
 
 // failure is how an operation on the tree fails; without err it does not.

@@ -33,6 +33,7 @@ func (c *conn) field(id uint64, field []byte) (value []byte, version uint64, err
 	return value, version, err
 }
 
+// fieldCond is the condition that a field still has the version that was read; 0: that it is absent.
 func fieldCond(version uint64) btree.Cond {
 	if version == 0 {
 		return btree.IfAbsent()
@@ -131,6 +132,7 @@ func hmset(c *conn, a [][]byte) error {
 	return err
 }
 
+// hsetnx sets a field that is absent.
 func hsetnx(c *conn, a [][]byte) error {
 	if err := c.checkFields(a[2:3], 1); err != nil {
 		return err
@@ -151,6 +153,8 @@ func hsetnx(c *conn, a [][]byte) error {
 	return err
 }
 
+// hincrby adds to a field. editField calls the function again with the field's new value when another writer was
+// faster, so the sum starts anew in each call.
 func hincrby(c *conn, a [][]byte) error {
 	by, ok := parseInt(a[3])
 	if !ok {
@@ -203,6 +207,7 @@ func (c *conn) fieldValue(id uint64, field []byte) (missed bool, err error) {
 	return false, nil
 }
 
+// hmget reads the fields one after the other; they are not read at one instant.
 func hmget(c *conn, a [][]byte) error {
 	return c.read(a[1], kindHash, func(id uint64) (missed bool, err error) {
 		mark := len(c.out)

@@ -29,6 +29,8 @@ func exists(c *conn, a [][]byte) error {
 func del(c *conn, a [][]byte) error    { return c.del(a[1:], false) }
 func unlink(c *conn, a [][]byte) error { return c.del(a[1:], true) }
 
+// del removes keys one after the other and replies with how many there were. After an error those before it are
+// gone, which the progress of the command notes.
 func (c *conn) del(keys [][]byte, lazy bool) error {
 	n := 0
 	for _, key := range keys {
@@ -149,6 +151,7 @@ func ttl(c *conn, a [][]byte) error {
 
 func pttl(c *conn, a [][]byte) error { return c.remaining(a[1], func(ms int64) int64 { return ms }) }
 
+// remaining replies with what is left until a key expires: -2 without a key, -1 without an expiry.
 func (c *conn) remaining(key []byte, f func(ms int64) int64) error {
 	r, err := c.load(key)
 	switch {
@@ -164,6 +167,7 @@ func (c *conn) remaining(key []byte, f func(ms int64) int64) error {
 	return nil
 }
 
+// persist removes the expiry of a key.
 func persist(c *conn, a [][]byte) error {
 	done := false
 	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
@@ -298,6 +302,8 @@ func flushdb(c *conn, a [][]byte) error { return c.flushed(a, c.db, c.db) }
 
 func flushall(c *conn, a [][]byte) error { return c.flushed(a, 0, Databases-1) }
 
+// flushed removes the keys of some databases in batches. A key that is made meanwhile is removed if it lies ahead
+// of the walk.
 func (c *conn) flushed(a [][]byte, first, last int) error {
 	if len(a) > 2 || len(a) == 2 && !equalFold(a[1], "async") && !equalFold(a[1], "sync") {
 		return errSyntax
@@ -362,6 +368,8 @@ func renamenx(c *conn, a [][]byte) error {
 	return err
 }
 
+// copyCmd is COPY. If the source is removed while it is copied, and another object stands at its key by then, that
+// one is copied.
 func copyCmd(c *conn, a [][]byte) error {
 	db, replace := c.db, false
 	for i := 3; i < len(a); i++ {

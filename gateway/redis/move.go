@@ -51,11 +51,11 @@ const (
 
 // move is the record of a move.
 type move struct {
-	id                     uint64
+	id                     uint64 // random; both marks carry it
 	version                uint64 // of the record
-	state                  byte
-	made                   int64 // ms
-	srcVersion, dstVersion uint64
+	state                  byte   // for the gateway that began the move; the marks decide
+	made                   int64  // ms
+	srcVersion, dstVersion uint64 // of the keys' records when the move began; 0: no record
 	src, dst               []byte // keys of the tree
 	rec                    []byte // the source's record
 	old                    []byte // the destination's, if dstVersion is not 0
@@ -76,6 +76,8 @@ func (m *move) append(b []byte) []byte {
 	return append(append(append(append(b, m.src...), m.dst...), m.rec...), m.old...)
 }
 
+// decodeMove reads what move.append has written; its slices alias b. The record's key and version are the caller's
+// to set.
 func decodeMove(b []byte) (m move, err error) {
 	if len(b) < moveHead {
 		return m, errRecord

@@ -193,13 +193,13 @@ func fromOrderBits(b uint64) float64 {
 // owner is the record of an id: the key whose hash or sorted set it is. The id lives
 // while there is an owner; see family.go.
 type owner struct {
-	kind      byte
-	condemned bool // a gateway is about to remove the id, unless its key names it
-	building  bool // a copy that its key does not name yet
-	made      int64
+	kind      byte   // kindHash or kindZset
+	condemned bool   // a gateway is about to remove the id, unless its key names it
+	building  bool   // a copy that its key does not name yet
+	made      int64  // ms since 1970
 	replaces  uint64 // building: the version of the key's record that will be replaced
-	db        byte
-	key       []byte
+	db        byte   // of the key
+	key       []byte // within db
 }
 
 const (
@@ -225,6 +225,7 @@ func (o owner) append(b []byte) []byte {
 // treeKey is the owner's key in the tree.
 func (o owner) treeKey() []byte { return AppendKey(nil, int(o.db), o.key) }
 
+// decodeOwner reads what owner.append has written; its key aliases b.
 func decodeOwner(b []byte) (o owner, err error) {
 	if len(b) < 10 {
 		return o, errRecord

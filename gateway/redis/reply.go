@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// fault is an error that the client is told in these words; the first is its code.
+// fault is the text of an error reply; its first word is the error's code.
 type fault string
 
 func (f fault) Error() string { return string(f) }

@@ -12,23 +12,23 @@ import (
 
 // user is one of ACL. Its rights change as a whole, for all its connections at once.
 type user struct {
-	name   string
-	rights atomic.Pointer[rights]
+	name   string                 // constant
+	rights atomic.Pointer[rights] // replaced as a whole; a command reads it once
 }
 
 // rights are immutable.
 type rights struct {
-	on, nopass bool
-	payload    string // sanitize-payload or skip-sanitize-payload: of RESTORE, which is not served, kept for the file
-	passwords  [][sha256.Size]byte
+	on, nopass bool                // a disabled user cannot authenticate; nopass: any password does
+	payload    string              // sanitize-payload or skip-sanitize-payload: of RESTORE, which is not served, kept for the file
+	passwords  [][sha256.Size]byte // SHA-256 of each
 	// commands: all, then the rules in their order, such as -@write and +config|get. The rules are
 	// reduced to those that change something.
 	all   bool
 	rules []string
 	bits  []uint64 // by the number of a command
 	// keys
-	allKeys  bool
-	patterns []pattern
+	allKeys  bool      // patterns is empty then
+	patterns []pattern // of keys, each with its access
 	// Channels of PUBLISH, which is not served: kept for the file.
 	allChannels bool
 	channels    []string
@@ -37,8 +37,8 @@ type rights struct {
 }
 
 type pattern struct {
-	access access
-	text   string
+	access access // reads, writes or both
+	text   string // a glob
 }
 
 func (p pattern) String() string {
@@ -104,6 +104,7 @@ func (s *Server) apply(r *rights, rule string) error {
 	return nil
 }
 
+// applyPrefixed applies a rule whose first byte says its kind: password, key pattern, channel or command.
 func (s *Server) applyPrefixed(r *rights, rule string) error {
 	if rule == "" {
 		return errRuleSyntax
@@ -136,6 +137,7 @@ func (s *Server) applyPrefixed(r *rights, rule string) error {
 	return nil
 }
 
+// password adds (> and #) or removes (< and !) a password; # and ! have its SHA-256 in hexadecimal.
 func (r *rights) password(op byte, text string) error {
 	sum := sha256.Sum256([]byte(text))
 	if op == '#' || op == '!' {
@@ -163,6 +165,7 @@ func (r *rights) password(op byte, text string) error {
 	return nil
 }
 
+// pattern adds a pattern of keys: ~text for reading and writing, %R~text and %W~text for one of them.
 func (r *rights) pattern(rule string) error {
 	kind, text, found := strings.Cut(rule, "~")
 	p := pattern{both, text}
@@ -378,7 +381,7 @@ func (u *user) String() string {
 // denied is why a call is refused.
 type denied struct {
 	reason string // as ACL LOG has it: command or key
-	object string
+	object string // the command's name, or the key
 }
 
 // refuse is nil where the rights allow a call.

@@ -12,9 +12,9 @@ const maxCursors = 16 << 10
 
 // cursors map the numbers that SCAN and HSCAN use as cursors to positions in the tree, which are keys.
 type cursors struct {
-	mu    sync.Mutex
-	at    map[uint64][]byte
-	order []uint64 // the oldest first
+	mu    sync.Mutex        // guards at and order
+	at    map[uint64][]byte // where the scan goes on
+	order []uint64          // the oldest first
 }
 
 // keep stores a position and returns its cursor.
@@ -51,9 +51,9 @@ func (s *cursors) place(id uint64) []byte {
 // scanOptions of SCAN and HSCAN.
 type scanOptions struct {
 	from    []byte // key of the tree; nil: from the start
-	pattern []byte
-	count   int
-	kind    string
+	pattern []byte // glob of MATCH; nil: all
+	count   int    // of COUNT: keys to look at
+	kind    string // of TYPE; "": all
 }
 
 // cursor reads a cursor; nothing is 0.

@@ -10,9 +10,9 @@ import (
 // settings are what CONFIG GET shows. Those about Redis's own memory and disk are
 // kept and shown when a client sets them, and mean nothing here.
 type settings struct {
-	mu     sync.Mutex
-	values map[string]string
-	fixed  map[string]bool
+	mu     sync.Mutex        // guards values
+	values map[string]string // by name, in lower case
+	fixed  map[string]bool   // names that CONFIG SET refuses
 }
 
 func (s *settings) init(cfg Config) {

@@ -9,13 +9,13 @@ import (
 
 // when is the expiry that a command asks for.
 type when struct {
-	given    bool
-	ms       int64 // since 1970
-	keep     bool
-	persist  bool
-	argument []byte
-	unit     int64
-	absolute bool
+	given    bool   // the command names an expiry
+	ms       int64  // since 1970
+	keep     bool   // KEEPTTL
+	persist  bool   // PERSIST: the expiry is removed
+	argument []byte // as it stands in the command
+	unit     int64  // ms in one unit of the argument
+	absolute bool   // the argument counts from 1970, and not from now
 }
 
 // parse takes an option of SET and GETEX; used is how many arguments it is, 0 if it

@@ -12,8 +12,8 @@ import (
 // leftover is something to be removed soon: a key past its expiry, or the owner and fields of an id
 // that no key names any more.
 type leftover struct {
-	key []byte
-	id  uint64
+	key []byte // of the tree; nil: the id alone is to be removed
+	id  uint64 // of the key's hash or sorted set; 0: it has none
 }
 
 // later has an id dropped soon. If the queue is full, a later pass of the sweep finds the id.
@@ -145,11 +145,11 @@ func (s *Server) expire(ctx context.Context, key []byte) (bool, error) {
 
 // pass is a walk over everything that a gateway keeps in the tree.
 type pass struct {
-	s       *Server
-	stage   int
-	cursor  []byte
-	removed int
-	timed   int // keys that will expire
+	s       *Server // whose tree is walked
+	stage   int     // of the stages of step
+	cursor  []byte  // key at which the stage goes on; nil: at its start
+	removed int     // so far
+	timed   int     // keys that will expire
 }
 
 // step visits about budget records, and says whether the pass is over.

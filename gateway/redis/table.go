@@ -6,18 +6,18 @@ import "strings"
 type command struct {
 	name  string // in lower case; of a subcommand with its container: config|get
 	arity int    // arguments with the name; negative: at least so many
-	flags string
+	flags string // as COMMAND shows them
 	// first, last and step say which arguments are keys, as COMMAND tells it.
 	first, last, step int
-	group, summary    string
-	usage             string // of a subcommand: its arguments, for HELP
-	run               func(c *conn, a [][]byte) error
-	subs              map[string]*command
-	preAuth           bool // also before the password
-	inRefused         bool // is executed between a refused MULTI and EXEC
+	group, summary    string                          // for COMMAND DOCS
+	usage             string                          // of a subcommand: its arguments, for HELP
+	run               func(c *conn, a [][]byte) error // writes the reply; an error is the reply instead
+	subs              map[string]*command             // of a container, by name; nil: it is none
+	preAuth           bool                            // also before the password
+	inRefused         bool                            // is executed between a refused MULTI and EXEC
 	// Set by classify.
-	number     int
-	categories []string
+	number     int       // bit of the command in rights.bits
+	categories []string  // of ACL, such as read and slow
 	access     [2]access // to the first key, and to others
 }
 

@@ -11,10 +11,10 @@ import (
 
 // bound is an end of a range of scores or members.
 type bound struct {
-	open  bool // the end itself is excluded
-	score float64
-	edge  int // of members: -1 before all, 1 behind all
-	at    []byte
+	open  bool    // the end itself is excluded
+	score float64 // of a range of scores
+	edge  int     // of members: -1 before all, 1 behind all
+	at    []byte  // member, where edge is 0
 }
 
 func scoreBound(b []byte) (e bound, err error) {
@@ -45,7 +45,7 @@ func lexBound(b []byte) (e bound, err error) {
 // zquery is the query of a ZRANGE or ZRANGEBYLEX.
 type zquery struct {
 	by            string // "": by rank, "score", "lex"
-	rev, scores   bool
+	rev, scores   bool   // from the highest; with scores in the reply
 	offset, limit int64  // limit < 0: all
 	from, to      []byte // arguments
 

@@ -210,8 +210,8 @@ func (c *conn) claim(id uint64, member []byte, make bool) (score float64, versio
 
 // placement is a place in the order, as it was put or read.
 type placement struct {
-	key     []byte
-	version uint64
+	key     []byte // of the tree
+	version uint64 // of that record
 }
 
 // place gives a member its score. See invariant 2 for the order of writes.

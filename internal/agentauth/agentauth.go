@@ -19,7 +19,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// Node is who a call is for.
+// Node is the node that a call is for.
 type Node struct {
 	Cluster [16]byte
 	Number  uint32

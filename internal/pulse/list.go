@@ -35,10 +35,10 @@ type Config struct {
 	Node        uint32 // number of a storage node
 	// Self is asked in each tick. It must not wait.
 	Self func() Self
-	// Seeds are addresses of controllers; the list calls those that it does not hear.
+	// Seeds are addresses of controllers; the list calls those from which it receives nothing.
 	// Addresses may be of names.
 	Seeds func() []string
-	// Changed is told of each change of a member's state, Led when another controller
+	// Changed is called at each change of a member's state, Led when another controller
 	// leads: 0 if none that answers does. They must not wait.
 	Changed func(Member)
 	Led     func(incarnation uint64)

@@ -206,7 +206,7 @@ func (p *peer) fresh(seq uint64) bool {
 	return true
 }
 
-// hear takes what a member says. Preconditions: the datagram is authentic and new.
+// hear takes a datagram of a member. Preconditions: the datagram is authentic and new.
 func (m *machine) hear(p *peer, from netip.AddrPort, h header, in *body) {
 	p.heard = m.now
 	if in.ack > p.acked {

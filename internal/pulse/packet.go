@@ -50,7 +50,7 @@ type body struct {
 	echo   uint32 // its slot
 	term   uint64 // of the leadership; 0: does not lead
 	// Incarnations that are silent to the sender, that it asks about, and those that the receiver
-	// has asked about and that the sender hears.
+	// has asked about and from which the sender receives datagrams.
 	silent, asks, hears []uint64
 }
 
@@ -190,7 +190,7 @@ type pair struct {
 
 // pairs are the keys with an incarnation that was not heard before, of whichever kind it is.
 func (m *machine) pairs(far uint64) (out []pair, err error) {
-	if m.kind == Storage { // which speaks with controllers only
+	if m.kind == Storage { // which exchanges datagrams with controllers only
 		down, err := m.keys.down(far)
 		return []pair{{Controller, down, m.key}}, err
 	}

@@ -37,7 +37,7 @@ type known struct {
 	err    error
 }
 
-// Identify finds out who calls, for Allow and From. It refuses nothing.
+// Identify identifies the caller, for Allow and From. It refuses nothing.
 func Identify(who func(*http.Request) (Caller, error), next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, err := who(r)

@@ -72,7 +72,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Access decides who may touch the regions of one node, and takes that back.
+// Access decides which sessions may access the regions of one node, and revokes access.
 type Access struct {
 	Verifier
 	limits   Limits   // after New never changed, without zeros

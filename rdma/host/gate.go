@@ -43,7 +43,7 @@ const (
 	revoked    = 1 // the session was fenced
 	superseded = 2 // the lane was dialled again
 	closed     = 3 // by the client
-	gone       = 4 // the node stops, or the client no longer hears from it
+	gone       = 4 // the node stops, or the client's connection to it has ended
 )
 
 // shutGate ends all of a lane's access: no chain that starts after it executes. A

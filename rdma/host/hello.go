@@ -79,7 +79,7 @@ func DecodeChallenge(b []byte) (c Challenge, err error) {
 		return c, ErrHello
 	}
 	if c.TLS = TLS(binary.LittleEndian.Uint16(b[10:])); c.TLS > RequiredTLS {
-		return c, fmt.Errorf("%w: the node wants encryption %d, which this build does not have", ErrHello, c.TLS)
+		return c, fmt.Errorf("%w: the node requires encryption of kind %d, which this build does not have", ErrHello, c.TLS)
 	}
 	if err := checkVersion(b, uint32(binary.LittleEndian.Uint16(b[8:]))); err != nil {
 		return c, err
@@ -133,7 +133,7 @@ func checkVersion(b []byte, v uint32) error {
 		return ErrHello
 	}
 	if v != ProtocolVersion {
-		return fmt.Errorf("%w: the peer speaks version %d, this build %d", ErrHello, v, ProtocolVersion)
+		return fmt.Errorf("%w: the peer has version %d, this build %d", ErrHello, v, ProtocolVersion)
 	}
 	return nil
 }

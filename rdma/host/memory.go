@@ -192,7 +192,7 @@ func (m *Memory) Own(tenant uint32) { m.tenant.Store(tenant) }
 // Tenant is the one that Own has named.
 func (m *Memory) Tenant() uint32 { return m.tenant.Load() }
 
-// Bytes is the memory itself, shared with everyone who maps it. Agents touch it
+// Bytes is the memory itself, shared with all processes that map it. Agents touch it
 // under the rules of the region's domain.
 func (m *Memory) Bytes() []byte { return m.mem }
 

@@ -70,7 +70,7 @@ func (r *Runner) Shut() {
 	runtime.KeepAlive(r)
 }
 
-// Lose is Shut for a client that no longer hears from its node.
+// Lose is Shut for a client whose connection to the node has ended.
 func (r *Runner) Lose() {
 	r.page.shutGate(gone)
 	r.page.awaitIdle()

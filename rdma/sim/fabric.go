@@ -40,11 +40,11 @@ type Fabric struct {
 	Flaky int
 	// Halt, set by the watcher while a verb is about to run, ends the move behind it.
 	Halt bool
-	// Watch, if set, is told of changes.
+	// Watch, if set, is called for each change.
 	Watch Watcher
 	// Answered, if set, is called when a chain has got its outcome.
 	Answered func(c *Conn)
-	// Cut, if set, says that session and node cannot hear each other.
+	// Cut, if set, says that no message passes between session and node.
 	Cut func(session uint32, node *Node) bool
 	// Yield, if set, lets others run while a connection waits.
 	Yield func()

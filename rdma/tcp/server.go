@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// helloTimeout bounds how long a connection may take to say who it is.
+	// helloTimeout bounds how long a connection may take until its hello is accepted.
 	helloTimeout = 5 * time.Second
-	// maxPreAuth bounds the connections that have not said it yet; a further one
+	// maxPreAuth bounds the connections whose hello is not accepted yet; a further one
 	// takes the place of the oldest.
 	maxPreAuth = 256
 	// peerTimeout bounds how long a client may take for the rest of a frame that it
@@ -116,9 +116,9 @@ func (s *Server) serve(nc net.Conn) {
 	}
 }
 
-// hear challenges and reads the hello, under TLS where the client begins with it: way is the
+// readHello sends the challenge and reads the hello, under TLS where the client begins with it: way is the
 // connection, or TLS over it.
-func (s *Server) hear(nc net.Conn) (hello host.Hello, challenge host.Challenge, way net.Conn, err error) {
+func (s *Server) readHello(nc net.Conn) (hello host.Hello, challenge host.Challenge, way net.Conn, err error) {
 	var b [host.HelloBytes]byte
 	challenge = s.access.Challenge()
 	challenge.TLS = s.TLS.offer()
@@ -151,12 +151,12 @@ func (s *Server) hear(nc net.Conn) (hello host.Hello, challenge host.Challenge, 
 
 var errPlain = errors.New("a plain connection, where encryption is required")
 
-// greet hears the hello, admits the lane and answers. Admit ends an older
+// greet reads the hello, admits the lane and answers. Admit ends an older
 // connection of the same lane first: a welcome proves that it is dead. cancel ends the context of
 // a handler that waits to execute a long chain.
 func (s *Server) greet(nc net.Conn, cancel func()) (*host.Lane, net.Conn, error) {
 	nc.SetDeadline(time.Now().Add(helloTimeout))
-	hello, challenge, way, err := s.hear(nc)
+	hello, challenge, way, err := s.readHello(nc)
 	if err != nil {
 		return nil, nil, err
 	}

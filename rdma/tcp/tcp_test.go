@@ -523,5 +523,5 @@ func TestVersionIsTold(t *testing.T) {
 	require.NoError(t, err)
 	b[8]++
 	_, err = host.DecodeWelcome(b[:])
-	require.ErrorContains(t, err, fmt.Sprintf("the peer speaks version %d, this build %d", host.ProtocolVersion+1, host.ProtocolVersion))
+	require.ErrorContains(t, err, fmt.Sprintf("the peer has version %d, this build %d", host.ProtocolVersion+1, host.ProtocolVersion))
 }

@@ -98,7 +98,7 @@ func settled(c *tls.Config) *tls.Config {
 	return c
 }
 
-// takes says whether a client goes on under TLS, by what it wants and the node offers.
+// takes says whether a client goes on under TLS, by its own mode and the node's offer.
 func (t *TLS) takes(offer host.TLS) (bool, error) {
 	switch {
 	case t == nil && offer == host.RequiredTLS:

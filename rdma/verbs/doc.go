@@ -19,7 +19,7 @@
 //
 // A lane ends in four steps: its queue pair goes to the error state; the flush
 // completion of a receive that was posted before is awaited, because the change of
-// state alone is not a fence; the queue pair is destroyed; then the client is told.
+// state alone is not a fence; the queue pair is destroyed; then the node sends the farewell.
 // The keys of a region end with its memory regions: deregistration returns when
 // the adapter has let go of the memory. Where the device is seen to enforce windows of
 // type 2B, each lane has one onto each region instead; a window ends by its

@@ -28,7 +28,7 @@ type events struct {
 	counts map[string]uint64 // by the library's name of the event
 }
 
-// eventKind is what an event means for those who use the device.
+// eventKind is what an event means for users of the device.
 type eventKind uint8
 
 const (

@@ -24,9 +24,9 @@ import (
 )
 
 const (
-	// helloTimeout bounds how long a connection may take to say who it is.
+	// helloTimeout bounds how long a connection may take until its hello is accepted.
 	helloTimeout = 5 * time.Second
-	// maxPreAuth bounds the connections that have not said it yet.
+	// maxPreAuth bounds the connections whose hello is not accepted yet.
 	maxPreAuth = 256
 	// maxLanes bounds the lanes of a node. The queue of flushes has two entries for each: one
 	// for a bind.

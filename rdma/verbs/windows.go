@@ -194,7 +194,7 @@ func (s *Server) tryWindow(r *region, d *domain, mr *C.struct_ibv_mr) (refused b
 }
 
 // chooseWindows decides whether lanes are given windows: where the device is seen to keep
-// them to their bounds and to their queue pair, or as it is told.
+// them to their bounds and to their queue pair, or as Config.Windows says.
 func (s *Server) chooseWindows() {
 	caps := &s.device.caps
 	if use := s.device.config.Windows; use != WindowsAuto {

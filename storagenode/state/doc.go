@@ -30,7 +30,7 @@
 //     (Action.Region is set) ends with exactly one Ended event for the region.
 //     Until then the machine refuses other commands for it with ErrBusy.
 //     Begin is no such action: it starts the program and does not wait for it. The
-//     program's end is told by WorkEnded; one that was replaced or stopped may say
-//     so as late as it likes.
+//     program's end is reported by WorkEnded; the report of a program that was
+//     replaced or stopped may come at any later time.
 //  4. Save is done, and on stable storage, before what stands behind it.
 package state

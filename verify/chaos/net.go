@@ -124,12 +124,12 @@ func (n *network) join(member string) error {
 	return ip("-n", n.ns("hub"), "link", "set", n.link(member), "up")
 }
 
-// mute drops what a member sends: it hears and is not heard.
+// mute drops what a member sends; it still receives.
 func (n *network) mute(member string) error { return n.rule("add", "iif", n.link(member)) }
 
 func (n *network) unmute(member string) error { return n.rule("del", "iif", n.link(member)) }
 
-// deafen drops what is sent to a member: it is heard and does not hear.
+// deafen drops what is sent to a member; what it sends still arrives.
 func (n *network) deafen(member string) error {
 	return n.rule("add", "to", address(n.places[member], 2))
 }

@@ -41,7 +41,7 @@ type Config struct {
 	Plain bool
 	// Dir keeps what runs that went wrong have left; empty means a temporary folder.
 	Dir string
-	// Say is told what is going on. May be nil.
+	// Say receives lines of progress. May be nil.
 	Say func(format string, args ...any)
 }
 

@@ -2,11 +2,11 @@ package sim
 
 // choices makes every choice of a run, from a generator or from a list that is replayed.
 type choices struct {
-	state  uint64
+	state  uint64   // of the generator
 	replay []uint16 // played if not nil; 0 beyond its end
-	at     int
+	at     int      // next of replay
 	taken  []uint16 // the choices made, if record is set
-	record bool
+	record bool     // whether choices are kept in taken
 }
 
 func (c *choices) reset(seed uint64) {

@@ -15,12 +15,12 @@ import (
 // client is a lane of a process, and the slab.Port of its programs. It does in virtual time what
 // client.lane does on real fabrics. Most processes have one lane; see lanes.go.
 type client struct {
-	proc
+	proc // the coroutine that its programs run on
 	*membership
-	home  int // the first lane of its process
-	lane  *slab.Lane
-	alloc *alloc.Allocator
-	rate  int64 // its clock runs at rate/1000
+	home  int              // the first lane of its process
+	lane  *slab.Lane       // the shipped engine, whose port this client is
+	alloc *alloc.Allocator // the shipped allocator, over lane
+	rate  int64            // its clock runs at rate/1000
 
 	// bound is the serial of the session that has made objects in the current operation on the tree; 0:
 	// none.

@@ -12,12 +12,12 @@ import (
 // revisions, guarded transactions, and one leader's key with a lease. It is atomic. The
 // messages of the machines delay, lose and duplicate requests and answers.
 type etcd struct {
-	rev     uint64
+	rev     uint64                  // of the last transaction
 	records map[string]state.Record // in code that ranges over it, the records are sorted
 
 	term   uint64 // revision of the leader's key; 0: there is no leader
-	holder int
-	until  int64 // end of the holder's lease
+	holder int    // controller that has the key
+	until  int64  // end of the holder's lease
 }
 
 var (

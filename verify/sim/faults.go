@@ -9,13 +9,13 @@ import (
 
 // faultPlan is one fault of a schedule.
 type faultPlan struct {
-	kind   Fault
-	on     trigger
-	at     int64
-	lasts  int64
-	who    int // client
-	node   int
-	detail int
+	kind   Fault        // what happens
+	on     trigger      // what it waits for
+	at     int64        // virtual time, where on is onTime
+	lasts  int64        // virtual time
+	who    int          // client
+	node   int          // that it befalls
+	detail int          // a variant, drawn with the fault
 	conn   *fabric.Conn // that a Stall holds
 	state  uint8        // 0 to come, 1 under way, 2 over
 }

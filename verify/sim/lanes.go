@@ -8,17 +8,17 @@ import (
 // the one under which its operation has begun, also when it has ended and another lane has
 // opened the next one.
 type membership struct {
-	session    uint32 // 0: none
-	serial     uint64
-	proof      []byte // that calls show
-	ended      bool
-	leaseUntil int64 // by the process's clock
-	view       table
+	session    uint32        // 0: none
+	serial     uint64        // of the session; never used again
+	proof      []byte        // that calls show
+	ended      bool          // the process has noticed the end
+	leaseUntil int64         // by the process's clock
+	view       table         // the table as the process uses it
 	tab        *tables.Table // the table as it was sent
 	acked      uint64        // the newest reclaim epoch that a heartbeat has acknowledged
 	// withheld: the client acknowledges nothing newer, as with a callback that does not return.
 	withheld             bool
-	heldRev, heldReclaim uint64
+	heldRev, heldReclaim uint64 // what is acknowledged while withheld
 }
 
 // laneShift is where a reservation's sequence has the number of the lane.

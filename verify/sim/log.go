@@ -11,8 +11,8 @@ import (
 
 // eventLog keeps the last events of a schedule.
 type eventLog struct {
-	lines []string
-	all   bool
+	lines []string // oldest first
+	all   bool     // keep every line, not only the last ones
 }
 
 // lastEvents is the number of events that a failure shows.

@@ -16,18 +16,18 @@ import (
 // duplicated. The mirror gets every transaction that etcd commits, so the checks see committed
 // decisions, not the state of one controller.
 type machines struct {
-	w     *world
+	w     *world            // the world whose clients and fabric they serve
 	boots map[bootKey]*boot // clusters that have started, to copy: see machines_boot.go
 
 	unit  int64  // ns of one unit of virtual time
 	queue events // messages in flight and timers
 	seq   uint64 // of the last event
 
-	etcd   etcd
-	ctls   [controllers]controller
-	agents [maxNodes]agent
-	seats  [maxProcs]seat // of each client: its view of the controllers
-	plan   []machineFault // faults of this schedule, by time
+	etcd   etcd                    // atomic; see etcd.go
+	ctls   [controllers]controller // any of them may lead
+	agents [maxNodes]agent         // by node
+	seats  [maxProcs]seat          // of each client: its view of the controllers
+	plan   []machineFault          // faults of this schedule, by time
 	// directed, if set, plans the faults of a scenario instead of planFaults.
 	directed func()
 
@@ -41,13 +41,13 @@ type machines struct {
 	keys      map[string]uint32 // record of a session -> its id
 	announced uint64            // revision at which the configuration last changed
 	outer     [lastID + 1]outer // by region
-	orders    orders
-	shut      int64  // when the region left the state OPEN
-	shutUnder uint64 // stats.Leaders then
-	swept     bool   // the last scrub has run
+	orders    orders            // the operator's part of the schedule
+	shut      int64             // when the region left the state OPEN
+	shutUnder uint64            // stats.Leaders then
+	swept     bool              // the last scrub has run
 	// scrubsHeld is until when scrubs stand still. Other programs run.
 	scrubsHeld int64
-	stats      machineStats
+	stats      machineStats // of all schedules of the world
 }
 
 // controllers is the number of controllers; one leads.
@@ -83,9 +83,9 @@ func (s *machineStats) String() string {
 // timedEvent is a function to be called at a moment of virtual time. Events of one moment run in
 // the order in which they were added.
 type timedEvent struct {
-	due int64
-	seq uint64
-	run func()
+	due int64  // virtual time
+	seq uint64 // order among events of one moment
+	run func() // in the world's goroutine
 }
 
 // events is a heap. It is not package container/heap, which allocates for every event.

@@ -17,8 +17,8 @@ import (
 // does around the state machine. The memory of its node is served even while the agent stands
 // still, and the agent runs even while no client reaches the memory.
 type agent struct {
-	m           *machines
-	node        int
+	m           *machines        // the machines it belongs to
+	node        int              // its number in the fabric
 	incarnation uint64           // incarnation of the node; 0: down
 	run         int              // counts starts and deaths
 	frozen      bool             // the CPU stands still, the adapter serves
@@ -29,7 +29,7 @@ type agent struct {
 	left        []uint64         // sessions whose connections here have ended, for the next heartbeat
 
 	// disk survives the death of the process, unless the node is formatted.
-	kept []byte
+	kept []byte                        // the agent's own state file
 	disk [lastID + 1]*nodestate.Region // by region, as its header says; nil: no memory is found
 
 	programs [lastID + 1][5]*program // by region and kind

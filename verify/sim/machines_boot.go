@@ -16,16 +16,17 @@ import (
 // boot is the state of etcd and the agents at the beginning of a schedule: a cluster that was
 // set up without faults.
 type boot struct {
-	etcd              etcd
-	agents            [maxNodes]nodestate.State
-	far               table
-	record, farRecord *quarrypb.Region
+	etcd              etcd                      // every record
+	agents            [maxNodes]nodestate.State // the state of each agent's machine
+	far               table                     // row of the far region
+	record, farRecord *quarrypb.Region          // as etcd has them
 }
 
+// bootKey says how a cluster is set up: schedules with the same key begin with the same cluster.
 type bootKey struct {
-	replicas, nodes int
-	durable         bool
-	far             int // replicas of the far region; 0: there is none
+	replicas, nodes int  // of the clients' region
+	durable         bool // both regions
+	far             int  // replicas of the far region; 0: there is none
 }
 
 // leaseNs is the lease of the machines' configuration. The lease of a schedule says how much

@@ -14,12 +14,12 @@ import (
 // seat is the state that a client process has with real controllers: its session, and the
 // controller that it asks.
 type seat struct {
-	current *membership // of the first lane of a process: the session for new operations
-	opening bool        // of the first lane: one of the lanes opens a session
-	target  int
-	asked   uint64 // number of the last question
-	answer  state.Answer
-	beats   uint64
+	current *membership  // of the first lane of a process: the session for new operations
+	opening bool         // of the first lane: one of the lanes opens a session
+	target  int          // controller that it asks
+	asked   uint64       // number of the last question
+	answer  state.Answer // to the last question
+	beats   uint64       // heartbeats sent
 	// program and lane belong to a storage node's program that runs on the process.
 	program *program
 	lane    *slab.Lane

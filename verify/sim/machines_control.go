@@ -13,21 +13,21 @@ import (
 // controller is a controller process. It does in virtual time what package controller does
 // around the state machine. It campaigns, and has a term while it leads.
 type controller struct {
-	m           *machines
-	id          int
-	rate        int64
-	up          bool
-	incarnation int      // of the process
-	frozen      bool     // it stands still
-	held        []func() // messages that have arrived while it is frozen
-	term        *term    // nil: it does not lead
+	m           *machines // the machines it belongs to
+	id          int       // its place in machines.ctls
+	rate        int64     // its clock runs at rate/1000
+	up          bool      // the process runs
+	incarnation int       // of the process
+	frozen      bool      // it stands still
+	held        []func()  // messages that have arrived while it is frozen
+	term        *term     // nil: it does not lead
 }
 
 // term is one leadership: a state machine and the calls that it has made.
 type term struct {
-	c       *controller
-	rev     uint64 // of the election key
-	mach    *state.Machine
+	c       *controller                   // the controller that leads
+	rev     uint64                        // of the election key
+	mach    *state.Machine                // the shipped machine
 	over    bool                          // its answers and events are dropped
 	heard   int64                         // when etcd extended its lease last, by the controller's clock
 	waiters map[uint64]func(state.Answer) // callers of Asks

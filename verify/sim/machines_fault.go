@@ -14,11 +14,11 @@ type machineFaultKind uint8
 const (
 	killController  machineFaultKind = iota // and starts it again
 	pauseController                         // 0.1 to 10 leases
-	cutEtcd                                 // a controller and etcd cannot hear each other
+	cutEtcd                                 // no message passes between a controller and etcd
 	loseQuorum                              // etcd answers no request
-	deafNode                                // a node hears no controller, or one of them
-	muteNode                                // no controller hears it, or one of them
-	deafClient                              // a client hears no controller ...
+	deafNode                                // messages of all controllers, or of one, do not reach a node
+	muteNode                                // messages of a node do not reach the controllers, or one of them
+	deafClient                              // messages of controllers do not reach a client ...
 	muteClient
 	pauseAgent  // the adapter still serves
 	cutAdapter  // the agent answers, no client reaches the memory
@@ -44,11 +44,11 @@ func (k machineFaultKind) String() string {
 }
 
 type machineFault struct {
-	kind      machineFaultKind
-	at, lasts int64
-	ctl       int // controllers: all of them
-	node, who int
-	state     uint8 // 0 to come, 1 under way, 2 over
+	kind      machineFaultKind // what happens
+	at, lasts int64            // units of virtual time
+	ctl       int              // controllers: all of them
+	node, who int              // and client that it befalls
+	state     uint8            // 0 to come, 1 under way, 2 over
 }
 
 func (m *machines) planFaults() {
@@ -205,7 +205,7 @@ func (m *machines) strike(f *machineFault, on bool) {
 	}
 }
 
-// strikeLinks cuts links, or mends them.
+// strikeLinks cuts links, or restores them.
 func (m *machines) strikeLinks(f *machineFault, on bool) {
 	w := m.w
 	switch f.kind {

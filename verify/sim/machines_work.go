@@ -19,9 +19,9 @@ import (
 // program is a reconcile, copy or scrub that an agent runs: the slab.Port of its
 // lane, as package storagenode has it, on a process of the world's.
 type program struct {
-	g      *agent
-	c      *client // the process that it runs on, from firstProgram on
-	kind   nodestate.Kind
+	g      *agent                       // the agent that started it
+	c      *client                      // the process that it runs on, from firstProgram on
+	kind   nodestate.Kind               // what it does
 	req    *quarrypb.WorkRequest        // of the controller
 	number uint64                       // counts the programs begun
 	reg    slab.Region                  // under the epoch of req; it never changes
@@ -358,8 +358,8 @@ func (p *program) closeSession() {
 
 // programPort is the port of a process's lane. It belongs to the program that runs on it.
 type programPort struct {
-	m  *machines
-	id int
+	m  *machines // where the program is found
+	id int       // of the process
 }
 
 func (t *programPort) p() *program { return t.m.seats[t.id].program }

@@ -28,10 +28,10 @@ const (
 
 // session is the committed record of a session.
 type session struct {
-	state   sessionState
-	serial  uint64
-	client  int
-	closing bool // its client has closed it
+	state   sessionState // as committed
+	serial  uint64       // of the session that has the number now
+	client  int          // its process
+	closing bool         // its client has closed it
 	// proven: a client has a certificate for it in that region; it may not be fenced in others.
 	proven [lastID + 1]bool
 }
@@ -40,9 +40,9 @@ type session struct {
 // region and the sessions. The checks compare what happens in memory with it, and the budget
 // of faults depends on it.
 type mirror struct {
-	w     *world
-	table table
-	sess  [maxSessions]session
+	w     *world               // for the checks
+	table table                // the row of the clients' region
+	sess  [maxSessions]session // by session number
 	// intact: the node's memory is what it was when it was last in sync.
 	intact   [maxNodes]bool
 	serials  uint64 // highest serial of a session so far

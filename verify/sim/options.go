@@ -40,9 +40,9 @@ const (
 	Pause                        // a client stands still for 0.1 to 10 leases
 	Break                        // a connection breaks; posted verbs may run later, or never
 	NodeDown                     // a node stops, and comes back in another incarnation
-	CutClient                    // client and node cannot hear each other
-	CutControl                   // controller and node cannot hear each other
-	CutSession                   // client and controller cannot hear each other
+	CutClient                    // no message passes between client and node
+	CutControl                   // no message passes between controller and node
+	CutSession                   // no message passes between client and controller
 	Power                        // all nodes lose power
 	Revoke                       // the controller ends a session and does not tell its client
 	Stall                        // a connection stands still for a while, in the middle of a verb
@@ -92,7 +92,7 @@ next:
 
 // Options of a run. Each schedule draws the options that are 0, except Seed.
 type Options struct {
-	Seed      uint64
+	Seed      uint64    // the same seed and options give the same schedules
 	Schedules int       // 0: one
 	Clients   int       // 1..6
 	Ops       int       // of all clients together
@@ -101,11 +101,11 @@ type Options struct {
 	Scheduler Scheduler // with AnyScheduler false
 	// AnyScheduler draws a scheduler for each schedule.
 	AnyScheduler bool
-	Faults       Fault
-	MaxFaults    int  // in one schedule; 0: up to 4
-	Durable      bool // with flushes, and memory that can lose unflushed bytes
-	Grow         bool // objects are allocated by package alloc, empty blocks reclaimed
-	Wrap         bool // objects begin a few versions before the last one
+	Faults       Fault // kinds that may happen
+	MaxFaults    int   // in one schedule; 0: up to 4
+	Durable      bool  // with flushes, and memory that can lose unflushed bytes
+	Grow         bool  // objects are allocated by package alloc, empty blocks reclaimed
+	Wrap         bool  // objects begin a few versions before the last one
 	// StrictReads requires every answer to a reader of durable memory to be durable, which is
 	// more than the guarantee; see softAnswer.
 	StrictReads bool
@@ -125,14 +125,14 @@ type Options struct {
 // drawn are the drawn parameters of a schedule.
 type drawn struct {
 	clients, ops, replicas, slabs, nodes int
-	class                                proto.Class
-	payload                              int    // bytes
-	version                              uint64 // of the objects to begin with
-	sched                                Scheduler
-	lease                                int64
-	patience                             int64 // deadline of an operation
-	ids                                  int   // highest id of a session
-	shareHot                             bool
+	class                                proto.Class // size of the slabs
+	payload                              int         // bytes
+	version                              uint64      // of the objects to begin with
+	sched                                Scheduler   // who runs next
+	lease                                int64       // of sessions, in units of virtual time
+	patience                             int64       // deadline of an operation
+	ids                                  int         // highest id of a session
+	shareHot                             bool        // all clients work on one object
 }
 
 const (

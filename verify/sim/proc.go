@@ -9,18 +9,18 @@ import (
 // proc is a coroutine that runs a body until the body waits. A world reuses its procs for all
 // schedules, because making one costs more than a step of a schedule.
 type proc struct {
-	w     *world
-	id    int
-	body  func()
-	next  func() (struct{}, bool)
-	stop  func()
-	yield func(struct{}) bool
+	w     *world                  // the world that steps it
+	id    int                     // its place in world.procs
+	body  func()                  // what it runs now
+	next  func() (struct{}, bool) // runs the coroutine until it yields
+	stop  func()                  // ends the coroutine
+	yield func(struct{}) bool     // called by the body, to wait
 
-	state  procState
-	wake   int64 // sleeping until then
-	waits  int   // chains that it waits for
-	frozen int64 // paused by a fault until then
-	killed bool
+	state  procState // whether it can run
+	wake   int64     // sleeping until then
+	waits  int       // chains that it waits for
+	frozen int64     // paused by a fault until then
+	killed bool      // the body ends at its next wait
 }
 
 type procState uint8

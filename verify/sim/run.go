@@ -9,9 +9,9 @@ import (
 
 // Failure is a violated check.
 type Failure struct {
-	What    string // name of the check
-	Detail  string
-	Step    int
+	What    string   // name of the check
+	Detail  string   // what was found
+	Step    int      // of the schedule
 	Options Options  // with the seed of the schedule, or its choices
 	Events  []string // the last ones, one a line
 }
@@ -86,13 +86,13 @@ type Coverage struct {
 	Faults [faults]uint64
 	// Cross counts operations that were in progress when a fault happened.
 	Cross    [opKinds][faults]uint64
-	Epochs   uint64
-	Scrubs   uint64
-	Reclaims uint64 // blocks
-	Spent    uint64 // operations that found no version left
-	Tree     TreeCoverage
-	Gone     uint64 // durable reads lost with the power, as the guarantee allows
-	Excused  uint64 // objects lost to rot and another failure together; see excuse
+	Epochs   uint64       // opened
+	Scrubs   uint64       // completed
+	Reclaims uint64       // blocks
+	Spent    uint64       // operations that found no version left
+	Tree     TreeCoverage // of Options.Tree
+	Gone     uint64       // durable reads lost with the power, as the guarantee allows
+	Excused  uint64       // objects lost to rot and another failure together; see excuse
 }
 
 // Add adds the counts of another run.
@@ -167,12 +167,12 @@ func (c *Coverage) String() string {
 
 // Report is the outcome of a run.
 type Report struct {
-	Schedules int
-	Steps     uint64
-	Digest    uint64 // of all schedules: the same for the same options
-	Took      time.Duration
-	Failure   *Failure // of the first schedule that failed
-	Coverage  Coverage
+	Schedules int           // run
+	Steps     uint64        // of all schedules
+	Digest    uint64        // of all schedules: the same for the same options
+	Took      time.Duration // of this host's time
+	Failure   *Failure      // of the first schedule that failed
+	Coverage  Coverage      // of all schedules
 }
 
 // Rate is schedules a second.

@@ -12,11 +12,11 @@ import (
 // at one verb.
 type Script struct {
 	Name  string
-	Start func(w *world)
+	Start func(w *world) // sets the work up
 	// At is the verb of client 0's operation, from 1, after which Fault happens.
 	At    int
-	Fault Fault
-	Node  int // which replica, 0 the primary
+	Fault Fault // what happens
+	Node  int   // which replica, 0 the primary
 	// Linger is the greatest number of steps for which client 0 stands still before Fault
 	// happens, so that others see the state in between.
 	Linger int
@@ -30,7 +30,7 @@ type Script struct {
 	who       int            // of CutOff
 	tree      *treeScript    // of CrashTree
 	also      func(w *world) // called when the fault happens
-	trap      trap
+	trap      trap           // where the schedule stands
 }
 
 // String is what ParseScript reads.
@@ -112,7 +112,7 @@ func (f *fields) fault(i int) Fault {
 // trap counts verbs of the operation under test.
 type trap struct {
 	armed, sprung bool
-	seen          int
+	seen          int // verbs so far
 }
 
 // Sprung reports whether the fault has happened, which means that the operation had that many

@@ -20,13 +20,13 @@ import (
 // scan has found the keys that no client changes, and after a collection there is no object
 // that is not in the tree.
 type tree struct {
-	w      *world
+	w      *world // the world whose clients work on it
 	root   btree.Ref
-	mem    treeMemory
-	hist   []treeEvent
+	mem    treeMemory      // the slabs of nodes and values
+	hist   []treeEvent     // every operation
 	shared []*btree.Shared // of all processes
-	values int
-	near   int // key around which clients work
+	values int             // given out so far, so that none is written twice
+	near   int             // key around which clients work
 }
 
 type treeOp uint8
@@ -42,14 +42,14 @@ func (o treeOp) String() string { return [...]string{"get", "put", "put-if-absen
 
 // treeEvent is one operation on one key.
 type treeEvent struct {
-	client    int
-	op        treeOp
-	key       int
-	call, ret int64
-	in        int  // value written
-	out       int  // value seen; 0 for none
-	ok        bool // found (get, delete), put (put-if-absent)
-	result    result
+	client    int    // that called
+	op        treeOp // what it called
+	key       int    // number of the key
+	call, ret int64  // virtual times
+	in        int    // value written
+	out       int    // value seen; 0 for none
+	ok        bool   // found (get, delete), put (put-if-absent)
+	result    result // done, not done or unknown
 }
 
 const (

@@ -31,7 +31,7 @@ type world struct {
 	cuts      [maxProcs + 1][maxNodes]bool // client x node; the last row is the controller
 	rotten    int                          // the one node whose images rot, -1: none
 	lostToRot []uint64                     // slabs; see excuse
-	away      [maxProcs]bool               // client cannot hear the controller
+	away      [maxProcs]bool               // no message passes between client and controllers
 	healed    bool                         // all faults are over: now everything must come to rest
 
 	objs []object // that clients work on; see work.go
