@@ -39,8 +39,11 @@ type simCmd struct {
 // Help is shown by --help.
 func (*simCmd) Help() string {
 	return `Runs the store's own code on a hostile fabric under one seeded scheduler, and checks every promise.
-Example: quarry sim --seeds 100000 --durable --max-faults 8
-A failure prints the command that plays it again. Exit code 8 when a promise was broken.`
+A failure prints the command that plays it again. Exit code 8 when a promise was broken.
+
+Example:
+
+    quarry sim --seeds 100000 --durable --max-faults 8`
 }
 
 // simReport is what the command prints.
