@@ -338,7 +338,7 @@ func (s *service) deleteNames(ctx context.Context, tenant string) error {
 func (s *service) ListTenants(ctx context.Context, r *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
 	res, err := do[quarrypb.ListTenantsResponse](ctx, s, r.Msg, nil)
 	if caller := rights.From(ctx); err == nil && !caller.Is(identity.Operator, identity.Viewer, identity.Controller) {
-		res.Msg.Tenants = slices.DeleteFunc(res.Msg.Tenants, func(t *quarrypb.Tenant) bool { return !isAdmin(t, caller, nil) })
+		res.Msg.Tenants = slices.DeleteFunc(res.Msg.Tenants, func(t *quarrypb.Tenant) bool { return !isAdmin(t, caller) })
 		if len(res.Msg.Tenants) == 0 {
 			return nil, denied("%s has the right admin in no tenant: operators and viewers see all", caller.Name)
 		}
@@ -347,8 +347,12 @@ func (s *service) ListTenants(ctx context.Context, r *connect.Request[quarrypb.L
 }
 
 func (s *service) Grant(ctx context.Context, r *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
-	if err := s.c.administers(ctx, r.Msg.Tenant, r.Msg.Grant.GetPrefix()); err != nil {
+	asAdmin, err := s.c.administers(ctx, r.Msg.Tenant)
+	if err != nil {
 		return nil, err
+	}
+	if r.Msg.Grant != nil {
+		r.Msg.Grant.ByAdmin = asAdmin
 	}
 	if err := checkIdentity(r.Msg.Grant.GetIdentity()); err != nil {
 		return nil, err
@@ -371,35 +375,36 @@ func checkIdentity(id string) error {
 }
 
 func (s *service) RevokeGrant(ctx context.Context, r *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
-	// Without a prefix the grants under all prefixes go.
-	if err := s.c.administers(ctx, r.Msg.Tenant, r.Msg.GetPrefix()); err != nil {
+	asAdmin, err := s.c.administers(ctx, r.Msg.Tenant)
+	if err != nil {
 		return nil, err
 	}
+	r.Msg.ByAdmin = asAdmin
 	return settled(do[quarrypb.Tenant](ctx, s, r.Msg, nil))
 }
 
-// isAdmin says whether a caller has the right admin in a tenant, and for names under a prefix if one is given.
-func isAdmin(t *quarrypb.Tenant, caller rights.Caller, prefix *string) bool {
+// isAdmin says whether a caller has the right admin in a tenant.
+func isAdmin(t *quarrypb.Tenant, caller rights.Caller) bool {
 	return slices.ContainsFunc(t.Grants, func(g *quarrypb.Grant) bool {
-		return isFor(g, caller) && slices.Contains(g.Rights, quarrypb.Right_RIGHT_ADMIN) && (prefix == nil || strings.HasPrefix(*prefix, g.Prefix))
+		return isFor(g, caller) && slices.Contains(g.Rights, quarrypb.Right_RIGHT_ADMIN)
 	})
 }
 
-// administers refuses a change of the grants under a prefix, unless the caller is an operator or has
-// the right admin there. A grant that is being revoked may serve calls that are under way.
-func (c *Controller) administers(ctx context.Context, tenant, prefix string) error {
+// administers refuses a change of grants, unless the caller is an operator or has the right admin in
+// the tenant. asAdmin: it is no operator. A grant that is being revoked may serve calls that are under way.
+func (c *Controller) administers(ctx context.Context, tenant string) (asAdmin bool, err error) {
 	caller := rights.From(ctx)
 	if caller.Is(identity.Operator) {
-		return nil
+		return false, nil
 	}
 	list, err := c.tenantList(ctx, true)
 	if err != nil {
-		return err
+		return true, err
 	}
-	if slices.ContainsFunc(list, func(t *quarrypb.Tenant) bool { return t.Name == tenant && isAdmin(t, caller, &prefix) }) {
-		return nil
+	if slices.ContainsFunc(list, func(t *quarrypb.Tenant) bool { return t.Name == tenant && isAdmin(t, caller) }) {
+		return true, nil
 	}
-	return denied("%s may not change grants of tenant %s under the prefix %q: operators may, and identities with the right admin there", caller.Name, tenant, prefix)
+	return true, denied("%s may not change grants of tenant %s: operators may, and identities with the right admin there", caller.Name, tenant)
 }
 
 // settled answers once no controller uses what it has read before a change.

@@ -239,7 +239,8 @@ func TestANameUnderASessionIsOfItsTenant(t *testing.T) {
 	}
 }
 
-// The right admin gives and takes grants of one tenant under one prefix, and nothing else.
+// The right admin gives further grants to identities that operators have let into the tenant, and takes
+// them away. It draws no identity in and lets none out: an identity without a grant works in default.
 func TestAdminOfATenant(t *testing.T) {
 	_, etcd := store(t)
 	c, _ := start(t, controller.Config{Etcd: etcd, Token: "every role", Alone: true, LeaderTTL: time.Minute})
@@ -255,44 +256,57 @@ func TestAdminOfATenant(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		do(t, operator.CreateTenant, &quarrypb.CreateTenantRequest{Name: name})
 	}
-	const read, admin = quarrypb.Right_RIGHT_READ, quarrypb.Right_RIGHT_ADMIN
+	const read, write, admin = quarrypb.Right_RIGHT_READ, quarrypb.Right_RIGHT_WRITE, quarrypb.Right_RIGHT_ADMIN
 	grant := func(tenant, identity, prefix string, right quarrypb.Right) *quarrypb.GrantRequest {
 		return &quarrypb.GrantRequest{Tenant: tenant, Grant: &quarrypb.Grant{Identity: identity, Prefix: prefix, Rights: []quarrypb.Right{right}}}
 	}
-	head, headID := token()
-	part, partID := token()
-	user, userID := token()
-	refused(t, head.Grant, grant("a", userID, "", read), connect.CodePermissionDenied, "may not change grants of tenant a")
-	do(t, operator.Grant, grant("a", headID, "", admin))
-	do(t, head.Grant, grant("a", partID, "x/", admin))
-	refused(t, head.Grant, grant("b", userID, "", read), connect.CodePermissionDenied, "may not change grants of tenant b")
-	refused(t, head.Grant, grant("default", userID, "", read), connect.CodePermissionDenied, "tenant default")
-
-	// Under a prefix, neither beside it nor above it.
-	do(t, part.Grant, grant("a", userID, "x/y", read))
-	do(t, user.OpenSession, &quarrypb.OpenSessionRequest{Rights: 1})
-	for _, prefix := range []string{"", "x", "y/"} {
-		refused(t, part.Grant, grant("a", userID, prefix, read), connect.CodePermissionDenied, "under the prefix")
-		refused(t, part.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: headID, Prefix: &prefix}, connect.CodePermissionDenied, "under the prefix")
+	revoke := func(identity string, prefix *string) *quarrypb.RevokeGrantRequest {
+		return &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: identity, Prefix: prefix}
 	}
-	refused(t, part.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: headID}, connect.CodePermissionDenied, "under the prefix")
-	refused(t, part.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: userID}, connect.CodePermissionDenied, "under the prefix")
+	const no = connect.CodePermissionDenied
+	head, headID := token()
+	user, userID := token()
+	other, otherID := token()
+	refused(t, head.Grant, grant("a", userID, "", read), no, "may not change grants of tenant a")
+	refused(t, operator.Grant, grant("a", headID, "x/", admin), connect.CodeInvalidArgument, "for a whole tenant")
+	do(t, operator.Grant, grant("a", headID, "", admin))
+	do(t, operator.Grant, grant("a", userID, "x/", read))
+	refused(t, head.Grant, grant("b", userID, "", read), no, "may not change grants of tenant b")
+	refused(t, head.Grant, grant("default", userID, "", read), no, "tenant default")
+
+	// It draws nobody into the tenant, in whatever way an identity is written.
+	for _, identity := range []string{otherID, "role:client", "role:worker", "role:gateway", "client/app"} {
+		refused(t, head.Grant, grant("a", identity, "", read), no, "no grant of an operator")
+	}
+	require.Zero(t, do(t, other.OpenSession, &quarrypb.OpenSessionRequest{}).Ticket.Tenant)
+
+	// What operators have given stays: its own right, and the last grant of an identity.
+	all, own := "", "x/"
+	refused(t, head.RevokeGrant, revoke(headID, nil), no, "an operator's")
+	refused(t, head.RevokeGrant, revoke(headID, &all), no, "an operator's")
+	refused(t, head.RevokeGrant, revoke(userID, nil), no, "an operator's")
+	refused(t, head.Grant, grant("a", userID, own, write), no, "an operator's")
+	refused(t, head.Grant, grant("a", userID, "", admin), no, "operators alone")
+	forged := grant("a", userID, "y/", write)
+	forged.Grant.ByAdmin = false
+	do(t, head.Grant, forged)
+	do(t, user.OpenSession, &quarrypb.OpenSessionRequest{})
+	require.True(t, do(t, head.RevokeGrant, revoke(userID, nil)).Grants[1].Identity == userID, "the operator's grant is there")
+	refused(t, user.OpenSession, &quarrypb.OpenSessionRequest{}, no, "may only read")
 
 	// Neither data, nor quotas, nor other tenants.
-	refused(t, head.OpenSession, &quarrypb.OpenSessionRequest{Rights: 1}, connect.CodePermissionDenied, "may not read")
-	refused(t, head.CreateName, &quarrypb.CreateNameRequest{Name: goodName("n")}, connect.CodePermissionDenied, "may not create")
-	refused(t, head.SetTenant, &quarrypb.SetTenantRequest{Name: "a"}, connect.CodePermissionDenied, "may not call")
-	refused(t, head.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "a"}, connect.CodePermissionDenied, "may not call")
-	for _, admin := range []rpc{head, part} {
-		seen := do(t, admin.ListTenants, &quarrypb.ListTenantsRequest{}).Tenants
-		require.Len(t, seen, 1)
-		require.Equal(t, "a", seen[0].Name)
-		require.Len(t, seen[0].Grants, 3)
-	}
-	refused(t, user.ListTenants, &quarrypb.ListTenantsRequest{}, connect.CodePermissionDenied, "admin in no tenant")
+	refused(t, head.OpenSession, &quarrypb.OpenSessionRequest{Rights: 1}, no, "may not read")
+	refused(t, head.CreateName, &quarrypb.CreateNameRequest{Name: goodName("n")}, no, "may not create")
+	refused(t, head.SetTenant, &quarrypb.SetTenantRequest{Name: "a"}, no, "may not call")
+	refused(t, head.DeleteTenant, &quarrypb.DeleteTenantRequest{Name: "a"}, no, "may not call")
+	seen := do(t, head.ListTenants, &quarrypb.ListTenantsRequest{}).Tenants
+	require.Len(t, seen, 1)
+	require.Equal(t, "a", seen[0].Name)
+	refused(t, user.ListTenants, &quarrypb.ListTenantsRequest{}, no, "admin in no tenant")
 
-	below := "x/y"
-	do(t, part.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: userID, Prefix: &below})
-	do(t, head.RevokeGrant, &quarrypb.RevokeGrantRequest{Tenant: "a", Identity: partID})
-	refused(t, part.Grant, grant("a", userID, "x/y", read), connect.CodePermissionDenied, "may not change grants")
+	// An operator's last revocation takes what admins have given along.
+	do(t, head.Grant, grant("a", userID, "z/", write))
+	left := do(t, operator.RevokeGrant, revoke(userID, &own)).Grants
+	require.Len(t, left, 1)
+	require.Equal(t, headID, left[0].Identity)
 }

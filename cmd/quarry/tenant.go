@@ -184,7 +184,7 @@ func (a *app) printGrants(t *quarrypb.Tenant) error {
 type tenantGrantCmd struct {
 	Name     string   `arg:"" complete:"tenant" help:"Name of the tenant."`
 	Identity string   `required:"" placeholder:"ID" help:"ROLE/NAME of a certificate, token:ID, or role:ROLE; the roles are client, worker and gateway."`
-	Rights   []string `required:"" enum:"read,write,create,delete,admin" placeholder:"RIGHTS" help:"What it may do: read, write, create, delete, admin (give and revoke grants of this tenant); comma separated."`
+	Rights   []string `required:"" enum:"read,write,create,delete,admin" placeholder:"RIGHTS" help:"What it may do: read, write, create, delete, admin (give more grants to identities that have one); comma separated."`
 	Prefix   string   `placeholder:"P" help:"Names that the rights hold for; all if it is not given."`
 }
 

@@ -246,6 +246,10 @@ func (m *Machine) deleteTenant(waiter uint64, r *quarrypb.DeleteTenantRequest) {
 }
 
 // grant gives an identity rights under a prefix, in the place of those that it has there.
+//
+// Grants also decide in which tenants an identity works. So an admin of a tenant changes only grants
+// that admins have given, to identities that have an operator's grant there: it can neither draw an
+// identity into its tenant nor, by taking its last grant, let one out of it.
 func (m *Machine) grant(waiter uint64, r *quarrypb.GrantRequest) {
 	t, err := m.tenantNamed(r.Tenant)
 	if err == nil {
@@ -256,7 +260,22 @@ func (m *Machine) grant(waiter uint64, r *quarrypb.GrantRequest) {
 		return
 	}
 	rec := proto.CloneOf(t.rec)
-	rec.Grants = slices.DeleteFunc(rec.Grants, func(g *quarrypb.Grant) bool { return g.Identity == r.Grant.Identity && g.Prefix == r.Grant.Prefix })
+	same := func(g *quarrypb.Grant) bool { return g.Identity == r.Grant.Identity && g.Prefix == r.Grant.Prefix }
+	if r.Grant.ByAdmin {
+		switch {
+		case slices.Contains(r.Grant.Rights, quarrypb.Right_RIGHT_ADMIN):
+			err = errorf(Denied, "operators alone give the right admin")
+		case !admitted(rec, r.Grant.Identity):
+			err = errorf(Denied, "%s has no grant of an operator in tenant %s: an operator lets identities in (quarry tenant grant)", r.Grant.Identity, r.Tenant)
+		case slices.ContainsFunc(rec.Grants, func(g *quarrypb.Grant) bool { return same(g) && !g.ByAdmin }):
+			err = errorf(Denied, "the grant of %s with prefix %q is an operator's: operators change it", r.Grant.Identity, r.Grant.Prefix)
+		}
+		if err != nil {
+			m.fail(waiter, err)
+			return
+		}
+	}
+	rec.Grants = slices.DeleteFunc(rec.Grants, same)
 	if len(rec.Grants) >= MaxGrants {
 		m.fail(waiter, errorf(Exhausted, "tenant %s has %d grants, the most there can be: revoke some (quarry tenant grants %s)", r.Tenant, len(rec.Grants), r.Tenant))
 		return
@@ -266,12 +285,19 @@ func (m *Machine) grant(waiter uint64, r *quarrypb.GrantRequest) {
 	m.answer(waiter, t.answer())
 }
 
+// admitted says whether an operator has given an identity a grant.
+func admitted(t *quarrypb.Tenant, identity string) bool {
+	return slices.ContainsFunc(t.Grants, func(g *quarrypb.Grant) bool { return g.Identity == identity && !g.ByAdmin })
+}
+
 func goodGrant(g *quarrypb.Grant) *Error {
 	switch {
 	case g == nil || g.Identity == "" || len(g.Identity) > MaxNameBytes || !goodName(g.Identity):
 		return errorf(Invalid, "a grant without an identity, or with one of more than %d bytes", MaxNameBytes)
 	case len(g.Prefix) > MaxNameBytes || g.Prefix != "" && !goodName(g.Prefix):
 		return errorf(Invalid, "a prefix is printable UTF-8 of at most %d bytes", MaxNameBytes)
+	case g.Prefix != "" && slices.Contains(g.Rights, quarrypb.Right_RIGHT_ADMIN):
+		return errorf(Invalid, "the right admin is for a whole tenant: give it without a prefix")
 	case len(g.Rights) == 0 || len(g.Rights) > 5:
 		return errorf(Invalid, "%d rights: want 1 to 5 of read, write, create, delete and admin", len(g.Rights))
 	}
@@ -291,9 +317,17 @@ func (m *Machine) revokeGrant(waiter uint64, r *quarrypb.RevokeGrantRequest) {
 	}
 	rec := proto.CloneOf(t.rec)
 	rec.Grants = slices.DeleteFunc(rec.Grants, func(g *quarrypb.Grant) bool {
-		return g.Identity == r.Identity && (r.Prefix == nil || g.Prefix == *r.Prefix)
+		return g.Identity == r.Identity && (r.Prefix == nil || g.Prefix == *r.Prefix) && (g.ByAdmin || !r.ByAdmin)
 	})
+	// What admins have given goes with the last grant of an operator.
+	if !admitted(rec, r.Identity) {
+		rec.Grants = slices.DeleteFunc(rec.Grants, func(g *quarrypb.Grant) bool { return g.Identity == r.Identity })
+	}
 	if len(rec.Grants) == len(t.rec.Grants) {
+		if r.ByAdmin && admitted(t.rec, r.Identity) {
+			m.fail(waiter, errorf(Denied, "the grants of %s that you name are an operator's: operators revoke them", r.Identity))
+			return
+		}
 		m.fail(waiter, errorf(NotFound, "tenant %s has no such grant of %s: quarry tenant grants %s shows them", r.Tenant, r.Identity, r.Tenant))
 		return
 	}

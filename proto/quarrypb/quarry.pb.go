@@ -413,7 +413,7 @@ const (
 	Right_RIGHT_WRITE       Right = 2 // swap names; open any session, make regions
 	Right_RIGHT_CREATE      Right = 3 // make names
 	Right_RIGHT_DELETE      Right = 4 // delete names
-	Right_RIGHT_ADMIN       Right = 5 // give and revoke grants of the tenant, under the grant's prefix
+	Right_RIGHT_ADMIN       Right = 5 // give further grants to identities that operators have let into the tenant
 )
 
 // Enum value maps for Right.
@@ -5774,6 +5774,7 @@ type Grant struct {
 	Identity      string                 `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"` // ROLE/NAME of a certificate, token:ID, or role:ROLE
 	Rights        []Right                `protobuf:"varint,2,rep,packed,name=rights,proto3,enum=quarry.v1.Right" json:"rights,omitempty"`
 	Prefix        string                 `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	ByAdmin       bool                   `protobuf:"varint,4,opt,name=by_admin,json=byAdmin,proto3" json:"by_admin,omitempty"` // set by the controller: a tenant's admin has given it, and not an operator
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5827,6 +5828,13 @@ func (x *Grant) GetPrefix() string {
 		return x.Prefix
 	}
 	return ""
+}
+
+func (x *Grant) GetByAdmin() bool {
+	if x != nil {
+		return x.ByAdmin
+	}
+	return false
 }
 
 // TenantUse is what a tenant has at this moment.
@@ -7579,7 +7587,8 @@ type RevokeGrantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Identity      string                 `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
-	Prefix        *string                `protobuf:"bytes,3,opt,name=prefix,proto3,oneof" json:"prefix,omitempty"` // absent: all grants of the identity
+	Prefix        *string                `protobuf:"bytes,3,opt,name=prefix,proto3,oneof" json:"prefix,omitempty"`             // absent: all grants of the identity
+	ByAdmin       bool                   `protobuf:"varint,4,opt,name=by_admin,json=byAdmin,proto3" json:"by_admin,omitempty"` // set by the controller: only grants that admins have given
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7633,6 +7642,13 @@ func (x *RevokeGrantRequest) GetPrefix() string {
 		return *x.Prefix
 	}
 	return ""
+}
+
+func (x *RevokeGrantRequest) GetByAdmin() bool {
+	if x != nil {
+		return x.ByAdmin
+	}
+	return false
 }
 
 type DeleteTenantRequest struct {
@@ -8948,11 +8964,12 @@ const file_quarry_proto_rawDesc = "" +
 	"quotaLanes\x12&\n" +
 	"\x03use\x18\x06 \x01(\v2\x14.quarry.v1.TenantUseR\x03use\x12(\n" +
 	"\x06grants\x18\a \x03(\v2\x10.quarry.v1.GrantR\x06grants\x12\x1a\n" +
-	"\bdeleting\x18\b \x01(\bR\bdeleting\"e\n" +
+	"\bdeleting\x18\b \x01(\bR\bdeleting\"\x80\x01\n" +
 	"\x05Grant\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\tR\bidentity\x12(\n" +
 	"\x06rights\x18\x02 \x03(\x0e2\x10.quarry.v1.RightR\x06rights\x12\x16\n" +
-	"\x06prefix\x18\x03 \x01(\tR\x06prefix\"m\n" +
+	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12\x19\n" +
+	"\bby_admin\x18\x04 \x01(\bR\abyAdmin\"m\n" +
 	"\tTenantUse\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\rR\bsessions\x12\x14\n" +
@@ -9089,11 +9106,12 @@ const file_quarry_proto_rawDesc = "" +
 	"\f_quota_lanes\"N\n" +
 	"\fGrantRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12&\n" +
-	"\x05grant\x18\x02 \x01(\v2\x10.quarry.v1.GrantR\x05grant\"p\n" +
+	"\x05grant\x18\x02 \x01(\v2\x10.quarry.v1.GrantR\x05grant\"\x8b\x01\n" +
 	"\x12RevokeGrantRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
 	"\bidentity\x18\x02 \x01(\tR\bidentity\x12\x1b\n" +
-	"\x06prefix\x18\x03 \x01(\tH\x00R\x06prefix\x88\x01\x01B\t\n" +
+	"\x06prefix\x18\x03 \x01(\tH\x00R\x06prefix\x88\x01\x01\x12\x19\n" +
+	"\bby_admin\x18\x04 \x01(\bR\abyAdminB\t\n" +
 	"\a_prefix\"F\n" +
 	"\x13DeleteTenantRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
