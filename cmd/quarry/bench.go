@@ -16,7 +16,7 @@ import (
 )
 
 type benchCmd struct {
-	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update); of a tree: kv-insert, kv-load, kv-get, kv-put, kv-mix, kv-scan; of a Redis gateway beside Redis: gateway."`
+	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update); of a tree: kv-insert, kv-load, kv-get, kv-put, kv-mix, kv-scan; its memory a key by the order of the keys, beside that of Redis: kv-fill; of a Redis gateway beside Redis: gateway."`
 	Sizes      []sizeFlag    `default:"128" short:"s" help:"Payload bytes, comma separated."`
 	Clients    int           `default:"1" short:"n" help:"Goroutines that work at the same time, of each process."`
 	Processes  int           `default:"0" help:"Client processes; 0 means goroutines of this one."`
@@ -99,7 +99,7 @@ func (b *benchCmd) measure(ctx context.Context, a *app, exe string) (err error) 
 
 // config says how the measurement starts its processes: this program again, with --role or as a gateway.
 func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config {
-	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks,
+	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks, Used: a.usedBytes,
 		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Durable: b.Durable, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
 		Command: func(role string) []string {
 			if role == "pingpong" {
@@ -114,6 +114,34 @@ func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config 
 		cfg.Sizes = append(cfg.Sizes, int(s))
 	}
 	return cfg
+}
+
+// usedBytes is the size of the blocks that are in use on all nodes. It waits until no node has reported
+// another number for longer than nodes take to count.
+func (a *app) usedBytes(ctx context.Context) (int64, error) {
+	const step, settled = 250 * time.Millisecond, 4 * time.Second
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	last, since := int64(-1), time.Duration(0)
+	for since < settled {
+		s, err := a.status(ctx)
+		if err != nil {
+			return 0, err
+		}
+		sum := int64(0)
+		for _, n := range s.Nodes {
+			sum += int64(n.Used)
+		}
+		if since += step; sum != last {
+			last, since = sum, 0
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	return last, nil
 }
 
 // memoryOf is the memory of a process of each kind.

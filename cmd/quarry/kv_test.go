@@ -242,3 +242,27 @@ func TestKVBench(t *testing.T) {
 	on(t, "bench", "--ops", "kv-get", "--processes", "2", "--no-yardsticks").fails(t, exitFailed, "processes")
 	require.Equal(t, "", on(t, "name", "list", "bench/").ok(t)[len("NAME  KIND  REF  REVISION  OWNER  CREATED\n"):], "no tree is left")
 }
+
+// TestKVFillBench: the memory a key for each order of keys, more than the keys and values themselves.
+func TestKVFillBench(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for nodes to count their blocks; not with -short")
+	}
+	var b struct {
+		Rows []struct {
+			What, Op, Order string
+			Keys            int
+			BytesPerKey     float64 `json:"bytes_per_key"`
+		}
+	}
+	quarry(t, nil, "", "bench", "--self", "--json", "--transport", "shm", "--objects", "20000", "--ops", "kv-fill", "--no-yardsticks").decode(t, &b)
+	per := map[string]float64{}
+	for _, r := range b.Rows {
+		require.Equal(t, 20_000, r.Keys)
+		require.Greater(t, r.BytesPerKey, 128.0, r)
+		require.Less(t, r.BytesPerKey, 3000.0, r)
+		per[r.Order] = r.BytesPerKey
+	}
+	require.Len(t, per, 5)
+	t.Log(per)
+}

@@ -11,7 +11,7 @@ import (
 )
 
 // Ops that can be measured.
-var Ops = []string{"read", "update", "alloc", "free", "readmany", "writemany", "mix", KVInsert, KVLoad, KVGet, KVPut, KVMix, KVScan}
+var Ops = []string{"read", "update", "alloc", "free", "readmany", "writemany", "mix", KVInsert, KVLoad, KVGet, KVPut, KVMix, KVScan, KVFill}
 
 // Job is one measurement: one kind of operation, one size.
 type Job struct {
@@ -92,6 +92,10 @@ type Row struct {
 	Verbs     float64 `json:"verbs_per_op,omitempty"`
 	Allocs    float64 `json:"allocs_per_op"`
 	Note      string  `json:"note,omitempty"`
+	// Of KVFill.
+	Order       string  `json:"order,omitempty"`
+	Keys        int     `json:"keys,omitempty"`
+	BytesPerKey float64 `json:"bytes_per_key,omitempty"` // memory, of all replicas
 }
 
 // outcome is what one process brings home; it travels between processes.

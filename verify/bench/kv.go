@@ -118,11 +118,11 @@ func kvRun(ctx context.Context, cfg Config, cc client.Config, size int, ops []st
 	for i := range b.value {
 		b.value[i] = byte(i*7 + i>>8)
 	}
-	err = b.run(ctx, cc.Transport, ops, tell)
+	err = b.run(ctx, cfg, cc.Transport, ops, tell)
 	return errors.Join(err, c.Close())
 }
 
-func (b *kvBench) run(ctx context.Context, what string, ops []string, tell func(Row)) (err error) {
+func (b *kvBench) run(ctx context.Context, cfg Config, what string, ops []string, tell func(Row)) (err error) {
 	defer func() {
 		if b.tree != nil {
 			err = errors.Join(err, b.tree.Drop(context.WithoutCancel(ctx)))
@@ -130,6 +130,12 @@ func (b *kvBench) run(ctx context.Context, what string, ops []string, tell func(
 	}()
 	for _, op := range ops {
 		r := Row{What: what, Op: op, Bytes: b.j.Bytes, Clients: b.j.Clients, Processes: 1, Replicas: b.j.Replicas}
+		if op == KVFill {
+			if err := b.fill(ctx, cfg, what, tell); err != nil {
+				return err
+			}
+			continue
+		}
 		if op == KVLoad {
 			t, err := b.load(ctx, "load", &r)
 			if err != nil {

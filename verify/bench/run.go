@@ -20,6 +20,8 @@ type Config struct {
 	// server (PingPong) for "pingpong".
 	Command    func(role string) []string
 	Yardsticks bool
+	// Used is the size in bytes of the blocks of regions that are in use on all nodes. KVFill needs it.
+	Used func(context.Context) (int64, error)
 	// Row is told each figure as it comes.
 	Row func(Row)
 }
