@@ -334,6 +334,9 @@ func (m *Machine) checkFound(r *quarrypb.RegisterNodeRequest) *Error {
 		if f.Epoch > maxEpoch {
 			return errorf(Invalid, "node %s: region %d at epoch %d, above the limit %d: move its file out of the data folder", n.Name, f.Region, f.Epoch, uint64(maxEpoch))
 		}
+		if g := m.region(f.Region); g != nil && bytes.Equal(g.rec.Uuid, f.Uuid) && f.Epoch > g.rec.Epoch+maxAhead {
+			return errorf(Invalid, "node %s: region %d at epoch %d, the table has %d: no node comes that far ahead of it; was the controller's store set back? Restore a later one, or move the region's file out of the data folder", n.Name, f.Region, f.Epoch, g.rec.Epoch)
+		}
 		if len(f.Cluster) > 0 && !bytes.Equal(f.Cluster, m.cluster.Uuid) {
 			foreign = f.Cluster
 		}
@@ -347,6 +350,10 @@ func (m *Machine) checkFound(r *quarrypb.RegisterNodeRequest) *Error {
 const (
 	maxMediumBytes = 4096    // a path
 	maxEpoch       = 1 << 43 // of memory that a node has found: a region's next epoch is above it, and no jump for the other nodes
+	// maxAhead is how far the epoch of memory that a node has found may be above the table's. A node opens
+	// one epoch before the record has it; the rest is for a controllers' store that was restored. Without this
+	// limit one node would raise the epoch of a region to maxEpoch, and its other nodes could not register.
+	maxAhead = 1 << 16
 )
 
 // goodName says whether s is printable text of a length that we keep.

@@ -61,6 +61,8 @@ func (m *Machine) ofProgram(r *quarrypb.OpenSessionRequest) *Error {
 		return errorf(Precondition, "region %d is not open under epoch %d: programs of that epoch are over", p.Region, p.Epoch)
 	case g.rec.Replicas[0].Node != n.rec.Id:
 		return errorf(Denied, "node %s does not have the primary of region %d: programs run there", n.rec.Name, p.Region)
+	case g.rec.Replicas[0].Incarnation != n.rec.Incarnation:
+		return errorf(Precondition, "node %s has restarted since epoch %d of region %d was opened: programs of that epoch are over", n.rec.Name, p.Epoch, p.Region)
 	}
 	r.Agent, r.Tenant = true, g.rec.Tenant
 	return nil

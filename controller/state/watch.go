@@ -184,6 +184,9 @@ func (m *Machine) steady(n *node) bool {
 
 // troubled takes what a client says of nodes that it cannot work with.
 func (m *Machine) troubled(s *session, troubles []*quarrypb.NodeTrouble) {
+	if s.rec.Agent {
+		return // a node opens such sessions at will, and may not decide by them that others are sick
+	}
 	for _, t := range troubles[:min(len(troubles), MaxTroubles)] {
 		if n := m.node(t.Node); n != nil && t.BrokenRounds+t.Timeouts > 0 {
 			m.complain(n, s.rec.Serial)
