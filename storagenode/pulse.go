@@ -104,6 +104,7 @@ func (n *Node) learnSeeds(addresses []string) {
 	defer n.pulse.mu.Unlock()
 	if len(addresses) > 0 && !slices.Equal(addresses, n.pulse.seeds) {
 		n.pulse.seeds = slices.Clone(addresses)
+		n.controllers.meet(n.pulse.seeds)
 	}
 }
 

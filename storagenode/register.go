@@ -25,9 +25,10 @@ type controllers struct {
 	token string
 
 	mu     sync.Mutex
-	next   int    // of urls
-	hint   string // the leader as a standby named it; not always one of urls
-	last   string // the URL of client
+	others []string // of hosts where controllers take part in the pulse, as the leader has said
+	next   int      // of urls
+	hint   string   // the leader as a standby named it; not always one of urls
+	last   string   // the URL of client
 	client quarrypbconnect.ControllerClient
 }
 
@@ -37,6 +38,16 @@ func newControllers(cfg Config) *controllers {
 		c.urls = append(c.urls, strings.TrimRight(u, "/"))
 	}
 	return c
+}
+
+// meet notes where controllers take part in the pulse: a leader there is followed, too.
+func (c *controllers) meet(pulse []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.others = c.others[:0]
+	for _, address := range pulse {
+		c.others = append(c.others, "http://"+address)
+	}
 }
 
 func (c *controllers) close() { c.http.CloseIdleConnections() }
@@ -60,13 +71,13 @@ func (c *controllers) call(ctx context.Context, f func(context.Context, quarrypb
 	if err == nil {
 		return nil
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var leader string
 	var ce *connect.Error
 	if errors.As(err, &ce) {
-		leader = quarrypb.LeaderFrom(url, ce.Meta().Get(quarrypb.LeaderHeader))
+		leader = quarrypb.LeaderFrom(url, ce.Meta().Get(quarrypb.LeaderHeader), append(c.others, c.urls...))
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	switch {
 	case leader != "" && leader != url:
 		c.hint = leader

@@ -46,7 +46,7 @@ type Controllers struct {
 // Method is a call of a controller, such as quarrypbconnect.ControllerClient.Status.
 type Method[Q, A any] func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)
 
-// Ask asks one controller after the other, and the leader that a standby names,
+// Ask asks one controller after the other, and the leader that a standby names (see quarrypb.LeaderFrom),
 // until one answers. by is the one that has, with an answer or with a refusal.
 //
 // Where there are several, Ask first probes each one: a stopped process accepts connections
@@ -55,7 +55,7 @@ type Method[Q, A any] func(quarrypbconnect.ControllerClient, context.Context, *c
 // answers that it does not lead.
 func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]) (answer *A, by string, err error) {
 	urls := c.distinct()
-	last := error(ErrNoAnswer)
+	known, last := urls, error(ErrNoAnswer)
 	until, ok := ctx.Deadline()
 	if !ok {
 		until = time.Now().Add(leaderless)
@@ -78,7 +78,7 @@ func Ask[Q, A any](ctx context.Context, c Controllers, q *Q, method Method[Q, A]
 			last = err
 			standby = standby || len(named) > 0
 			if len(named) > 0 {
-				if leader := quarrypb.LeaderFrom(urls[i], named[0]); leader != "" && !slices.Contains(urls, leader) {
+				if leader := quarrypb.LeaderFrom(urls[i], named[0], known); leader != "" && !slices.Contains(urls, leader) {
 					urls = append(urls, leader)
 				}
 			}

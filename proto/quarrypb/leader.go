@@ -1,6 +1,10 @@
 package quarrypb
 
-import "strings"
+import (
+	"net/url"
+	"slices"
+	"strings"
+)
 
 // LeaderHeader is the header of a standby controller's answers that holds the
 // leader's URL, where the standby knows it.
@@ -31,12 +35,31 @@ const DefaultTenant = "default"
 const VersionHeader = "Quarry-Version"
 
 // LeaderFrom is the leader's URL as a controller names it in LeaderHeader, without a slash at
-// its end; "" for none. A controller that was asked over https is not followed to http.
-func LeaderFrom(asked, named string) string {
-	if strings.HasPrefix(asked, "https://") && !strings.HasPrefix(named, "https://") {
+// its end; "" for none, and for one that is not followed. A controller that was asked over https is followed to
+// https alone, where the leader shows a certificate. Over http its answer may be another process's, and the next
+// call shows a token: it is followed only to a known controller, or to another port of such a host.
+func LeaderFrom(asked, named string, known []string) string {
+	named = strings.TrimRight(named, "/")
+	if strings.HasPrefix(asked, "https://") {
+		if strings.HasPrefix(named, "https://") {
+			return named
+		}
 		return ""
 	}
-	return strings.TrimRight(named, "/")
+	to := hostOf(named)
+	if slices.ContainsFunc(known, func(k string) bool { return to != "" && to == hostOf(k) }) {
+		return named
+	}
+	return ""
+}
+
+// hostOf is the host of an http URL; "" if it is none.
+func hostOf(address string) string {
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil {
+		return ""
+	}
+	return u.Hostname()
 }
 
 // SignatureHeader carries a controller's signature of a call to an agent: the id of its key and
