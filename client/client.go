@@ -260,6 +260,9 @@ func (c *Client) done(l *lane, err error) {
 	l.session.release(l)
 }
 
+// ReadOnly reports whether the Client's sessions cannot change memory.
+func (c *Client) ReadOnly() bool { return c.cfg.ReadOnly }
+
 // SessionID returns the number of the Client's present session: the one that its
 // reservations of slabs name. A later session has another number.
 func (c *Client) SessionID() uint32 { return c.current.Load().ticket.Session }

@@ -84,7 +84,8 @@ type Config struct {
 	// Wire replaces the network in simulations; nil means the host's network.
 	Wire *wire.Wire
 
-	job uint64 // not 0: calls are made for this job of Tenant; see Jobs.Connect
+	job  uint64 // not 0: calls are made for this job of Tenant; see Jobs.Connect
+	user string // not "": calls are made for this user of Tenant; see Client.ConnectUser
 }
 
 // maxLanes bounds Config.Lanes: the number of a lane takes 8 bits of each reservation.

@@ -12,7 +12,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -57,7 +56,7 @@ func newControllerCalls(cfg Config) *controllerCalls {
 			ForceAttemptHTTP2:   true,
 		})}
 	}
-	token := connect.WithInterceptors(agentauth.ForJob(cfg.Token, cfg.Tenant, cfg.job))
+	token := connect.WithInterceptors(cfg.caller())
 	for _, u := range cfg.Controllers {
 		u = strings.TrimRight(u, "/")
 		c.urls = append(c.urls, u)

@@ -89,6 +89,9 @@ func (c *Controller) acting(ctx context.Context, h http.Header) (acting, error) 
 	if h.Get(quarrypb.JobHeader) != "" {
 		return c.actingForJob(ctx, caller, name, h.Get(quarrypb.JobHeader))
 	}
+	if user := h.Get(quarrypb.UserHeader); user != "" {
+		return c.actingForUser(ctx, caller, name, user)
+	}
 	return c.actingAs(ctx, caller, name)
 }
 
@@ -123,6 +126,8 @@ func (in *acting) find(list []*quarrypb.Tenant, caller rights.Caller, name strin
 	switch {
 	case in.all:
 		from = list
+	case len(granted) == 0 && caller.User != "":
+		return denied("%s has no grant: an operator gives one with quarry tenant grant", caller.Name)
 	case len(granted) == 0 && worksOnly(caller):
 		return denied("%s has no rights of its own: a worker acts for the jobs that are delegated to it (quarry worker), or gets a grant (quarry tenant grant)", caller.Name)
 	case len(granted) == 0 && in.name == quarrypb.DefaultTenant:
@@ -154,6 +159,8 @@ func isFor(g *quarrypb.Grant, c rights.Caller) bool {
 	switch kind, value, _ := strings.Cut(g.Identity, ":"); {
 	case kind == "token":
 		return c.Token != "" && value == c.Token
+	case kind == "redis":
+		return c.User != "" && value == c.User
 	case kind == "role":
 		return c.Is(identity.Role(value))
 	}
@@ -367,11 +374,12 @@ func checkIdentity(id string) error {
 	role, name, slash := strings.Cut(id, "/")
 	switch {
 	case named && kind == "token" && len(value) == 2*tokenIDBytes,
+		named && kind == "redis" && value != "",
 		named && kind == "role" && slices.Contains(users, identity.Role(value)),
 		!named && slash && name != "" && slices.Contains(users, identity.Role(role)):
 		return nil
 	}
-	return invalid("identity %q: want ROLE/NAME of a certificate, token:ID or role:ROLE, with the role client, worker or gateway (operators need no grant)", id)
+	return invalid("identity %q: want ROLE/NAME of a certificate, token:ID or role:ROLE, with the role client, worker or gateway (operators need no grant), or redis:NAME of a gateway's user", id)
 }
 
 func (s *service) RevokeGrant(ctx context.Context, r *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error) {

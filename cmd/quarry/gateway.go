@@ -38,6 +38,7 @@ type gatewayRedisCmd struct {
 	Durable      bool     `help:"With --create: acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
 	PasswordFile string   `placeholder:"FILE" help:"File whose first line is the password that clients must give."`
 	ACLFile      string   `name:"acl-file" placeholder:"FILE" help:"Users in the form of Redis's aclfile; ACL LOAD reads it again, ACL SAVE writes it. A line for the user default takes the place of --password-file."`
+	Grants       bool     `help:"Users other than default work in the tenants of their grants (quarry tenant grant --identity redis:NAME), and those without grants in none."`
 	MaxClients   int      `default:"10000" help:"Connections at once."`
 	SweepKeys    int      `default:"2000" help:"Keys looked at for expiry each second; 0 leaves that to other gateways."`
 	Cache        sizeFlag `default:"32MiB" help:"Inner nodes of the tree kept in this process."`
@@ -122,6 +123,11 @@ func (g *gatewayRedisCmd) serve(ctx context.Context, a *app, c *client.Client, p
 			return usagef("--acl-file: %w", err)
 		}
 		if err := g.guard(a, !s.Open()); err != nil {
+			return err
+		}
+	}
+	if g.Grants {
+		if err := s.UseGrants(ctx, gatewayUsers{g, a, c}); err != nil {
 			return err
 		}
 	}
@@ -227,7 +233,7 @@ func (g *gatewayRedisCmd) listeners(ctx context.Context, secured *tls.Config) (o
 func (g *gatewayRedisCmd) open(ctx context.Context, a *app, c *client.Client) (*kv.Tree, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.cli.Timeout)
 	defer cancel()
-	cfg := btree.Config{CacheBytes: int(g.Cache)}
+	cfg := btree.Config{CacheBytes: int(g.Cache), ReadOnly: c.ReadOnly()}
 	tree, err := kv.Open(ctx, c, g.Tree, cfg)
 	if !errors.Is(err, client.ErrNoName) {
 		return tree, err
@@ -273,4 +279,35 @@ func far(c *client.Client) bool {
 		}
 	}
 	return false
+}
+
+// gatewayUsers reads the grants of users from the controllers, and opens trees of their tenants: of the same name
+// as the gateway's own.
+type gatewayUsers struct {
+	g *gatewayRedisCmd
+	a *app
+	c *client.Client
+}
+
+func (u gatewayUsers) Grants(ctx context.Context) (map[string][]redis.Grant, error) {
+	list, err := u.c.UserGrants(ctx)
+	out := map[string][]redis.Grant{}
+	for _, x := range list {
+		if name, ok := strings.CutPrefix(x.Identity, "redis:"); ok {
+			out[name] = append(out[name], redis.Grant{Tenant: x.Tenant, Prefix: x.Prefix, Read: x.Read, Write: x.Write})
+		}
+	}
+	return out, err
+}
+
+func (u gatewayUsers) Open(ctx context.Context, user, tenant string, readOnly bool) (*kv.Tree, func() error, error) {
+	c, err := u.c.ConnectUser(ctx, "redis:"+user, tenant, readOnly)
+	if err != nil {
+		return nil, nil, err
+	}
+	if tree, err := u.g.open(ctx, u.a, c); err == nil {
+		return tree, c.Close, nil
+	} else {
+		return nil, nil, errors.Join(err, c.Close())
+	}
 }

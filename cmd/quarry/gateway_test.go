@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -201,4 +202,93 @@ func TestGatewayWithUsers(t *testing.T) {
 	quarry(t, nil, "", append(start, "--acl-file", file)...).fails(t, exitUsage, "users.acl:1", "Unknown command")
 	require.NoError(t, os.WriteFile(file, []byte("user app on >secret +get\n"), 0o600))
 	quarry(t, nil, "", append(start, "--acl-file", file, "--listen", "0.0.0.0:0")...).fails(t, exitUsage, "--acl-file with a password for default")
+}
+
+// Two users of a gateway whose grants are in two tenants set the same key, and do not see each other's. A grant to read
+// sets nothing, a prefix bounds keys, and a grant that is taken away counts while the connection is open.
+func TestUsersOfAGatewayHaveGrants(t *testing.T) {
+	p, err := local.Spawn(t.Context(), executable(t), "dev", "--listen", "127.0.0.1:0", "--nodes", "2", "--replicas", "1", "--region-bytes", "16MiB")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Stop()) })
+	as := func(token string, args ...string) result {
+		t.Helper()
+		return quarry(t, []string{"QUARRY_CONTROLLER=" + p.Ready["url"], "QUARRY_TOKEN=" + token}, "", args...)
+	}
+	grant := func(tenant, user, rights, prefix string) {
+		t.Helper()
+		as("", "tenant", "grant", tenant, "--identity", "redis:"+user, "--rights", rights, "--prefix", prefix).ok(t)
+	}
+	for _, tenant := range []string{"shop", "bank"} {
+		as("", "tenant", "create", tenant).ok(t)
+	}
+	grant("shop", "alice", "read,write,create", "")
+	grant("bank", "bob", "read,write,create", "")
+	grant("shop", "rita", "read", "")
+	grant("shop", "petra", "read,write", "petra:")
+	token := strings.TrimSpace(as("", "token", "create", "--role", "gateway").ok(t))
+	acl := filepath.Join(t.TempDir(), "users")
+	require.NoError(t, os.WriteFile(acl, []byte("user default on nopass ~* +@all\nuser alice on >a ~* +@all\nuser bob on >b ~* +@all\nuser rita on >r ~* +@all\nuser petra on >p ~* +@all\nuser nora on >n ~* +@all\n"), 0o600))
+	g, err := local.Spawn(t.Context(), executable(t), "gateway", "redis", "-C", p.Ready["url"], "--token", token, "--listen", "127.0.0.1:0", "--tree", "keys", "--create", "--acl-file", acl, "--grants")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, g.Stop()) })
+	dial := func(user, password string) func(args ...string) string {
+		nc, err := net.Dial("tcp", g.Ready["address"])
+		require.NoError(t, err)
+		t.Cleanup(func() { nc.Close() })
+		in := bufio.NewReader(nc)
+		line := func() string {
+			l, err := in.ReadString('\n')
+			require.NoError(t, err)
+			return strings.TrimSuffix(l, "\r\n")
+		}
+		do := func(args ...string) string { // one or more commands, each an inline one
+			_, err := fmt.Fprint(nc, strings.Join(args, "\r\n")+"\r\n")
+			require.NoError(t, err)
+			var out []string
+			for range args {
+				l := line()
+				if l[0] == '$' && l != "$-1" {
+					l = line()
+				}
+				out = append(out, l)
+			}
+			return strings.Join(out, " ")
+		}
+		if user != "" {
+			require.Equal(t, "+OK", do("auth "+user+" "+password))
+		}
+		return do
+	}
+	plain, alice, bob, rita, petra, nora := dial("", ""), dial("alice", "a"), dial("bob", "b"), dial("rita", "r"), dial("petra", "p"), dial("nora", "n")
+	require.Equal(t, "+OK", plain("set k gateway"))
+	require.Equal(t, "+OK", alice("set k alice"))
+	require.Equal(t, "+OK", bob("set k bob"))
+	require.Equal(t, "gateway alice bob alice", plain("get k")+" "+alice("get k")+" "+bob("get k")+" "+rita("get k"))
+	require.Equal(t, "+OK", bob("flushall"))
+	require.Equal(t, "gateway alice $-1", plain("get k")+" "+alice("get k")+" "+bob("get k"))
+	require.Contains(t, as("", "kv", "scan", "--tenant", "shop", "-t", "keys").ok(t), "alice", "its record is in the tenant's tree")
+
+	require.Equal(t, "+OK :1 petra", petra("set petra:k petra", "exists petra:k", "get petra:k"))
+	require.Equal(t, "petra", alice("get petra:k"))
+	for call, c := range map[string]func(...string) string{
+		"set k x": rita, "del k": rita, "flushdb": rita, "incr k": rita, "config set maxmemory 1": alice, "acl setuser alice +@all": alice, "client list": alice,
+		"get k": petra, "getset k x": petra, "keys *": petra, "dbsize": petra, "mset petra:a 1 b 2": petra, "rename petra:k k": petra, "get nora": nora, "ping": nora, "set nora 1": nora,
+	} {
+		require.Regexp(t, "^-NOPERM", c(call), call)
+	}
+	require.Regexp(t, `^\+OK -NOPERM .* \+OK$`, petra("set petra:a 1", "set other 2", "set petra:b 3"), "SETs of a pipeline go to the tree together")
+	require.Equal(t, "$-1", alice("get other"))
+
+	as("", "tenant", "revoke-grant", "shop", "--identity", "redis:alice").ok(t)
+	require.Eventually(t, func() bool { return strings.HasPrefix(alice("get k"), "-NOPERM") }, patience, 50*time.Millisecond)
+	grant("bank", "nora", "read,write", "")
+	require.Eventually(t, func() bool { return dial("nora", "n")("set k nora") == "+OK" }, patience, 50*time.Millisecond)
+	require.Equal(t, "nora", bob("get k"))
+	require.Regexp(t, "^-NOPERM", nora("get k"), "a connection from before has to give its password again")
+	require.Equal(t, "+OK nora", nora("auth nora n", "get k"))
+	grant("bank", "alice", "read", "") // in another tenant: the open connection stays out, a new one goes there
+	require.Eventually(t, func() bool { return dial("alice", "a")("get k") == "nora" }, patience, 50*time.Millisecond)
+	require.Regexp(t, "^-NOPERM", alice("get k"))
+	require.Equal(t, "gateway", plain("get k"))
+	require.Regexp(t, "^gateway", nora("reset", "get k")[len("+RESET "):], "as the user default again")
 }

@@ -43,18 +43,22 @@ func (c *conn) admit(command string, name, password []byte) error {
 		c.forbid("auth", command, string(name))
 		return errWrongPass
 	}
+	home, err := c.s.home(u.name)
+	if err != nil {
+		return err
+	}
 	if !c.s.login(c) {
 		c.quit = true
 		return errMaxClients
 	}
 	c.authenticated, c.p.preAuth = true, false
-	c.become(u)
+	c.become(u, home)
 	return nil
 }
 
-// become makes the connection a user's.
-func (c *conn) become(u *user) {
-	c.user = u
+// become makes the connection a user's, whose keys are in a tree.
+func (c *conn) become(u *user, home *Server) {
+	c.user, c.s = u, home
 	c.describe(func(d *about) { d.user = u.name })
 }
 
@@ -148,7 +152,7 @@ func reset(c *conn, _ [][]byte) error {
 	c.authenticated = c.s.Open()
 	c.p.preAuth = !c.authenticated
 	c.describe(func(d *about) { *d = about{proto: 2} })
-	c.become(c.s.acl.normal)
+	c.become(c.s.acl.normal, c.s.base)
 	c.status("RESET")
 	return nil
 }

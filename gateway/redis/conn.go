@@ -275,7 +275,7 @@ func (c *conn) run(i int) int {
 // number; 0 if request i is to be executed by itself.
 func (c *conn) together(i int) int {
 	cmd := c.batch[i].cmd
-	if !c.authenticated || !c.user.rights.Load().full || c.silence != 0 || c.refusing || cmd != c.s.setCmd && (cmd != c.s.getCmd || !c.s.far.Load()) {
+	if !c.authenticated || !c.user.rights.Load().full || c.bounded() || c.silence != 0 || c.refusing || cmd != c.s.setCmd && (cmd != c.s.getCmd || !c.s.far.Load()) {
 		return 0
 	}
 	n := c.alike(i)
@@ -374,6 +374,15 @@ func (c *conn) call(cmd *command, args [][]byte) error {
 	}
 	if r := c.user.rights.Load(); !r.full {
 		if d := r.refuse(cmd, args); d != nil {
+			if c.refusing && cmd == c.s.execCmd {
+				c.refusing = false
+			}
+			c.forbid(d.reason, d.object, c.user.name)
+			return d.fault()
+		}
+	}
+	if c.bounded() {
+		if d := c.exceeds(cmd, args); d != nil {
 			if c.refusing && cmd == c.s.execCmd {
 				c.refusing = false
 			}

@@ -15,7 +15,7 @@ import (
 
 // TestThreeAnswers: done, not done, unknown.
 func TestThreeAnswers(t *testing.T) {
-	c := &conn{s: &Server{cfg: Config{}.withDefaults()}}
+	c := &conn{s: &Server{shared: &shared{cfg: Config{}.withDefaults()}}}
 	require.Contains(t, c.explain(fmt.Errorf("update: %w", client.ErrUnknown)), "UNKNOWN the outcome is not known: it may have been done, at most once")
 	require.Equal(t, "OOM no space left in the cluster; not done", c.explain(client.ErrNoSpace))
 	require.Equal(t, "ERR node is asleep; not done", c.explain(errors.New("node is asleep")))

@@ -63,11 +63,22 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Server is a gateway.
+// Server is a gateway to one tree. Those of users in other tenants share everything else with it.
 type Server struct {
+	*shared
+	tree      gated
+	cursors   cursors // of SCAN and its like
+	locks     [stripes]sync.Mutex
+	swept     chan leftover        // removals that the sweep carries out: of ended ids, and of empty keys
+	ownerless map[uint64]time.Time // since when the sweep has seen fields of ids without owner
+	timed     atomic.Bool          // a key was given an expiry
+}
+
+// shared is what all trees of a gateway have in common.
+type shared struct {
 	// Set by New and constant while it serves, but for ctx, which Serve sets.
 	cfg      Config
-	tree     gated
+	base     *Server             // of New; the others are of users in tenants
 	clock    func() time.Time    // wall clock, of expiry and of the age of what is swept
 	random   func() uint64       // for ids
 	ctx      context.Context     // of commands; never canceled
@@ -77,17 +88,13 @@ type Server struct {
 	execCmd  *command
 	numbered []*command    // and subcommands, by number
 	acl      acl           // the users
+	granted  granted       // what grants say of them
 	settings settings      // what CONFIG gets and sets
-	cursors  cursors       // of SCAN and its like
 	started  time.Time     // for INFO
 	patience time.Duration // for which a client may leave a reply unread
 	maxHeld  int64         // bound of held
 
-	seed  maphash.Seed
-	locks [stripes]sync.Mutex
-
-	swept     chan leftover        // removals that the sweep carries out: of ended ids, and of empty keys
-	ownerless map[uint64]time.Time // since when the sweep has seen fields of ids without owner
+	seed maphash.Seed
 
 	mu      sync.Mutex       // guards conns, preAuth, lastID and each conn.sock.nc
 	conns   map[uint64]*conn // by id
@@ -105,7 +112,6 @@ type Server struct {
 	far     atomic.Bool  // Config.Far, as last asked
 	trapped atomic.Int64 // unix ns of the last warning of trap
 	ending  atomic.Bool  // the context of Serve has ended
-	timed   atomic.Bool  // a key was given an expiry
 	held    atomic.Int64 // bytes of long commands and replies of all connections, at most maxHeld
 	stats   stats
 }
@@ -117,8 +123,10 @@ type stats struct {
 
 // New makes a gateway to a tree.
 func New(cfg Config) *Server {
-	s := &Server{cfg: cfg.withDefaults(), tree: gated{Tree: cfg.Tree}, clock: time.Now, random: rand.Uint64, ctx: context.Background(), started: time.Now(), patience: slowReader,
-		maxHeld: maxHeldBytes, seed: maphash.MakeSeed(), swept: make(chan leftover, 1024), ownerless: map[uint64]time.Time{}, conns: map[uint64]*conn{}, commands: map[string]*command{}}
+	h := &shared{cfg: cfg.withDefaults(), clock: time.Now, random: rand.Uint64, ctx: context.Background(), started: time.Now(), patience: slowReader,
+		maxHeld: maxHeldBytes, seed: maphash.MakeSeed(), conns: map[uint64]*conn{}, commands: map[string]*command{}}
+	s := h.over(cfg.Tree)
+	h.base = s
 	for _, cmd := range commandTable() {
 		s.commands[cmd.name] = cmd
 	}
@@ -129,6 +137,11 @@ func New(cfg Config) *Server {
 	s.classify()
 	s.initUsers()
 	return s
+}
+
+// over is a gateway to a tree.
+func (h *shared) over(tree *kv.Tree) *Server {
+	return &Server{shared: h, tree: gated{Tree: tree}, swept: make(chan leftover, 1024), ownerless: map[uint64]time.Time{}}
 }
 
 // Serve accepts connections of all listeners until the context ends, or they fail or are closed. It
@@ -152,6 +165,9 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	if s.cfg.SweepKeys > 0 {
 		s.wg.Go(func() { s.sweep(bctx) })
 	}
+	if s.granted.users != nil {
+		s.wg.Go(func() { s.followGrants(bctx) })
+	}
 	if s.cfg.Far != nil {
 		s.wg.Go(func() { s.watch(bctx) })
 	}
@@ -163,6 +179,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	accepting.Wait()
 	stopBackground()
 	s.wg.Wait()
+	s.closeGranted()
 	return errors.Join(errs...)
 }
 

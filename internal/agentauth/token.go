@@ -21,11 +21,19 @@ func Token(token string) connect.Interceptor { return give{token: token} }
 func Caller(token, tenant string) connect.Interceptor { return give{token: token, tenant: tenant} }
 
 // ForJob is Caller for the calls that a worker makes for a job of the tenant; 0 for none.
-func ForJob(token, tenant string, job uint64) connect.Interceptor { return give{token, tenant, job} }
+func ForJob(token, tenant string, job uint64) connect.Interceptor {
+	return give{token: token, tenant: tenant, job: job}
+}
+
+// ForUser is Caller for the calls that a gateway makes for one of its users, such as redis:NAME.
+func ForUser(token, tenant, user string) connect.Interceptor {
+	return give{token: token, tenant: tenant, user: user}
+}
 
 type give struct {
 	token, tenant string
 	job           uint64
+	user          string
 }
 
 // to sets the headers of a call of the controller at an address.
@@ -35,6 +43,9 @@ func (g give) to(h http.Header, address string) {
 	}
 	if g.tenant != "" {
 		h.Set(quarrypb.TenantHeader, g.tenant)
+	}
+	if g.user != "" {
+		h.Set(quarrypb.UserHeader, g.user)
 	}
 	if g.job != 0 {
 		h.Set(quarrypb.JobHeader, strconv.FormatUint(g.job, 10))

@@ -22,6 +22,8 @@ type Caller struct {
 	ID identity.ID
 	// Token is the id of a token of one role that it has shown; "" for none.
 	Token string
+	// User is the name of a gateway's user that the caller stands for; "" for none. It has no role.
+	User string
 }
 
 // Is says whether the caller has one of the roles.

@@ -65,10 +65,11 @@ var table = map[string]rule{
 	c.ControllerListNamesProcedure:   users,
 	c.ControllerDeleteNameProcedure:  deleters,
 
-	c.ControllerDelegateJobProcedure:   users,
-	c.ControllerEndDelegationProcedure: users,
-	c.ControllerListWorkersProcedure:   users,
-	c.ControllerPollJobsProcedure:      to(worker, operator),
+	c.ControllerDelegateJobProcedure:    users,
+	c.ControllerEndDelegationProcedure:  users,
+	c.ControllerListWorkersProcedure:    users,
+	c.ControllerListUserGrantsProcedure: to(gateway, operator),
+	c.ControllerPollJobsProcedure:       to(worker, operator),
 
 	c.ControllerRegisterNodeProcedure:  nodes,
 	c.ControllerNodeHeartbeatProcedure: nodes,

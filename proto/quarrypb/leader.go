@@ -25,6 +25,9 @@ const TenantHeader = "Quarry-Tenant"
 // TenantHeader. What it may do is what the job's submitter may.
 const JobHeader = "Quarry-Job"
 
+// UserHeader names, in a gateway's call of a controller, the user that it acts for: redis:NAME.
+const UserHeader = "Quarry-User"
+
 // JobsTree is the name of the tree of a tenant that has its jobs. A right to any name is one to this.
 const JobsTree = ".jobs"
 

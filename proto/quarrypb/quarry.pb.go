@@ -5771,7 +5771,7 @@ func (x *Tenant) GetDeleting() bool {
 // Grant lets an identity do something with the names of a tenant that begin with a prefix.
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Identity      string                 `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"` // ROLE/NAME of a certificate, token:ID, or role:ROLE
+	Identity      string                 `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"` // ROLE/NAME of a certificate, token:ID, role:ROLE, or redis:NAME of a gateway's user
 	Rights        []Right                `protobuf:"varint,2,rep,packed,name=rights,proto3,enum=quarry.v1.Right" json:"rights,omitempty"`
 	Prefix        string                 `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	ByAdmin       bool                   `protobuf:"varint,4,opt,name=by_admin,json=byAdmin,proto3" json:"by_admin,omitempty"` // set by the controller: a tenant's admin has given it, and not an operator
@@ -8365,6 +8365,42 @@ func (x *ListWorkersResponse) GetWorkers() []*Worker {
 	return nil
 }
 
+type ListUserGrantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListUserGrantsRequest) Reset() {
+	*x = ListUserGrantsRequest{}
+	mi := &file_quarry_proto_msgTypes[123]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListUserGrantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListUserGrantsRequest) ProtoMessage() {}
+
+func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[123]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListUserGrantsRequest.ProtoReflect.Descriptor instead.
+func (*ListUserGrantsRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{123}
+}
+
 type ListAuditRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Most          uint32                 `protobuf:"varint,1,opt,name=most,proto3" json:"most,omitempty"`
@@ -8374,7 +8410,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8386,7 +8422,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8399,7 +8435,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{123}
+	return file_quarry_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -8418,7 +8454,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8430,7 +8466,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8443,7 +8479,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{124}
+	return file_quarry_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -8467,7 +8503,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8479,7 +8515,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8492,7 +8528,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{125}
+	return file_quarry_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -9157,7 +9193,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04jobs\x18\x02 \x03(\v2\x15.quarry.v1.DelegationR\x04jobs\"\x14\n" +
 	"\x12ListWorkersRequest\"B\n" +
 	"\x13ListWorkersResponse\x12+\n" +
-	"\aworkers\x18\x01 \x03(\v2\x11.quarry.v1.WorkerR\aworkers\"&\n" +
+	"\aworkers\x18\x01 \x03(\v2\x11.quarry.v1.WorkerR\aworkers\"\x17\n" +
+	"\x15ListUserGrantsRequest\"&\n" +
 	"\x10ListAuditRequest\x12\x12\n" +
 	"\x04most\x18\x01 \x01(\rR\x04most\"D\n" +
 	"\x11ListAuditResponse\x12/\n" +
@@ -9217,7 +9254,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\vRIGHT_WRITE\x10\x02\x12\x10\n" +
 	"\fRIGHT_CREATE\x10\x03\x12\x10\n" +
 	"\fRIGHT_DELETE\x10\x04\x12\x0f\n" +
-	"\vRIGHT_ADMIN\x10\x052\xaf\x1b\n" +
+	"\vRIGHT_ADMIN\x10\x052\x83\x1c\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -9271,7 +9308,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\vDelegateJob\x12\x1d.quarry.v1.DelegateJobRequest\x1a\x15.quarry.v1.Delegation\x12R\n" +
 	"\rEndDelegation\x12\x1f.quarry.v1.EndDelegationRequest\x1a .quarry.v1.EndDelegationResponse\x12C\n" +
 	"\bPollJobs\x12\x1a.quarry.v1.PollJobsRequest\x1a\x1b.quarry.v1.PollJobsResponse\x12L\n" +
-	"\vListWorkers\x12\x1d.quarry.v1.ListWorkersRequest\x1a\x1e.quarry.v1.ListWorkersResponse\x12A\n" +
+	"\vListWorkers\x12\x1d.quarry.v1.ListWorkersRequest\x1a\x1e.quarry.v1.ListWorkersResponse\x12R\n" +
+	"\x0eListUserGrants\x12 .quarry.v1.ListUserGrantsRequest\x1a\x1e.quarry.v1.ListTenantsResponse\x12A\n" +
 	"\tRotateKey\x12\x1b.quarry.v1.RotateKeyRequest\x1a\x17.quarry.v1.KeysResponse\x12?\n" +
 	"\bListKeys\x12\x1a.quarry.v1.ListKeysRequest\x1a\x17.quarry.v1.KeysResponse\x12=\n" +
 	"\x06Status\x12\x18.quarry.v1.StatusRequest\x1a\x19.quarry.v1.StatusResponse\x12L\n" +
@@ -9302,7 +9340,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 128)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
@@ -9435,11 +9473,12 @@ var file_quarry_proto_goTypes = []any{
 	(*PollJobsResponse)(nil),         // 128: quarry.v1.PollJobsResponse
 	(*ListWorkersRequest)(nil),       // 129: quarry.v1.ListWorkersRequest
 	(*ListWorkersResponse)(nil),      // 130: quarry.v1.ListWorkersResponse
-	(*ListAuditRequest)(nil),         // 131: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 132: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 133: quarry.v1.AuditEntry
-	nil,                              // 134: quarry.v1.Name.NotesEntry
-	nil,                              // 135: quarry.v1.InspectNodeResponse.LanesEntry
+	(*ListUserGrantsRequest)(nil),    // 131: quarry.v1.ListUserGrantsRequest
+	(*ListAuditRequest)(nil),         // 132: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 133: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 134: quarry.v1.AuditEntry
+	nil,                              // 135: quarry.v1.Name.NotesEntry
+	nil,                              // 136: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
@@ -9465,7 +9504,7 @@ var file_quarry_proto_depIdxs = []int32{
 	13,  // 20: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
 	20,  // 21: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
 	33,  // 22: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	134, // 23: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	135, // 23: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
 	36,  // 24: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
 	36,  // 25: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
 	36,  // 26: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
@@ -9496,7 +9535,7 @@ var file_quarry_proto_depIdxs = []int32{
 	87,  // 51: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
 	6,   // 52: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
 	99,  // 53: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	135, // 54: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	136, // 54: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
 	101, // 55: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
 	107, // 56: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
 	107, // 57: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
@@ -9506,7 +9545,7 @@ var file_quarry_proto_depIdxs = []int32{
 	126, // 61: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
 	122, // 62: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
 	126, // 63: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
-	133, // 64: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	134, // 64: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
 	18,  // 65: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
 	22,  // 66: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
 	25,  // 67: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
@@ -9540,7 +9579,7 @@ var file_quarry_proto_depIdxs = []int32{
 	108, // 95: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
 	110, // 96: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
 	112, // 97: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	131, // 98: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	132, // 98: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
 	114, // 99: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
 	115, // 100: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
 	118, // 101: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
@@ -9551,76 +9590,78 @@ var file_quarry_proto_depIdxs = []int32{
 	124, // 106: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
 	127, // 107: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
 	129, // 108: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
-	82,  // 109: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	83,  // 110: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	92,  // 111: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	97,  // 112: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	53,  // 113: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	55,  // 114: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	57,  // 115: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	59,  // 116: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	61,  // 117: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	64,  // 118: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	66,  // 119: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	97,  // 120: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	21,  // 121: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	24,  // 122: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	26,  // 123: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	28,  // 124: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	30,  // 125: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	35,  // 126: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	32,  // 127: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	13,  // 128: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	13,  // 129: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	17,  // 130: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	36,  // 131: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	36,  // 132: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	40,  // 133: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	42,  // 134: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	36,  // 135: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	45,  // 136: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	47,  // 137: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	50,  // 138: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	52,  // 139: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	9,   // 140: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	70,  // 141: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	9,   // 142: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	73,  // 143: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	75,  // 144: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	77,  // 145: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	12,  // 146: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	81,  // 147: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	102, // 148: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	104, // 149: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	106, // 150: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	109, // 151: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	111, // 152: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	113, // 153: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	132, // 154: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	87,  // 155: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	87,  // 156: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	119, // 157: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	121, // 158: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	87,  // 159: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	87,  // 160: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	122, // 161: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
-	125, // 162: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
-	128, // 163: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
-	130, // 164: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
-	85,  // 165: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	85,  // 166: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	94,  // 167: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	98,  // 168: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	54,  // 169: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	56,  // 170: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	58,  // 171: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	60,  // 172: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	62,  // 173: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	65,  // 174: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	67,  // 175: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	98,  // 176: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	121, // [121:177] is the sub-list for method output_type
-	65,  // [65:121] is the sub-list for method input_type
+	131, // 109: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
+	82,  // 110: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	83,  // 111: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	92,  // 112: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	97,  // 113: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	53,  // 114: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	55,  // 115: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	57,  // 116: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	59,  // 117: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	61,  // 118: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	64,  // 119: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	66,  // 120: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	97,  // 121: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	21,  // 122: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	24,  // 123: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	26,  // 124: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	28,  // 125: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	30,  // 126: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	35,  // 127: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	32,  // 128: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	13,  // 129: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	13,  // 130: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	17,  // 131: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	36,  // 132: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	36,  // 133: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	40,  // 134: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	42,  // 135: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	36,  // 136: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	45,  // 137: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	47,  // 138: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	50,  // 139: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	52,  // 140: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	9,   // 141: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	70,  // 142: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	9,   // 143: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	73,  // 144: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	75,  // 145: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	77,  // 146: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	12,  // 147: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	81,  // 148: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	102, // 149: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	104, // 150: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	106, // 151: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	109, // 152: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	111, // 153: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	113, // 154: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	133, // 155: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	87,  // 156: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	87,  // 157: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	119, // 158: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	121, // 159: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	87,  // 160: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	87,  // 161: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	122, // 162: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
+	125, // 163: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
+	128, // 164: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
+	130, // 165: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
+	121, // 166: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
+	85,  // 167: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	85,  // 168: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	94,  // 169: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	98,  // 170: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	54,  // 171: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	56,  // 172: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	58,  // 173: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	60,  // 174: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	62,  // 175: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	65,  // 176: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	67,  // 177: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	98,  // 178: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	122, // [122:179] is the sub-list for method output_type
+	65,  // [65:122] is the sub-list for method input_type
 	65,  // [65:65] is the sub-list for extension type_name
 	65,  // [65:65] is the sub-list for extension extendee
 	0,   // [0:65] is the sub-list for field type_name
@@ -9643,7 +9684,7 @@ func file_quarry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   128,
+			NumMessages:   129,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -136,6 +136,9 @@ const (
 	ControllerPollJobsProcedure = "/quarry.v1.Controller/PollJobs"
 	// ControllerListWorkersProcedure is the fully-qualified name of the Controller's ListWorkers RPC.
 	ControllerListWorkersProcedure = "/quarry.v1.Controller/ListWorkers"
+	// ControllerListUserGrantsProcedure is the fully-qualified name of the Controller's ListUserGrants
+	// RPC.
+	ControllerListUserGrantsProcedure = "/quarry.v1.Controller/ListUserGrants"
 	// ControllerRotateKeyProcedure is the fully-qualified name of the Controller's RotateKey RPC.
 	ControllerRotateKeyProcedure = "/quarry.v1.Controller/RotateKey"
 	// ControllerListKeysProcedure is the fully-qualified name of the Controller's ListKeys RPC.
@@ -245,6 +248,9 @@ type ControllerClient interface {
 	PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error)
 	// ListWorkers answers the workers that have polled in the last seconds and serve the caller's tenant.
 	ListWorkers(context.Context, *connect.Request[quarrypb.ListWorkersRequest]) (*connect.Response[quarrypb.ListWorkersResponse], error)
+	// ListUserGrants answers the grants of users of gateways (redis:NAME), for a gateway: the tenants with these
+	// grants alone. It acts for such a user by naming it in the header Quarry-User, beside the tenant.
+	ListUserGrants(context.Context, *connect.Request[quarrypb.ListUserGrantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error)
 	// RotateKey makes another signing key. It signs when every node that is up has learned it.
 	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
@@ -528,6 +534,12 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("ListWorkers")),
 			connect.WithClientOptions(opts...),
 		),
+		listUserGrants: connect.NewClient[quarrypb.ListUserGrantsRequest, quarrypb.ListTenantsResponse](
+			httpClient,
+			baseURL+ControllerListUserGrantsProcedure,
+			connect.WithSchema(controllerMethods.ByName("ListUserGrants")),
+			connect.WithClientOptions(opts...),
+		),
 		rotateKey: connect.NewClient[quarrypb.RotateKeyRequest, quarrypb.KeysResponse](
 			httpClient,
 			baseURL+ControllerRotateKeyProcedure,
@@ -601,6 +613,7 @@ type controllerClient struct {
 	endDelegation    *connect.Client[quarrypb.EndDelegationRequest, quarrypb.EndDelegationResponse]
 	pollJobs         *connect.Client[quarrypb.PollJobsRequest, quarrypb.PollJobsResponse]
 	listWorkers      *connect.Client[quarrypb.ListWorkersRequest, quarrypb.ListWorkersResponse]
+	listUserGrants   *connect.Client[quarrypb.ListUserGrantsRequest, quarrypb.ListTenantsResponse]
 	rotateKey        *connect.Client[quarrypb.RotateKeyRequest, quarrypb.KeysResponse]
 	listKeys         *connect.Client[quarrypb.ListKeysRequest, quarrypb.KeysResponse]
 	status           *connect.Client[quarrypb.StatusRequest, quarrypb.StatusResponse]
@@ -827,6 +840,11 @@ func (c *controllerClient) ListWorkers(ctx context.Context, req *connect.Request
 	return c.listWorkers.CallUnary(ctx, req)
 }
 
+// ListUserGrants calls quarry.v1.Controller.ListUserGrants.
+func (c *controllerClient) ListUserGrants(ctx context.Context, req *connect.Request[quarrypb.ListUserGrantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
+	return c.listUserGrants.CallUnary(ctx, req)
+}
+
 // RotateKey calls quarry.v1.Controller.RotateKey.
 func (c *controllerClient) RotateKey(ctx context.Context, req *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
 	return c.rotateKey.CallUnary(ctx, req)
@@ -930,6 +948,9 @@ type ControllerHandler interface {
 	PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error)
 	// ListWorkers answers the workers that have polled in the last seconds and serve the caller's tenant.
 	ListWorkers(context.Context, *connect.Request[quarrypb.ListWorkersRequest]) (*connect.Response[quarrypb.ListWorkersResponse], error)
+	// ListUserGrants answers the grants of users of gateways (redis:NAME), for a gateway: the tenants with these
+	// grants alone. It acts for such a user by naming it in the header Quarry-User, beside the tenant.
+	ListUserGrants(context.Context, *connect.Request[quarrypb.ListUserGrantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error)
 	// RotateKey makes another signing key. It signs when every node that is up has learned it.
 	RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error)
 	ListKeys(context.Context, *connect.Request[quarrypb.ListKeysRequest]) (*connect.Response[quarrypb.KeysResponse], error)
@@ -1209,6 +1230,12 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("ListWorkers")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerListUserGrantsHandler := connect.NewUnaryHandler(
+		ControllerListUserGrantsProcedure,
+		svc.ListUserGrants,
+		connect.WithSchema(controllerMethods.ByName("ListUserGrants")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerRotateKeyHandler := connect.NewUnaryHandler(
 		ControllerRotateKeyProcedure,
 		svc.RotateKey,
@@ -1323,6 +1350,8 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerPollJobsHandler.ServeHTTP(w, r)
 		case ControllerListWorkersProcedure:
 			controllerListWorkersHandler.ServeHTTP(w, r)
+		case ControllerListUserGrantsProcedure:
+			controllerListUserGrantsHandler.ServeHTTP(w, r)
 		case ControllerRotateKeyProcedure:
 			controllerRotateKeyHandler.ServeHTTP(w, r)
 		case ControllerListKeysProcedure:
@@ -1514,6 +1543,10 @@ func (UnimplementedControllerHandler) PollJobs(context.Context, *connect.Request
 
 func (UnimplementedControllerHandler) ListWorkers(context.Context, *connect.Request[quarrypb.ListWorkersRequest]) (*connect.Response[quarrypb.ListWorkersResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListWorkers is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ListUserGrants(context.Context, *connect.Request[quarrypb.ListUserGrantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListUserGrants is not implemented"))
 }
 
 func (UnimplementedControllerHandler) RotateKey(context.Context, *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
