@@ -150,7 +150,7 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	cert, nodes := a.serving(identity.Node)
-	port, err := c.metricsFlags.open(ctx, "controller")
+	port, err := c.metricsFlags.open(ctx, a, "controller")
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,7 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 	if g.Replicas < 0 {
 		return usagef("--replicas %d: want 1 or more", g.Replicas)
 	}
-	port, err := g.metricsFlags.open(ctx, "gateway")
+	port, err := g.metricsFlags.open(ctx, a, "gateway")
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 // metricsFlags let a process be watched.
 type metricsFlags struct {
 	MetricsListen string `placeholder:"HOST:PORT" help:"Serve Prometheus metrics there; port 0 takes a free one. Without, nothing is served."`
+	MetricsTLS    string `name:"metrics-tls" enum:"off,on,required" default:"off" help:"TLS on that port, with --tls-cert and --tls-key: off; on: any client is served; required: only clients with a certificate of the cluster, of any role."`
 	Pprof         bool   `name:"pprof" help:"Serve the profiles of net/http/pprof on that port too, below /debug/pprof."`
 }
 
@@ -26,16 +27,22 @@ type metricsPort struct {
 
 // open opens the port before anything else is begun: one that is taken is found
 // while nothing has to be undone.
-func (f *metricsFlags) open(ctx context.Context, role string) (*metricsPort, error) {
+func (f *metricsFlags) open(ctx context.Context, a *app, role string) (*metricsPort, error) {
 	if f.MetricsListen == "" {
 		if f.Pprof {
 			return nil, usagef("--pprof needs --metrics-listen: profiles are served on that port")
 		}
+		if f.MetricsTLS != metrics.TLSOff {
+			return nil, usagef("--metrics-tls %s needs --metrics-listen", f.MetricsTLS)
+		}
 		return &metricsPort{}, nil
 	}
+	secured, err := metrics.TLS(f.MetricsTLS, a.trust)
+	if err != nil {
+		return nil, usagef("--metrics-tls: %w", err)
+	}
 	p := &metricsPort{registry: metrics.NewRegistry(version, role)}
-	var err error
-	p.server, err = metrics.Serve(ctx, f.MetricsListen, p.registry, f.Pprof)
+	p.server, err = metrics.Serve(ctx, f.MetricsListen, p.registry, f.Pprof, secured)
 	return p, err
 }
 

@@ -136,7 +136,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	cert, calls := a.serving(identity.Controller)
-	port, err := s.metricsFlags.open(ctx, "storage")
+	port, err := s.metricsFlags.open(ctx, a, "storage")
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	if private {
 		a.cli.Token = rand.Text()
 	}
-	port, err := d.metricsFlags.open(ctx, "dev")
+	port, err := d.metricsFlags.open(ctx, a, "dev")
 	if err != nil {
 		return err
 	}

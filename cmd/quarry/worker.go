@@ -48,7 +48,7 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 	if c.CompileTimeout <= 0 || c.PartTimeout <= 0 || c.PartTimeout > job.MaxPartTimeout {
 		return usagef("--compile-timeout %v, --part-timeout %v: want more than 0, and at most %v for a part", c.CompileTimeout, c.PartTimeout, job.MaxPartTimeout)
 	}
-	port, err := c.metricsFlags.open(ctx, "worker")
+	port, err := c.metricsFlags.open(ctx, a, "worker")
 	if err != nil {
 		return err
 	}
@@ -74,14 +74,15 @@ func (c *workerCmd) Run(ctx context.Context, a *app) error {
 // workerFlags start workers beside a storage node, as processes of their own: a
 // plugin that takes its process down takes nothing else with it.
 type workerFlags struct {
-	Workers        int    `default:"0" help:"Worker processes to run beside each storage node, for jobs."`
-	WorkerReplicas int    `placeholder:"N" help:"Replicas of what workers make; with 2 or more, jobs outlive a node and its memory. Default is the cluster's."`
-	WorkerDurable  bool   `help:"What workers make survives a power failure of all nodes."`
-	WorkerCommand  string `placeholder:"COMMAND" help:"Program to run as worker, with plugins of its own; default this one."`
-	WorkerCert     string `name:"worker-tls-cert" placeholder:"FILE" help:"Certificate of the workers, of role worker; a node's own does not do."`
-	WorkerKey      string `name:"worker-tls-key" placeholder:"FILE" help:"Key of the workers' certificate."`
-	WorkerToken    string `placeholder:"TOKEN" help:"Token of the workers, of role worker; default the node's."`
-	WorkerMetrics  string `name:"worker-metrics-listen" placeholder:"HOST:PORT" help:"Serve the first worker's Prometheus metrics there, and those of the others at the ports above."`
+	Workers          int    `default:"0" help:"Worker processes to run beside each storage node, for jobs."`
+	WorkerReplicas   int    `placeholder:"N" help:"Replicas of what workers make; with 2 or more, jobs outlive a node and its memory. Default is the cluster's."`
+	WorkerDurable    bool   `help:"What workers make survives a power failure of all nodes."`
+	WorkerCommand    string `placeholder:"COMMAND" help:"Program to run as worker, with plugins of its own; default this one."`
+	WorkerCert       string `name:"worker-tls-cert" placeholder:"FILE" help:"Certificate of the workers, of role worker; a node's own does not do."`
+	WorkerKey        string `name:"worker-tls-key" placeholder:"FILE" help:"Key of the workers' certificate."`
+	WorkerToken      string `placeholder:"TOKEN" help:"Token of the workers, of role worker; default the node's."`
+	WorkerMetricsTLS string `name:"worker-metrics-tls" enum:"off,on,required" default:"off" help:"TLS on these ports, with --worker-tls-cert and --worker-tls-key; as --metrics-tls."`
+	WorkerMetrics    string `name:"worker-metrics-listen" placeholder:"HOST:PORT" help:"Serve the first worker's Prometheus metrics there, and those of the others at the ports above."`
 
 	begun int // workers of this process's nodes so far
 }
@@ -130,6 +131,9 @@ func (f *workerFlags) start(ctx context.Context, a *app, node string, controller
 // metrics are the flags that make worker number i serve its metrics.
 func (f *workerFlags) metrics(i int) ([]string, error) {
 	if f.WorkerMetrics == "" {
+		if f.WorkerMetricsTLS != "off" {
+			return nil, usagef("--worker-metrics-tls %s needs --worker-metrics-listen", f.WorkerMetricsTLS)
+		}
 		return nil, nil
 	}
 	host, port, err := net.SplitHostPort(f.WorkerMetrics)
@@ -137,7 +141,11 @@ func (f *workerFlags) metrics(i int) ([]string, error) {
 	if err != nil || perr != nil || n == 0 || int(n)+i > 65535 {
 		return nil, usagef("--worker-metrics-listen %q: want HOST:PORT with a port above 0, and one more for each further worker", f.WorkerMetrics)
 	}
-	return []string{"--metrics-listen", net.JoinHostPort(host, strconv.Itoa(int(n)+i))}, nil
+	out := []string{"--metrics-listen", net.JoinHostPort(host, strconv.Itoa(int(n)+i))}
+	if f.WorkerMetricsTLS != "off" { // programs of one's own may be of a version that lacks it
+		out = append(out, "--metrics-tls", f.WorkerMetricsTLS)
+	}
+	return out, nil
 }
 
 func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, controllers, more []string) {

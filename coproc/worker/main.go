@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -41,6 +42,7 @@ type options struct {
 	client  client.Config
 	tls     identity.Files
 	listen  string
+	secured *tls.Config // of the port of metrics; nil: plain
 	work    job.Config
 	memory  int
 	module  int
@@ -78,6 +80,7 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	f.DurationVar(&o.work.CompileTimeout, "compile-timeout", job.DefaultCompileTimeout, "longest time to compile a WASM module; a job may ask for less")
 	f.DurationVar(&o.work.PartTimeout, "part-timeout", job.MaxPartTimeout, "longest time for one attempt of one part that a job may ask for")
 	f.StringVar(&o.listen, "metrics-listen", "", "serve Prometheus metrics there, HOST:PORT")
+	metricsTLS := f.String("metrics-tls", metrics.TLSOff, "TLS on that port, with --tls-cert and --tls-key: off, on, or required: only clients with a certificate of the cluster")
 	if len(args) > 0 && args[0] == "worker" { // as storage nodes say it
 		args = args[1:]
 	}
@@ -111,6 +114,9 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 		trust = src
 	}
 	var err error
+	if o.secured, err = metrics.TLS(*metricsTLS, trust); err != nil {
+		return nil, fmt.Errorf("--metrics-tls: %w", err)
+	}
 	if o.client.FabricTLS, err = tcp.NewTLS(encryption, trust); err != nil {
 		return nil, fmt.Errorf("--fabric-tls: %w", err)
 	}
@@ -141,7 +147,7 @@ func (o *options) run(ctx context.Context, out io.Writer, log *slog.Logger) erro
 	registry := metrics.NewRegistry(o.version, "worker")
 	ready := map[string]string{"ready": "worker", "node": o.work.Node}
 	if o.listen != "" { // first: a port that is taken is found while nothing has to be undone
-		s, err := metrics.Serve(ctx, o.listen, registry, false)
+		s, err := metrics.Serve(ctx, o.listen, registry, false, o.secured)
 		if err != nil {
 			return err
 		}

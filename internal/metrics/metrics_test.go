@@ -1,8 +1,12 @@
 package metrics
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"io"
+	"log/slog"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +14,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/verify/certs"
 
 	"github.com/quarrystore/quarry/internal/latency"
 )
@@ -93,7 +100,7 @@ func TestComplaints(t *testing.T) {
 }
 
 func TestServe(t *testing.T) {
-	s, err := Serve(t.Context(), "127.0.0.1:0", NewRegistry("v1", "test"), false)
+	s, err := Serve(t.Context(), "127.0.0.1:0", NewRegistry("v1", "test"), false, nil)
 	require.NoError(t, err)
 	for path, want := range map[string]string{"/metrics": `quarry_build_info{go_version="go`, "/healthz": "ok", "/": "/metrics"} {
 		res, err := http.Get(s.URL() + path)
@@ -109,7 +116,7 @@ func TestServe(t *testing.T) {
 		res.Body.Close()
 		require.Equal(t, http.StatusNotFound, res.StatusCode, path)
 	}
-	_, err = Serve(t.Context(), strings.TrimPrefix(s.URL(), "http://"), NewRegistry("v1", "test"), false)
+	_, err = Serve(t.Context(), strings.TrimPrefix(s.URL(), "http://"), NewRegistry("v1", "test"), false, nil)
 	require.ErrorContains(t, err, "--metrics-listen")
 	require.NoError(t, s.Close())
 	_, err = http.Get(s.URL() + "/metrics")
@@ -118,7 +125,7 @@ func TestServe(t *testing.T) {
 
 // TestProfiles: profiles are served where they are asked for.
 func TestProfiles(t *testing.T) {
-	s, err := Serve(t.Context(), "127.0.0.1:0", NewRegistry("v1", "test"), true)
+	s, err := Serve(t.Context(), "127.0.0.1:0", NewRegistry("v1", "test"), true, nil)
 	require.NoError(t, err)
 	defer s.Close()
 	res, err := http.Get(s.URL() + "/debug/pprof/goroutine?debug=1")
@@ -127,4 +134,69 @@ func TestProfiles(t *testing.T) {
 	b, err := io.ReadAll(res.Body)
 	require.NoError(t, err)
 	require.Contains(t, string(b), "goroutine profile: total")
+}
+
+// The port serves TLS with the certificate of the process, also one that is replaced, and with required only clients of the
+// cluster.
+func TestServeOverTLS(t *testing.T) {
+	ours, foreign := certs.New(t, "prod"), certs.New(t, "other")
+	files := ours.Files(identity.Node, "n1", "127.0.0.1")
+	src, err := identity.Open(files, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	pem, err := os.ReadFile(ours.CA)
+	require.NoError(t, err)
+	pool := x509.NewCertPool()
+	require.True(t, pool.AppendCertsFromPEM(pem))
+	get := func(url string, show *identity.Files) (serial string, err error) {
+		c := &tls.Config{RootCAs: pool}
+		if show != nil {
+			pair, err := tls.LoadX509KeyPair(show.Cert, show.Key)
+			require.NoError(t, err)
+			c.Certificates = []tls.Certificate{pair}
+		}
+		tr := &http.Transport{TLSClientConfig: c}
+		defer tr.CloseIdleConnections()
+		res, err := (&http.Client{Transport: tr}).Get(url + "/metrics")
+		if err != nil {
+			return "", err
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		require.Contains(t, string(b), "quarry_build_info")
+		return res.TLS.PeerCertificates[0].SerialNumber.String(), nil
+	}
+	serve := func(mode string) string {
+		secured, err := TLS(mode, src)
+		require.NoError(t, err)
+		s, err := Serve(t.Context(), "127.0.0.1:0", NewRegistry("v1", "test"), false, secured)
+		require.NoError(t, err)
+		t.Cleanup(func() { s.Close() })
+		require.True(t, strings.HasPrefix(s.URL(), "https://"))
+		return s.URL()
+	}
+	on, required := serve(TLSOn), serve(TLSRequired)
+	was, err := get(on, nil)
+	require.NoError(t, err)
+	viewer, stranger := ours.Files(identity.Viewer, "prometheus"), foreign.Files(identity.Viewer, "prometheus")
+	_, err = get(required, &viewer)
+	require.NoError(t, err)
+	for name, show := range map[string]*identity.Files{"no certificate": nil, "one of another authority": &stranger} {
+		_, err = get(required, show)
+		require.ErrorContains(t, err, "tls", name)
+	}
+	plain, err := http.Get(strings.Replace(required, "https", "http", 1) + "/metrics")
+	require.NoError(t, err)
+	require.NoError(t, plain.Body.Close())
+	require.Equal(t, http.StatusBadRequest, plain.StatusCode)
+
+	require.Equal(t, files, ours.Files(identity.Node, "n1", "127.0.0.1"), "in the place of the former ones")
+	now, err := get(required, &viewer)
+	require.NoError(t, err)
+	require.NotEqual(t, was, now, "the certificate has been replaced")
+
+	for mode, says := range map[string]string{"maybe": "want off, on or required", TLSOn: "no certificate", TLSRequired: "no certificate"} {
+		_, err := TLS(mode, nil)
+		require.ErrorContains(t, err, says)
+	}
 }

@@ -19,7 +19,8 @@ deployments in ` + "`deploy/`" + ` use port 9420 for controllers, 9421 for stora
   where native histograms are switched on, set always_scrape_classic_histograms as well.
 - A client's own memory of what it did is exact but for the latency: one call in thirty-two of each lane is timed.
 - Names of objects, tokens and keys are never labels.
-- The port has neither TLS nor passwords: bind it to loopback or to the network of the monitoring.
+- The port has no passwords: bind it to loopback or to the network of the monitoring, or serve it over TLS, ` + "`--metrics-tls on`" + `; with ` + "`required`" + ` only
+  clients with a certificate of the cluster are served, of any role. ` + "`deploy/prometheus/prometheus-tls.yml`" + ` scrapes such ports.
 - With ` + "`--pprof`" + ` the port also serves the profiles of Go's net/http/pprof, below ` + "`/debug/pprof`" + `.
 - Dashboards are in ` + "`deploy/grafana`" + `, recording and alerting rules in ` + "`deploy/prometheus`" + `.
 

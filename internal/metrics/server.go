@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/quarrystore/quarry/internal/httpserver"
+	"github.com/quarrystore/quarry/internal/identity"
 )
 
 // Process is what every process tells of itself.
@@ -51,6 +53,31 @@ const (
 	scrapeTimeout = 10 * time.Second
 )
 
+// Modes of TLS of the port.
+const (
+	TLSOff      = "off"      // plain
+	TLSOn       = "on"       // with the certificate of the process; any client is served
+	TLSRequired = "required" // only clients with a certificate of the cluster, of any role, too
+)
+
+// TLS is the configuration for a mode, "" for TLSOff, with the certificate of a process; trust is nil if it has
+// none.
+func TLS(mode string, trust *identity.Source) (*tls.Config, error) {
+	switch {
+	case mode == "" || mode == TLSOff:
+		return nil, nil
+	case mode != TLSOn && mode != TLSRequired:
+		return nil, fmt.Errorf("%q: want off, on or required", mode)
+	case trust == nil || !trust.Serves():
+		return nil, fmt.Errorf("%s: no certificate: give --tls-cert and --tls-key", mode)
+	case mode == TLSOn:
+		return trust.Server(), nil
+	case !trust.Mutual():
+		return nil, fmt.Errorf("%s: no authority, or a certificate that names no role: give --tls-ca, and a certificate of quarry cert", mode)
+	}
+	return trust.ServerFor(identity.Roles...), nil
+}
+
 // Server serves a registry.
 type Server struct {
 	url    string
@@ -61,7 +88,8 @@ type Server struct {
 
 // Serve opens the port. Port 0 takes a free one. With profiles it serves the profiles of
 // net/http/pprof too, below /debug/pprof: a caller that reaches the port can then slow the process.
-func Serve(ctx context.Context, listen string, r *prometheus.Registry, profiles bool) (*Server, error) {
+// secured is the configuration of TLS; nil: the port is plain.
+func Serve(ctx context.Context, listen string, r *prometheus.Registry, profiles bool, secured *tls.Config) (*Server, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", listen)
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -85,7 +113,11 @@ func Serve(ctx context.Context, listen string, r *prometheus.Registry, profiles 
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, index) })
-	s := &Server{url: "http://" + l.Addr().String(), failed: make(chan error, 1), done: make(chan struct{}),
+	scheme := "http://"
+	if secured != nil {
+		scheme, l = "https://", tls.NewListener(l, secured)
+	}
+	s := &Server{url: scheme + l.Addr().String(), failed: make(chan error, 1), done: make(chan struct{}),
 		http: httpserver.New("metrics", mux)}
 	go func() {
 		defer close(s.done)

@@ -37,7 +37,10 @@ import (
 	"github.com/quarrystore/quarry/coproc/worker"
 	"github.com/quarrystore/quarry/deploy/grafana"
 	"github.com/quarrystore/quarry/gateway/redis"
+	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/local"
 	"github.com/quarrystore/quarry/internal/metrics"
+	"github.com/quarrystore/quarry/verify/certs"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -45,6 +48,7 @@ func TestPromtool(t *testing.T) {
 	promtool := tool(t, "promtool", "apt-get install prometheus")
 	dir := filepath.Join(root, "deploy", "prometheus")
 	run(t, dir, promtool, "check", "config", "prometheus.yml")
+	run(t, dir, promtool, "check", "config", "--syntax-only", "prometheus-tls.yml")
 	run(t, dir, promtool, "check", "rules", "rules/recording.yml", "rules/alerts.yml")
 	run(t, dir, promtool, "test", "rules", "rules_test.yml")
 }
@@ -88,7 +92,7 @@ func watch(t *testing.T) *watched {
 	serve := func(role string, cs ...prometheus.Collector) string {
 		r := metrics.NewRegistry("test", role)
 		r.MustRegister(cs...)
-		s, err := metrics.Serve(t.Context(), "127.0.0.1:0", r, false)
+		s, err := metrics.Serve(t.Context(), "127.0.0.1:0", r, false, nil)
 		require.NoError(t, err)
 		t.Cleanup(func() { s.Close() })
 		return strings.TrimPrefix(s.URL(), "http://")
@@ -107,15 +111,20 @@ func watch(t *testing.T) *watched {
 	ports["quarry-worker"] = serve("worker", worker.NewCollector(tally))
 	jobs(t, cluster, c, tally)
 
-	dir := t.TempDir()
-	abs, err := filepath.Abs(filepath.Join(root, "deploy", "prometheus", "rules"))
-	require.NoError(t, err)
-	conf := "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [" + strconv.Quote(abs+"/*.yml") + "]\nscrape_configs:\n"
+	conf := "scrape_configs:\n"
 	for job, port := range ports {
 		conf += fmt.Sprintf("  - {job_name: %s, static_configs: [{targets: [%q]}]}\n", job, port)
 	}
+	abs, err := filepath.Abs(filepath.Join(root, "deploy", "prometheus", "rules"))
+	require.NoError(t, err)
+	return prometheusOf(t, bin, "rule_files: ["+strconv.Quote(abs+"/*.yml")+"]\n"+conf)
+}
+
+// prometheusOf runs a Prometheus until the test ends.
+func prometheusOf(t *testing.T, bin, conf string) *watched {
+	dir := t.TempDir()
 	file := filepath.Join(dir, "prometheus.yml")
-	require.NoError(t, os.WriteFile(file, []byte(conf), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("global: {scrape_interval: 1s, evaluation_interval: 1s}\n"+conf), 0o600))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	listen := l.Addr().String()
@@ -358,4 +367,38 @@ func legends(t *testing.T, w *watched) {
 			}
 		}
 	}
+}
+
+// A real Prometheus scrapes a process that serves metrics to clients of the cluster alone: with a viewer's certificate, and
+// not without.
+func TestPrometheusScrapesOverTLS(t *testing.T) {
+	bin := tool(t, "prometheus", "apt-get install prometheus")
+	ca := certs.New(t, "prod")
+	own, viewer := ca.Files(identity.Controller, "c1", "127.0.0.1"), ca.Files(identity.Viewer, "prometheus")
+	p, err := local.Spawn(t.Context(), binary(t), "controller", "--listen", "127.0.0.1:0", "--tls-cert", own.Cert, "--tls-key", own.Key, "--tls-ca", own.CA, "--metrics-listen", "127.0.0.1:0", "--metrics-tls", "required")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Stop()) })
+	port, secured := strings.CutPrefix(strings.TrimSuffix(p.Ready["metrics"], "/metrics"), "https://")
+	require.True(t, secured, p.Ready["metrics"])
+	w := prometheusOf(t, bin, fmt.Sprintf(`scrape_configs:
+  - {job_name: viewer, scheme: https, static_configs: [{targets: [%[1]q]}], tls_config: {ca_file: %[2]q, cert_file: %[3]q, key_file: %[4]q}}
+  - {job_name: stranger, scheme: https, static_configs: [{targets: [%[1]q]}], tls_config: {ca_file: %[2]q}}
+`, port, ca.CA, viewer.Cert, viewer.Key))
+	up := func(job string) string {
+		res, err := http.Get(w.url + "/api/v1/query?query=" + url.QueryEscape(`up{job="`+job+`"}`))
+		if err != nil {
+			return ""
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		switch {
+		case strings.Contains(string(b), `,"1"]`):
+			return "up"
+		case strings.Contains(string(b), `,"0"]`):
+			return "down"
+		}
+		return ""
+	}
+	require.Eventually(t, func() bool { return up("viewer") == "up" && up("stranger") == "down" }, 3*time.Minute, 100*time.Millisecond)
 }
