@@ -15,8 +15,9 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// work runs one attempt of a part and records how it ended.
-func (w *worker) work(ctx context.Context, j *Job, p *Part) {
+// work runs one attempt of a part and records how it ended. An error is of the job's records.
+func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
+	defer survive(&err)
 	began := time.Now()
 	w.Tally.busy.Add(1)
 	defer w.Tally.busy.Add(-1)
@@ -43,7 +44,7 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) {
 		w.Die(fmt.Sprintf("%v: %v, and it does not stop", p, context.Cause(dctx)))
 		a = <-result // Die of a test returns
 		dropRuns(w.tidy, w.c, a.Runs)
-		return
+		return nil
 	}
 	if a.err != nil && context.Cause(dctx) != nil {
 		a.err = context.Cause(dctx)
@@ -52,6 +53,7 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) {
 	if errors.Is(a.err, errMemory) {
 		w.Die(a.err.Error())
 	}
+	return nil
 }
 
 // attempt is how a part's attempt ended.
@@ -167,7 +169,8 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 }
 
 // attempt runs the part in its phase.
-func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) error {
+func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) (err error) {
+	defer survive(&err)
 	if p.Phase == phasePlan {
 		return w.makePlan(ctx, j, p)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -20,33 +21,63 @@ func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 		return nil, nil, err
 	}
 	for _, id := range ids {
-		j, err := w.store.Job(ctx, id)
-		if err != nil {
-			return nil, nil, err
+		j, p, err := w.claimOf(ctx, id)
+		if unsound(err) {
+			w.refuse(ctx, id, err)
+			continue
 		}
-		for !j.State.Ended() {
-			parts, err := w.store.Parts(ctx, id, j.Phase)
-			if err != nil {
-				return nil, nil, err
-			}
-			p, done, err := w.choose(ctx, parts)
-			if err != nil || p != nil {
-				return j, p, err
-			}
-			if !done {
-				break
-			}
-			if j, err = w.advance(ctx, j, parts); err != nil {
-				return nil, nil, err
-			}
-		}
-		if j.State.Ended() {
-			if err := w.cleanUp(ctx, j); err != nil {
-				return nil, nil, err
-			}
+		if err != nil || p != nil {
+			return j, p, err
 		}
 	}
 	return nil, nil, nil
+}
+
+// claimOf claims a part of one job, and advances the job if its parts are all done.
+func (w *worker) claimOf(ctx context.Context, id uint64) (j *Job, p *Part, err error) {
+	defer survive(&err)
+	if j, err = w.job(ctx, id); errors.Is(err, ErrNoJob) {
+		return nil, nil, fmt.Errorf("%w: %w", errDamaged, err) // the marker is written after the job
+	} else if err != nil {
+		return nil, nil, err
+	}
+	for !j.State.Ended() {
+		parts, err := w.store.Parts(ctx, id, j.Phase)
+		if err != nil {
+			return nil, nil, err
+		}
+		p, done, err := w.choose(ctx, parts)
+		if err != nil || p != nil {
+			return j, p, err
+		}
+		if !done {
+			return nil, nil, nil
+		}
+		if j, err = w.advance(ctx, j, parts); err != nil {
+			return nil, nil, err
+		}
+	}
+	return nil, nil, w.cleanUp(ctx, j)
+}
+
+// job reads the record of a job that the worker is to act on.
+func (w *worker) job(ctx context.Context, id uint64) (*Job, error) {
+	j, err := w.store.Job(ctx, id)
+	if err == nil {
+		err = j.check(id)
+	}
+	return j, err
+}
+
+// unsound says whether an error is of a job's records: then the job is refused, and the others go on.
+func unsound(err error) bool { return errors.Is(err, errForged) || errors.Is(err, errDamaged) }
+
+// survive turns a panic over the records of a job into an error that refuses the job: other programs of its
+// tenant can write them, and the worker works for other tenants too.
+func survive(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("%w: panic: %v\n%s", errDamaged, r, cut(string(debug.Stack()), maxErrorLen/2))
+	}
 }
 
 // readyFor is how long after they were listed unclaimed parts are worth a try. A part that
@@ -69,7 +100,10 @@ func (w *worker) claimReady(ctx context.Context) (*Job, *Part, error) {
 		if p == nil {
 			return nil, nil, nil
 		}
-		j, err := w.store.Job(ctx, p.Job)
+		j, err := w.job(ctx, p.Job)
+		if unsound(err) {
+			continue // claimOf refuses it
+		}
 		if err != nil {
 			return nil, nil, err
 		}
@@ -175,7 +209,10 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 	var next []*Part
 	switch j.Phase {
 	case phasePlan:
-		next = parts[0].Plan
+		var err error
+		if next, err = planned(j.ID, parts); err != nil {
+			return nil, err
+		}
 		j.Maps, j.Phase = len(next), phaseMap
 	case phaseMap:
 		for i := range j.Reduces {
@@ -193,7 +230,7 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 	}
 	err := w.store.swapJob(ctx, j)
 	if errors.Is(err, btree.ErrConflict) {
-		return w.store.Job(ctx, j.ID)
+		return w.job(ctx, j.ID)
 	}
 	return j, err
 }
@@ -224,13 +261,18 @@ func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 			return err
 		}
 	}
-	w.trees.forget(j.ID)
-	switch err := w.store.t.Delete(ctx, activeKey(j.ID)); {
+	return w.retire(ctx, j.ID, j.State, j.Delegated)
+}
+
+// retire removes an ended job from the list of active ones.
+func (w *worker) retire(ctx context.Context, id uint64, state State, delegated bool) error {
+	w.trees.forget(id)
+	switch err := w.store.t.Delete(ctx, activeKey(id)); {
 	case err == nil: // only one worker's Delete succeeds: that one counts
-		if w.store.d == nil && j.Delegated { // workers that act for submitters end it in over
-			_ = w.c.Jobs().End(ctx, j.ID, false) // else it ends with its time
+		if w.store.d == nil && delegated { // workers that act for submitters end it in over
+			_ = w.c.Jobs().End(ctx, id, false) // else it ends with its time
 		}
-		w.Tally.ended[place(endings[:], j.State)].Add(1)
+		w.Tally.ended[place(endings[:], state)].Add(1)
 	case !errors.Is(err, btree.ErrNoKey):
 		return err
 	}

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -211,6 +212,23 @@ func (j *Job) digest() []byte {
 	return d[:]
 }
 
+// check refuses a record of a job that goes on if Submit and workers do not write such ones: the digest is of
+// the ID and the Spec alone, and a submitter may give the digest of any Spec.
+func (j *Job) check(id uint64) error {
+	phase := j.Phase == phasePlan || j.Phase == phaseMap || j.Phase == phaseReduce
+	switch err := j.Spec.check(); {
+	case j.ID != id:
+		return fmt.Errorf("job %d: %w: it is that of job %d", id, errDamaged, j.ID)
+	case j.State.Ended():
+		return nil
+	case err != nil:
+		return fmt.Errorf("job %d: %w: %w", id, errDamaged, err)
+	case j.State != Running || !phase || j.Spec.MapParts < 1 || j.Maps < 0 || j.Maps > MaxParts || j.Reduces < 0 || j.Reduces > MaxReduceParts:
+		return fmt.Errorf("job %d: %w: state %q, phase %q with %d map parts, planned as %d, and %d reduce parts", id, errDamaged, j.State, j.Phase, j.Maps, j.Spec.MapParts, j.Reduces)
+	}
+	return nil
+}
+
 // Part is one part as it stands.
 type Part struct {
 	Job     uint64 `json:"job"`               // number of the job
@@ -247,6 +265,27 @@ type Part struct {
 type Object struct {
 	Name string    `json:"name"`
 	Ref  proto.Ref `json:"ref"` // a name that is given to another object later does not change the input
+}
+
+// check refuses a record that is not of the part that its key names.
+func (p *Part) check(key []byte, id uint64) error {
+	if p.Job != id || p.Index < 0 || p.Index >= MaxParts || !bytes.Equal(key, partKey(id, p.Phase, p.Index)) || p.Attempt < 0 || p.Attempt > MaxAttempts+1 {
+		return fmt.Errorf("job %d: %w: record %q is of %v, attempt %d", id, errDamaged, key, p, p.Attempt)
+	}
+	return nil
+}
+
+// planned are the map parts that the plan part of a job has.
+func planned(id uint64, parts []*Part) ([]*Part, error) {
+	if len(parts) != 1 || len(parts[0].Plan) > MaxParts {
+		return nil, fmt.Errorf("job %d: %w: it has %d plans, or one of more than %d parts", id, errDamaged, len(parts), MaxParts)
+	}
+	for i, p := range parts[0].Plan {
+		if p == nil || p.Job != id || p.Phase != phaseMap || p.Index != i || p.State != Pending {
+			return nil, fmt.Errorf("job %d: %w: part %d of its plan", id, errDamaged, i+1)
+		}
+	}
+	return parts[0].Plan, nil
 }
 
 func (p *Part) String() string { return fmt.Sprintf("job %d %s part %d", p.Job, p.Phase, p.Index+1) }

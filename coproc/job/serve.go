@@ -130,7 +130,8 @@ func (s *server) follow(ctx context.Context, list []*client.Delegation) {
 }
 
 // serve works for one job, under a session of its own.
-func (s *server) serve(ctx context.Context, d *client.Delegation) error {
+func (s *server) serve(ctx context.Context, d *client.Delegation) (err error) {
+	defer survive(&err)
 	c, err := s.jobs.Connect(ctx, d.Job, d.Tenant)
 	if err != nil {
 		return err
@@ -156,6 +157,7 @@ func (w *worker) over(ctx context.Context) bool {
 	}
 	j, err := w.store.read(ctx, d.Job)
 	switch {
+	case errors.Is(err, errDamaged): // refused
 	case errors.Is(err, ErrNoJob) && w.still(fmt.Sprint("orphan/", d.Job), 0) > orphanAfter:
 	case err != nil || !j.State.Ended():
 		return false // it is being submitted
@@ -167,11 +169,15 @@ func (w *worker) over(ctx context.Context) bool {
 	return true
 }
 
-// refuse ends a job whose record was changed.
-func (w *worker) refuse(ctx context.Context, why error) {
-	w.Logger.Warn("job is refused", "error", why)
-	if err := w.store.end(ctx, w.store.d.Job, Failed, why.Error()); err != nil {
-		w.Logger.Warn("job is not ended", "error", err)
+// refuse ends a job whose records were changed. What damaged records name is not freed.
+func (w *worker) refuse(ctx context.Context, id uint64, why error) {
+	w.Logger.Warn("job is refused", "job", id, "error", why)
+	err := w.store.end(ctx, id, Failed, why.Error())
+	if errors.Is(why, errDamaged) {
+		err = errors.Join(err, w.retire(ctx, id, Failed, true))
+	}
+	if err != nil {
+		w.Logger.Warn("job is not ended", "job", id, "error", err)
 	}
 }
 

@@ -30,6 +30,8 @@ var (
 	errLost = errors.New("part is another worker's now")
 	// errForged: the record says something else than its submitter has delegated.
 	errForged = errors.New("its record is not what its submitter has delegated: it has been changed since")
+	// errDamaged: a record says what no program of this package writes.
+	errDamaged = errors.New("its records are damaged, or were changed by another program")
 )
 
 // Store reads and changes the records of jobs.
@@ -102,7 +104,7 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 		return nil, err
 	}
 	if spec.MapParts == 0 {
-		spec.MapParts = max(4, 4*len(workers))
+		spec.MapParts = min(MaxParts, max(4, 4*len(workers)))
 	}
 	if spec.ReduceParts == 0 {
 		spec.ReduceParts = min(MaxReduceParts, max(2, 2*len(workers)))
@@ -220,7 +222,7 @@ func (s *Store) read(ctx context.Context, id uint64) (*Job, error) {
 	}
 	j := &Job{version: v}
 	if err := json.Unmarshal(b, j); err != nil {
-		return nil, fmt.Errorf("job %d: its record is damaged: %w", id, err)
+		return nil, fmt.Errorf("job %d: %w: %w", id, errDamaged, err)
 	}
 	return j, nil
 }
@@ -264,7 +266,10 @@ const (
 
 // Jobs lists all jobs, oldest first.
 func (s *Store) Jobs(ctx context.Context) ([]*Job, error) {
-	return list(ctx, s.t, prefixed("job/"), func(j *Job, v uint64) { j.version = v })
+	return list(ctx, s.t, prefixed("job/"), func(_ []byte, j *Job, v uint64) error {
+		j.version = v
+		return nil
+	})
 }
 
 // Parts lists the parts of a job; phase "" means all phases.
@@ -273,21 +278,30 @@ func (s *Store) Parts(ctx context.Context, id uint64, phase string) ([]*Part, er
 	if phase != "" {
 		prefix += phase + "/"
 	}
-	return list(ctx, s.t, prefixed(prefix), func(p *Part, v uint64) { p.version = v })
+	n := 0
+	return list(ctx, s.t, prefixed(prefix), func(key []byte, p *Part, v uint64) error {
+		if n++; n > MaxParts+MaxReduceParts+1 {
+			return fmt.Errorf("job %d: %w: more than %d parts", id, errDamaged, MaxParts+MaxReduceParts+1)
+		}
+		p.version = v
+		return p.check(key, id)
+	})
 }
 
-// list decodes the records of a range; damaged ones are an error.
-func list[T any](ctx context.Context, t *kv.Tree, r btree.Range, note func(*T, uint64)) ([]*T, error) {
+// list decodes the records of a range; damaged ones are an error, and those that note refuses.
+func list[T any](ctx context.Context, t *kv.Tree, r btree.Range, note func(key []byte, v *T, version uint64) error) ([]*T, error) {
 	var all []*T
 	var bad error
 	err := t.Scan(ctx, r, func(key, value []byte, version uint64) bool {
 		v := new(T)
 		if err := json.Unmarshal(value, v); err != nil {
-			bad = fmt.Errorf("record %q of %s is damaged: %w", key, StateTree, err)
+			bad = fmt.Errorf("record %q of %s: %w: %w", key, StateTree, errDamaged, err)
 			return false
 		}
 		if note != nil {
-			note(v, version)
+			if bad = note(key, v, version); bad != nil {
+				return false
+			}
 		}
 		all = append(all, v)
 		return true

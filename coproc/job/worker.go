@@ -223,7 +223,8 @@ func (w *worker) beWatched(ctx context.Context) {
 }
 
 // lookAround lists the workers, and removes the records of those whose beat has stood still.
-func (w *worker) lookAround(ctx context.Context) error {
+func (w *worker) lookAround(ctx context.Context) (err error) {
+	defer survive(&err)
 	all, err := w.store.workersHere(ctx)
 	if err != nil {
 		return err
@@ -268,12 +269,12 @@ func (w *worker) loop(ctx context.Context) {
 		}
 		j, p, err := w.claim(ctx)
 		if err == nil && p != nil {
-			w.work(ctx, j, p)
+			if broken := w.work(ctx, j, p); broken != nil {
+				w.refuse(ctx, j.ID, broken)
+			}
 		}
 		<-w.slots
 		switch {
-		case errors.Is(err, errForged):
-			w.refuse(ctx, err)
 		case err != nil && ctx.Err() == nil:
 			w.Logger.Warn("no work can be had", "error", err)
 			idle = idleMax
