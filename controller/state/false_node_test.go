@@ -97,3 +97,58 @@ func TestARestartedPrimaryRunsNoProgramOfItsOldEpoch(t *testing.T) {
 	r.settle()
 	require.Equal(t, Precondition, r.refusal(w).Code)
 }
+
+// A program's session that is kept alive and acknowledges nothing would hold up the grace
+// periods of all tenants: it is fenced when its epoch is over, and after long in any case.
+func TestAProgramDoesNotHoldUpGracePeriods(t *testing.T) {
+	for name, behind := range map[string]func(r *rig, s *session){
+		"its epoch is over": func(r *rig, s *session) {
+			a := testNode("a", "/dc/r1/a", 2)
+			r.joined(r.restart(a, r.found(1, 1)), a)
+			r.run()
+			require.NotEqual(t, s.rec.Epoch, r.m.region(1).rec.Epoch)
+		},
+		"for long": func(r *rig, s *session) { s.graces = agentGraces },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := cluster(t)
+			w := r.ask(&quarrypb.OpenSessionRequest{Program: r.program(1)})
+			r.run()
+			program := r.m.session(answerOf[*quarrypb.OpenSessionResponse](r, w).Ticket.Serial)
+			require.EqualValues(t, 1, program.rec.Region, "a leader to come finds it in the record")
+			dead := r.open("dead")
+			beat := func(d time.Duration) {
+				for range d / time.Second {
+					r.ask(&quarrypb.HeartbeatRequest{Serial: program.rec.Serial, TableRevision: r.rev})
+					r.run()
+					r.advance(time.Second)
+					r.run()
+				}
+			}
+			r.ask(&quarrypb.RevokeSessionRequest{Session: dead.Session})
+			beat(2 * testLease)
+			scrubbed := r.ask(Scrubbed{Serials: []uint64{dead.Serial}})
+			beat(3 * passLeases * testLease)
+			require.Equal(t, stateLive, program.rec.State, "it may be at work")
+			require.False(t, r.answered(scrubbed))
+			behind(r, program)
+			beat(2 * passLeases * testLease)
+			require.NotEqual(t, stateLive, program.rec.State)
+			require.True(t, r.answered(scrubbed), "the grace period is over")
+		})
+	}
+}
+
+// Sessions of programs are in no tenant's quota, and yet a node does not take all sessions that there are.
+func TestProgramsOfARegionHaveFewSessions(t *testing.T) {
+	r := cluster(t)
+	for range maxProgramSessions {
+		w := r.ask(&quarrypb.OpenSessionRequest{Program: r.program(1)})
+		r.run()
+		answerOf[*quarrypb.OpenSessionResponse](r, w)
+	}
+	w := r.ask(&quarrypb.OpenSessionRequest{Program: r.program(1)})
+	r.run()
+	require.Equal(t, Exhausted, r.refusal(w).Code)
+	r.open("client")
+}

@@ -63,9 +63,33 @@ func (m *Machine) ofProgram(r *quarrypb.OpenSessionRequest) *Error {
 		return errorf(Denied, "node %s does not have the primary of region %d: programs run there", n.rec.Name, p.Region)
 	case g.rec.Replicas[0].Incarnation != n.rec.Incarnation:
 		return errorf(Precondition, "node %s has restarted since epoch %d of region %d was opened: programs of that epoch are over", n.rec.Name, p.Epoch, p.Region)
+	case m.programSessions(p.Region) >= maxProgramSessions:
+		return errorf(Exhausted, "region %d has %d sessions of programs, the most there can be: they end when their node closes them, or with their lease", p.Region, maxProgramSessions)
 	}
 	r.Agent, r.Tenant = true, g.rec.Tenant
 	return nil
+}
+
+// maxProgramSessions is how many live sessions the programs of one region have at most. Few programs of a
+// region run side by side, and each closes its session.
+const maxProgramSessions = 16
+
+func (m *Machine) programSessions(region uint32) (count int) {
+	for _, s := range m.sessions {
+		if s.rec.State == stateLive && s.rec.Agent && s.rec.Region == region {
+			count++
+		}
+	}
+	return count
+}
+
+// programOver says whether the epoch of a program's session is over: its ticket opens nothing any more.
+func (m *Machine) programOver(s *session) bool {
+	if s.rec.Region == 0 {
+		return false
+	}
+	g := m.region(s.rec.Region)
+	return g == nil || g.rec.Epoch != s.rec.Epoch
 }
 
 // pump calls the agent again where it is time.

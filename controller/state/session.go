@@ -31,6 +31,7 @@ type session struct {
 	ackReclaim uint64
 	revokers   []uint64 // waiters of RevokeSession
 	keyID      uint64   // of the key that has signed its ticket, as its latest heartbeat says
+	graces     int      // calls of endGrace in a row that have found it behind
 	fenceBegan int64    // when its fence began, or when this leader found it begun
 	// Since the last heartbeat: the connection that it came over has ended; the last
 	// connection to some storage node has. See maybeBegin.
@@ -82,7 +83,7 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		return
 	}
 	c := m.editCluster()
-	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent, Tenant: r.Tenant, Lanes: r.Lanes, Job: r.Job}
+	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent, Tenant: r.Tenant, Lanes: r.Lanes, Job: r.Job, Region: r.Program.GetRegion(), Epoch: r.Program.GetEpoch()}
 	c.NextSerial++
 	c.LastSession = id
 	// A new session has no operation from before any epoch, and reads the table of its answer.

@@ -32,6 +32,7 @@ func (ws *waits) next() int64 { return ws.grace.until }
 const (
 	tableLeases = 2
 	passLeases  = 20
+	agentGraces = 1000 // 20000 leases, hours: so long may the copy of a large region last
 )
 
 // await calls done once every present session is satisfied, at the earliest at the end of the
@@ -62,11 +63,16 @@ type grace struct {
 }
 
 // endGrace fences the clients that have not acknowledged an epoch in time. It runs every
-// passLeases, so their fences begin after at most twice as many. Agents are not fenced:
-// they acknowledge when the work ends that the grace period may be part of.
+// passLeases, so their fences begin after at most twice as many. Agents acknowledge when
+// the work ends that the grace period may be part of: they have agentGraces times as long,
+// unless they are programs of an epoch that is over.
 func (ws *waits) endGrace() {
 	for _, s := range ws.m.sessions {
-		if s.rec.State == stateLive && !s.rec.Agent && s.ackReclaim < ws.grace.epoch {
+		if s.rec.State != stateLive || s.ackReclaim >= ws.grace.epoch {
+			s.graces = 0
+			continue
+		}
+		if s.graces++; !s.rec.Agent || ws.m.programOver(s) || s.graces > agentGraces {
 			ws.m.note("session %d (serial %d, %s) is fenced: it renews its lease and does not acknowledge the reclaim epoch", s.rec.Session, s.rec.Serial, s.rec.Name)
 			ws.m.fences.begin(s, stateFencing)
 		}

@@ -2396,6 +2396,9 @@ type Session struct {
 	Agent         bool                   `protobuf:"varint,10,opt,name=agent,proto3" json:"agent,omitempty"`
 	Lanes         uint32                 `protobuf:"varint,11,opt,name=lanes,proto3" json:"lanes,omitempty"` // counted in its tenant's quota
 	Job           uint64                 `protobuf:"varint,12,opt,name=job,proto3" json:"job,omitempty"`     // not 0: opened by a worker for this job of its tenant
+	// Of a node's program: it ends with this epoch of this region.
+	Region        uint32 `protobuf:"varint,13,opt,name=region,proto3" json:"region,omitempty"`
+	Epoch         uint64 `protobuf:"varint,14,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2510,6 +2513,20 @@ func (x *Session) GetLanes() uint32 {
 func (x *Session) GetJob() uint64 {
 	if x != nil {
 		return x.Job
+	}
+	return 0
+}
+
+func (x *Session) GetRegion() uint32 {
+	if x != nil {
+		return x.Region
+	}
+	return 0
+}
+
+func (x *Session) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
 	}
 	return 0
 }
@@ -8743,7 +8760,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05proof\x18\x04 \x01(\fR\x05proof\"<\n" +
 	"\fPassResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06passed\x18\x02 \x01(\bR\x06passed\"\xc3\x02\n" +
+	"\x06passed\x18\x02 \x01(\bR\x06passed\"\xf1\x02\n" +
 	"\aSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -8757,7 +8774,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05agent\x18\n" +
 	" \x01(\bR\x05agent\x12\x14\n" +
 	"\x05lanes\x18\v \x01(\rR\x05lanes\x12\x10\n" +
-	"\x03job\x18\f \x01(\x04R\x03job\"\x15\n" +
+	"\x03job\x18\f \x01(\x04R\x03job\x12\x16\n" +
+	"\x06region\x18\r \x01(\rR\x06region\x12\x14\n" +
+	"\x05epoch\x18\x0e \x01(\x04R\x05epoch\"\x15\n" +
 	"\x13ListSessionsRequest\"F\n" +
 	"\x14ListSessionsResponse\x12.\n" +
 	"\bsessions\x18\x01 \x03(\v2\x12.quarry.v1.SessionR\bsessions\"\x84\x02\n" +

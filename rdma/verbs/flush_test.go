@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/rdmatest"
 )
 
@@ -67,4 +68,15 @@ func TestNativeFlush(t *testing.T) {
 	_, reader := open(t, d, n.addr, ticket(3, 0, rdma.ReadOnly), 0)
 	require.NoError(t, chain(reader, guard, func(ch *rdma.Chain) { ch.Flush(rdma.Visible, 0, 64) }).Err)
 	require.Equal(t, uint64(53), d.Stats().Flushed)
+}
+
+// A FLUSH that the node carries out is for the regions that the lane's ticket opens, and of its tenant.
+func TestFlushOfAForeignRegionIsRefused(t *testing.T) {
+	s := &Server{regions: map[uint32]*region{1: {number: 1, epoch: 5, tenant: 3, memory: new(host.Memory)}}}
+	persist := func(k rdma.Ticket) error { return s.persist(&lane{ticket: k}, 1, 5, 0, 8) }
+	require.ErrorIs(t, persist(rdma.Ticket{Tenant: 4}), rdma.ErrTicket)
+	require.ErrorIs(t, persist(rdma.Ticket{Tenant: 3, Region: 2, Epoch: 5}), rdma.ErrTicket)
+	require.ErrorIs(t, persist(rdma.Ticket{Tenant: 3, Region: 1, Epoch: 4}), rdma.ErrTicket)
+	require.ErrorIs(t, persist(rdma.Ticket{Tenant: 3}), rdma.ErrNotPersistent, "its own")
+	require.ErrorIs(t, persist(rdma.Ticket{Tenant: 3, Region: 1, Epoch: 5}), rdma.ErrNotPersistent, "its own")
 }

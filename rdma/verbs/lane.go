@@ -108,7 +108,7 @@ func (l *lane) serve() {
 				a.err = l.server.grant(l, r.region, r.epoch, &a)
 			}
 		case kindFlush:
-			a.err = l.server.persist(r.region, r.epoch, r.off, r.bytes)
+			a.err = l.server.persist(l, r.region, r.epoch, r.off, r.bytes)
 		default:
 			l.server.log.Warn("verbs fabric: unknown request", "peer", l.nc.RemoteAddr(), "session", l.ticket.Session)
 			return

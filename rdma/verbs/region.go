@@ -321,8 +321,12 @@ func (r *region) register(d *domain, access C.int) (*C.struct_ibv_mr, error) {
 	}
 }
 
-// persist flushes a range to stable storage, for lanes without a FLUSH of their own.
-func (s *Server) persist(number uint32, epoch, off, bytes uint64) error {
+// persist flushes a range to stable storage, for lanes without a FLUSH of their own. Like grant,
+// it refuses regions that the lane's ticket does not open, and those of other tenants.
+func (s *Server) persist(l *lane, number uint32, epoch, off, bytes uint64) error {
+	if !l.ticket.Opens(number, epoch) {
+		return rdma.ErrTicket
+	}
 	s.mu.Lock()
 	r := s.regions[number]
 	s.mu.Unlock()
@@ -333,6 +337,9 @@ func (s *Server) persist(number uint32, epoch, off, bytes uint64) error {
 	defer r.mu.Unlock()
 	if r.memory == nil || r.epoch != epoch {
 		return rdma.ErrKey
+	}
+	if r.tenant != l.ticket.Tenant {
+		return rdma.ErrTicket
 	}
 	if !r.memory.Persistent() {
 		return rdma.ErrNotPersistent
