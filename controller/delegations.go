@@ -288,7 +288,7 @@ func (s *service) EndDelegation(ctx context.Context, r *connect.Request[quarrypb
 	d := list[i]
 	own := d.Submitter == caller.Name && d.Token == caller.Token
 	if !own && !caller.Is(identity.Operator) && !(caller.Is(identity.Worker) && serves(served(tenants, caller), name)) {
-		return nil, denied("%s has not submitted job %d of tenant %s: %s, workers and operators end its delegation", caller.Name, d.Job, name, d.Submitter)
+		return nil, denied("%s has not submitted job %d of tenant %s: its submitter, workers and operators end its delegation", caller.Name, d.Job, name)
 	}
 	if err := s.lead(ctx, clientv3.OpDelete(s.c.delegationKey(d.TenantId, d.Job))); err != nil {
 		return nil, err
@@ -435,6 +435,20 @@ func (c *Controller) watchDelegations() {
 	}
 }
 
+// reachesMemory says whether a session is not being fenced. A heartbeat makes an expired one live again.
+func reachesMemory(x *quarrypb.Session) bool { return x.State == "live" || x.State == "expired" }
+
+// stillAllowed says whether the submitter of a job may still write in its tenant. The record stays: the rights
+// may be given back. While the answer is unknown, it is yes.
+func (c *Controller) stillAllowed(ctx context.Context, d *quarrypb.Delegation) bool {
+	in, err := c.actingBy(ctx, d, rights.Caller{Name: "a worker"})
+	switch connect.CodeOf(err) {
+	case connect.CodePermissionDenied, connect.CodeNotFound:
+		return false
+	}
+	return err != nil || in.id == d.TenantId && in.some(mayWrite)
+}
+
 // tendDelegations returns the sessions that have no delegation; those of the last time are ended.
 func (c *Controller) tendDelegations(ctx context.Context, over map[uint64]bool) (map[uint64]bool, error) {
 	s := &service{c: c}
@@ -449,7 +463,7 @@ func (c *Controller) tendDelegations(ctx context.Context, over map[uint64]bool) 
 	valid := map[key]bool{}
 	for _, d := range list {
 		if time.Now().UnixMilli() < d.ExpiresUnixMs {
-			valid[key{d.TenantId, d.Job}] = true
+			valid[key{d.TenantId, d.Job}] = c.stillAllowed(ctx, d)
 		} else if err := s.lead(ctx, clientv3.OpDelete(c.delegationKey(d.TenantId, d.Job))); err != nil {
 			return over, err
 		}
@@ -460,7 +474,7 @@ func (c *Controller) tendDelegations(ctx context.Context, over map[uint64]bool) 
 	next, any := map[uint64]bool{}, false
 	err = s.revokeJobs(ctx, "its delegation has ended", func(x *quarrypb.Session) bool {
 		any = true
-		if x.State != "live" || valid[key{x.Tenant, x.Job}] {
+		if !reachesMemory(x) || valid[key{x.Tenant, x.Job}] {
 			return false
 		}
 		next[x.Serial] = true

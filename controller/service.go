@@ -104,10 +104,25 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 		s.c.jobs.opened.Store(true)
 	}
 	res, err := do[quarrypb.OpenSessionResponse](ctx, s, r.Msg, nil)
-	if err == nil {
-		s.c.sessionHeartbeat(ctx, res.Msg.Ticket.GetSerial()) // the first one
+	if err == nil && r.Msg.Job != 0 {
+		err = s.openedForJob(ctx, r.Header(), res.Msg)
 	}
-	return res, err
+	if err != nil {
+		return nil, err
+	}
+	s.c.sessionHeartbeat(ctx, res.Msg.Ticket.GetSerial()) // the first one
+	return res, nil
+}
+
+// openedForJob ends a new session whose delegation has ended beside it: the end has listed the sessions before.
+func (s *service) openedForJob(ctx context.Context, h http.Header, res *quarrypb.OpenSessionResponse) error {
+	s.c.jobs.opened.Store(true) // tendDelegations may have looked before the session was there
+	_, err := s.c.acting(ctx, h)
+	if connect.CodeOf(err) != connect.CodePermissionDenied || err == nil {
+		return nil // if that is unknown, tendDelegations finds out
+	}
+	_, revoked := do[quarrypb.RevokeSessionResponse](ctx, s, &quarrypb.RevokeSessionRequest{Session: res.Ticket.GetSession(), Reason: "its delegation has ended"}, nil)
+	return errors.Join(err, revoked)
 }
 
 func (s *service) Heartbeat(ctx context.Context, r *connect.Request[quarrypb.HeartbeatRequest]) (*connect.Response[quarrypb.HeartbeatResponse], error) {

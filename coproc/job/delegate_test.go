@@ -300,3 +300,55 @@ func TestSessionsEndWithTheDelegation(t *testing.T) {
 	refused(t, err, "is not valid any more")
 	require.False(t, errors.Is(err, client.ErrUnreachable))
 }
+
+// Sessions of workers end with the rights of the submitter.
+func TestSessionsEndWithTheSubmittersRights(t *testing.T) {
+	g := newGuarded(t)
+	jobs, err := client.NewJobs(g.control())
+	require.NoError(t, err)
+	defer jobs.Close()
+	open := func(job uint64, r *rig) *client.Client {
+		_, err := r.c.Jobs().Delegate(t.Context(), job, make([]byte, 32), 0)
+		require.NoError(t, err)
+		c, err := jobs.Connect(t.Context(), job, "a")
+		require.NoError(t, err)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	ended := func(c *client.Client) {
+		t.Helper()
+		id := c.SessionID()
+		require.Eventually(t, func() bool {
+			state := g.cluster.SessionState(id)
+			return state != "live" && state != "expired"
+		}, patience, 50*time.Millisecond)
+	}
+	token := func(grants ...*quarrypb.Grant) (*rig, string) {
+		secret, id := g.token("client")
+		for _, grant := range grants {
+			grant.Identity = id
+			_, err := g.cluster.Control().Grant(t.Context(), connect.NewRequest(&quarrypb.GrantRequest{Tenant: "a", Grant: grant}))
+			require.NoError(t, err)
+		}
+		return &rig{TB: t, cluster: g.cluster, c: g.cluster.Connect(client.Config{Token: secret})}, id
+	}
+	writes := func() *quarrypb.Grant {
+		return &quarrypb.Grant{Prefix: "out/", Rights: []quarrypb.Right{mayRead, mayWrite}}
+	}
+	one, oneID := token(writes())
+	two, twoID := token(writes())
+	three, threeID := token(writes(), &quarrypb.Grant{Prefix: "in", Rights: []quarrypb.Right{mayRead}})
+	kept := open(20, g.submitters["a"])
+	ofOne, ofTwo, ofThree := open(21, one), open(22, two), open(23, three)
+	_, err = g.cluster.Control().RevokeToken(t.Context(), connect.NewRequest(&quarrypb.RevokeTokenRequest{Id: oneID[len("token:"):]}))
+	require.NoError(t, err)
+	out := "out/"
+	for _, id := range []string{twoID, threeID} { // one of them may read yet
+		_, err = g.cluster.Control().RevokeGrant(t.Context(), connect.NewRequest(&quarrypb.RevokeGrantRequest{Tenant: "a", Identity: id, Prefix: &out}))
+		require.NoError(t, err)
+	}
+	ended(ofOne)
+	ended(ofTwo)
+	ended(ofThree)
+	require.Equal(t, "live", g.cluster.SessionState(kept.SessionID()))
+}
