@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -63,6 +65,12 @@ func (d *Delegation) MayWrite(name string) bool {
 	return len(d.grants) == 0 || slices.ContainsFunc(d.grants, func(g *quarrypb.Grant) bool {
 		return slices.Contains(g.Rights, quarrypb.Right_RIGHT_WRITE) && strings.HasPrefix(name, g.Prefix)
 	})
+}
+
+// Same says whether two delegations allow the same.
+func (d *Delegation) Same(o *Delegation) bool {
+	return d.Job == o.Job && d.Tenant == o.Tenant && d.Submitter == o.Submitter && slices.Equal(d.Digest, o.Digest) && d.Expires.Equal(o.Expires) &&
+		slices.EqualFunc(d.grants, o.grants, func(a, b *quarrypb.Grant) bool { return proto.Equal(a, b) })
 }
 
 // Delegate lets workers act for this program in one job of its tenant, for a time in seconds; 0 means the

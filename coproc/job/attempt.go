@@ -229,11 +229,14 @@ func (w *worker) program(ctx context.Context, s *Spec) (program, error) {
 	if about, make, ok := coproc.Lookup(name); ok {
 		return compiled{about, make}, nil
 	}
+	if s.Module == "" { // else any program of the tenant could upload what runs with the submitter's rights
+		return nil, fmt.Errorf("%w: %q is not compiled into worker %s, and the job was submitted without a module: submit it again", ErrNoPlugin, name, w.Name)
+	}
 	m, err := w.store.module(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	if s.Module != "" && m.SHA256 != s.Module {
+	if m.SHA256 != s.Module {
 		return nil, fmt.Errorf("module %s was replaced after the job was submitted: submit it again", name)
 	}
 	w.compiling.Lock()

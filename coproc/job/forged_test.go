@@ -112,3 +112,23 @@ func TestForgedRecordsEndTheirJobAlone(t *testing.T) {
 	g.submitters["b"].done(job.Spec{Plugin: words.Name, Input: job.Source{Tree: "in"}, Output: "out"})
 	a.done(job.Spec{Plugin: words.Name, Input: job.Source{Tree: "in"}, Output: "out"})
 }
+
+// A plugin that only other workers have compiled in is not taken from a module that somebody has uploaded since.
+func TestNoModuleRunsThatWasNotSubmitted(t *testing.T) {
+	g := newGuarded(t)
+	a := g.submitters["a"]
+	jobs, err := client.NewJobs(g.control())
+	require.NoError(t, err)
+	defer jobs.Close()
+	_, _, err = jobs.Poll(t.Context(), client.Worker{Name: "w0", Plugins: []byte(`[{"name":"ghost"}]`)})
+	require.NoError(t, err)
+	j, err := a.store.Submit(t.Context(), job.Spec{Plugin: "ghost", Input: job.Source{Tree: "in"}, Output: "out"})
+	require.NoError(t, err)
+	state, err := kv.Open(t.Context(), a.c, job.StateTree, btree.Config{})
+	require.NoError(t, err)
+	forger{t, state}.put("module/ghost", job.Module{SHA256: "of other code"})
+	g.serve("w1")
+	j = a.wait(j.ID)
+	require.Equal(t, job.Failed, j.State)
+	require.Contains(t, j.Error, "submitted without a module")
+}

@@ -51,7 +51,7 @@ func Serve(ctx context.Context, cfg Config, control client.Config, ready func(ow
 	if err := ready(nil); err != nil {
 		return err
 	}
-	s := &server{cfg: cfg, jobs: jobs, slots: make(chan struct{}, cfg.Slots), serving: map[task]context.CancelFunc{}, ended: make(chan task)}
+	s := &server{cfg: cfg, jobs: jobs, slots: make(chan struct{}, cfg.Slots), serving: map[task]serving{}, ended: make(chan task)}
 	cfg.Tally.begin(cfg.Name, cfg.Slots)
 	s.loop(ctx, me, list)
 	return nil
@@ -63,12 +63,18 @@ type task struct {
 	job    uint64
 }
 
+// serving is what a worker for a job was started with.
+type serving struct {
+	stop context.CancelFunc
+	by   *client.Delegation
+}
+
 // server has a worker for each job that it serves. Its loop owns it.
 type server struct {
 	cfg     Config
 	jobs    *client.Jobs
 	slots   chan struct{}
-	serving map[task]context.CancelFunc
+	serving map[task]serving
 	ended   chan task // workers that have ended
 }
 
@@ -95,8 +101,8 @@ func (s *server) loop(ctx context.Context, me client.Worker, list []*client.Dele
 			s.cfg.Logger.Warn("jobs cannot be listed", "error", err)
 		}
 	}
-	for _, stop := range s.serving {
-		stop()
+	for _, now := range s.serving {
+		now.stop()
 	}
 	for len(s.serving) > 0 {
 		delete(s.serving, <-s.ended)
@@ -108,12 +114,13 @@ func (s *server) follow(ctx context.Context, list []*client.Delegation) {
 	listed := map[task]bool{}
 	for _, d := range list {
 		t := task{d.Tenant, d.Job}
-		listed[t] = true
-		if s.serving[t] != nil || len(s.serving) >= maxServed {
+		now, ok := s.serving[t]
+		listed[t] = !ok || now.by.Same(d) // else its grants have changed: it is served anew
+		if ok || !s.mayServe(d.Tenant) {
 			continue
 		}
 		jctx, stop := context.WithCancel(ctx)
-		s.serving[t] = stop
+		s.serving[t] = serving{stop, d}
 		go func() {
 			defer stop()
 			if err := s.serve(jctx, d); err != nil && jctx.Err() == nil {
@@ -122,11 +129,23 @@ func (s *server) follow(ctx context.Context, list []*client.Delegation) {
 			s.ended <- t
 		}()
 	}
-	for t, stop := range s.serving {
+	for t, now := range s.serving {
 		if !listed[t] {
-			stop()
+			now.stop()
 		}
 	}
+}
+
+// mayServe bounds the jobs of one tenant to three times those that could be served beside: some are left for
+// other tenants, however many jobs of it never end.
+func (s *server) mayServe(tenant string) bool {
+	n := 0
+	for t := range s.serving {
+		if t.tenant == tenant {
+			n++
+		}
+	}
+	return n < 3*(maxServed-len(s.serving))
 }
 
 // serve works for one job, under a session of its own.
