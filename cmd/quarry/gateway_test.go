@@ -277,6 +277,8 @@ func TestUsersOfAGatewayHaveGrants(t *testing.T) {
 		require.Regexp(t, "^-NOPERM", c(call), call)
 	}
 	require.Regexp(t, `^\+OK -NOPERM .* \+OK$`, petra("set petra:a 1", "set other 2", "set petra:b 3"), "SETs of a pipeline go to the tree together")
+	require.NotContains(t, dial("petra", "p")("info keyspace"), "# Keyspace", "as DBSIZE: it has a grant for some keys")
+	require.Contains(t, dial("alice", "a")("info keyspace"), "# Keyspace")
 	require.Equal(t, "$-1", alice("get other"))
 
 	as("", "tenant", "revoke-grant", "shop", "--identity", "redis:alice").ok(t)

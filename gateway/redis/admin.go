@@ -338,7 +338,7 @@ func info(c *conn, a [][]byte) error {
 	every := len(want) == 0 || want["default"] || want["all"] || want["everything"]
 	var text strings.Builder
 	for _, sec := range sections {
-		if !every && !want[strings.ToLower(sec.name)] {
+		if !every && !want[strings.ToLower(sec.name)] || sec.name == "Keyspace" && !c.mayCount() {
 			continue
 		}
 		if sec.name == "Keyspace" {

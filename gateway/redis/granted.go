@@ -227,6 +227,15 @@ func (c *conn) exceeds(cmd *command, args [][]byte) *denied {
 	return nil
 }
 
+// mayCount says whether the grants of the user cover all keys, which INFO counts.
+func (c *conn) mayCount() bool {
+	if !c.bounded() {
+		return true
+	}
+	b := (*c.s.granted.now.Load())[c.user.name]
+	return b != nil && b.may("", reads)
+}
+
 // may says whether some grants allow an access to a key.
 func (b *grantee) may(key string, a access) bool {
 	var has access
