@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/quarrystore/quarry/internal/identity"
@@ -124,6 +126,10 @@ func (c *Cluster) start(ctx context.Context) error {
 func (c *Cluster) startControllers(ctx context.Context) error {
 	n := c.cfg.Controllers
 	listen, peers, initial := make([]string, n), make([]string, n), make([]string, n)
+	free, err := freePorts(2 * n)
+	if err != nil {
+		return err
+	}
 	for i := range n {
 		listen[i] = "127.0.0.1:0"
 		if n == 1 && c.cfg.Host == nil {
@@ -133,11 +139,7 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 			at := c.cfg.Host(controllerName(i)).Address
 			listen[i], peers[i] = join(at, controllerPort), join(at, peerPort)
 		} else {
-			free, err := freePorts(2)
-			if err != nil {
-				return err
-			}
-			listen[i], peers[i] = free[0], free[1]
+			listen[i], peers[i] = free[2*i], free[2*i+1]
 		}
 		initial[i] = controllerName(i) + "=" + c.scheme() + peers[i]
 	}
@@ -185,16 +187,32 @@ func controllerName(i int) string { return "c" + strconv.Itoa(i+1) }
 
 func join(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
-// freePorts finds ports of the loopback that are free at this moment.
+// The range from which the kernel takes ports of connections begins above these: a port that is
+// free is not taken by a connection before its listener starts.
+const (
+	lowPort  = 12000
+	highPort = 32000
+)
+
+// freePorts finds n different ports of the loopback that are free at this moment.
 func freePorts(n int) ([]string, error) {
 	var out []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	for range 100 * n {
+		if len(out) == n {
+			break
+		}
+		l, err := net.Listen("tcp", join("127.0.0.1", lowPort+rand.IntN(highPort-lowPort)))
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
 		defer l.Close()
 		out = append(out, l.Addr().String())
+	}
+	if len(out) < n {
+		return nil, fmt.Errorf("found only %d of %d free TCP ports between %d and %d of 127.0.0.1", len(out), n, lowPort, highPort)
 	}
 	return out, nil
 }

@@ -1,9 +1,9 @@
 package local
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -67,7 +67,10 @@ func TestFreePortsDiffer(t *testing.T) {
 	require.NoError(t, err)
 	seen := map[string]bool{}
 	for _, p := range ports {
-		require.True(t, strings.HasPrefix(p, "127.0.0.1:"))
+		at, err := netip.ParseAddrPort(p)
+		require.NoError(t, err)
+		require.Equal(t, "127.0.0.1", at.Addr().String())
+		require.Less(t, int(at.Port()), highPort)
 		require.False(t, seen[p])
 		seen[p] = true
 	}
