@@ -49,6 +49,25 @@ func hold(url string) error {
 	})
 }
 
+// startHolder starts a process that holds the object ref in the middle of an Update.
+func startHolder(t *testing.T, url string) (cmd *exec.Cmd, ref client.Ref) {
+	persist(t, func(context.Context) error {
+		cmd = exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), "QUARRY_TEST_HOLDER="+url)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if err != nil {
+			return errors.Join(err, cmd.Wait())
+		}
+		ref, err = proto.ParseRef(strings.TrimSpace(line))
+		return err
+	})
+	return cmd, ref
+}
+
 // TestKilledClientOnVerbs: a client over verbs that is killed in the middle of an Update is
 // fenced when its connections have ended, not when its lease is over.
 func TestKilledClientOnVerbs(t *testing.T) {
@@ -68,16 +87,7 @@ func TestKilledClientOnVerbs(t *testing.T) {
 	defer other.Close()
 	var took []time.Duration
 	for range 5 {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), "QUARRY_TEST_HOLDER="+c.URL)
-		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
-		require.NoError(t, cmd.Start())
-		line, err := bufio.NewReader(out).ReadString('\n')
-		require.NoError(t, err)
-		ref, err := proto.ParseRef(strings.TrimSpace(line))
-		require.NoError(t, err)
+		cmd, ref := startHolder(t, c.URL)
 		var b []byte
 		persist(t, func(ctx context.Context) (err error) {
 			b, err = other.Read(ctx, ref, nil)
@@ -91,12 +101,7 @@ func TestKilledClientOnVerbs(t *testing.T) {
 		persist(t, func(ctx context.Context) error { return other.Write(ctx, ref, []byte("after")) })
 		took = append(took, time.Since(began))
 		_ = cmd.Wait()
-		persist(t, func(ctx context.Context) error {
-			if err := other.Free(ctx, ref); !errors.Is(err, client.ErrFreed) {
-				return err
-			}
-			return nil // by a Free whose answer was lost
-		})
+		free(t, other, ref)
 	}
 	slices.Sort(took)
 	t.Logf("a client over verbs was killed: others wrote again after %v (median of %d, worst %v)", took[len(took)/2].Round(time.Millisecond), len(took), took[len(took)-1].Round(time.Millisecond))
