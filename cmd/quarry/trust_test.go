@@ -53,7 +53,7 @@ func TestMutualTLS(t *testing.T) {
 	quarry(t, []string{controllers}, "", "status").fails(t, exitUnreachable, "certificate")
 	quarry(t, append(env, strings.ReplaceAll(controllers, "https:", "http:")), "", "status").fails(t, exitFailed, "400 Bad Request")
 	as(t, c, identity.Client, "node", "drain", "n1").fails(t, exitFailed, "spiffe://local/client/someone may not call")
-	as(t, c, identity.Node, "slab", "read", "@n").fails(t, exitFailed, "of an agent only")
+	as(t, c, identity.Node, "slab", "read", "@n").fails(t, exitFailed, "of its programs over regions only")
 	as(t, c, identity.Operator, "fsck").ok(t)
 
 	files, err := c.Issue(identity.Client, "app")
