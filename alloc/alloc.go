@@ -111,11 +111,11 @@ func New(l *slab.Lane, src Source) (*Allocator, error) {
 	return a, errors.Join(err1, err2, err3)
 }
 
-// ClassFor is the size class of an object, best fit.
-func ClassFor(payloadBytes int, k proto.Kind) (proto.Class, error) {
-	c, ok := proto.ClassFor(payloadBytes, k)
+// classFor is the size class of an object, best fit.
+func (a *Allocator) classFor(payloadBytes int, k proto.Kind) (proto.Class, error) {
+	c, ok := proto.ClassFor(payloadBytes+a.lane.Overhead(), k)
 	if !ok {
-		return 0, fmt.Errorf("%w: %d bytes, the largest %v slab holds %d", ErrTooLarge, payloadBytes, k, proto.MaxPayloadBytes(k))
+		return 0, fmt.Errorf("%w: %d bytes, the largest %v slab holds %d", ErrTooLarge, payloadBytes, k, a.lane.MaxPayloadBytes(k))
 	}
 	return c, nil
 }
@@ -136,7 +136,7 @@ func (a *Allocator) magazine(k magKey) *magazine {
 // nil: done. slab.ErrUnknown: the object may exist; no reference to it was returned. Any
 // other error: not done.
 func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
-	class, err := ClassFor(max(len(payload), w.Capacity), w.Kind)
+	class, err := a.classFor(max(len(payload), w.Capacity), w.Kind)
 	if err != nil {
 		return proto.Ref{}, err
 	}

@@ -169,7 +169,7 @@ func checkEntries(s Store, above []*page, below []place, rep *Report) error {
 
 func checkLeaf(s Store, pg *page, rep *Report, reach func(Ref, uint32)) error {
 	rep.Keys += pg.count
-	most := limits(pg.class).InlineKeyBytes
+	most := limits(pg.class, 0).InlineKeyBytes
 	for i := range pg.count {
 		e, _ := pg.leaf(i)
 		if e.version > pg.stamp {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/quarrystore/quarry/proto"
 )
 
 // checkWhole is the fsck of a test: whole, and nothing is left over but strays.
@@ -254,27 +256,52 @@ func TestBadKeysAndValuesAreRefused(t *testing.T) {
 	checkWhole(t, m, st, sh, false)
 }
 
-// TestTheLargestEntriesAlwaysFit fills trees with what the limits just allow.
+// TestTheLargestEntriesAlwaysFit fills trees with what the limits just allow, and changes it. Clients that
+// encrypt have less room: in trees of their own, and in those that were filled before.
 func TestTheLargestEntriesAlwaysFit(t *testing.T) {
-	for _, size := range []int{1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10} {
-		m := newMemory()
-		st := m.store(t)
-		sh, err := Make(st, Config{NodeBytes: size})
-		require.NoError(t, err)
-		p := NewProgram(sh, st)
-		for i := range 200 {
-			k := bytes.Repeat([]byte{'a'}, sh.limits.InlineKeyBytes)
-			copy(k[len(k)-4:], fmt.Sprintf("%04d", i*7%200))
-			_, err := p.Put(k, make([]byte, min(MaxInlineBytes, i*3)), Cond{})
-			require.NoError(t, err)
+	for _, overheads := range [][2]int{{0, 0}, {proto.EncryptionBytes, proto.EncryptionBytes}, {0, proto.EncryptionBytes}} {
+		for _, size := range []int{1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10} {
+			largestEntries(t, size, overheads[0], overheads[1])
 		}
-		rep := checkWhole(t, m, st, sh, false)
-		require.Equal(t, 200, rep.Keys)
-		require.Zero(t, rep.Layers)
-		// Four of the largest entries in a node: what is external is as small as it gets.
-		require.GreaterOrEqual(t, (sh.limits.Room-headBytes-frozenBytes-2*(sh.limits.InlineKeyBytes+1))/(entryHead+externalBytes+sh.limits.InlineKeyBytes+1), 4)
-		t.Logf("%d B nodes: keys in one node to %d B, entries to %d B, %d levels, %d leaves", size, sh.limits.InlineKeyBytes, sh.limits.entry, rep.Levels, rep.Leaves)
 	}
+}
+
+func largestEntries(t *testing.T, size, made, changed int) {
+	m := newMemory()
+	st := m.store(t)
+	m.overhead = made
+	sh, err := Make(st, Config{NodeBytes: size, Overhead: made})
+	require.NoError(t, err)
+	put := func(p *Program, i, bytesOfValue int) {
+		k := bytes.Repeat([]byte{'a'}, sh.limits.InlineKeyBytes)
+		copy(k[len(k)-4:], fmt.Sprintf("%04d", i*7%400))
+		_, err := p.Put(k, make([]byte, min(MaxInlineBytes, bytesOfValue)), Cond{})
+		require.NoError(t, err)
+	}
+	p := NewProgram(sh, st)
+	for i := range 200 {
+		put(p, i, i*3)
+	}
+	rep := checkWhole(t, m, st, sh, false)
+	require.Equal(t, 200, rep.Keys)
+	require.Zero(t, rep.Layers)
+	// Four of the largest entries in a node, three where nodes are encrypted: what is external is as small as it gets.
+	least := 4
+	if made > 0 {
+		least = 3
+	}
+	require.GreaterOrEqual(t, (sh.limits.Room-headBytes-frozenBytes-2*(sh.limits.InlineKeyBytes+1))/(entryHead+externalBytes+sh.limits.InlineKeyBytes+1), least)
+	t.Logf("%d B nodes: keys in one node to %d B, entries to %d B, %d levels, %d leaves", size, sh.limits.InlineKeyBytes, sh.limits.entry, rep.Levels, rep.Leaves)
+
+	m.overhead = changed
+	other, err := Attach(st, sh.Root(), Config{Overhead: changed})
+	require.NoError(t, err)
+	require.Equal(t, sh.limits.InlineKeyBytes, other.limits.InlineKeyBytes, "clients agree on which keys stand in nodes")
+	p = NewProgram(other, st)
+	for i := range 400 {
+		put(p, i, 1200-i*3)
+	}
+	require.Equal(t, 400, checkWhole(t, m, st, other, false).Keys)
 }
 
 // TestKeysOfOneKiB: trees of every node size take the longest keys, whatever they

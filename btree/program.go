@@ -100,12 +100,15 @@ const entryHead = 2 + 2 + 2 + 10
 // externalBytes is the most that an external value takes in a leaf.
 const externalBytes = proto.RefBytes + 4
 
-func limits(class proto.Class) Limits {
+// limits of nodes that take overhead bytes more in their slabs. Keys stand in nodes or in layers by
+// the size of the slabs alone, so that clients with and without encryption agree on it. Three of the
+// largest entries fit also with overhead.
+func limits(class proto.Class, overhead int) Limits {
 	room := class.PayloadBytes(proto.Pair)
 	free := room - headBytes - frozenBytes
 	// free - 2 key >= 4 (head + key + external); one byte is the mark of a layer
 	key := min(MaxKeyBytes, (free-4*(entryHead+externalBytes))/6)
-	return Limits{NodeBytes: class.Bytes(), Room: room, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - 2*key) / 3}
+	return Limits{NodeBytes: class.Bytes(), Room: room - overhead, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - overhead - 2*key) / 3}
 }
 
 // Shared is the state that the Programs of one tree in one process share.
@@ -151,6 +154,9 @@ type Config struct {
 	CacheBytes int
 	// ReadOnly: the session cannot write; no repair is done in passing.
 	ReadOnly bool
+	// Overhead is by how many bytes a payload is longer in its slab: client.Client.PayloadOverhead, which
+	// package kv fills in.
+	Overhead int
 	// Fill is the share of a node, in percent, that Load fills: 50 to 100; 0 means 90,
 	// so that the first puts do not split every node.
 	Fill int
@@ -186,8 +192,7 @@ func newShared(root Ref, class proto.Class, cfg Config, fill int) *Shared {
 	if n == 0 {
 		n = DefaultCacheBytes
 	}
-	l := limits(class)
-	return &Shared{root: root, class: class, limits: l, cache: newCache(max(0, n), l.Room), readOnly: cfg.ReadOnly, fill: fill}
+	return &Shared{root: root, class: class, limits: limits(class, cfg.Overhead), cache: newCache(max(0, n), class.PayloadBytes(proto.Pair)), readOnly: cfg.ReadOnly, fill: fill}
 }
 
 // Make allocates an empty tree: one leaf, the root.
@@ -201,7 +206,7 @@ func Make(s Store, cfg Config) (*Shared, error) {
 		return nil, err
 	}
 	n := node{class: class}
-	root, err := s.Alloc(n.encode(nil), TagRoot, class.PayloadBytes(proto.Pair), false)
+	root, err := s.Alloc(n.encode(nil), TagRoot, limits(class, cfg.Overhead).Room, false)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/slab"
 )
 
@@ -117,7 +118,7 @@ func long(i int) []byte {
 	if i%fixedEvery < fixedEvery/2 {
 		return key4(i)
 	}
-	return fmt.Appendf(nil, "layer%0*d/%04d", limits(minNodeClass).InlineKeyBytes-5, i/fixedEvery, i)
+	return fmt.Appendf(nil, "layer%0*d/%04d", limits(minNodeClass, 0).InlineKeyBytes-5, i/fixedEvery, i)
 }
 
 // play runs a scenario: keys divisible by fixedEvery are put first and never changed, all
@@ -137,6 +138,9 @@ func play(t testing.TB, sc scenario) *outcome {
 	for i := 0; i < sc.keys; i += fixedEvery {
 		_, err := first.Put(sc.key(i), append([]byte("fixed"), pad...), Cond{})
 		require.NoError(t, err)
+	}
+	if sc.seed%3 == 0 { // the tree was made before its clients encrypt
+		cfg.Overhead, w.overhead = proto.EncryptionBytes, proto.EncryptionBytes
 	}
 	out := &outcome{shared: []*Shared{sh}, world: w}
 	for id := range sc.clients {
@@ -259,7 +263,7 @@ func (w *world) scan(t testing.TB, c *simClient, sc scenario, reverse bool) {
 // settleAll has a new client touch everything once and proves the tree whole.
 func (o *outcome) settleAll(t testing.TB, sc scenario) Report {
 	st := o.world.store(t)
-	sh, err := Attach(st, o.shared[0].root, Config{})
+	sh, err := Attach(st, o.shared[0].root, Config{Overhead: o.world.overhead})
 	require.NoError(t, err)
 	p := NewProgram(sh, st)
 	rep := checkWhole(t, o.world.memory, st, sh, true)

@@ -19,6 +19,8 @@ type memory struct {
 	next   uint32
 	free   []proto.Addr
 	rounds int
+	// overhead is by how much payloads are longer in their slabs: that of encryption.
+	overhead int
 }
 
 type memSlab struct {
@@ -133,8 +135,8 @@ func (s *memStore) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
 	now, err := f(s.lent)
 	now = append([]byte(nil), now...)
 	clear(s.lent)
-	if err == nil && len(now) > b.room {
-		s.t.Fatalf("payload of %d bytes in a slab with room for %d", len(now), b.room)
+	if err == nil && len(now)+s.overhead > b.room {
+		s.t.Fatalf("payload of %d bytes and %d in a slab with room for %d", len(now), s.overhead, b.room)
 	}
 	s.step()
 	s.rounds++
@@ -173,7 +175,7 @@ func (s *memStore) Alloc(payload []byte, tag uint32, capacity int, once bool) (R
 	}
 	b := s.slabs[a]
 	b.born++
-	*b = memSlab{ref: Ref{Addr: a, Incarnation: proto.MakeIncarnation(0, b.born)}, live: true, once: once, room: max(capacity, len(payload)), tag: tag,
+	*b = memSlab{ref: Ref{Addr: a, Incarnation: proto.MakeIncarnation(0, b.born)}, live: true, once: once, room: max(capacity, len(payload)) + s.overhead, tag: tag,
 		payload: append([]byte(nil), payload...), born: b.born}
 	ref := b.ref
 	s.step()

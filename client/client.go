@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/payloadkey"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -39,6 +40,7 @@ type Client struct {
 	opening chan struct{} // guarded by mu; closed when the session that is being opened is current; nil if none is
 
 	deferredFrees   deferredFrees
+	payloadKeys     payloadKeys
 	providers       sync.Map      // node id -> nodeProvider: the provider that worked for the node
 	past            pastStats     // sums of ended sessions
 	clusterReplicas atomic.Uint32 // the cluster's default, as last heard from a controller; 0 before
@@ -55,6 +57,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, control: newControllerCalls(cfg), maxBeatPeriod: time.Second}
 	c.deferredFrees.wake = make(chan struct{}, 1)
+	c.payloadKeys = payloadKeys{rings: map[string]*payloadkey.Ring{}, missed: make(chan struct{}, 1)}
 	var err error
 	if c.dialers, err = openDialers(&cfg); err != nil {
 		return nil, err
@@ -74,6 +77,9 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	}
 	c.start(s)
 	c.wg.Go(c.runDeferredFrees)
+	if cfg.Keys != nil {
+		c.wg.Go(c.refreshKeys)
+	}
 	return c, nil
 }
 

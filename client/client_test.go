@@ -30,16 +30,20 @@ func payload(n int) []byte {
 func TestObjectsOfAllSizes(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 3})
 	ctx := t.Context()
-	sizes := []int{0, 1, 24, 100, 5000, 300_000, 524_248, 524_249}
+	sizes := []int{0, 1, 24, 100, 5000, 300_000, 524_200, 524_201, 524_248, 524_249}
 	if testing.Short() {
 		t.Log("-short: no large objects")
 	} else {
 		sizes = append(sizes, 1<<20, 3_000_000)
 	}
-	for _, transport := range []string{client.TransportSHM, client.TransportTCP} {
+	for _, transport := range []string{client.TransportSHM, client.TransportTCP, "encrypted"} {
 		for _, replicas := range []int{1, 2, 3} {
 			t.Run(fmt.Sprintf("%s/R=%d", transport, replicas), func(t *testing.T) {
-				c := cluster.Connect(client.Config{Transport: transport, Replicas: replicas})
+				cfg := client.Config{Transport: transport, Replicas: replicas}
+				if transport == "encrypted" {
+					cfg.Transport, cfg.Keys = client.TransportAuto, keys{{1}}
+				}
+				c := cluster.Connect(cfg)
 				for _, n := range sizes {
 					want := payload(n)
 					ref, err := c.Alloc(ctx, want, client.AllocOptions{Tag: 7})

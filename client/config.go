@@ -65,6 +65,12 @@ type Config struct {
 	// FabricTLS encrypts connections to storage nodes over TransportTCP; nil: they are plain. Nodes
 	// that require encryption refuse plain ones. See FabricTLSFromFiles.
 	FabricTLS *FabricTLS
+	// Keys encrypts payloads in this process, before they leave it, with keys of the tenant; nil: they
+	// are clear. Each payload takes 48 bytes more. See docs/SECURITY.md for what stays visible.
+	Keys Keys
+	// AllowClear has a Client with Keys read objects that are not encrypted, which anyone who can write the
+	// memory can forge: for the time in which a store is encrypted. What it writes is encrypted.
+	AllowClear bool
 	// Lanes is the number of calls that can run at the same time, 1 to 256. Further calls
 	// wait. 0 means four for each CPU.
 	Lanes int
@@ -146,6 +152,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("client: timeout %v: want more than 0", c.Timeout)
 	case c.Durability > Durable:
 		return fmt.Errorf("client: durability %d: want Volatile or Durable", c.Durability)
+	case c.AllowClear && c.Keys == nil:
+		return errors.New("client: AllowClear without Keys: a client without keys reads nothing else")
 	}
 	return c.validNames()
 }

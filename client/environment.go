@@ -23,6 +23,8 @@ const DefaultController = "http://127.0.0.1:7420"
 //	QUARRY_TLS_CERT      file of this program's certificate, PEM; with QUARRY_TLS_KEY
 //	QUARRY_TLS_KEY       file of the certificate's key, PEM
 //	QUARRY_TLS_CA        file of the certificate authorities of controllers, PEM
+//	QUARRY_KEY_FILE      KeyFile of payloads; default none: they are clear
+//	QUARRY_ALLOW_CLEAR   true or false
 //	QUARRY_FABRIC        auto, verbs, shm or tcp
 //	QUARRY_FABRIC_TLS    off, on or required; default on with a certificate, else off
 //	QUARRY_REQUIRE_RDMA  true or false
@@ -38,12 +40,17 @@ func ConfigFromEnvironment() (Config, error) {
 	if urls := os.Getenv("QUARRY_CONTROLLER"); urls != "" {
 		c.Controllers = strings.Split(urls, ",")
 	}
-	if s := os.Getenv("QUARRY_REQUIRE_RDMA"); s != "" {
-		b, err := strconv.ParseBool(s)
-		if err != nil {
-			return Config{}, fmt.Errorf("client: QUARRY_REQUIRE_RDMA=%q: want true or false", s)
+	for name, p := range map[string]*bool{"QUARRY_REQUIRE_RDMA": &c.RequireRDMA, "QUARRY_ALLOW_CLEAR": &c.AllowClear} {
+		if s := os.Getenv(name); s != "" {
+			b, err := strconv.ParseBool(s)
+			if err != nil {
+				return Config{}, fmt.Errorf("client: %s=%q: want true or false", name, s)
+			}
+			*p = b
 		}
-		c.RequireRDMA = b
+	}
+	if name := os.Getenv("QUARRY_KEY_FILE"); name != "" {
+		c.Keys = KeyFile(name)
 	}
 	f := identity.Files{Cert: os.Getenv("QUARRY_TLS_CERT"), Key: os.Getenv("QUARRY_TLS_KEY"), CA: os.Getenv("QUARRY_TLS_CA")}
 	var src *identity.Source

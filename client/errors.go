@@ -30,6 +30,12 @@ var (
 	ErrBusy = slab.ErrBusy
 	// ErrCorrupt: no replica of the object has an image with a valid checksum.
 	ErrCorrupt = slab.ErrCorrupt
+	// ErrKey: the object is encrypted with a key that Config.Keys has not given.
+	ErrKey = slab.ErrKey
+	// ErrNotEncrypted: the object is not encrypted, and Config.Keys is set without AllowClear.
+	ErrNotEncrypted = slab.ErrNotEncrypted
+	// ErrNotAuthentic: the object is encrypted, and was not written there by a holder of the key.
+	ErrNotAuthentic = slab.ErrNotAuthentic
 	// ErrTooLarge: the payload exceeds MaxObjectBytes, or the capacity that the object was
 	// allocated with.
 	ErrTooLarge = slab.ErrTooLarge

@@ -65,7 +65,7 @@ func AllocInTwo(ctx context.Context, c *Client, payload []byte, between func(chu
 	}
 	var ref Ref
 	if err == nil {
-		ref, err = l.alloc.Alloc(x.encode(), alloc.Want{Kind: proto.Pair, Replicas: c.defaultReplicas(), Tag: proto.TagIndex, Capacity: indexRoom(len(payload))})
+		ref, err = l.alloc.Alloc(x.encode(), alloc.Want{Kind: proto.Pair, Replicas: c.defaultReplicas(), Tag: proto.TagIndex, Capacity: indexRoom(len(payload), l.chunkBytes())})
 	}
 	c.done(l, err)
 	return ref, err

@@ -89,6 +89,7 @@ func (l *lane) start(ctx context.Context, k Kind) error {
 		if l.slab, err = slab.NewLane(l); err != nil {
 			return err
 		}
+		l.slab.Encrypt(l.session.keys)
 		if l.alloc, err = alloc.New(l.slab, l); err != nil {
 			return err
 		}

@@ -208,7 +208,7 @@ func (l *lane) readChunks(x index, dst []byte) ([]byte, error) {
 	} else {
 		out = slices.Grow(dst, int(x.bytes))[:at+int(x.bytes)]
 	}
-	switch err := l.slab.ReadChunks(x.chunks, out, own, at, chunkBytes()); {
+	switch err := l.slab.ReadChunks(x.chunks, out, own, at, x.chunk); {
 	case errors.Is(err, ErrFreed):
 		return dst, errIndexChanged
 	case err != nil:
@@ -224,7 +224,7 @@ func (l *lane) allocObject(payload []byte, o AllocOptions) (Ref, error) {
 		w.Kind = proto.Single
 	}
 	room := max(len(payload), o.Capacity)
-	if room <= proto.MaxPayloadBytes(w.Kind) {
+	if room <= l.slab.MaxPayloadBytes(w.Kind) {
 		return l.alloc.Alloc(payload, w)
 	}
 	x, err := l.writeChunks(payload, w.Home())
@@ -232,7 +232,7 @@ func (l *lane) allocObject(payload []byte, o AllocOptions) (Ref, error) {
 		return Ref{}, err
 	}
 	w.Tag |= proto.TagIndex
-	w.Capacity = indexRoom(room)
+	w.Capacity = indexRoom(room, l.chunkBytes())
 	ref, err := l.alloc.Alloc(x.encode(), w)
 	if err != nil && !errors.Is(err, ErrUnknown) {
 		l.freeChunks(x.chunks)
@@ -243,9 +243,9 @@ func (l *lane) allocObject(payload []byte, o AllocOptions) (Ref, error) {
 // writeChunks allocates the chunks of a payload in regions of a kind. After an error none
 // is left.
 func (l *lane) writeChunks(payload []byte, h alloc.Home) (index, error) {
-	x := index{bytes: int64(len(payload))}
+	x := index{bytes: int64(len(payload)), chunk: l.chunkBytes()}
 	for len(payload) > 0 {
-		n := min(len(payload), chunkBytes())
+		n := min(len(payload), x.chunk)
 		ref, err := Ref{}, l.callerErr()
 		if err == nil {
 			ref, err = l.alloc.Alloc(payload[:n], alloc.Want{Kind: proto.Single, Replicas: h.Replicas, Durable: h.Durable, Tag: proto.TagChunk})
@@ -282,9 +282,10 @@ func (l *lane) freeChunksOf(encoded []byte) {
 
 // replace commits what next makes of the present image of an object, a payload or an encoded
 // index, and then frees the chunks that the object had before. next may run more than once.
-func (l *lane) replace(ref Ref, next func(old []byte, image slab.Info, large bool) (body []byte, index bool, err error)) error {
+// blind: next looks at no payload.
+func (l *lane) replace(ref Ref, blind bool, next func(old []byte, image slab.Info, large bool) (body []byte, index bool, err error)) error {
 	var oldIndex []byte
-	_, err := l.slab.Update(ref, func(old []byte, image *slab.Info) ([]byte, error) {
+	f := func(old []byte, image *slab.Info) ([]byte, error) {
 		large := isIndex(image)
 		if oldIndex = oldIndex[:0]; large {
 			oldIndex = append(oldIndex, old...)
@@ -294,7 +295,13 @@ func (l *lane) replace(ref Ref, next func(old []byte, image slab.Info, large boo
 			image.Tag |= proto.TagIndex
 		}
 		return body, err
-	})
+	}
+	var err error
+	if blind {
+		_, err = l.slab.Overwrite(ref, f)
+	} else {
+		_, err = l.slab.Update(ref, f)
+	}
 	if err == nil && len(oldIndex) > 0 {
 		l.freeChunksOf(oldIndex)
 	}
@@ -303,7 +310,7 @@ func (l *lane) replace(ref Ref, next func(old []byte, image slab.Info, large boo
 
 // updateObject is Update on a lane.
 func (l *lane) updateObject(ref Ref, f func(old []byte) ([]byte, error)) error {
-	err := l.replace(ref, func(old []byte, _ slab.Info, large bool) ([]byte, bool, error) {
+	err := l.replace(ref, false, func(old []byte, _ slab.Info, large bool) ([]byte, bool, error) {
 		if large {
 			return nil, false, errIsLarge
 		}
@@ -351,10 +358,10 @@ func (l *lane) runCallback(f func(old []byte) ([]byte, error), old []byte) ([]by
 
 // writeObject replaces the payload of an object that is at a version, or at any.
 func (l *lane) writeObject(ref Ref, payload []byte, version uint64) error {
-	if len(payload) > proto.MaxPayloadBytes(proto.Pair) {
+	if len(payload) > l.slab.MaxPayloadBytes(proto.Pair) {
 		return l.writeLarge(ref, payload, version)
 	}
-	err := l.replace(ref, func(_ []byte, image slab.Info, large bool) ([]byte, bool, error) {
+	err := l.replace(ref, true, func(_ []byte, image slab.Info, large bool) ([]byte, bool, error) {
 		if err := wantVersion(image, version); err != nil {
 			return nil, false, err
 		}
@@ -396,19 +403,19 @@ func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 	if h.Kind() == proto.Single {
 		return fmt.Errorf("%w: %v", ErrImmutable, ref)
 	}
-	room := h.Class().PayloadBytes(proto.Pair)
+	room := h.Class().PayloadBytes(proto.Pair) - l.slab.Overhead()
 	body, large := payload, len(payload) > room
 	var x index
 	if large {
-		if indexRoom(len(payload)) > room {
-			return fmt.Errorf("%w: %d bytes need an index of %d, this object has room for %d", ErrTooLarge, len(payload), indexRoom(len(payload)), room)
+		if need := indexRoom(len(payload), l.chunkBytes()); need > room {
+			return fmt.Errorf("%w: %d bytes need an index of %d, this object has room for %d", ErrTooLarge, len(payload), need, room)
 		}
 		if x, err = l.writeChunks(payload, alloc.Home{Replicas: reg.Replicas(), Durable: reg.Durable}); err != nil {
 			return err
 		}
 		body = x.encode()
 	}
-	err = l.replace(ref, func(_ []byte, image slab.Info, _ bool) ([]byte, bool, error) {
+	err = l.replace(ref, true, func(_ []byte, image slab.Info, _ bool) ([]byte, bool, error) {
 		if err := wantVersion(image, version); err != nil {
 			return nil, false, err
 		}

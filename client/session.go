@@ -11,6 +11,7 @@ import (
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/payloadkey"
 	"github.com/quarrystore/quarry/internal/table"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -28,7 +29,8 @@ type session struct {
 	ticket rdma.Credentials // as the session was opened; a renewed one names the same session and rights
 	// shown is what the session shows now. A heartbeat replaces it when the controllers' key has changed.
 	shown atomic.Pointer[shown]
-	arena *rdma.Arena // scratch memory of all lanes; free returns it
+	arena *rdma.Arena      // scratch memory of all lanes; free returns it
+	keys  *payloadkey.Ring // of the session's tenant; never changes
 	lanes []*lane
 	queue laneQueue
 
@@ -117,6 +119,9 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	s.active, s.deactivate = context.WithCancel(c.ctx)
 	s.extendLease(sent, res.LeaseMs)
 	c.learnDefaults(res.DefaultReplicas)
+	if err := s.loadKeys(ctx, res.Tenant); err != nil {
+		return nil, fmt.Errorf("open a session: %w", err)
+	}
 	if err := s.install(res.Table); err != nil {
 		return nil, fmt.Errorf("open a session: %w", err)
 	}

@@ -85,6 +85,7 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 	if err := mayOpen(rights.From(ctx), r.Msg); err != nil {
 		return nil, err
 	}
+	tenant := ""
 	r.Msg.Job = 0
 	if p := r.Msg.Program; p != nil {
 		if err := s.c.maySpeak(rights.From(ctx), p.Node); err != nil {
@@ -98,7 +99,7 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 		if err != nil {
 			return nil, err
 		}
-		r.Msg.Tenant, r.Msg.Job = in.id, in.job
+		r.Msg.Tenant, r.Msg.Job, tenant = in.id, in.job, in.name
 	}
 	if r.Msg.Job != 0 {
 		s.c.jobs.opened.Store(true)
@@ -110,6 +111,7 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 	if err != nil {
 		return nil, err
 	}
+	res.Msg.Tenant = tenant
 	s.c.sessionHeartbeat(ctx, res.Msg.Ticket.GetSerial()) // the first one
 	return res, nil
 }

@@ -18,12 +18,17 @@ type Memory struct {
 }
 
 // Open connects to a cluster, over the best transport of this host to each node: an RDMA adapter,
-// shared memory, or tcp. The context bounds all calls of the Memory.
+// shared memory, or tcp. Certificates, token and keys are those of client.ConfigFromEnvironment. The context bounds all calls of the Memory.
 func Open(ctx context.Context, controllers ...string) (*Memory, error) {
 	if len(controllers) == 0 {
 		return nil, errors.New("coproc: no controller named")
 	}
-	c, err := client.Connect(ctx, client.Config{Controllers: controllers})
+	cfg, err := client.ConfigFromEnvironment()
+	if err != nil {
+		return nil, err
+	}
+	cfg.Controllers = controllers
+	c, err := client.Connect(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}

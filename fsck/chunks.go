@@ -164,6 +164,9 @@ func (c *check) indexesOf(w *work, b uint32, met func(proto.Ref)) (whole bool, e
 				continue
 			}
 			img, payload, ok := proto.DecodeImage(s.Image(bytes, v.Version()), proto.Seed(w.seed, s.Off, h.Generation()))
+			if ok {
+				img.Tag, payload, ok = proto.Inner(img.Tag, payload)
+			}
 			switch {
 			case !ok || img.Version != v.Version():
 				torn++

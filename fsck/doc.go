@@ -16,6 +16,9 @@
 //   - objects of several slabs: every chunk of an index is there, every chunk
 //     has an index
 //
+// Payloads that are encrypted are checked as far as their envelopes and checksums; no key is needed. The
+// indexes of encrypted objects are not secret.
+//
 // Regions that are not open, or of which some replica cannot be reached, are left out and
 // named; the others are checked.
 //

@@ -542,10 +542,17 @@ func (c *check) image(w *work, s *look, v proto.V, slab []byte, node int) ([]byt
 		return nil, verdict{kind: KindImage, node: node, what: fmt.Sprintf("the checksum of the image of %v is wrong", v)}
 	case h.Version != v.Version():
 		return nil, verdict{kind: KindImage, node: node, what: fmt.Sprintf("V is %v, its image has version %d", v, h.Version)}
+	case !hasEnvelope(h, payload):
+		return nil, verdict{kind: KindImage, node: node, what: fmt.Sprintf("the image of %v should be encrypted, and has no envelope", v)}
 	case h.Born == 0 || h.Born > h.Version:
 		return nil, verdict{kind: KindImage, node: node, what: fmt.Sprintf("born %d, version %d", h.Born, h.Version)}
 	}
 	return img[:proto.ImageLen(len(payload))], verdict{}
+}
+
+func hasEnvelope(h proto.ImageHeader, payload []byte) bool {
+	_, _, ok := proto.Inner(h.Tag, payload)
+	return ok
 }
 
 // count adds a slab that is right to the region's figures.
@@ -566,6 +573,12 @@ func (c *check) count(w *work, s *look) {
 	}
 	h, payload, ok := proto.DecodeImage(s.slab.Image(s.bytes[0], v.Version()), proto.Seed(w.seed, s.slab.Off, s.h.Generation()))
 	if !ok {
+		return
+	}
+	if proto.IsEncrypted(h.Tag) {
+		w.stat.Encrypted++
+	}
+	if h.Tag, payload, ok = proto.Inner(h.Tag, payload); !ok {
 		return
 	}
 	ref := proto.Ref{Addr: proto.MakeAddr(w.ID, uint32(s.slab.Off)), Incarnation: proto.MakeIncarnation(s.h.Generation(), h.Born)}

@@ -45,6 +45,7 @@ type RegionReport struct {
 	Slabs        int    `json:"slabs"` // of blocks in use
 	Live         int    `json:"live"`  // slabs
 	Objects      int    `json:"objects"`
+	Encrypted    int    `json:"encrypted"` // live slabs with an encrypted payload
 	PayloadBytes int64  `json:"payload_bytes"`
 	Claimed      int    `json:"claimed"` // FREE and reserved: in a client's magazine
 	Held         int    `json:"held"`    // LIVE and reserved: an operation is running, or its session is dead

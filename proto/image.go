@@ -56,11 +56,16 @@ func EncodeImage(img []byte, seed uint64, h ImageHeader) []byte {
 	end := ImageHeaderBytes + h.Length
 	img = img[:ImageLen(h.Length)]
 	clear(img[end:])
+	PutImageHeader(img, h)
+	PutWord(img, 0, xxh3.HashSeed(img[8:end], seed))
+	return img
+}
+
+// PutImageHeader fills in the header of an image, and not its checksum.
+func PutImageHeader(img []byte, h ImageHeader) {
 	PutWord(img, 8, uint64(h.Length)<<VersionBits|h.Version)
 	PutWord(img, 16, uint64(h.Tag)<<VersionBits|h.Born)
 	PutWord(img, 24, uint64(h.Writer))
-	PutWord(img, 0, xxh3.HashSeed(img[8:end], seed))
-	return img
 }
 
 // Header decodes an image's header without checking the checksum.

@@ -42,6 +42,8 @@ type attempt struct {
 	next proto.V
 	img  []byte
 	keep bool
+	// encryption is what the payload to commit is encrypted with; nil: it stays as it is.
+	encryption *encryption
 	// chain and verb say where the last round has the attempt's CAS.
 	chain, verb int
 	result      result

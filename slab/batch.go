@@ -1,6 +1,7 @@
 package slab
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -120,7 +121,8 @@ func (l *Lane) readGathered(fn func(i int, payload []byte, info Info, err error)
 		l.judgeRead(k)
 		switch k.state {
 		case imageLive:
-			fn(k.index, k.payload, infoOf(k.header), lease)
+			payload, info, err := l.shown(k)
+			fn(k.index, payload, info, cmp.Or(lease, err))
 		case imageFreed:
 			fn(k.index, nil, Info{}, l.answer(ErrFreed))
 		case imageElsewhere:
@@ -194,7 +196,7 @@ func (l *Lane) writeBatch(refs []proto.Ref, payloads [][]byte, errs []error) int
 
 // writeOne writes an object that the batch could not take along.
 func (l *Lane) writeOne(ref proto.Ref, payload []byte) error {
-	_, err := l.Update(ref, func(_ []byte, info *Info) ([]byte, error) {
+	_, err := l.Overwrite(ref, func(_ []byte, info *Info) ([]byte, error) {
 		if info.Tag&proto.TagIndex != 0 {
 			return nil, ErrIndex
 		}
@@ -216,7 +218,7 @@ func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (
 		case a.slab.Kind == proto.Single:
 			err = fmt.Errorf("%w: %v", ErrImmutable, refs[n])
 		default:
-			if room = a.slab.Class.PayloadBytes(proto.Pair); len(payloads[n]) > room {
+			if room = l.room(a.slab); len(payloads[n]) > room {
 				err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payloads[n]), room)
 			}
 		}
@@ -228,7 +230,7 @@ func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (
 			break
 		}
 		bytes += size
-		imgs += proto.ImageLen(len(payloads[n]))
+		imgs += proto.ImageLen(len(payloads[n]) + l.Overhead())
 		b.attempts = append(b.attempts, a)
 	}
 	return n, imgs
@@ -292,14 +294,19 @@ func (l *Lane) stageHeld(payloads [][]byte, errs []error) {
 	for _, a := range all {
 		payload := payloads[a.index]
 		err := l.judge(a)
+		if err == nil && a.header.Tag >= l.unclear {
+			if _, err = l.admit(&a.object, &a.sight); err != nil {
+				err = l.releaseFor(a, err)
+			}
+		}
 		switch {
 		case err == errDamaged:
 			err = errAgain // Update repairs it
 		case err == nil && a.header.Tag&proto.TagIndex != 0:
 			err = l.releaseFor(a, ErrIndex)
 		case err == nil:
-			size := proto.ImageLen(len(payload))
-			a.header.Writer = a.r
+			size := proto.ImageLen(len(payload) + l.Overhead())
+			a.header.Writer, a.encryption = a.r, l.encryption
 			if err = stageImage(a, imgs[:size], &a.header, payload); err != nil {
 				err = l.releaseFor(a, err)
 			}

@@ -41,14 +41,15 @@ func (l *Lane) Birth(c Claim, payload []byte, tag uint32) (proto.Ref, error) {
 		return proto.Ref{}, ErrStaleClaim
 	}
 	n := c.V.Version() + 1
-	if room := c.Slab.Class.PayloadBytes(c.Slab.Kind); len(payload) > room {
+	if room := l.room(c.Slab); len(payload) > room {
 		return proto.Ref{}, fmt.Errorf("%w: %d bytes, the slab has room for %d", ErrTooLarge, len(payload), room)
 	}
-	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)))
+	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)+l.Overhead()))
 	if err != nil {
 		return proto.Ref{}, err
 	}
 	a := attempt{object: anyObject(reg, c.Slab, c.Generation), r: c.R, sight: sight{v: c.V}}
+	a.encryption = l.encryption
 	a.ref.Incarnation = proto.MakeIncarnation(c.Generation, n)
 	a.put(img, proto.ImageHeader{Length: len(payload), Version: n, Tag: tag, Born: n, Writer: c.R}, payload)
 	switch l.commit(&a); a.result {

@@ -75,7 +75,7 @@ func (l *Lane) readInPlace(ref proto.Ref, dst []byte, at, n int) (bool, error) {
 		}
 		return false, err
 	}
-	if !k.reg.Local || k.slab.Kind != proto.Single || n > k.slab.Class.PayloadBytes(proto.Single) {
+	if !k.reg.Local || l.encryption != nil || k.slab.Kind != proto.Single || n > k.slab.Class.PayloadBytes(proto.Single) {
 		return false, nil
 	}
 	k.off, k.buf = k.slab.Off, dst[at-proto.SingleLead:at+n]
@@ -90,7 +90,7 @@ func (l *Lane) readInPlace(ref proto.Ref, dst []byte, at, n int) (bool, error) {
 		return false, l.settle(k.reg)
 	case k.state == imageFreed:
 		return false, l.answer(ErrFreed)
-	case k.state != imageLive:
+	case k.state != imageLive || proto.IsEncrypted(k.header.Tag):
 		return false, nil
 	case k.header.Length != n:
 		return false, chunkLength(ref, k.header.Length, n)

@@ -3,6 +3,7 @@ package slab
 import (
 	"errors"
 
+	"github.com/quarrystore/quarry/internal/payloadkey"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 )
@@ -30,6 +31,12 @@ type Lane struct {
 	gathered *copies
 	// copyBytes is how much of a block a copier READs at once. Invariant: a power of two.
 	copyBytes int
+	// keys are those of Encrypt, encryption what the lane encrypts with: nil without keys.
+	keys       *payloadkey.Ring
+	encryption *encryption
+	// unclear is the least tag of an image whose payload is not simply that of the image: 0
+	// with keys, for then a clear one is an exception too.
+	unclear uint32
 	// info is lent to the callback of Update for the time of the call: a local
 	// variable would escape to the heap.
 	info Info
@@ -48,7 +55,7 @@ func NewLane(p Port) (*Lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lane{port: p, copyBytes: copyBytes, word: small[:16]}
+	l := &Lane{port: p, copyBytes: copyBytes, unclear: proto.TagEncrypted, word: small[:16]}
 	for i := range l.words {
 		l.words[i] = small[16+8*i : 24+8*i]
 	}

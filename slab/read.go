@@ -45,7 +45,7 @@ func (l *Lane) View(ref proto.Ref) ([]byte, Info, error) {
 	if err := l.answer(nil); err != nil {
 		return nil, Info{}, err
 	}
-	return k.payload, infoOf(k.header), nil
+	return l.shown(k)
 }
 
 // viewAgain is View after a first READ that has not shown a live image.
@@ -70,7 +70,7 @@ func (l *Lane) viewAgain(k *reading, ref proto.Ref, err error) ([]byte, Info, er
 			if err := l.answer(nil); err != nil {
 				return nil, Info{}, err
 			}
-			return k.payload, infoOf(k.header), nil
+			return l.shown(k)
 		case k.state == imageFreed:
 			return nil, Info{}, l.answer(ErrFreed)
 		case k.state == imageElsewhere:

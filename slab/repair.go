@@ -9,7 +9,7 @@ import (
 
 // Repair repairs an object whose active image is damaged at the primary. Under a
 // reservation it READs the image of the primary's version from a backup, and commits it as
-// the next version (PAIR) or writes the same bytes again (SINGLE). The image keeps its
+// the next version (PAIR) or writes the same bytes again (SINGLE, and what is encrypted). The image keeps its
 // writer, because the orphan rule (Survey) judges an object by it.
 //
 // An object that is whole is left as it is. Readers see the same value before and after.
@@ -73,7 +73,7 @@ func (l *Lane) repairFrom(a *attempt, img []byte) error {
 	if h.Born != a.ref.Incarnation.Born() {
 		return errors.Join(l.release(a), l.answer(ErrFreed)) // another object's damage
 	}
-	if a.slab.Kind == proto.Single {
+	if a.slab.Kind == proto.Single || proto.IsEncrypted(h.Tag) {
 		return l.rewrite(a, img)
 	}
 	return l.commitSame(a, h, payload)
@@ -113,7 +113,7 @@ func (l *Lane) imageElsewhere(a *attempt) ([]byte, error) {
 	return nil, nil
 }
 
-// rewrite puts the bytes of a write-once image back at the primary, and releases the slab.
+// rewrite puts the bytes of an image back at the primary, and releases the slab.
 // The image that was read is whole, checksum included: readers see the same object as before,
 // undamaged.
 func (l *Lane) rewrite(a *attempt, img []byte) error {
@@ -147,7 +147,7 @@ func (l *Lane) elsewhere(o *object, v proto.V) ([]byte, Info, error) {
 			return nil, Info{}, errAgain
 		}
 		if h, payload, ok := proto.DecodeImage(img, o.seed); ok && h.Version == v.Version() && h.Born == o.ref.Incarnation.Born() {
-			return payload, infoOf(h), nil
+			return l.shown(&reading{object: *o, sight: sight{state: imageLive, v: v, header: h, payload: payload}})
 		}
 	}
 	return nil, Info{}, fmt.Errorf("%w: %v", ErrCorrupt, o.ref)

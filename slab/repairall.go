@@ -8,7 +8,7 @@ import (
 
 // RepairAll makes all replicas of an object whole and alike: the primary first, with
 // Repair, then every backup from the primary. The payload of a PAIR is committed again
-// under the next version; the bytes of a SINGLE are written again in place.
+// under the next version; the bytes of a SINGLE, and ciphertext, are written again in place.
 //
 // nil: all replicas are whole and alike. ErrCorrupt: no replica has a whole image.
 func (l *Lane) RepairAll(ref proto.Ref) error {
@@ -37,7 +37,7 @@ func (l *Lane) repairAllOnce(ref proto.Ref) error {
 	for i := 1; i < a.reg.N; i++ {
 		a.backups[i] = proto.V(proto.Word(l.words[i], 0))
 	}
-	if a.slab.Kind == proto.Single {
+	if a.slab.Kind == proto.Single || proto.IsEncrypted(a.header.Tag) {
 		return l.rewriteBackups(&a, len(a.payload))
 	}
 	// A commit expects V of every backup to be the primary's.
@@ -47,7 +47,7 @@ func (l *Lane) repairAllOnce(ref proto.Ref) error {
 	return l.commitSame(&a, a.header, a.payload)
 }
 
-// rewriteBackups writes the primary's image of a write-once object to every backup, V
+// rewriteBackups writes the primary's image to every backup, V
 // behind it, and releases the slab. Preconditions: as for rollBack; the image in a.seen is
 // whole.
 func (l *Lane) rewriteBackups(a *attempt, length int) error {

@@ -23,17 +23,24 @@ import (
 //
 // nil: done. ErrUnknown: may take effect, at most once. Any other error: not done.
 func (l *Lane) Update(ref proto.Ref, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
+	return l.update(ref, true, f)
+}
+
+// Overwrite is Update by an f that looks at the old payload of an index only: of others it may be
+// given ciphertext.
+func (l *Lane) Overwrite(ref proto.Ref, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
+	return l.update(ref, false, f)
+}
+
+func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
 	for tries := 1; ; tries++ {
 		var a attempt
 		if err := l.reserve(&a, ref); err != nil {
 			return Info{}, err
 		}
-		l.info = infoOf(a.header)
-		payload, err := f(a.payload, &l.info)
-		if room := a.slab.Class.PayloadBytes(proto.Pair); err == nil && len(payload) > room {
-			err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payload), room)
-		}
+		payload, err := l.callback(&a, reveal, f)
 		if err == nil {
+			a.encryption = l.encryption
 			a.header.Writer, a.header.Tag = a.r, l.info.Tag&proto.MaxTag
 			err = l.stageInLane(&a, &a.header, payload)
 		}
@@ -50,6 +57,27 @@ func (l *Lane) Update(ref proto.Ref, f func(old []byte, info *Info) ([]byte, err
 			return Info{}, err
 		}
 	}
+}
+
+// callback runs f, which sees the payload of the slab that the attempt holds as it is inside.
+func (l *Lane) callback(a *attempt, reveal bool, f func(old []byte, info *Info) ([]byte, error)) ([]byte, error) {
+	if a.header.Tag >= l.unclear {
+		var err error
+		if reveal {
+			err = l.reveal(&a.object, &a.sight)
+		} else {
+			err = l.revealToOverwrite(&a.object, &a.sight)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	l.info = infoOf(a.header)
+	payload, err := f(a.payload, &l.info)
+	if room := l.room(a.slab); err == nil && len(payload) > room {
+		err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payload), room)
+	}
+	return payload, err
 }
 
 // releaseFor releases a slab because of err, and returns err, or the error of releasing.
@@ -86,13 +114,17 @@ func stageImage(a *attempt, img []byte, h *proto.ImageHeader, payload []byte) er
 
 // put builds an image in img, and makes it the attempt's change.
 func (a *attempt) put(img []byte, h proto.ImageHeader, payload []byte) {
-	copy(img[proto.ImageHeaderBytes:], payload)
+	if a.encryption == nil {
+		copy(img[proto.ImageHeaderBytes:], payload)
+	} else {
+		a.encryption.seal(&a.object, img, &h, payload)
+	}
 	a.next, a.img = proto.MakeV(proto.StateLive, h.Version), proto.EncodeImage(img, a.seed, h)
 }
 
 // stageInLane is stageImage in the lane's image buffer.
 func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) error {
-	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)))
+	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)+a.encryption.overhead()))
 	if err != nil {
 		return err
 	}
@@ -122,8 +154,8 @@ const maxSkip = 1 << 32
 // Free ends the object: it commits a tombstone on the version of the incarnation that the
 // ref names, so a second Free fails. With keep the reservation stays with the lane and
 // the slab is returned as a Claim; otherwise R is cleared and the claim only says
-// which map bit may be cleared. last is the payload that was freed; it is in the lane's
-// scratch memory. The rounds of Update; no image is written.
+// which map bit may be cleared. last is the payload that was freed, as it lay in memory unless
+// it was an index; it is in the lane's scratch memory. An index wants the key, anything else none. The rounds of Update; no image is written.
 //
 // Linearizes at: the CAS of V at the primary.
 //
@@ -150,6 +182,8 @@ func (l *Lane) free(ref proto.Ref, version uint64, keep bool) (c Claim, last []b
 			err = fmt.Errorf("%w: %v is at %d, not %d", ErrConflict, ref, now, version)
 		} else if now+1 > proto.MaxVersion {
 			err = fmt.Errorf("%w: %v", ErrVersions, ref)
+		} else if proto.IsEncrypted(a.header.Tag) {
+			err = l.revealToFree(&a.object, &a.sight)
 		}
 		if err != nil {
 			return Claim{}, nil, Info{}, errors.Join(err, l.release(&a))

@@ -99,6 +99,7 @@ func (b *benchCmd) measure(ctx context.Context, a *app, exe string) (err error) 
 
 // config says how the measurement starts its processes: this program again, with --role or as a gateway.
 func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config {
+	keys := a.keyArgs()
 	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks, Used: a.usedBytes,
 		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Durable: b.Durable, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
 		Command: func(role string) []string {
@@ -106,9 +107,9 @@ func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config 
 				return []string{exe, "bench", "--role", "pingpong"}
 			}
 			if role == bench.Gateway {
-				return []string{exe, "gateway", "redis", "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--tenant=" + a.cli.Tenant, "--listen", "127.0.0.1:0", "--create", "--json"}
+				return []string{exe, "gateway", "redis", "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--tenant=" + a.cli.Tenant, "--listen", "127.0.0.1:0", "--create", "--json", keys[0], keys[1]}
 			}
-			return []string{exe, "bench", "--role", "worker", "--transport", role, "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--tenant=" + a.cli.Tenant}
+			return []string{exe, "bench", "--role", "worker", "--transport", role, "-C", strings.Join(a.cli.Controller, ","), "--token=" + a.cli.Token, "--tenant=" + a.cli.Tenant, keys[0], keys[1]}
 		}}
 	for _, s := range b.Sizes {
 		cfg.Sizes = append(cfg.Sizes, int(s))
@@ -158,7 +159,16 @@ func memoryOf(ctx context.Context, cluster *local.Cluster, exe string) (mem map[
 }
 
 func (a *app) clientConfig() client.Config {
-	return client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, FabricTLS: a.fabric, Logger: a.log}
+	cfg := client.Config{Controllers: a.cli.Controller, Transport: a.cli.Transport, RequireRDMA: a.cli.RDMA, RDMADevice: a.cli.RDMADevice.String(), Token: a.cli.Token, Tenant: a.cli.Tenant, TLS: a.tls, FabricTLS: a.fabric, Logger: a.log, AllowClear: a.cli.AllowClear}
+	if a.cli.KeyFile != "" {
+		cfg.Keys = client.KeyFile(a.cli.KeyFile)
+	}
+	return cfg
+}
+
+// keyArgs has another process of this program encrypt as this one does.
+func (a *app) keyArgs() []string {
+	return []string{"--key-file=" + a.cli.KeyFile, "--allow-clear=" + strconv.FormatBool(a.cli.AllowClear)}
 }
 
 // idle is a client that does one thing of each kind and then nothing; it prints

@@ -29,6 +29,8 @@ type cli struct {
 	JSON       bool          `short:"j" name:"json" help:"Print JSON."`
 	Token      string        `placeholder:"TOKEN" help:"Token that the cluster asks for."`
 	Tenant     string        `placeholder:"NAME" complete:"tenant" help:"Tenant that the command works in; if none is named, the one that the caller has grants in, else default."`
+	KeyFile    string        `name:"key-file" placeholder:"FILE" help:"Keys that payloads are encrypted with before they leave this process; quarry key payload create makes it. A storage node hands it to its workers."`
+	AllowClear bool          `name:"allow-clear" help:"With --key-file: read objects that are not encrypted, too."`
 	TLSCert    string        `name:"tls-cert" aliases:"cert" placeholder:"FILE" help:"Certificate of this process, PEM, for all its ports and calls; quarry cert issues it."`
 	TLSKey     string        `name:"tls-key" aliases:"key" placeholder:"FILE" help:"Key of the certificate, PEM."`
 	TLSCA      string        `name:"tls-ca" aliases:"ca" placeholder:"FILE" help:"Certificate authorities of the other processes, PEM."`
@@ -57,7 +59,7 @@ type cli struct {
 	Cert          certCmd       `cmd:"" help:"Issue certificates, and list those that end soon."`
 	Gateway       gatewayCmd    `cmd:"" help:"Serve a tree to clients of other stores."`
 	Session       sessionCmd    `cmd:"" help:"List and revoke sessions."`
-	Key           keyCmd        `cmd:"" help:"List and rotate the signing keys of the controllers."`
+	Key           keyCmd        `cmd:"" help:"List and rotate the signing keys of the controllers; keep files of payload keys."`
 	Fsck          fsckCmd       `cmd:"" help:"Check the whole structure of live regions."`
 	Sim           simCmd        `cmd:"" help:"Run the store's code on a simulated, hostile fabric and check every promise."`
 	Litmus        litmusCmd     `cmd:"" help:"Test an RDMA device for what the protocols rely on."`

@@ -76,7 +76,7 @@ func (d *demoCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	a.say("starting a controller and %d storage nodes, each a process", d.Nodes)
-	cluster, err := local.Start(ctx, local.Config{Binary: exe, Nodes: d.Nodes, NodeArgs: []string{"--workers", "1", "--worker-replicas", fmt.Sprint(d.Replicas)}})
+	cluster, err := local.Start(ctx, local.Config{Binary: exe, Nodes: d.Nodes, NodeArgs: append(a.keyArgs(), "--workers", "1", "--worker-replicas", fmt.Sprint(d.Replicas))})
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (d *demoCmd) work(ctx context.Context, a *app, cluster *local.Cluster, exe 
 	}
 	reader := func(role string) func(demo.Options) (demo.Result, error) {
 		return func(demo.Options) (r demo.Result, err error) {
-			out, err := output(ctx, exe, "demo", "--role", role, "--json", "--transport", "tcp", "-C", cluster.URL, "--workers", fmt.Sprint(d.Workers), d.Dir)
+			out, err := output(ctx, exe, append(a.keyArgs(), "demo", "--role", role, "--json", "--transport", "tcp", "-C", cluster.URL, "--workers", fmt.Sprint(d.Workers), d.Dir)...)
 			if err == nil {
 				err = json.Unmarshal([]byte(out), &r)
 			}

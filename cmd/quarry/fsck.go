@@ -135,6 +135,10 @@ func (v fsckView) print(w io.Writer) {
 				fmt.Fprintf(w, "%s\tnot checked: %s\n", t.Name, t.Unchecked)
 				continue
 			}
+			if t.Encrypted != "" {
+				fmt.Fprintf(w, "%s\t%s\n", t.Name, t.Encrypted)
+				continue
+			}
 			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", t.Name, t.Levels, t.Inner, t.Leaves, t.Layers, t.Keys, t.Values, bytesText(uint64(t.UsedBytes)))
 		}
 	}

@@ -13,6 +13,8 @@ import (
 type keyCmd struct {
 	List   keyListCmd   `cmd:"" help:"List the keys that controllers sign tickets and commands with."`
 	Rotate keyRotateCmd `cmd:"" help:"Make another signing key. It signs once all storage nodes have learned it; the one before verifies until the last of its sessions has ended."`
+
+	Payload keyPayloadCmd `cmd:"" help:"Keep files of the keys that clients encrypt payloads with (--key-file)."`
 }
 
 type keyListCmd struct{}

@@ -90,7 +90,11 @@ func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([
 		switch {
 		case oerr != nil && !a.stillNamed(ctx, c, n):
 			continue // dropped meanwhile
-		case errors.Is(oerr, btree.ErrCorrupt), errors.Is(oerr, btree.ErrNoTree), errors.Is(oerr, client.ErrCorrupt), errors.Is(oerr, client.ErrFreed), errors.Is(oerr, kv.ErrNotTree):
+		case errors.Is(oerr, client.ErrKey):
+			v.Encrypted = "encrypted: content not checked: " + oneLine(oerr)
+		case errors.Is(oerr, client.ErrNotEncrypted):
+			v.Unchecked = oneLine(oerr)
+		case errors.Is(oerr, client.ErrNotAuthentic), errors.Is(oerr, btree.ErrCorrupt), errors.Is(oerr, btree.ErrNoTree), errors.Is(oerr, client.ErrCorrupt), errors.Is(oerr, client.ErrFreed), errors.Is(oerr, kv.ErrNotTree):
 			rep.Add(fsck.Finding{Region: n.Ref.Addr.Region(), Where: "tree " + n.Name, Kind: fsck.KindTree, What: oneLine(oerr)})
 		case len(rep.Unchecked) > 0 && (late || errors.Is(oerr, client.ErrUnreachable)):
 			v.Unchecked = oneLine(oerr)
@@ -113,5 +117,7 @@ type treeView struct {
 	Name string `json:"name"`
 	// Unchecked says why the tree was not checked: a part of it is in a region that is not open.
 	Unchecked string `json:"unchecked,omitempty"`
+	// Encrypted says that the tree was not checked because this program has no key for it.
+	Encrypted string `json:"encrypted,omitempty"`
 	kv.Survey
 }

@@ -172,7 +172,8 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 		if cert == "" && encryption == tcp.TLSOn {
 			encryption = "" // workers with a token have nothing to show
 		}
-		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+cmp.Or(f.WorkerToken, a.cli.Token), "QUARRY_TLS_CERT="+cert, "QUARRY_TLS_KEY="+key, "QUARRY_TLS_CA="+a.cli.TLSCA, "QUARRY_FABRIC_TLS="+encryption, "QUARRY_TENANT="+a.cli.Tenant, "QUARRY_CONFIG=")
+		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+cmp.Or(f.WorkerToken, a.cli.Token), "QUARRY_TLS_CERT="+cert, "QUARRY_TLS_KEY="+key, "QUARRY_TLS_CA="+a.cli.TLSCA, "QUARRY_FABRIC_TLS="+encryption,
+			"QUARRY_TENANT="+a.cli.Tenant, "QUARRY_KEY_FILE="+a.cli.KeyFile, "QUARRY_ALLOW_CLEAR="+strconv.FormatBool(a.cli.AllowClear), "QUARRY_CONFIG=")
 		cmd.Stderr = a.errOut
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 		cmd.WaitDelay = 5 * time.Second

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -59,10 +60,13 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 		}
 		f.StringVar(p, name, missing, help)
 	}
-	var controllers, encryption string
+	var controllers, encryption, keyFile string
 	text(&controllers, "controller", "QUARRY_CONTROLLER", "http://127.0.0.1:7420", "controllers, comma separated")
 	text(&o.client.Tenant, "tenant", "QUARRY_TENANT", "", "tenant whose jobs it runs")
 	text(&o.client.Token, "token", "QUARRY_TOKEN", "", "token that the cluster asks for")
+	text(&keyFile, "key-file", "QUARRY_KEY_FILE", "", "keys that payloads are encrypted with, as quarry key payload create makes it")
+	allowClear, _ := strconv.ParseBool(env("QUARRY_ALLOW_CLEAR"))
+	f.BoolVar(&o.client.AllowClear, "allow-clear", allowClear, "with --key-file: read objects that are not encrypted, too")
 	text(&o.tls.Cert, "tls-cert", "QUARRY_TLS_CERT", "", "certificate of this process, PEM")
 	text(&o.tls.Key, "tls-key", "QUARRY_TLS_KEY", "", "key of the certificate, PEM")
 	text(&o.tls.CA, "tls-ca", "QUARRY_TLS_CA", "", "certificate authorities of controllers, PEM")
@@ -101,6 +105,9 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	}
 	if *durable {
 		o.client.Durability = client.Durable
+	}
+	if keyFile != "" {
+		o.client.Keys = client.KeyFile(keyFile)
 	}
 	o.client.Controllers = strings.Split(controllers, ",")
 	o.work.ProcessBytes, o.work.ModuleBytes = o.memory<<20, o.module<<20

@@ -1617,6 +1617,7 @@ type OpenSessionResponse struct {
 	Table           *Table                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
 	DefaultReplicas uint32                 `protobuf:"varint,4,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"` // of objects whose allocation names no number
 	Proof           []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                                             // shown with every later call of this session; a secret
+	Tenant          string                 `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"`                                           // name of the tenant that the session is in; "" of an agent's
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1684,6 +1685,13 @@ func (x *OpenSessionResponse) GetProof() []byte {
 		return x.Proof
 	}
 	return nil
+}
+
+func (x *OpenSessionResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type HeartbeatRequest struct {
@@ -8706,13 +8714,14 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05epoch\x18\n" +
 	" \x01(\x04R\x05epoch\x12\x1c\n" +
 	"\tsignature\x18\v \x01(\fR\tsignature\x12\x14\n" +
-	"\x05lanes\x18\f \x01(\rR\x05lanesJ\x04\b\x06\x10\aR\x04mark\"\xc4\x01\n" +
+	"\x05lanes\x18\f \x01(\rR\x05lanesJ\x04\b\x06\x10\aR\x04mark\"\xdc\x01\n" +
 	"\x13OpenSessionResponse\x12)\n" +
 	"\x06ticket\x18\x01 \x01(\v2\x11.quarry.v1.TicketR\x06ticket\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12&\n" +
 	"\x05table\x18\x03 \x01(\v2\x10.quarry.v1.TableR\x05table\x12)\n" +
 	"\x10default_replicas\x18\x04 \x01(\rR\x0fdefaultReplicas\x12\x14\n" +
-	"\x05proof\x18\x05 \x01(\fR\x05proof\"\x9b\x02\n" +
+	"\x05proof\x18\x05 \x01(\fR\x05proof\x12\x16\n" +
+	"\x06tenant\x18\x06 \x01(\tR\x06tenant\"\x9b\x02\n" +
 	"\x10HeartbeatRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12%\n" +
 	"\x0etable_revision\x18\x02 \x01(\x04R\rtableRevision\x12#\n" +

@@ -1,0 +1,153 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/quarrystore/quarry/internal/payloadkey"
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+)
+
+// PayloadKey is a secret of 32 random bytes with which payloads are encrypted. Its ID, 48 bits of
+// a hash, stands in each of them.
+type PayloadKey = payloadkey.Key
+
+// Keys gives the keys of a tenant: a KeyFile, or a key management service.
+type Keys interface {
+	// PayloadKeys returns the keys of a tenant: the first encrypts what is written, all decrypt what is
+	// read. It is called by Connect, then every 30 s, and 1 s after an object has named another
+	// key. Where a later call fails, or returns no key, the Client goes on with the keys that it has.
+	PayloadKeys(ctx context.Context, tenant string) ([]PayloadKey, error)
+}
+
+// KeyFile is the name of a file of keys as quarry key payload create makes it: a line for each, with the
+// tenant and the key. A file that other users can read or change is refused (chmod 600).
+type KeyFile string
+
+// PayloadKeys reads the file. An error if it has no key of the tenant.
+func (f KeyFile) PayloadKeys(_ context.Context, tenant string) ([]PayloadKey, error) {
+	list, err := payloadkey.ReadFile(string(f))
+	if err != nil {
+		return nil, err
+	}
+	keys := payloadkey.Of(list, tenant)
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("key file %s has no key of tenant %q: quarry key payload create %s --tenant %s makes one", string(f), tenant, string(f), tenant)
+	}
+	return keys, nil
+}
+
+const (
+	// keyPeriod is the time between two looks for other keys, keyPause the time before one that an
+	// unknown key asks for.
+	keyPeriod = 30 * time.Second
+	keyPause  = time.Second
+)
+
+// payloadKeys are the rings of the tenants that the Client's sessions have been in.
+type payloadKeys struct {
+	mu     sync.Mutex
+	rings  map[string]*payloadkey.Ring // guarded by mu
+	missed chan struct{}               // of capacity 1: a payload has named a key that no ring has
+}
+
+// keysOf is the ring of a tenant: without keys if the Config has none.
+func (c *Client) keysOf(ctx context.Context, tenant string) (*payloadkey.Ring, error) {
+	p := &c.payloadKeys
+	p.mu.Lock()
+	r := p.rings[tenant]
+	p.mu.Unlock()
+	if r != nil {
+		return r, nil
+	}
+	keys, err := c.askKeys(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	r = payloadkey.NewRing(tenant, c.cfg.AllowClear, c.keyMissed, keys...)
+	p.mu.Lock()
+	p.rings[tenant] = r
+	p.mu.Unlock()
+	return r, nil
+}
+
+// askKeys asks Config.Keys for the keys of a tenant.
+func (c *Client) askKeys(ctx context.Context, tenant string) ([]PayloadKey, error) {
+	if c.cfg.Keys == nil {
+		return nil, nil
+	}
+	keys, err := c.cfg.Keys.PayloadKeys(ctx, tenant)
+	if err == nil && (len(keys) == 0 || len(keys) > payloadkey.MaxKeys) {
+		err = fmt.Errorf("%d keys: want 1 to %d", len(keys), payloadkey.MaxKeys)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("keys of tenant %q: %w", tenant, err)
+	}
+	return keys, nil
+}
+
+func (c *Client) keyMissed() {
+	select {
+	case c.payloadKeys.missed <- struct{}{}:
+	default:
+	}
+}
+
+// refreshKeys takes other keys from Config.Keys until the Client is closed.
+func (c *Client) refreshKeys() {
+	p := &c.payloadKeys
+	for {
+		select {
+		case <-time.After(keyPeriod):
+		case <-p.missed:
+			select {
+			case <-time.After(keyPause):
+			case <-c.ctx.Done():
+			}
+		case <-c.ctx.Done():
+		}
+		if c.ctx.Err() != nil {
+			return
+		}
+		p.mu.Lock()
+		var rings []*payloadkey.Ring
+		for _, r := range p.rings {
+			rings = append(rings, r)
+		}
+		p.mu.Unlock()
+		for _, r := range rings {
+			keys, err := c.askKeys(c.ctx, r.Tenant())
+			if err == nil {
+				r.Set(keys...)
+			} else if c.ctx.Err() == nil {
+				c.cfg.Logger.Warn("payload keys are not read again: the ones before stay", "error", err)
+			}
+		}
+	}
+}
+
+// loadKeys sets the session's ring. tenant is the name that the controller has given, "" if it is of an
+// earlier version. On an error the session is closed.
+func (s *session) loadKeys(ctx context.Context, tenant string) (err error) {
+	c := s.client
+	s.keys, err = c.keysOf(ctx, cmp.Or(tenant, c.cfg.Tenant, quarrypb.DefaultTenant))
+	if err == nil {
+		return nil
+	}
+	_, cerr := request(c.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.shown.Load().proof}, quarrypbconnect.ControllerClient.CloseSession)
+	return errors.Join(err, cerr)
+}
+
+// PayloadOverhead is by how many bytes encryption makes a payload longer in its slab: 0 without Config.Keys.
+func (c *Client) PayloadOverhead() int {
+	if c.cfg.Keys == nil {
+		return 0
+	}
+	return proto.EncryptionBytes
+}
