@@ -31,7 +31,7 @@ func TestContextsThatHaveEnded(t *testing.T) {
 			require.NoError(t, err)
 			session := c.SessionID()
 			op := c.Operation()
-			testcluster.ContextCalls(t, []any{c, c.Names(), c.Jobs(), &op}, map[string]func(context.Context) error{
+			testcluster.ContextCalls(t, []any{c, c.Names(), c.Jobs(), &op, client.KeyFile("keys")}, map[string]func(context.Context) error{
 				"Connect": func(ctx context.Context) error {
 					_, err := client.Connect(ctx, client.Config{Controllers: []string{cluster.Controller.URL()}})
 					return err

@@ -30,8 +30,11 @@ type Keys interface {
 // tenant and the key. A file that other users can read or change is refused (chmod 600).
 type KeyFile string
 
-// PayloadKeys reads the file. An error if it has no key of the tenant.
-func (f KeyFile) PayloadKeys(_ context.Context, tenant string) ([]PayloadKey, error) {
+// PayloadKeys reads the file. An error if it has no key of the tenant, or the context has ended.
+func (f KeyFile) PayloadKeys(ctx context.Context, tenant string) ([]PayloadKey, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	list, err := payloadkey.ReadFile(string(f))
 	if err != nil {
 		return nil, err
