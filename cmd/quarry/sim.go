@@ -28,6 +28,7 @@ type simCmd struct {
 	StrictReads bool          `help:"Ask more of durable reads than is promised: finds schedules."`
 	Tree        bool          `help:"Clients work on a B-tree in place of objects."`
 	Lanes       int           `help:"How many clients are lanes of one process with one session; 0 is one."`
+	Batches     bool          `help:"Half of the reads and updates are batches of up to four objects."`
 	Operator    bool          `help:"An operator creates regions and gives nodes up, some of which never come back."`
 	Script      string        `placeholder:"NAME" help:"A directed schedule, as a failure names it."`
 	Replay      string        `placeholder:"CHOICES" help:"Play the choices of a failure again: one schedule."`
@@ -74,7 +75,7 @@ type simFailure struct {
 func (s *simCmd) options() (o sim.Options, err error) {
 	o = sim.Options{
 		Seed: s.Seed, Clients: s.Clients, Ops: s.Ops, Replicas: s.Replicas, Slabs: s.Slabs, MaxFaults: s.MaxFaults,
-		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Operator: s.Operator, Lanes: s.Lanes, Porcupine: 16,
+		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Batches: s.Batches, Operator: s.Operator, Lanes: s.Lanes, Porcupine: 16,
 	}
 	for _, l := range []struct {
 		flag      string

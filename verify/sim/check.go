@@ -289,6 +289,9 @@ func (k *checker) moved(m *fabric.Memory, place int, session uint32, s proto.Sla
 func (k *checker) committed(s proto.Slab, seed uint64, addr proto.Addr, new proto.V) {
 	w := k.w
 	t := &w.mirror.table
+	if w.opt.Batches && new.State() == proto.StateLive {
+		w.wroteBlindly(w.mem(t.node[0]).Word(s.ImageOff(new.Version())+proto.ImageHeaderBytes), new.Version())
+	}
 	for i := range t.n {
 		if t.rebuilding[i] {
 			continue

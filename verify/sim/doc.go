@@ -9,6 +9,7 @@
 //
 // With Options.Tree the clients work on one B-tree of package btree, whose nodes they
 // allocate, update and free: see tree. Many schedules have a second region: see far. With
+// Options.Batches clients read and write several objects in one call: see batches. With
 // Options.Operator an operator creates regions and gives nodes up: see orders. With
 // Options.Lanes clients share sessions, as the lanes of a process do: see lanes.
 //

@@ -47,6 +47,9 @@ type event struct {
 	out       uint64 // value seen
 	seen      uint64 // version seen
 	made      uint64 // version made
+	// blind: a write that does not tell what it replaced. out and seen are unset, and made is 0
+	// where it was not seen at the primary.
+	blind bool
 	// soft: the image seen at the primary may not have been durable there yet.
 	soft bool
 	// gone: a loss of power has lost the image that was seen, and a backup of it or there was
@@ -71,6 +74,9 @@ func (w *world) done(c *client, e int, b []byte, seen, made uint64, err error) {
 	switch {
 	case err == nil:
 		h.result, h.seen, h.made = okResult, seen, made
+		if h.blind {
+			break
+		}
 		if !w.payloadGood(b) {
 			w.fail("damaged payload", fmt.Sprintf("client %d %v %v: % x", c.id, h.kind, w.check.regs[h.reg].ref, b))
 			return
@@ -168,7 +174,7 @@ func (w *world) placeAll() {
 		case e.result == okResult && e.kind == opRead:
 			p = 2*e.seen + 1
 		case e.result == okResult && e.kind == opUpdate:
-			p = 2 * e.made
+			p = 2 * e.made // 0 for a blind write that a failover has kept
 		case e.result == okResult && e.kind == opFree:
 			p = 1<<62 - 1
 		case e.result == freedResult:
@@ -204,6 +210,9 @@ func (w *world) checkOrder(i int) {
 // and that there is no commit between the version that an update saw and the one that it made.
 func (w *world) checkSeen(i int) {
 	e := &w.hist[i]
+	if e.blind {
+		return
+	}
 	r := &w.check.regs[e.reg]
 	found := e.out == r.value && e.seen == r.version
 	for j := range w.hist {
@@ -219,7 +228,7 @@ func (w *world) checkSeen(i int) {
 			w.fail("lost update", w.describe(j)+"  was not seen by  "+w.describe(i))
 		}
 		// Two operations saw different values with the same version.
-		if f.result == okResult && f.seen == e.seen && f.out != e.out {
+		if f.result == okResult && !f.blind && f.seen == e.seen && f.out != e.out {
 			w.fail("one version, two values", w.describe(j)+"  and  "+w.describe(i))
 		}
 	}
@@ -234,7 +243,7 @@ func (w *world) checkSource(i, j int) {
 	switch {
 	case f.result != okResult && f.result != unknownResult:
 		w.fail("saw a value that was never written", w.describe(i)+"  from  "+w.describe(j))
-	case f.result == okResult && f.made != e.seen:
+	case f.result == okResult && f.made != e.seen && !(f.blind && f.made == 0):
 		w.fail("saw a value under another version", w.describe(i)+"  from  "+w.describe(j))
 	case f.call > e.ret:
 		w.fail("saw a value before it was written", w.describe(i)+"  from  "+w.describe(j))

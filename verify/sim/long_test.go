@@ -16,6 +16,8 @@ var kinds = map[string]Options{
 	"durable":  {Faults: AllFaults, Durable: true, MaxFaults: 8},
 	"grow":     {Faults: AllFaults &^ Power, Grow: true, Clients: 4, Ops: 32},
 	"reclaim":  {Faults: AllFaults, Grow: true, Durable: true, Clients: 3, Ops: 32, MaxFaults: 6},
+	"batches":  {Faults: AllFaults, Batches: true, MaxFaults: 8},
+	"flushed":  {Faults: AllFaults, Batches: true, Durable: true, MaxFaults: 8},
 	"hot":      {Faults: AllFaults &^ (Power | Rot), Clients: 4, Ops: 40, Slabs: 1, MaxFaults: 8},
 }
 

@@ -113,6 +113,7 @@ type Options struct {
 	// Lanes is how many of the clients are lanes of one process, with one session; see lanes.go.
 	// 0: one.
 	Lanes    int
+	Batches  bool // half of the reads and updates are batches; see batches.go
 	Operator bool // an operator creates regions and gives nodes up; see orders.go
 	// Choices, if set, are replayed instead of drawn: one schedule.
 	Choices []uint16

@@ -55,6 +55,9 @@ func (o *Options) flags() string {
 	if o.Tree {
 		s += " --tree"
 	}
+	if o.Batches {
+		s += " --batches"
+	}
 	if o.Operator {
 		s += " --operator"
 	}

@@ -64,6 +64,12 @@ func TestFailover(t *testing.T) {
 }
 
 func TestDurable(t *testing.T) { passKind(t, "durable", 2500) }
+
+// TestBatches: several objects are read and written in one call, in volatile and in durable
+// regions. A commit of several has one fence for each kind of verbs.
+func TestBatches(t *testing.T)        { passKind(t, "batches", 1500) }
+func TestDurableBatches(t *testing.T) { passKind(t, "flushed", 1000) }
+
 func TestHotSlab(t *testing.T) { passKind(t, "hot", 1000) }
 
 // TestAllocator: objects come, go and are given back; agents reclaim blocks, in turns, under

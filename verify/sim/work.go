@@ -167,6 +167,12 @@ func (c *client) operate(what, obj int) {
 		c.free(reg, true)
 	case len(c.claims) > 0 && what >= 5:
 		c.birth(w.ch.choose(len(c.claims)))
+	case what <= 5 && w.opt.Batches && w.ch.choose(2) == 1:
+		if regs := c.batch(reg); what <= 2 {
+			c.readMany(regs)
+		} else {
+			c.writeMany(regs)
+		}
 	case what <= 2:
 		c.read(reg)
 	case what <= 5 || !w.opt.Grow && w.ch.choose(2) == 0:
