@@ -40,9 +40,9 @@ type callCost struct {
 // kindStats are the published counts of calls of one kind. The lane's owner writes, any
 // goroutine reads.
 type kindStats struct {
-	calls, errors, unknown, rounds, bytes atomic.Uint64
-	verbs                                 [rdma.Ops]atomic.Uint64
-	took                                  latency.Histogram // of one call in 1<<sampleBits
+	calls, errors, unknown, rounds, fences, bytes atomic.Uint64
+	verbs                                         [rdma.Ops]atomic.Uint64
+	took                                          latency.Histogram // of one call in 1<<sampleBits
 }
 
 // switchKind attributes the calls so far to their kind and then counts calls of kind k.
@@ -88,6 +88,7 @@ func (l *lane) publish() {
 		s.calls.Add(f.calls)
 		s.rounds.Add(f.tally.Rounds)
 		s.bytes.Add(f.tally.Bytes)
+		s.fences.Add(f.tally.Fences)
 		for op, n := range f.tally.Verbs {
 			if n > 0 {
 				s.verbs[op].Add(n)

@@ -38,8 +38,9 @@ type KindStats struct {
 	Errors  uint64            `json:"errors"`
 	Unknown uint64            `json:"unknown"` // errors that wrap ErrUnknown
 	Rounds  uint64            `json:"rounds"`
-	Bytes   uint64            `json:"bytes"` // of READs and WRITEs
-	Verbs   map[string]uint64 `json:"verbs"` // by READ, WRITE, CAS, ...
+	Bytes   uint64            `json:"bytes"`  // of READs and WRITEs
+	Fences  uint64            `json:"fences"` // verbs that waited for those before them in their chain
+	Verbs   map[string]uint64 `json:"verbs"`  // by READ, WRITE, CAS, ...
 	// Took is the distribution of the calls' durations. One call in thirty-two is
 	// measured, because reading the clock twice would slow a read over shm by a tenth.
 	Took latency.Snapshot `json:"-"`
@@ -124,6 +125,7 @@ func (s *session) sum(into *[kinds]KindStats) {
 			to.Took.Add(&took)
 			to.Rounds += from.rounds.Load()
 			to.Bytes += from.bytes.Load()
+			to.Fences += from.fences.Load()
 			for op := range from.verbs {
 				if n := from.verbs[op].Load(); n > 0 {
 					if to.Verbs == nil {

@@ -21,7 +21,7 @@
 //
 //   - Everything behind a WRITE is ordered after it; a READ is ordered after anything.
 //   - A WRITE, CAS, FETCH_ADD or FLUSH behind a READ, an atomic or a FLUSH is
-//     ordered after it only with Verb.Fence set.
+//     ordered after it only with Verb.Fence set, on it or on a verb between the two.
 //   - A failed CAS does not stop the chain.
 //   - Nothing above 8 aligned bytes is atomic. A READ may see any mixture of two
 //     WRITEs, in any order of lines; a WRITE cut short leaves any subset of its lines.

@@ -75,6 +75,7 @@ type PostWaiter interface {
 type Tally struct {
 	Rounds uint64      // awaited, one network round trip each
 	Verbs  [Ops]uint64 // by Op
+	Fences uint64      // verbs with a fence: each waits a round trip longer on a queue pair
 	Bytes  uint64      // of READs and WRITEs
 }
 
@@ -85,6 +86,9 @@ func (t *Tally) Count(r *Round) {
 		for j := range r.chains[i].Verbs {
 			v := &r.chains[i].Verbs[j]
 			t.Verbs[v.Op]++
+			if v.Fence {
+				t.Fences++
+			}
 			if v.Op == Read || v.Op == Write {
 				t.Bytes += uint64(len(v.Buf))
 			}
@@ -96,6 +100,7 @@ func (t *Tally) Count(r *Round) {
 func (t *Tally) Add(now, since *Tally) {
 	t.Rounds += now.Rounds - since.Rounds
 	t.Bytes += now.Bytes - since.Bytes
+	t.Fences += now.Fences - since.Fences
 	for op := range t.Verbs {
 		t.Verbs[op] += now.Verbs[op] - since.Verbs[op]
 	}

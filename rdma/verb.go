@@ -47,7 +47,7 @@ const (
 // window's start. An empty READ, WRITE or FLUSH is refused with ErrBounds.
 type Verb struct {
 	Op    Op        // what the responder does
-	Fence bool      // ordered after earlier READs, atomics and FLUSHes of the chain
+	Fence bool      // ordered, with all behind it, after earlier READs, atomics and FLUSHes of the chain
 	Kind  FlushKind // FLUSH only
 	Off   uint64    // bytes from the window's start; a multiple of 8 for CAS and FETCH_ADD
 	// Buf receives a READ and feeds a WRITE. For FLUSH only its length counts: see Bytes.
@@ -169,7 +169,8 @@ func (c *Chain) Flush(kind FlushKind, off, bytes uint64) int {
 	return c.add(Verb{Op: Flush, Kind: kind, Off: off, Bytes: bytes})
 }
 
-// Fenced orders the last verb appended after all earlier READs, atomics and FLUSHes.
+// Fenced orders the last verb appended, and those that will follow it, after all earlier READs,
+// atomics and FLUSHes.
 func (c *Chain) Fenced() *Chain {
 	c.Verbs[len(c.Verbs)-1].Fence = true
 	return c

@@ -44,8 +44,10 @@ type attempt struct {
 	keep bool
 	// encryption is what the payload to commit is encrypted with; nil: it stays as it is.
 	encryption *encryption
-	// chain and verb say where the last round has the attempt's CAS.
+	// chain and verb say where the last round has the attempt's CAS. leads: the attempt is the
+	// first of its chains, and has their fences.
 	chain, verb int
+	leads       bool
 	result      result
 	err         error // why the result is unknown
 }

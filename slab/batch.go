@@ -12,7 +12,10 @@ import (
 // Limits of one batch round: verbs fit one chain, bytes fit a lane's scratch.
 const (
 	batchVerbs = rdma.MaxChainVerbs / 2
-	batchBytes = 1 << 20
+	// verbsOfWrite is the most verbs that a commit posts to one target for one object of a durable
+	// region: WRITE, FLUSH, CAS V, FLUSH, CAS R. Elsewhere there are no FLUSHes.
+	verbsOfWrite = 5
+	batchBytes   = 1 << 20
 	// localBytes is batchBytes where rounds are free: what is read stays in the
 	// second-level cache until its checksum has been computed and it has been copied.
 	localBytes = 256 << 10
@@ -150,7 +153,7 @@ func (l *Lane) readGathered(fn func(i int, payload []byte, info Info, err error)
 }
 
 // WriteMany replaces the payloads of objects; errs[i] is the answer for refs[i], as that
-// of Update. Two rounds (three with backups) for up to 64 objects and 1 MiB. An object that
+// of Update. Two rounds (three with backups) for up to 64 objects (51 if a region is durable) and 1 MiB. An object that
 // another session holds is written by itself afterwards, so that no client waits for one
 // object while it holds another.
 //
@@ -226,7 +229,8 @@ func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (
 			continue
 		}
 		size := a.slab.Class.Bytes()
-		if len(b.attempts) > 0 && bytes+size > batchBytes {
+		full := a.reg.Durable && len(b.attempts) == rdma.MaxChainVerbs/verbsOfWrite
+		if len(b.attempts) > 0 && bytes+size > batchBytes || full {
 			break
 		}
 		bytes += size

@@ -14,7 +14,8 @@ import (
 //	step 3   V of the primary, then R to 0                one round for all attempts
 //
 // Preconditions: a.r is held; a.v is V of the primary and of every in-sync backup; a.next
-// is set, and names the place that a.v does not name.
+// is set, and names the place that a.v does not name. Several attempts all have images, and
+// their verbs fit into one chain to each target: see verbsOfWrite.
 //
 // Linearizes at: the CAS of V at the primary, in step 3; or, if the epoch ends between
 // step 2 and that CAS, at the opening of the next epoch, if Reconcile has kept the change.
@@ -42,9 +43,11 @@ func (l *Lane) commitBackups(as []*attempt) {
 	}
 	for {
 		l.round.Reset()
-		for _, a := range as {
-			if a.result == undecided && a.reg.N > 1 {
-				l.stageBackups(a)
+		for k := kindImage; k <= kindFlushV; k++ {
+			for _, a := range as {
+				if a.result == undecided && a.reg.N > 1 {
+					l.stageBackups(a, k)
+				}
 			}
 		}
 		if l.round.Len() == 0 {
@@ -79,14 +82,36 @@ func (l *Lane) commitBackups(as []*attempt) {
 	}
 }
 
-// stageBackups appends step 2 of an attempt: a chain to the primary for the image, and one
-// to each backup.
-func (l *Lane) stageBackups(a *attempt) {
-	_, c := l.chainFor(a.reg.P(), 2)
-	writeImage(c, &a.object, a.next, a.img)
+// kind is a kind of verbs in the chains of a commit. One kind is appended for all attempts of
+// the round before the next one, and each chain has at most one fence for each kind, at its
+// first attempt.
+type kind uint8
+
+const (
+	kindImage   kind = iota // WRITE of the image, and its FLUSH
+	kindV                   // CAS of V
+	kindFlushV              // FLUSH of V
+	kindRelease             // CAS of R to 0
+)
+
+// stageBackups appends verbs of one kind of step 2 of an attempt: a chain to the primary for the image,
+// and one to each backup.
+func (l *Lane) stageBackups(a *attempt, k kind) {
+	if k == kindImage {
+		_, c, first := l.onlyChain(a.reg.P())
+		a.leads = first
+		writeImage(c, &a.object, a.next, a.img)
+	}
 	for i := 1; i < a.reg.N; i++ {
-		_, c := l.chainFor(a.reg.To[i], 4)
-		replaceV(c, &a.object, a.backups[i], a.next, a.img)
+		_, c, _ := l.onlyChain(a.reg.To[i])
+		switch k {
+		case kindImage:
+			writeImage(c, &a.object, a.next, a.img)
+		case kindV:
+			changeV(c, &a.object, a.backups[i], a.next, a.leads && a.img != nil)
+		case kindFlushV:
+			flushV(c, &a.object, a.leads)
+		}
 	}
 }
 
@@ -134,9 +159,11 @@ func (l *Lane) commitPrimaries(as []*attempt) {
 // answer. The others are settled when it returns nil; an error is that of settling.
 func (l *Lane) primaryRound(as []*attempt) error {
 	l.round.Reset()
-	for _, a := range as {
-		if a.result == undecided {
-			l.stagePrimary(a)
+	for k := kindImage; k <= kindRelease; k++ {
+		for _, a := range as {
+			if a.result == undecided {
+				l.stagePrimary(a, k)
+			}
 		}
 	}
 	if l.round.Len() == 0 {
@@ -165,17 +192,26 @@ func (l *Lane) primaryRound(as []*attempt) error {
 	return l.settle(as[0].reg)
 }
 
-// stagePrimary appends step 3 of an attempt.
-func (l *Lane) stagePrimary(a *attempt) {
-	i, c := l.chainFor(a.reg.P(), 5)
-	img := a.img
-	if a.reg.N > 1 {
-		img = nil // written in step 2
-	}
-	a.chain, a.verb = i, replaceV(c, &a.object, a.v, a.next, img)
-	if !a.keep {
-		dropR(c, a)
-		fence(c)
+// stagePrimary appends verbs of one kind of step 3 of an attempt.
+func (l *Lane) stagePrimary(a *attempt, k kind) {
+	i, c, first := l.onlyChain(a.reg.P())
+	switch k {
+	case kindImage:
+		a.chain, a.leads = i, first
+		if a.reg.N == 1 { // otherwise written in step 2
+			writeImage(c, &a.object, a.next, a.img)
+		}
+	case kindV:
+		a.verb = changeV(c, &a.object, a.v, a.next, a.leads && a.reg.N == 1 && a.img != nil)
+	case kindFlushV:
+		flushV(c, &a.object, a.leads)
+	case kindRelease:
+		if !a.keep {
+			dropR(c, a)
+			if a.leads {
+				fence(c)
+			}
+		}
 	}
 }
 

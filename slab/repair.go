@@ -121,7 +121,9 @@ func (l *Lane) rewrite(a *attempt, img []byte) error {
 		c := l.round.Chain(a.reg.P())
 		writeImage(c, &a.object, a.v, img)
 		dropR(c, a)
-		fence(c)
+		if a.reg.Durable {
+			fence(c) // behind the FLUSH; a WRITE needs none
+		}
 	})
 }
 

@@ -12,6 +12,10 @@ import (
 //	release     CAS R to 0                  the end of all of them
 //
 // On a durable region a FLUSH follows every WRITE and CAS that a later answer relies on.
+//
+// A fence costs a round trip of its own on a queue pair. Chains that commit several slabs post
+// one kind of verb for all of them before the next kind, and fence the first of each kind alone:
+// everything behind a fence is ordered by it too.
 
 // chainFor finds or opens the round's chain for a target that has room for so many
 // verbs. The chain is number i of the round.
@@ -31,6 +35,17 @@ func (l *Lane) chainAmong(to *rdma.Target, verbs int) (i int, c *rdma.Chain) {
 	return l.round.Len(), l.round.Chain(to)
 }
 
+// onlyChain finds or opens the round's chain for a target, and says whether it was opened now.
+// Preconditions: all verbs to a target fit into one chain.
+func (l *Lane) onlyChain(to *rdma.Target) (i int, c *rdma.Chain, first bool) {
+	for i := range l.round.Len() {
+		if c := l.round.At(i); c.To == to {
+			return i, c, false
+		}
+	}
+	return l.round.Len(), l.round.Chain(to), true
+}
+
 // takeR appends CAS R from the value expected to the attempt's own. It returns the
 // index of the verb.
 func takeR(c *rdma.Chain, a *attempt, expect proto.R) int {
@@ -45,19 +60,33 @@ func dropR(c *rdma.Chain, a *attempt) {
 // replaceV appends what brings one replica from V = expect to V = v: WRITE of the image
 // that v names, unless img is nil, and CAS of V behind it. It returns the index of the CAS.
 //
-// The image comes first: no replica may name an image that it does not have. On a durable
-// region each is flushed, and the fence keeps the CAS behind the FLUSH of the image, so
-// that V names no image that a loss of power takes away.
+// The image comes first: no replica may name an image that it does not have.
 func replaceV(c *rdma.Chain, o *object, expect, v proto.V, img []byte) int {
 	writeImage(c, o, v, img)
+	cas := changeV(c, o, expect, v, img != nil)
+	flushV(c, o, true)
+	return cas
+}
+
+// changeV appends CAS of V. On a durable region fenced keeps it behind the FLUSHes of images, so
+// that V names no image that a loss of power takes away.
+func changeV(c *rdma.Chain, o *object, expect, v proto.V, fenced bool) int {
 	cas := c.CAS(o.slab.VOff(), uint64(expect), uint64(v))
-	if o.reg.Durable {
-		if img != nil {
-			fence(c)
-		}
-		flush(c, o.slab.VOff(), 8)
+	if o.reg.Durable && fenced {
+		fence(c)
 	}
 	return cas
+}
+
+// flushV appends the FLUSH of V on a durable region; fenced keeps it behind the CAS of V.
+func flushV(c *rdma.Chain, o *object, fenced bool) {
+	if !o.reg.Durable {
+		return
+	}
+	c.Flush(flushKind, o.slab.VOff(), 8)
+	if fenced {
+		fence(c)
+	}
 }
 
 // writeImage appends the WRITE of the image that v names, unless img is nil.
@@ -81,8 +110,8 @@ func flush(c *rdma.Chain, off, bytes uint64) {
 	}
 }
 
-// fence orders the last verb behind all READs, atomics and FLUSHes before it in the
-// chain: a queue pair keeps only WRITEs in order by itself.
+// fence orders the last verb, and those that follow it, behind all READs, atomics and FLUSHes
+// before it in the chain: a queue pair keeps only WRITEs in order by itself.
 func fence(c *rdma.Chain) {
 	c.Fenced()
 }

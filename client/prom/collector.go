@@ -19,6 +19,7 @@ var (
 	took         = Group.Histogram("quarry_client_call_duration_seconds", "How long calls took, retries included; one call in thirty-two of each lane is timed.", "kind")
 	rounds       = Group.Counter("quarry_client_rounds_total", "Network round trips: rounds of verbs posted together and awaited together.", "kind")
 	verbs        = Group.Counter("quarry_client_verbs_total", "Verbs posted, by kind of the call and verb.", "kind", "verb")
+	fences       = Group.Counter("quarry_client_fenced_verbs_total", "Verbs that waited for the READs, atomics and FLUSHes before them in their chain: a round trip more on a queue pair.", "kind")
 	bytesTotal   = Group.Counter("quarry_client_bytes_total", "Bytes of READs and WRITEs posted.", "kind")
 	waits        = Group.Counter("quarry_client_waits_total", "Pauses for another session's reservation or for a region that is being recovered.")
 	waited       = Group.Counter("quarry_client_waited_seconds_total", "Time spent in those pauses.")
@@ -53,6 +54,7 @@ func (x *Collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- calls.Value(float64(k.Unknown), kind, "unknown")
 		ch <- took.Latency(k.Took, kind)
 		ch <- rounds.Value(float64(k.Rounds), kind)
+		ch <- fences.Value(float64(k.Fences), kind)
 		ch <- bytesTotal.Value(float64(k.Bytes), kind)
 		for verb, n := range k.Verbs {
 			ch <- verbs.Value(float64(n), kind, verb)

@@ -93,7 +93,7 @@ func (b *benchCmd) measure(ctx context.Context, a *app, exe string) (err error) 
 			fmt.Fprintf(a.out, "memory of %s: %s of its own, %s of shared memory touched\n", map[bool]string{true: "an ", false: "a "}[who == "idle client"]+who, bytesText(uint64(m.Private)), bytesText(uint64(m.Shared)))
 		}
 	}
-	fmt.Fprintln(a.out, "latency of a batch is that of the whole call; rounds are a call's, verbs an object's")
+	fmt.Fprintln(a.out, "latency of a batch is that of the whole call; rounds are a call's, verbs and fences an object's")
 	return nil
 }
 
@@ -201,7 +201,7 @@ func idleMemory(ctx context.Context, exe, url string) (m local.Memory, err error
 	return m, err
 }
 
-const benchHead = "what        op          bytes  batch  clients       ops/s      MB/s      min  typical      p99    p99.9  rounds   verbs  allocs  errors"
+const benchHead = "what        op          bytes  batch  clients       ops/s      MB/s      min  typical      p99    p99.9  rounds   verbs  fences  allocs  errors"
 
 // printRow prints one figure in the columns of the table's head.
 func printRow(w io.Writer, r bench.Row) {
@@ -217,8 +217,8 @@ func printRow(w io.Writer, r bench.Row) {
 	if r.Processes > 1 {
 		clients = fmt.Sprintf("%dx%d", r.Processes, r.Clients)
 	}
-	fmt.Fprintf(w, "%-11s %-10s %6d %6s %8s %11.0f %9.1f %8s %8s %8s %8s %7.3f %7.3f %7.2f %7d\n", what, r.Op, r.Bytes, batch, clients, r.OpsPerS, r.MBPerS,
-		ns(r.MinNS), ns(r.TypicalNS), ns(r.P99NS), ns(r.P999NS), r.Rounds, r.Verbs, r.Allocs, r.Errors)
+	fmt.Fprintf(w, "%-11s %-10s %6d %6s %8s %11.0f %9.1f %8s %8s %8s %8s %7.3f %7.3f %7.3f %7.2f %7d\n", what, r.Op, r.Bytes, batch, clients, r.OpsPerS, r.MBPerS,
+		ns(r.MinNS), ns(r.TypicalNS), ns(r.P99NS), ns(r.P999NS), r.Rounds, r.Verbs, r.Fences, r.Allocs, r.Errors)
 	if r.Note != "" {
 		fmt.Fprintf(w, "            %s\n", r.Note)
 	}

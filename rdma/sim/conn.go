@@ -422,7 +422,7 @@ func (c *Conn) pick(p *pending) int {
 	if c.fabric.InOrder || p.verbs[first].Op == rdma.Write || first+1 == len(p.verbs) {
 		return first
 	}
-	// Everything behind a WRITE, and every READ, waits for all before it.
+	// Everything behind a WRITE or a fence, and every READ, waits for all before it.
 	n := 1
 	var may [8]int
 	may[0] = first
@@ -431,7 +431,10 @@ func (c *Conn) pick(p *pending) int {
 		if p.state[i].done {
 			continue
 		}
-		if !v.Fence && v.Op != rdma.Read {
+		if v.Fence {
+			break // a queue pair does not start what is behind it
+		}
+		if v.Op != rdma.Read {
 			may[n] = i
 			n++
 		}

@@ -90,12 +90,39 @@ type Row struct {
 	MaxNS     int64   `json:"max_ns"`
 	Rounds    float64 `json:"rounds_per_op,omitempty"`
 	Verbs     float64 `json:"verbs_per_op,omitempty"`
-	Allocs    float64 `json:"allocs_per_op"`
-	Note      string  `json:"note,omitempty"`
+	// Fences are verbs that wait for those before them in their chain: each is a round trip more on a queue pair.
+	Fences float64 `json:"fences_per_op,omitempty"`
+	Allocs float64 `json:"allocs_per_op"`
+	Note   string  `json:"note,omitempty"`
 	// Of KVFill.
 	Order       string  `json:"order,omitempty"`
 	Keys        int     `json:"keys,omitempty"`
 	BytesPerKey float64 `json:"bytes_per_key,omitempty"` // memory, of all replicas
+}
+
+// cost is what calls have taken.
+type cost struct {
+	Rounds, Verbs, Fences, Mallocs uint64
+}
+
+func (c *cost) add(s client.KindStats) {
+	c.Rounds += s.Rounds
+	c.Verbs += s.AllVerbs()
+	c.Fences += s.Fences
+}
+
+func (c cost) plus(o cost) cost {
+	return cost{c.Rounds + o.Rounds, c.Verbs + o.Verbs, c.Fences + o.Fences, c.Mallocs + o.Mallocs}
+}
+
+func (c cost) minus(o cost) cost {
+	return cost{c.Rounds - o.Rounds, c.Verbs - o.Verbs, c.Fences - o.Fences, c.Mallocs - o.Mallocs}
+}
+
+// setCost: rounds and allocations are those of a call, verbs and fences of an object.
+func (r *Row) setCost(c cost, calls, ops int64) {
+	r.Rounds, r.Allocs = float64(c.Rounds)/float64(calls), float64(c.Mallocs)/float64(calls)
+	r.Verbs, r.Fences = float64(c.Verbs)/float64(ops), float64(c.Fences)/float64(ops)
 }
 
 // outcome is what one process brings home; it travels between processes.
@@ -105,11 +132,9 @@ type outcome struct {
 	Errors  int64
 	First   string // error
 	Elapsed time.Duration
-	Rounds  uint64
-	Verbs   uint64
-	Mallocs uint64
-	Hist    []byte
-	hist    *hdrhistogram.Histogram
+	cost
+	Hist []byte
+	hist *hdrhistogram.Histogram
 }
 
 // Latencies from 1 ns to a minute, to three digits.

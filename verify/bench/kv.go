@@ -169,7 +169,7 @@ func (b *kvBench) run(ctx context.Context, cfg Config, what string, ops []string
 		if o.Ops == 0 {
 			return fmt.Errorf("%s: nothing was done in %v: %s", op, o.Elapsed.Round(time.Millisecond), o.First)
 		}
-		r.Rounds, r.Verbs, r.Allocs = float64(o.Rounds)/float64(o.Ops), float64(o.Verbs)/float64(o.Ops), float64(o.Mallocs)/float64(o.Calls)
+		r.setCost(o.cost, o.Calls, o.Ops)
 		if op == KVInsert {
 			if r.Note, err = b.note(ctx, b.tree); err != nil {
 				return err
@@ -193,7 +193,7 @@ func (b *kvBench) load(ctx context.Context, name string, r *Row) (*kv.Tree, erro
 	}
 	i := 0
 	var key []byte
-	before, rounds, verbs := b.counters()
+	before := b.cost()
 	start := time.Now()
 	n, err := t.LoadFrom(ctx, func() ([]byte, []byte, error) {
 		if i == b.keys {
@@ -207,10 +207,10 @@ func (b *kvBench) load(ctx context.Context, name string, r *Row) (*kv.Tree, erro
 	if err != nil {
 		return nil, errors.Join(err, t.Drop(context.WithoutCancel(ctx)))
 	}
-	after, rounds2, verbs2 := b.counters()
+	after := b.cost()
 	r.rate(int64(n), took)
 	r.MinNS, r.TypicalNS = int64(took)/int64(n), int64(took)/int64(n)
-	r.Rounds, r.Verbs, r.Allocs = float64(rounds2-rounds)/float64(n), float64(verbs2-verbs)/float64(n), float64(after-before)/float64(n)
+	r.setCost(after.minus(before), int64(n), int64(n))
 	r.Note, err = b.note(ctx, t)
 	return t, err
 }
@@ -228,14 +228,15 @@ func (b *kvBench) note(ctx context.Context, t *kv.Tree) (string, error) {
 		(float64(s.SlabBytes)+float64(s.ValueBytes))/raw, (float64(s.SlabBytes)+float64(s.ValueBytes))/float64(s.Keys)), nil
 }
 
-func (b *kvBench) counters() (mallocs, rounds, verbs uint64) {
+// cost is what the process and its client have taken so far.
+func (b *kvBench) cost() (c cost) {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
+	c.Mallocs = m.Mallocs
 	for _, k := range b.c.Stats().Kinds {
-		rounds += k.Rounds
-		verbs += k.AllVerbs()
+		c.add(k)
 	}
-	return m.Mallocs, rounds, verbs
+	return c
 }
 
 // measure runs an operation with all clients; KVInsert until all keys are there, the
@@ -262,14 +263,13 @@ func (b *kvBench) measure(ctx context.Context, op string) (*outcome, error) {
 			l.o = &outcome{hist: newHist()}
 		}
 	}
-	mallocs, rounds, verbs := b.counters()
+	before := b.cost()
 	start := time.Now()
 	if err := all(b.j.Duration); err != nil {
 		return nil, err
 	}
 	out := &outcome{Elapsed: time.Since(start), hist: newHist()}
-	m2, r2, v2 := b.counters()
-	out.Mallocs, out.Rounds, out.Verbs = m2-mallocs, r2-rounds, v2-verbs
+	out.cost = b.cost().minus(before)
 	for _, l := range loops {
 		out.hist.Merge(l.o.hist)
 		out.Ops, out.Calls, out.Errors = out.Ops+l.o.Ops, out.Calls+l.o.Calls, out.Errors+l.o.Errors

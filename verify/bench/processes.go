@@ -106,7 +106,7 @@ func workInProcesses(ctx context.Context, command []string, n int, j Job) (*outc
 		}
 		sum.hist.Merge(h)
 		sum.Ops, sum.Calls, sum.Errors = sum.Ops+o.Ops, sum.Calls+o.Calls, sum.Errors+o.Errors
-		sum.Rounds, sum.Verbs, sum.Mallocs = sum.Rounds+o.Rounds, sum.Verbs+o.Verbs, sum.Mallocs+o.Mallocs
+		sum.cost = sum.cost.plus(o.cost)
 		sum.Elapsed = max(sum.Elapsed, o.Elapsed)
 		if sum.First == "" {
 			sum.First = o.First

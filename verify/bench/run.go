@@ -96,9 +96,6 @@ func one(ctx context.Context, cfg Config, cc client.Config, j Job) (Row, error) 
 	if o.Ops == 0 {
 		return r, fmt.Errorf("nothing was done in %v: %s", o.Elapsed.Round(time.Millisecond), o.First)
 	}
-	// A batch is one call of many objects: rounds are the call's, verbs an object's.
-	r.Rounds = float64(o.Rounds) / float64(o.Calls)
-	r.Verbs = float64(o.Verbs) / float64(o.Ops)
-	r.Allocs = float64(o.Mallocs) / float64(o.Calls)
+	r.setCost(o.cost, o.Calls, o.Ops)
 	return r, nil
 }

@@ -236,14 +236,13 @@ var kinds = map[string][]client.Kind{
 	"readmany": {client.KindReadMany}, "writemany": {client.KindWriteMany}, "mix": {client.KindRead, client.KindUpdate},
 }
 
-// sent is the number of rounds and verbs of an operation's kinds so far.
-func sent(c *client.Client, op string) (rounds, verbs uint64) {
+// sent is the number of rounds, verbs and fences of an operation's kinds so far.
+func sent(c *client.Client, op string) (sum cost) {
 	s := c.Stats()
 	for _, k := range kinds[op] {
-		rounds += s.Kinds[k.String()].Rounds
-		verbs += s.Kinds[k.String()].AllVerbs()
+		sum.add(s.Kinds[k.String()])
 	}
-	return rounds, verbs
+	return sum
 }
 
 // warmUp is how long loops run before they count.
@@ -304,16 +303,15 @@ func work(ctx context.Context, c, prep *client.Client, j Job, begin func() error
 	if err := begin(); err != nil {
 		return nil, err
 	}
-	rounds, verbs := sent(c, j.Op)
+	earlier := sent(c, j.Op)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := time.Now()
 	run(j.Duration)
 	out := &outcome{Elapsed: time.Since(start), hist: newHist()}
 	runtime.ReadMemStats(&after)
+	out.cost = sent(c, j.Op).minus(earlier)
 	out.Mallocs = after.Mallocs - before.Mallocs
-	r, v := sent(c, j.Op)
-	out.Rounds, out.Verbs = r-rounds, v-verbs
 	for _, w := range workers {
 		out.hist.Merge(w.hist)
 		out.Ops += w.ops

@@ -43,13 +43,25 @@ var engineMutants = []mutant{
 	{
 		name: "R released before V", what: "releases R before it commits V",
 		edits: []edit{
-			{"slab.(*Lane).stagePrimary", `a.chain, a.verb = i, `, `if !a.keep {
+			{"slab.(*Lane).stagePrimary", `a.chain, a.leads = i, first`, `a.chain, a.leads = i, first
+			if !a.keep {
 				dropR(c, a)
-			}
-			a.chain, a.verb = i, `},
-			{"slab.(*Lane).stagePrimary", `if !a.keep {`, `if false {`},
+			}`},
+			{"slab.(*Lane).stagePrimary", `case kindRelease:
+		if !a.keep {`, `case kindRelease:
+		if false {`},
 		},
 		runs: []run{schedules(crashes, 3000)},
+	},
+	{
+		name: "R not fenced behind V", what: "releases R in a chain that lets it overtake the CAS of V",
+		edits: []edit{{"slab.(*Lane).stagePrimary", `if a.leads {`, `if false {`}},
+		runs:  []run{schedules(crashes, 5000)},
+	},
+	{
+		name: "releases of a batch not fenced", what: "releases the slabs of a batch in a chain that lets it overtake the CAS of V",
+		edits: []edit{{"slab.(*Lane).stagePrimary", `if a.leads {`, `if a.leads && len(c.Verbs) <= 3 {`}},
+		runs:  []run{schedules(batches, 5000)},
 	},
 	{
 		name: "held-by-another looked at before FREE", what: "waits for the holder of a slab whose object is gone",
@@ -90,10 +102,8 @@ var engineMutants = []mutant{
 	// Commits.
 	{
 		name: "one backup skipped", what: "writes nothing to the last backup",
-		edits: []edit{{"slab.(*Lane).stageBackups", `replaceV(c, &a.object, a.backups[i], a.next, a.img)`, `if i != a.reg.N-1 {
-				replaceV(c, &a.object, a.backups[i], a.next, a.img)
-			}`}},
-		runs: []run{schedules(replicas(crashes, 3), 3000)},
+		edits: []edit{{"slab.(*Lane).stageBackups", `for i := 1; i < a.reg.N; i++`, `for i := 1; i < a.reg.N-1; i++`}},
+		runs:  []run{schedules(replicas(crashes, 3), 3000)},
 	},
 	{
 		name: "primary first", what: "commits V of the primary before V of the backups",
@@ -109,29 +119,36 @@ var engineMutants = []mutant{
 					a.result = done
 				}
 			}`},
-			{"slab.(*Lane).stageBackups", `_, c := l.chainFor(a.reg.P(), 2)
-			writeImage(c, &a.object, a.next, a.img)`, `l.chainFor(a.reg.P(), 2)`},
-			{"slab.(*Lane).stagePrimary", `a.reg.N > 1`, `false`},
+			{"slab.(*Lane).stageBackups", `a.leads = first
+		writeImage(c, &a.object, a.next, a.img)`, `a.leads = first
+		_ = c`},
+			{"slab.(*Lane).stagePrimary", `if a.reg.N == 1 {`, `if true {`},
 		},
 		runs: []run{schedules(replicas(crashes, 3), 3000)},
 	},
 	{
 		name: "flip before image on a backup", what: "changes V of a backup ahead of the image",
-		edits: []edit{{"slab.(*Lane).stageBackups", `replaceV(c, &a.object, a.backups[i], a.next, a.img)`,
-			`replaceV(c, &a.object, a.backups[i], a.next, nil)
-			writeImage(c, &a.object, a.next, a.img)`}},
+		edits: []edit{{"slab.(*Lane).stageBackups", `case kindImage:
+			writeImage(c, &a.object, a.next, a.img)
+		case kindV:`, `case kindFlushV:
+			writeImage(c, &a.object, a.next, a.img)
+		case kindV:`},
+			{"slab.(*Lane).stageBackups", `case kindFlushV:
+			flushV(`, `case kindImage:
+			flushV(`}},
 		runs: []run{schedules(replicas(crashes, 3), 3000)},
 	},
 	{
 		name: "backups not flipped", what: "writes the image to backups and leaves their V",
-		edits: []edit{{"slab.(*Lane).stageBackups", `replaceV(c, &a.object, a.backups[i], a.next, a.img)`, `writeImage(c, &a.object, a.next, a.img)`}},
+		edits: []edit{{"slab.(*Lane).stageBackups", `changeV(c, &a.object, a.backups[i], a.next, a.leads && a.img != nil)`, ``}},
 		runs:  []run{schedules(replicas(crashes, 3), 3000)},
 	},
 	{
 		name: "writers ignore the rebuilding replica", what: "writes nothing to a rebuilding replica",
-		edits: []edit{{"slab.(*Lane).stageBackups", `replaceV(c, &a.object, a.backups[i], a.next, a.img)`, `if !a.reg.Rebuilding[i] {
-				replaceV(c, &a.object, a.backups[i], a.next, a.img)
-			}`}},
+		edits: []edit{{"slab.(*Lane).stageBackups", `_, c, _ := l.onlyChain(a.reg.To[i])`, `if a.reg.Rebuilding[i] {
+				continue
+			}
+			_, c, _ := l.onlyChain(a.reg.To[i])`}},
 		runs: []run{schedules(rebuilds, 5000)},
 	},
 	{

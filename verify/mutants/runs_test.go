@@ -24,6 +24,8 @@ var (
 	quiet    = sim.Options{AnyScheduler: true, Grow: true, Clients: 4, Ops: 40}
 	// A rebuilding replica that meets a second failure.
 	joins = sim.Options{Faults: sim.NodeDown | sim.CutControl | sim.Kill, AnyScheduler: true, Clients: 4, Ops: 60, Slabs: 1, MaxFaults: 8, Replicas: 3}
+	// Several objects are written in one call.
+	batches = sim.Options{Faults: sim.Kill | sim.Pause | sim.Break, AnyScheduler: true, Batches: true, Clients: 4, Ops: 24, Slabs: 3}
 	// Two lanes share each session.
 	lanes = sim.Options{Faults: sim.AllFaults &^ (sim.Power | sim.Rot), AnyScheduler: true, Lanes: 2, Clients: 4, Ops: 24, Slabs: 1, MaxFaults: 4}
 	// An operator creates regions and gives nodes up.

@@ -225,6 +225,21 @@ func (p *Port) Rebuild(k int) {
 	}
 }
 
+// Durable has this lane take the region for one on persistent memory. The memory is volatile, so
+// FLUSHes ask for visibility alone.
+func (p *Port) Durable() {
+	next := *p.region
+	next.Durable = true
+	p.region = &next
+	p.BeforeDo = func(_ int, r *rdma.Round) {
+		for i := range r.Len() {
+			for j := range r.At(i).Verbs {
+				r.At(i).Verbs[j].Kind = rdma.Visible
+			}
+		}
+	}
+}
+
 // Raise raises the reclaim epoch: the lane's cached block headers are dropped.
 func (p *Port) Raise() {
 	next := *p.region
