@@ -132,11 +132,32 @@ func ask[Q, A any](c *Cluster, ctx context.Context, q *Q, method func(quarrypbco
 	}
 }
 
+// config completes the Config of a client process.
+func (c *Cluster) config(p *Proc, cfg client.Config) client.Config {
+	cfg.Controllers, cfg.Name, cfg.Transport, cfg.Logger, cfg.Wire = c.urls, p.Name, client.TransportTCP, c.log.With("at", p.Name), c.wire(p)
+	return cfg
+}
+
+// keys are those of payloads, nil in schedules without encryption.
+func (c *Cluster) keys() client.Keys {
+	if !c.opt.Encrypt {
+		return nil
+	}
+	return oneKey{}
+}
+
+// oneKey is a key for every tenant.
+type oneKey struct{}
+
+func (oneKey) PayloadKeys(context.Context, string) ([]client.PayloadKey, error) {
+	return []client.PayloadKey{{1}}, nil
+}
+
 // Client connects a client process.
 func (c *Cluster) Client(ctx context.Context, name string, cfg client.Config) (*Proc, *client.Client, error) {
 	p := c.proc(name)
-	cfg.Controllers, cfg.Name, cfg.Transport, cfg.Logger, cfg.Wire = c.urls, name, client.TransportTCP, c.log.With("at", name), c.wire(p)
-	cl, err := client.Connect(ctx, cfg)
+	cfg.Keys = c.keys()
+	cl, err := client.Connect(ctx, c.config(p, cfg))
 	if err != nil {
 		p.cancel()
 		return nil, nil, err

@@ -318,8 +318,35 @@ func (r *run) free(w *worker, l *incarnation, o *object) {
 	}
 }
 
+// intrude has a client without keys try to read and to replace what is encrypted. The last reads show
+// that it has changed nothing.
+func (r *run) intrude(ctx context.Context, p *Proc) {
+	if !r.opt.Encrypt {
+		return
+	}
+	cl, err := r.connectKeyless(ctx, p)
+	if err != nil {
+		r.fail("connect without keys: %v", err)
+		return
+	}
+	for _, o := range r.objects.all {
+		_, rerr := cl.Read(ctx, o.ref, nil)
+		werr := cl.Write(ctx, o.ref, []byte("written without a key"))
+		many := cl.WriteMany(ctx, []client.Ref{o.ref}, [][]byte{[]byte("written without a key")})
+		for _, err := range append(many, rerr, werr) {
+			if !errors.Is(err, client.ErrKey) && !errors.Is(err, client.ErrFreed) {
+				r.fail("%s without its key: %v", o.name, err)
+			}
+		}
+	}
+	if err := cl.Close(); err != nil {
+		r.fail("close without keys: %v", err)
+	}
+}
+
 // checkObjects reads every object a last time, and finds each that is there known.
 func (r *run) checkObjects(ctx context.Context, p *Proc, cl *client.Client) {
+	r.intrude(ctx, p)
 	known := map[proto.Ref]bool{}
 	for _, o := range r.objects.all {
 		e := op{kind: opGet, who: "last", call: r.h.now(), at: r.now()}

@@ -27,6 +27,7 @@ type Options struct {
 	Loads    bool // trees are loaded all the time, and the sessions that load them end
 	Leave    bool // clients are closed while their calls run
 	End      bool // sessions are ended by order, and nodes hear of their fences late
+	Encrypt  bool // clients encrypt payloads; repairs have no key
 	Stuck    bool // nodes do not answer clients for longer than a call has to settle
 	PerByte  time.Duration
 

@@ -131,6 +131,7 @@ func OptionsOf(seed uint64, theme int) Options {
 	if o.Spare || o.Stuck {
 		o.Late, o.LoseAnswer, o.ResetRPC = 0, 0, 0
 	}
+	o.Encrypt = rng.IntN(2) == 0
 	return o
 }
 
@@ -272,7 +273,12 @@ func (r *run) collect(ctx context.Context, p *Proc) error {
 }
 
 func (r *run) connectAs(ctx context.Context, p *Proc) (*client.Client, error) {
-	return client.Connect(ctx, client.Config{Controllers: r.urls, Name: p.Name, Transport: client.TransportTCP, Lanes: 2, Replicas: 2, Logger: r.log.With("at", p.Name), Wire: r.wire(p)})
+	return client.Connect(ctx, r.config(p, client.Config{Lanes: 2, Replicas: 2, Keys: r.keys()}))
+}
+
+// connectKeyless is connectAs of a program that has no keys.
+func (r *run) connectKeyless(ctx context.Context, p *Proc) (*client.Client, error) {
+	return client.Connect(ctx, r.config(p, client.Config{Lanes: 2, Replicas: 2}))
 }
 
 func (r *run) collectWith(ctx context.Context, p *Proc, cl *client.Client, dry bool) (kv.Collected, error) {
@@ -293,7 +299,7 @@ func (r *run) repairAs(ctx context.Context, p *Proc) (*fsck.Report, error) {
 	rep, err := fsck.Cluster(ctx, r.fsckConfig(p, nil))
 	for n := 1; err == nil && !rep.OK() && n <= 10; n++ {
 		var cl *client.Client
-		if cl, err = r.connectAs(ctx, p); err != nil {
+		if cl, err = r.connectKeyless(ctx, p); err != nil {
 			break
 		}
 		_, err = fsck.Repair(ctx, cl, rep.Findings)

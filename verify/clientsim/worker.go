@@ -214,10 +214,20 @@ func (w *worker) call(ctx context.Context, l *incarnation, what string, f func(c
 	case err != nil:
 		c.count(&c.Counts.Failed)
 	}
-	if errors.Is(err, client.ErrCorrupt) || errors.Is(err, btree.ErrCorrupt) {
+	if isWrong(err) {
 		c.fail("%s: %s: %v", l.name, what, err)
 	}
 	return err
+}
+
+// isWrong: nothing that befalls a cluster explains the error.
+func isWrong(err error) bool {
+	for _, wrong := range []error{client.ErrCorrupt, btree.ErrCorrupt, client.ErrKey, client.ErrNotEncrypted, client.ErrNotAuthentic} {
+		if errors.Is(err, wrong) {
+			return true
+		}
+	}
+	return false
 }
 
 // callSlack is what a call may take beyond its deadline: cleanup has time of its own.
