@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -39,20 +41,33 @@ type Entry struct {
 	Key    Key
 }
 
+// others are the mode bits of a key file that let other users in. A file of root may be readable by its
+// group: secrets are mounted so for a service that is in the group and does not own them.
+func others(st *unix.Stat_t) fs.FileMode {
+	if st.Uid == 0 {
+		return 0o037
+	}
+	return 0o077
+}
+
 // ReadFile reads a key file. It refuses a file that other users may read or change.
 func ReadFile(name string) ([]Entry, error) {
-	f, err := os.Open(name)
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe does not hold it up
 	if err != nil {
 		return nil, fmt.Errorf("key file: %w", err)
 	}
 	defer f.Close()
 	fi, err := f.Stat()
+	var st unix.Stat_t
+	if err == nil {
+		err = unix.Fstat(int(f.Fd()), &st)
+	}
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("key file: %w", err)
 	case !fi.Mode().IsRegular():
 		return nil, fmt.Errorf("key file %s is no regular file", name)
-	case fi.Mode().Perm()&0o077 != 0:
+	case fi.Mode().Perm()&others(&st) != 0:
 		return nil, fmt.Errorf("key file %s has mode %04o, and other users may read or change it: chmod 600 %s", name, fi.Mode().Perm(), name)
 	case fi.Size() > maxFileBytes:
 		return nil, fmt.Errorf("key file %s has %d bytes, above the limit %d", name, fi.Size(), maxFileBytes)
@@ -99,9 +114,22 @@ func Of(list []Entry, tenant string) (keys []Key) {
 	return keys
 }
 
-// ChangeFile replaces a key file by what change makes of its entries, in one step. A file that is
-// not there is made, for its owner alone. Comments in it are lost.
+// ChangeFile replaces a key file by what change makes of its entries, in one step, beside others that do
+// so. A file that is not there is made, for its owner alone; one that is there keeps owner and mode. Comments
+// in it are lost. What it has written survives a power failure.
 func ChangeFile(name string, change func([]Entry) ([]Entry, error)) error {
+	name, err := target(name)
+	if err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	dir, err := os.Open(filepath.Dir(name))
+	if err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	defer dir.Close() // and so unlocks it
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("key file %s: lock its directory: %w", name, err)
+	}
 	list, err := ReadFile(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -116,17 +144,41 @@ func ChangeFile(name string, change func([]Entry) ([]Entry, error)) error {
 	if _, err := entries(name, text); err != nil {
 		return err
 	}
+	if err := errors.Join(replace(name, text), dir.Sync()); err != nil {
+		return fmt.Errorf("key file %s: %w", name, err)
+	}
+	return nil
+}
+
+// target is the file that a name leads to, or will.
+func target(name string) (string, error) {
+	to, err := filepath.EvalSymlinks(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, lerr := os.Lstat(name); errors.Is(lerr, fs.ErrNotExist) {
+			return name, nil
+		}
+	}
+	return to, err
+}
+
+// replace gives a file another content. Owner and mode stay.
+func replace(name string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".quarry-key-*") // mode 0600
 	if err != nil {
-		return fmt.Errorf("key file: %w", err)
+		return err
 	}
-	_, err = f.Write(text)
+	var was unix.Stat_t
+	if unix.Stat(name, &was) == nil && (int(was.Uid) != os.Geteuid() || was.Mode&0o070 != 0) {
+		err = errors.Join(f.Chown(int(was.Uid), int(was.Gid)), f.Chmod(fs.FileMode(was.Mode&0o777)))
+	}
+	if err == nil {
+		_, err = f.Write(text)
+	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), name)
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())
-		return fmt.Errorf("key file: %w", err)
 	}
-	return nil
+	return err
 }
