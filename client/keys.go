@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,7 +23,8 @@ type PayloadKey = payloadkey.Key
 type Keys interface {
 	// PayloadKeys returns the keys of a tenant: the first encrypts what is written, all decrypt what is
 	// read. It is called by Connect, then every 30 s, and 1 s after an object has named another
-	// key. Where a later call fails, or returns no key, the Client goes on with the keys that it has.
+	// key. Where a later call fails, takes more than 30 s, or returns no key, the Client goes on with the keys
+	// that it has.
 	PayloadKeys(ctx context.Context, tenant string) ([]PayloadKey, error)
 }
 
@@ -75,8 +77,11 @@ func (c *Client) keysOf(ctx context.Context, tenant string) (*payloadkey.Ring, e
 	}
 	r = payloadkey.NewRing(tenant, c.cfg.AllowClear, c.keyMissed, keys...)
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	if other := p.rings[tenant]; other != nil {
+		return other, nil
+	}
 	p.rings[tenant] = r
-	p.mu.Unlock()
 	return r, nil
 }
 
@@ -85,9 +90,15 @@ func (c *Client) askKeys(ctx context.Context, tenant string) ([]PayloadKey, erro
 	if c.cfg.Keys == nil {
 		return nil, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, keyPeriod)
+	defer cancel()
 	keys, err := c.cfg.Keys.PayloadKeys(ctx, tenant)
-	if err == nil && (len(keys) == 0 || len(keys) > payloadkey.MaxKeys) {
+	switch {
+	case err != nil:
+	case len(keys) == 0 || len(keys) > payloadkey.MaxKeys:
 		err = fmt.Errorf("%d keys: want 1 to %d", len(keys), payloadkey.MaxKeys)
+	case slices.Contains(keys, PayloadKey{}):
+		err = errors.New("a key of zeros: want 32 random bytes")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("keys of tenant %q: %w", tenant, err)
@@ -135,16 +146,32 @@ func (c *Client) refreshKeys() {
 	}
 }
 
-// loadKeys sets the session's ring. tenant is the name that the controller has given, "" if it is of an
+// loadKeys sets the session's ring. named is the tenant that the controller has named, "" if it is of an
 // earlier version. On an error the session is closed.
-func (s *session) loadKeys(ctx context.Context, tenant string) (err error) {
+func (s *session) loadKeys(ctx context.Context, named string) error {
 	c := s.client
-	s.keys, err = c.keysOf(ctx, cmp.Or(tenant, c.cfg.Tenant, quarrypb.DefaultTenant))
+	tenant, err := c.cfg.tenantOfKeys(named)
+	if err == nil {
+		s.keys, err = c.keysOf(ctx, tenant)
+	}
 	if err == nil {
 		return nil
 	}
 	_, cerr := request(c.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.shown.Load().proof}, quarrypbconnect.ControllerClient.CloseSession)
 	return errors.Join(err, cerr)
+}
+
+// tenantOfKeys is the tenant whose keys a session uses. A key of another tenant would let its clients read
+// what the session writes: so it is not guessed.
+func (c Config) tenantOfKeys(named string) (string, error) {
+	switch {
+	case c.Keys == nil:
+	case named == "" && c.Tenant == "":
+		return "", errors.New("keys: this controller does not say in which tenant the session is: name the tenant with --tenant (QUARRY_TENANT, client.Config.Tenant), or upgrade the controllers")
+	case named != "" && c.Tenant != "" && named != c.Tenant:
+		return "", fmt.Errorf("keys: the session is asked for in tenant %q, and this controller says that it is in %q", c.Tenant, named)
+	}
+	return cmp.Or(named, c.Tenant, quarrypb.DefaultTenant), nil
 }
 
 // PayloadOverhead is by how many bytes encryption makes a payload longer in its slab: 0 without Config.Keys.

@@ -128,7 +128,7 @@ func TestKeyFiles(t *testing.T) {
 		require.ErrorContains(t, err, what)
 		require.NotContains(t, err.Error(), old.Text()[11:])
 	}
-	for _, mode := range []fs.FileMode{0o644, 0o640, 0o602} {
+	for _, mode := range []fs.FileMode{0o644, 0o660, 0o602} {
 		write(mode, "default "+old.Text()+"\n")
 		err = read()
 		require.ErrorContains(t, err, "chmod 600")

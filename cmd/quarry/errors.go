@@ -81,9 +81,9 @@ func exitCode(err error) int {
 		return exitUnreachable
 	case is(client.ErrNoSpace, client.ErrTooLarge):
 		return exitNoSpace
-	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree):
+	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, client.ErrKey, client.ErrNotEncrypted):
 		return exitUsage
-	case is(client.ErrCorrupt, btree.ErrCorrupt, errFindings):
+	case is(client.ErrCorrupt, client.ErrNotAuthentic, btree.ErrCorrupt, errFindings):
 		return exitDamaged
 	case is(context.Canceled):
 		return exitInterrupted

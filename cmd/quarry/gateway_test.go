@@ -228,7 +228,11 @@ func TestUsersOfAGatewayHaveGrants(t *testing.T) {
 	token := strings.TrimSpace(as("", "token", "create", "--role", "gateway").ok(t))
 	acl := filepath.Join(t.TempDir(), "users")
 	require.NoError(t, os.WriteFile(acl, []byte("user default on nopass ~* +@all\nuser alice on >a ~* +@all\nuser bob on >b ~* +@all\nuser rita on >r ~* +@all\nuser petra on >p ~* +@all\nuser nora on >n ~* +@all\n"), 0o600))
-	g, err := local.Spawn(t.Context(), executable(t), "gateway", "redis", "-C", p.Ready["url"], "--token", token, "--listen", "127.0.0.1:0", "--tree", "keys", "--create", "--acl-file", acl, "--grants")
+	keys := filepath.Join(t.TempDir(), "payload.keys") // of all tenants but bank, at first
+	for _, tenant := range []string{"default", "shop"} {
+		as("", "key", "payload", "create", keys, "--tenant", tenant).ok(t)
+	}
+	g, err := local.Spawn(t.Context(), executable(t), "gateway", "redis", "-C", p.Ready["url"], "--token", token, "--key-file", keys, "--listen", "127.0.0.1:0", "--tree", "keys", "--create", "--acl-file", acl, "--grants")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, g.Stop()) })
 	dial := func(user, password string) func(args ...string) string {
@@ -259,6 +263,8 @@ func TestUsersOfAGatewayHaveGrants(t *testing.T) {
 		}
 		return do
 	}
+	require.Regexp(t, `^-ERR .* no key of tenant "bank": quarry key payload create`, dial("", "")("auth bob b"), "nothing is stored without its tenant's key")
+	as("", "key", "payload", "create", keys, "--tenant", "bank").ok(t)
 	plain, alice, bob, rita, petra, nora := dial("", ""), dial("alice", "a"), dial("bob", "b"), dial("rita", "r"), dial("petra", "p"), dial("nora", "n")
 	require.Equal(t, "+OK", plain("set k gateway"))
 	require.Equal(t, "+OK", alice("set k alice"))
@@ -266,7 +272,12 @@ func TestUsersOfAGatewayHaveGrants(t *testing.T) {
 	require.Equal(t, "gateway alice bob alice", plain("get k")+" "+alice("get k")+" "+bob("get k")+" "+rita("get k"))
 	require.Equal(t, "+OK", bob("flushall"))
 	require.Equal(t, "gateway alice $-1", plain("get k")+" "+alice("get k")+" "+bob("get k"))
-	require.Contains(t, as("", "kv", "scan", "--tenant", "shop", "-t", "keys").ok(t), "alice", "its record is in the tenant's tree")
+	scan := []string{"kv", "scan", "--tenant", "shop", "-t", "keys"}
+	require.Contains(t, as("", append(scan, "--key-file", keys)...).ok(t), "alice", "its record is in the tenant's tree")
+	as("", scan...).fails(t, exitUsage, "no key", `tenant "shop"`, "--key-file")
+	other := filepath.Join(t.TempDir(), "other.keys")
+	as("", "key", "payload", "create", other, "--tenant", "shop").ok(t)
+	as("", append(scan, "--key-file", other)...).fails(t, exitUsage, "no key", `this session in tenant "shop" has key`)
 
 	require.Equal(t, "+OK :1 petra", petra("set petra:k petra", "exists petra:k", "get petra:k"))
 	require.Equal(t, "petra", alice("get petra:k"))
