@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -100,6 +99,7 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 		mux.Handle("/", c.page(cfg.Pages))
 	}
 	c.server = httpserver.New("controller", mux)
+	c.server.TLS = cfg.TLS
 	c.server.Hosts = []string{cfg.host()}
 	c.server.BaseContext = func(net.Listener) context.Context { return c.ctx }
 	var p http.Protocols
@@ -111,9 +111,6 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 	if cfg.Wire != nil {
 		c.unserve = cfg.Wire.Serve(c.url, mux)
 	} else {
-		if cfg.TLS != nil {
-			l = tls.NewListener(l, cfg.TLS)
-		}
 		c.wg.Go(func() {
 			if err := c.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 				c.failed <- fmt.Errorf("controller on %s: %w", c.url, err)

@@ -3,7 +3,6 @@ package storagenode
 import (
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -221,11 +220,11 @@ func (n *Node) listen(ctx context.Context) (err error) {
 	n.agentURL = "http://" + address
 	if n.cfg.TLS != nil {
 		n.agentURL = "https://" + address
-		l = tls.NewListener(l, n.cfg.TLS)
 	} else if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
 		n.cfg.Logger.Warn("storage node: the agent port has no TLS: a reader of its traffic can command the node", "agent", n.agentURL)
 	}
 	n.agent = httpserver.New("agent", n.agentHandler())
+	n.agent.TLS = n.cfg.TLS
 	n.agent.Hosts = []string{address}
 	n.wg.Go(func() {
 		if err := n.agent.Serve(l); !errors.Is(err, http.ErrServerClosed) {

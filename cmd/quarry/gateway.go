@@ -19,6 +19,7 @@ import (
 	"github.com/quarrystore/quarry/cmd/quarry/collect"
 	"github.com/quarrystore/quarry/gateway/redis"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/preauth"
 )
 
 type gatewayCmd struct {
@@ -223,7 +224,7 @@ func (g *gatewayRedisCmd) listeners(ctx context.Context, secured *tls.Config) (o
 			}
 			return nil, err
 		}
-		out = append(out, tls.NewListener(l, secured))
+		out = append(out, preauth.Listen(l, secured))
 	}
 	return out, nil
 }

@@ -2,15 +2,19 @@ package redis
 
 import (
 	"bytes"
+	"container/list"
 	"crypto/tls"
 	"net"
 	"time"
+
+	"github.com/quarrystore/quarry/internal/preauth"
 )
 
 const (
-	// maxPreAuth bounds the connections that have not given the password, or whose TLS handshake
-	// is not over. They do not count as clients. One more closes the oldest of them, so that a
-	// client that gives the password at once is served however many others stay silent.
+	// maxPreAuth bounds the connections that have not given the password, and preauth.MaxHandshakes those
+	// with TLS, of which the handshake may not be over. They do not count as clients. One more
+	// closes the oldest of them, so that a client that gives the password at once is served however
+	// many others stay silent.
 	maxPreAuth = 1024
 	// maxPreAuthBytes bounds the input buffer of each, which begins with preAuthBufferBytes: a
 	// command that gives a password has less.
@@ -24,22 +28,33 @@ const (
 
 const errMaxClients = fault("ERR max number of clients reached")
 
-// addPreAuth adds a new connection to s.preAuth and closes the oldest above maxPreAuth. s.mu is held.
+// alike are the connections without authentication, with TLS or without as c is, and how many there may be.
+func (s *Server) alike(c *conn) (*list.List, int) {
+	if _, ok := c.sock.nc.(*tls.Conn); ok {
+		return &s.preAuthTLS, preauth.MaxHandshakes
+	}
+	return &s.preAuth, maxPreAuth
+}
+
+// addPreAuth adds a new connection to those without authentication, and closes the oldest if they are too many.
+// s.mu is held.
 func (s *Server) addPreAuth(c *conn) {
 	_ = c.sock.nc.SetReadDeadline(time.Now().Add(loginTimeout))
-	c.inPreAuth = s.preAuth.PushBack(c)
-	if s.preAuth.Len() > maxPreAuth {
-		oldest := s.preAuth.Front().Value.(*conn)
+	all, most := s.alike(c)
+	c.inPreAuth = all.PushBack(c)
+	if all.Len() > most {
+		oldest := all.Front().Value.(*conn)
 		s.forget(oldest)
 		s.stats.rejected.Add(1)
 		hangUp(oldest.sock.nc) // it is attached: see alone
 	}
 }
 
-// forget removes a connection from s.preAuth. s.mu is held.
+// forget removes a connection from those without authentication. s.mu is held.
 func (s *Server) forget(c *conn) {
 	if c.inPreAuth != nil {
-		s.preAuth.Remove(c.inPreAuth)
+		all, _ := s.alike(c)
+		all.Remove(c.inPreAuth)
 		c.inPreAuth = nil
 	}
 }
@@ -56,6 +71,7 @@ func (s *Server) login(c *conn) bool {
 		return false
 	}
 	s.forget(c)
+	preauth.Known(c.sock.nc)
 	s.clients++
 	c.client = true
 	if !s.ending.Load() {

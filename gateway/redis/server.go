@@ -96,12 +96,14 @@ type shared struct {
 
 	seed maphash.Seed
 
-	mu      sync.Mutex       // guards conns, preAuth, lastID and each conn.sock.nc
+	mu      sync.Mutex       // guards conns, preAuth, preAuthTLS, lastID and each conn.sock.nc
 	conns   map[uint64]*conn // by id
 	preAuth list.List        // of those that have not given the password, the oldest first
-	clients int              // of conns those that count in MaxClients
-	lastID  uint64
-	wg      sync.WaitGroup // goroutines of connections and of the background
+	// preAuthTLS is the same of those with TLS, of which the handshake may not be over either.
+	preAuthTLS list.List
+	clients    int // of conns those that count in MaxClients
+	lastID     uint64
+	wg         sync.WaitGroup // goroutines of connections and of the background
 
 	close    atomic.Int32 // detached connections: each blocks a thread (socket.go)
 	maxClose int32        // bound of close
@@ -145,8 +147,8 @@ func (h *shared) over(tree *kv.Tree) *Server {
 }
 
 // Serve accepts connections of all listeners until the context ends, or they fail or are closed. It
-// returns when all running commands are answered. Those of a listener of crypto/tls are in preAuth until
-// hands are shaken. Call it once.
+// returns when all running commands are answered. Those with TLS (preauth.Listen) are in preAuthTLS until
+// hands are shaken and the password is given. Call it once.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	s.ctx = context.WithoutCancel(ctx) // running commands finish; the client bounds them
 	stop := context.AfterFunc(ctx, func() {

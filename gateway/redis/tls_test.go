@@ -16,6 +16,7 @@ import (
 
 	"github.com/quarrystore/quarry/gateway/redis"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/preauth"
 	"github.com/quarrystore/quarry/verify/certs"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
@@ -31,7 +32,7 @@ func encrypted(t *testing.T, cfg redis.Config, secured *tls.Config) (plain, seal
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- redis.New(cfg).Serve(ctx, listeners[0], tls.NewListener(listeners[1], secured)) }()
+	go func() { done <- redis.New(cfg).Serve(ctx, listeners[0], preauth.Listen(listeners[1], secured)) }()
 	t.Cleanup(func() {
 		cancel()
 		require.NoError(t, <-done)

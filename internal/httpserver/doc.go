@@ -3,6 +3,7 @@
 //
 //   - A connection is in the state preAuth until a request on it is authenticated (Known).
 //     At most MaxPreAuth connections are; one more closes the oldest of them.
+//     Under TLS each may send 32 KiB, handshake and request (package preauth).
 //   - Gate authenticates a call by its header before a byte of its body is read, and bounds
 //     the body by its procedure.
 //   - A port bound to loopback answers only requests whose Host is a name of loopback, or one

@@ -14,7 +14,7 @@ const (
 	Large                         // a body over its procedure's limit, or one that came too slowly
 	Host                          // a Host that is no name of a port on loopback
 	Origin                        // a web page of another origin
-	PreAuth                       // a connection that authenticated nothing, closed for a newer one
+	PreAuth                       // a connection that authenticated nothing, closed for a newer one or because it sent too much
 	Full                          // a connection over the limit of all
 	reasons
 )

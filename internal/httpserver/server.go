@@ -3,10 +3,13 @@ package httpserver
 import (
 	"container/list"
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/quarrystore/quarry/internal/preauth"
 )
 
 // Limits of every port.
@@ -19,6 +22,7 @@ const (
 	http2Window  = 64 << 10
 
 	// DefaultPreAuth at 16 KiB to 40 KiB each take at most 40 MiB.
+	// With TLS the default is preauth.MaxHandshakes.
 	DefaultPreAuth     = 1024
 	DefaultConnections = 16 << 10
 )
@@ -30,8 +34,11 @@ type Server struct {
 	// Hosts are names, beside those of loopback, that requests to a port bound to loopback may
 	// have as Host, such as the advertised one. A port number is ignored.
 	Hosts []string
-	// MaxPreAuth bounds connections on which nothing has been authenticated yet,
-	// MaxConnections all of them.
+	// TLS encrypts the port, and bounds what a connection may send until it is known (package
+	// preauth). nil: the port is plain.
+	TLS *tls.Config
+	// MaxPreAuth bounds connections on which nothing has been authenticated yet; 0: the default.
+	// MaxConnections bounds all of them.
 	MaxPreAuth, MaxConnections int
 
 	port     *Port
@@ -58,7 +65,7 @@ type connKey struct{}
 
 // New is a server for h with the limits of every port. The name is the port's in metrics.
 func New(name string, h http.Handler) *Server {
-	s := &Server{MaxPreAuth: DefaultPreAuth, MaxConnections: DefaultConnections, port: portNamed(name), conns: map[net.Conn]*conn{}}
+	s := &Server{MaxConnections: DefaultConnections, port: portNamed(name), conns: map[net.Conn]*conn{}}
 	s.fewer.L = &s.mu
 	s.Server = http.Server{Handler: s.checked(h), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: http2Streams, MaxReceiveBufferPerConnection: 4 * http2Window, MaxReceiveBufferPerStream: http2Window}}
@@ -69,6 +76,9 @@ func New(name string, h http.Handler) *Server {
 func (s *Server) Serve(l net.Listener) error {
 	if a, ok := l.Addr().(*net.TCPAddr); ok {
 		s.loopback = a.IP.IsLoopback()
+	}
+	if s.TLS != nil {
+		l = preauth.Listen(l, s.TLS)
 	}
 	state, ctx := s.ConnState, s.ConnContext
 	s.ConnState = func(c net.Conn, st http.ConnState) {
@@ -95,7 +105,7 @@ type paced struct {
 
 func (l paced) Accept() (net.Conn, error) {
 	l.s.mu.Lock()
-	for l.s.unknown >= 2*l.s.MaxPreAuth && !l.s.closing {
+	for l.s.unknown >= 2*l.s.mostPreAuth() && !l.s.closing {
 		l.s.fewer.Wait()
 	}
 	l.s.mu.Unlock()
@@ -108,6 +118,16 @@ func (l paced) Close() error {
 	l.s.fewer.Broadcast()
 	l.s.mu.Unlock()
 	return l.Listener.Close()
+}
+
+func (s *Server) mostPreAuth() int {
+	switch {
+	case s.MaxPreAuth > 0:
+		return s.MaxPreAuth
+	case s.TLS != nil:
+		return preauth.MaxHandshakes
+	}
+	return DefaultPreAuth
 }
 
 // add counts a new connection. Above MaxConnections it closes this one, and above MaxPreAuth the
@@ -127,7 +147,7 @@ func (s *Server) add(c net.Conn) *conn {
 	case len(s.conns) > s.MaxConnections:
 		s.port.count(Full)
 		drop(c)
-	case s.preAuth.Len() > s.MaxPreAuth:
+	case s.preAuth.Len() > s.mostPreAuth():
 		s.port.count(PreAuth)
 		oldest := s.preAuth.Front()
 		s.preAuth.Remove(oldest)
@@ -158,9 +178,13 @@ func (s *Server) note(c net.Conn, st http.ConnState) {
 	case http.StateClosed, http.StateHijacked:
 		delete(s.conns, c)
 		s.port.open.Add(-1)
+		if preauth.Spent(c) {
+			s.port.count(PreAuth)
+		}
 		k.forget()
 	default:
 		k.used = true
+		preauth.Again(c)
 	}
 }
 
@@ -172,6 +196,7 @@ func (k *conn) forget() {
 	}
 	if !k.known {
 		k.known = true
+		preauth.Known(k.c)
 		k.s.unknown--
 		k.s.fewer.Signal()
 	}

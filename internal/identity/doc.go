@@ -5,7 +5,7 @@
 // the trust domain, ROLE one of Roles, NAME a node's, controller's or user's name.
 //
 //	src, err := identity.Open(identity.Files{Cert: "n1.crt", Key: "n1.key", CA: "ca.crt"}, log)
-//	listener = tls.NewListener(listener, src.Server())
+//	listener = preauth.Listen(listener, src.Server())
 //	client := &http.Transport{TLSClientConfig: src.Client(identity.Controller)}
 //
 // A Source looks at its files at every handshake and reads those that have changed, so that

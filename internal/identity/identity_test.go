@@ -74,7 +74,8 @@ func serve(t testing.TB, c *tls.Config, own ID) string {
 		_, _ = io.WriteString(w, id.String())
 	}))
 	srv.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	go func() { _ = srv.Serve(tls.NewListener(l, c)) }()
+	srv.TLS = c
+	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { srv.Close() })
 	return "https://" + l.Addr().String()
 }

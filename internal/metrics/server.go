@@ -26,7 +26,7 @@ var Process = NewGroup("Every process", "Beside these, the usual `go_*` and `pro
 var (
 	buildInfo   = Process.Gauge("quarry_build_info", "Always 1; the labels tell what runs.", "version", "go_version", "role")
 	httpConns   = Process.Gauge("quarry_http_connections", "Connections to the HTTP ports of this process.", "port")
-	httpRefused = Process.Counter("quarry_http_refused_total", "Requests and connections that a port refused: calls without a token, compressed ones, bodies over the procedure's limit; a Host or Origin that a browser was led to; connections that authenticated nothing and were closed for newer ones (preauth), or were too many (full).", "port", "reason")
+	httpRefused = Process.Counter("quarry_http_refused_total", "Requests and connections that a port refused: calls without a token, compressed ones, bodies over the procedure's limit; a Host or Origin that a browser was led to; connections that authenticated nothing and were closed for newer ones or after 32 KiB (preauth), or were too many (full).", "port", "reason")
 )
 
 type process struct{ version, role string }
@@ -115,10 +115,11 @@ func Serve(ctx context.Context, listen string, r *prometheus.Registry, profiles 
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, index) })
 	scheme := "http://"
 	if secured != nil {
-		scheme, l = "https://", tls.NewListener(l, secured)
+		scheme = "https://"
 	}
 	s := &Server{url: scheme + l.Addr().String(), failed: make(chan error, 1), done: make(chan struct{}),
-		http: httpserver.New("metrics", mux)}
+		http: httpserver.New("metrics", known(mux))}
+	s.http.TLS = secured
 	go func() {
 		defer close(s.done)
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -126,6 +127,16 @@ func Serve(ctx context.Context, listen string, r *prometheus.Registry, profiles 
 		}
 	}()
 	return s, nil
+}
+
+// known keeps the connection of a client with a certificate of the cluster open when others, without, are closed.
+func known(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+			httpserver.Known(r.Context())
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // URL is where the port is; /metrics is below it.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/preauth"
 	"github.com/quarrystore/quarry/rdma/host"
 )
 
@@ -184,5 +185,6 @@ func (s *Server) greet(nc net.Conn, cancel func()) (*host.Lane, net.Conn, error)
 		err = sendErr
 	}
 	nc.SetDeadline(time.Time{})
+	preauth.Known(way)
 	return lane, way, err
 }

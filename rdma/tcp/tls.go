@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/preauth"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 )
@@ -129,7 +130,7 @@ func (t *TLS) server(nc net.Conn, first byte) (*tls.Conn, error) {
 		}
 		return settled(c), nil
 	}
-	c := tls.Server(&begun{Conn: nc, first: []byte{first}}, outer)
+	c := preauth.Server(&begun{Conn: nc, first: []byte{first}}, outer)
 	return c, c.Handshake()
 }
 
