@@ -2,6 +2,7 @@ package job_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -51,7 +52,14 @@ const (
 	mayCreate = quarrypb.Right_RIGHT_CREATE
 )
 
-// guarded is a cluster whose callers show tokens, and has the tenants a and b. Each has a tree "in" and a
+// ofTenant has a payload key for each tenant: workers of a job use that of the job's tenant.
+type ofTenant struct{}
+
+func (ofTenant) PayloadKeys(_ context.Context, tenant string) ([]client.PayloadKey, error) {
+	return []client.PayloadKey{sha256.Sum256([]byte(tenant))}, nil
+}
+
+// guarded is a cluster whose callers show tokens, and encrypt payloads, and has the tenants a and b. Each has a tree "in" and a
 // tree "own", in which key k says whose it is.
 type guarded struct {
 	*rig
@@ -88,7 +96,7 @@ func (g *guarded) submitter(tenant string, grants ...*quarrypb.Grant) *rig {
 		_, err := g.cluster.Control().Grant(g.Context(), connect.NewRequest(&quarrypb.GrantRequest{Tenant: tenant, Grant: grant}))
 		require.NoError(g, err)
 	}
-	r := &rig{TB: g.TB, cluster: g.cluster, c: g.cluster.Connect(client.Config{Token: secret})}
+	r := &rig{TB: g.TB, cluster: g.cluster, c: g.cluster.Connect(client.Config{Keys: ofTenant{}, Token: secret})}
 	var err error
 	r.store, err = job.Open(g.Context(), r.c)
 	require.NoError(g, err)
@@ -97,7 +105,7 @@ func (g *guarded) submitter(tenant string, grants ...*quarrypb.Grant) *rig {
 
 // control is how the pool reaches the controllers, with all that it has.
 func (g *guarded) control() client.Config {
-	return client.Config{Controllers: []string{g.cluster.Controller.URL()}, Token: g.pool, Timeout: patience, Replicas: 1, Logger: slog.New(slog.DiscardHandler)}
+	return client.Config{Controllers: []string{g.cluster.Controller.URL()}, Keys: ofTenant{}, Token: g.pool, Timeout: patience, Replicas: 1, Logger: slog.New(slog.DiscardHandler)}
 }
 
 // serve starts a worker of the pool, and returns when the controllers have heard of it.
@@ -186,7 +194,7 @@ func TestAJobKeepsToTheGrants(t *testing.T) {
 	secret, id := g.token("client")
 	_, err := g.cluster.Control().Grant(t.Context(), connect.NewRequest(&quarrypb.GrantRequest{Tenant: "a", Grant: &quarrypb.Grant{Identity: id, Rights: []quarrypb.Right{mayRead}}}))
 	require.NoError(t, err)
-	reader := g.cluster.Connect(client.Config{Token: secret, ReadOnly: true})
+	reader := g.cluster.Connect(client.Config{Keys: ofTenant{}, Token: secret, ReadOnly: true})
 	_, err = reader.Jobs().Delegate(t.Context(), 77, make([]byte, 32), 0)
 	refused(t, err, "may only read in tenant a")
 	store, err := job.Open(t.Context(), reader)
@@ -289,7 +297,7 @@ func TestSessionsEndWithTheDelegation(t *testing.T) {
 	secret, token := g.token("client")
 	_, err = g.cluster.Control().Grant(t.Context(), connect.NewRequest(&quarrypb.GrantRequest{Tenant: "a", Grant: &quarrypb.Grant{Identity: token, Rights: []quarrypb.Right{mayRead, mayWrite}}}))
 	require.NoError(t, err)
-	_, err = g.cluster.Connect(client.Config{Token: secret}).Jobs().Delegate(t.Context(), 10, make([]byte, 32), 0)
+	_, err = g.cluster.Connect(client.Config{Keys: ofTenant{}, Token: secret}).Jobs().Delegate(t.Context(), 10, make([]byte, 32), 0)
 	require.NoError(t, err)
 	c10, err := jobs.Connect(t.Context(), 10, "a")
 	require.NoError(t, err)
@@ -330,7 +338,7 @@ func TestSessionsEndWithTheSubmittersRights(t *testing.T) {
 			_, err := g.cluster.Control().Grant(t.Context(), connect.NewRequest(&quarrypb.GrantRequest{Tenant: "a", Grant: grant}))
 			require.NoError(t, err)
 		}
-		return &rig{TB: t, cluster: g.cluster, c: g.cluster.Connect(client.Config{Token: secret})}, id
+		return &rig{TB: t, cluster: g.cluster, c: g.cluster.Connect(client.Config{Keys: ofTenant{}, Token: secret})}, id
 	}
 	writes := func() *quarrypb.Grant {
 		return &quarrypb.Grant{Prefix: "out/", Rights: []quarrypb.Right{mayRead, mayWrite}}
