@@ -78,15 +78,21 @@ func parse(b []byte) (v view, err error) {
 		v.by, v.at = proto.DecodeRef(b[headBytes:]), proto.Word(b, headBytes+proto.RefBytes)
 	}
 	v.low, v.high = b[at:at+low], b[at+low:v.slots]
+	return v, v.validHead()
+}
+
+// validHead checks that fences, flags and counts agree.
+func (v *view) validHead() error {
+	low, high := len(v.low), len(v.high)
 	switch {
 	case v.prefix > min(low, high), v.bounded() != (high > 0), v.bounded() != !v.right.IsZero(), v.level > 0 && v.count == 0:
-		return v, corrupt("fences %q %q, prefix %d, right %v, %d entries at level %d", v.low, v.high, v.prefix, v.right, v.count, v.level)
+		return corrupt("fences %q %q, prefix %d, right %v, %d entries at level %d", v.low, v.high, v.prefix, v.right, v.count, v.level)
 	case v.bounded() && (bytes.Compare(v.low, v.high) >= 0 || !bytes.Equal(v.low[:v.prefix], v.high[:v.prefix])):
-		return v, corrupt("fences %q and %q with a prefix of %d bytes", v.low, v.high, v.prefix)
+		return corrupt("fences %q and %q with a prefix of %d bytes", v.low, v.high, v.prefix)
 	case v.layers() && v.level > 0, v.dead() && (v.level > 0 || v.count > 0 || v.bounded() || v.frozen()):
-		return v, corrupt("flags %#x at level %d with %d entries", v.flags, v.level, v.count)
+		return corrupt("flags %#x at level %d with %d entries", v.flags, v.level, v.count)
 	}
-	return v, nil
+	return nil
 }
 
 // entryBytes is the encoded entry i; nil if its offsets are invalid.
@@ -287,7 +293,7 @@ func (v *view) valid() error {
 			return corrupt("node %q: entry %d of %d is cut short", v.low, i, v.count)
 		}
 		s, rest := e[at:at+int(n)], e[at+int(n):]
-		if v.level == 0 && !validValue(rest) || v.level > 0 && (len(rest) != proto.RefBytes || !proto.DecodeRef(rest).Valid() || i == 0 && len(s) > 0) {
+		if !v.validRest(i, s, rest) {
 			return corrupt("node %q: entry %d of %d", v.low, i, v.count)
 		}
 		// In order, so only the first has to be compared with the low fence, which it
@@ -307,6 +313,15 @@ func (v *view) valid() error {
 		return corrupt("node %q: %d bytes behind the last entry", v.low, len(b)-next)
 	}
 	return nil
+}
+
+// validRest checks what follows the suffix of entry i: a value, or the reference to a child, whose
+// first has no suffix.
+func (v *view) validRest(i int, suffix, rest []byte) bool {
+	if v.level == 0 {
+		return validValue(rest)
+	}
+	return len(rest) == proto.RefBytes && proto.DecodeRef(rest).Valid() && (i > 0 || len(suffix) == 0)
 }
 
 // validValue checks what follows the suffix of a leaf's entry: length, version, value.

@@ -322,14 +322,13 @@ func (s *service) revokeJobs(ctx context.Context, reason string, which func(*qua
 // PollJobs answers the delegations that a worker may act by.
 func (s *service) PollJobs(ctx context.Context, r *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error) {
 	caller, w := rights.From(ctx), r.Msg.Worker
-	switch {
-	case caller.Is(identity.Operator):
+	if caller.Is(identity.Operator) {
 		return connect.NewResponse(&quarrypb.PollJobsResponse{All: true}), nil
-	case w.GetName() == "" || len(w.Name) > state.MaxNameBytes || len(w.Node) > state.MaxNameBytes || len(w.Host) > state.MaxNameBytes:
-		return nil, invalid("worker %q: want names of 1 to %d bytes", w.GetName(), state.MaxNameBytes)
-	case len(w.Plugins) > maxPlugins || !json.Valid(w.Plugins):
-		return nil, invalid("worker %q: want at most %d bytes of JSON about its plugins, not %d", w.Name, maxPlugins, len(w.Plugins))
-	case s.c.term.Load() == nil:
+	}
+	if err := validWorker(w); err != nil {
+		return nil, err
+	}
+	if s.c.term.Load() == nil {
 		return nil, s.notLeading()
 	}
 	tenants, err := s.c.tenantList(ctx, false)
@@ -370,6 +369,17 @@ func (s *service) PollJobs(ctx context.Context, r *connect.Request[quarrypb.Poll
 	}
 	slices.SortStableFunc(out.Jobs, func(a, b *quarrypb.Delegation) int { return cmp.Compare(a.ExpiresUnixMs, b.ExpiresUnixMs) })
 	return connect.NewResponse(out), nil
+}
+
+// validWorker checks what a worker says of itself.
+func validWorker(w *quarrypb.Worker) error {
+	switch {
+	case w.GetName() == "" || len(w.Name) > state.MaxNameBytes || len(w.Node) > state.MaxNameBytes || len(w.Host) > state.MaxNameBytes:
+		return invalid("worker %q: want names of 1 to %d bytes", w.GetName(), state.MaxNameBytes)
+	case len(w.Plugins) > maxPlugins || !json.Valid(w.Plugins):
+		return invalid("worker %q: want at most %d bytes of JSON about its plugins, not %d", w.Name, maxPlugins, len(w.Plugins))
+	}
+	return nil
 }
 
 // sawWorker notes that a worker has polled.

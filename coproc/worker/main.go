@@ -94,14 +94,8 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("%q: want flags alone; --help lists them", f.Arg(0))
 	}
-	if o.memory < 1 || o.module < 1 || o.memory > 1<<30 || o.module > 4<<10 {
-		return nil, fmt.Errorf("--memory-mib %d, --module-mib %d: want 1 or more, and at most 4096 for a module", o.memory, o.module)
-	}
-	if o.work.CompileTimeout <= 0 || o.work.PartTimeout <= 0 || o.work.PartTimeout > job.MaxPartTimeout {
-		return nil, fmt.Errorf("--compile-timeout %v, --part-timeout %v: want more than 0, and at most %v for a part", o.work.CompileTimeout, o.work.PartTimeout, job.MaxPartTimeout)
-	}
-	if o.client.Replicas < 0 || o.client.Replicas > client.MaxReplicas {
-		return nil, fmt.Errorf("--replicas %d: want 1 to %d", o.client.Replicas, client.MaxReplicas)
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	if *durable {
 		o.client.Durability = client.Durable
@@ -132,6 +126,20 @@ func parse(args []string, env func(string) string, errOut io.Writer) (*options, 
 		o.version = b.Main.Version
 	}
 	return o, nil
+}
+
+// check refuses flags outside their bounds.
+func (o *options) check() error {
+	if o.memory < 1 || o.module < 1 || o.memory > 1<<30 || o.module > 4<<10 {
+		return fmt.Errorf("--memory-mib %d, --module-mib %d: want 1 or more, and at most 4096 for a module", o.memory, o.module)
+	}
+	if o.work.CompileTimeout <= 0 || o.work.PartTimeout <= 0 || o.work.PartTimeout > job.MaxPartTimeout {
+		return fmt.Errorf("--compile-timeout %v, --part-timeout %v: want more than 0, and at most %v for a part", o.work.CompileTimeout, o.work.PartTimeout, job.MaxPartTimeout)
+	}
+	if o.client.Replicas < 0 || o.client.Replicas > client.MaxReplicas {
+		return fmt.Errorf("--replicas %d: want 1 to %d", o.client.Replicas, client.MaxReplicas)
+	}
+	return nil
 }
 
 func run(ctx context.Context, args []string, env func(string) string, out, errOut io.Writer) int {

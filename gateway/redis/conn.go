@@ -372,28 +372,30 @@ func (c *conn) call(cmd *command, args [][]byte) error {
 	if !c.authenticated && !cmd.preAuth {
 		return fault("NOAUTH Authentication required.")
 	}
-	if r := c.user.rights.Load(); !r.full {
-		if d := r.refuse(cmd, args); d != nil {
-			if c.refusing && cmd == c.s.execCmd {
-				c.refusing = false
-			}
-			c.forbid(d.reason, d.object, c.user.name)
-			return d.fault()
+	if d := c.denies(cmd, args); d != nil {
+		if c.refusing && cmd == c.s.execCmd {
+			c.refusing = false
 		}
-	}
-	if c.bounded() {
-		if d := c.exceeds(cmd, args); d != nil {
-			if c.refusing && cmd == c.s.execCmd {
-				c.refusing = false
-			}
-			c.forbid(d.reason, d.object, c.user.name)
-			return d.fault()
-		}
+		c.forbid(d.reason, d.object, c.user.name)
+		return d.fault()
 	}
 	if c.refusing && !cmd.inRefused {
 		return errRefusing
 	}
 	return cmd.run(c, args)
+}
+
+// denies is what the user's rules, or the grants of its tenant, have against a command; nil: nothing.
+func (c *conn) denies(cmd *command, args [][]byte) *denied {
+	if r := c.user.rights.Load(); !r.full {
+		if d := r.refuse(cmd, args); d != nil {
+			return d
+		}
+	}
+	if c.bounded() {
+		return c.exceeds(cmd, args)
+	}
+	return nil
 }
 
 func wrongArity(name string) error {

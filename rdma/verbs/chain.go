@@ -285,21 +285,7 @@ func (c *conn) PostAndWait(ch *rdma.Chain, deadline int64) {
 func (c *conn) complete(p *posted, deadline int64) {
 	ch := p.chain
 	for {
-		written := false
-		if !p.sent && p.refused == nil {
-			if c.dead != nil && c.redials {
-				c.reconnectBy(deadline)
-			}
-			for c.dead == nil && !written && !p.sent && p.refused == nil {
-				if c.slots == 0 && c.need > c.depth {
-					c.deepen(c.need, deadline) // nothing is under way
-					continue
-				}
-				if written = c.write(p); c.slots != 0 || c.need <= c.depth {
-					break
-				}
-			}
-		}
+		written := c.start(p, deadline)
 		switch {
 		case p.sent && p.wrs > 0:
 			if !c.await(p, written, deadline) {
@@ -316,6 +302,27 @@ func (c *conn) complete(p *posted, deadline int64) {
 		}
 		p.from, p.sent = p.to, false
 	}
+}
+
+// start writes a part down, unless it has been sent or refused. It reports whether await is to
+// post it.
+func (c *conn) start(p *posted, deadline int64) (written bool) {
+	if p.sent || p.refused != nil {
+		return false
+	}
+	if c.dead != nil && c.redials {
+		c.reconnectBy(deadline)
+	}
+	for c.dead == nil && !written && !p.sent && p.refused == nil {
+		if c.slots == 0 && c.need > c.depth {
+			c.deepen(c.need, deadline) // nothing is under way
+			continue
+		}
+		if written = c.write(p); c.slots != 0 || c.need <= c.depth {
+			break
+		}
+	}
+	return written
 }
 
 // await waits for a part, which it posts itself if it has only been written down;
