@@ -186,9 +186,15 @@ func (c *Client) dispose(s *session, busy []*lane) {
 	})
 }
 
-// session returns the session for a new call. While one is being opened it waits, at most
-// until ctx ends or Config.Timeout has passed.
+// session returns the session for a new call: that of Bind, or the present one. While one is being opened it
+// waits, at most until ctx ends or Config.Timeout has passed.
 func (c *Client) session(ctx context.Context) (*session, error) {
+	if s, ok := ctx.Value(boundKey{}).(*session); ok && s.client == c {
+		if err := s.err(); err != nil {
+			return nil, err
+		}
+		return s, nil
+	}
 	for {
 		s := c.current.Load()
 		if s.ended.Load() == nil {

@@ -307,8 +307,8 @@ func (f *fences) certify(waiter uint64, r *quarrypb.CertifyFenceRequest) {
 		return
 	}
 	s := f.m.byID[r.Session]
-	if s == nil {
-		// Ids are given back only when the fence is complete.
+	if s == nil || r.Target != 0 && s.rec.Serial != r.Target {
+		// Ids are given back, and used again, only when the fence is complete.
 		f.m.answer(waiter, &quarrypb.CertifyFenceResponse{Fenced: true})
 		return
 	}

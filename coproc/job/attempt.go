@@ -35,12 +35,13 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
 		a := attempt{Part: mine}
 		a.Records, a.Emitted, a.Runs, a.Error = 0, 0, nil, ""
 		a.err = w.attempt(dctx, j, &a.Part, e)
+		w.ends(&a.Part)
 		result <- a
 	}()
 	a, ok := w.await(dctx, cancel, p, e, result)
 	if !ok {
 		// The plugin does not stop: give the part up, then the process.
-		w.record(j, p, attempt{err: context.Cause(dctx)}, e, began)
+		w.record(j, p, attempt{err: context.Cause(dctx), runs: true}, e, began)
 		w.Die(fmt.Sprintf("%v: %v, and it does not stop", p, context.Cause(dctx)))
 		a = <-result // Die of a test returns
 		dropRuns(w.tidy, w.c, a.Runs)
@@ -59,7 +60,8 @@ func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
 // attempt is how a part's attempt ended.
 type attempt struct {
 	Part
-	err error // nil: the part is done
+	err  error // nil: the part is done
+	runs bool  // it has not ended, and may change memory
 }
 
 func dropRuns(ctx context.Context, c *client.Client, runs [][][]proto.Ref) {
@@ -102,7 +104,7 @@ func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, p *P
 			}
 			p.Beat++
 			e.tell(p)
-			if err := w.store.swapPart(w.tidy, p); errors.Is(err, errLost) {
+			if err := w.store.settlePart(w.tidy, w.session, p); errors.Is(err, errLost) {
 				cancel(errLost)
 			}
 		}
@@ -125,11 +127,14 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	defer cancel()
 	e.tell(p)
 	p.Took = time.Since(began)
+	if !a.runs {
+		p.Session = client.Session{}
+	}
 	outcome := outcomeDone
 	switch {
 	case a.err == nil:
 		p.State, p.Error, p.Records, p.Emitted, p.Runs, p.Plan = Done, "", a.Records, a.Emitted, a.Runs, a.Plan
-	case errors.Is(a.err, errLost):
+	case errors.Is(a.err, errLost), errors.Is(a.err, client.ErrFenced) && context.Cause(w.bound) != nil:
 		outcome = outcomeLost
 	case errors.Is(a.err, errCancelled):
 		p.State, outcome = Cancelled, outcomeCancelled
@@ -143,20 +148,22 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 		}
 	}
 	err := errLost
-	if !errors.Is(a.err, errLost) {
-		err = w.store.swapPart(ctx, p)
+	if outcome != outcomeLost {
+		err = w.store.settlePart(ctx, w.session, p)
 	}
 	if errors.Is(err, errLost) {
 		outcome = outcomeLost
 	}
 	w.Tally.attempt(p.Phase, outcome, p.Took)
 	w.Tally.emitted.Add(a.Emitted)
-	if a.err != nil || err != nil {
+	unknown := errors.Is(err, client.ErrUnknown)
+	if a.err != nil || err != nil && !unknown {
 		e.giveUp(ctx)
 	}
 	switch {
-	case errors.Is(err, client.ErrUnknown):
-		// Unknown whether it is recorded. If not, the part's beat stands still, and another worker takes it.
+	case unknown:
+		// Nothing is freed: if it is recorded as done, the output names what the attempt has made. If not, the
+		// part's beat stands still, and it is taken again.
 		w.Logger.Warn("part's end may not be recorded", "part", p.String(), "error", err)
 	case err != nil:
 		dropRuns(ctx, w.c, a.Runs)

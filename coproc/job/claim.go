@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/client"
 )
 
 // claim claims a part, and advances jobs whose parts are all done.
@@ -116,15 +117,22 @@ func (w *worker) claimReady(ctx context.Context) (*Job, *Part, error) {
 	}
 }
 
-// take claims a part. False: another worker has it, or the claim has ended the job.
+// take claims a part. False: another worker has it or may still change memory for it, or the claim has ended the job.
 func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
+	if !w.halted(ctx, p) || !w.begins(p) {
+		return false, nil
+	}
 	silent := p.State == Running
-	p.State, p.Worker, p.Attempt, p.Beat = Running, w.Name, p.Attempt+1, p.Beat+1
+	p.State, p.Worker, p.Session, p.Attempt, p.Beat = Running, w.Name, w.session, p.Attempt+1, p.Beat+1
 	if p.Attempt > MaxAttempts {
 		// Its worker died in each attempt: the part ends its workers.
 		p.State, p.Error = Failed, fmt.Sprintf("its workers died %d times", MaxAttempts)
 	}
-	switch err := w.store.swapPart(ctx, p); {
+	err := w.store.swapPart(ctx, p)
+	if err != nil || p.State == Failed {
+		w.ends(p) // if it is unknown whether the claim was recorded, this worker may take the part after a lease
+	}
+	switch {
 	case errors.Is(err, errLost):
 		return false, nil
 	case err != nil:
@@ -147,6 +155,47 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 		w.Tally.takeovers.Add(1)
 	}
 	return true, nil
+}
+
+// halted says whether no attempt of a part changes memory any more. Each attempt begins, and each clean-up, when
+// this is true of the record that its compare-and-swap then replaces: so nothing of a former attempt comes after it.
+// A controller that does not answer is a no: the part is looked at again.
+func (w *worker) halted(ctx context.Context, p *Part) bool {
+	switch p.Session {
+	case client.Session{}:
+		return true // the attempt had ended when this was recorded
+	case w.session:
+		return !w.runs(p)
+	}
+	fenced, err := w.c.Fenced(ctx, p.Session)
+	if err != nil && ctx.Err() == nil {
+		w.Logger.Warn("part waits", "part", p.String(), "error", err)
+	}
+	return fenced
+}
+
+// begins notes that an attempt of this worker can change memory from now on; false: one can already.
+func (w *worker) begins(p *Part) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.here[p.String()] {
+		return false
+	}
+	w.here[p.String()] = true
+	return true
+}
+
+// ends notes that the attempt has returned.
+func (w *worker) ends(p *Part) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.here, p.String())
+}
+
+func (w *worker) runs(p *Part) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.here[p.String()]
 }
 
 // rank orders the parts for this worker: 0 not claimable, 1 claimable, 2 preferred.
@@ -246,13 +295,16 @@ func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 		if p.State == Running && w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)) <= w.Lease {
 			return nil // it will see that the job has ended
 		}
+		if !w.halted(ctx, p) {
+			return nil
+		}
 	}
 	for _, p := range parts {
 		dropRuns(ctx, w.c, p.Runs)
 		if p.State.Ended() && p.Runs == nil {
 			continue
 		}
-		if p.Runs = nil; !p.State.Ended() {
+		if p.Runs, p.Session = nil, (client.Session{}); !p.State.Ended() {
 			p.State = Cancelled
 		}
 		if err := w.store.swapPart(ctx, p); errors.Is(err, errLost) {

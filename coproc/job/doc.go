@@ -14,6 +14,12 @@
 // next beat, or when it records its result: only one result is ever recorded. So a part may
 // run more than once, and its output must be the same each time.
 //
+// Invariant: one attempt of a part can change memory at a time. An attempt begins with the swap of the part's record
+// that names its session, and changes memory under that session alone (client.Bind); whoever swaps the record
+// later, to begin another attempt or to free what this one has left, first has the controllers certify that the
+// session is fenced, or has seen the attempt return. A part is done with the swap that says so; a job, with the swap
+// of its record after all its parts.
+//
 // Between map and reduce records go through the store itself, as sorted runs in
 // write-once objects, one list of them for each reduce part.
 package job

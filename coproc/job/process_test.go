@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,20 +17,79 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
-const workerEnv = "QUARRY_TEST_WORKER"
+// workerEnv makes the test's program a worker of the controllers at that URL; the others are its lease of
+// parts and its transport.
+const (
+	workerEnv    = "QUARRY_TEST_WORKER"
+	leaseEnv     = "QUARRY_TEST_LEASE"
+	transportEnv = "QUARRY_TEST_TRANSPORT"
+)
+
+// lease is of sessions, in tests that wait for the end of one. This program has sessions too, and other work.
+const lease = 5 * time.Second
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv(workerEnv); url != "" {
-		c, err := client.Connect(context.Background(), client.Config{Controllers: []string{url}})
+		beat, err := time.ParseDuration(os.Getenv(leaseEnv))
+		var c *client.Client
 		if err == nil {
-			err = job.Work(context.Background(), job.Config{Client: c, Name: "doomed", Lease: time.Second})
+			c, err = client.Connect(context.Background(), client.Config{Controllers: []string{url}, Replicas: 1, Transport: os.Getenv(transportEnv), Logger: slog.New(slog.DiscardHandler)})
+		}
+		if err == nil {
+			log := slog.New(slog.NewTextHandler(os.Stdout, nil))
+			err = job.Work(context.Background(), job.Config{Client: c, Name: "doomed", Lease: beat, Logger: log})
 		}
 		fmt.Println(err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
+}
+
+// process is a worker in a process of its own, whose name is doomed.
+type process struct {
+	*exec.Cmd
+	testing.TB
+	out *bufio.Reader
+	in  io.Writer
+}
+
+// process starts one. It is killed when the test ends.
+func (r *rig) process(beat time.Duration, transport string) *process {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerEnv+"="+r.cluster.Controller.URL(), leaseEnv+"="+beat.String(), transportEnv+"="+transport)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(r, err)
+	in, err := cmd.StdinPipe()
+	require.NoError(r, err)
+	require.NoError(r, cmd.Start())
+	r.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return &process{cmd, r, bufio.NewReader(out), in}
+}
+
+// says returns when the process has written a line with these words.
+func (p *process) says(words string) {
+	p.Helper()
+	for {
+		line, err := p.out.ReadString('\n')
+		require.NoError(p, err, "it has not said %q", words)
+		if strings.Contains(line, words) {
+			return
+		}
+	}
+}
+
+// submitOnce submits a job as soon as a worker is there for it.
+func (r *rig) submitOnce(spec job.Spec) (j *job.Job) {
+	require.Eventually(r, func() (ok bool) {
+		var err error
+		j, err = r.store.Submit(r.Context(), spec)
+		return err == nil
+	}, patience, 20*time.Millisecond)
+	return j
 }
 
 // slow says on standard output that it has begun, and waits, in a worker that is
@@ -52,26 +114,14 @@ func init() {
 // A worker is killed in the middle of a part: another one runs the part again, and
 // the job ends as if nothing had happened.
 func TestKilledWorkersPartRunsElsewhere(t *testing.T) {
-	r := newRig(t)
+	r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: lease}, 1)
 	entries, _ := texts(50)
 	r.tree("in", entries)
 
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), workerEnv+"="+r.cluster.Controller.URL())
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-
-	var j *job.Job
-	require.Eventually(t, func() bool {
-		j, err = r.store.Submit(t.Context(), job.Spec{Plugin: "slow", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 4})
-		return err == nil // the worker has to be there first
-	}, patience, 20*time.Millisecond)
-	line, err := bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "begun\n", line)
-	require.NoError(t, cmd.Process.Kill())
+	p := r.process(time.Second, client.TransportAuto)
+	j := r.submitOnce(job.Spec{Plugin: "slow", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 4})
+	p.says("begun")
+	require.NoError(t, p.Process.Kill())
 
 	r.worker("heir", nil)
 	require.Equal(t, job.Done, r.wait(j.ID).State)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/gateway/redis"
 	"github.com/quarrystore/quarry/proto"
@@ -238,6 +239,9 @@ type Part struct {
 	Attempt int    `json:"attempt,omitempty"` // begun so far; MaxAttempts of them fail the job
 	Worker  string `json:"worker,omitempty"`  // name of the one that runs it, or ran it last
 	Beat    uint64 `json:"beat,omitempty"`    // raised by the worker while it runs; one that stands still for a lease may be taken over
+	// Session under which the last attempt changes memory; zero once that attempt has ended. Another worker
+	// begins no attempt, and frees nothing, before this session is fenced.
+	Session client.Session `json:"session,omitzero"`
 	// Node that holds the part's memory, by id; 0 means any.
 	Node uint32 `json:"node,omitempty"`
 	// What to read: a range of keys, or objects.

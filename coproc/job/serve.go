@@ -157,15 +157,14 @@ func (s *server) serve(ctx context.Context, d *client.Delegation) (err error) {
 	}
 	cfg := s.cfg
 	cfg.Client = c
-	w, err := newWorker(ctx, cfg, d, s.slots)
-	if err == nil {
-		timely := time.AfterFunc(time.Until(d.Expires), func() {
-			_ = w.store.end(w.tidy, d.Job, Failed, fmt.Sprintf("its delegation ended at %s: submit it with a longer --lasts", d.Expires.UTC().Format(time.RFC3339)))
-		})
-		err = w.run(ctx)
-		timely.Stop()
-	}
-	return errors.Join(err, c.Close())
+	timely := time.AfterFunc(time.Until(d.Expires), func() {
+		tctx := context.WithoutCancel(ctx)
+		if store, err := Open(tctx, c); err == nil {
+			_ = store.end(tctx, d.Job, Failed, fmt.Sprintf("its delegation ended at %s: submit it with a longer --lasts", d.Expires.UTC().Format(time.RFC3339)))
+		}
+	})
+	defer timely.Stop()
+	return errors.Join(work(ctx, cfg, d, s.slots), c.Close())
 }
 
 // over says whether the job that the worker acts for needs it no more, and ends its delegation then.

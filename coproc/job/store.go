@@ -350,6 +350,33 @@ func (s *Store) swapPart(ctx context.Context, p *Part) error {
 	return err
 }
 
+// settlePart is swapPart until the answer is known, for the worker that runs the attempt: while its session lasts
+// nothing but itself changes the record, so a conflict is an earlier change of its own without an answer. errLost:
+// the record is of another attempt. ErrUnknown: it cannot be read either.
+func (s *Store) settlePart(ctx context.Context, session client.Session, p *Part) error {
+	want := encode(p)
+	for {
+		err := s.swapPart(ctx, p)
+		if !errors.Is(err, errLost) && !errors.Is(err, client.ErrUnknown) {
+			return err
+		}
+		b, v, rerr := s.t.GetVersion(ctx, partKey(p.Job, p.Phase, p.Index), nil)
+		switch now := (&Part{}); {
+		case errors.Is(rerr, btree.ErrNoKey):
+			return errLost
+		case rerr != nil:
+			return fmt.Errorf("%w: %v: %w", client.ErrUnknown, p, rerr)
+		case bytes.Equal(b, want): // it was done
+			p.version = v
+			return nil
+		case json.Unmarshal(b, now) != nil || now.Session != session || now.Attempt != p.Attempt:
+			return errLost
+		default:
+			p.version = v
+		}
+	}
+}
+
 // end puts a job into its final state, unless it has one.
 func (s *Store) end(ctx context.Context, id uint64, state State, reason string) error {
 	for {

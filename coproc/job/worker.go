@@ -61,31 +61,37 @@ const (
 var (
 	errCancelled = errors.New("job has ended")
 	errDeadline  = errors.New("part has taken longer than it may")
+	errFinished  = errors.New("job needs its workers no more")
 	errMemory    = errors.New("worker has taken more memory than it may")
 )
 
-// worker runs parts.
+// worker runs parts under one session: all that its attempts change in memory, they change under this session or
+// not at all. When the session ends so does the worker, and work begins another.
 type worker struct {
 	Config
-	c     *client.Client // the process's client
-	store *Store         // records of jobs, parts and workers
-	node  uint32         // number of Config.Node; 0: none
-	rt    *runtime       // runs modules
-	trees *trees         // open trees, shared by the slots
-	slots chan struct{}  // shared by all workers of the process
+	c       *client.Client // the process's client
+	session client.Session // see client.Bind: all contexts of the worker are bound to it
+	store   *Store         // records of jobs, parts and workers
+	node    uint32         // number of Config.Node; 0: none
+	rt      *runtime       // runs modules
+	trees   *trees         // open trees, shared by the slots
+	slots   chan struct{}  // shared by all workers of the process
 	// finished ends the worker: the job that it acts for needs it no more.
 	finished context.CancelFunc
-	tidy     context.Context // of the frees of an ended part's objects: outlives the part's
+	outer    context.Context // of Work
+	bound    context.Context // ends with outer, and with the session
+	tidy     context.Context // of the frees of an ended part's objects: bound to the session, and outlives the part's
 
 	staff atomic.Pointer[staff] // replaced by lookAround, read by the slots
 
 	compiling sync.Mutex         // one module at a time; not mu, which the worker's beat needs
 	modules   map[string]*module // by hash; guarded by compiling
 
-	mu     sync.Mutex          // guards seen, ready and looked
+	mu     sync.Mutex          // guards seen, ready, looked and here
 	seen   map[string]sighting // of parts and workers
 	ready  []*Part             // unclaimed when the parts were last listed
 	looked time.Time           // when that was
+	here   map[string]bool     // parts with an attempt of this worker that has not ended, by key
 	me     Worker              // the worker's own record; once Work serves, beWatched alone uses it
 }
 
@@ -153,22 +159,49 @@ func Work(ctx context.Context, cfg Config) error {
 		return err
 	}
 	cfg.Tally.begin(cfg.Name, cfg.Slots)
-	w, err := newWorker(ctx, cfg, nil, make(chan struct{}, cfg.Slots))
-	if err != nil {
-		return err
+	return work(ctx, cfg, nil, make(chan struct{}, cfg.Slots))
+}
+
+// work has a worker for each session of the client, one after the other, until the context ends, or the job of d.
+func work(ctx context.Context, cfg Config, d *client.Delegation, slots chan struct{}) error {
+	for began := false; ; began = true {
+		w, err := newWorker(ctx, cfg, d, slots)
+		var over bool
+		if err == nil {
+			over = w.run()
+		}
+		switch {
+		case over || began && ctx.Err() != nil:
+			return nil
+		case err == nil:
+			cfg.Logger.Warn("worker begins again: its session has ended", "worker", cfg.Name)
+		case !began && !errors.Is(err, client.ErrFenced):
+			return err
+		default:
+			cfg.Logger.Warn("worker cannot begin again", "worker", cfg.Name, "error", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(idleMax):
+			}
+		}
 	}
-	return w.run(ctx)
 }
 
 // newWorker registers a worker in its client's tenant. It acts for the submitter of d, or by itself if that is
 // nil. A slot is taken while a part is looked for or runs.
 func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan struct{}) (*worker, error) {
+	outer := ctx
+	ctx, session, err := cfg.Client.Bind(ctx)
+	if err != nil {
+		return nil, err
+	}
 	store, err := Open(ctx, cfg.Client)
 	if err != nil {
 		return nil, err
 	}
 	store.d = d
-	w := &worker{Config: cfg, c: cfg.Client, store: store, seen: map[string]sighting{}, modules: map[string]*module{}, trees: newTrees(cfg.Client, store.t), tidy: context.WithoutCancel(ctx), slots: slots}
+	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]bool{}, modules: map[string]*module{},
+		trees: newTrees(cfg.Client, store.t), outer: outer, bound: ctx, tidy: context.WithoutCancel(ctx), slots: slots}
 	w.staff.Store(&staff{})
 	if cfg.Node != "" {
 		var ok bool
@@ -183,15 +216,16 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 	return w, w.lookAround(ctx)
 }
 
-// run runs parts until the context ends, or the job that the worker acts for.
-func (w *worker) run(ctx context.Context) error {
+// run runs parts until the session or the context of the worker ends, or the job that it acts for. over: it was
+// not the session.
+func (w *worker) run() (over bool) {
 	w.rt = newRuntime(w.tidy, wazero.NewRuntimeConfig().WithCompilationCache(compiledModules), w.ModuleBytes)
 	defer w.rt.close()
 	w.Tally.join(w)
 	defer w.Tally.leave(w)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	w.finished = cancel
+	ctx, cancel := context.WithCancelCause(w.bound)
+	defer cancel(nil)
+	w.finished = func() { cancel(errFinished) }
 	var wg sync.WaitGroup
 	wg.Go(func() { w.beWatched(ctx) })
 	for range w.Slots {
@@ -201,7 +235,7 @@ func (w *worker) run(ctx context.Context) error {
 	tctx, done := context.WithTimeout(w.tidy, time.Second)
 	defer done()
 	_ = w.store.t.Delete(tctx, workerKey(w.Name))
-	return nil
+	return w.outer.Err() != nil || errors.Is(context.Cause(ctx), errFinished)
 }
 
 // beWatched renews the worker's own record and removes those of dead workers.

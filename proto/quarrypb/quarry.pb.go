@@ -2149,6 +2149,7 @@ type CertifyFenceRequest struct {
 	WaitMs        uint32                 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // how long to wait for the fence; 0: as long as the controller allows
 	Region        uint32                 `protobuf:"varint,4,opt,name=region,proto3" json:"region,omitempty"`               // where; 0: in every region. A certificate holds for that region alone
 	Proof         []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                  // of who asks
+	Target        uint64                 `protobuf:"varint,6,opt,name=target,proto3" json:"target,omitempty"`               // serial of who is dead, because ids are used again; 0: the session that has the id now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2216,6 +2217,13 @@ func (x *CertifyFenceRequest) GetProof() []byte {
 		return x.Proof
 	}
 	return nil
+}
+
+func (x *CertifyFenceRequest) GetTarget() uint64 {
+	if x != nil {
+		return x.Target
+	}
+	return 0
 }
 
 type CertifyFenceResponse struct {
@@ -8752,13 +8760,14 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06serial\x18\x03 \x01(\x04R\x06serial\x12\x14\n" +
 	"\x05proof\x18\x04 \x01(\fR\x05proof\"\x17\n" +
-	"\x15RevokeSessionResponse\"\x8e\x01\n" +
+	"\x15RevokeSessionResponse\"\xa6\x01\n" +
 	"\x13CertifyFenceRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\x04R\x06serial\x12\x18\n" +
 	"\asession\x18\x02 \x01(\rR\asession\x12\x17\n" +
 	"\await_ms\x18\x03 \x01(\rR\x06waitMs\x12\x16\n" +
 	"\x06region\x18\x04 \x01(\rR\x06region\x12\x14\n" +
-	"\x05proof\x18\x05 \x01(\fR\x05proof\"I\n" +
+	"\x05proof\x18\x05 \x01(\fR\x05proof\x12\x16\n" +
+	"\x06target\x18\x06 \x01(\x04R\x06target\"I\n" +
 	"\x14CertifyFenceResponse\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12\x19\n" +
 	"\bretry_ms\x18\x02 \x01(\rR\aretryMs\"i\n" +
