@@ -13,9 +13,15 @@ type Write struct {
 	// must stay in the leaf: if it or the old one cannot, the write is Alone.
 	Edit func(old []byte, version uint64) (value []byte, remove bool, err error)
 
+	// Behind: the write is made only if the one before it in the group is, or if Edit has
+	// refused that one. Otherwise it is Alone. Writes of one caller keep their order in this
+	// way when the leaf has changed and the group is made anew.
+	Behind bool
+
 	// Version and Err are the answer, unless Alone says that the write has to be
 	// made by Put or Delete: nothing of it was done.
 	Version uint64
+	Base    uint64 // version of what the write replaced; 0: the key was not there
 	Err     error
 	Alone   bool
 
@@ -94,6 +100,7 @@ func (g *group) run(b []byte) ([]byte, error) {
 	p := g.p
 	g.empty = false
 	changed, at := false, 0
+	held := false // the write before was not made
 	w := &p.w
 	mine := w.out
 	for i := 0; i < MaxGroup; i++ {
@@ -106,21 +113,26 @@ func (g *group) run(b []byte) ([]byte, error) {
 		}
 		x := g.taken[i]
 		x.Err, x.Alone, x.old = nil, false, Ref{}
+		if held = held && x.Behind; held {
+			x.Alone = true
+			continue
+		}
 		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, edit: x.Edit, most: p.inlineBytes(x.Key), enc: w.enc, out: g.bufs[at], room: p.limits.Room, ours: changed}
 		out, err := w.apply(b)
 		g.bufs[at] = w.out
 		switch {
 		case err == nil:
-			x.Version, x.old = w.version, w.old
+			x.Version, x.Base, x.old = w.version, w.base, w.old
 			if g.left = w.left; w.remove {
 				g.empty = true
 			}
 			changed, b, at = true, out, 1-at // the buffers take turns
 		case errors.Is(err, ErrKeyExists), errors.Is(err, ErrNoKey), errors.Is(err, ErrConflict):
-			x.Err = err
+			x.Err, held = err, true
 		case errors.Is(err, errRefused):
 			x.Err = w.refusal
 		default:
+			held = true
 			if x.Alone = true; i == 0 && errors.Is(err, errFull) {
 				g.full = g.leaf
 			}

@@ -68,10 +68,11 @@ type write struct {
 
 	// Of the last run.
 	version uint64
-	old     Ref   // external value that the write replaces
-	left    int   // bytes in the leaf afterwards
-	count   int   // entries
-	refusal error // of edit
+	base    uint64 // version of the entry that the write replaces; 0: none
+	old     Ref    // external value that the write replaces
+	left    int    // bytes in the leaf afterwards
+	count   int    // entries
+	refusal error  // of edit
 }
 
 // apply is the callback of Update.
@@ -103,9 +104,10 @@ func (w *write) apply(old []byte) ([]byte, error) {
 		return nil, err
 	}
 	j := i
-	w.old = Ref{}
+	w.old, w.base = Ref{}, 0
 	if found {
 		j++
+		w.base = e.version
 		if e.external {
 			w.old, _ = e.outside()
 		}
@@ -252,6 +254,9 @@ func (p *Program) Put(key, value []byte, cond Cond) (version uint64, err error) 
 	}
 	return version, err
 }
+
+// Base is the version of what the last Put, which was made, has replaced; 0: the key was not there.
+func (p *Program) Base() uint64 { return p.w.base }
 
 // outOfLine says whether a value needs an object of its own.
 func (p *Program) outOfLine(key, value []byte) bool { return len(value) > p.inlineBytes(key) }

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/quarrystore/quarry/btree"
 )
 
 const (
@@ -74,6 +76,7 @@ type conn struct {
 	// write, and the keys and values of commands on many.
 	key, key2, raw, enc []byte
 	keys                arena
+	writes              []btree.Write // see runs
 	vals                arena
 	got                 []fetched                                            // by GetMany, in the order of the keys
 	fetch               func(i int, value []byte, version uint64, err error) // c.take, bound once

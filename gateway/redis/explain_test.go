@@ -50,11 +50,11 @@ func TestPlacesThatAreWantedAgainStay(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tree.PutIf(ctx, at, nil, btree.Cond{}) // somebody else
 	require.NoError(t, err)
-	require.NoError(t, c.unplace([]placement{{at, mine}}, nil))
+	require.NoError(t, c.unplace([]placement{{at, mine}}))
 	theirs, err := c.s.versionOf(at)
 	require.NoError(t, err)
 	require.NotZero(t, theirs)
-	require.NoError(t, c.unplace([]placement{{at, theirs}}, nil))
+	require.NoError(t, c.unplace([]placement{{at, theirs}}))
 	gone, err := c.s.versionOf(at)
 	require.NoError(t, err)
 	require.Zero(t, gone)

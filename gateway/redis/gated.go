@@ -70,6 +70,18 @@ func (t *gated) PutManyIf(ctx context.Context, keys, values [][]byte, cond btree
 	return errs
 }
 
+func (t *gated) WriteRun(ctx context.Context, writes []btree.Write) (int, error) {
+	f, skip := t.next(true)
+	if skip {
+		return 0, f.err
+	}
+	n, err := t.Tree.WriteRun(ctx, writes)
+	if f.err != nil {
+		return 0, f.err
+	}
+	return n, err
+}
+
 func (t *gated) EditVersion(ctx context.Context, key []byte, edit func(old []byte, version uint64) ([]byte, bool, error)) (uint64, error) {
 	f, skip := t.next(true)
 	if skip {

@@ -83,29 +83,44 @@ func (c *conn) editField(id uint64, field []byte, bytes int, f func(value []byte
 	return false, errContended
 }
 
-// setFields sets pairs of fields and values, and counts the new ones.
+// setFields sets pairs of fields and values, in order, and counts the new ones.
 func (c *conn) setFields(key []byte, pairs [][]byte) (added int, err error) {
 	if err := c.checkFields(pairs, 2); err != nil {
 		return 0, err
 	}
 	err = c.within(key, kindHash, true, func(id uint64) (effect, error) {
 		added = 0
-		any := false
-		for i := 0; i < len(pairs); i += 2 {
-			fresh := false
-			_, err := c.editField(id, pairs[i], len(pairs[i+1]), func(_ []byte, version uint64, b []byte) ([]byte, error) {
-				fresh = version == 0
-				return append(b, pairs[i+1]...), nil
-			})
-			if err != nil {
-				return wroteIf(any), err
-			}
-			any = true
-			if fresh {
-				added++
+		for from := 0; from < len(pairs); from += 2 * btree.MaxGroup {
+			n, err := c.putFields(id, pairs[from:min(len(pairs), from+2*btree.MaxGroup)])
+			if added += n; err != nil {
+				return wroteIf(len(c.written) > 0), err
 			}
 		}
-		return wroteIf(any), nil
+		return effectWrote, nil
+	})
+	return added, err
+}
+
+// putFields sets at most btree.MaxGroup fields.
+func (c *conn) putFields(id uint64, pairs [][]byte) (added int, err error) {
+	c.keys.reset()
+	for i := 0; i < len(pairs); i += 2 {
+		c.keys.b = appendField(c.keys.b, id, pairs[i])
+		c.keys.end()
+	}
+	c.writes = c.writes[:0]
+	for i, key := range c.keys.all() {
+		c.writes = append(c.writes, btree.Write{Key: key, Value: pairs[2*i+1]})
+	}
+	_, err = c.runs(func(i int, w *btree.Write) error {
+		if w.Err != nil {
+			return w.Err
+		}
+		c.written = append(c.written, written{pairs[2*i], w.Version, w.Base})
+		if w.Base == 0 {
+			added++
+		}
+		return nil
 	})
 	return added, err
 }

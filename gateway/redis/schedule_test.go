@@ -486,6 +486,11 @@ func (a *actor) whole(key string) string {
 				scores[m] = r
 			}
 		}
+		for _, m := range []string{"n1", "n2"} { // of TestFailedAtEachStep
+			if r := bulkOf(a.raw("ZSCORE", key, m)); r != "" {
+				scores[m] = r
+			}
+		}
 		if got := a.do("ZCARD", key); got != fmt.Sprintf(":%d\r\n", len(scores)) || len(scores) == 0 {
 			return fmt.Sprintf("%s has %d members, ZCARD says %s", key, len(scores), got)
 		}

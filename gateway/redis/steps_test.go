@@ -2,6 +2,7 @@ package redis
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -206,14 +207,25 @@ func TestStoppedTwice(t *testing.T) {
 	}
 }
 
+// cost is a command and the rounds that it needs.
+type cost struct {
+	cmd  string
+	want uint64
+}
+
+// several is a command on ten fields or members; pair has their number in the place of #.
+func several(command, pair string) string {
+	for i := range 10 {
+		command += " " + strings.ReplaceAll(pair, "#", strconv.Itoa(i))
+	}
+	return command
+}
+
 // TestRoundsOfCommands pins what commands cost, as docs/REDIS.md says.
 func TestRoundsOfCommands(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
 	for replicas := 1; replicas <= 2; replicas++ {
 		c := cluster.Connect(client.Config{Replicas: replicas, Transport: client.TransportSHM, Lanes: 1})
-		r := newRigOf(t, c, fmt.Sprint("rounds", replicas))
-		sc := newSchedule(t, 1)
-		a := sc.add(r.trees[0])
 		rounds := func() (n uint64) {
 			for _, k := range c.Stats().Kinds {
 				n += k.Rounds
@@ -221,21 +233,39 @@ func TestRoundsOfCommands(t *testing.T) {
 			return n
 		}
 		w := uint64(1 + replicas) // of a write
-		for _, line := range []struct {
-			cmd  string
-			want uint64
-		}{
-			{"SET a v", w}, {"GET a", 1}, {"INCR n", w}, {"SETEX b 1000 v", w}, {"MSET a v b v", w},
-			{"HSET h f v", 1 + w + w + w + 1 + w}, {"HSET h f w", 1 + w + 1}, {"HSET h g w", 1 + w + 1}, {"HINCRBY h n 1", 1 + w + 1}, {"HGET h f", 2}, {"HGET h none", 3}, {"HGET none f", 1}, {"HLEN h", 3},
-			{"ZADD z 1 f", 1 + w + w + w + w + w + 1 + w}, {"ZADD z 1 g", 1 + w + w + w + 1}, {"ZADD z 2 f", 1 + 2 + w + 1 + w + w + 1}, {"ZSCORE z f", 2},
+		for name, costs := range map[string][]cost{
+			"one": {
+				{"SET a v", w}, {"GET a", 1}, {"INCR n", w}, {"SETEX b 1000 v", w}, {"MSET a v b v", w},
+				{"HSET h f v", 1 + w + w + w + 1 + w}, {"HSET h f w", 1 + w + 1}, {"HSET h g w", 1 + w + 1}, {"HINCRBY h n 1", 1 + w + 1}, {"HGET h f", 2}, {"HGET h none", 3}, {"HGET none f", 1}, {"HLEN h", 3},
+				{"ZADD z 1 f", 1 + w + w + w + w + w + 1 + w}, {"ZADD z 1 g", 1 + w + w + w + 1}, {"ZADD z 2 f", 1 + 2 + w + 1 + w + w + 1}, {"ZSCORE z f", 2},
+			},
+			// Fields or members that stand in one leaf are written together: as one.
+			"fields": {
+				{several("HSET h", "f# v"), 1 + w + w + w + 1 + w}, {several("HSET h", "f# w"), 1 + w + 1},
+				{several("HSET h", "g# w"), 1 + w + 1}, {several("HMSET h", "g# v"), 1 + w + 1},
+			},
+			"members": {
+				{several("ZADD z", "# f#"), 1 + w + w + w + w + w + 1 + w},
+				{several("ZADD z", "-# f#"), 1 + 2 + w + 1 + w + w + 1}, {several("ZADD z NX", "5 f#"), 1 + 2},
+			},
+			"more members": {{"ZADD z 1 f", 1 + w + w + w + w + w + 1 + w}, {several("ZADD z", "# g#"), 1 + w + w + w + 1}},
 		} {
-			began := rounds()
-			a.do(strings.Fields(line.cmd)...)
-			require.Equal(t, line.want, rounds()-began, "%s, R=%d", line.cmd, replicas)
+			r := newRigOf(t, c, fmt.Sprint("rounds of ", name, replicas))
+			a := newSchedule(t, 1).add(r.trees[0])
+			for i := 90; i < 100; i++ { // room in the last leaf, so that it is not split
+				require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
+			}
+			for _, line := range costs {
+				began := rounds()
+				a.raw(strings.Fields(line.cmd)...)
+				require.Equal(t, line.want, rounds()-began, "%s, R=%d", line.cmd, replicas)
+			}
+			if name == "one" {
+				began := rounds()
+				a.do("RENAME", "a", "new")
+				require.LessOrEqual(t, rounds()-began, 5+6*w, "RENAME")
+			}
 		}
-		began := rounds()
-		a.do("RENAME", "a", "new")
-		require.LessOrEqual(t, rounds()-began, 5+6*w, "RENAME")
 	}
 }
 

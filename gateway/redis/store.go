@@ -143,6 +143,29 @@ func (c *conn) edit(key []byte, f func(r *record, b []byte) ([]byte, error)) err
 	return errContended
 }
 
+// runs makes the writes of c.writes in order; those that follow each other in one leaf together. It calls
+// answered after each one that was made, refused or failed by its condition, or that has to be made in another
+// way (kv.ErrNoEdit). It stops at the first error of answered, and at the first write that fails, and returns its number.
+func (c *conn) runs(answered func(i int, w *btree.Write) error) (at int, err error) {
+	defer func() { clear(c.writes) }() // of what they lead to
+	for at < len(c.writes) {
+		n, err := c.s.tree.WriteRun(c.s.ctx, c.writes[at:])
+		if errors.Is(err, kv.ErrNoEdit) {
+			n, c.writes[at].Err, err = 1, err, nil
+		}
+		for range n {
+			if err := answered(at, &c.writes[at]); err != nil {
+				return at, err
+			}
+			at++
+		}
+		if err != nil {
+			return at, err
+		}
+	}
+	return at, nil
+}
+
 // shortBytes is what stands in a leaf beside all but the longest keys: with no more it
 // is worth trying to change a value where it is.
 const shortBytes = 200

@@ -2,9 +2,11 @@ package redis
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
@@ -118,28 +120,36 @@ func (c *conn) places(key []byte, pairs [][]byte, scores []float64, f zaddFlags)
 		if id == 0 {
 			return effectNone, nil
 		}
-		for i, score := range scores {
-			p, err := c.place(id, pairs[2*i+1], score, f)
-			if err != nil {
-				return did, err
+		for from := 0; from < len(scores) && err == nil; {
+			ms := c.placings(id, pairs[2*from:], scores[from:], f)
+			err = c.place(id, ms, f)
+			for _, m := range ms {
+				n.count(&m.placed)
+				if m.missed {
+					did = effectMissed
+				}
 			}
-			if p.added {
-				n.new++
-			}
-			switch {
-			case p.added || p.changed:
-				n.changed++
-				did = effectWrote
-			case p.missed && did == effectNone:
-				did = effectMissed
-			}
-			if !p.refused {
-				n.last = &p.score
-			}
+			from += len(ms)
 		}
-		return did, nil
+		if len(c.written) > 0 {
+			did = effectWrote
+		}
+		return did, err
 	})
 	return n, err
+}
+
+// count adds what has been done to a member.
+func (n *added) count(p *placed) {
+	if p.added {
+		n.new++
+	}
+	if p.added || p.changed {
+		n.changed++
+	}
+	if !p.refused {
+		n.last = &p.score
+	}
 }
 
 // placed is what place has done.
@@ -176,121 +186,244 @@ func decodeScore(value []byte) (score float64, there bool, err error) {
 	return 0, false, errRecord
 }
 
-// claim reads a member's score, or claims the member if it is not there and make is set.
-// version is that of the score or of the claim.
-func (c *conn) claim(id uint64, member []byte, make bool) (score float64, version uint64, there bool, err error) {
-	c.key2 = appendField(c.key2[:0], id, member)
-	var bad error
-	mine, err := c.s.tree.EditVersion(c.s.ctx, c.key2, func(old []byte, v uint64) ([]byte, bool, error) {
-		version = v
-		if score, there, bad = decodeScore(old); bad != nil || there || !make {
-			return nil, false, errLeave
-		}
-		return nil, false, nil
-	})
-	switch {
-	case err == errLeave:
-		return score, version, there, bad
-	case err == nil:
-		return 0, mine, false, nil
-	case !errors.Is(err, kv.ErrNoEdit):
-		return 0, 0, false, err
-	}
-	for try := range maxTries {
-		if score, version, there, err = c.member(id, member); err != nil || there || !make {
-			return score, version, there, err
-		}
-		if mine, err = c.s.tree.PutIf(c.s.ctx, c.key2, nil, fieldCond(version)); !lost(err) {
-			return 0, mine, false, err
-		}
-		pause(try)
-	}
-	return 0, 0, false, errContended
-}
-
 // placement is a place in the order, as it was put or read.
 type placement struct {
 	key     []byte // of the tree
 	version uint64 // of that record
 }
 
-// place gives a member its score. See invariant 2 for the order of writes.
-//
-// Linearizes at: the PutIf of the member's score.
-func (c *conn) place(id uint64, member []byte, score float64, f zaddFlags) (p placed, err error) {
-	var stale []placement // that tries which failed have put
-	for try := range maxTries {
-		old, base, there, err := c.claim(id, member, !f.xx)
-		if err != nil {
-			return p, err
+// placing is a member that ZADD gives a score.
+type placing struct {
+	member, key []byte  // key: of the tree
+	asked       float64 // score in the command
+	make        bool    // claim the member if it is not there
+
+	old   float64 // score that the member has, if it is there
+	base  uint64  // version of that score or of the claim
+	there bool
+	bad   error // the record is not a score
+
+	placed
+	enc   [scoreBytes]byte // the new score
+	at    placement        // of the new score
+	leave placement        // of the old one
+	stale []placement      // that tries which failed have put
+}
+
+// placings are the first members of a ZADD, all different and at most btree.MaxGroup. Their keys are in c.keys.
+func (c *conn) placings(id uint64, pairs [][]byte, scores []float64, f zaddFlags) []*placing {
+	n := min(len(scores), btree.MaxGroup)
+	all, members := make([]placing, 0, n), make([][]byte, 0, n)
+	c.keys.reset()
+	for i := range n {
+		member := pairs[2*i+1]
+		if slices.ContainsFunc(members, func(m []byte) bool { return bytes.Equal(m, member) }) {
+			break
 		}
-		p = placed{score: score}
-		switch {
-		case !there && f.xx, there && f.nx:
-			p.refused, p.missed = true, !there
-			c.forsake(id, member, old, base, there, stale)
-			return p, nil
-		case !there:
-			p.added = true
-		default:
-			if f.incr {
-				if p.score += old; math.IsNaN(p.score) {
-					return p, fault("ERR resulting score is not a number (NaN)")
-				}
-			}
-			if f.gt && p.score <= old || f.lt && p.score >= old {
-				p.refused, p.score = true, old
-			}
-			if p.changed = p.score != old; !p.changed {
-				c.forsake(id, member, old, base, there, stale)
-				return p, nil
-			}
-		}
-		// Put the place also if it exists: the new version makes a conditional removal by
-		// another command fail.
-		at := appendPlace(nil, id, p.score, member)
-		mine, err := c.s.tree.PutIf(c.s.ctx, at, nil, btree.Cond{})
-		if err != nil {
-			return p, err
-		}
-		var leave placement
-		if there {
-			leave.key = appendPlace(nil, id, old, member)
-			if leave.version, err = c.s.versionOf(leave.key); err != nil {
-				return p, err
-			}
-		}
-		c.enc = binary.BigEndian.AppendUint64(c.enc[:0], math.Float64bits(p.score))
-		c.key2 = appendField(c.key2[:0], id, member)
-		version, err := c.s.tree.PutIf(c.s.ctx, c.key2, c.enc, btree.IfVersion(base))
-		if lost(err) {
-			stale = append(stale, placement{at, mine})
-			pause(try)
-			continue
-		}
-		if err == nil {
-			if !there {
-				base = 0 // a claim is no member: readers take it for absent
-			}
-			c.written = append(c.written, written{member, version, base})
-			c.s.leave(c.unplace(append(stale, leave), at))
-		}
-		return p, err
+		members = append(members, member)
+		all = append(all, placing{member: member, asked: scores[i], make: !f.xx})
+		c.keys.b = appendField(c.keys.b, id, member)
+		c.keys.end()
 	}
-	return p, errContended
+	ms := make([]*placing, len(all))
+	for i, key := range c.keys.all() {
+		all[i].key, ms[i] = key, &all[i]
+	}
+	return ms
+}
+
+// place gives members their scores, in order. See invariant 2 for the order of writes.
+//
+// Linearizes at: the write of each member's score.
+func (c *conn) place(id uint64, ms []*placing, f zaddFlags) error {
+	for try := range maxTries {
+		if err := c.claim(id, ms); err != nil {
+			return err
+		}
+		var change []*placing
+		for _, m := range ms {
+			if err := m.decide(f); err != nil {
+				return err
+			}
+			if m.added || m.changed {
+				change = append(change, m)
+			} else {
+				c.forsake(id, m)
+			}
+		}
+		if len(change) == 0 {
+			return nil
+		}
+		n, err := c.order(id, change)
+		for _, m := range change[n:] { // not done
+			m.placed = placed{}
+			m.stale = append(m.stale, m.at)
+		}
+		if !lost(err) {
+			return err
+		}
+		ms = change[n:]
+		pause(try)
+	}
+	return errContended
+}
+
+// claim reads the scores of members, and claims members that are not there.
+func (c *conn) claim(id uint64, ms []*placing) error {
+	c.writes = c.writes[:0]
+	for _, m := range ms {
+		c.writes = append(c.writes, btree.Write{Key: m.key, Edit: m.claim})
+	}
+	_, err := c.runs(func(i int, w *btree.Write) error {
+		m := ms[i]
+		switch {
+		case w.Err == errLeave:
+			return m.bad
+		case w.Err == nil:
+			m.base = w.Version
+			return nil
+		case !errors.Is(w.Err, kv.ErrNoEdit):
+			return w.Err
+		}
+		return c.claimAlone(id, m)
+	})
+	return err
+}
+
+// claim is the Edit of a claim.
+func (m *placing) claim(old []byte, version uint64) ([]byte, bool, error) {
+	m.base = version
+	if m.old, m.there, m.bad = decodeScore(old); m.bad != nil || m.there || !m.make {
+		return nil, false, errLeave
+	}
+	return nil, false, nil
+}
+
+// claimAlone is claim where the record cannot be edited in its leaf.
+func (c *conn) claimAlone(id uint64, m *placing) (err error) {
+	for try := range maxTries {
+		if m.old, m.base, m.there, err = c.member(id, m.member); err != nil || m.there || !m.make {
+			return err
+		}
+		mine, err := c.s.tree.PutIf(c.s.ctx, m.key, nil, fieldCond(m.base))
+		if !lost(err) {
+			m.base = mine
+			return err
+		}
+		pause(try)
+	}
+	return errContended
+}
+
+// decide says what becomes of a member with the score that has been read.
+func (m *placing) decide(f zaddFlags) error {
+	m.placed = placed{score: m.asked}
+	switch {
+	case !m.there && f.xx, m.there && f.nx:
+		m.refused, m.missed = true, !m.there
+		return nil
+	case !m.there:
+		m.added = true
+		return nil
+	}
+	if f.incr {
+		if m.score += m.old; math.IsNaN(m.score) {
+			return fault("ERR resulting score is not a number (NaN)")
+		}
+	}
+	if f.gt && m.score <= m.old || f.lt && m.score >= m.old {
+		m.refused, m.score = true, m.old
+	}
+	m.changed = m.score != m.old
+	return nil
+}
+
+// order puts the places of members, then their scores, then removes the places of the old scores. It
+// returns the number of the first member whose score was not put; lost(err): it is another one by now.
+func (c *conn) order(id uint64, ms []*placing) (n int, err error) {
+	// Put a place also if it exists: the new version makes a conditional removal by
+	// another command fail.
+	c.writes = c.writes[:0]
+	for _, m := range ms {
+		m.at.key = appendPlace(nil, id, m.score, m.member)
+		c.writes = append(c.writes, btree.Write{Key: m.at.key})
+	}
+	if _, err := c.runs(func(i int, w *btree.Write) error { ms[i].at.version = w.Version; return w.Err }); err != nil {
+		return 0, err
+	}
+	if err := c.readPlaces(id, ms); err != nil {
+		return 0, err
+	}
+	c.writes = c.writes[:0]
+	for _, m := range ms {
+		binary.BigEndian.PutUint64(m.enc[:], math.Float64bits(m.score))
+		c.writes = append(c.writes, btree.Write{Key: m.key, Value: m.enc[:], Cond: btree.IfVersion(m.base)})
+	}
+	n, err = c.runs(func(i int, w *btree.Write) error {
+		if w.Err != nil {
+			return w.Err
+		}
+		base := uint64(0) // a claim is no member: readers take it for absent
+		if ms[i].there {
+			base = ms[i].base
+		}
+		c.written = append(c.written, written{ms[i].member, w.Version, base})
+		return nil
+	})
+	var leave []placement
+	for _, m := range ms[:n] {
+		leave = append(leave, m.left(m.at.key)...)
+	}
+	c.s.leave(c.unplace(leave))
+	return n, err
+}
+
+// readPlaces reads the places of the scores that members have.
+func (c *conn) readPlaces(id uint64, ms []*placing) error {
+	var keys [][]byte
+	var of []*placing
+	for _, m := range ms {
+		if m.leave = (placement{}); m.there {
+			m.leave.key = appendPlace(nil, id, m.old, m.member)
+			keys, of = append(keys, m.leave.key), append(of, m)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	var failed error
+	err := c.s.tree.GetMany(c.s.ctx, keys, func(i int, _ []byte, version uint64, err error) {
+		if of[i].leave.version = version; err != nil {
+			of[i].leave.version = 0
+			if !errors.Is(err, btree.ErrNoKey) {
+				failed = err
+			}
+		}
+	})
+	return cmp.Or(err, failed)
+}
+
+// left are the places that the member leaves, but one: those of its old score and of tries that failed.
+func (m *placing) left(but []byte) (places []placement) {
+	for _, p := range append(m.stale, m.leave) {
+		if p.version != 0 && !bytes.Equal(p.key, but) {
+			places = append(places, p)
+		}
+	}
+	return places
 }
 
 // forsake removes places that failed tries have put, when the member stays as it is. A
 // place may be removed only behind a change of the member; so the member is written anew.
-func (c *conn) forsake(id uint64, member []byte, score float64, version uint64, there bool, stale []placement) {
-	if len(stale) == 0 || !there {
+func (c *conn) forsake(id uint64, m *placing) {
+	if len(m.stale) == 0 || !m.there {
 		return
 	}
-	c.enc = binary.BigEndian.AppendUint64(c.enc[:0], math.Float64bits(score))
-	c.key2 = appendField(c.key2[:0], id, member)
-	_, err := c.s.tree.PutIf(c.s.ctx, c.key2, c.enc, btree.IfVersion(version))
+	binary.BigEndian.PutUint64(m.enc[:], math.Float64bits(m.old))
+	_, err := c.s.tree.PutIf(c.s.ctx, m.key, m.enc[:], btree.IfVersion(m.base))
 	if err == nil {
-		err = c.unplace(stale, appendPlace(nil, id, score, member))
+		m.leave = placement{}
+		err = c.unplace(m.left(appendPlace(nil, id, m.old, m.member)))
 	}
 	c.s.leave(ignoreLost(err)) // readers ignore a place that no score confirms
 }
@@ -304,20 +437,17 @@ func (s *Server) versionOf(key []byte) (uint64, error) {
 	return version, err
 }
 
-// unplace removes places that still have the version in the list, all but the key but.
+// unplace removes places that still have the version in the list.
 //
 // Preconditions: the caller has changed the member's score after it put or read the places.
 // See invariant 2.
-func (c *conn) unplace(places []placement, but []byte) error {
+func (c *conn) unplace(places []placement) error {
+	c.writes = c.writes[:0]
 	for _, p := range places {
-		if p.version == 0 || bytes.Equal(p.key, but) {
-			continue
-		}
-		if err := c.s.tree.DeleteIf(c.s.ctx, p.key, btree.IfVersion(p.version)); err != nil && !lost(err) {
-			return err
-		}
+		c.writes = append(c.writes, btree.Write{Key: p.key, Remove: true, Cond: btree.IfVersion(p.version)})
 	}
-	return nil
+	_, err := c.runs(func(_ int, w *btree.Write) error { return ignoreLost(w.Err) })
+	return err
 }
 
 func zrem(c *conn, a [][]byte) error { return c.removeAll(a, kindZset, c.unmember) }
@@ -335,7 +465,7 @@ func (c *conn) unmember(id uint64, member []byte) (bool, error) {
 		}
 		c.key2 = appendField(c.key2[:0], id, member)
 		if err = c.s.tree.DeleteIf(c.s.ctx, c.key2, btree.IfVersion(version)); err == nil {
-			c.s.leave(c.unplace([]placement{leave}, nil))
+			c.s.leave(c.unplace([]placement{leave}))
 			return true, nil
 		}
 		if !lost(err) {

@@ -35,6 +35,11 @@ var btreeMutants = []mutant{
 		runs: []run{trees(200), many()},
 	},
 	{
+		name: "made before the one ahead", what: "makes a write of a group whose predecessor, of the same caller, found no room when the group was made anew",
+		edits: []edit{{"btree.(*group).run", `held = held && x.Behind`, `held = false`}},
+		runs:  []run{tests("btree", "^TestWritesBehindOneThatIsNotMade$")},
+	},
+	{
 		name: "absorb unchecked", what: "has a node absorb its right sibling without a look at its present stamp",
 		edits: []edit{{"btree.(*Program).absorb",
 			`done, err := p.commit(l.ref, l.stamp, u)`,

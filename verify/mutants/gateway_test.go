@@ -72,8 +72,8 @@ var gatewayMutants = []mutant{
 	},
 	{
 		name: "not done, but out of order", what: "answers with the error of the removal of a member's place, when the member is removed",
-		edits: []edit{{"gateway/redis.(*conn).unmember", `c.s.leave(c.unplace([]placement{leave}, nil))
-			return true, nil`, `return true, c.unplace([]placement{leave}, nil)`}},
+		edits: []edit{{"gateway/redis.(*conn).unmember", `c.s.leave(c.unplace([]placement{leave}))
+			return true, nil`, `return true, c.unplace([]placement{leave})`}},
 		runs: []run{gateways("sorted_sets", 5000), gatewayTest("TestFailedAtEachStep$/ZREM_a_f")},
 	},
 	{
@@ -95,5 +95,23 @@ var gatewayMutants = []mutant{
 		name: "named copy dropped", what: "removes the fields of a copy that its key may name",
 		edits: []edit{{"gateway/redis.(*conn).build", `&& !c.did.unsettled && !errors.Is(err, client.ErrUnknown)`, ``}},
 		runs:  []run{gateways("hashes", 5000), gatewayTest("TestFailedAtEachStep$/HSET_a_f_1_._COPY_a_b")},
+	},
+	{
+		name: "error behind a written field", what: "answers HSET of several fields as done when a later write to a leaf has failed",
+		edits: []edit{{"gateway/redis.(*conn).setFields", `if added += n; err != nil {`, `if added += n; err != nil && len(c.written) == 0 {`}},
+		runs:  []run{gatewayTest("TestFailedAtEachStep$/HSET_a_g_4.*")},
+	},
+	{
+		name: "counted twice", what: "counts fields again when HSET begins again with another id",
+		edits: []edit{{"gateway/redis.(*conn).setFields", `added = 0`, ``}},
+		runs:  []run{gatewayTest("TestReplacedByItsLike$/HSET_a_g_9_h_7.*")},
+	},
+	{
+		name: "score of one in the place of another", what: "goes on with the members behind one whose score another writer has changed",
+		edits: []edit{{"gateway/redis.(*conn).order", `if w.Err != nil {
+			return w.Err
+		}
+		base`, `base`}},
+		runs: []run{gateways("sorted_sets", 5000), gatewayTest("TestStoppedAtEachStep")},
 	},
 }
