@@ -284,6 +284,31 @@ func TestRepairWithoutKeys(t *testing.T) {
 	require.Equal(t, "repaired by the reader", string(got))
 }
 
+// TestReadOnlySessionsReadBackups: a session that may not repair decrypts the image of another replica, and
+// changes nothing. Without the key it has an error, and no ciphertext.
+func TestReadOnlySessionsReadBackups(t *testing.T) {
+	v := newVault(t, 2)
+	ref := v.alloc("from the backup", proto.Pair)
+	img := v.image(0, ref)
+	img[proto.ImageHeaderBytes+40] ^= 1
+	was := bytes.Clone(img)
+	for i, keys := range [][]payloadkey.Key{{keyA}, nil, {keyB}} {
+		p := encrypted(v.World, uint32(10+i), keys...)
+		reg, err := p.Region(1)
+		require.NoError(t, err)
+		reg.ReadOnly = true
+		got, _, err := p.Lane.Read(ref, []byte("x"))
+		if i == 0 {
+			require.NoError(t, err)
+			require.Equal(t, "xfrom the backup", string(got))
+		} else {
+			require.ErrorIs(t, err, slab.ErrKey)
+			require.Equal(t, "x", string(got))
+		}
+		require.Equal(t, was, img)
+	}
+}
+
 // TestDeadWritersImages: writers die with their images written and V not changed. What they left is
 // not read, and the next one writes other bytes at the place under another nonce.
 func TestDeadWritersImages(t *testing.T) {
