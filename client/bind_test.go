@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -32,7 +33,9 @@ func TestBoundContextEndsWithItsSession(t *testing.T) {
 	require.ErrorIs(t, c.Write(ctx, ref, []byte("third")), client.ErrFenced)
 	_, err = c.Alloc(ctx, []byte("another"), client.AllocOptions{})
 	require.ErrorIs(t, err, client.ErrFenced)
-	require.ErrorIs(t, c.Free(ctx, ref), client.ErrFenced)
+	late := context.WithoutCancel(ctx) // it does not end, and is bound
+	require.ErrorIs(t, c.Write(late, ref, []byte("third")), client.ErrFenced)
+	require.ErrorIs(t, c.Free(late, ref), client.ErrFenced)
 	require.Eventually(t, func() bool {
 		fenced, err := other.Fenced(t.Context(), s)
 		require.NoError(t, err)

@@ -187,10 +187,15 @@ func (c *jobStatusCmd) Run(ctx context.Context, a *app) error {
 		if err != nil {
 			return err
 		}
+		waits, err := s.Unserved(ctx, j)
+		if err != nil {
+			return err
+		}
 		view := struct {
 			*job.Job
+			Waits string      `json:"waits,omitempty"` // why no worker runs it
 			Parts []*job.Part `json:"parts"`
-		}{j, parts}
+		}{j, waits, parts}
 		for _, p := range parts {
 			p.Plan, p.Runs = nil, nil
 		}
@@ -198,6 +203,9 @@ func (c *jobStatusCmd) Run(ctx context.Context, a *app) error {
 			jobText(w, j)
 			if j.Error != "" {
 				fmt.Fprintf(w, "error: %s\n", j.Error)
+			}
+			if waits != "" {
+				fmt.Fprintf(w, "waits: %s\n", waits)
 			}
 			fmt.Fprintln(w, "\nPHASE\tPART\tSTATE\tATTEMPT\tWORKER\tRECORDS\tEMITTED\tTOOK\tERROR")
 			for _, p := range parts {

@@ -47,7 +47,7 @@ func (w *worker) claimOf(ctx context.Context, id uint64) (j *Job, p *Part, err e
 		if err != nil {
 			return nil, nil, err
 		}
-		p, done, err := w.choose(ctx, parts)
+		p, done, err := w.choose(ctx, parts, w.can(j))
 		if err != nil || p != nil {
 			return j, p, err
 		}
@@ -108,7 +108,7 @@ func (w *worker) claimReady(ctx context.Context) (*Job, *Part, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		if j.State.Ended() || j.Phase != p.Phase {
+		if j.State.Ended() || j.Phase != p.Phase || !w.can(j) {
 			continue
 		}
 		if ok, err := w.take(ctx, p); err != nil || ok {
@@ -215,8 +215,12 @@ func (w *worker) rank(p *Part, staff *staff) int {
 	return 1
 }
 
-// choose claims a part of a phase. done: all parts of it are done.
-func (w *worker) choose(ctx context.Context, parts []*Part) (claimed *Part, done bool, err error) {
+// can says whether the worker has what the present phase of a job runs: nothing to plan, else the plugin, compiled in
+// or as the module that was submitted. A job waits for a worker that can.
+func (w *worker) can(j *Job) bool { return j.Phase == phasePlan || j.runsOn(&w.me) }
+
+// choose claims a part of a phase, if the worker can run it. done: all parts of it are done.
+func (w *worker) choose(ctx context.Context, parts []*Part, can bool) (claimed *Part, done bool, err error) {
 	left := 0
 	var best []*Part
 	rank := 0
@@ -229,6 +233,9 @@ func (w *worker) choose(ctx context.Context, parts []*Part) (claimed *Part, done
 			return nil, false, w.store.end(ctx, p.Job, Failed, fmt.Sprintf("%v: %s", p, p.Error))
 		}
 		left++
+		if !can {
+			continue
+		}
 		r := w.rank(p, staff)
 		if r > rank {
 			best, rank = best[:0], r

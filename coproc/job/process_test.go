@@ -109,6 +109,9 @@ func (slow) Map(env coproc.Env, key, value []byte, emit coproc.Emit) error {
 
 func init() {
 	coproc.Register("slow", "waits to be killed", func() coproc.Plugin { return slow{} })
+	if os.Getenv(workerEnv) == "" {
+		coproc.Register("own", "is not in the processes of other workers", func() coproc.Plugin { return odd{} })
+	}
 }
 
 // A worker is killed in the middle of a part: another one runs the part again, and
@@ -136,4 +139,47 @@ func TestKilledWorkersPartRunsElsewhere(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, again)
+}
+
+// A worker passes over the parts of a plugin that it has not, and runs those of later jobs; the job waits, says why,
+// and is done when a worker with the plugin is there.
+func TestWorkersClaimWhatTheyCanRun(t *testing.T) {
+	r := newRig(t)
+	in := map[string]string{"a": "1"}
+	r.tree("in", in)
+	ctx, stop := context.WithCancel(t.Context())
+	owner := make(chan error, 1)
+	go func() {
+		owner <- job.Work(ctx, job.Config{Client: r.c, Name: "owner", Lease: time.Second, Logger: slog.New(slog.DiscardHandler)})
+	}()
+	busy := r.submitOnce(job.Spec{Plugin: "odd", Input: job.Source{Tree: "in"}, Output: "none", MapParts: 1, Args: map[string]string{"do": "wait"}})
+	parts := func(id uint64) []*job.Part {
+		all, err := r.store.Parts(t.Context(), id, "map")
+		require.NoError(t, err)
+		return all
+	}
+	require.Eventually(t, func() bool {
+		all := parts(busy.ID)
+		return len(all) == 1 && all[0].State == job.Running
+	}, patience, 5*time.Millisecond)
+
+	j := r.submitOnce(job.Spec{Plugin: "own", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 1})
+	r.process(time.Second, client.TransportAuto) // lacks it; the owner's only slot is taken
+	r.done(job.Spec{Plugin: "odd", Input: job.Source{Tree: "in"}, Output: "later", MapParts: 1})
+	all := parts(j.ID)
+	require.Len(t, all, 1, "the plan needs no plugin")
+	require.Zero(t, all[0].Attempt, "%+v", all[0])
+	why, err := r.store.Unserved(t.Context(), j)
+	require.NoError(t, err)
+	require.Empty(t, why)
+
+	stop()
+	require.NoError(t, <-owner)
+	require.NoError(t, r.store.Cancel(t.Context(), busy.ID))
+	why, err = r.store.Unserved(t.Context(), j)
+	require.NoError(t, err)
+	require.Equal(t, "none of the 1 workers that are there has plugin own: start one that has", why)
+	r.worker("owner again", nil)
+	require.Equal(t, job.Done, r.wait(j.ID).State)
+	require.Equal(t, in, r.read("out"))
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -202,6 +203,11 @@ type Job struct {
 	Delegated bool `json:"delegated,omitempty"`
 
 	version uint64 // of the record when it was read; a change is conditional on it
+}
+
+// runsOn says whether a worker has the plugin: any worker runs a module.
+func (j *Job) runsOn(w *Worker) bool {
+	return j.Spec.Module != "" || slices.ContainsFunc(w.Plugins, func(a coproc.About) bool { return a.Name == j.Spec.Plugin })
 }
 
 // digest is of all that a submitter decides.

@@ -454,6 +454,18 @@ func (s *Store) Workers(ctx context.Context) ([]*Worker, error) {
 	return here, nil
 }
 
+// Unserved says why no worker that is there now runs a job; "" if one can, or the job has ended.
+func (s *Store) Unserved(ctx context.Context, j *Job) (string, error) {
+	workers, err := s.Workers(ctx)
+	if err != nil || j.State.Ended() || slices.ContainsFunc(workers, j.runsOn) {
+		return "", err
+	}
+	if len(workers) == 0 {
+		return "no worker is there: start one with quarry worker", nil
+	}
+	return fmt.Sprintf("none of the %d workers that are there has plugin %s: start one that has", len(workers), j.Spec.Plugin), nil
+}
+
 // workersHere are those with a record in the jobs' tree.
 func (s *Store) workersHere(ctx context.Context) ([]*Worker, error) {
 	return list[Worker](ctx, s.t, prefixed("worker/"), nil)

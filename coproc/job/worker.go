@@ -92,7 +92,7 @@ type worker struct {
 	ready  []*Part             // unclaimed when the parts were last listed
 	looked time.Time           // when that was
 	here   map[string]bool     // parts with an attempt of this worker that has not ended, by key
-	me     Worker              // the worker's own record; once Work serves, beWatched alone uses it
+	me     Worker              // the worker's own record; once Work serves, beWatched alone changes it: its beat
 }
 
 // staff are the live workers, as last listed.
