@@ -219,6 +219,9 @@ func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 	if old != nil {
 		t = old.table
 	}
+	if in.GetBounded() && !slices.Contains(in.Tenants, s.ticket.Tenant) {
+		return nil, fmt.Errorf("%w: it has the regions of tenants %v, the session is in %d", table.ErrBounded, in.Tenants, s.ticket.Tenant)
+	}
 	nt, err := t.Merge(in)
 	if err != nil || nt == t {
 		return nil, err

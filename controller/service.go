@@ -86,7 +86,7 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 		return nil, err
 	}
 	tenant := ""
-	r.Msg.Job = 0
+	r.Msg.Job, r.Msg.Bounded = 0, false
 	if p := r.Msg.Program; p != nil {
 		if err := s.c.maySpeak(rights.From(ctx), p.Node); err != nil {
 			return nil, err
@@ -99,7 +99,7 @@ func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.O
 		if err != nil {
 			return nil, err
 		}
-		r.Msg.Tenant, r.Msg.Job, tenant = in.id, in.job, in.name
+		r.Msg.Tenant, r.Msg.Job, r.Msg.Bounded, tenant = in.id, in.job, !in.all, in.name
 	}
 	if r.Msg.Job != 0 {
 		s.c.jobs.opened.Store(true)
@@ -166,7 +166,15 @@ func (s *service) ListSessions(ctx context.Context, r *connect.Request[quarrypb.
 }
 
 func (s *service) ReadTable(ctx context.Context, r *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error) {
-	return do[quarrypb.Table](ctx, s, r.Msg, nil)
+	seen, err := s.c.sees(ctx, r.Header())
+	if err != nil {
+		return nil, err
+	}
+	res, err := do[quarrypb.Table](ctx, s, r.Msg, nil)
+	if err == nil {
+		res = connect.NewResponse(seen.table(res.Msg))
+	}
+	return res, err
 }
 
 func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
@@ -255,8 +263,13 @@ func (s *service) Rebalance(ctx context.Context, r *connect.Request[quarrypb.Reb
 }
 
 func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
+	seen, err := s.c.sees(ctx, r.Header())
+	if err != nil {
+		return nil, err
+	}
 	res, err := do[quarrypb.StatusResponse](ctx, s, r.Msg, nil)
 	if err == nil {
+		seen.status(res.Msg)
 		res.Msg.Controllers, res.Msg.Insecure = s.c.candidates(ctx), s.c.cfg.Insecure
 		if !rights.From(ctx).Is(identity.Operator, identity.Viewer, identity.Controller) {
 			res.Msg.Tenants = nil

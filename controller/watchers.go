@@ -82,7 +82,11 @@ func (s *service) WatchTable(ctx context.Context, r *connect.Request[quarrypb.Wa
 			return s.coded(err)
 		}
 		if since == 0 || table.Revision > since {
-			if err := out.Send(table); err != nil {
+			seen, err := s.c.sees(ctx, r.Header()) // grants may have changed
+			if err != nil {
+				return err
+			}
+			if err := out.Send(seen.table(table)); err != nil {
 				return err
 			}
 			since = table.Revision

@@ -120,6 +120,9 @@ type Answer struct {
 	since uint64
 	// bare: the table is sent without rows, with its revision and reclaim epoch alone.
 	bare bool
+	// bounded: the table is sent with the regions of tenant alone.
+	bounded bool
+	tenant  uint32
 }
 
 // TableChanged says that the table is now at Revision.

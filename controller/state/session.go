@@ -83,13 +83,14 @@ func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 		return
 	}
 	c := m.editCluster()
-	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent, Tenant: r.Tenant, Lanes: r.Lanes, Job: r.Job, Region: r.Program.GetRegion(), Epoch: r.Program.GetEpoch()}
+	rec := &quarrypb.Session{Session: id, Serial: c.NextSerial, Name: r.Name, Rights: uint32(rights), State: stateLive, Agent: r.Agent, Tenant: r.Tenant, Lanes: r.Lanes, Job: r.Job, Region: r.Program.GetRegion(), Epoch: r.Program.GetEpoch(),
+		Bounded: r.Bounded}
 	c.NextSerial++
 	c.LastSession = id
 	// A new session has no operation from before any epoch, and reads the table of its answer.
 	m.addSession(&session{rec: rec, until: m.now + m.lease(), ackReclaim: c.ReclaimEpoch})
 	m.stage(m.clusterChange(c), change{sessionKey(rec.Serial), rec, nil})
-	m.emit(Answer{Waiter: waiter, bare: r.NoRows, Msg: &quarrypb.OpenSessionResponse{
+	m.emit(Answer{Waiter: waiter, bare: r.NoRows, bounded: rec.Bounded, tenant: rec.Tenant, Msg: &quarrypb.OpenSessionResponse{
 		DefaultReplicas: m.defaultReplicas(),
 		Ticket: m.issue(rdma.Ticket{Session: id, Serial: rec.Serial, Tenant: rec.Tenant, Rights: rights, Lanes: uint16(rec.Lanes),
 			Region: r.Program.GetRegion(), Epoch: r.Program.GetEpoch(), Holder: keyring.Public(r.Key)}),
@@ -172,7 +173,7 @@ func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
 	m.troubled(s, r.Troubles)
 	res := &quarrypb.HeartbeatResponse{LeaseMs: uint32(m.cfg.Lease.Milliseconds()), DefaultReplicas: m.defaultReplicas()}
 	m.renew(s, r, res)
-	m.emit(Answer{Waiter: waiter, since: r.TableRevision, bare: r.NoRows, Msg: res})
+	m.emit(Answer{Waiter: waiter, since: r.TableRevision, bare: r.NoRows, bounded: s.rec.Bounded, tenant: s.rec.Tenant, Msg: res})
 }
 
 func (m *Machine) closeSession(waiter uint64, r *quarrypb.CloseSessionRequest) {

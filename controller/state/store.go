@@ -158,11 +158,11 @@ func (m *Machine) fill(a Action) Action {
 	switch r := ans.Msg.(type) {
 	case *quarrypb.OpenSessionResponse:
 		if r.Table == nil {
-			r.Table = m.log.answer(m, 0, ans.bare)
+			r.Table = m.log.answer(m, &ans)
 		}
 	case *quarrypb.HeartbeatResponse:
 		if r.Table == nil && m.log.revision > ans.since {
-			r.Table = m.log.answer(m, ans.since, ans.bare)
+			r.Table = m.log.answer(m, &ans)
 		}
 		r.ReclaimEpoch = m.log.reclaim
 	case *quarrypb.Table:

@@ -55,13 +55,16 @@ func (l *tableLog) rebuild(m *Machine) {
 	}
 }
 
-// answer is since; bare: without rows. Programs of agents ask for none: their calls name the rows
+// answer is since, for a session. bare: without rows. Programs of agents ask for none: their calls name the rows
 // that they work on, and the table of a large cluster does not fit one answer.
-func (l *tableLog) answer(m *Machine, since uint64, bare bool) *quarrypb.Table {
-	if bare {
-		return &quarrypb.Table{Cluster: m.cluster.Uuid, Revision: l.revision, ReclaimEpoch: l.reclaim, SinceRevision: since}
+func (l *tableLog) answer(m *Machine, ans *Answer) *quarrypb.Table {
+	switch {
+	case ans.bare:
+		return &quarrypb.Table{Cluster: m.cluster.Uuid, Revision: l.revision, ReclaimEpoch: l.reclaim, SinceRevision: ans.since}
+	case ans.bounded:
+		return Bounded(l.since(m, ans.since), ans.tenant)
 	}
-	return l.since(m, since)
+	return l.since(m, ans.since)
 }
 
 // since is the committed table as a change of revision since; whole if since is 0
@@ -98,6 +101,19 @@ func (l *tableLog) since(m *Machine, since uint64) *quarrypb.Table {
 		}
 	}
 	return t
+}
+
+// Bounded is a copy of a table without the rows of regions of other tenants than these. Numbers of dropped
+// regions stay.
+func Bounded(t *quarrypb.Table, tenants ...uint32) *quarrypb.Table {
+	out := &quarrypb.Table{Cluster: t.Cluster, Revision: t.Revision, Whole: t.Whole, Nodes: t.Nodes, ReclaimEpoch: t.ReclaimEpoch,
+		DroppedRegions: t.DroppedRegions, SinceRevision: t.SinceRevision, Bounded: true, Tenants: tenants}
+	for _, g := range t.Regions {
+		if slices.Contains(tenants, g.Tenant) {
+			out.Regions = append(out.Regions, g)
+		}
+	}
+	return out
 }
 
 // statusTable is the whole table with what is known of the nodes at this moment.

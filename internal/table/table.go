@@ -26,6 +26,8 @@ var (
 	ErrForeign = errors.New("table of another cluster")
 	// ErrGap: changes between the table at hand and the one given are missing; read the whole table.
 	ErrGap = errors.New("changes of the table are missing")
+	// ErrBounded: regions of the session's tenant are left out, because the caller's grants have changed.
+	ErrBounded = errors.New("table of other tenants")
 	// ErrBadTable: a table that no controller would send.
 	ErrBadTable = errors.New("damaged table")
 )

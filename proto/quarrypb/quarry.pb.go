@@ -976,8 +976,11 @@ type Table struct {
 	ReclaimEpoch   uint64                 `protobuf:"varint,6,opt,name=reclaim_epoch,json=reclaimEpoch,proto3" json:"reclaim_epoch,omitempty"`
 	DroppedRegions []uint32               `protobuf:"varint,7,rep,packed,name=dropped_regions,json=droppedRegions,proto3" json:"dropped_regions,omitempty"`
 	SinceRevision  uint64                 `protobuf:"varint,8,opt,name=since_revision,json=sinceRevision,proto3" json:"since_revision,omitempty"` // of a change: what it adds to; merge it only into a table at least that new
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The rows of regions of other tenants than these are left out. Merge it only into a table of one of them.
+	Bounded       bool     `protobuf:"varint,9,opt,name=bounded,proto3" json:"bounded,omitempty"`
+	Tenants       []uint32 `protobuf:"varint,10,rep,packed,name=tenants,proto3" json:"tenants,omitempty"` // numbers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Table) Reset() {
@@ -1064,6 +1067,20 @@ func (x *Table) GetSinceRevision() uint64 {
 		return x.SinceRevision
 	}
 	return 0
+}
+
+func (x *Table) GetBounded() bool {
+	if x != nil {
+		return x.Bounded
+	}
+	return false
+}
+
+func (x *Table) GetTenants() []uint32 {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
 }
 
 type ReadTableRequest struct {
@@ -1302,8 +1319,9 @@ type OpenSessionRequest struct {
 	// Number. An operator's check says in which tenant it is; for others the controller takes it from the
 	// header Quarry-Tenant, or from the region.
 	Tenant        uint32       `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Job           uint64       `protobuf:"varint,10,opt,name=job,proto3" json:"job,omitempty"`       // the controller takes it from the header Quarry-Job
-	Program       *NodeProgram `protobuf:"bytes,9,opt,name=program,proto3" json:"program,omitempty"` // nodes open no other sessions
+	Job           uint64       `protobuf:"varint,10,opt,name=job,proto3" json:"job,omitempty"`         // the controller takes it from the header Quarry-Job
+	Program       *NodeProgram `protobuf:"bytes,9,opt,name=program,proto3" json:"program,omitempty"`   // nodes open no other sessions
+	Bounded       bool         `protobuf:"varint,11,opt,name=bounded,proto3" json:"bounded,omitempty"` // the controller sets it, for a caller whose grants bound what it is shown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1406,6 +1424,13 @@ func (x *OpenSessionRequest) GetProgram() *NodeProgram {
 		return x.Program
 	}
 	return nil
+}
+
+func (x *OpenSessionRequest) GetBounded() bool {
+	if x != nil {
+		return x.Bounded
+	}
+	return false
 }
 
 // Says over which region a storage node runs the program that a session is for. The session's ticket
@@ -2415,6 +2440,7 @@ type Session struct {
 	// Of a node's program: it ends with this epoch of this region.
 	Region        uint32 `protobuf:"varint,13,opt,name=region,proto3" json:"region,omitempty"`
 	Epoch         uint64 `protobuf:"varint,14,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Bounded       bool   `protobuf:"varint,15,opt,name=bounded,proto3" json:"bounded,omitempty"` // its tables have the regions of its tenant alone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2545,6 +2571,13 @@ func (x *Session) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *Session) GetBounded() bool {
+	if x != nil {
+		return x.Bounded
+	}
+	return false
 }
 
 type ListSessionsRequest struct {
@@ -8665,7 +8698,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\rwant_replicas\x18\b \x01(\rR\fwantReplicas\x124\n" +
 	"\tcondition\x18\t \x01(\x0e2\x16.quarry.v1.RegionStateR\tcondition\x12\x16\n" +
 	"\x06tenant\x18\n" +
-	" \x01(\rR\x06tenant\"\x9c\x02\n" +
+	" \x01(\rR\x06tenant\"\xd0\x02\n" +
 	"\x05Table\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +
@@ -8674,7 +8707,10 @@ const file_quarry_proto_rawDesc = "" +
 	"\aregions\x18\x05 \x03(\v2\x11.quarry.v1.RegionR\aregions\x12#\n" +
 	"\rreclaim_epoch\x18\x06 \x01(\x04R\freclaimEpoch\x12'\n" +
 	"\x0fdropped_regions\x18\a \x03(\rR\x0edroppedRegions\x12%\n" +
-	"\x0esince_revision\x18\b \x01(\x04R\rsinceRevision\"9\n" +
+	"\x0esince_revision\x18\b \x01(\x04R\rsinceRevision\x12\x18\n" +
+	"\abounded\x18\t \x01(\bR\abounded\x12\x18\n" +
+	"\atenants\x18\n" +
+	" \x03(\rR\atenants\"9\n" +
 	"\x10ReadTableRequest\x12%\n" +
 	"\x0esince_revision\x18\x01 \x01(\x04R\rsinceRevision\":\n" +
 	"\x11WatchTableRequest\x12%\n" +
@@ -8691,7 +8727,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06tenant\x18\x06 \x01(\rR\x06tenantB\x14\n" +
 	"\x12_unless_newer_than\"C\n" +
 	"\x14CreateRegionResponse\x12+\n" +
-	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\x89\x02\n" +
+	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\xa3\x02\n" +
 	"\x12OpenSessionRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06rights\x18\x02 \x01(\rR\x06rights\x12\x14\n" +
@@ -8703,7 +8739,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06tenant\x18\b \x01(\rR\x06tenant\x12\x10\n" +
 	"\x03job\x18\n" +
 	" \x01(\x04R\x03job\x120\n" +
-	"\aprogram\x18\t \x01(\v2\x16.quarry.v1.NodeProgramR\aprogram\"\x89\x01\n" +
+	"\aprogram\x18\t \x01(\v2\x16.quarry.v1.NodeProgramR\aprogram\x12\x18\n" +
+	"\abounded\x18\v \x01(\bR\abounded\"\x89\x01\n" +
 	"\vNodeProgram\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x16\n" +
@@ -8778,7 +8815,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05proof\x18\x04 \x01(\fR\x05proof\"<\n" +
 	"\fPassResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06passed\x18\x02 \x01(\bR\x06passed\"\xf1\x02\n" +
+	"\x06passed\x18\x02 \x01(\bR\x06passed\"\x8b\x03\n" +
 	"\aSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\rR\asession\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x12\n" +
@@ -8794,7 +8831,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05lanes\x18\v \x01(\rR\x05lanes\x12\x10\n" +
 	"\x03job\x18\f \x01(\x04R\x03job\x12\x16\n" +
 	"\x06region\x18\r \x01(\rR\x06region\x12\x14\n" +
-	"\x05epoch\x18\x0e \x01(\x04R\x05epoch\"\x15\n" +
+	"\x05epoch\x18\x0e \x01(\x04R\x05epoch\x12\x18\n" +
+	"\abounded\x18\x0f \x01(\bR\abounded\"\x15\n" +
 	"\x13ListSessionsRequest\"F\n" +
 	"\x14ListSessionsResponse\x12.\n" +
 	"\bsessions\x18\x01 \x03(\v2\x12.quarry.v1.SessionR\bsessions\"\x84\x02\n" +
