@@ -14,6 +14,16 @@ import (
 // that cannot do so in this time ends its session.
 const settleTime = time.Second
 
+// until is the deadline of the running call. Config.Timeout counts from the first moment at which
+// the call may have to wait: rounds over shared memory do not, and most calls of a client that
+// has no other connections end without reading the clock for it.
+func (l *lane) until() int64 {
+	if l.deadline == 0 {
+		l.deadline = clock.In(l.session.client.cfg.Timeout)
+	}
+	return l.deadline
+}
+
 // callerErr returns the error of the caller's context, nil while it has not ended. It is
 // checked between rounds and costs nothing for a context that cannot end.
 func (l *lane) callerErr() error {
@@ -32,7 +42,7 @@ func (l *lane) endErr() error {
 	if err := l.callerErr(); err != nil {
 		return err
 	}
-	if clock.Now() >= l.deadline {
+	if clock.Now() >= l.until() {
 		return context.DeadlineExceeded
 	}
 	return nil
@@ -49,7 +59,7 @@ func (l *lane) waitErr() error {
 		l.overrun(err)
 		return nil
 	}
-	if clock.Now() >= l.deadline {
+	if clock.Now() >= l.until() {
 		return l.overrunCause
 	}
 	return nil
@@ -75,11 +85,11 @@ func (l *lane) extendForCleanup() {
 
 // attemptsEnd reports whether an attempt to reach a node must end now: then its failure says
 // nothing about the node.
-func (l *lane) attemptsEnd() bool { return l.ctx.Err() != nil || clock.Now() >= l.deadline }
+func (l *lane) attemptsEnd() bool { return l.ctx.Err() != nil || clock.Now() >= l.until() }
 
 // withTimeout returns the call's context with the call's deadline.
 func (l *lane) withTimeout() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(l.ctx, time.Duration(l.deadline-clock.Now()))
+	return context.WithTimeout(l.ctx, time.Duration(l.until()-clock.Now()))
 }
 
 // changesMemory reports whether a chain has a verb that changes memory.

@@ -43,8 +43,8 @@ type lane struct {
 
 	// ctx and deadline (clock.Now time) bound the running call. They are the caller's or,
 	// while overrunCause is set, those of the extra time that overrun has given the call.
-	ctx          context.Context // nil between calls
-	deadline     int64
+	ctx          context.Context    // nil between calls
+	deadline     int64              // 0: the caller's context has none, and until was not called yet
 	overrunCause error              // why the call had to end
 	cancel       context.CancelFunc // of ctx, while overrunCause is set
 	// unsettled: a round that may have changed memory has failed, and no new attempt has
@@ -64,6 +64,7 @@ type lane struct {
 	regions map[uint32]*openRegion // open regions by number
 	last    *openRegion            // the region used last if it is ready under adopted, else nil
 	conns   map[uint32]*nodeConn   // open connections by node
+	remote  bool                   // a connection was opened whose verbs do not run in this process
 
 	sequence  uint64 // of reservations; only rises. A session ends before it wraps around.
 	rng       *rand.Rand
@@ -99,16 +100,17 @@ func (l *lane) start(ctx context.Context, k Kind) error {
 		return l.session.err()
 	}
 	l.ctx, l.waited, l.askedAt, l.unsettled = ctx, 0, 0, false
-	now := clock.Now()
-	l.deadline = now + int64(l.session.client.cfg.Timeout)
+	l.deadline = 0
 	if ctx.Done() != nil {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		if d, ok := ctx.Deadline(); ok {
-			if l.deadline = now + int64(time.Until(d)); l.deadline <= now {
+			left := time.Until(d)
+			if left <= 0 {
 				return context.DeadlineExceeded
 			}
+			l.deadline = clock.In(left)
 		}
 	}
 	if k != l.counters.kind {
@@ -116,7 +118,7 @@ func (l *lane) start(ctx context.Context, k Kind) error {
 	}
 	l.startedAt = 0
 	if l.sampler = l.sampler*lcgFactor + lcgStep; l.sampler>>(64-sampleBits) == 0 {
-		l.startedAt = now
+		l.startedAt = clock.Now()
 	}
 	l.adoptStartView()
 	return nil
@@ -227,7 +229,9 @@ func (l *lane) finish(err error) {
 
 // Do performs a round; see slab.Port.
 func (l *lane) Do(r *rdma.Round) {
-	r.Deadline = l.deadline
+	if r.Deadline = 0; l.remote {
+		r.Deadline = l.until()
+	}
 	if l.hasParked {
 		l.doChecked(r)
 		return

@@ -324,6 +324,7 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 		return nil, fmt.Errorf("%w: node %d has another incarnation", errNotYet, node)
 	}
 	l.conns[node] = c
+	l.remote = l.remote || c.Provider() != TransportSHM
 	return c, nil
 }
 
@@ -365,5 +366,5 @@ const (
 // attemptContext is the call's context for one attempt to reach a node.
 func (l *lane) attemptContext(attempt int) (context.Context, context.CancelFunc) {
 	d := firstAttemptTimeout << min(max(attempt, 1)-1, attemptDoublings)
-	return context.WithTimeout(l.ctx, min(d, time.Duration(l.deadline-clock.Now())))
+	return context.WithTimeout(l.ctx, min(d, time.Duration(l.until()-clock.Now())))
 }
