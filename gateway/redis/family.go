@@ -277,28 +277,29 @@ func (s *Server) reap(ctx context.Context, key []byte, id uint64) error {
 			_, err = s.tree.PutIf(ctx, key, raw, btree.IfVersion(version))
 			return ignoreLost(err)
 		}
-		// A writer that has added a field and finds no record must learn that the field is gone.
-		if owned != 0 {
-			if owned, err = s.condemn(ctx, o, id, owned); err != nil {
-				return err
-			} else if owned == 0 {
-				pause(try)
-				continue
-			}
-		}
-		if err = s.tree.DeleteIf(ctx, key, btree.IfVersion(version)); err == nil {
-			return s.disown(ctx, id, kind == kindZset)
-		} else if !lost(err) {
+		if removed, err := s.removeDying(ctx, key, btree.IfVersion(version), id, kind, o, owned); removed || err != nil {
 			return err
-		}
-		if owned != 0 {
-			if err := s.acquit(ctx, o, id, owned); err != nil {
-				return err
-			}
 		}
 		pause(try)
 	}
 	return errContended
+}
+
+// removeDying removes the record of an empty hash or sorted set that has the dying flag, and its owner's
+// record. false without an error: the record, or the owner's, has changed meanwhile.
+func (s *Server) removeDying(ctx context.Context, key []byte, cond btree.Cond, id uint64, kind byte, o owner, owned uint64) (removed bool, err error) {
+	// A writer that has added a field and finds no record must learn that the field is gone.
+	if owned != 0 {
+		if owned, err = s.condemn(ctx, o, id, owned); owned == 0 || err != nil {
+			return false, err
+		}
+	}
+	if err = s.tree.DeleteIf(ctx, key, cond); err == nil {
+		return true, s.disown(ctx, id, kind == kindZset)
+	} else if !lost(err) || owned == 0 {
+		return false, ignoreLost(err)
+	}
+	return false, s.acquit(ctx, o, id, owned)
 }
 
 // empty says whether an id has no fields; false beside an error. It removes claims of
