@@ -320,6 +320,9 @@ func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 			return err
 		}
 	}
+	if err := w.dropManifests(ctx, j.ID); err != nil {
+		return err
+	}
 	return w.retire(ctx, j.ID, j.State, j.Delegated)
 }
 

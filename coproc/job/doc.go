@@ -6,6 +6,7 @@
 //	job/ID            what to do, and the phase it is in
 //	active/ID         jobs that have not ended
 //	part/ID/PHASE/N   one part: pending -> running -> done, or failed
+//	runs/ID/N/ATTEMPT manifest: the objects that an attempt of a map part has made
 //	worker/NAME       a live worker, and its plugins
 //
 // A worker runs beside a storage node and prefers parts whose memory that node

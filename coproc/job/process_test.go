@@ -2,9 +2,12 @@ package job_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -14,9 +17,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/btree"
+	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/coproc"
 	"github.com/quarrystore/quarry/coproc/job"
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -182,4 +188,72 @@ func TestWorkersClaimWhatTheyCanRun(t *testing.T) {
 	r.worker("owner again", nil)
 	require.Equal(t, job.Done, r.wait(j.ID).State)
 	require.Equal(t, in, r.read("out"))
+}
+
+// leaves is slow with a reduce phase: when it is killed its runs are written.
+type leaves struct{ slow }
+
+func (leaves) Reduce(_ coproc.Env, key []byte, values iter.Seq[[]byte], emit coproc.Emit) error {
+	for v := range values {
+		if err := emit(key, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (leaves) Map(_ coproc.Env, key, value []byte, emit coproc.Emit) error {
+	large := bytes.Repeat(value, 40<<20/len(value))
+	for i := range 2 { // more than is spilled at a time
+		if err := emit(fmt.Append(key, i), large[:len(large)-i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (leaves) Finish(env coproc.Env, _ coproc.Emit) error {
+	if os.Getenv(workerEnv) != "" {
+		fmt.Println("begun")
+		<-env.Context().Done()
+	}
+	return nil
+}
+
+func init() {
+	coproc.Register("leaves", "waits to be killed with runs written", func() coproc.Plugin { return leaves{} })
+}
+
+// Runs of a worker that was killed are freed when the job has ended, by the manifest of its attempt.
+func TestKilledWorkersRunsAreFreed(t *testing.T) {
+	r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: lease, RegionBytes: 256 << 20}, 1)
+	r.tree("in", map[string]string{"a": "stone "})
+	p := r.process(time.Second, client.TransportAuto)
+	j := r.submitOnce(job.Spec{Plugin: "leaves", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 1, ReduceParts: 1})
+	p.says("begun")
+	tree, err := kv.Open(t.Context(), r.c, job.StateTree, btree.Config{})
+	require.NoError(t, err)
+	listed := func() (refs []proto.Ref) {
+		require.NoError(t, tree.Scan(t.Context(), btree.Range{From: []byte("runs/"), To: []byte("runs0")}, func(_, value []byte, _ uint64) bool {
+			var m struct{ Objects []proto.Ref }
+			require.NoError(t, json.Unmarshal(value, &m))
+			refs = append(refs, m.Objects...)
+			return true
+		}))
+		return refs
+	}
+	left := listed()
+	require.NotEmpty(t, left)
+	for _, ref := range left {
+		_, err := r.c.Read(t.Context(), ref, nil)
+		require.NoError(t, err)
+	}
+	require.NoError(t, p.Process.Kill())
+	require.NoError(t, r.store.Cancel(t.Context(), j.ID))
+	r.worker("heir", nil)
+	require.Eventually(t, func() bool { return len(listed()) == 0 }, patience, 10*time.Millisecond)
+	for _, ref := range left {
+		_, err := r.c.Read(t.Context(), ref, nil)
+		require.ErrorIs(t, err, client.ErrFreed)
+	}
 }

@@ -99,7 +99,7 @@ func (w *worker) runMap(ctx context.Context, prog program, j *Job, p *Part, e *e
 		return s.flush()
 	}
 	s := newShuffle(ctx, w.c, j.Reduces)
-	s.wrote = &w.Tally.shuffled
+	s.wrote, s.note = &w.Tally.shuffled, w.manifest(ctx, p)
 	if prog.about().Combines {
 		ce := *e
 		ce.part.Phase = coproc.PhaseCombine

@@ -38,6 +38,7 @@ type shuffle struct {
 	limit   int                                                                      // of bytes, at which all buckets are spilled
 	runs    [][][]proto.Ref                                                          // of each bucket: runs, each a list of objects
 	wrote   *atomic.Uint64                                                           // bytes
+	note    func(proto.Ref) error                                                    // records an object in the attempt's manifest
 }
 
 // bucket holds the records for one reduce part: their bytes one after the other, and their starts.
@@ -76,7 +77,7 @@ func (b *bucket) sort() {
 }
 
 func newShuffle(ctx context.Context, c *client.Client, reduces int) *shuffle {
-	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, wrote: new(atomic.Uint64), runs: make([][][]proto.Ref, reduces)}
+	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, wrote: new(atomic.Uint64), note: func(proto.Ref) error { return nil }, runs: make([][][]proto.Ref, reduces)}
 }
 
 // bucketOf must give a key the same bucket in every build and process: parts run again elsewhere.
@@ -99,7 +100,7 @@ func (s *shuffle) spill() error {
 		if len(b.starts) == 0 {
 			continue
 		}
-		w := &runWriter{ctx: s.ctx, c: s.c, wrote: s.wrote}
+		w := &runWriter{ctx: s.ctx, c: s.c, wrote: s.wrote, note: s.note}
 		err := b.each(s.combine, w.add)
 		if err == nil {
 			err = w.flush()
@@ -191,6 +192,7 @@ type runWriter struct {
 	buf   []byte          // records of the object that is not written yet; up to runBytes and one record
 	refs  []proto.Ref     // of the objects written, in the order of keys
 	wrote *atomic.Uint64  // bytes, shared by the writers of an attempt
+	note  func(proto.Ref) error
 }
 
 func (w *runWriter) add(key, value []byte) error {
@@ -211,7 +213,7 @@ func (w *runWriter) flush() error {
 	}
 	w.wrote.Add(uint64(len(w.buf)))
 	w.refs, w.buf = append(w.refs, ref), w.buf[:0]
-	return nil
+	return w.note(ref)
 }
 
 // runReader gives out the records of a run. Errors are sticky and end it.
