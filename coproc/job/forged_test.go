@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -128,7 +129,21 @@ func TestNoModuleRunsThatWasNotSubmitted(t *testing.T) {
 	require.NoError(t, err)
 	forger{t, state}.put("module/ghost", job.Module{SHA256: "of other code"})
 	g.serve("w1")
-	j = a.wait(j.ID)
-	require.Equal(t, job.Failed, j.State)
-	require.Contains(t, j.Error, "submitted without a module")
+	// The controllers forget w0. The other worker had as long to claim the part, and has not.
+	require.Eventually(t, func() bool {
+		why, err := a.store.Unserved(t.Context(), j)
+		require.NoError(t, err)
+		return strings.Contains(why, "none of the 1 workers that are there has plugin ghost")
+	}, patience, 50*time.Millisecond)
+	var parts []*job.Part
+	require.Eventually(t, func() bool {
+		parts, err = a.store.Parts(t.Context(), j.ID, "map")
+		require.NoError(t, err)
+		return len(parts) > 0
+	}, patience, 5*time.Millisecond)
+	for _, p := range parts {
+		require.Equal(t, job.Pending, p.State)
+		require.Zero(t, p.Attempt, "%+v", p)
+	}
+	require.NoError(t, a.store.Cancel(t.Context(), j.ID))
 }
