@@ -30,6 +30,7 @@ func (c *Client) Bind(ctx context.Context) (context.Context, Session, error) {
 	if err != nil {
 		return nil, Session{}, err
 	}
+	c.binds.Store(true)
 	bound, cancel := context.WithCancelCause(context.WithValue(ctx, boundKey{}, s))
 	c.wg.Go(func() {
 		select {

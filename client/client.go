@@ -35,6 +35,7 @@ type Client struct {
 
 	// current is the session for new calls; never nil after Connect. It may have ended.
 	current atomic.Pointer[session]
+	binds   atomic.Bool // Bind was called
 	mu      sync.Mutex
 	closed  bool          // guarded by mu; Close has begun
 	opening chan struct{} // guarded by mu; closed when the session that is being opened is current; nil if none is
@@ -189,11 +190,13 @@ func (c *Client) dispose(s *session, busy []*lane) {
 // session returns the session for a new call: that of Bind, or the present one. While one is being opened it
 // waits, at most until ctx ends or Config.Timeout has passed.
 func (c *Client) session(ctx context.Context) (*session, error) {
-	if s, ok := ctx.Value(boundKey{}).(*session); ok && s.client == c {
-		if err := s.err(); err != nil {
-			return nil, err
+	if c.binds.Load() { // or else save the search through the context
+		if s, ok := ctx.Value(boundKey{}).(*session); ok && s.client == c {
+			if err := s.err(); err != nil {
+				return nil, err
+			}
+			return s, nil
 		}
-		return s, nil
 	}
 	for {
 		s := c.current.Load()
