@@ -248,7 +248,8 @@ func gaps(events []*event, objects []string, from, to int64) (all, changes time.
 		all = max(all, longest(any, from, to))
 		changes = max(changes, longest(change, from, to))
 	}
-	return all, changes
+	// A history may end with reads alone, and then its last gap of changes ends with the window.
+	return all, max(all, changes)
 }
 
 // longest is the longest time without a success that touches from .. to.

@@ -81,6 +81,9 @@ func TestGaps(t *testing.T) {
 	require.EqualValues(t, 280, changes)
 	all, _ = gaps(h, []string{"x"}, 310, 400)
 	require.EqualValues(t, 100, all, "nothing came back")
+	all, changes = gaps(history(t, "1 write a - ok 5 10", "1 read - a ok 290 300"), []string{"x"}, 5, 100)
+	require.EqualValues(t, 290, all)
+	require.EqualValues(t, 290, changes, "a gap of all is one of changes")
 	all, _ = gaps(nil, []string{"x"}, 0, int64(time.Second))
 	require.Equal(t, time.Second, all)
 }
