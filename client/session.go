@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/internal/payloadkey"
@@ -351,7 +353,9 @@ func (s *session) close(ctx context.Context) error {
 	}
 	if clean && s.err() == nil {
 		_, err := request(s.client.control, ctx, &quarrypb.CloseSessionRequest{Serial: s.ticket.Serial, Proof: s.shown.Load().proof}, quarrypbconnect.ControllerClient.CloseSession)
-		errs = append(errs, err)
+		if connect.CodeOf(err) != connect.CodeFailedPrecondition { // or else the controller has ended it before
+			errs = append(errs, err)
+		}
 	}
 	s.end(ErrClosed)
 	s.client.dispose(s, busy)

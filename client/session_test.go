@@ -48,6 +48,25 @@ func TestRevokedSessionIsReplaced(t *testing.T) {
 	require.Equal(t, connect.CodeNotFound, connect.CodeOf(err))
 }
 
+// TestCloseOfAnEndedSession: the controller ends a session just before its client closes it. All
+// was given back, so that is no error.
+func TestCloseOfAnEndedSession(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{})
+	var c *client.Client
+	asked := false
+	url := proxy(t, cluster.Controller.URL(), func(r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/CloseSession") {
+			asked = true
+			_, err := admin(cluster).RevokeSession(r.Context(), connect.NewRequest(&quarrypb.RevokeSessionRequest{Session: c.SessionID(), Reason: "test"}))
+			require.NoError(t, err)
+		}
+	})
+	c, err := client.Connect(t.Context(), client.Config{Controllers: []string{url}})
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.True(t, asked)
+}
+
 // TestNextSessionWaitsForNoFence: a revocation has no answer while a node that must fence
 // the session is gone. The next session begins all the same.
 func TestNextSessionWaitsForNoFence(t *testing.T) {
