@@ -46,7 +46,7 @@ func (s *stage) String() string {
 // The slowest packages, which are started first: one that begins last makes all others
 // wait for it.
 var slowest = []string{
-	"verify/mutants", "verify/sim", "verify/models", "cmd/quarry", "verify/clientsim", "gateway/redis", "verify/chaos",
+	"verify/mutants", "verify/sim", "verify/models", "verify/hostile", "cmd/quarry", "verify/clientsim", "gateway/redis", "verify/chaos",
 	"verify/deploytest", "client", "alloc", "controller", "examples", "coproc/job", "deploy/dist", "btree/kv",
 }
 
