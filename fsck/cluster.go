@@ -44,7 +44,14 @@ type Config struct {
 	Progress func(done, total int)
 	// Object is called for every object that is LIVE. May be nil.
 	Object func(Object)
+	// Restart is called before a check begins anew because a region changed its configuration
+	// in the middle (a failover, a moved primary): Object is called for every object again.
+	// Where it is nil and Object is not, such a check ends with ErrChanged.
+	Restart func()
 }
+
+// attempts bounds how often a check begins anew behind changes of configuration.
+const attempts = 5
 
 // ErrUnreachable: no controller answers, or a node's memory cannot be reached.
 var ErrUnreachable = errors.New("unreachable")
@@ -60,6 +67,19 @@ var ErrUnchecked = errors.New("not checked")
 // the region and is ErrUnchecked. Objects that lie partly in such a region are not judged:
 // no chunk is an orphan while an index that may name it cannot be read.
 func Cluster(ctx context.Context, cfg Config) (*Report, error) {
+	for attempt := 1; ; attempt++ {
+		report, err := cluster(ctx, cfg)
+		if !errors.Is(err, ErrChanged) || attempt == attempts || cfg.Object != nil && cfg.Restart == nil {
+			return report, err
+		}
+		if cfg.Restart != nil {
+			cfg.Restart()
+		}
+	}
+}
+
+// cluster is one attempt.
+func cluster(ctx context.Context, cfg Config) (*Report, error) {
 	s, err := open(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -149,6 +169,9 @@ type lease struct {
 // openTimeout bounds the wait for a controller that leads.
 const openTimeout = 15 * time.Second
 
+// settleTimeout bounds the wait for regions that are being reconciled.
+const settleTimeout = 5 * time.Second
+
 func open(ctx context.Context, cfg Config) (*session, error) {
 	s := &session{cfg: cfg, asked: map[uint32]bool{}}
 	s.http = &http.Client{Transport: cfg.Wire.Transport(&http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true})}
@@ -166,8 +189,7 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 		}
 		return nil, fmt.Errorf("%w: controllers %s: %w", ErrUnreachable, strings.Join(cfg.Controllers, ", "), err)
 	}
-	// The session of an agent is given no table.
-	if s.table, err = s.readTable(octx); err != nil {
+	if s.table, err = s.settledTable(octx); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -225,6 +247,24 @@ func (s *session) wants(r *quarrypb.Region) bool {
 func ask[Q, A any](ctx context.Context, s *session, q *Q, method control.Method[Q, A]) (*A, error) {
 	a, _, err := control.Ask(ctx, control.Controllers{URLs: s.cfg.Controllers, HTTP: s.http, Token: s.cfg.Token}, q, method)
 	return a, err
+}
+
+// settledTable reads the table until no region to check is being reconciled, which takes
+// fractions of a second, or until settleTimeout. The session of an agent is pushed no table.
+func (s *session) settledTable(ctx context.Context) (*quarrypb.Table, error) {
+	recovering := func(r *quarrypb.Region) bool {
+		return s.wants(r) && r.Shown() == quarrypb.RegionState_REGION_STATE_RECOVERING
+	}
+	for until := time.Now().Add(settleTimeout); ; {
+		t, err := s.readTable(ctx)
+		if err != nil || !slices.ContainsFunc(t.Regions, recovering) || time.Now().After(until) {
+			return t, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 func (s *session) readTable(ctx context.Context) (*quarrypb.Table, error) {

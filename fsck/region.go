@@ -61,7 +61,7 @@ func mayCome(s SessionState) bool {
 // looks bounds how often a slab that seems wrong is read again.
 const looks = 12
 
-// ErrChanged: the region went to another configuration in the middle.
+// ErrChanged: the region went to another configuration in the middle. Cluster begins anew where it may.
 var ErrChanged = errors.New("region changed its configuration while it was checked: check again")
 
 // Regions checks regions and the references between them.

@@ -94,6 +94,48 @@ func TestLongCheck(t *testing.T) {
 	require.Empty(t, report.Findings)
 }
 
+// TestCheckBeginsAnew: a region moves to another node in the middle of a check. The check begins
+// anew and finds every object, unless its caller was given objects and does not take them back.
+func TestCheckBeginsAnew(t *testing.T) {
+	c := testcluster.New(t, testcluster.Options{Nodes: 3})
+	cl := c.Connect(client.Config{})
+	sizes := []int{100, 1000, 3000, 10_000, 40_000, 150_000}
+	for _, bytes := range sizes { // each in a block of its own
+		_, err := cl.Alloc(t.Context(), make([]byte, bytes), client.AllocOptions{})
+		require.NoError(t, err)
+	}
+	require.Len(t, c.Table().Regions, 1)
+	drain := func() { // the node that has the region
+		var name string
+		for _, n := range c.Table().Nodes {
+			if n.Id == c.Table().Regions[0].Replicas[0].Node {
+				name = n.Name
+			}
+		}
+		require.Eventually(t, func() bool {
+			res, err := c.Control().DrainNode(t.Context(), connect.NewRequest(&quarrypb.DrainNodeRequest{Name: name}))
+			require.NoError(t, err)
+			return res.Msg.Replicas == 0
+		}, patience, 20*time.Millisecond)
+	}
+	var objects, restarts int
+	cfg := fsck.Config{Controllers: []string{c.Controller.URL()}, Object: func(fsck.Object) {
+		if objects++; objects == 1 && restarts == 0 {
+			drain()
+		}
+	}}
+	cfg.Restart = func() { objects, restarts = 0, restarts+1 }
+	rep, err := fsck.Cluster(t.Context(), cfg)
+	require.NoError(t, err)
+	require.Empty(t, rep.Findings)
+	require.Equal(t, len(sizes), objects)
+	require.NotZero(t, restarts)
+
+	objects, restarts, cfg.Restart = 0, 0, nil
+	_, err = fsck.Cluster(t.Context(), cfg)
+	require.ErrorIs(t, err, fsck.ErrChanged)
+}
+
 // TestCheckOfTheOpenRegions: a check leaves out the regions of a node that is gone, names
 // them, and checks the others. Chunks whose index may be in such a region are no orphans,
 // though the session that wrote them is over.
