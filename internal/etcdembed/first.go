@@ -2,14 +2,10 @@ package etcdembed
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net"
 	"net/http"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -58,9 +54,9 @@ type firstStart struct {
 // hasLog reports whether the folder holds the log of a member.
 func hasLog(dir string) bool { return wal.Exist(filepath.Join(dir, "member", "wal")) }
 
-// howToStart decides how a member with peers starts. It returns when the decision is made:
-// at once if the folder holds a log.
-func howToStart(ctx context.Context, c Config) (start, error) {
+// howToStart decides how a member with peers starts, while its port tells them that it waits. It
+// returns when the decision is made: at once if the folder holds a log.
+func howToStart(ctx context.Context, c Config, port *peerPort) (start, error) {
 	if hasLog(c.Dir) {
 		return start{cluster: c.InitialCluster}, nil // etcd reads the members from its log
 	}
@@ -81,11 +77,7 @@ func howToStart(ctx context.Context, c Config) (start, error) {
 		return start{cluster: c.InitialCluster}, nil
 	}
 	me := firstStart{Name: c.Name, Cluster: all.String()}
-	stop, err := answerFirstStart(c, me)
-	if err != nil {
-		return start{}, err
-	}
-	defer stop()
+	port.waits(me)
 	polls := c.pollClient()
 	began := time.Now()
 	for {
@@ -178,30 +170,6 @@ func clusterOf(members []membership.Member, c Config) string {
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, ",")
-}
-
-// answerFirstStart tells peers that this member waits, at its peer URL, until stop.
-func answerFirstStart(c Config, me firstStart) (stop func(), err error) {
-	u, err := url.Parse(c.PeerURL)
-	if err != nil || u.Host == "" {
-		return nil, fmt.Errorf("URL %q: want http://host:port", c.PeerURL)
-	}
-	l, err := net.Listen("tcp", bindable(u).Host)
-	if err != nil {
-		return nil, err
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+firstStartPath, func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(me)
-	})
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: pollTimeout}
-	if u.Scheme == "https" {
-		l = tls.NewListener(l, c.TLS.ServerFor(identity.Controller))
-		srv.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // refused handshakes
-	}
-	srv.SetKeepAlivesEnabled(false) // the port must be free at once for etcd
-	go func() { _ = srv.Serve(l) }()
-	return func() { srv.Close() }, nil
 }
 
 func (c Config) pollClient() *http.Client {

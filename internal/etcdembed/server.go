@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
@@ -115,6 +113,7 @@ func (c Config) withDefaults() Config {
 type Server struct {
 	etcd    *embed.Etcd
 	gate    *gate
+	peers   *peerPort // nil: there are none
 	client  string
 	sockets string // folder of the unix sockets
 	temp    string // folder to remove, if the data is temporary
@@ -145,7 +144,8 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 		return err
 	}
 	// The path of a unix socket is at most 107 bytes, and etcd dials the socket by
-	// the host part of the URL: a short folder of our own, never the data folder.
+	// the host part of the URL: a short folder of our own, never the data folder. Other
+	// users do not reach it.
 	if s.sockets, err = os.MkdirTemp("", "qe-"); err != nil {
 		return err
 	}
@@ -160,10 +160,15 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 	if err != nil {
 		return err
 	}
+	if peer.Scheme != "unix" { // no other member reaches a cluster of one
+		if s.peers, err = listenPeers(c, peer, s.fails); err != nil {
+			return err
+		}
+	}
 	e := embed.NewConfig()
 	e.Name = c.Name
 	e.Dir = c.Dir
-	e.ListenPeerUrls, e.AdvertisePeerUrls = []url.URL{*bindable(peer)}, []url.URL{*peer}
+	e.ListenPeerUrls, e.AdvertisePeerUrls = nil, []url.URL{*peer}
 	e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
 	e.InitialCluster = c.Name + "=" + peer.String()
 	if c.InitialCluster == "" && c.PeerURL == "" {
@@ -180,7 +185,7 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 		e.TickMs, e.ElectionMs = 80, 400
 	}
 	if c.InitialCluster != "" {
-		how, err := howToStart(ctx, c)
+		how, err := howToStart(ctx, c, s.peers)
 		if err != nil {
 			return err
 		}
@@ -204,6 +209,9 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 		return err
 	}
 	s.gate = newGate(s.etcd.Server)
+	if s.peers != nil {
+		s.peers.serves(s.etcd)
+	}
 	s.client = client.String()
 	if err := s.ready(ctx, c); err != nil {
 		return err
@@ -256,11 +264,19 @@ func (s *Server) watch(name string) {
 		if !ok || err == nil {
 			return // closed
 		}
-		s.failed <- err
+		s.fails(err)
 	case <-s.etcd.Server.StopNotify():
 		if !s.closed.Load() {
-			s.failed <- errEnded(name)
+			s.fails(errEnded(name))
 		}
+	}
+}
+
+// fails has Err yield an error, unless one waits there.
+func (s *Server) fails(err error) {
+	select {
+	case s.failed <- err:
+	default:
 	}
 }
 
@@ -288,41 +304,10 @@ func listenURL(given, socket string) (*url.URL, error) {
 	return u, nil
 }
 
-// peerIdentity is what a member with a peer URL of https shows the others; nil with http.
-func peerIdentity(c Config, peer *url.URL) (*identity.Source, error) {
-	switch {
-	case peer.Scheme != "https":
-		return nil, nil
-	case c.TLS != nil && c.TLS.Mutual() && c.TLS.ID().Role == identity.Controller:
-		return c.TLS, nil
-	case c.Token != "" && (c.TLS == nil || !c.TLS.Mutual()):
-		return identity.FromToken(c.Token, filepath.Join(c.Dir, "peer-tls"), c.Name, c.Log)
-	}
-	return nil, fmt.Errorf("peer URL %s: https needs a controller's certificate and an authority, or a token: --tls-cert, --tls-key and --tls-ca (see quarry cert controller), or --token", c.PeerURL)
-}
-
-// peerTLS has members verify each other, in both directions, by the DNS name that only
-// controllers' certificates have. etcd reads a replaced certificate at the next connection, a
-// replaced authority when it starts.
-func peerTLS(src *identity.Source) transport.TLSInfo {
-	f, name := src.Files(), identity.PeerName(src.ID().Cluster)
-	return transport.TLSInfo{CertFile: f.Cert, KeyFile: f.Key, TrustedCAFile: f.CA, ClientCertAuth: true,
-		ServerName: name, AllowedHostnames: []string{name}, SkipClientSANVerify: true}
-}
-
-// bindable is where to listen for a URL: etcd binds addresses, not names.
-func bindable(u *url.URL) *url.URL {
-	name, port, err := net.SplitHostPort(u.Host)
-	if u.Scheme == "unix" || err != nil || net.ParseIP(name) != nil {
-		return u
-	}
-	return &url.URL{Scheme: u.Scheme, Host: net.JoinHostPort("0.0.0.0", port)}
-}
-
 // Endpoint is the address for etcd clients.
 func (s *Server) Endpoint() string { return s.client }
 
-// Err yields at most one error: the server has ended and was not closed.
+// Err yields an error when the server has ended, or its port has failed, and was not closed.
 func (s *Server) Err() <-chan error { return s.failed }
 
 // Close stops the server and removes what was temporary. Close clients first: the
@@ -330,6 +315,9 @@ func (s *Server) Err() <-chan error { return s.failed }
 func (s *Server) Close() {
 	if s.etcd != nil && !s.closed.Swap(true) {
 		s.etcd.Close()
+	}
+	if s.peers != nil {
+		s.peers.server.Close() // after etcd, which gives its leadership to another member
 	}
 	for _, dir := range []string{s.sockets, s.temp} {
 		if dir != "" {

@@ -7,15 +7,25 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/quarrystore/quarry/internal/httpserver"
 	"github.com/quarrystore/quarry/internal/identity"
+	"github.com/quarrystore/quarry/internal/preauth"
 	"github.com/quarrystore/quarry/verify/certs"
 )
 
@@ -141,4 +151,115 @@ func TestPeersWithTLSNeedAControllersCertificate(t *testing.T) {
 		_, err := Start(t.Context(), Config{Name: "m1", PeerURL: url, NoSync: true, TLS: src, Log: slog.New(slog.DiscardHandler)})
 		require.ErrorContains(t, err, "quarry cert controller")
 	}
+}
+
+// TestStrangersAtThePeerPort: callers without authentication have few places there, before the first start too.
+func TestStrangersAtThePeerPort(t *testing.T) {
+	issue := certs.New(t, "prod").Source
+	urls := freePeers(t, 2)
+	for i := range urls {
+		urls[i] = strings.Replace(urls[i], "http:", "https:", 1)
+	}
+	at := func(i int) Config {
+		name := fmt.Sprintf("m%d", i)
+		return Config{Dir: t.TempDir(), Name: name, PeerURL: urls[i], InitialCluster: fmt.Sprintf("m0=%s,m1=%s", urls[0], urls[1]), TLS: issue(identity.Controller, name)}
+	}
+	address := strings.TrimPrefix(urls[0], "https://")
+	crowd := func() {
+		for i := range 3 * preauth.MaxHandshakes {
+			c, err := net.Dial("tcp", address)
+			require.NoError(t, err)
+			defer c.Close()
+			if i == 0 {
+				defer func() { // one for which there is no place any more
+					require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+					_, err := c.Read(make([]byte, 1))
+					require.Error(t, err)
+					require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+				}()
+			}
+		}
+		require.Eventually(t, func() bool { // a controller has one
+			tr := &http.Transport{TLSClientConfig: issue(identity.Controller, "m1").Client(identity.Controller), DisableKeepAlives: true}
+			res, err := (&http.Client{Transport: tr, Timeout: patience}).Get(urls[0] + "/version")
+			if err == nil {
+				res.Body.Close()
+			}
+			return err == nil
+		}, patience, readAgain)
+	}
+	waits := make(chan []string, 1000)
+	c := at(0)
+	c.Waiting = func(silent []string) { waits <- silent }
+	first := member(t, t.Context(), c)
+	<-waits
+	before := closedStrangers()
+	crowd()
+	require.Greater(t, closedStrangers(), before, "before the first start")
+	second := member(t, t.Context(), at(1))
+	for _, m := range []<-chan result{first, second} {
+		r := <-m
+		require.NoError(t, r.err)
+	}
+	before = closedStrangers()
+	crowd()
+	require.Greater(t, closedStrangers(), before, "of a member that runs")
+}
+
+// closedStrangers counts connections that were closed for newer ones.
+func closedStrangers() (n uint64) {
+	for _, p := range httpserver.Ports() {
+		p.Refused(func(r httpserver.Reason, of uint64) {
+			if p.Name == "etcd" && r == httpserver.PreAuth {
+				n = of
+			}
+		})
+	}
+	return n
+}
+
+// TestMemberFarBehind: a member that was away gets a snapshot, many times what callers without authentication may send.
+func TestMemberFarBehind(t *testing.T) {
+	issue := certs.New(t, "prod").Source
+	var last Config
+	_, srvs := threeSecure(t, func(name string, c *Config) { c.TLS, last = issue(identity.Controller, name), *c })
+	last.TLS = issue(identity.Controller, last.Name)
+	srvs[2].Close()
+	cli, err := srvs[0].Client()
+	require.NoError(t, err)
+	defer cli.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	value := strings.Repeat("x", 1<<10)
+	put := func(key string) bool { // a starved machine changes leaders
+		_, err := cli.Put(ctx, key, value)
+		return err == nil
+	}
+	const writers, entries = 30, 18 * etcdserver.DefaultSnapshotCount / 10 // the log keeps fewer
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			for i := range entries / writers {
+				for key := fmt.Sprintf("%d-%d", w, i); !put(key) && ctx.Err() == nil; {
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, ctx.Err())
+	r := <-member(t, t.Context(), last)
+	require.NoError(t, r.err)
+	behind, err := r.srv.Client()
+	require.NoError(t, err)
+	defer behind.Close()
+	require.Eventually(t, func() bool {
+		got, err := behind.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithCountOnly(), clientv3.WithSerializable())
+		return err == nil && got.Count > entries
+	}, patience, readAgain)
+	snapshots, err := filepath.Glob(filepath.Join(last.Dir, "member", "snap", "*.snap"))
+	require.NoError(t, err)
+	var term, index uint64
+	_, err = fmt.Sscanf(filepath.Base(slices.Max(snapshots)), "%x-%x.snap", &term, &index)
+	require.NoError(t, err)
+	require.Greater(t, index, uint64(entries*3/4), "a snapshot of the leader's, not one that the member made of the log: %v", snapshots)
 }

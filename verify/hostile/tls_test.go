@@ -172,7 +172,12 @@ func TestHandshakesWithoutEnd(t *testing.T) {
 		return []string{"--tls-cert", f.Cert, "--tls-key", f.Key, "--tls-ca", f.CA}
 	}
 	with := func(flags []string, args ...string) []string { return append(args, flags...) }
-	controller := start(t, with(trust(identity.Controller, "c1"), "controller", "--name", "c1", "--listen", "127.0.0.1:0", "--data", t.TempDir())...)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	etcd := l.Addr().String() // free when the controller starts
+	require.NoError(t, l.Close())
+	controller := start(t, with(trust(identity.Controller, "c1"), "controller", "--name", "c1", "--listen", "127.0.0.1:0", "--data", t.TempDir(),
+		"--etcd-peer", "https://"+etcd)...)
 	node := start(t, with(trust(identity.Node, "s1"), "storage", "--name", "s1", "-C", controller.url(), "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0",
 		"--socket", "none", "--metrics-listen", "127.0.0.1:0", "--metrics-tls", "required")...)
 	client := trust(identity.Client, "app")
@@ -188,6 +193,7 @@ func TestHandshakesWithoutEnd(t *testing.T) {
 	viewer := ca.Source(identity.Viewer, "v1")
 	toNode := viewer.Client(identity.Node)
 	toGateway := viewer.Client(identity.Gateway)
+	toEtcd := ca.Source(identity.Controller, "c2").Client(identity.Controller)
 	for name, port := range map[string]struct {
 		of      *process
 		address string
@@ -198,6 +204,7 @@ func TestHandshakesWithoutEnd(t *testing.T) {
 		"agent":      {node, hostOf(node.ready["agent"]), []string{"h2"}, func() { again(t, func() error { return get(toNode, node.ready["agent"]+"/healthz") }) }},
 		"metrics":    {node, strings.TrimSuffix(hostOf(node.ready["metrics"]), "/metrics"), []string{"h2"}, func() { again(t, func() error { return get(toNode, node.ready["metrics"]) }) }},
 		"controller": {controller, hostOf(controller.url()), []string{"h2"}, alloc},
+		"etcd":       {controller, etcd, []string{"h2"}, func() { again(t, func() error { return get(toEtcd, "https://"+etcd+"/version") }) }},
 		"gateway":    {gateway, gateway.ready["tls_address"], nil, func() { again(t, func() error { return set(toGateway, gateway.ready["tls_address"]) }) }},
 	} {
 		t.Run(name, func(t *testing.T) {
