@@ -118,6 +118,10 @@ func cluster(ctx context.Context, cfg Config) (*Report, error) {
 	if report != nil {
 		report.Writers = s.writers.Load()
 		report.Unchecked = unchecked
+		report.tenants = map[uint32]uint32{}
+		for _, r := range s.table.GetRegions() {
+			report.tenants[r.Id] = r.Tenant
+		}
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, ctx.Err()) {
 		err = cause

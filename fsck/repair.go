@@ -21,6 +21,15 @@ type Repaired struct {
 	Left []string `json:"left"`
 }
 
+// Add adds what another repair has done.
+func (r *Repaired) Add(o *Repaired) {
+	r.Objects += o.Objects
+	r.Slabs += o.Slabs
+	r.Words += o.Words
+	r.Chunks += o.Chunks
+	r.Left = append(r.Left, o.Left...)
+}
+
 func (r *Repaired) leave(f Finding, why string) {
 	r.Left = append(r.Left, fmt.Sprintf("%s: %s", f, why))
 }

@@ -16,6 +16,19 @@ type Report struct {
 	More int `json:"more_findings,omitempty"`
 	// Writers says that other sessions could write meanwhile.
 	Writers bool `json:"writers"`
+
+	tenants map[uint32]uint32 // region -> number of its tenant
+}
+
+// ByTenant are the findings of each tenant, by its number: a session repairs those of its own. A check that knows
+// no tenants has them under 0, the tenant default.
+func (r *Report) ByTenant() map[uint32][]Finding {
+	out := map[uint32][]Finding{}
+	for _, f := range r.Findings {
+		t := r.tenants[f.Region]
+		out[t] = append(out[t], f)
+	}
+	return out
 }
 
 // MaxFindings bounds a report: a lost region must not fill memory.

@@ -46,7 +46,7 @@ func (f *fsckCmd) Run(ctx context.Context, a *app) error {
 	}
 	view.Report = rep
 	if len(f.Region) == 0 {
-		if view.Trees, err = a.checkTrees(ctx, rep, rep.Writers); err != nil {
+		if view.Trees, err = a.checkAllTrees(ctx, rep); err != nil {
 			return err
 		}
 	}
@@ -98,15 +98,30 @@ func checked(rep *fsck.Report, err error) (*fsck.Report, error) {
 	return rep, err
 }
 
-// repair repairs with a session of its own. The session has ended when the next check
+// repair repairs with a session of its own in each tenant. It has ended when the next check
 // begins, so that none of its reservations are taken for findings.
 func (f *fsckCmd) repair(ctx context.Context, a *app, rep *fsck.Report) (*fsck.Repaired, error) {
-	c, err := a.connect(ctx, nil)
+	names, err := a.tenants(ctx)
 	if err != nil {
 		return nil, err
 	}
-	done, err := fsck.Repair(ctx, c, rep.Findings)
-	return done, errors.Join(err, c.Close())
+	all := &fsck.Repaired{Left: []string{}}
+	for number, findings := range rep.ByTenant() {
+		name, ok := names[number]
+		if !ok {
+			continue // it is being deleted
+		}
+		c, err := a.connectIn(ctx, name, nil)
+		if err != nil {
+			return nil, fmt.Errorf("tenant %s: %w", name, err)
+		}
+		done, err := fsck.Repair(ctx, c, findings)
+		if err = errors.Join(err, c.Close()); err != nil {
+			return nil, err
+		}
+		all.Add(done)
+	}
+	return all, nil
 }
 
 // fsckView is the report, with the trees of the placement library.
@@ -116,30 +131,28 @@ type fsckView struct {
 	Repaired *fsck.Repaired `json:"repaired,omitempty"`
 }
 
-// add adds what another round of repair has done.
+// add adds what another round of repair has done. What is left is that of the last round.
 func (v *fsckView) add(r *fsck.Repaired) {
 	if was := v.Repaired; was != nil {
-		r.Objects += was.Objects
-		r.Slabs += was.Slabs
-		r.Words += was.Words
-		r.Chunks += was.Chunks
+		was.Left = nil
+		r.Add(was)
 	}
 	v.Repaired = r
 }
 
 func (v fsckView) print(w io.Writer) {
 	if len(v.Trees) > 0 {
-		fmt.Fprintln(w, "TREE\tLEVELS\tINNER\tLEAVES\tLAYERS\tKEYS\tLARGE VALUES\tIN NODES")
+		fmt.Fprintln(w, "TREE\tTENANT\tLEVELS\tINNER\tLEAVES\tLAYERS\tKEYS\tLARGE VALUES\tIN NODES")
 		for _, t := range v.Trees {
 			if t.Unchecked != "" {
-				fmt.Fprintf(w, "%s\tnot checked: %s\n", t.Name, t.Unchecked)
+				fmt.Fprintf(w, "%s\t%s\tnot checked: %s\n", t.Name, t.Tenant, t.Unchecked)
 				continue
 			}
 			if t.Encrypted != "" {
-				fmt.Fprintf(w, "%s\t%s\n", t.Name, t.Encrypted)
+				fmt.Fprintf(w, "%s\t%s\t%s\n", t.Name, t.Tenant, t.Encrypted)
 				continue
 			}
-			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", t.Name, t.Levels, t.Inner, t.Leaves, t.Layers, t.Keys, t.Values, bytesText(uint64(t.UsedBytes)))
+			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", t.Name, t.Tenant, t.Levels, t.Inner, t.Leaves, t.Layers, t.Keys, t.Values, bytesText(uint64(t.UsedBytes)))
 		}
 	}
 	if r := v.Repaired; r != nil {

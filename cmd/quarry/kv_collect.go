@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -56,10 +58,27 @@ func (a *app) fsckConfig(regions []uint32, progress func(done, total int), found
 // in such a region may wait until it is.
 const treePatience = time.Minute
 
-// checkTrees adds to a report what is wrong with the trees of the placement library.
+// checkAllTrees is checkTrees in the tenant of --tenant, or in all.
+func (a *app) checkAllTrees(ctx context.Context, rep *fsck.Report) ([]treeView, error) {
+	tenants, err := a.tenants(ctx)
+	if err != nil {
+		return nil, err
+	}
+	views := []treeView{}
+	for _, tenant := range slices.Sorted(maps.Values(tenants)) {
+		v, err := a.checkTrees(ctx, tenant, rep)
+		if err != nil {
+			return nil, fmt.Errorf("tenant %s: %w", tenant, err)
+		}
+		views = append(views, v...)
+	}
+	return views, nil
+}
+
+// checkTrees adds to a report what is wrong with the trees of a tenant's placement library.
 // Beside writers a tree is only walked: its levels cannot be compared with each other.
-func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([]treeView, error) {
-	c, err := a.connect(ctx, readOnly)
+func (a *app) checkTrees(ctx context.Context, tenant string, rep *fsck.Report) ([]treeView, error) {
+	c, err := a.connectIn(ctx, tenant, readOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -78,11 +97,11 @@ func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([
 			tctx, cancel = context.WithTimeout(ctx, treePatience)
 		}
 		t, oerr := kv.Open(tctx, c, n.Name, btree.Config{ReadOnly: true})
-		v := treeView{Name: n.Name}
+		v := treeView{Name: n.Name, Tenant: tenant}
 		if oerr == nil {
 			v.Survey, oerr = t.Survey(tctx)
 		}
-		if oerr == nil && !writers {
+		if oerr == nil && !rep.Writers {
 			_, oerr = t.Check(tctx, nil)
 		}
 		late := tctx.Err() != nil && ctx.Err() == nil
@@ -95,7 +114,7 @@ func (a *app) checkTrees(ctx context.Context, rep *fsck.Report, writers bool) ([
 		case errors.Is(oerr, client.ErrNotEncrypted):
 			v.Unchecked = oneLine(oerr)
 		case errors.Is(oerr, client.ErrNotAuthentic), errors.Is(oerr, btree.ErrCorrupt), errors.Is(oerr, btree.ErrNoTree), errors.Is(oerr, client.ErrCorrupt), errors.Is(oerr, client.ErrFreed), errors.Is(oerr, kv.ErrNotTree):
-			rep.Add(fsck.Finding{Region: n.Ref.Addr.Region(), Where: "tree " + n.Name, Kind: fsck.KindTree, What: oneLine(oerr)})
+			rep.Add(fsck.Finding{Region: n.Ref.Addr.Region(), Where: fmt.Sprintf("tree %s of tenant %s", n.Name, tenant), Kind: fsck.KindTree, What: oneLine(oerr)})
 		case len(rep.Unchecked) > 0 && (late || errors.Is(oerr, client.ErrUnreachable)):
 			v.Unchecked = oneLine(oerr)
 		case oerr != nil:
@@ -114,7 +133,8 @@ func (a *app) stillNamed(ctx context.Context, c *client.Client, n client.Name) b
 
 // treeView is a tree in the report of fsck.
 type treeView struct {
-	Name string `json:"name"`
+	Name   string `json:"name"`
+	Tenant string `json:"tenant"`
 	// Unchecked says why the tree was not checked: a part of it is in a region that is not open.
 	Unchecked string `json:"unchecked,omitempty"`
 	// Encrypted says that the tree was not checked because this program has no key for it.

@@ -24,29 +24,45 @@ func TestFsckRepair(t *testing.T) {
 	spoil := func(node, text string) {
 		paths, err := filepath.Glob(filepath.Join(c.NodeDir(node), "region-*"))
 		require.NoError(t, err)
-		require.Len(t, paths, 1)
-		f, err := os.OpenFile(paths[0], os.O_RDWR, 0)
-		require.NoError(t, err)
-		defer f.Close()
-		b, err := os.ReadFile(paths[0])
-		require.NoError(t, err)
-		at := bytes.Index(b, []byte(text))
-		require.Positive(t, at)
-		_, err = f.WriteAt([]byte{b[at] ^ 1}, int64(at))
-		require.NoError(t, err)
+		for _, path := range paths {
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			require.NoError(t, err)
+			defer f.Close()
+			b, err := os.ReadFile(path)
+			require.NoError(t, err)
+			if at := bytes.Index(b, []byte(text)); at > 0 {
+				_, err = f.WriteAt([]byte{b[at] ^ 1}, int64(at))
+				require.NoError(t, err)
+				return
+			}
+		}
+		t.Fatalf("%q is in none of %v", text, paths)
 	}
-	for _, text := range []string{"spoilt on one node", "spoilt on both nodes"} {
-		run("slab", "alloc", "--replicas", "2", "--data", text, "--name", strings.ReplaceAll(text, " ", "-")).ok(t)
+	run("tenant", "create", "shop").ok(t)
+	for tenant, texts := range map[string][]string{"default": {"spoilt on one node", "spoilt on both nodes"}, "shop": {"spoilt in a shop"}} {
+		for _, text := range texts {
+			run("slab", "alloc", "--tenant", tenant, "--replicas", "2", "--data", text, "--name", strings.ReplaceAll(text, " ", "-")).ok(t)
+		}
+		run("kv", "create", "--tenant", tenant, "-t", "of-"+tenant).ok(t)
 	}
 	run("fsck").ok(t)
 	spoil("n1", "spoilt on one node")
 	run("fsck").fails(t, exitDamaged, "1 findings", "checksum")
 	require.Equal(t, "spoilt on one node", strings.TrimSpace(run("slab", "read", "@spoilt-on-one-node").ok(t)), "a reader may not repair, and is told what is right")
-	run("fsck").fails(t, exitDamaged, "1 findings", "checksum")
+	spoil("n1", "spoilt in a shop")
+	run("fsck").fails(t, exitDamaged, "2 findings", "checksum")
+	run("fsck", "--tenant", "shop").fails(t, exitDamaged, "1 findings", "checksum")
 	var rep fsckView
-	run("fsck", "--repair", "--json").decode(t, &rep)
-	require.Equal(t, 1, rep.Repaired.Objects)
+	run("fsck", "--repair", "--json").decode(t, &rep) // in both tenants
+	require.Equal(t, 2, rep.Repaired.Objects)
 	require.Empty(t, rep.Findings)
+	var trees []string
+	for _, tree := range rep.Trees {
+		trees = append(trees, tree.Tenant+" "+tree.Name)
+	}
+	require.Equal(t, []string{"default of-default", "shop of-shop"}, trees)
+	require.NotContains(t, run("fsck", "--tenant", "shop").ok(t), "of-default")
+	run("fsck", "--tenant", "nowhere").fails(t, exitFailed, "quarry tenant list")
 	run("fsck").ok(t)
 	require.Equal(t, "spoilt on one node", strings.TrimSpace(run("slab", "read", "@spoilt-on-one-node").ok(t)))
 

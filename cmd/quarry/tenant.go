@@ -8,6 +8,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/payloadkey"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -67,21 +69,50 @@ func printTenants(w io.Writer, list []tenantView) {
 	}
 }
 
+// tenants are that of --tenant, or all if none is named: number -> name. One that is being deleted is left out.
+func (a *app) tenants(ctx context.Context) (map[uint32]string, error) {
+	res, err := ask(ctx, a, &quarrypb.ListTenantsRequest{}, quarrypbconnect.ControllerClient.ListTenants)
+	if err != nil {
+		return nil, err
+	}
+	out := map[uint32]string{}
+	for _, t := range res.Tenants {
+		if !t.Deleting && (a.cli.Tenant == "" || a.cli.Tenant == t.Name) {
+			out[t.Id] = t.Name
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("no tenant %q: quarry tenant list shows them", a.cli.Tenant)
+	}
+	return out, nil
+}
+
 // tenantNumber is that of the tenant of --tenant; nil if none is named.
 func (a *app) tenantNumber(ctx context.Context) (*uint32, error) {
 	if a.cli.Tenant == "" {
 		return nil, nil
 	}
-	res, err := ask(ctx, a, &quarrypb.ListTenantsRequest{}, quarrypbconnect.ControllerClient.ListTenants)
-	if err != nil {
-		return nil, err
+	tenants, err := a.tenants(ctx)
+	for number := range tenants {
+		return &number, err
 	}
-	for _, t := range res.Tenants {
-		if t.Name == a.cli.Tenant {
-			return &t.Id, nil
+	return nil, err
+}
+
+// connectIn connects to a tenant. Without a key of it in --key-file, it connects without keys, unless --tenant names the tenant.
+func (a *app) connectIn(ctx context.Context, tenant string, change func(*client.Config)) (*client.Client, error) {
+	return a.connect(ctx, func(c *client.Config) {
+		if c.Tenant == "" && c.Keys != nil {
+			list, err := payloadkey.ReadFile(a.cli.KeyFile)
+			if err == nil && len(payloadkey.Of(list, tenant)) == 0 {
+				c.Keys = nil
+			}
 		}
-	}
-	return nil, fmt.Errorf("no tenant %q: quarry tenant list shows them", a.cli.Tenant)
+		c.Tenant = tenant
+		if change != nil {
+			change(c)
+		}
+	})
 }
 
 type tenantCreateCmd struct {
