@@ -1,15 +1,3 @@
-// Package clock is the one place where Quarry reads time for leases and
-// deadlines: nanoseconds of the monotonic clock since the process started.
-//
-// CLOCK_BOOTTIME, which also counts suspension of the host, costs a system call
-// (263 ns on the machine of docs/BENCHMARKS.md) where the monotonic clock costs
-// 25 ns from the vDSO. Now uses the latter. Suspended tells by how much the two have
-// drifted apart. Look also tells the wall clock, which a suspension moves too: where it
-// has moved against the monotonic clock, and only there, Suspended has to be asked.
-//
-// While the wall clock is being corrected the kernel lets the monotonic clock run at
-// another rate: up to MaxSlewPercent, which chrony's default comes close to. Raw is free
-// of that, and costs a system call.
 package clock
 
 import (
@@ -20,7 +8,7 @@ import (
 
 var (
 	start     = time.Now()
-	startBoot = drift(boottime, nanotime)
+	startBoot = drift(boottime, Now)
 	startRaw  = rawtime()
 	simulated bool // time is not the kernel's
 )
@@ -71,7 +59,7 @@ func Suspended() time.Duration {
 	if simulated {
 		return 0 // the kernel's clocks say nothing of that time
 	}
-	return time.Duration(drift(boottime, nanotime) - startBoot)
+	return time.Duration(drift(boottime, Now) - startBoot)
 }
 
 const (
@@ -98,12 +86,3 @@ func drift(boot, mono func() int64) (ahead int64) {
 
 func boottime() int64 { return read(unix.CLOCK_BOOTTIME) }
 func rawtime() int64  { return read(unix.CLOCK_MONOTONIC_RAW) }
-func nanotime() int64 { return read(unix.CLOCK_MONOTONIC) }
-
-func read(id int32) int64 {
-	var ts unix.Timespec
-	if unix.ClockGettime(id, &ts) != nil {
-		return 0
-	}
-	return ts.Nano()
-}
