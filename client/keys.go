@@ -85,6 +85,17 @@ func (c *Client) keysOf(ctx context.Context, tenant string) (*payloadkey.Ring, e
 	return r, nil
 }
 
+// refused counts payloads that were refused, by reason.
+func (p *payloadKeys) refused() map[string]uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := map[string]uint64{}
+	for _, r := range p.rings {
+		r.Refused(func(why payloadkey.Refusal, n uint64) { out[why.String()] += n })
+	}
+	return out
+}
+
 // askKeys asks Config.Keys for the keys of a tenant.
 func (c *Client) askKeys(ctx context.Context, tenant string) ([]PayloadKey, error) {
 	if c.cfg.Keys == nil {

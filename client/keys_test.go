@@ -93,6 +93,9 @@ func TestClientsWithoutTheKey(t *testing.T) {
 		}
 		_, err = kv.Open(ctx, other, "tree", btree.Config{})
 		require.ErrorIs(t, err, client.ErrKey)
+		refused := other.Stats().Events.Refused
+		require.GreaterOrEqual(t, refused["no_key"], uint64(3))
+		require.Zero(t, refused["not_authentic"])
 	}
 	require.ErrorIs(t, cluster.Connect(client.Config{}).Free(ctx, large), client.ErrKey, "its chunks are not known")
 	require.NoError(t, c.Free(ctx, large))

@@ -81,6 +81,9 @@ type Events struct {
 	Certificates uint64 `json:"certificates"` // reservations that were taken over from a fenced session
 	Resets       uint64 `json:"resets"`       // resets of broken connections
 	StaleKeys    uint64 `json:"stale_keys"`   // chains that a node refused because the region has a later epoch
+	// Refused counts payloads that were refused: without the key (no_key), clear beside Config.Keys (not_encrypted),
+	// or not written there by a holder of the key (not_authentic).
+	Refused map[string]uint64 `json:"refused"`
 }
 
 // laneEvents are the Events of one lane. The lane's owner writes, any goroutine reads.
@@ -180,6 +183,7 @@ func (c *Client) Stats() Stats {
 	claims, busy := s.harvest()
 	s.sum(&sum)
 	s.sumEvents(&events)
+	events.Refused = c.payloadKeys.refused()
 	out := Stats{Kinds: map[string]KindStats{}, Providers: map[uint32]string{}, Session: s.ticket.Session,
 		Sessions: sessions + 1, LeaseLeftNS: max(0, s.leaseUntil.Load()-clock.Now()), Lanes: len(s.lanes), Claims: claims, BusyLanes: busy, Events: events}
 	if v := s.view.Load(); v != nil {

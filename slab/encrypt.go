@@ -108,27 +108,36 @@ func (e *encryption) open(key *payloadkey.Cipher, o *object, h proto.ImageHeader
 func (l *Lane) admit(o *object, s *sight) (key *payloadkey.Cipher, err error) {
 	if !proto.IsEncrypted(s.header.Tag) {
 		if l.encryption != nil && !l.keys.Clear() {
+			l.refuse(payloadkey.NotEncrypted)
 			return nil, fmt.Errorf("%v is %w: clients with keys read encrypted objects only, for anything else may be forged; --allow-clear (client.Config.AllowClear) reads both", o.ref, ErrNotEncrypted)
 		}
 		return nil, nil
 	}
 	tag, e, ok := proto.InnerTag(s.header.Tag, s.payload)
 	if !ok {
+		l.refuse(payloadkey.NotAuthentic)
 		return nil, fmt.Errorf("%v is %w: it has no envelope of a format that this program knows", o.ref, ErrNotAuthentic)
 	}
 	if l.keys != nil {
 		key = l.keys.Find(e.Key())
 	}
 	if key == nil {
+		l.refuse(payloadkey.NoKey)
 		has := "this session has no keys"
 		if l.keys != nil {
-			l.keys.Missed()
 			has = l.keys.String()
 		}
 		return nil, fmt.Errorf("%w: %v is encrypted with key %s, and %s: add the key to the file of --key-file (QUARRY_KEY_FILE, client.Config.Keys)", ErrKey, o.ref, payloadkey.IDText(e.Key()), has)
 	}
 	s.header.Tag = tag
 	return key, nil
+}
+
+// refuse counts a payload that the lane does not use.
+func (l *Lane) refuse(why payloadkey.Refusal) {
+	if l.keys != nil {
+		l.keys.Refuse(why)
+	}
 }
 
 // reveal makes the payload of a live image clear, in its place.
@@ -169,6 +178,7 @@ func (l *Lane) decrypt(key *payloadkey.Cipher, o *object, s *sight) error {
 	}
 	payload, err := l.encryption.open(key, o, s.header, s.payload)
 	if err != nil {
+		l.refuse(payloadkey.NotAuthentic)
 		return fmt.Errorf("%v is %w with key %s of tenant %q: its memory holds what no holder of the key has written there", o.ref, ErrNotAuthentic, payloadkey.IDText(key.ID()), l.keys.Tenant())
 	}
 	s.payload = payload

@@ -27,8 +27,19 @@ func encrypted(w *slabtest.World, session uint32, keys ...payloadkey.Key) *slabt
 // vault is a world that a test looks into and changes.
 type vault struct {
 	*slabtest.World
-	t *testing.T
-	p *slabtest.Port
+	t    *testing.T
+	keys *payloadkey.Ring // of p
+	p    *slabtest.Port
+}
+
+// refused is how many payloads p has refused for a reason.
+func (v *vault) refused(why payloadkey.Refusal) (n uint64) {
+	v.keys.Refused(func(r payloadkey.Refusal, of uint64) {
+		if r == why {
+			n = of
+		}
+	})
+	return n
 }
 
 // slabOf is the slab of an object and the seed of its images.
@@ -75,7 +86,9 @@ func (v *vault) alloc(payload string, k proto.Kind) proto.Ref {
 
 func newVault(t *testing.T, replicas int) *vault {
 	w := slabtest.New(t, replicas)
-	return &vault{w, t, encrypted(w, 5, keyA)}
+	v := &vault{w, t, payloadkey.NewRing("shop", false, nil, keyA), w.Lane(5)}
+	v.p.Lane.Encrypt(v.keys)
+	return v
 }
 
 // TestOnlyCiphertextIsStored: what a client writes in any way is nowhere in the memory of a node.
@@ -152,8 +165,11 @@ func TestCiphertextIsBoundToItsPlace(t *testing.T) {
 			img := v.image(0, c.ref)
 			was := bytes.Clone(img)
 			v.put(c.ref, c.payload, c.change)
+			why := map[error]payloadkey.Refusal{slab.ErrKey: payloadkey.NoKey, slab.ErrNotEncrypted: payloadkey.NotEncrypted, slab.ErrNotAuthentic: payloadkey.NotAuthentic}[c.want]
+			before := v.refused(why)
 			_, _, err := v.p.Lane.Read(c.ref, nil)
 			require.ErrorIs(t, err, c.want)
+			require.Equal(t, before+1, v.refused(why), "it is counted")
 			require.NotErrorIs(t, err, slab.ErrCorrupt)
 			require.NoError(t, v.p.Lane.ReadMany([]proto.Ref{c.ref}, func(_ int, payload []byte, _ slab.Info, err error) {
 				require.ErrorIs(t, err, c.want)
@@ -314,7 +330,7 @@ func TestReadOnlySessionsReadBackups(t *testing.T) {
 func TestDeadWritersImages(t *testing.T) {
 	for _, replicas := range []int{1, 2, 3} {
 		w := slabtest.New(t, replicas)
-		v := &vault{w, t, encrypted(w, 5, keyA)}
+		v := &vault{World: w, t: t, p: encrypted(w, 5, keyA)}
 		ref := v.alloc("before", proto.Pair)
 		s, _ := v.slabOf(ref)
 		nonces := map[string]bool{}

@@ -26,6 +26,7 @@ var (
 	certificates = Group.Counter("quarry_client_fence_certificates_total", "Reservations found held by a session that a controller said was fenced: their slabs were taken over.")
 	resets       = Group.Counter("quarry_client_connection_resets_total", "Connections that broke or timed out and were made anew.")
 	stale        = Group.Counter("quarry_client_stale_chains_total", "Chains that a node refused because the region's epoch was over.")
+	refused      = Group.Counter("quarry_client_refused_payloads_total", "Payloads that were refused: encrypted with a key that the client does not have (no_key), clear beside a client with keys (not_encrypted), or not written there by a holder of the key (not_authentic).", "reason")
 	sessions     = Group.Counter("quarry_client_sessions_total", "Sessions opened: more than one when an earlier one could not settle something, or was revoked.")
 	lease        = Group.Gauge("quarry_client_lease_seconds", "What is left of the session's lease.")
 	revision     = Group.Gauge("quarry_client_table_revision", "Revision of the distribution table that the client works by.")
@@ -65,6 +66,9 @@ func (x *Collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- certificates.Value(float64(s.Events.Certificates))
 	ch <- resets.Value(float64(s.Events.Resets))
 	ch <- stale.Value(float64(s.Events.StaleKeys))
+	for reason, n := range s.Events.Refused {
+		ch <- refused.Value(float64(n), reason)
+	}
 	ch <- sessions.Value(float64(s.Sessions))
 	ch <- lease.Value(float64(s.LeaseLeftNS) / 1e9)
 	ch <- revision.Value(float64(s.TableRevision))

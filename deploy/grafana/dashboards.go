@@ -49,6 +49,7 @@ var dataPath = Dashboard{UID: "quarry-data-path", Title: "Quarry / Data path", R
 			"slabs taken over: sum(rate(quarry_client_fence_certificates_total[$__rate_interval]))",
 			"connections made anew: sum(rate(quarry_client_connection_resets_total[$__rate_interval]))",
 			"epoch was over: sum(rate(quarry_client_stale_chains_total[$__rate_interval]))"}},
+		{Title: "Payloads refused", Type: Lines, Unit: "ops", Help: "not_authentic: no holder of the key has written them there.", Queries: []string{"{{reason}}: sum by (reason) (rate(quarry_client_refused_payloads_total[$__rate_interval]))"}},
 	}},
 	{"Nodes", []Panel{
 		{Title: "Chains", Type: Lines, Unit: "ops", Queries: []string{`{{node}}: sum by (node) (rate(quarry_node_chains_total{node=~"$node"}[$__rate_interval]))`}},

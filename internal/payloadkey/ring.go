@@ -12,6 +12,21 @@ type Ring struct {
 	clear   bool
 	ciphers atomic.Pointer[[]*Cipher]
 	missed  func()
+	refused [refusals]atomic.Uint64
+}
+
+// Refusal is why a payload was refused.
+type Refusal int
+
+const (
+	NoKey        Refusal = iota // it names a key that the ring does not have
+	NotEncrypted                // it is clear
+	NotAuthentic                // no holder of the key has written it there
+	refusals
+)
+
+func (r Refusal) String() string {
+	return [refusals]string{"no_key", "not_encrypted", "not_authentic"}[r]
 }
 
 // NewRing makes a ring. Without keys it encrypts and decrypts nothing. clear: payloads that are not encrypted are read as well.
@@ -60,10 +75,18 @@ func (r *Ring) Find(id uint64) *Cipher {
 	return nil
 }
 
-// Missed notes that a payload names a key that the ring does not have.
-func (r *Ring) Missed() {
-	if r.missed != nil {
+// Refuse counts a refused payload.
+func (r *Ring) Refuse(why Refusal) {
+	r.refused[why].Add(1)
+	if why == NoKey && r.missed != nil {
 		r.missed()
+	}
+}
+
+// Refused calls do with each reason and its count.
+func (r *Ring) Refused(do func(Refusal, uint64)) {
+	for why := range r.refused {
+		do(Refusal(why), r.refused[why].Load())
 	}
 }
 
