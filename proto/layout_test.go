@@ -69,7 +69,9 @@ func TestSlabPartsDoNotOverlap(t *testing.T) {
 				mark(s.ImageOff(1), c.ImageBytes(k))
 			}
 			for i, n := range used {
-				require.Equal(t, 1, n, "%v %d B, byte %d", k, c.Bytes(), i)
+				if n != 1 { // not require: there are millions of bytes
+					t.Fatalf("%v %d B, byte %d is in %d parts", k, c.Bytes(), i, n)
+				}
 			}
 			require.Zero(t, s.VOff()%8)
 			require.Zero(t, s.ImageOff(1)%8)
