@@ -582,13 +582,12 @@ func TestHistories(t *testing.T) {
 					continue
 				}
 				for _, m := range w.members {
-					what := fmt.Sprintf("seed %d, step %d: %d of %d", seed, step, m.incarnation, judge.incarnation)
-					if m.off && paused[m] > silentAt+vouchFor+2 && !judge.off && paused[judge] < -(silentAt+vouchFor+2) {
-						require.NotEqual(t, Alive, judge.sees(m.incarnation), what)
-						require.NotEqual(t, Suspect, judge.sees(m.incarnation), what)
-					}
-					if !m.off && paused[m] < -2*greetIn && m != judge && paused[judge] < -2*greetIn {
-						require.Equal(t, Alive, judge.sees(m.incarnation), what)
+					// not require: there are 1.4 million pairs
+					sees := judge.sees(m.incarnation)
+					gone := m.off && paused[m] > silentAt+vouchFor+2 && !judge.off && paused[judge] < -(silentAt+vouchFor+2)
+					there := !m.off && paused[m] < -2*greetIn && m != judge && paused[judge] < -2*greetIn
+					if gone && (sees == Alive || sees == Suspect) || there && sees != Alive {
+						t.Fatalf("seed %d, step %d: %d sees %d as %v: off %v, in that state for %d turns", seed, step, judge.incarnation, m.incarnation, sees, m.off, paused[m])
 					}
 				}
 			}
