@@ -57,6 +57,9 @@ func trySteady[Q, A any](t *testing.T, c *controller.Controller, call func(conte
 // TestNamesLeaveRoomForElections: names of a client do not fill etcd, whether they are
 // many or change often.
 func TestNamesLeaveRoomForElections(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: thousands of calls, one after the other")
+	}
 	t.Run("many", func(t *testing.T) {
 		etcd := smallStore(t, smallQuota)
 		c, rpc := start(t, controller.Config{Etcd: etcd, Embedded: true, Names: unlimited})
