@@ -45,6 +45,9 @@ func filled(t testing.TB, batch int, old int, key func(i int) []byte) (perKey, r
 // puts. Where leaves are always cut in halves, rising orders take 379, 564 and 670 bytes, and random ones
 // 454, 455 and 418.
 func TestRisingKeysFillTheirNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: half a million puts of one client")
+	}
 	order := rand.New(rand.NewPCG(1, 2)).Perm(fillKeys)
 	random := func(i int) []byte { return fmt.Appendf(nil, "key:%012d", 10*order[i]+1) }
 	feeds := rand.New(rand.NewPCG(1, 2))
