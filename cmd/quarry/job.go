@@ -20,6 +20,7 @@ type jobCmd struct {
 	Status  jobStatusCmd  `cmd:"" help:"Show a job and its parts."`
 	Logs    jobLogsCmd    `cmd:"" help:"Show what a job's parts have logged."`
 	Cancel  jobCancelCmd  `cmd:"" help:"Stop a job."`
+	Forget  jobForgetCmd  `cmd:"" aliases:"rm" help:"Remove the records of jobs that have ended; what they have written stays. Example: quarry job forget --older 24h"`
 	Plugins jobPluginsCmd `cmd:"" help:"List workers and the plugins they know, and uploaded modules."`
 	Put     jobPutCmd     `cmd:"" help:"Upload a WASM module as a plugin."`
 	Remove  jobRemoveCmd  `cmd:"" help:"Delete an uploaded module."`
@@ -72,6 +73,7 @@ type jobRunCmd struct {
 	Memory  sizeFlag          `placeholder:"SIZE" help:"Memory of one instance of a WASM module; default and most are the worker's --module."`
 	Compile time.Duration     `name:"compile-timeout" placeholder:"DURATION" help:"Longest time to compile a WASM module; default and most are the worker's --compile-timeout."`
 	Lasts   time.Duration     `placeholder:"DURATION" help:"How long workers may act for you; a job that takes longer fails. Default a day, at most 30."`
+	Keep    time.Duration     `placeholder:"DURATION" help:"How long quarry job status shows the job after its end; default 720h."`
 	Wait    bool              `default:"true" negatable:"" help:"Wait for the end."`
 }
 
@@ -89,7 +91,7 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 		return usagef("--output %q: want tree:NAME", c.Output)
 	}
 	return a.jobs(ctx, 0, func(ctx context.Context, s *job.Store) error {
-		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, Lasts: c.Lasts})
+		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, Lasts: c.Lasts, Keep: c.Keep})
 		if err != nil {
 			return err
 		}
@@ -265,6 +267,43 @@ func (c *jobCancelCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 		return a.print(map[string]any{"job": c.ID, "state": job.Cancelled}, func(w io.Writer) { fmt.Fprintf(w, "job %d is cancelled\n", c.ID) })
+	})
+}
+
+type jobForgetCmd struct {
+	IDs   []uint64      `arg:"" optional:"" complete:"job" name:"job" help:"Numbers of the jobs."`
+	Older time.Duration `placeholder:"DURATION" help:"All jobs that ended longer ago."`
+}
+
+// Run forgets each job, and tells which; the first that cannot be forgotten ends it.
+func (c *jobForgetCmd) Run(ctx context.Context, a *app) error {
+	if (len(c.IDs) > 0) == (c.Older != 0) || c.Older < 0 {
+		return usagef("want numbers of jobs, or --older DURATION")
+	}
+	return a.jobs(ctx, a.cli.Timeout, func(ctx context.Context, s *job.Store) error {
+		ids := c.IDs
+		if c.Older != 0 {
+			all, err := s.Jobs(ctx)
+			if err != nil {
+				return err
+			}
+			for _, j := range all {
+				if j.State.Ended() && time.Since(j.Ended) > c.Older {
+					ids = append(ids, j.ID)
+				}
+			}
+		}
+		view := struct {
+			Forgotten []uint64 `json:"forgotten"`
+		}{[]uint64{}}
+		var err error
+		for _, id := range ids {
+			if err = s.Forget(ctx, id); err != nil {
+				break
+			}
+			view.Forgotten = append(view.Forgotten, id)
+		}
+		return errors.Join(a.print(view, func(w io.Writer) { fmt.Fprintf(w, "%d jobs are forgotten\n", len(view.Forgotten)) }), err)
 	})
 }
 

@@ -46,6 +46,11 @@ func TestJobs(t *testing.T) {
 	on(t, "job", "logs", "1").ok(t)
 	on(t, "job", "cancel", "1").fails(t, exitFailed, "job 1 has ended: it is done")
 	on(t, "job", "status", "999").fails(t, exitNotFound, "999")
+	on(t, "job", "forget").fails(t, exitUsage, "--older")
+	on(t, "job", "forget", "--older", "1h").ok(t)
+	on(t, "job", "status", "1").ok(t)
+	require.Eventually(t, func() bool { return on(t, "job", "rm", "1").code == 0 }, patience, 50*time.Millisecond) // a worker has cleaned up
+	on(t, "job", "status", "1").fails(t, exitNotFound, "no such job: 1")
 
 	// The same plugin as a module.
 	file := filepath.Join(t.TempDir(), "words.wasm")

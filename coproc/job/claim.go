@@ -285,10 +285,14 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 		j.State, j.Ended = Done, time.Now().UTC()
 	}
 	err := w.store.swapJob(ctx, j)
-	if errors.Is(err, btree.ErrConflict) {
-		return w.job(ctx, j.ID)
+	if !errors.Is(err, btree.ErrConflict) && !errors.Is(err, btree.ErrNoKey) {
+		return j, err
 	}
-	return j, err
+	now, err := w.job(ctx, j.ID)
+	if errors.Is(err, ErrNoJob) && len(next) > 0 { // this worker was stopped until others had ended the job, and it was forgotten
+		return nil, errors.Join(err, w.store.dropParts(ctx, j.ID))
+	}
+	return now, err
 }
 
 // cleanUp frees the runs between the phases of an ended job, once no worker can be writing

@@ -75,6 +75,9 @@ type Spec struct {
 	CompileTimeout time.Duration `json:"compile_timeout_ns,omitempty"`
 	// Lasts is how long workers may act for the submitter; 0 means a day.
 	Lasts time.Duration `json:"lasts_ns,omitempty"`
+	// Keep is how long the records of the job stay after its end; 0 means DefaultKeep. A later submission
+	// removes them.
+	Keep time.Duration `json:"keep_ns,omitempty"`
 }
 
 // Source of records: tree:NAME, redis:NAME#DATABASE or objects:PREFIX.
@@ -182,6 +185,8 @@ func (s *Spec) checkLimits() error {
 		return fmt.Errorf("job: %d bytes of memory for an instance, want %d to %d", s.MemoryBytes, wasmPage, MaxMemoryBytes)
 	case s.Lasts != 0 && (s.Lasts < time.Second || s.Lasts > MaxLasts):
 		return fmt.Errorf("job: it lasts %v, want %v to %v", s.Lasts, time.Second, MaxLasts)
+	case s.Keep != 0 && (s.Keep < time.Second || s.Keep > MaxKeep):
+		return fmt.Errorf("job: it is kept for %v, want %v to %v", s.Keep, time.Second, MaxKeep)
 	case s.CompileTimeout < 0:
 		return fmt.Errorf("job: compile timeout %v, want more than 0", s.CompileTimeout)
 	}

@@ -99,6 +99,7 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 			return nil, fmt.Errorf("input: %w", err)
 		}
 	}
+	s.forgetExpired(ctx, time.Now())
 	workers, err := s.Workers(ctx)
 	if err != nil {
 		return nil, err

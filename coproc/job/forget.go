@@ -1,0 +1,94 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/quarrystore/quarry/btree"
+)
+
+// Times for which the records of a job that has ended are kept.
+const (
+	DefaultKeep = 30 * 24 * time.Hour
+	MaxKeep     = 10 * 365 * 24 * time.Hour
+)
+
+// ErrNotEnded: a job goes on, or a worker has still to free its intermediate results.
+var ErrNotEnded = errors.New("job has not ended")
+
+// Forget removes the records of a job that has ended: its parts, errors and log. What the job has written stays.
+func (s *Store) Forget(ctx context.Context, id uint64) error {
+	j, err := s.read(ctx, id)
+	if err != nil {
+		return err
+	}
+	if !j.State.Ended() {
+		return fmt.Errorf("job %d is %s: %w: quarry job cancel %d ends it", id, j.State, ErrNotEnded, id)
+	}
+	switch _, err := s.t.Get(ctx, activeKey(id), nil); {
+	case err == nil:
+		return fmt.Errorf("job %d is %s: %w: a worker has still to free its intermediate results: try again", id, j.State, ErrNotEnded)
+	case !errors.Is(err, btree.ErrNoKey):
+		return err
+	}
+	if err := s.dropParts(ctx, id); err != nil {
+		return err
+	}
+	// The job's own record goes last: a Forget that was cut short can be repeated.
+	if err := s.t.Delete(ctx, jobKey(id)); err != nil && !errors.Is(err, btree.ErrNoKey) {
+		return err
+	}
+	return nil
+}
+
+// dropParts removes the records of a job's parts.
+func (s *Store) dropParts(ctx context.Context, id uint64) error {
+	var keys [][]byte
+	err := s.t.Scan(ctx, prefixed(fmt.Sprintf("part/%012d/", id)), func(key, _ []byte, _ uint64) bool {
+		keys = append(keys, append([]byte(nil), key...))
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if err := s.t.Delete(ctx, key); err != nil && !errors.Is(err, btree.ErrNoKey) {
+			return err
+		}
+	}
+	return nil
+}
+
+// A submission forgets some of the jobs whose time is over, so that records do not pile up. There is no other
+// program that could: workers have rights only while a job goes on.
+const (
+	expiredRead = 1000 // jobs that are read for it, oldest first
+	expiredMost = 100  // jobs that are forgotten
+)
+
+// forgetExpired forgets jobs that have ended, and were to be kept until now.
+func (s *Store) forgetExpired(ctx context.Context, now time.Time) {
+	r := prefixed("job/")
+	r.Limit = expiredRead
+	all, err := list[Job](ctx, s.t, r, nil)
+	forgotten := 0
+	for _, j := range all {
+		if err != nil || forgotten == expiredMost {
+			return
+		}
+		if j.expired(now) && s.Forget(ctx, j.ID) == nil {
+			forgotten++
+		}
+	}
+}
+
+// expired says whether the records of a job have been kept long enough.
+func (j *Job) expired(now time.Time) bool {
+	keep := j.Spec.Keep
+	if keep == 0 {
+		keep = DefaultKeep
+	}
+	return j.State.Ended() && !j.Ended.IsZero() && now.Sub(j.Ended) > keep
+}
