@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -125,4 +126,46 @@ func TestEncryptedFabric(t *testing.T) {
 	// Nodes need what they shall show.
 	quarry(t, []string{"QUARRY_CONTROLLER=" + c.URL}, "", "storage", "--fabric-tls", "required").fails(t, exitUsage, "--tls-cert")
 	as(t, c, identity.Client, "--fabric-tls", "always", "status").fails(t, exitUsage, "want off, on or required")
+}
+
+// Workers with certificates run a job for its submitter, in a tenant that they cannot reach by themselves, where nodes take
+// encrypted connections alone. One is killed in between, and the next one goes on.
+func TestWorkersUnderMutualTLS(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes; not with -short")
+	}
+	c := trusted(t, local.Config{Nodes: 2, NodeArgs: []string{"--fabric-tls", "required", "--socket", "none"}})
+	mine := func(args ...string) result {
+		t.Helper()
+		return as(t, c, identity.Client, append(args, "--fabric-tls", "required", "--tenant", "shop")...)
+	}
+	as(t, c, identity.Operator, "tenant", "create", "shop").ok(t)
+	as(t, c, identity.Operator, "tenant", "grant", "shop", "--identity", "client/someone", "--rights", "read,write,create").ok(t)
+	mine("kv", "create", "-t", "texts").ok(t)
+	mine("kv", "put", "-t", "texts", "a", "-d", "stone on stone").ok(t)
+	mine("job", "run", "words", "--input", "tree:texts", "--output", "tree:x").fails(t, exitNotFound, "no worker is there")
+	as(t, c, identity.Worker, "kv", "get", "-t", "texts", "a", "--tenant", "shop").fails(t, exitFailed, "has no rights of its own")
+
+	start := func(name string) *local.Process {
+		f, err := c.Issue(identity.Worker, name)
+		require.NoError(t, err)
+		w, err := local.Spawn(t.Context(), executable(t), "worker", "-C", c.URL, "--name", name, "--fabric-tls", "required",
+			"--tls-cert", f.Cert, "--tls-key", f.Key, "--tls-ca", f.CA)
+		require.NoError(t, err)
+		return w
+	}
+	w := start("w1")
+	mine("job", "run", "words", "--input", "tree:texts", "--output", "tree:counts").ok(t)
+	require.Equal(t, "2", mine("kv", "get", "-t", "counts", "stone").ok(t))
+	w.Signal(syscall.SIGKILL)
+	w.Wait()
+	mine("job", "run", "words", "--input", "tree:texts", "--output", "tree:counts2", "--no-wait").ok(t)
+	w = start("w2")
+	t.Cleanup(func() { require.NoError(t, w.Stop()) })
+	require.Eventually(t, func() bool { return strings.Contains(mine("job", "status", "2").out, "done") }, patience, readEvery)
+	require.Equal(t, "2", mine("kv", "get", "-t", "counts2", "stone").ok(t))
+
+	// Without the grant the next job of the submitter is not run.
+	as(t, c, identity.Operator, "tenant", "revoke-grant", "shop", "--identity", "client/someone").ok(t)
+	mine("job", "run", "words", "--input", "tree:texts", "--output", "tree:y").fails(t, exitFailed, "client/someone")
 }

@@ -51,7 +51,8 @@ type manifest struct {
 				Volumes    []struct {
 					Name   string
 					Secret struct {
-						SecretName string `yaml:"secretName"`
+						SecretName  string `yaml:"secretName"`
+						DefaultMode int    `yaml:"defaultMode"`
 					}
 				}
 				Automount                 bool             `yaml:"automountServiceAccountToken"`
@@ -230,13 +231,24 @@ func TestChartWithItsOwnEtcd(t *testing.T) {
 	require.Contains(t, storage.container().Args, "--socket=/tmp/$(POD_NAME).sock")
 	require.NotContains(t, storage.container().Args, "--fabric=tcp")
 	require.NotContains(t, all, "PodDisruptionBudget/storage")
+	// They encrypt payloads. The file is root's, and no other user of the pod reads it.
+	require.Contains(t, storage.container().Args, "--key-file=/keys/payload.keys")
+	require.Contains(t, storage.container().Args, "--allow-clear")
+	require.Equal(t, "payload-keys", storage.secret("payload-keys"))
+	for _, v := range storage.Spec.Template.Spec.Volumes {
+		if v.Name == "payload-keys" {
+			require.Equal(t, 0o440, v.Secret.DefaultMode)
+		}
+	}
+	require.Empty(t, all["StatefulSet/controller"].secret("payload-keys"), "controllers encrypt nothing")
+	require.NotContains(t, strings.Join(render(t)["StatefulSet/storage"].container().Args, " "), "--key-file")
 }
 
 // Values that cannot work are refused before anything is made.
 func TestChartRefusesBadValues(t *testing.T) {
 	helm := tool(t, "helm", "go install helm.sh/helm/v3/cmd/helm@v3.22.0")
 	for _, set := range []string{"controller.replicas=2", "storage.medium=floppy", "storage.capacity=lots", "storage.rack=a/b", "storge.replicas=3", "controller.etcd[0]=localhost",
-		"tls.controllerSecret=one", "tls.fabric=on", "tls.fabric=sometimes,tls.controllerSecret=one,tls.storageSecret=two", "tls.controllerSecret=one,tls.storageSecret=one"} {
+		"storage.payloadKeys.existingSecret=keys", "storage.payloadKeys.secret=keys", "storage.workers=1,storage.payloadKeys.allowClear=true", "tls.controllerSecret=one", "tls.fabric=on", "tls.fabric=sometimes,tls.controllerSecret=one,tls.storageSecret=two", "tls.controllerSecret=one,tls.storageSecret=one"} {
 		cmd := exec.CommandContext(t.Context(), helm, "template", "t", "quarry", "--kube-version", "1.31.0", "--set", set)
 		cmd.Dir = filepath.Join(root, "deploy", "helm")
 		out, err := cmd.CombinedOutput()
