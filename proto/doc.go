@@ -23,6 +23,13 @@
 //	image   0      8                 16             24                       32
 //	        | checksum | length, version | tag, born    | writer session, seq    | payload ...
 //
+// Layout 2 reserves a third kind, STAGED, which no slab has yet: one image, home, and a redo
+// record of its latest change. Locator and the functions of records encode it; docs/LAYOUT2.md
+// is its protocol.
+//
+//	STAGED  0   8   16  24                                S
+//	        | R | V | L | home ............... | record   |
+//
 // # Words, most significant bit on the left
 //
 //	V       | spare:18 | state:2 | version:44 |
@@ -31,6 +38,7 @@
 //	Addr    | region:32 | offset:32 |
 //	Ref     Addr, then | generation:20 | born:44 |
 //	length, version  | length:20 | version:44 |
+//	L       | spare:10 | kind:2 | offset:32 | bytes:20 |
 //	tag, born        | tag:20 | born:44 |
 //
 // All words are little endian in memory, as the CPUs that CAS them are.

@@ -21,6 +21,7 @@ var parsers = map[string]string{
 	"records of Redis values":        "gateway/redis FuzzRecords",
 	"image of a slab":                "proto FuzzDecodeImage",
 	"words and headers of blocks":    "proto FuzzWords",
+	"records of staged slabs":        "proto FuzzRecord",
 	"header of a region":             "proto FuzzDecodeRegionHeader",
 	"node of a tree":                 "btree FuzzNode",
 	"uploaded WASM module":           "coproc/job FuzzModule",
