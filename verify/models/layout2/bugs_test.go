@@ -53,6 +53,7 @@ var bugs = []planted{
 	{"taker leaves no number, PAIR", BugNoBurn, pair2},
 	{"taker looks for numbers at P alone", BugBurnP, staged2},
 	{"taker looks for numbers at P alone, PAIR", BugBurnP, pair2},
+	{"number of a dead birth given again", BugHomeNumber, Config{Kind: Staged, Replicas: 2, Attempts: 5, Free: true}},
 	{"taker rolls back to P's home", BugBackToHome, sticky2},
 	{"live roll-back without Reset", BugNoReset, giveUp2},
 	{"live roll-back leaves no number", BugNoBurnGiveUp, giveUp2},
@@ -88,7 +89,13 @@ var bugs = []planted{
 // meets them, walks hardly.
 var deepBugs = []planted{
 	{"reader takes any image below n", BugOlderByN, Config{Kind: Staged, Replicas: 2, Attempts: 2}},
+	{"number of a dead birth given again, R=1", BugHomeNumber, Config{Kind: Staged, Replicas: 1, Attempts: 3, Free: true}},
 	{"number of a shadow not looked at", BugShadowNumber, Config{Kind: Staged, Replicas: 1, Attempts: 2, Shadows: true}},
+}
+
+// rareBugs take walks by the ten thousand.
+var rareBugs = []planted{
+	{"scrub passes over words of rebuilding replicas", BugScrubInSync, Config{Kind: Staged, Replicas: 2, Attempts: 4, Shadows: true, Joiner: true}},
 }
 
 // harmless are mistakes behind which there is a second line, so that no search finds them. Each is

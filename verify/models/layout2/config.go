@@ -19,6 +19,7 @@ type Config struct {
 	Joiner   bool // the last replica joins at any moment, in an epoch of its own
 	Failover bool // P is lost at any moment
 	Help     bool // readers settle what they have found committed (PAIR)
+	Free     bool // sessions free the object, and make others there (STAGED)
 	Sticky   bool // a session updates again without releasing R, in one round
 	Bug      Bug
 }
@@ -65,6 +66,7 @@ const (
 	BugNoBurn       // leaves no number
 	BugBurnP        // looks for numbers at P alone
 	BugBackToHome   // rolls back to P's home, which a sticky session has not written yet
+	BugHomeNumber   // a number that home shows given again: a birth was under way
 	BugNoReset      // a live session rolls back without Reset
 	BugNoBurnGiveUp // a live session's roll-back leaves no number
 
@@ -84,6 +86,7 @@ const (
 	BugShadowReused // given back before home is whole
 	BugScrubOnce    // claims of the dead freed in one pass
 	BugScrubHeldBy  // a slab that a taker holds is passed over
+	BugScrubInSync  // words of rebuilding replicas are not looked at
 	BugShadowNumber // a taker does not look at the number of the shadow that L names
 
 	// Joining replicas and failover.

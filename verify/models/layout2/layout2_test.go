@@ -22,7 +22,10 @@ var exhaustive = []struct {
 	{Config{Kind: Pair, Replicas: 2, Attempts: 2}, false},
 	{Config{Kind: Pair, Replicas: 2, Attempts: 2, Help: true}, false},
 	{Config{Kind: Pair, Replicas: 2, Attempts: 2, GiveUp: true}, false},
+	{Config{Kind: Staged, Replicas: 1, Attempts: 2, Free: true}, false},
+	{Config{Kind: Staged, Replicas: 1, Attempts: 3, Free: true}, true},
 	{Config{Kind: Staged, Replicas: 1, Attempts: 4}, true},
+	{Config{Kind: Staged, Replicas: 2, Attempts: 2, Free: true}, true},
 	{Config{Kind: Staged, Replicas: 2, Attempts: 2, GiveUp: true}, true},
 	{Config{Kind: Staged, Replicas: 2, Attempts: 2, Sticky: true}, true},
 	{Config{Kind: Pair, Replicas: 2, Attempts: 3}, true},
@@ -35,6 +38,8 @@ var exhaustive = []struct {
 var walked = []Config{
 	{Kind: Staged, Replicas: 1, Attempts: 5, Shadows: true, GiveUp: true},
 	{Kind: Staged, Replicas: 2, Attempts: 4, GiveUp: true, Shadows: true},
+	{Kind: Staged, Replicas: 2, Attempts: 5, GiveUp: true, Free: true},
+	{Kind: Staged, Replicas: 3, Attempts: 5, GiveUp: true, Free: true, Failover: true},
 	{Kind: Staged, Replicas: 2, Attempts: 4, GiveUp: true, Sticky: true},
 	{Kind: Staged, Replicas: 3, Attempts: 4, GiveUp: true, Failover: true, Sticky: true},
 	{Kind: Staged, Replicas: 2, Attempts: 4, GiveUp: true, Failover: true, Joiner: true},
@@ -52,7 +57,7 @@ var witnesses = []string{
 	"read", "read with the record", "read from the shadow", "read, confirmed", "read, confirmed with the record",
 	"read, confirmed, settled", "older version read at once", "older version read there", "read, another replica is ahead",
 	"read again", "scrub frees the shadow", "another object is born in the shadow's slab",
-	"a replica joins", "copier is done", "joiner is in sync", "failover",
+	"free begins", "birth begins", "a replica joins", "copier is done", "joiner is in sync", "failover",
 }
 
 func large() bool { return os.Getenv("MODELS") == "all" }
@@ -104,6 +109,18 @@ func TestDeliberateBugsAreFound(t *testing.T) {
 			require.NotEmpty(t, r.Violation, "not found")
 		})
 	}
+	for _, b := range rareBugs {
+		t.Run(b.name, func(t *testing.T) {
+			if !large() {
+				t.Skip("a large number of walks: runs with MODELS=all")
+			}
+			c := b.config
+			c.Bug = b.bug
+			r := Walk(c, 1, 400_000)
+			t.Logf("walk %d, step %d: %s", r.Walks, r.Depth, r.Violation)
+			require.NotEmpty(t, r.Violation, "not found")
+		})
+	}
 	for _, b := range deepBugs {
 		t.Run(b.name, func(t *testing.T) {
 			if testing.Short() {
@@ -145,7 +162,7 @@ func (c Config) String() string {
 	for _, o := range []struct {
 		on   bool
 		name string
-	}{{c.Shadows, "shadows"}, {c.GiveUp, "live roll-back"}, {c.Joiner, "joiner"}, {c.Failover, "failover"}, {c.Help, "helpers"}, {c.Sticky, "sticky"}} {
+	}{{c.Shadows, "shadows"}, {c.GiveUp, "live roll-back"}, {c.Joiner, "joiner"}, {c.Failover, "failover"}, {c.Help, "helpers"}, {c.Free, "free and birth"}, {c.Sticky, "sticky"}} {
 		if o.on {
 			s += ", " + o.name
 		}

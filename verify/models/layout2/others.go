@@ -35,7 +35,10 @@ func (m *model) mayFree(s *state) bool {
 	for r := range m.Replicas {
 		c := &s.at[r]
 		home := c.home.whole() && c.home.ver == version(c.v)
-		if s.inSync(r) && c.l == 1 && (isOpen(c.v) || !home) {
+		if m.Bug == BugScrubInSync && !s.inSync(r) {
+			continue
+		}
+		if s.used(r) && c.l == 1 && (isOpen(c.v) || !home) {
 			return false
 		}
 	}
@@ -58,7 +61,7 @@ func (m *model) copierSteps(s *state) {
 	c := &s.at[m.Replicas-1]
 	same := c.v == w.m<<1
 	if m.Bug != BugCopierByV {
-		img, _ := m.imageOf(p, w.m)
+		img, _ := m.imageOf(s, p, w.m)
 		there := c.home
 		if m.Kind == Pair {
 			there = *c.place(w.m)
@@ -155,9 +158,9 @@ func (m *model) failover(s *state) {
 		}
 		c := &s.at[r]
 		high = max(high, version(c.v))
-		hi = max(hi, version(c.v), c.rec.ver)
+		hi = max(hi, version(c.v), c.rec.ver, c.home.ver)
 		if m.Kind == Pair {
-			hi = max(hi, c.home.ver, c.odd.ver)
+			hi = max(hi, c.odd.ver)
 		}
 		if c.l == 1 && c.shadow.whole() {
 			hi = max(hi, c.shadow.ver)
@@ -173,7 +176,7 @@ func (m *model) failover(s *state) {
 			img, found = s.at[r].home, true
 			continue
 		}
-		img, found = m.imageOf(&s.at[r], high)
+		img, found = m.imageOf(s, &s.at[r], high)
 	}
 	if !found {
 		m.fail(ruleStands)
@@ -184,9 +187,9 @@ func (m *model) failover(s *state) {
 		}
 		c := &s.at[r]
 		c.v = high << 1
-		if m.Kind == Staged {
+		if m.Kind == Staged && s.freed[high] == 0 {
 			c.home = img
-		} else {
+		} else if m.Kind == Pair {
 			*c.place(high) = img
 		}
 	}

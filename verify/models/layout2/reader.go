@@ -142,9 +142,9 @@ func (m *model) readSlab(s *state) {
 
 // fromCopy is the image of a version in what one READ has returned; shadow says that it may
 // be in the shadow.
-func (m *model) fromCopy(c *copyOf, ver uint8) (i image, ok, shadow bool) {
+func (m *model) fromCopy(s *state, c *copyOf, ver uint8) (i image, ok, shadow bool) {
 	if m.Kind == Pair {
-		i, ok = m.imageOf(c, ver)
+		i, ok = m.imageOf(s, c, ver)
 		return i, ok || m.Bug == BugOtherUnchecked && i.whole(), false
 	}
 	if m.Bug == BugHomeAbove && c.home.whole() && c.home.ver > ver {
@@ -152,7 +152,7 @@ func (m *model) fromCopy(c *copyOf, ver uint8) (i image, ok, shadow bool) {
 	}
 	at := *c
 	at.l = 0
-	i, ok = m.imageOf(&at, ver)
+	i, ok = m.imageOf(s, &at, ver)
 	return i, ok, !ok && c.l == 1
 }
 
@@ -171,7 +171,7 @@ func (m *model) judge(s *state) {
 
 // take delivers the image of a version from what was READ at x.
 func (m *model) take(to state, ver uint8, name string) {
-	i, ok, shadow := m.fromCopy(&to.rd.c, ver)
+	i, ok, shadow := m.fromCopy(&to, &to.rd.c, ver)
 	switch {
 	case ok:
 		if m.Kind == Staged && i != to.rd.c.home {
@@ -246,6 +246,9 @@ func (m *model) conclude(s *state) {
 		i := rd.c.home
 		if m.Kind == Pair {
 			i = *rd.c.place(n + 1)
+		}
+		if rd.low != 0 && s.freed[rd.low] != 0 {
+			i, _ = m.imageOf(s, &rd.c, rd.low)
 		}
 		switch {
 		case i.whole() && (i.ver == rd.low || m.Bug == BugOlderByN && i.ver < n):

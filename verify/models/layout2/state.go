@@ -3,6 +3,7 @@ package layout2
 const (
 	maxReplicas = 3
 	maxAttempts = 5
+	maxVersion  = 23
 	copier      = 15   // in R: the program that fills a joining replica
 	broken      = 0xff // in the place of a checksum: torn, zeroed or broken on purpose
 )
@@ -66,11 +67,19 @@ const (
 	pcCopy                   // the copier writes to the joining replica
 )
 
+// What an attempt does.
+const (
+	opUpdate uint8 = iota
+	opFree
+	opBirth // writes home before V: nothing reads it there
+)
+
 // writer is a session with one attempt. pos says how far its chain at each replica is.
 type writer struct {
 	k, pc         uint8
 	took, gave    bool
 	shadow        bool
+	op            uint8
 	chained       bool // sticky: its chains follow those of the other slot, in order
 	m, n, hi      uint8
 	ba, bb        uint8 // the image it stands on
@@ -104,6 +113,11 @@ type state struct {
 	// Not in the protocol: what the rules are checked against.
 	observed, denied uint8
 	base             [maxAttempts + 1]uint8
+	whole            uint8 // attempts that changed both words: births and frees
+
+	// freed says for each version which attempt made V FREE with it; 0: V is LIVE. The state is
+	// part of V, and a version has one.
+	freed [maxVersion + 1]uint8
 }
 
 // step is one verb that may execute next, and the state behind it.
@@ -178,8 +192,8 @@ func (m *model) fail(rule string) {
 
 // content is the image that an attempt must have written.
 func (s *state) content(k uint8) (a, b uint8) {
-	if k == 0 {
-		return 0, 0
+	if k == 0 || s.whole>>k&1 == 1 {
+		return k, k
 	}
 	a, b = s.content(s.base[k])
 	if k&1 == 1 {
@@ -188,8 +202,12 @@ func (s *state) content(k uint8) (a, b uint8) {
 	return a, k
 }
 
-// imageOf is the image of a version at a replica, from one look at it.
-func (m *model) imageOf(c *copyOf, ver uint8) (image, bool) {
+// imageOf is the image of a version at a replica, from one look at it. A version that is FREE
+// needs none.
+func (m *model) imageOf(s *state, c *copyOf, ver uint8) (image, bool) {
+	if k := s.freed[ver]; k != 0 {
+		return makeImage(ver, k, k), true
+	}
 	if m.Kind == Pair {
 		i := *c.place(ver)
 		return i, i.whole() && i.ver == ver
@@ -252,7 +270,7 @@ func (m *model) check(s *state) {
 			continue
 		}
 		c := &s.at[r]
-		img, ok := m.imageOf(c, version(c.v))
+		img, ok := m.imageOf(s, c, version(c.v))
 		if !ok {
 			m.fail(ruleWhole)
 			continue
@@ -260,7 +278,7 @@ func (m *model) check(s *state) {
 		if s.r != 0 {
 			continue
 		}
-		if m.Kind == Staged && (isOpen(c.v) || c.home != img) {
+		if m.Kind == Staged && (isOpen(c.v) || c.home != img && s.freed[version(c.v)] == 0) {
 			m.fail(ruleReleased)
 		}
 		if first == (image{}) {

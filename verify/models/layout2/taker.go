@@ -44,6 +44,9 @@ func (m *model) takerReads(s *state, i int) {
 		t.pos[r], t.seen[r] = 1, c.v
 		if r == int(s.p) || m.Bug != BugBurnP {
 			t.hi = max(t.hi, version(c.v), c.rec.ver)
+			if m.Bug != BugHomeNumber {
+				t.hi = max(t.hi, c.home.ver)
+			}
 			if c.l == 1 && c.shadow.whole() && m.Bug != BugShadowNumber {
 				t.hi = max(t.hi, c.shadow.ver)
 			}
@@ -65,7 +68,7 @@ func (m *model) decide(s *state, i int) string {
 	w, p := &s.w[i], &s.at[s.p]
 	if m.Replicas == 1 {
 		name, v := "taker rolls forward", version(p.v)
-		if m.Bug == BugNoForward || p.home.whole() && p.home.ver == v {
+		if m.Bug == BugNoForward || p.home.whole() && p.home.ver == v || s.freed[v] != 0 {
 			m.standOn(s, i, v)
 			w.pc = pcBurn
 			name = "taker finds home whole"
@@ -129,7 +132,7 @@ func (m *model) ownDone(s *state, w *writer) {
 
 func (m *model) rollForward(s *state, i int, ver uint8) {
 	w := &s.w[i]
-	img, ok := m.imageOf(&s.at[s.p], ver)
+	img, ok := m.imageOf(s, &s.at[s.p], ver)
 	if !ok {
 		m.fail(ruleStands)
 	}
@@ -147,7 +150,7 @@ func (m *model) predecessor(s *state, i int, high uint8) {
 	}
 	for r := range m.Replicas {
 		if v := version(w.seen[r]); s.inSync(r) && v < high && m.Bug != BugBackToHome {
-			img, _ = m.imageOf(&s.at[r], v)
+			img, _ = m.imageOf(s, &s.at[r], v)
 		}
 	}
 	if !img.whole() || img.ver >= high {
@@ -168,13 +171,14 @@ func (m *model) rollSteps(s *state, i int) {
 		done = false
 		to := *s
 		c := &to.at[r]
-		if m.Kind == Staged && s.inSync(r) && w.pos[r] == 0 && c.home != makeImage(w.m, w.ba, w.bb) {
+		live := m.Kind == Staged && s.inSync(r) && s.freed[w.m] == 0
+		if live && w.pos[r] == 0 && c.home != makeImage(w.m, w.ba, w.bb) {
 			c.home.ver, c.home.sa = w.m, broken
 			to.w[i].pos[r] = 1
 			m.emit(homeHeader[r], to)
 			continue
 		}
-		if m.Kind == Staged && s.inSync(r) {
+		if live {
 			c.home = makeImage(w.m, w.ba, w.bb)
 		}
 		if w.seen[r] != w.m<<1 && c.v == w.seen[r] {

@@ -21,6 +21,9 @@ var (
 	joinerCopied = per("word copied")
 )
 
+// opBegins names the beginning of each kind of change.
+var opBegins = [...]string{opUpdate: "change begins", opFree: "free begins", opBirth: "birth begins"}
+
 // Positions in the chain of a change at one replica.
 const (
 	posTorn, posWhole, posLocator, posFlip, posFlipOpen, posDone = 0, 1, 2, 3, 4, 9
@@ -83,7 +86,7 @@ func (m *model) reserveSteps(s *state) {
 // standOn makes version ver of P the one that the holder changes.
 func (m *model) standOn(s *state, i int, ver uint8) {
 	w := &s.w[i]
-	img, ok := m.imageOf(&s.at[s.p], ver)
+	img, ok := m.imageOf(s, &s.at[s.p], ver)
 	if !ok && m.Bug != BugNoForward {
 		m.fail(ruleStands)
 	}
@@ -92,26 +95,37 @@ func (m *model) standOn(s *state, i int, ver uint8) {
 
 // begin picks the number of a change and what it writes. A number that P still shows is
 // passed over: a dead session may have shown it to readers.
-func (m *model) begin(s *state, i int, shadow bool) {
+func (m *model) begin(s *state, i int, op uint8, shadow bool) {
 	w, p := &s.w[i], &s.at[s.p]
 	w.n = w.m + 1
 	if m.Bug != BugNoSkip {
 		if m.Kind == Staged {
 			w.n = max(w.n, p.rec.ver+1)
+			if m.Bug != BugHomeNumber {
+				w.n = max(w.n, p.home.ver+1)
+			}
 		} else if left := p.place(w.n).ver; left >= w.n {
 			w.n = left + 2
 		}
 	}
-	m.write(s, i, shadow)
+	m.write(s, i, op, shadow)
 }
 
-func (m *model) write(s *state, i int, shadow bool) {
+func (m *model) write(s *state, i int, op uint8, shadow bool) {
 	w := &s.w[i]
+	w.op = op
 	w.na, w.nb = w.ba, w.bb
-	if w.k&1 == 1 {
+	if w.k&1 == 1 || op != opUpdate {
 		w.na = w.k
-	} else {
+	}
+	if w.k&1 == 0 || op != opUpdate {
 		w.nb = w.k
+	}
+	if op != opUpdate {
+		s.whole |= 1 << w.k
+	}
+	if s.freed[w.n] = 0; op == opFree {
+		s.freed[w.n] = w.k
 	}
 	if s.base[w.k] = max(w.ba, w.bb); s.base[w.k] >= w.k {
 		m.fail(ruleContent)
@@ -119,7 +133,7 @@ func (m *model) write(s *state, i int, shadow bool) {
 	}
 	w.pc, w.shadow, w.took = pcStage, shadow, false
 	w.pos, w.seen = [maxReplicas]uint8{}, [maxReplicas]uint8{}
-	if m.Bug == BugFlipFirst {
+	if m.Bug == BugFlipFirst || op == opFree {
 		w.pos = [maxReplicas]uint8{posFlip, posFlip, posFlip}
 	}
 	if shadow {
@@ -170,12 +184,21 @@ func (m *model) writerSteps(s *state, i int) {
 func (m *model) idleSteps(s *state, i int) {
 	w := &s.w[i]
 	if !w.gave {
+		op := opUpdate
+		if s.freed[w.m] != 0 {
+			op = opBirth
+		}
 		to := *s
-		m.begin(&to, i, false)
-		m.emit("change begins", to)
+		m.begin(&to, i, op, false)
+		m.emit(opBegins[op], to)
+		if m.Free && op == opUpdate {
+			to := *s
+			m.begin(&to, i, opFree, false)
+			m.emit(opBegins[opFree], to)
+		}
 		if m.Shadows && s.owner == 0 {
 			to := *s
-			m.begin(&to, i, true)
+			m.begin(&to, i, opUpdate, true)
 			m.emit("change by shadow begins", to)
 		}
 	}
@@ -224,6 +247,9 @@ func (m *model) stageSteps(s *state, i int) {
 func (m *model) giveUp(s *state, i int) {
 	w := &s.w[i]
 	w.pc, w.took, w.gave, w.chained = pcRead, true, true, false
+	if m.Bug != BugNoReset {
+		w.op = opUpdate
+	}
 	if m.Bug == BugNoReset {
 		for r := range m.Replicas {
 			if w.pos[r] != posDone {
@@ -338,7 +364,7 @@ func (m *model) flip(s *state, i, r int, pos uint8, given bool, after func(*stat
 // half is the first part of the WRITE of a record, shadow or image; a READ may fall behind
 // it. The version that stood there before is returned.
 func (m *model) half(c *copyOf, w *writer, ver bool) uint8 {
-	if m.Kind == Staged && !w.shadow {
+	if m.Kind == Staged && !w.shadow && w.op == opUpdate {
 		old := c.rec.ver
 		c.rec.torn = 1
 		if ver {
@@ -349,6 +375,8 @@ func (m *model) half(c *copyOf, w *writer, ver bool) uint8 {
 	at := &c.shadow
 	if m.Kind == Pair {
 		at = c.place(w.n)
+	} else if w.op == opBirth {
+		at = &c.home
 	}
 	old := at.ver
 	at.sa = broken
@@ -363,6 +391,8 @@ func (m *model) whole(c *copyOf, w *writer) {
 	switch {
 	case m.Kind == Pair:
 		*c.place(w.n) = img
+	case w.op == opBirth:
+		c.home = img
 	case w.shadow:
 		c.shadow = img
 	default:
@@ -383,7 +413,7 @@ func (m *model) commit(s *state, i int) {
 // needed are the words of home that a writer writes at a replica: what its patch names, or
 // all where home may be anything.
 func (m *model) needed(s *state, w *writer, r int) uint8 {
-	if m.Kind == Pair {
+	if m.Kind == Pair || s.freed[w.n] != 0 || w.op == opBirth {
 		return 0
 	}
 	if w.took || !s.inSync(r) && m.Bug != BugPatchJoiner {
@@ -503,7 +533,7 @@ func (m *model) release(s *state, i int) {
 	if w.re == ([maxReplicas]uint8{}) {
 		*w = writer{}
 	} else {
-		*w = writer{k: w.k, pc: pcLate, m: w.m, n: w.n, na: w.na, nb: w.nb, shadow: w.shadow, re: w.re, pos: [maxReplicas]uint8{settledBit, settledBit, settledBit}}
+		*w = writer{k: w.k, pc: pcLate, op: w.op, m: w.m, n: w.n, na: w.na, nb: w.nb, shadow: w.shadow, re: w.re, pos: [maxReplicas]uint8{settledBit, settledBit, settledBit}}
 	}
 }
 
@@ -520,6 +550,6 @@ func (m *model) stickySteps(s *state, i int) {
 	to.w[j] = writer{k: to.begun, m: w.n, n: w.n + 1, ba: w.na, bb: w.nb, chained: true}
 	w.pc = pcLate
 	to.r = to.begun
-	m.write(&to, j, false)
+	m.write(&to, j, opUpdate, false)
 	m.emit("updates again under its reservation", to)
 }
