@@ -575,15 +575,19 @@ func (c *check) count(w *work, s *look) {
 	if !ok {
 		return
 	}
-	if proto.IsEncrypted(h.Tag) {
+	seen := Object{Encrypted: proto.IsEncrypted(h.Tag)}
+	if seen.Encrypted {
 		w.stat.Encrypted++
+		_, e, _ := proto.InnerTag(h.Tag, payload)
+		seen.Key = e.Key()
 	}
 	if h.Tag, payload, ok = proto.Inner(h.Tag, payload); !ok {
 		return
 	}
 	ref := proto.Ref{Addr: proto.MakeAddr(w.ID, uint32(s.slab.Off)), Incarnation: proto.MakeIncarnation(s.h.Generation(), h.Born)}
 	if c.o.Object != nil && h.Tag&proto.TagChunk == 0 {
-		c.o.Object(Object{Ref: ref, Tag: h.Tag & proto.MaxUserTag, Bytes: len(payload), Version: h.Version, Writer: h.Writer.Session()})
+		seen.Ref, seen.Tag, seen.Bytes, seen.Version, seen.Writer = ref, h.Tag&proto.MaxUserTag, len(payload), h.Version, h.Writer.Session()
+		c.o.Object(seen)
 	}
 	switch {
 	case h.Tag&proto.TagIndex != 0:

@@ -54,6 +54,9 @@ type Seen struct {
 	Bytes   int // of the payload
 	Version uint64
 	Writer  uint32 // id of the session that wrote the image
+	// Encrypted says that the payload is, with the key of the id Key.
+	Encrypted bool
+	Key       uint64
 }
 
 // Survey is a way to look at a cluster for orphans: objects that nothing names and

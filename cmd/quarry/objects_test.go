@@ -207,6 +207,11 @@ func TestObjectsThatWereLeft(t *testing.T) {
 	on(t, "slab", "list", "--tag", "4711", "--json").decode(t, &list)
 	require.Len(t, list, 2)
 	on(t, "slab", "list", "--owner", strconv.Itoa(int(list[0].Owner)), "--json").decode(t, &list)
+	var left []slabLine
+	on(t, "slab", "list", "--tag", "4711", "--not-encrypted", "--json").decode(t, &left)
+	require.NotEmpty(t, left)
+	on(t, "slab", "list", "--tag", "4711", "--payload-key", "0123456789ab", "--json").decode(t, &left)
+	require.Empty(t, left)
 	require.NotEmpty(t, list)
 	on(t, "slab", "list", "--free").fails(t, exitUsage, "--owner or --tag")
 	on(t, "slab", "list", "--tag", "4711", "--free", "--json").decode(t, &list)

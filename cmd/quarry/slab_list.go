@@ -11,6 +11,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/fsck"
+	"github.com/quarrystore/quarry/internal/payloadkey"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -20,6 +21,8 @@ import (
 type slabListCmd struct {
 	Owner  *uint32  `placeholder:"SESSION" help:"Only objects that this session wrote last; see quarry session list. The number of an ended session may be another's by now."`
 	Tag    *uint32  `placeholder:"N" help:"Only objects with this tag; those of quarry bench have 48764."`
+	Clear  bool     `name:"not-encrypted" xor:"encrypted" help:"Only objects that are not encrypted."`
+	Key    *string  `name:"payload-key" xor:"encrypted" placeholder:"KEY" help:"Only objects that are encrypted with this key; quarry key payload list shows the keys of a file."`
 	Region []uint32 `short:"R" placeholder:"N" help:"Only in these regions; default all that are open."`
 	Limit  int      `placeholder:"N" help:"Largest number of objects to show, and to free."`
 	Free   bool     `help:"Free what is listed, except objects that have a name, belong to a tree, or have changed since. Needs --owner of an ended session, or --tag."`
@@ -36,7 +39,8 @@ type slabLine struct {
 	Tag     uint32     `json:"tag"`
 	Bytes   int        `json:"bytes"` // of the payload, or of the index of an object of several slabs
 	Version uint64     `json:"version"`
-	Owner   uint32     `json:"owner"` // session that wrote it last
+	Owner   uint32     `json:"owner"`         // session that wrote it last
+	Key     string     `json:"key,omitempty"` // that it is encrypted with; none: it is not
 	Name    string     `json:"name,omitempty"`
 	Freed   bool       `json:"freed,omitempty"`
 	Kept    string     `json:"kept,omitempty"` // why it was not freed
@@ -61,10 +65,13 @@ func (l *slabListCmd) Run(ctx context.Context, a *app) error {
 	bar := a.progress("looking at blocks")
 	list := []slabLine{}
 	err = a.objects(ctx, l.Region, tenant, bar.set, func(o fsck.Object) {
-		if l.Owner != nil && o.Writer != *l.Owner || l.Tag != nil && o.Tag != *l.Tag || l.Limit > 0 && len(list) >= l.Limit {
-			return
+		line := slabLine{Ref: o.Ref, Tag: o.Tag, Bytes: o.Bytes, Version: o.Version, Owner: o.Writer}
+		if o.Encrypted {
+			line.Key = payloadkey.IDText(o.Key)
 		}
-		list = append(list, slabLine{Ref: o.Ref, Tag: o.Tag, Bytes: o.Bytes, Version: o.Version, Owner: o.Writer})
+		if (l.Limit == 0 || len(list) < l.Limit) && l.wants(&line) {
+			list = append(list, line)
+		}
 	})
 	bar.end()
 	if err != nil {
@@ -88,16 +95,21 @@ func (l *slabListCmd) Run(ctx context.Context, a *app) error {
 	})
 }
 
+// wants says whether an object is of those to list.
+func (l *slabListCmd) wants(o *slabLine) bool {
+	return (l.Owner == nil || o.Owner == *l.Owner) && (l.Tag == nil || o.Tag == *l.Tag) && (!l.Clear || o.Key == "") && (l.Key == nil || o.Key == *l.Key)
+}
+
 // printSlabs writes a table of objects and returns the sum of their bytes.
 func printSlabs(w io.Writer, list []slabLine) (bytes uint64) {
-	fmt.Fprintln(w, "REF\tTAG\tBYTES\tVERSION\tOWNER\tNAME")
+	fmt.Fprintln(w, "REF\tTAG\tBYTES\tVERSION\tOWNER\tKEY\tNAME")
 	for _, o := range list {
 		bytes += uint64(o.Bytes)
 		note := o.Name
 		if o.Kept != "" {
 			note += " (kept: " + o.Kept + ")"
 		}
-		fmt.Fprintf(w, "%v\t%d\t%d\t%d\t%d\t%s\n", o.Ref, o.Tag, o.Bytes, o.Version, o.Owner, note)
+		fmt.Fprintf(w, "%v\t%d\t%d\t%d\t%d\t%s\t%s\n", o.Ref, o.Tag, o.Bytes, o.Version, o.Owner, cmp.Or(o.Key, "-"), note)
 	}
 	return bytes
 }
