@@ -19,6 +19,8 @@ var (
 	join2   = Config{Kind: Staged, Replicas: 3, Attempts: 4, Joiner: true, GiveUp: true}
 	joinP   = Config{Kind: Pair, Replicas: 3, Attempts: 4, Joiner: true, GiveUp: true}
 	lost2   = Config{Kind: Staged, Replicas: 3, Attempts: 4, Failover: true}
+	power2  = Config{Kind: Staged, Replicas: 2, Attempts: 3, Power: true, GiveUp: true}
+	powerP  = Config{Kind: Pair, Replicas: 2, Attempts: 3, Power: true, GiveUp: true}
 	lostP   = Config{Kind: Pair, Replicas: 3, Attempts: 4, Failover: true}
 )
 
@@ -74,6 +76,17 @@ var bugs = []planted{
 	{"scrub passes over slabs that a taker holds", BugScrubHeldBy, shadow1},
 	{"scrub passes over slabs that a taker holds, R=2", BugScrubHeldBy, shadow2},
 
+	{"record not flushed before V", BugRecordUnflushed, power2},
+	{"image not flushed before V", BugRecordUnflushed, powerP},
+	{"V not flushed before the answer", BugWordUnflushed, power2},
+	{"V not flushed before the answer, PAIR", BugWordUnflushed, powerP},
+	{"home not flushed before the settle", BugHomeUnflushed, power2},
+	{"taker does not flush what it goes by", BugTakerUnflushed, power2},
+	{"roll-back answered before it is flushed", BugBackUnflushed, power2},
+	{"roll-back answered before it is flushed, PAIR", BugBackUnflushed, powerP},
+	{"reader does not flush what it confirms", BugReadUnflushed, power2},
+	{"reader does not flush what it confirms, PAIR", BugReadUnflushed, powerP},
+
 	{"unvisited joiner lacks n", BugJoinerLacks, join2},
 	{"unvisited joiner lacks n, PAIR", BugJoinerLacks, joinP},
 	{"copier judges by V", BugCopierByV, join2},
@@ -95,6 +108,7 @@ var deepBugs = []planted{
 
 // rareBugs take walks by the ten thousand.
 var rareBugs = []planted{
+	{"free leaves its number in V alone", BugFreeTraceless, Config{Kind: Staged, Replicas: 3, Attempts: 5, Free: true, GiveUp: true, Failover: true}},
 	{"scrub passes over words of rebuilding replicas", BugScrubInSync, Config{Kind: Staged, Replicas: 2, Attempts: 4, Shadows: true, Joiner: true}},
 }
 

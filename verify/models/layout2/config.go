@@ -20,6 +20,7 @@ type Config struct {
 	Failover bool // P is lost at any moment
 	Help     bool // readers settle what they have found committed (PAIR)
 	Free     bool // sessions free the object, and make others there (STAGED)
+	Power    bool // all nodes lose power at any moment, and perhaps one does not return
 	Sticky   bool // a session updates again without releasing R, in one round
 	Bug      Bug
 }
@@ -58,17 +59,18 @@ const (
 	BugOneFlip        // only {v} is expected where a settle may be late (PAIR)
 
 	// Takers.
-	BugNoFence      // takeover without a fence
-	BugNoForward    // a taker does not roll forward
-	BugForwardSome  // rolls forward when only some have n
-	BugForwardP     // looks at P alone
-	BugBackAlways   // rolls back when all have n
-	BugNoBurn       // leaves no number
-	BugBurnP        // looks for numbers at P alone
-	BugBackToHome   // rolls back to P's home, which a sticky session has not written yet
-	BugHomeNumber   // a number that home shows given again: a birth was under way
-	BugNoReset      // a live session rolls back without Reset
-	BugNoBurnGiveUp // a live session's roll-back leaves no number
+	BugNoFence       // takeover without a fence
+	BugNoForward     // a taker does not roll forward
+	BugForwardSome   // rolls forward when only some have n
+	BugForwardP      // looks at P alone
+	BugBackAlways    // rolls back when all have n
+	BugNoBurn        // leaves no number
+	BugBurnP         // looks for numbers at P alone
+	BugBackToHome    // rolls back to P's home, which a sticky session has not written yet
+	BugHomeNumber    // a number that home shows given again: a birth was under way
+	BugFreeTraceless // a free leaves its number in V alone
+	BugNoReset       // a live session rolls back without Reset
+	BugNoBurnGiveUp  // a live session's roll-back leaves no number
 
 	// Readers.
 	BugTrustOpen      // takes the image of an open word
@@ -88,6 +90,14 @@ const (
 	BugScrubHeldBy  // a slab that a taker holds is passed over
 	BugScrubInSync  // words of rebuilding replicas are not looked at
 	BugShadowNumber // a taker does not look at the number of the shadow that L names
+
+	// Power.
+	BugRecordUnflushed // CAS of V before the record is durable
+	BugWordUnflushed   // answer before V is durable
+	BugHomeUnflushed   // R released before home is durable
+	BugTakerUnflushed  // a taker goes by what is not durable
+	BugBackUnflushed   // a roll-back is answered before it is durable
+	BugReadUnflushed   // a reader answers from an open word that is not durable
 
 	// Joining replicas and failover.
 	BugJoinerLacks     // an unvisited joiner counts as lacking n

@@ -26,6 +26,8 @@ var exhaustive = []struct {
 	{Config{Kind: Staged, Replicas: 1, Attempts: 3, Free: true}, true},
 	{Config{Kind: Staged, Replicas: 1, Attempts: 4}, true},
 	{Config{Kind: Staged, Replicas: 2, Attempts: 2, Free: true}, true},
+	{Config{Kind: Staged, Replicas: 2, Attempts: 2, Power: true}, true},
+	{Config{Kind: Pair, Replicas: 2, Attempts: 2, Power: true}, true},
 	{Config{Kind: Staged, Replicas: 2, Attempts: 2, GiveUp: true}, true},
 	{Config{Kind: Staged, Replicas: 2, Attempts: 2, Sticky: true}, true},
 	{Config{Kind: Pair, Replicas: 2, Attempts: 3}, true},
@@ -40,6 +42,9 @@ var walked = []Config{
 	{Kind: Staged, Replicas: 2, Attempts: 4, GiveUp: true, Shadows: true},
 	{Kind: Staged, Replicas: 2, Attempts: 5, GiveUp: true, Free: true},
 	{Kind: Staged, Replicas: 3, Attempts: 5, GiveUp: true, Free: true, Failover: true},
+	{Kind: Staged, Replicas: 2, Attempts: 5, GiveUp: true, Free: true, Power: true},
+	{Kind: Staged, Replicas: 3, Attempts: 4, GiveUp: true, Sticky: true, Power: true},
+	{Kind: Pair, Replicas: 2, Attempts: 4, GiveUp: true, Help: true, Power: true},
 	{Kind: Staged, Replicas: 2, Attempts: 4, GiveUp: true, Sticky: true},
 	{Kind: Staged, Replicas: 3, Attempts: 4, GiveUp: true, Failover: true, Sticky: true},
 	{Kind: Staged, Replicas: 2, Attempts: 4, GiveUp: true, Failover: true, Joiner: true},
@@ -57,7 +62,7 @@ var witnesses = []string{
 	"read", "read with the record", "read from the shadow", "read, confirmed", "read, confirmed with the record",
 	"read, confirmed, settled", "older version read at once", "older version read there", "read, another replica is ahead",
 	"read again", "scrub frees the shadow", "another object is born in the shadow's slab",
-	"free begins", "birth begins", "a replica joins", "copier is done", "joiner is in sync", "failover",
+	"all power is lost", "reconciled behind a loss of power", "free begins", "birth begins", "a replica joins", "copier is done", "joiner is in sync", "failover",
 }
 
 func large() bool { return os.Getenv("MODELS") == "all" }
@@ -81,7 +86,7 @@ func TestDesignHoldsInEveryState(t *testing.T) {
 }
 
 func TestDesignHoldsInWalks(t *testing.T) {
-	walks, seen := 3000, map[string]int{}
+	walks, seen := 2000, map[string]int{}
 	if large() {
 		walks = 100_000
 	}
@@ -162,7 +167,7 @@ func (c Config) String() string {
 	for _, o := range []struct {
 		on   bool
 		name string
-	}{{c.Shadows, "shadows"}, {c.GiveUp, "live roll-back"}, {c.Joiner, "joiner"}, {c.Failover, "failover"}, {c.Help, "helpers"}, {c.Free, "free and birth"}, {c.Sticky, "sticky"}} {
+	}{{c.Shadows, "shadows"}, {c.GiveUp, "live roll-back"}, {c.Joiner, "joiner"}, {c.Failover, "failover"}, {c.Help, "helpers"}, {c.Power, "power"}, {c.Free, "free and birth"}, {c.Sticky, "sticky"}} {
 		if o.on {
 			s += ", " + o.name
 		}

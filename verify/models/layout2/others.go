@@ -1,5 +1,7 @@
 package layout2
 
+var returned = per("returns behind a loss of power")
+
 // shadowSteps: the scrub of a dead session frees the claim that it used as a shadow, and
 // another object may be born there.
 func (m *model) shadowSteps(s *state) {
@@ -118,10 +120,66 @@ func (m *model) epochSteps(s *state) {
 		to.sync |= 1 << last
 		m.emit("joiner is in sync", to)
 	}
+	if m.Power && !s.powered {
+		to := *s
+		to.powered = true
+		m.newEpoch(&to, false)
+		to.r, to.down = 0, 1
+		m.rarely("all power is lost", to)
+	}
 	if m.Failover && !s.failed && s.uses&^1 != 0 && s.sync&^1 != 0 {
 		to := *s
 		m.failover(&to)
 		m.rarely("failover", to)
+	}
+}
+
+// flush makes a replica's slab durable.
+func (m *model) flush(s *state, r int) {
+	if m.Power {
+		s.durable[r] = s.at[r]
+	}
+}
+
+// powerSteps: a replica returns with each word as it was when power was lost, or as the last
+// FLUSH left it. Then all that return are reconciled.
+func (m *model) powerSteps(s *state) {
+	r := int(s.down) - 1
+	if r == m.Replicas {
+		for gone := -1; gone < m.Replicas; gone++ {
+			to := *s
+			if to.down = 0; gone >= 0 {
+				to.uses, to.sync = to.uses&^(1<<gone), to.sync&^(1<<gone)
+			}
+			if to.sync != 0 {
+				m.reconcile(&to)
+				m.emit("reconciled behind a loss of power", to)
+			}
+		}
+		return
+	}
+	was, now := &s.durable[r], &s.at[r]
+	for kept := range 1 << 7 {
+		to := *s
+		to.down++
+		c := &to.at[r]
+		lose := func(bit int, differ bool, lost func()) bool {
+			if kept>>bit&1 == 0 {
+				return true
+			}
+			lost()
+			return differ
+		}
+		if lose(0, was.v != now.v, func() { c.v = was.v }) &&
+			lose(1, was.home.ver != now.home.ver || was.home.sa != now.home.sa || was.home.sb != now.home.sb,
+				func() { c.home.ver, c.home.sa, c.home.sb = was.home.ver, was.home.sa, was.home.sb }) &&
+			lose(2, was.home.a != now.home.a, func() { c.home.a = was.home.a }) &&
+			lose(3, was.home.b != now.home.b, func() { c.home.b = was.home.b }) &&
+			lose(4, was.rec != now.rec, func() { c.rec = was.rec }) &&
+			lose(5, was.rec != now.rec && kept>>4&1 == 0, func() { c.rec.torn = 1 }) &&
+			lose(6, was.odd != now.odd, func() { c.odd = was.odd }) {
+			m.emit(returned[r], to)
+		}
 	}
 }
 
@@ -142,14 +200,17 @@ func (m *model) newEpoch(s *state, live bool) {
 	}
 }
 
-// failover: the survivors are reconciled before anybody has access.
+// failover: P is lost, and the survivors are reconciled before anybody has access.
 func (m *model) failover(s *state) {
 	s.failed, s.joined = true, false
 	m.newEpoch(s, false)
 	s.uses, s.sync = s.uses&^1&s.sync, s.sync&^1
-	s.p = 1
-	if !s.inSync(1) {
-		s.p = 2
+	m.reconcile(s)
+}
+
+// reconcile makes the replicas in use equal: the highest version wins.
+func (m *model) reconcile(s *state) {
+	for s.p = 0; !s.inSync(int(s.p)); s.p++ {
 	}
 	high, hi := uint8(0), uint8(0)
 	for r := range m.Replicas {
@@ -194,6 +255,7 @@ func (m *model) failover(s *state) {
 		}
 	}
 	s.r = 0
+	s.durable = s.at
 	if m.Bug != BugReconcileBurn {
 		m.leave(s, high, hi)
 	}

@@ -201,6 +201,9 @@ func (m *model) confirm(s *state) {
 		rd := &to.rd
 		rd.asked |= 1 << r
 		v := s.at[r].v
+		if m.Bug != BugReadUnflushed {
+			m.flush(&to, r)
+		}
 		switch {
 		case !s.inSync(r) && v == 0 && m.Bug != BugJoinerLacks: // nothing has visited it
 		case version(v) == n:
@@ -234,6 +237,9 @@ func (m *model) conclude(s *state) {
 		rd.pc = rdSecond
 		m.emit("another replica is ahead", to)
 	case !rd.less:
+		if m.Bug != BugReadUnflushed {
+			m.flush(&to, int(rd.x))
+		}
 		if m.Help {
 			to.rd.pc = rdHelp
 			m.emit("found committed", to)

@@ -100,13 +100,16 @@ type reader struct {
 
 type state struct {
 	at         [maxReplicas]copyOf
-	uses, sync uint8 // replicas, as bits
+	durable    [maxReplicas]copyOf // what a FLUSH has made durable
+	uses, sync uint8               // replicas, as bits
 	p, r       uint8
 	owner      uint8 // of the shadow's slab: an attempt, or 0
 	begun      uint8
 	joined     bool
 	copied     bool
 	failed     bool
+	down       uint8 // replicas that power has left, which return one by one: the next, plus 1
+	powered    bool
 	w          [2]writer
 	rd         reader
 
@@ -160,6 +163,7 @@ func (m *model) initial() state {
 		s.uses &^= 1 << last
 	}
 	s.sync = s.uses
+	s.durable = s.at
 	return s
 }
 
@@ -264,6 +268,9 @@ func (s *state) known() uint8 {
 
 // check are the invariants of every state.
 func (m *model) check(s *state) {
+	if s.down != 0 {
+		return
+	}
 	var first image
 	for r := range m.Replicas {
 		if !s.inSync(r) {

@@ -42,6 +42,9 @@ func (m *model) takerReads(s *state, i int) {
 		t := &to.w[i]
 		c := &s.at[r]
 		t.pos[r], t.seen[r] = 1, c.v
+		if m.Bug != BugTakerUnflushed {
+			m.flush(&to, r) // behind the READ: what it goes by is durable
+		}
 		if r == int(s.p) || m.Bug != BugBurnP {
 			t.hi = max(t.hi, version(c.v), c.rec.ver)
 			if m.Bug != BugHomeNumber {
@@ -165,11 +168,17 @@ func (m *model) rollSteps(s *state, i int) {
 	w := &s.w[i]
 	done := true
 	for r := range m.Replicas {
-		if !s.used(r) || w.pos[r] == 2 {
+		if !s.used(r) || w.pos[r] == 3 || w.pos[r] == 2 && (!m.Power || m.Bug == BugBackUnflushed) {
 			continue
 		}
 		done = false
 		to := *s
+		if w.pos[r] == 2 {
+			m.flush(&to, r)
+			to.w[i].pos[r] = 3
+			m.emit(flushed[r], to)
+			continue
+		}
 		c := &to.at[r]
 		live := m.Kind == Staged && s.inSync(r) && s.freed[w.m] == 0
 		if live && w.pos[r] == 0 && c.home != makeImage(w.m, w.ba, w.bb) {

@@ -18,6 +18,7 @@ var (
 	settled      = per("settled")
 	readAt       = per("taker reads")
 	rolledBack   = per("V put back")
+	flushed      = per("FLUSH")
 	joinerCopied = per("word copied")
 )
 
@@ -26,15 +27,19 @@ var opBegins = [...]string{opUpdate: "change begins", opFree: "free begins", opB
 
 // Positions in the chain of a change at one replica.
 const (
-	posTorn, posWhole, posLocator, posFlip, posFlipOpen, posDone = 0, 1, 2, 3, 4, 9
+	posTorn, posWhole, posLocator, posFlip, posFlipOpen, posFlush, posFlushV, posDone = 0, 1, 2, 3, 4, 5, 6, 9
 )
 
-// settledBit in pos while homes are written: behind the words written so far.
-const settledBit = 8
+// Bits in pos while homes are written, behind those of the words written so far.
+const settledBit, flushedBit = 8, 16
 
 // steps lists what may happen next in a state.
 func (m *model) steps(s *state) []step {
 	m.out = m.out[:0]
+	if s.down != 0 {
+		m.powerSteps(s)
+		return m.out
+	}
 	for i := range s.w {
 		if m.actor = uint8(i); s.w[i].k != 0 {
 			m.writerSteps(s, i)
@@ -133,7 +138,9 @@ func (m *model) write(s *state, i int, op uint8, shadow bool) {
 	}
 	w.pc, w.shadow, w.took = pcStage, shadow, false
 	w.pos, w.seen = [maxReplicas]uint8{}, [maxReplicas]uint8{}
-	if m.Bug == BugFlipFirst || op == opFree {
+	if op == opFree && m.Bug != BugFreeTraceless { // a header alone, in one step
+		w.pos = [maxReplicas]uint8{posWhole, posWhole, posWhole}
+	} else if m.Bug == BugFlipFirst || op == opFree {
 		w.pos = [maxReplicas]uint8{posFlip, posFlip, posFlip}
 	}
 	if shadow {
@@ -304,8 +311,27 @@ func (m *model) chainStep(s *state, i, r int, given bool) {
 			to.w[i].re[r] = p | 0x80
 		}
 	}
+	if m.Power { // FLUSH behind the record and behind the CAS of V
+		plain := after
+		after = func(to *state, p uint8) {
+			if p == posFlip && pos < posFlip && m.Bug != BugRecordUnflushed {
+				p = posFlush
+			} else if p == posDone && pos <= posFlipOpen && m.Bug != BugWordUnflushed {
+				p = posFlushV
+			}
+			plain(to, p)
+		}
+	}
 	to := *s
 	switch pos {
+	case posFlush, posFlushV:
+		m.flush(&to, r)
+		if pos == posFlush {
+			after(&to, posFlip)
+		} else {
+			after(&to, posDone)
+		}
+		m.emit(flushed[r], to)
 	case posTorn:
 		old := m.half(&to.at[r], w, false)
 		after(&to, posWhole)
@@ -393,6 +419,8 @@ func (m *model) whole(c *copyOf, w *writer) {
 		*c.place(w.n) = img
 	case w.op == opBirth:
 		c.home = img
+	case w.op == opFree:
+		c.rec = record{ver: w.n, torn: 1}
 	case w.shadow:
 		c.shadow = img
 	default:
@@ -505,7 +533,12 @@ func (m *model) settleSteps(s *state, i int) {
 			to.w[i].pos[r] |= 4
 			m.emit(homeSecond[r], to)
 		}
-		if left == 0 {
+		if left == 0 && m.Power && w.pos[r]&flushedBit == 0 && m.Bug != BugHomeUnflushed {
+			to := *s
+			m.flush(&to, r)
+			to.w[i].pos[r] |= flushedBit
+			m.emit(flushed[r], to)
+		} else if left == 0 {
 			to := *s
 			if to.at[r].v == w.n<<1|1 {
 				to.at[r].v = w.n << 1
