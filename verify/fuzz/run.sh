@@ -22,6 +22,7 @@ grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | wh
   for target in $(grep -h --include='*_test.go' -o '^func Fuzz[A-Za-z0-9_]*' "$pkg"/*_test.go | cut -c6-); do
     code=0
     (cd "$pkg" && exec "$program" -test.run='^$' -test.fuzz="^$target\$" -test.fuzztime="${FUZZTIME:-10s}" -test.parallel="${FUZZWORKERS:-2}" \
+      -test.fuzzminimizetime=100x \
       -test.fuzzcachedir="$corpus/$pkg" </dev/null >"$corpus/log" 2>&1) || code=$?
     ran $code || { echo "$pkg $target fails"; cat "$corpus/log"; exit 1; }
     echo "$pkg $target: $(grep '^fuzz: elapsed' "$corpus/log" | tail -1 | cut -d' ' -f4-)"

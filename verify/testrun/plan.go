@@ -96,7 +96,7 @@ func newPlan(only string) (plan, error) {
 			{tests},
 			{
 				{name: "soft-roce", env: static[1:], command: []string{"sh", "verify/rxevm/test-rdma.sh", "suited"}},
-				{name: "fuzz", env: append([]string{"FUZZTIME=1s", "FUZZWORKERS=1"}, static...), command: []string{"sh", "verify/fuzz/run.sh"}},
+				{name: "fuzz", env: append([]string{"FUZZTIME=1000x", "FUZZWORKERS=1"}, static...), command: []string{"sh", "verify/fuzz/run.sh"}},
 			},
 			{race, plain},
 		},
