@@ -265,7 +265,7 @@ func TestPlainRunsWhatRaceLeavesOut(t *testing.T) {
 	s.events(race, "rdma/tcp", "run TestE", "output TestE     b_test.go:7: takes a minute; not with -short", "skip TestE", "pass")
 	s.ended(race, nil)
 	plain.takeRest(s.report)
-	require.Equal(t, "go test -run ^(TestB|TestC|TestE)$ ./alloc ./rdma/tcp", plain.String())
+	require.Equal(t, "go test -run ^(TestB|TestC|TestE)$ ./rdma/tcp ./alloc", plain.String())
 	require.Equal(t, 2, plain.packages)
 
 	race, plain = &stage{name: "race", goTest: true}, &stage{name: "plain", rest: race}
