@@ -43,13 +43,13 @@ build() {
 		exit 1
 	fi
 }
-build test -c -tags verbs,yardstick -o "$work/verbs.test" ./rdma/verbs
-case $what in all | suited | cluster | ratios) build test -c -tags verbs -o "$work/beside.test" ./verify/rxevm/beside ;; esac
+build test -c -ldflags=-w -tags verbs,yardstick -o "$work/verbs.test" ./rdma/verbs
+case $what in all | suited | cluster | ratios) build test -c -ldflags=-w -tags verbs -o "$work/beside.test" ./verify/rxevm/beside ;; esac
 if [ $what = all ] || [ $what = suited ]; then
-	build test -c -tags verbs -o "$work/alloc.test" ./alloc
-	build test -c -tags verbs -o "$work/slab.test" ./slab
+	build test -c -ldflags=-w -tags verbs -o "$work/alloc.test" ./alloc
+	build test -c -ldflags=-w -tags verbs -o "$work/slab.test" ./slab
 fi
-case $what in all | suited | cluster) build build -tags verbs -o "$work/quarry" ./cmd/quarry ;; esac
+case $what in all | suited | cluster) build build -ldflags=-w -tags verbs -o "$work/quarry" ./cmd/quarry ;; esac
 # The time limits are guards: an emulated processor on a starved host takes what it takes.
 cat >"$work/inside" <<'EOF'
 set -u
