@@ -69,6 +69,7 @@ var bugs = []planted{
 	{"reader applies a record of another version", BugAnyRecord, staged1},
 	{"reader takes any shadow", BugShadowUnread, shadow1},
 	{"reader takes the other image unchecked", BugOtherUnchecked, pair2},
+	{"helper settles a STAGED slab", NoBug, Config{Kind: Staged, Replicas: 2, Attempts: 3, Help: true}},
 	{"helper settles on a majority", BugHelpMajority, help3},
 
 	{"shadow given back before home is whole", BugShadowReused, shadow1},
