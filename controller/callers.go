@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -31,15 +32,34 @@ func (c *Controller) caller(r *http.Request) (rights.Caller, error) {
 	token := r.Header.Get(quarrypb.TokenHeader)
 	switch {
 	case id != (identity.ID{}):
-		return rights.Caller{Name: id.String(), Roles: []identity.Role{id.Role}, ID: id}, nil
+		return rights.Caller{Name: id.String(), Roles: []identity.Role{id.Role}, ID: id, Shown: identity.AuthorityOf(r.TLS)}, nil
 	case c.open():
 		return rights.Caller{Name: "anyone", Roles: identity.Roles}, nil
 	case c.cfg.Token != "" && agentauth.RightToken(c.cfg.Token, token):
-		return rights.Caller{Name: "the cluster's token", Roles: identity.Roles}, nil
+		return rights.Caller{Name: "the cluster's token", Roles: identity.Roles, Shown: hashOfToken(c.cfg.Token)}, nil
 	case strings.HasPrefix(token, tokenPrefix):
 		return c.tokenCaller(r.Context(), token)
 	}
 	return rights.Caller{}, errUnauthenticated
+}
+
+// hashOfToken tells the cluster's token from the one before it, in records of delegations.
+func hashOfToken(token string) string {
+	sum := sha256.Sum256([]byte("quarry delegation\x00" + token))
+	return string(sum[:16])
+}
+
+// stillShown says whether what a submitter has shown counts now: the cluster's token is the same, the authority of
+// its certificate is trusted. Records of earlier versions have nothing of that.
+func (c *Controller) stillShown(d *quarrypb.Delegation) bool {
+	switch shown := string(d.Shown); {
+	case shown == "" || d.Token != "":
+		return true
+	case d.Role == "":
+		return shown == hashOfToken(c.cfg.Token)
+	default:
+		return c.cfg.Trusts == nil || c.cfg.Trusts(shown)
+	}
 }
 
 // page lets operators and viewers look at the pages. A browser shows a certificate, or a token as

@@ -67,6 +67,9 @@ type Config struct {
 	ID identity.ID
 	// Insecure is shown in Status: other hosts reach the port, and any caller has every role.
 	Insecure bool
+	// Trusts says whether an authority (identity.AuthorityOf) is one of those that clients' certificates may have
+	// now. nil: all are.
+	Trusts func(authority string) bool
 	// TLS of the RPC port; nil serves plain HTTP.
 	TLS *tls.Config
 	// AgentTLS is for calls to agents with https URLs, PeerTLS for those to other controllers.

@@ -118,6 +118,9 @@ func (c *Controller) actingForJob(ctx context.Context, worker rights.Caller, ten
 // actingBy is what a delegation allows at this moment.
 func (c *Controller) actingBy(ctx context.Context, d *quarrypb.Delegation, worker rights.Caller) (acting, error) {
 	by := submitterOf(d)
+	if !c.stillShown(d) {
+		return acting{}, denied("%s may not act for job %d of tenant %s: the token, or the authority of the certificate, that %s has shown was replaced", worker.Name, d.Job, d.Tenant, by.Name)
+	}
 	if by.Token != "" {
 		if _, err := c.token(ctx, by.Token); err != nil && !errors.Is(err, errUnauthenticated) {
 			return acting{}, connect.NewError(connect.CodeUnavailable, err)
@@ -181,7 +184,7 @@ func (s *service) DelegateJob(ctx context.Context, r *connect.Request[quarrypb.D
 		return nil, denied("%s may only read in tenant %s: a job writes its records and its output there", in.caller, in.name)
 	}
 	d := &quarrypb.Delegation{Job: q.Job, Tenant: in.name, TenantId: in.id, Digest: q.Digest, ExpiresUnixMs: time.Now().Add(lasts).UnixMilli(),
-		Submitter: caller.Name, Role: string(caller.ID.Role), Name: caller.ID.Name, Token: caller.Token}
+		Submitter: caller.Name, Role: string(caller.ID.Role), Name: caller.ID.Name, Token: caller.Token, Shown: []byte(caller.Shown)}
 	for _, role := range caller.Roles {
 		d.Roles = append(d.Roles, string(role))
 	}
@@ -215,7 +218,7 @@ func (s *service) recordDelegation(ctx context.Context, d *quarrypb.Delegation) 
 	}
 	s.c.forgetDelegations()
 	if res.Succeeded {
-		return connect.NewResponse(d), nil
+		return connect.NewResponse(told(d)), nil
 	}
 	if kvs := res.Responses[1].GetResponseRange().Kvs; len(kvs) == 0 || kvs[0].CreateRevision != t.rev {
 		return nil, s.notLeading()
@@ -228,7 +231,14 @@ func (s *service) recordDelegation(ctx context.Context, d *quarrypb.Delegation) 
 	if proto.Unmarshal(kvs[0].Value, have) != nil || have.Submitter != d.Submitter || string(have.Digest) != string(d.Digest) {
 		return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("job %d of tenant %s is delegated already", d.Job, d.Tenant))
 	}
-	return connect.NewResponse(have), nil
+	return connect.NewResponse(told(have)), nil
+}
+
+// told is a delegation as answers have it.
+func told(d *quarrypb.Delegation) *quarrypb.Delegation {
+	d = proto.CloneOf(d)
+	d.Shown = nil
+	return d
 }
 
 // delegationList is at most delegationHold old; latest: it is read now. Oldest first in each tenant.
@@ -361,7 +371,7 @@ func (s *service) PollJobs(ctx context.Context, r *connect.Request[quarrypb.Poll
 		if err != nil {
 			return nil, err
 		}
-		d = proto.CloneOf(d)
+		d = told(d)
 		if d.Grants = in.grants; in.all {
 			d.Grants = nil
 		}

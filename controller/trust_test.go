@@ -3,6 +3,7 @@ package controller_test
 import (
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -210,4 +211,64 @@ func TestAuditIsBounded(t *testing.T) {
 	log := do(t, r.ListAudit, &quarrypb.ListAuditRequest{Most: 5000})
 	require.Len(t, log.Entries, 1000)
 	require.Equal(t, "SetDefaults", log.Entries[0].Method)
+}
+
+// TestDelegationsEndWithWhatWasShown: workers act for a submitter while the cluster's token, or the authority of its certificate,
+// that it has shown is that of now. They are not told what that was.
+func TestDelegationsEndWithWhatWasShown(t *testing.T) {
+	delegate := &quarrypb.DelegateJobRequest{Job: 7, Digest: make([]byte, 32)}
+	poll := func(worker rpc) []*quarrypb.Delegation {
+		return do(t, worker.PollJobs, &quarrypb.PollJobsRequest{Worker: &quarrypb.Worker{Name: "w", Plugins: []byte("[]")}}).Jobs
+	}
+	open := func(worker rpc) error {
+		q := connect.NewRequest(&quarrypb.OpenSessionRequest{Name: "w", Key: publicKey[:]})
+		q.Header().Set(quarrypb.JobHeader, "7")
+		_, err := worker.OpenSession(t.Context(), q)
+		return err
+	}
+	acts := func(worker rpc) {
+		t.Helper()
+		jobs := poll(worker)
+		require.Len(t, jobs, 1)
+		require.Empty(t, jobs[0].Shown, "a worker could guess the token by it")
+		require.NoError(t, open(worker))
+	}
+	ended := func(worker rpc) {
+		t.Helper()
+		require.Empty(t, poll(worker))
+		err := open(worker)
+		require.Equal(t, connect.CodePermissionDenied, connect.CodeOf(err))
+		require.ErrorContains(t, err, "was replaced")
+	}
+	t.Run("token", func(t *testing.T) {
+		_, etcd := store(t)
+		secret := ""
+		for i, token := range []string{"one", "two", "one"} {
+			c, _ := start(t, controller.Config{Etcd: etcd, Token: token})
+			lead(t, c)
+			holder := over(t, nil, c.URL(), token)
+			if i == 0 {
+				secret = do(t, holder.CreateToken, &quarrypb.CreateTokenRequest{Role: "worker"}).Secret
+				require.Empty(t, do(t, holder.DelegateJob, delegate).Shown)
+			}
+			check := map[string]func(rpc){"one": acts, "two": ended}[token]
+			check(over(t, nil, c.URL(), secret))
+			require.NoError(t, c.Close())
+		}
+	})
+	t.Run("certificate", func(t *testing.T) {
+		_, etcd := store(t)
+		issue := certs.New(t, "prod").Source
+		own := issue(identity.Controller, "c1")
+		var replaced atomic.Bool
+		c, _ := start(t, controller.Config{Etcd: etcd, TLS: own.Server(), ID: own.ID(), Trusts: func(authority string) bool {
+			return own.Trusts(authority) && !replaced.Load()
+		}})
+		lead(t, c)
+		worker := over(t, issue(identity.Worker, "w"), c.URL(), "")
+		do(t, over(t, issue(identity.Client, "app"), c.URL(), "").DelegateJob, delegate)
+		acts(worker)
+		replaced.Store(true)
+		ended(worker)
+	})
 }

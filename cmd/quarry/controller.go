@@ -168,6 +168,9 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	if member != nil {
 		cfg.Member = member
 	}
+	if a.trust != nil {
+		cfg.Trusts = a.trust.Trusts
+	}
 	srv, err := controller.Start(ctx, cfg)
 	if err != nil {
 		return inUse(err)

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -115,4 +116,18 @@ func OfPeer(cs *tls.ConnectionState, own ID) (ID, error) {
 		return ID{}, fmt.Errorf("identity %s: this is cluster %s", id, own.Cluster)
 	}
 	return id, nil
+}
+
+// AuthorityOf names the authority that a peer's certificate was verified by: a hash of its public key. "" if there is none.
+func AuthorityOf(cs *tls.ConnectionState) string {
+	if cs == nil || len(cs.VerifiedChains) == 0 {
+		return ""
+	}
+	chain := cs.VerifiedChains[0]
+	return authorityName(chain[len(chain)-1])
+}
+
+func authorityName(c *x509.Certificate) string {
+	sum := sha256.Sum256(c.RawSubjectPublicKeyInfo)
+	return string(sum[:16])
 }

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -209,6 +210,18 @@ func TestFilesAreReplacedUnderLoad(t *testing.T) {
 		require.Eventually(t, func() bool { return calls.Load() >= before+8 || t.Failed() }, patience, time.Millisecond)
 	}
 	require.Equal(t, first, serialOver(old), "an old connection goes on")
+	root := func(src *Source) string {
+		c, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), src.Client(Controller))
+		require.NoError(t, err)
+		defer c.Close()
+		cs := c.ConnectionState()
+		chains, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: src.current().pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		require.NoError(t, err)
+		cs.VerifiedChains = chains
+		return AuthorityOf(&cs)
+	}
+	former := root(client)
+	require.True(t, server.Trusts(former))
 	fresh := &http.Transport{TLSClientConfig: client.Client(Controller)}
 	defer fresh.CloseIdleConnections()
 	require.NotEqual(t, first, serialOver(fresh), "a new one uses the new certificate")
@@ -227,6 +240,9 @@ func TestFilesAreReplacedUnderLoad(t *testing.T) {
 	got, err := get(client.Client(Controller), url)
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://prod/node/n1", got)
+
+	require.False(t, server.Trusts(former), "it is not an authority any more")
+	require.True(t, server.Trusts(root(client)))
 
 	// What cannot be used is not taken.
 	replace(t, filepath.Join(p.dir, "n1.crt"), []byte("half a cert"))

@@ -3,6 +3,7 @@ package identity
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,6 +40,8 @@ type material struct {
 	cert *tls.Certificate // nil: none
 	id   ID               // of cert
 	pool *x509.CertPool   // nil: the system's
+	// authorities are the names of those in pool.
+	authorities map[string]bool
 }
 
 // Source is a process's certificate, key and authorities. Safe for concurrent use.
@@ -135,12 +138,18 @@ func load(f Files) (*material, error) {
 		m.cert = &pair
 	}
 	if f.CA != "" {
-		pem, err := readFile("certificate authority", f.CA)
+		b, err := readFile("certificate authority", f.CA)
 		if err != nil {
 			return nil, err
 		}
-		m.pool = x509.NewCertPool()
-		if !m.pool.AppendCertsFromPEM(pem) {
+		m.pool, m.authorities = x509.NewCertPool(), map[string]bool{}
+		for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
+			if c, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == "CERTIFICATE" {
+				m.pool.AddCert(c)
+				m.authorities[authorityName(c)] = true
+			}
+		}
+		if len(m.authorities) == 0 {
 			return nil, fmt.Errorf("certificate authority %s: no PEM certificate in it", f.CA)
 		}
 	}
@@ -170,6 +179,13 @@ func (s *Source) current() *material {
 	}
 	s.now = m
 	return m
+}
+
+// Trusts says whether an authority, by the name that AuthorityOf gives it, is one of those in the file now. Without a
+// file, all are.
+func (s *Source) Trusts(authority string) bool {
+	m := s.current()
+	return m.pool == nil || m.authorities[authority]
 }
 
 // Server is the configuration of a port. It asks for a client's certificate where there is an

@@ -7921,11 +7921,13 @@ type Delegation struct {
 	ExpiresUnixMs int64                  `protobuf:"varint,5,opt,name=expires_unix_ms,json=expiresUnixMs,proto3" json:"expires_unix_ms,omitempty"`
 	Submitter     string                 `protobuf:"bytes,6,opt,name=submitter,proto3" json:"submitter,omitempty"` // for people
 	// Who it was: what a worker may do for the job is looked up by these.
-	Roles         []string `protobuf:"bytes,7,rep,name=roles,proto3" json:"roles,omitempty"`
-	Role          string   `protobuf:"bytes,8,opt,name=role,proto3" json:"role,omitempty"` // of its certificate, with name
-	Name          string   `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`
-	Token         string   `protobuf:"bytes,10,opt,name=token,proto3" json:"token,omitempty"`   // id of its token
-	Grants        []*Grant `protobuf:"bytes,11,rep,name=grants,proto3" json:"grants,omitempty"` // of answers: what it may do; none: anything in the tenant that its role may
+	Roles  []string `protobuf:"bytes,7,rep,name=roles,proto3" json:"roles,omitempty"`
+	Role   string   `protobuf:"bytes,8,opt,name=role,proto3" json:"role,omitempty"` // of its certificate, with name
+	Name   string   `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`
+	Token  string   `protobuf:"bytes,10,opt,name=token,proto3" json:"token,omitempty"`   // id of its token
+	Grants []*Grant `protobuf:"bytes,11,rep,name=grants,proto3" json:"grants,omitempty"` // of answers: what it may do; none: anything in the tenant that its role may
+	// Of the record, never of answers: a hash of the cluster's token, or of the authority of the certificate, that the submitter has shown.
+	Shown         []byte `protobuf:"bytes,12,opt,name=shown,proto3" json:"shown,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8033,6 +8035,13 @@ func (x *Delegation) GetToken() string {
 func (x *Delegation) GetGrants() []*Grant {
 	if x != nil {
 		return x.Grants
+	}
+	return nil
+}
+
+func (x *Delegation) GetShown() []byte {
+	if x != nil {
+		return x.Shown
 	}
 	return nil
 }
@@ -9233,7 +9242,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\bsessions\x18\x03 \x01(\rR\bsessions\"\x14\n" +
 	"\x12ListTenantsRequest\"B\n" +
 	"\x13ListTenantsResponse\x12+\n" +
-	"\atenants\x18\x01 \x03(\v2\x11.quarry.v1.TenantR\atenants\"\xaf\x02\n" +
+	"\atenants\x18\x01 \x03(\v2\x11.quarry.v1.TenantR\atenants\"\xc5\x02\n" +
 	"\n" +
 	"Delegation\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
@@ -9247,7 +9256,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04name\x18\t \x01(\tR\x04name\x12\x14\n" +
 	"\x05token\x18\n" +
 	" \x01(\tR\x05token\x12(\n" +
-	"\x06grants\x18\v \x03(\v2\x10.quarry.v1.GrantR\x06grants\"W\n" +
+	"\x06grants\x18\v \x03(\v2\x10.quarry.v1.GrantR\x06grants\x12\x14\n" +
+	"\x05shown\x18\f \x01(\fR\x05shown\"W\n" +
 	"\x12DelegateJobRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x17\n" +
