@@ -191,7 +191,9 @@ func (c *conn) work() bool {
 			break
 		}
 	}
-	c.filled = copy(c.in, c.in[at:c.filled])
+	if at > 0 { // copy would move a long command that is not whole yet onto itself, after each read
+		c.filled = copy(c.in, c.in[at:c.filled])
+	}
 	c.shrink()
 	return true
 }
