@@ -272,7 +272,7 @@ func TestManyClients(t *testing.T) {
 		wg.Go(func() {
 			var mine []proto.Ref
 			for i := range 300 {
-				text := fmt.Sprintf("client %d object %d %s", c, i, strings.Repeat("x", (i*37)%400))
+				text := fmt.Sprintf("client %d object %d %s", c, i, strings.Repeat("x", (i*37)%200))
 				ref, err := p.Alloc.Alloc([]byte(text), want(2))
 				if !errors.Is(err, nil) {
 					t.Error(err)

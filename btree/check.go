@@ -16,7 +16,7 @@ type Report struct {
 	External   int   `json:"external_values"`
 	UsedBytes  int64 `json:"used_bytes"`     // of node payloads
 	ValueBytes int64 `json:"external_bytes"` // of external values
-	NodeBytes  int   `json:"node_bytes"`     // slab size
+	NodeBytes  int   `json:"node_bytes"`
 	Missing    int   `json:"missing_entries"`
 	Dangling   int   `json:"dangling_entries"`
 	Frozen     int   `json:"frozen_nodes"`
@@ -49,7 +49,7 @@ func checkTree(s Store, root Ref, tag uint32, rep *Report, reach func(Ref, uint3
 		rep.Dead++
 	}
 	if tag == TagRoot {
-		rep.Levels, rep.NodeBytes = pg.level+1, pg.class.Bytes()
+		rep.Levels, rep.NodeBytes = pg.level+1, pg.class.Bytes()-nodeSlabExtra
 	}
 	reach(root, tag)
 	rep.take(pg)

@@ -38,7 +38,7 @@ func filled(t testing.TB, batch int, old int, key func(i int) []byte) (perKey, r
 	puts := m.rounds
 	rep := checkWhole(t, m, st, p.Shared, false)
 	require.Equal(t, old+fillKeys, rep.Keys)
-	return float64((rep.Leaves+rep.Inner)*p.limits.NodeBytes) / float64(rep.Keys), float64(puts) / fillKeys
+	return float64((rep.Leaves+rep.Inner)*p.limits.SlabBytes) / float64(rep.Keys), float64(puts) / fillKeys
 }
 
 // TestRisingKeysFillTheirNodes: the memory a key of 16 bytes with a value of 128, by the order of the

@@ -36,7 +36,7 @@ func newStage(t testing.TB, build func(s *stage, p *Program)) *stage {
 
 func (s *stage) put(p *Program, i int, v string) {
 	k := string(s.key(i))
-	v = fmt.Sprintf("%-60s", v)
+	v = fmt.Sprintf("%-66s", v)
 	_, err := p.Put([]byte(k), []byte(v), Cond{})
 	require.NoError(s.t, err)
 	s.want[k] = v

@@ -50,10 +50,12 @@ const (
 	MaxInlineBytes = 256
 	// MaxValueBytes is the largest value.
 	MaxValueBytes = 64 << 20
-	// DefaultNodeBytes is the slab size of a node.
+	// DefaultNodeBytes is the size of a node.
 	DefaultNodeBytes = 4 << 10
-	minNodeClass     = proto.Class(4)  // 1 KiB
-	maxNodeClass     = proto.Class(10) // 64 KiB
+	minNodeBytes     = 1 << 10
+	maxNodeBytes     = 64 << 10
+	// nodeSlabExtra is what a node's slab has more: R, V and the headers of the images.
+	nodeSlabExtra = 64
 
 	// maxTries bounds how often an operation starts again because others changed
 	// the tree meanwhile; each try means that another operation was done.
@@ -86,6 +88,7 @@ var (
 // entries do, so that a split always helps. Longer keys go to layers.
 type Limits struct {
 	NodeBytes int `json:"node_bytes"`
+	SlabBytes int `json:"slab_bytes"` // of the slab of a node
 	Room      int `json:"room"`
 	// InlineKeyBytes: a key takes one node, and a round, more for each so many bytes
 	// that it is longer.
@@ -108,7 +111,7 @@ func limits(class proto.Class, overhead int) Limits {
 	free := room - headBytes - frozenBytes
 	// free - 2 key >= 4 (head + key + external); one byte is the mark of a layer
 	key := min(MaxKeyBytes, (free-4*(entryHead+externalBytes))/6)
-	return Limits{NodeBytes: class.Bytes(), Room: room - overhead, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - overhead - 2*key) / 3}
+	return Limits{NodeBytes: class.Bytes() - nodeSlabExtra, SlabBytes: class.Bytes(), Room: room - overhead, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - overhead - 2*key) / 3}
 }
 
 // Shared is the state that the Programs of one tree in one process share.
@@ -146,8 +149,8 @@ func (s *Shared) Changes() map[string]uint64 {
 
 // Config of a tree. The zero value is good.
 type Config struct {
-	// NodeBytes is the slab size of nodes: a power of two from 1 KiB to 64 KiB; 0
-	// means 4 KiB. Part of the tree: for Create only.
+	// NodeBytes is the size of nodes: a power of two from 1 KiB to 64 KiB; 0 means 4 KiB.
+	// Their slabs have 64 B more. Part of the tree: for Create only.
 	NodeBytes int
 	// CacheBytes bounds the inner nodes kept in this process; 0 means 32 MiB,
 	// negative none.
@@ -179,12 +182,20 @@ func (c Config) class() (proto.Class, error) {
 	if c.NodeBytes == 0 {
 		c.NodeBytes = DefaultNodeBytes
 	}
-	for k := minNodeClass; k <= maxNodeClass; k++ {
-		if k.Bytes() == c.NodeBytes {
-			return k, nil
-		}
+	k, ok := NodeClass(c.NodeBytes)
+	if !ok {
+		return 0, fmt.Errorf("btree: nodes of %d bytes: want a power of two from %d to %d", c.NodeBytes, minNodeBytes, maxNodeBytes)
 	}
-	return 0, fmt.Errorf("btree: nodes of %d bytes: want a power of two from %d to %d", c.NodeBytes, minNodeClass.Bytes(), maxNodeClass.Bytes())
+	return k, nil
+}
+
+// NodeClass is the class of the slabs of nodes of a size; false unless it is a power of two
+// from 1 KiB to 64 KiB.
+func NodeClass(nodeBytes int) (proto.Class, bool) {
+	if nodeBytes < minNodeBytes || nodeBytes > maxNodeBytes || nodeBytes&(nodeBytes-1) != 0 {
+		return 0, false
+	}
+	return proto.ClassOf(nodeBytes + nodeSlabExtra)
 }
 
 func newShared(root Ref, class proto.Class, cfg Config, fill int) *Shared {
@@ -229,7 +240,7 @@ func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.class < minNodeClass || v.class > maxNodeClass {
+	if _, ok := NodeClass(v.class.Bytes() - nodeSlabExtra); !ok {
 		return nil, corrupt("root of class %d", v.class)
 	}
 	return newShared(root, v.class, cfg, fill), nil

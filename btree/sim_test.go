@@ -17,6 +17,8 @@ import (
 
 var seedsFlag = flag.Int("seeds", 300, "random runs of the tree")
 
+var smallNode, _ = NodeClass(minNodeBytes)
+
 // Histories: one register with a condition per key.
 
 type opKind uint8
@@ -118,7 +120,7 @@ func long(i int) []byte {
 	if i%fixedEvery < fixedEvery/2 {
 		return key4(i)
 	}
-	return fmt.Appendf(nil, "layer%0*d/%04d", limits(minNodeClass, 0).InlineKeyBytes-5, i/fixedEvery, i)
+	return fmt.Appendf(nil, "layer%0*d/%04d", limits(smallNode, 0).InlineKeyBytes-5, i/fixedEvery, i)
 }
 
 // play runs a scenario: keys divisible by fixedEvery are put first and never changed, all

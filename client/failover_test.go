@@ -86,7 +86,7 @@ func TestCallsGoOnOverARestart(t *testing.T) {
 func TestLossOfANodeLowersNoPromise(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 3})
 	c := cluster.Connect(client.Config{Replicas: 2})
-	ref, err := c.Alloc(t.Context(), payload(1<<20), client.AllocOptions{})
+	ref, err := c.Alloc(t.Context(), payload(1<<20), client.AllocOptions{Capacity: 2 << 20})
 	require.NoError(t, err)
 	lost := client.Table(c).Regions[0].Replicas[1].Node
 	for _, n := range cluster.Nodes {

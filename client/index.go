@@ -16,7 +16,7 @@ const indexHeaderBytes = 16
 // chunkClass is the size class of chunks, 256 KiB: small enough that the checksum of a chunk
 // is computed, and the chunk copied, from the processor's cache; large enough that the index
 // of an object of MaxObjectBytes fits a small slab.
-const chunkClass = proto.Class(12)
+var chunkClass, _ = proto.ClassOf(256 << 10)
 
 // chunkBytes is the payload of every chunk but the last, of clear objects.
 func chunkBytes() int { return chunkClass.PayloadBytes(proto.Single) }

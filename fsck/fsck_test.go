@@ -37,7 +37,7 @@ func newWorld(t *testing.T) *world {
 		w.write(t, i, 0, header.Encode())
 	}
 	for i := range 100 {
-		ref, err := w.port.Alloc.Alloc(make([]byte, 10*i), alloc.Want{Kind: proto.Kind(i % 2), Replicas: 2})
+		ref, err := w.port.Alloc.Alloc(make([]byte, 120*(i%8)), alloc.Want{Kind: proto.Kind(i % 2), Replicas: 2})
 		require.NoError(t, err)
 		w.refs = append(w.refs, ref)
 	}

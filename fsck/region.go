@@ -392,9 +392,9 @@ func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 			c.conclude(w, &s, v)
 		}
 	}
-	for i := h.Class().MapWords(); i < proto.MapBytes/8; i++ {
-		if proto.Word(c.maps, 8*i) != 0 {
-			f := c.finding(w, 0, KindMap, fmt.Sprintf("block %d", b), "word %d of the map is beyond its %d slabs and not zero", i, h.Class().Slabs())
+	for i := range proto.MapBytes / 8 {
+		if proto.Word(c.maps, 8*i)&^h.Class().MapMask(i) != 0 {
+			f := c.finding(w, 0, KindMap, fmt.Sprintf("block %d", b), "word %d of the map has bits beyond its %d slabs", i, h.Class().Slabs())
 			f.block, f.inBlock = b, true
 			c.report.add(f)
 			break

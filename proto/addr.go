@@ -55,11 +55,11 @@ const RefBytes = 16
 // IsZero says whether r names nothing.
 func (r Ref) IsZero() bool { return r == Ref{} }
 
-// Valid says whether r can name an object: a numbered region, an offset on a
-// slab boundary behind the region header, a born version.
+// Valid says whether r can name an object: a numbered region, an offset where
+// a slab of some class may begin, behind the region header, a born version.
 func (r Ref) Valid() bool {
 	return r.Addr.Region() != 0 && r.Addr.Off() >= RegionHeaderBytes &&
-		r.Addr.Off()%MinSlabBytes == 0 && r.Incarnation.Born() != 0
+		r.Addr.Off()%SlabAlign == 0 && r.Incarnation.Born() != 0
 }
 
 // String is the text form "ADDR/GENERATION.BORN": "7:0x00500040/0.17".

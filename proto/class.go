@@ -1,14 +1,28 @@
 package proto
 
-// Class is a size class: slabs of 64 B << class. Class 0 is 64 B, class 14 is 1 MiB.
+import "math/bits"
+
+// Class is a size class, a row of the class table. Class 0 is 64 B, the last one 1 MiB.
+//
+//	64 B to 448 B             in quarter steps: 64, 80, 96, 112, 128, 160, ...
+//	576 B to 112 KiB + 64 B   in quarter steps, each 64 B larger: 512+64, 640+64, ...
+//	128 KiB to 1 MiB          powers of two, and those quarter steps of which a block has
+//	                          enough that at most 1/16 of it is left: 160, 192, 320 KiB
+//
+// The 64 B more hold words and headers beside a payload of a round size. All sizes are
+// multiples of 16, from 256 B on of 64. Most do not divide a block: the bytes behind its
+// last slab belong to no slab.
 type Class uint8
 
 const (
 	MinSlabBytes = 64
 	MaxSlabBytes = 1 << 20
-	Classes      = 15
-	// MinPairClass is the smallest class whose slabs have room for two images.
-	MinPairClass Class = 1
+	// SlabAlign divides the offset of every slab.
+	SlabAlign = 16
+	Classes   = 51
+	// MinPairClass, of 128 B, is the smallest class whose slabs have room for two images
+	// with a payload of a few words.
+	MinPairClass Class = 4
 
 	// ImageHeaderBytes precede the payload in every image.
 	ImageHeaderBytes = 32
@@ -18,14 +32,87 @@ const (
 	SingleLead = wordsBytes + ImageHeaderBytes
 )
 
-// Bytes is the slab size of the class.
-func (c Class) Bytes() int { return MinSlabBytes << c }
+// classRow is what is known of a class.
+type classRow struct {
+	bytes, slabs uint32
+	reciprocal   uint64 // 2^64 / bytes, rounded up
+}
+
+// classTable has a row for every value of a header's class field, so that an index needs no
+// check; rows from Classes on are zero.
+var classTable = makeClassTable()
+
+func makeClassTable() (table [1 << ClassBits]classRow) {
+	const (
+		offsetFrom = 512       // from here on classes are offset bytes larger
+		offset     = 64        // R and V, the image's header, and 16 B more
+		plainFrom  = 128 << 10 // and from here on no more
+	)
+	n := 0
+	add := func(size uint32) {
+		table[n] = classRow{bytes: size, slabs: BlockBytes / size, reciprocal: ^uint64(0)/uint64(size) + 1}
+		n++
+	}
+	for size := uint32(MinSlabBytes); size <= MaxSlabBytes; size *= 2 {
+		for q := range uint32(4) {
+			step := size + q*size/4
+			if size >= offsetFrom && size < plainFrom {
+				step += offset
+			}
+			if BlockBytes%step <= BlockBytes/16 && step <= MaxSlabBytes {
+				add(step)
+			}
+		}
+	}
+	return table
+}
+
+func (c Class) row() *classRow { return &classTable[c&(1<<ClassBits-1)] }
+
+// Bytes is the slab size of the class; 0 from Classes on.
+func (c Class) Bytes() int { return int(c.row().bytes) }
 
 // Slabs is the number of slabs in a block of the class.
-func (c Class) Slabs() int { return BlockBytes / c.Bytes() }
+func (c Class) Slabs() int { return int(c.row().slabs) }
+
+// UsedBytes is where the last slab of a block of the class ends.
+func (c Class) UsedBytes() int { return c.Slabs() * c.Bytes() }
+
+// PieceBytes is the size of the largest piece of whole slabs that is not above most: the
+// unit of a walk over a block. One slab where most is smaller.
+func (c Class) PieceBytes(most int) int { return max(c.SlabOf(most), 1) * c.Bytes() }
+
+// SlabOf is the number of the slab that holds byte in of a block, by a multiplication.
+// Preconditions: c < Classes, 0 <= in < 1<<32.
+func (c Class) SlabOf(in int) int {
+	n, _ := bits.Mul64(uint64(in), c.row().reciprocal)
+	return int(n)
+}
 
 // MapWords is the number of 8-byte words of the free-slab map that are in use.
 func (c Class) MapWords() int { return (c.Slabs() + 63) / 64 }
+
+// MapMask has a bit for each slab of word i of the free-slab map.
+// Preconditions: 0 <= i < MapBytes/8.
+func (c Class) MapMask(i int) uint64 {
+	switch left := c.Slabs() - 64*i; {
+	case left >= 64:
+		return ^uint64(0)
+	case left > 0:
+		return 1<<left - 1
+	}
+	return 0
+}
+
+// ClassOf returns the class whose slabs have so many bytes; false if there is none.
+func ClassOf(slabBytes int) (Class, bool) {
+	for c := range Class(Classes) {
+		if c.Bytes() == slabBytes {
+			return c, true
+		}
+	}
+	return 0, false
+}
 
 // ImageBytes is the room of one image in a slab of this class and kind.
 func (c Class) ImageBytes(k Kind) int {

@@ -67,8 +67,11 @@ func (g *Geometry) Slab(block uint32, i int, h Header) Slab {
 	return Slab{Off: g.BlockOff(block) + uint64(i*h.Class().Bytes()), Class: h.Class(), Kind: h.Kind()}
 }
 
-// SlabIndex is the number of the slab in its block; false unless off is the start of a slab of the class.
+// SlabIndex is the number of the slab in its block; false unless off is the start of a slab
+// of the class.
+// Preconditions: off lies in a block.
 func (g *Geometry) SlabIndex(off uint64, c Class) (int, bool) {
-	in := (off - g.dataOff) % BlockBytes
-	return int(in) / c.Bytes(), int(in)%c.Bytes() == 0
+	in := int((off - g.dataOff) % BlockBytes)
+	i := c.SlabOf(in)
+	return i, in == i*c.Bytes() && i < c.Slabs()
 }

@@ -10,8 +10,9 @@ import (
 
 const (
 	RegionHeaderBytes = 4096
-	// LayoutVersion changes with any change of the format.
-	LayoutVersion = 1
+	// LayoutVersion changes with any change of the format, and the fabric version with it:
+	// clients read no region header.
+	LayoutVersion = 2
 )
 
 var regionMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', '\r', '\n'}
@@ -52,8 +53,15 @@ type RegionHeader struct {
 
 const regionChecksumOff = 80
 
-// ErrNotRegion: the bytes are not a region of this layout.
-var ErrNotRegion = errors.New("not a quarry region")
+var (
+	// ErrNotRegion: the bytes are not a region of this layout.
+	ErrNotRegion = errors.New("not a quarry region")
+	// ErrLayout: they are a region of another layout. It is an ErrNotRegion, too.
+	ErrLayout = errors.New("layout of another version")
+)
+
+// WayOver says how data get from one layout version to another.
+const WayOver = "write its trees to files with the build that it belongs to (quarry kv dump), and load them with this one into a new cluster or folder (quarry kv load)"
 
 // Encode returns the header with its checksum, zero-padded to RegionHeaderBytes.
 func (h *RegionHeader) Encode() []byte {
@@ -80,7 +88,7 @@ func DecodeRegionHeader(b []byte) (RegionHeader, error) {
 		return h, fmt.Errorf("%w: wrong magic %x", ErrNotRegion, b[:8])
 	}
 	if v := uint32(Word(b, 8)); v != LayoutVersion {
-		return h, fmt.Errorf("%w: layout version %d, this build reads %d", ErrNotRegion, v, LayoutVersion)
+		return h, fmt.Errorf("%w: %w: %d, this build reads %d: %s", ErrNotRegion, ErrLayout, v, LayoutVersion, WayOver)
 	}
 	if xxh3.Hash(b[:regionChecksumOff]) != Word(b, regionChecksumOff) {
 		return h, fmt.Errorf("%w: the header's checksum is wrong", ErrNotRegion)

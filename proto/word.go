@@ -10,6 +10,7 @@ const (
 	GenerationBits = 20
 	TagBits        = 20
 	LengthBits     = 20
+	ClassBits      = 7
 
 	MaxSession    = 1<<SessionBits - 1
 	MaxSequence   = 1<<SequenceBits - 1
@@ -131,25 +132,35 @@ const (
 	Pair Kind = 0
 	// Single slabs are written once, between Birth and Free.
 	Single Kind = 1
+	// Staged is reserved for slabs of one image and a redo record. This build opens none.
+	Staged Kind = 2
 )
 
+// Kinds is the number of kinds that this build reads and writes.
+const Kinds = 2
+
 func (k Kind) String() string {
-	if k == Single {
+	switch k {
+	case Pair:
+		return "PAIR"
+	case Single:
 		return "SINGLE"
+	case Staged:
+		return "STAGED"
 	}
-	return "PAIR"
+	return fmt.Sprintf("kind %d", uint8(k))
 }
 
 // Header is a block's header word. Changed by CAS only.
 type Header uint64
 
 const (
-	headerSpareBits  = 17
+	headerSpareBits  = 14
 	headerSessionPos = headerSpareBits
 	headerGenPos     = headerSessionPos + SessionBits
 	headerClassPos   = headerGenPos + GenerationBits
-	headerKindPos    = headerClassPos + 5
-	headerStatePos   = headerKindPos + 1
+	headerKindPos    = headerClassPos + ClassBits
+	headerStatePos   = headerKindPos + 2
 )
 
 // The fields fill the word exactly.
@@ -162,8 +173,8 @@ func MakeHeader(s BlockState, k Kind, c Class, generation, session uint32) Heade
 }
 
 func (h Header) State() BlockState  { return BlockState(h >> headerStatePos & 7) }
-func (h Header) Kind() Kind         { return Kind(h >> headerKindPos & 1) }
-func (h Header) Class() Class       { return Class(h >> headerClassPos & 31) }
+func (h Header) Kind() Kind         { return Kind(h >> headerKindPos & 3) }
+func (h Header) Class() Class       { return Class(h >> headerClassPos & (1<<ClassBits - 1)) }
 func (h Header) Generation() uint32 { return uint32(h >> headerGenPos & MaxGeneration) }
 func (h Header) Session() uint32    { return uint32(h >> headerSessionPos & MaxSession) }
 
@@ -172,9 +183,10 @@ func (h Header) With(s BlockState) Header {
 	return MakeHeader(s, h.Kind(), h.Class(), h.Generation(), 0)
 }
 
-// Valid says whether every field is in range and the fields agree.
+// Valid says whether every field is in range and the fields agree. A header of a kind that
+// this build does not know is not valid.
 func (h Header) Valid() bool {
-	if h&(1<<headerSpareBits-1) != 0 || h.State() > BlockReclaim || h.Class() >= Classes {
+	if h&(1<<headerSpareBits-1) != 0 || h.State() > BlockReclaim || h.Kind() >= Kinds || h.Class() >= Classes {
 		return false
 	}
 	if h.State() != BlockFree && h.Kind() == Pair && h.Class() < MinPairClass {

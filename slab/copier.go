@@ -58,13 +58,14 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 	if !h.State().Open() || !h.Valid() {
 		return nil // a client that opens the block writes to the rebuilding replica too
 	}
-	size, piece := h.Class().Bytes(), 0
+	class, piece := h.Class(), 0
+	size := class.Bytes()
 	k := l.copies()
-	for at := 0; at < proto.BlockBytes; at += piece {
+	for at := 0; at < class.UsedBytes(); at += piece {
 		if err := l.port.Pause(0); err != nil {
 			return err
 		}
-		piece = min(max(l.copyBytes, size), proto.BlockBytes-at)
+		piece = min(class.PieceBytes(l.copyBytes), class.UsedBytes()-at)
 		buf, err := l.buffer(&l.batch.slabs, piece)
 		if err != nil {
 			return err
@@ -75,8 +76,8 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 		if err != nil {
 			return err
 		}
-		for in := 0; in < piece; in += size {
-			s := reg.Geometry.Slab(block, (at+in)/size, h)
+		for in, i := 0, class.SlabOf(at); in < piece; in, i = in+size, i+1 {
+			s := reg.Geometry.Slab(block, i, h)
 			_, v := s.Words(buf[in:])
 			st.Slabs++
 			switch {

@@ -19,7 +19,7 @@ const (
 // CopyBy says how much of a block Copy READs at once from the next piece on: the most
 // that it holds reserved, and that a rebuilding replica receives without a pause. More costs
 // fewer rounds and keeps others waiting longer. A slab is never divided.
-// Preconditions: bytes is a power of two, at most a block.
+// Preconditions: bytes is above 0, and at most a block.
 func (l *Lane) CopyBy(bytes int) { l.copyBytes = bytes }
 
 // copies is what a copier gathers from one piece of a block.

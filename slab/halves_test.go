@@ -19,7 +19,7 @@ func TestHalfASlabIsReadWhereTheVersionIsKnown(t *testing.T) {
 	w := slabtest.New(t, 1)
 	writer, reader := w.Lane(1), w.Lane(2)
 	const n = 64
-	big := make([]byte, 1500) // a slab of 4 KiB
+	big := make([]byte, 1900) // a slab of 4160 B
 	refs := make([]proto.Ref, n)
 	for i := range refs {
 		var err error
@@ -51,7 +51,7 @@ func TestHalfASlabIsReadWhereTheVersionIsKnown(t *testing.T) {
 		return reader.Rounds() - before, int(reader.Lane.Tally().Bytes - sent)
 	}
 	change := func() {
-		big = fmt.Appendf(big[:1400], "changed %d", len(big))
+		big = fmt.Appendf(big[:1800], "changed %d", len(big))
 		for _, ref := range refs {
 			_, err := writer.Lane.Update(ref, func([]byte, *slab.Info) ([]byte, error) { return big, nil })
 			require.NoError(t, err)

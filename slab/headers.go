@@ -89,6 +89,9 @@ func (l *Lane) readHeader(reg *Region, block uint32) (proto.Header, error) {
 		return 0, errAgain
 	}
 	h := proto.Header(proto.Word(l.word, 0))
+	if h.Kind() >= proto.Kinds {
+		return 0, fmt.Errorf("%w: block %d of region %d has slabs of the kind %v; use a build that is as new as the one that wrote them", ErrKind, block, reg.ID, h.Kind())
+	}
 	if !h.Valid() {
 		return 0, fmt.Errorf("%w: header of block %d of region %d is %#x", ErrCorrupt, block, reg.ID, uint64(h))
 	}

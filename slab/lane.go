@@ -29,7 +29,7 @@ type Lane struct {
 	batch batch
 	// gathered is the storage of a copier, nil until the lane copies.
 	gathered *copies
-	// copyBytes is how much of a block a copier READs at once. Invariant: a power of two.
+	// copyBytes is how much of a block a copier READs at once, and one slab at least.
 	copyBytes int
 	// keys are those of Encrypt, encryption what the lane encrypts with: nil without keys.
 	keys       *payloadkey.Ring

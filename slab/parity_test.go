@@ -13,7 +13,9 @@ import (
 func TestSlabsOfARegionShareNoParity(t *testing.T) {
 	g, err := proto.NewGeometry(proto.MaxRegionBytes)
 	require.NoError(t, err)
-	for _, class := range []proto.Class{5, 6, 7, 10} { // 2 KiB, 4 KiB, 8 KiB, 64 KiB
+	for _, size := range []int{2112, 2624, 4160, 7232, 8256, 65600, 1 << 20} {
+		class, ok := proto.ClassOf(size)
+		require.True(t, ok)
 		var h halves
 		for block := range g.Blocks {
 			for i := range class.Slabs() {

@@ -98,6 +98,8 @@ var (
 	ErrBusy = errors.New("object is busy")
 	// ErrCorrupt: no replica has a whole image.
 	ErrCorrupt = errors.New("object is damaged on every replica")
+	// ErrKind: the slabs of a block are of a kind that this build does not know.
+	ErrKind = errors.New("slabs of a kind that this build does not know")
 	// ErrConflict: the object is not at the version that the caller named.
 	ErrConflict = errors.New("object is at another version")
 	// ErrTooLarge: the payload exceeds what the object's slab holds.

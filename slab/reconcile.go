@@ -48,7 +48,7 @@ type Reconciled struct {
 	Bad     int // slabs of which no replica had a whole image
 }
 
-// pieceBytes is how much of each replica a scan READs at once.
+// pieceBytes is how much of each replica a scan READs at once, and one slab at least.
 const pieceBytes = 128 << 10
 
 func (l *Lane) reconcileBlock(reg *Region, block uint32, st *Reconciled) error {
@@ -169,21 +169,22 @@ func (l *Lane) zeroBlock(reg *Region, block uint32) error {
 
 // reconcileSlabs looks through an open block, piece by piece.
 func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Reconciled) error {
-	size := h.Class().Bytes()
-	piece := max(pieceBytes, size)
+	class := h.Class()
+	size, piece := class.Bytes(), class.PieceBytes(pieceBytes)
 	buf, err := l.buffer(&l.batch.slabs, piece*reg.N)
 	if err != nil {
 		return err
 	}
-	words := make([]uint64, h.Class().MapWords())
-	for at := 0; at < proto.BlockBytes; at += piece {
+	words := make([]uint64, class.MapWords())
+	for at, n := 0, 0; at < class.UsedBytes(); at += n {
+		n = min(piece, class.UsedBytes()-at)
 		l.round.Reset()
 		for i := range reg.N {
 			if reg.Fresh[i] {
-				clear(buf[i*piece : (i+1)*piece])
+				clear(buf[i*piece:][:n])
 				continue
 			}
-			l.round.Chain(reg.To[i]).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[i*piece:(i+1)*piece])
+			l.round.Chain(reg.To[i]).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[i*piece:][:n])
 		}
 		if err := l.doPlain(); err != nil {
 			return err
@@ -192,9 +193,9 @@ func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Rec
 		for i := range reg.N {
 			l.round.Chain(reg.To[i])
 		}
-		for in := 0; in < piece; in += size {
-			if l.fixSlab(reg, block, h, (at+in)/size, buf, piece, in, st) {
-				words[(at+in)/size/64] |= 1 << ((at + in) / size % 64)
+		for in, i := 0, class.SlabOf(at); in < n; in, i = in+size, i+1 {
+			if l.fixSlab(reg, block, h, i, buf, piece, in, st) {
+				words[i/64] |= 1 << (i % 64)
 			}
 			if err := l.fixFull(reg); err != nil {
 				return err
@@ -204,7 +205,7 @@ func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Rec
 			// Words that are alike may still not be durable everywhere: their writer died
 			// before its FLUSH.
 			for i := range reg.N {
-				l.round.At(i).Flush(flushKind, reg.Geometry.BlockOff(block)+uint64(at), uint64(piece))
+				l.round.At(i).Flush(flushKind, reg.Geometry.BlockOff(block)+uint64(at), uint64(n))
 			}
 		}
 		if err := l.sendFixes(); err != nil {
@@ -241,8 +242,8 @@ func (l *Lane) sendFixes() error {
 }
 
 // fixSlab appends the stores that make one slab alike on all replicas, and reports whether
-// its map bit is to be set. The stores take their bytes from buf, which has one piece of
-// the block of each replica; the slab is at offset in of each.
+// its map bit is to be set. The stores take their bytes from buf, which has room for piece
+// bytes of the block of each replica; the slab is at offset in of each.
 func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []byte, piece, in int, st *Reconciled) (taken bool) {
 	c := copiesOf(reg, reg.Geometry.Slab(block, i, h), h.Generation(), buf, piece, in)
 	if c.unused() {

@@ -105,7 +105,7 @@ func (l *Lane) openBlock(reg *Region, block uint32) (proto.Header, error) {
 	return 0, nil
 }
 
-// RepairMap sets the map bits of slabs that are in use and clears words beyond the slabs of
+// RepairMap sets the map bits of slabs that are in use and clears those beyond the slabs of
 // a block. It returns how many words were wrong. The opposite fault, a bit that is set for
 // a slab that is free, is left to the scrub: the map is only a search aid, and a slab that
 // is freed during RepairMap keeps its bit until the next scrub.
@@ -114,8 +114,8 @@ func (l *Lane) RepairMap(reg *Region, block uint32) (repaired int, err error) {
 	if err != nil || h == 0 {
 		return 0, err
 	}
-	size, words := h.Class().Bytes(), h.Class().MapWords()
-	piece := max(pieceBytes, size)
+	class, n := h.Class(), 0
+	size, piece := class.Bytes(), class.PieceBytes(pieceBytes)
 	buf, err := l.buffer(&l.batch.slabs, piece)
 	if err != nil {
 		return 0, err
@@ -125,15 +125,15 @@ func (l *Lane) RepairMap(reg *Region, block uint32) (repaired int, err error) {
 		return 0, err
 	}
 	used := make([]uint64, proto.MapBytes/8)
-	for at := 0; at < proto.BlockBytes; at += piece {
+	for at := 0; at < class.UsedBytes(); at += n {
+		n = min(piece, class.UsedBytes()-at)
 		err := l.repeat(reg, func() {
-			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
+			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:n])
 		})
 		if err != nil {
 			return 0, err
 		}
-		for in := 0; in < piece; in += size {
-			i := (at + in) / size
+		for in, i := 0, class.SlabOf(at); in < n; in, i = in+size, i+1 {
 			if r, v := reg.Geometry.Slab(block, i, h).Words(buf[in:]); r != 0 || v.State() == proto.StateLive {
 				used[i/64] |= 1 << (i % 64)
 			}
@@ -144,21 +144,21 @@ func (l *Lane) RepairMap(reg *Region, block uint32) (repaired int, err error) {
 	}
 	for w := range used {
 		was := proto.Word(maps, 8*w)
-		want := was | used[w]
-		if w >= words {
-			want = 0
-		}
-		for want != was {
+		for {
+			want := (was | used[w]) & class.MapMask(w)
+			if want == was {
+				break
+			}
 			off := reg.Geometry.MapOff(block) + 8*uint64(w)
 			if err := l.repeat(reg, func() { l.round.Chain(reg.P()).CAS(off, was, want) }); err != nil {
 				return repaired, err
 			}
-			if old := l.round.At(0).Verbs[0].Old; old == was {
+			old := l.round.At(0).Verbs[0].Old
+			if old == was {
 				repaired++
 				break
-			} else if was = old; w < words {
-				want = was | used[w]
 			}
+			was = old
 		}
 	}
 	return repaired, nil

@@ -90,8 +90,8 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 	if !h.State().Open() || !h.Valid() {
 		return nil
 	}
-	size := h.Class().Bytes()
-	piece := max(pieceBytes, size)
+	class, n := h.Class(), 0
+	size, piece := class.Bytes(), class.PieceBytes(pieceBytes)
 	buf, err := l.buffer(&l.batch.slabs, piece)
 	if err != nil {
 		return err
@@ -106,15 +106,15 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 	if err != nil {
 		return err
 	}
-	for at := 0; at < proto.BlockBytes; at += piece {
+	for at := 0; at < class.UsedBytes(); at += n {
+		n = min(piece, class.UsedBytes()-at)
 		err := l.repeat(reg, func() {
-			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
+			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:n])
 		})
 		if err != nil {
 			return err
 		}
-		for in := 0; in < piece; in += size {
-			i := (at + in) / size
+		for in, i := 0, class.SlabOf(at); in < n; in, i = in+size, i+1 {
 			s := reg.Geometry.Slab(block, i, h)
 			r, v := s.Words(buf[in:])
 			st.Slabs++

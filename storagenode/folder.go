@@ -166,7 +166,9 @@ func readHeader(path string, domain proto.Domain) (h proto.RegionHeader, err err
 	} else if err != nil {
 		return h, fmt.Errorf("region file: %w", err)
 	}
-	if h, err = proto.DecodeRegionHeader(head); err != nil {
+	if h, err = proto.DecodeRegionHeader(head); errors.Is(err, proto.ErrLayout) {
+		return h, fmt.Errorf("region file %s: %w", path, err)
+	} else if err != nil {
 		return h, fmt.Errorf("region file %s: %w; restore it or remove it", path, err)
 	}
 	if uint64(st.Size()) != h.RegionBytes {

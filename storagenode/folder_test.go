@@ -101,8 +101,8 @@ func TestBadFoldersAreRefusedUntouched(t *testing.T) {
 		{"flipped bit", []string{"region-00000001.quarry", "checksum is wrong"}, func(t *testing.T, dir string) {
 			poke(t, regionFile(dir, 1), 60, 1)
 		}},
-		{"other layout", []string{"region-00000001.quarry", "layout version 9, this build reads 1"}, func(t *testing.T, dir string) {
-			poke(t, regionFile(dir, 1), 8, 9)
+		{"earlier layout", []string{"region-00000001.quarry", "layout of another version: 1, this build reads 2", "quarry kv dump", "quarry kv load"}, func(t *testing.T, dir string) {
+			poke(t, regionFile(dir, 1), 8, 1)
 		}},
 		{"empty", []string{"region-00000001.quarry", "0 bytes", "truncated"}, func(t *testing.T, dir string) {
 			require.NoError(t, os.Truncate(regionFile(dir, 1), 0))

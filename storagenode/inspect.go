@@ -47,7 +47,7 @@ func (n *Node) blockMap(number uint32) []byte {
 		if h.State().Open() {
 			fill = 255 * taken(m, g.MapOff(b), h.Class(), words) / h.Class().Slabs()
 		}
-		blocks = append(blocks, byte(h.State()), byte(h.Kind())<<4|byte(h.Class()), byte(fill))
+		blocks = append(blocks, byte(h.State()), byte(h.Kind())<<6|byte(h.Class()), byte(fill))
 	}
 	return blocks
 }

@@ -62,7 +62,7 @@ func (n *Node) usage(number uint32) (u RegionUsage, ok bool) {
 	if err != nil {
 		return u, true
 	}
-	var classes [2][proto.Classes]ClassUsage
+	var classes [proto.Kinds][proto.Classes]ClassUsage
 	headers := make([]byte, 8*g.Blocks)
 	m.Peek(headers, g.HeaderOff(0))
 	words := make([]byte, proto.MapBytes)
@@ -76,7 +76,7 @@ func (n *Node) usage(number uint32) (u RegionUsage, ok bool) {
 		if !h.State().Open() {
 			continue
 		}
-		c := &classes[h.Kind()&1][h.Class()]
+		c := &classes[h.Kind()][h.Class()]
 		c.Kind, c.Class = h.Kind(), h.Class()
 		c.Blocks++
 		c.Slabs += h.Class().Slabs()

@@ -30,7 +30,7 @@ func TestEdit(t *testing.T) {
 		return func([]byte, uint64) ([]byte, bool, error) { return []byte(v), remove, err }
 	}
 	require.ErrorIs(t, tree.Edit(ctx, key, set("x", false, nil)), kv.ErrNoEdit, "the only leaf")
-	for i := range 60 {
+	for i := range 65 {
 		require.NoError(t, tree.Put(ctx, fmt.Appendf(nil, "filler%02d", i), make([]byte, 30)))
 	}
 	for range 2 {
@@ -69,7 +69,7 @@ func TestEdit(t *testing.T) {
 	}
 	n, err := tree.Count(ctx, btree.Range{})
 	require.NoError(t, err)
-	require.Equal(t, 261, n)
+	require.Equal(t, 266, n)
 	_, err = tree.Check(ctx, nil)
 	require.NoError(t, err)
 }
@@ -82,7 +82,7 @@ func TestEditsAddUp(t *testing.T) {
 	cfg := client.Config{Transport: client.TransportTCP}
 	tree, err := kv.Create(ctx, cluster.Connect(cfg), "edits", btree.Config{})
 	require.NoError(t, err)
-	for i := range 60 { // a root above leaves
+	for i := range 65 { // a root above leaves
 		require.NoError(t, tree.Put(ctx, fmt.Appendf(nil, "n%02d", i), make([]byte, 100)))
 	}
 	other, err := kv.Open(ctx, cluster.Connect(cfg), "edits", btree.Config{})

@@ -402,7 +402,7 @@ func (t *Tree) Survey(ctx context.Context) (s Survey, err error) {
 		}
 		return nil
 	})
-	s.SlabBytes = int64(s.Leaves+s.Inner) * int64(t.Limits().NodeBytes)
+	s.SlabBytes = int64(s.Leaves+s.Inner) * int64(t.Limits().SlabBytes)
 	return s, err
 }
 

@@ -100,7 +100,7 @@ func (a *app) one(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 type kvCreateCmd struct {
-	NodeBytes sizeFlag `default:"4KiB" help:"Slab size of a node, a power of two from 1KiB to 64KiB."`
+	NodeBytes sizeFlag `default:"4KiB" help:"Size of a node, a power of two from 1KiB to 64KiB; its slab has 64 B more."`
 	Replicas  int      `short:"r" placeholder:"N" help:"Replicas of the tree's regions; default is the cluster's."`
 	Durable   bool     `help:"Acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
 }

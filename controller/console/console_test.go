@@ -18,6 +18,7 @@ import (
 
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/controller/console"
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -156,7 +157,12 @@ func TestPageShowsANodeDie(t *testing.T) {
 	for _, want := range []string{"node2", "/dc/rack2/host2", "verbs/s"} {
 		require.Contains(t, nodes, want)
 	}
-	js[bool](t, ctx, `paint(Uint8Array.from({length: 3 * 2048}, (_, i) => [2, i / 3 & 15, i][i % 3])), true`)
+	js[bool](t, ctx, `paint(Uint8Array.from({length: 3 * 2048}, (_, i) => [2, i / 3 % 51, i][i % 3])), true`)
+	sizes := js[[]int](t, ctx, `classBytes`)
+	require.Len(t, sizes, proto.Classes)
+	for c, bytes := range sizes {
+		require.Equal(t, proto.Class(c).Bytes(), bytes)
+	}
 	require.Equal(t, "2048", js[string](t, ctx, `document.getElementById('map').dataset.blocks`))
 	t.Logf("2048 blocks painted in %s ms", js[string](t, ctx, `document.getElementById('map').dataset.paintMs`))
 	shows(t, ctx, `document.getElementById('map').dataset.blocks !== '2048'`) // the cluster's again

@@ -252,7 +252,7 @@ func TestRoundsOfCommands(t *testing.T) {
 		} {
 			r := newRigOf(t, c, fmt.Sprint("rounds of ", name, replicas))
 			a := newSchedule(t, 1).add(r.trees[0])
-			for i := 90; i < 100; i++ { // room in the last leaf, so that it is not split
+			for i := 85; i < 100; i++ { // room in the last leaf, so that it is not split
 				require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
 			}
 			for _, line := range costs {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/keyring"
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 )
 
@@ -24,7 +25,9 @@ import (
 // A code is 0 or the place of the cause in rdma.Refusals, counted from 1; 255 is
 // any other failure.
 const (
-	ProtocolVersion = 3
+	// ProtocolVersion rises with proto.LayoutVersion, too: a client that has been welcomed
+	// changes memory as its own layout says.
+	ProtocolVersion = 4
 
 	ChallengeBytes   = 56
 	HelloBytes       = 24 + rdma.TicketBytes + 64
@@ -133,9 +136,20 @@ func checkVersion(b []byte, v uint32) error {
 		return ErrHello
 	}
 	if v != ProtocolVersion {
-		return fmt.Errorf("%w: the peer has version %d, this build %d", ErrHello, v, ProtocolVersion)
+		return fmt.Errorf("%w: the peer has version %d, this build %d, with layout version %d%s", ErrHello, v, ProtocolVersion, proto.LayoutVersion, wayOver(v))
 	}
 	return nil
+}
+
+// lastOfLayout1 is the last fabric version of layout version 1.
+const lastOfLayout1 = 3
+
+// wayOver is what to do about a peer of a version whose data have another layout.
+func wayOver(v uint32) string {
+	if v > lastOfLayout1 {
+		return ""
+	}
+	return "; the peer has layout version 1: " + proto.WayOver
 }
 
 // DecodeHello reads a client's first message; ticket and proof are not verified yet.

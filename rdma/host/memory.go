@@ -134,6 +134,9 @@ func checkFile(f *os.File, path string, want, size uint64) error {
 			continue
 		}
 		h, err := proto.DecodeRegionHeader(head)
+		if errors.Is(err, proto.ErrLayout) {
+			return fmt.Errorf("region file %s: %w", path, err)
+		}
 		if err != nil {
 			return fmt.Errorf("region file %s: %w; restore it or remove it", path, err)
 		}

@@ -175,8 +175,8 @@ func TestBadFilesAreRefused(t *testing.T) {
 	good := header(func(*proto.RegionHeader) {})
 	flipped := bytes.Clone(good)
 	flipped[50] ^= 1
-	newer := bytes.Clone(good)
-	newer[8] = 2
+	earlier := bytes.Clone(good)
+	earlier[8] = 1
 	for name, c := range map[string]struct {
 		content []byte
 		says    string
@@ -186,7 +186,7 @@ func TestBadFilesAreRefused(t *testing.T) {
 		"longer":       {append(bytes.Clone(good), 0), "has 16777217 bytes"},
 		"garbage":      {bytes.Repeat([]byte("garbage "), size/8), "wrong magic"},
 		"flipped":      {flipped, "checksum is wrong"},
-		"other layout": {newer, "layout version 2"},
+		"other layout": {earlier, "quarry kv dump"},
 		"other size":   {header(func(h *proto.RegionHeader) { h.RegionBytes = 2 * size }), "its header says"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -524,4 +524,9 @@ func TestVersionIsTold(t *testing.T) {
 	b[8]++
 	_, err = host.DecodeWelcome(b[:])
 	require.ErrorContains(t, err, fmt.Sprintf("the peer has version %d, this build %d", host.ProtocolVersion+1, host.ProtocolVersion))
+	require.NotContains(t, err.Error(), "layout version 1")
+	b[8] = 3
+	_, err = host.DecodeWelcome(b[:])
+	require.ErrorContains(t, err, "the peer has layout version 1")
+	require.ErrorContains(t, err, "quarry kv dump")
 }

@@ -83,8 +83,8 @@ func TestProtocolPageWords(t *testing.T) {
 		"R sequence": uint64(proto.MakeR(0, proto.MaxSequence)), "R session": uint64(proto.MakeR(proto.MaxSession, 0)),
 		"header session":    uint64(proto.MakeHeader(0, 0, 0, 0, proto.MaxSession)),
 		"header generation": uint64(proto.MakeHeader(0, 0, 0, proto.MaxGeneration, 0)),
-		"header class":      uint64(proto.MakeHeader(0, 0, 31, 0, 0)),
-		"header kind":       uint64(proto.MakeHeader(0, 1, 0, 0, 0)),
+		"header class":      uint64(proto.MakeHeader(0, 0, 1<<proto.ClassBits-1, 0, 0)),
+		"header kind":       uint64(proto.MakeHeader(0, 3, 0, 0, 0)),
 		"header state":      uint64(proto.MakeHeader(7, 0, 0, 0, 0)),
 		"address offset":    uint64(proto.MakeAddr(0, 1<<32-1)), "address region": uint64(proto.MakeAddr(1<<32-1, 0)),
 		"incarnation born": uint64(proto.MakeIncarnation(0, proto.MaxVersion)), "incarnation generation": uint64(proto.MakeIncarnation(proto.MaxGeneration, 0)),
@@ -106,7 +106,30 @@ func TestProtocolPageWords(t *testing.T) {
 		got := map[string]string{"V": proto.State(n).String(), "header": proto.BlockState(n).String(), "kind": proto.Kind(n).String()}[row[0]]
 		require.Equal(t, row[2], got, row[0])
 	}
-	require.Len(t, table(t, "word", "value", "name"), 3+5+2)
+	require.Len(t, table(t, "word", "value", "name"), 3+5+3)
+}
+
+// The table of classes is that of the code, and so are the slabs of round payloads.
+func TestProtocolPageClasses(t *testing.T) {
+	c := proto.Class(0)
+	for _, row := range table(t, "classes", "slab bytes") {
+		require.Regexp(t, fmt.Sprintf(`^%d to \d+$`, c), row[0])
+		for _, size := range strings.Fields(row[1]) {
+			require.Equal(t, c.Bytes(), number(t, size))
+			c++
+		}
+		require.True(t, strings.HasSuffix(row[0], fmt.Sprintf(" to %d", c-1)), row[0])
+	}
+	require.EqualValues(t, proto.Classes, c)
+	require.Contains(t, read(t, "docs", "PROTOCOL.md"), fmt.Sprintf("PAIR from class %d on.", proto.MinPairClass))
+	payloads := []string{"128", "300", "512", "1024", "1500", "4096", "16384"}
+	rows := table(t, append([]string{"payload, bytes"}, payloads...)...)
+	for i, p := range payloads {
+		best, ok := proto.ClassFor(number(t, p), proto.Single)
+		require.True(t, ok)
+		require.Equal(t, best.Bytes(), number(t, rows[0][i+1]))
+		require.Equal(t, fmt.Sprintf("%.2f", float64(best.Bytes())/float64(number(t, p))), rows[1][i+1])
+	}
 }
 
 func TestProtocolPagePlaces(t *testing.T) {
@@ -171,7 +194,7 @@ func TestProtocolPagePlaces(t *testing.T) {
 		delete(at, row[0])
 	}
 	require.Empty(t, at)
-	require.Equal(t, 262096, proto.Class(12).PayloadBytes(proto.Single))
+	require.Equal(t, 262096, proto.Class(47).PayloadBytes(proto.Single))
 	require.Equal(t, proto.TagIndex, uint32(1)<<19)
 	require.Equal(t, proto.TagChunk, uint32(1)<<18)
 }

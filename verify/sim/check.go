@@ -101,8 +101,10 @@ func (k *checker) place(p *fabric.Memory, off uint64) (s proto.Slab, seed uint64
 	case !h.State().Open():
 		return s, 0, false
 	}
-	start := w.geo.BlockOff(b)
-	i := int(off-start) / h.Class().Bytes()
+	i := h.Class().SlabOf(int(off - w.geo.BlockOff(b)))
+	if i >= h.Class().Slabs() {
+		return s, 0, false // the bytes behind the last slab
+	}
 	s = w.geo.Slab(b, i, h)
 	return s, proto.Seed(w.uid, s.Off, gen), true
 }
@@ -507,20 +509,24 @@ func (w *world) checkBlock(b uint32, h proto.Header) {
 // replicas. Most of a block has.
 func (w *world) untouched(b uint32, h proto.Header, i int) bool {
 	t := &w.mirror.table
-	from := w.geo.BlockOff(b) + uint64(i*h.Class().Bytes())
-	to := min(from+uint64(64*h.Class().Bytes()), w.geo.BlockOff(b)+proto.BlockBytes)
 	for j := range t.n {
 		m := w.mem(t.node[j])
-		if m.Word(w.geo.MapOff(b)+uint64(i/8)) != 0 {
+		if m.Word(w.geo.MapOff(b)+uint64(i/8)) != 0 || usedPages(m, w.geo.BlockOff(b)+uint64(i*h.Class().Bytes()), 64*h.Class().Bytes()) {
 			return false
-		}
-		for off := from; off < to; off += 4096 {
-			if m.Used(off) {
-				return false
-			}
 		}
 	}
 	return true
+}
+
+// usedPages reports whether a page that holds some of n bytes was ever written.
+func usedPages(m *fabric.Memory, from uint64, n int) bool {
+	const page = 4096
+	for off := from &^ (page - 1); off < min(from+uint64(n), m.Bytes()); off += page {
+		if m.Used(off) {
+			return true
+		}
+	}
+	return false
 }
 
 // finalRead appends a read of the object that a Ref names at the end.

@@ -81,7 +81,9 @@ func (w *world) verbs(ch *rdma.Chain, answer bool) string {
 func (w *world) where(off uint64) string {
 	p := w.mem(w.mirror.table.node[0])
 	if s, _, ok := w.check.place(p, off); ok {
-		i := int(s.Off-w.geo.DataOff()) / s.Class.Bytes()
+		b, _ := w.geo.BlockOf(s.Off)
+		i, _ := w.geo.SlabIndex(s.Off, s.Class)
+		i += int(b) * s.Class.Slabs()
 		switch off {
 		case s.ROff():
 			return fmt.Sprintf("R%d", i)

@@ -148,6 +148,15 @@ const (
 	step = 100
 )
 
+// classOf is the class of a slab size that the table has.
+func classOf(slabBytes int) proto.Class {
+	c, ok := proto.ClassOf(slabBytes)
+	if !ok {
+		panic(fmt.Sprintf("no class of %d bytes", slabBytes))
+	}
+	return c
+}
+
 func (w *world) draw() {
 	c, o, d := &w.ch, &w.opt, &w.d
 	pick := func(fixed, lo, hi int) int {
@@ -162,12 +171,12 @@ func (w *world) draw() {
 	d.slabs = pick(o.Slabs, 1, 3)
 	// Small slabs have the fewest lines. Large ones have fewer slabs in a block, which makes
 	// scans cheap.
-	d.class = [...]proto.Class{1, 2, 3, 4, 4, 5, 5, 6}[c.choose(8)]
+	d.class = classOf([...]int{128, 160, 320, 576, 960, 1344, 2112, 4160}[c.choose(8)])
 	if o.Grow && c.choose(8) != 7 {
-		d.class = proto.Class(9 + c.choose(2)) // a refill takes a whole block
+		d.class = classOf([...]int{32832, 65600}[c.choose(2)]) // a refill takes a whole block
 	}
 	d.payload = minPayload
-	if d.class >= 3 && c.choose(2) == 1 {
+	if d.class.PayloadBytes(proto.Pair) >= maxPayload && c.choose(2) == 1 {
 		d.payload = maxPayload
 	}
 	d.version = 1

@@ -62,8 +62,8 @@ func treeKey(i int) []byte { return fmt.Appendf(nil, "key%04d", i) }
 
 // treeValue returns a value that contains its number. Some values are too long for a leaf.
 func treeValue(n int) []byte {
-	b := fmt.Appendf(make([]byte, 0, 64), "%d ", n)
-	pad := 60
+	b := fmt.Appendf(make([]byte, 0, 80), "%d ", n)
+	pad := 66
 	if n%16 == 15 {
 		pad = 300
 	}
@@ -89,7 +89,7 @@ func (t *tree) reset() {
 	if sc := t.w.opt.Script; sc != nil && sc.tree != nil {
 		until = treeSteps()[sc.tree.what]
 	}
-	sh, err := btree.Make(&t.mem, btree.Config{NodeBytes: treeClass.Bytes()})
+	sh, err := btree.Make(&t.mem, btree.Config{NodeBytes: treeNodeBytes})
 	if err != nil {
 		panic(err)
 	}
@@ -364,11 +364,11 @@ func (t *tree) scan(c *client, p *btree.Program) {
 }
 
 // collect frees the orphans of dead sessions, as kv.Collect does. alone means that no other
-// client has a session; then this client may have the id of a dead one.
-func (t *tree) collect(c *client, p *btree.Program, alone bool) (freed int) {
+// client has a session; then this client may have the id of a dead one. After an error some may be left.
+func (t *tree) collect(c *client, p *btree.Program, alone bool) (freed int, err error) {
 	w := t.w
 	if k := &w.mirror; !k.table.open || !w.fab.Nodes()[k.table.node[0]].Up {
-		return 0
+		return 0, slab.ErrUnavailable
 	}
 	orphans, _, err := slab.Orphans(&treeSurvey{t, c, p, alone})
 	w.logf("client %d: collect, %d orphans, %v", c.id, len(orphans), err)
@@ -387,7 +387,7 @@ func (t *tree) collect(c *client, p *btree.Program, alone bool) (freed int) {
 	if err != nil && !w.notDone(err) && !errors.Is(err, slab.ErrUnknown) {
 		w.fail("unexpected error", fmt.Sprintf("client %d collects: %v", c.id, err))
 	}
-	return freed
+	return freed, err
 }
 
 // treeSurvey is the slab.Survey of the schedule's tree.
@@ -435,8 +435,14 @@ func (s *treeSurvey) Named(met func(proto.Ref)) (bool, error) {
 func (t *tree) tidy() {
 	c := &t.w.clients[0]
 	c.start(func() {
-		if p := t.open(c); p != nil {
-			t.collect(c, p, true)
+		// Controllers may move the primary at this moment: a collection that is cut short is repeated.
+		for range 10 {
+			if p := t.open(c); p != nil {
+				if _, err := t.collect(c, p, true); err == nil {
+					break
+				}
+			}
+			c.sleep(100 * step)
 		}
 		c.end("closed")
 	})

@@ -5,12 +5,14 @@ import (
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/proto"
-	fabric "github.com/quarrystore/quarry/rdma/sim"
 	"github.com/quarrystore/quarry/slab"
 )
 
-// treeClass is the class of a tree's nodes: the smallest, five entries a leaf.
-const treeClass = proto.Class(4)
+// treeNodeBytes is the size of a tree's nodes: the smallest, five entries a leaf.
+const treeNodeBytes = 1 << 10
+
+// treeClass is the class of their slabs.
+var treeClass, _ = btree.NodeClass(treeNodeBytes)
 
 // treeMemory is a btree.Store that accesses the memory directly. It is used before the clients
 // begin and after they have ended.
@@ -126,7 +128,8 @@ func (s *treeMemory) Free(ref btree.Ref) error {
 	for r := range s.w.d.replicas {
 		s.w.mem(r).Set(sl.VOff(), uint64(proto.MakeV(proto.StateFree, v.Version()+1)))
 	}
-	s.mark(int(sl.Off-s.w.geo.BlockOff(0))/treeClass.Bytes(), false)
+	i, _ := s.w.geo.SlabIndex(sl.Off, treeClass)
+	s.mark(i, false)
 	return nil
 }
 
@@ -168,13 +171,4 @@ func (s *treeMemory) objects(fn func(ref btree.Ref, h proto.ImageHeader)) {
 			}
 		}
 	}
-}
-
-func usedPages(m *fabric.Memory, from uint64, n int) bool {
-	for off := from; off < min(from+uint64(n), m.Bytes()); off += 4096 {
-		if m.Used(off) {
-			return true
-		}
-	}
-	return false
 }

@@ -64,7 +64,7 @@ var treeSteps = sync.OnceValue(func() (at [treeWhats]int) {
 	w.tree = t
 	m := &t.mem
 	m.seedBlock()
-	sh, err := btree.Make(m, btree.Config{NodeBytes: treeClass.Bytes()})
+	sh, err := btree.Make(m, btree.Config{NodeBytes: treeNodeBytes})
 	if err != nil {
 		panic(err)
 	}
@@ -231,7 +231,7 @@ func (t *tree) collector(c *client, s *Script) {
 		for n := 0; n < 300 && t.stateOf(&w.clients[0], s.tree.session) != state; n++ {
 			c.sleep(2 * step)
 		}
-		if t.collect(c, p, false) > 0 && !down && w.d.replicas > 1 && w.ch.choose(2) == 1 {
+		if freed, _ := t.collect(c, p, false); freed > 0 && !down && w.d.replicas > 1 && w.ch.choose(2) == 1 {
 			down = true
 			w.faults = append(w.faults, faultPlan{kind: NodeDown, at: w.now, lasts: 3 * w.d.lease, node: w.mirror.table.node[0], detail: 1})
 			w.at(w.now)

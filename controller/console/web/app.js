@@ -128,7 +128,15 @@ function draw(s) {
 
 // Header states of proto.BlockState.
 const blockState = ['free', 'being formatted', 'open', 'draining', 'being reclaimed'];
-const classSize = (c) => size(64 << c);
+// Sizes of the classes, as the table of proto.Class has them.
+const classBytes = [];
+for (let s = 64; s <= 1 << 20; s *= 2) {
+  for (let q = 0; q < 4; q++) {
+    const step = s + q * s / 4 + (s >= 512 && s < 1 << 17 ? 64 : 0);
+    if (step <= 1 << 20 && (1 << 20) % step <= 1 << 16) classBytes.push(step);
+  }
+}
+const classSize = (c) => size(classBytes[c] || 0);
 const hue = (c) => 210 + c * 22;
 const colour = (kind, cls, fill) => `hsl(${hue(cls) % 360} ${kind ? 75 : 60}% ${80 - 45 * fill / 255}%)`;
 let cells = null; // of the map drawn last: {bytes, columns, side}
@@ -145,7 +153,7 @@ function paint(bytes) {
     const state = bytes[3 * i], kc = bytes[3 * i + 1], fill = bytes[3 * i + 2];
     const x = (i % columns) * side, y = Math.floor(i / columns) * side;
     if (state === 0) g.fillStyle = 'hsl(0 0% 50% / .12)';
-    else if (state === 2) g.fillStyle = colour(kc >> 4, kc & 15, fill);
+    else if (state === 2) g.fillStyle = colour(kc >> 6, kc & 63, fill);
     else g.fillStyle = state === 255 ? 'hsl(0 80% 45%)' : 'hsl(45 90% 50%)';
     g.fillRect(x, y, side - 1, side - 1);
   }
@@ -155,10 +163,10 @@ function paint(bytes) {
   const used = new Set();
   for (let i = 0; i < n; i++) if (bytes[3 * i] === 2) used.add(bytes[3 * i + 1]);
   const legend = document.createDocumentFragment();
-  for (const kc of [...used].sort((a, b) => (a & 15) - (b & 15))) {
+  for (const kc of [...used].sort((a, b) => (a & 63) - (b & 63))) {
     const span = document.createElement('span'), dot = document.createElement('i');
-    dot.style.background = colour(kc >> 4, kc & 15, 160);
-    span.append(dot, `${classSize(kc & 15)} ${kc >> 4 ? 'write-once' : 'mutable'}`);
+    dot.style.background = colour(kc >> 6, kc & 63, 160);
+    span.append(dot, `${classSize(kc & 63)} ${kc >> 6 ? 'write-once' : 'mutable'}`);
     legend.append(span);
   }
   legend.append(text('span', 'darker: fuller; grey: free', 'dim'));
@@ -189,7 +197,7 @@ $('map').onmousemove = (e) => {
   const state = cells.bytes[3 * i], kc = cells.bytes[3 * i + 1], fill = cells.bytes[3 * i + 2];
   const open = state === 2 || state === 3;
   $('tip').textContent = `block ${i}: ${state === 255 ? 'damaged header' : blockState[state] || state}` +
-    (open ? `, slabs of ${classSize(kc & 15)}, ${kc >> 4 ? 'write-once' : 'mutable'}, ${Math.round(fill / 2.55)} % taken` : '');
+    (open ? `, slabs of ${classSize(kc & 63)}, ${kc >> 6 ? 'write-once' : 'mutable'}, ${Math.round(fill / 2.55)} % taken` : '');
 };
 
 async function tick() {
