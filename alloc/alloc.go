@@ -35,6 +35,8 @@ const (
 	claimBytes = 1 << 20
 	// magazineSlabs is how many claims of a kind and class a lane keeps.
 	magazineSlabs = 2 * claimSlabs
+	// MaxHeldBytes bounds the claims of a lane in all magazines, beside those of the last refill.
+	MaxHeldBytes = 4 << 20
 	// maxStale bounds the claims of earlier epochs that one Alloc drops.
 	maxStale = 16
 )
@@ -74,6 +76,7 @@ type Allocator struct {
 	// needs the same order in each run.
 	mags  map[magKey]*magazine
 	order []magKey
+	held  int // bytes of the claims in all magazines
 	// surveys has what is known of the blocks of each region, by region number.
 	surveys map[uint32]*survey
 	// cleared are map bits to clear: of slabs that were freed, and of claims with an
@@ -131,7 +134,9 @@ func (a *Allocator) magazine(k magKey) *magazine {
 }
 
 // Alloc claims a slab and writes its first payload. A claim from the magazine costs no
-// round; a refill costs two. Birth's rounds follow.
+// round; a refill costs two. Birth's rounds follow. Where there is no room left for the
+// class of best fit, and no further region can be had, a free slab of up to twice its size
+// serves.
 //
 // nil: done. slab.ErrUnknown: the object may exist; no reference to it was returned. Any
 // other error: not done.
@@ -140,13 +145,25 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 	if err != nil {
 		return proto.Ref{}, err
 	}
+	ref, err := a.allocAs(class, maxGrow, payload, &w)
+	for larger := class + 1; errors.Is(err, ErrNoSpace) && larger < proto.Classes && larger.Bytes() <= 2*class.Bytes(); larger++ {
+		other, err2 := a.allocAs(larger, 0, payload, &w)
+		if !errors.Is(err2, ErrNoSpace) {
+			return other, err2
+		}
+	}
+	return ref, err
+}
+
+// allocAs is Alloc in a slab of a class; grow bounds how many regions it asks for.
+func (a *Allocator) allocAs(class proto.Class, grow int, payload []byte, w *Want) (proto.Ref, error) {
 	k := magKey{w.Home(), w.Kind, class}
 	m := a.magazine(k)
 	for stale, aside := 0, 0; ; {
 		// The first aside claims are in regions that cannot be reached now. They stay
 		// claimed, because the regions may come back in the same epoch.
 		if len(m.claims) <= aside {
-			if err := a.refill(k, m); err != nil {
+			if err := a.refill(k, m, grow); err != nil {
 				return proto.Ref{}, err
 			}
 			if err := a.lane.Port().Pause(0); err != nil {
@@ -156,9 +173,11 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 		}
 		c := m.claims[len(m.claims)-1]
 		m.claims = m.claims[:len(m.claims)-1]
+		a.held -= class.Bytes()
 		ref, err := a.lane.Birth(c, payload, w.Tag)
 		if unreachable(err) && len(m.claims) < magazineSlabs {
 			m.claims = slices.Insert(m.claims, 0, c)
+			a.held += class.Bytes()
 			aside++
 			continue
 		}
@@ -172,7 +191,7 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 				continue
 			}
 		} else if err != nil && !errors.Is(err, slab.ErrUnknown) {
-			m.claims = append(m.claims, c) // nothing was posted: it is still this lane's
+			a.put(m, c) // nothing was posted: it is still this lane's
 		}
 		return ref, err
 	}
@@ -206,6 +225,7 @@ func (a *Allocator) dropEpoch(over *slab.Region) {
 			m.at = cursor{}
 		}
 	}
+	a.recount()
 }
 
 // Free ends an object. If the lane's magazine has room, it keeps the slab as a claim, so
@@ -229,7 +249,7 @@ func (a *Allocator) free(ref proto.Ref, free func(ref proto.Ref, keep bool) (sla
 		if b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off())); ok {
 			if h := reg.Headers.Load(b); h != 0 && h.State() == proto.BlockActive {
 				m := a.magazine(magKey{home, h.Kind(), h.Class()})
-				keep = len(m.claims) < magazineRoom(h.Class())
+				keep = len(m.claims) < a.room(h.Class()) && a.held+h.Class().Bytes() <= MaxHeldBytes
 			}
 		}
 	}
@@ -238,8 +258,7 @@ func (a *Allocator) free(ref proto.Ref, free func(ref proto.Ref, keep bool) (sla
 		return nil, info, err
 	}
 	if c.Held {
-		m := a.magazine(magKey{home, c.Slab.Kind, c.Slab.Class})
-		m.claims = append(m.claims, c)
+		a.put(a.magazine(magKey{home, c.Slab.Kind, c.Slab.Class}), c)
 		return last, info, nil
 	}
 	a.cleared = append(a.cleared, clearing{c.Reg, c.Slab, c.Generation})
@@ -255,9 +274,6 @@ func (a *Allocator) Tidy() error {
 	return a.flushCleared()
 }
 
-// magazineRoom is how many claims of a class a lane keeps: at most claimBytes of them.
-func magazineRoom(c proto.Class) int { return max(1, min(magazineSlabs, claimBytes/c.Bytes())) }
-
 // Forget drops the claims and pending bits of regions for which over reports that the
 // epoch has ended: Reconcile has released them.
 func (a *Allocator) Forget(over func(*slab.Region) bool) {
@@ -266,6 +282,7 @@ func (a *Allocator) Forget(over func(*slab.Region) bool) {
 		m := a.mags[k]
 		m.claims = slices.DeleteFunc(m.claims, func(c slab.Claim) bool { return over(c.Reg) })
 	}
+	a.recount()
 }
 
 // Idle reports that there is nothing to give back.
@@ -281,6 +298,7 @@ func (a *Allocator) Trim() error {
 		m.claims = held
 		errs = append(errs, err)
 	}
+	a.recount()
 	return errors.Join(append(errs, a.flushCleared())...)
 }
 
@@ -298,17 +316,6 @@ func (a *Allocator) Close() error {
 		m.claims = nil
 		errs = append(errs, reason, err)
 	}
+	a.recount()
 	return errors.Join(append(errs, a.flushCleared())...)
-}
-
-// keys lists the magazines in the order in which they were made.
-func (a *Allocator) keys() []magKey { return a.order }
-
-// Held is the number of claims in magazines.
-func (a *Allocator) Held() int {
-	n := 0
-	for _, k := range a.keys() {
-		n += len(a.mags[k].claims)
-	}
-	return n
 }

@@ -26,8 +26,11 @@ const maxGrow = 3
 
 // refill claims slabs for a magazine: from the block in use, from another block
 // of the class (most filled first), from a block formatted for it, in two random
-// regions, in any region, in a new one.
-func (a *Allocator) refill(k magKey, m *magazine) error {
+// regions, in any region, in up to grow new ones.
+func (a *Allocator) refill(k magKey, m *magazine, grow int) error {
+	if err := a.makeRoom(k, m); err != nil {
+		return err
+	}
 	if m.at.reg != nil {
 		// A verb to a region that cannot be reached would have to be waited for.
 		if now, err := a.lane.Port().Region(m.at.reg.ID); err != nil || now.Epoch != m.at.reg.Epoch {
@@ -50,8 +53,8 @@ func (a *Allocator) refill(k magKey, m *magazine) error {
 		if len(ids) > 0 {
 			newest = ids[len(ids)-1]
 		}
-		if grown == maxGrow {
-			return noRoom(k, ids, fmt.Errorf("%w, nor in the %d made since", ErrNoSpace, maxGrow))
+		if grown == grow {
+			return noRoom(k, ids, fmt.Errorf("%w, nor in the %d made since", ErrNoSpace, grow))
 		}
 		if err := a.src.Grow(k.home, newest); err != nil {
 			return noRoom(k, ids, fmt.Errorf("no further region: %w", err))
@@ -163,12 +166,7 @@ func (a *Allocator) open(reg *slab.Region, block uint32, h proto.Header, s *surv
 }
 
 // freeBits are the bits of map word i that stand for free slabs.
-func freeBits(c proto.Class, i int, w uint64) uint64 {
-	if left := c.Slabs() - 64*i; left < 64 {
-		return ^w & (1<<left - 1)
-	}
-	return ^w
-}
+func freeBits(c proto.Class, i int, w uint64) uint64 { return ^w & c.MapMask(i) }
 
 // claim takes up to 64 slabs of the block in use: the two rounds of a refill.
 // errFull when the block has none left.
@@ -182,7 +180,7 @@ func (a *Allocator) claim(k magKey, m *magazine) error {
 		a.dropEpoch(c.reg)
 		return errFull
 	}
-	most := max(1, min(claimSlabs, claimBytes/k.class.Bytes()))
+	most := a.refillSlabs(k.class)
 	for {
 		i := c.word
 		for range c.words {
@@ -216,7 +214,7 @@ func (a *Allocator) claim(k magKey, m *magazine) error {
 			return err
 		}
 		if len(claims) > 0 {
-			m.claims = append(m.claims, claims...)
+			a.put(m, claims...)
 			return nil
 		}
 	}

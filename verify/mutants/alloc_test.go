@@ -28,7 +28,7 @@ var allocMutants = []mutant{
 	},
 	{
 		name: "claim of a refused birth forgotten", what: "loses a claim whose birth was refused before anything was posted",
-		edits: []edit{{"alloc.(*Allocator).Alloc", `m.claims = append(m.claims, c)`, ``}},
+		edits: []edit{{"alloc.(*Allocator).allocAs", `a.put(m, c)`, ``}},
 		runs:  []run{schedules(with(grow, func(o *sim.Options) { o.Faults |= sim.CutClient | sim.CutSession | sim.Stall }), 8000)},
 	},
 	{
