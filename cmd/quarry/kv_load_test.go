@@ -45,7 +45,8 @@ func TestKVLoadSorts(t *testing.T) {
 			if leaves[name] == 0 {
 				leaves[name] = s.Survey.Leaves
 			}
-			require.Equal(t, leaves[name], s.Survey.Leaves, "the second load changes values only")
+			// The second load changes values and versions. A version may take a byte more, which a full leaf has not.
+			require.InEpsilon(t, leaves[name], s.Survey.Leaves, 0.01, "%v", c)
 		}
 		kvOn(t, name, "", "drop").ok(t)
 	}

@@ -95,7 +95,7 @@ func TestForgedReferences(t *testing.T) {
 		{addr + "/0.77", exitNotFound, "freed"},          // never born here
 		{addr + "/5.1", exitNotFound, "not a reference"}, // a generation to come
 		{"9999:" + off + "/" + incarnation, exitNotFound, "9999"},
-		{region + ":0xfffffff0/" + incarnation, exitUsage, "ref"},
+		{region + ":0xfffffff8/" + incarnation, exitUsage, "ref"},
 		{region + ":0xffffffc0/" + incarnation, exitNotFound, "not a reference"},
 	} {
 		for _, verb := range [][]string{{"read", c.ref}, {"stat", c.ref}, {"free", c.ref}, {"write", c.ref, "--data", "x"}} {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/proto"
 )
 
 func TestUsageErrors(t *testing.T) {
@@ -60,7 +61,7 @@ func TestVersion(t *testing.T) {
 	require.Contains(t, quarry(t, nil, "", "version").ok(t), "quarry ")
 	var v map[string]any
 	quarry(t, nil, "", "version", "--json").decode(t, &v)
-	require.EqualValues(t, 1, v["layout"])
+	require.EqualValues(t, proto.LayoutVersion, v["layout"])
 }
 
 // A flag beats a variable beats the file beats the default.

@@ -76,7 +76,7 @@ var slabMutants = []mutant{
 	{
 		name: "reconcile flushes only what it changes", what: "leaves words unflushed that are alike on all replicas",
 		edits: []edit{{"slab.(*Lane).reconcileSlabs", `if reg.Durable {`, `if false {`}},
-		runs:  []run{schedules(durable(failures), 3000)},
+		runs:  []run{schedules(durable(failures), 12000)},
 	},
 	{
 		name: "rebuilding replica not reconciled", what: "leaves V of a rebuilding replica as it is",
