@@ -95,9 +95,9 @@ func (h *byHand) open() {
 	challenge := h.read(56)
 	le := bin.LittleEndian
 	require.Equal(h, "QUARRYV\n", string(challenge[:8]))
-	require.EqualValues(h, 3, le.Uint32(challenge[8:]), "version")
+	require.EqualValues(h, 4, le.Uint32(challenge[8:]), "version")
 	require.EqualValues(h, 1, le.Uint32(challenge[12:]), "node")
-	hello := le.AppendUint32([]byte("QUARRYV\n"), 3)
+	hello := le.AppendUint32([]byte("QUARRYV\n"), 4)
 	hello = le.AppendUint64(le.AppendUint32(hello, 0), uint64(time.Now().UnixNano()))
 	hello = append(le.AppendUint64(hello, keyID), s.Ticket.Cluster...)
 	hello = le.AppendUint64(le.AppendUint32(le.AppendUint32(hello, h.session), 0), serial)
@@ -184,10 +184,10 @@ func (h *byHand) reservation() uint64 {
 const (
 	version44       = 1<<44 - 1
 	free, live      = 0, 1 << 44
-	slabBytes       = 128 // class 1, PAIR
+	slabBytes       = 128 // class 4, PAIR
 	rOff, vOff      = slabBytes/2 - 8, slabBytes / 2
-	activePair1     = 2<<61 | 1<<55 // ACTIVE, PAIR, class 1, generation 0
-	formattingPair1 = 1<<61 | 1<<55
+	activePair1     = 2<<61 | 4<<52 // ACTIVE, PAIR, class 4, generation 0
+	formattingPair1 = 1<<61 | 4<<52
 )
 
 func imageOff(version uint64) uint64 {
@@ -257,8 +257,8 @@ func TestAnotherClientFromThePage(t *testing.T) {
 		header = uint64(4096 + 8*block)
 		taken = le.Uint64(h.chain(verb{op: opREAD, off: header, bytes: 8})[0])
 	}
-	require.Zero(t, le.Uint64(h.chain(h.cas(0, header, 0, formattingPair1|uint64(h.session)<<17))[0]), "FREE")
-	require.NotZero(t, le.Uint64(h.chain(h.cas(0, header, formattingPair1|uint64(h.session)<<17, activePair1))[0]))
+	require.Zero(t, le.Uint64(h.chain(h.cas(0, header, 0, formattingPair1|uint64(h.session)<<14))[0]), "FREE")
+	require.NotZero(t, le.Uint64(h.chain(h.cas(0, header, formattingPair1|uint64(h.session)<<14, activePair1))[0]))
 
 	// Claim slab 5: the map bit and the header, then R and V.
 	const slab = 5
