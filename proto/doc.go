@@ -9,6 +9,10 @@
 //	...         free-slab maps     2 KiB each, one bit a slab, 1 = taken    changed by CAS only
 //	DataOffset  blocks             1 MiB each, aligned to 1 MiB
 //
+// Slabs of a class lie one behind the other from the beginning of their block; see Class. A walk
+// goes by slab number: most sizes do not divide a block, and the bytes behind the last slab
+// belong to none.
+//
 // # A slab
 //
 // The words R (the session that reserved it) and V (state and version) are changed by CAS
@@ -34,7 +38,7 @@
 //
 //	V       | spare:18 | state:2 | version:44 |
 //	R       | session:18 | sequence:46 |
-//	Header  | state:3 | kind:1 | class:5 | generation:20 | session:18 | spare:17 |
+//	Header  | state:3 | kind:2 | class:7 | generation:20 | session:18 | spare:14 |
 //	Addr    | region:32 | offset:32 |
 //	Ref     Addr, then | generation:20 | born:44 |
 //	length, version  | length:20 | version:44 |

@@ -28,7 +28,7 @@ type halves struct {
 // bit is the place of o's slab: page, word, and the bit in it. The steps between
 // regions and classes are odd, so that few of them begin at one page.
 func (*halves) bit(o *object) (page, word int, bit uint64) {
-	n := uint64(o.slab.Class.SlabOf(int(o.slab.Off))) // as if slabs stood side by side from the region's begin
+	n := uint64(o.slab.Class.SlabOf(int(o.slab.Off))) // as if slabs stood side by side from the region's beginning
 	page = int(n/parityPageBits+151*uint64(o.ref.Addr.Region())+89*uint64(o.slab.Class)) % parityPages
 	return page, int(n % parityPageBits / 64), 1 << (n % 64)
 }

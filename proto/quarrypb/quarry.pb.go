@@ -6687,8 +6687,8 @@ func (x *InspectNodeResponse) GetResidentBytes() uint64 {
 type RegionMap struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Region uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`
-	// blocks has 3 bytes for each: state of the header; kind in the high 4 bits and
-	// class in the low ones; 255ths of its slabs that are taken.
+	// blocks has 3 bytes for each: state of the header; kind in the high 2 bits and
+	// class in the low 6; 255ths of its slabs that are taken.
 	Blocks        []byte `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
