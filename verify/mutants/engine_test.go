@@ -11,7 +11,7 @@ var engineMutants = []mutant{
 			`h, payload, ok := proto.DecodeImage(img, o.seed)
 			ok, payload = true, img[proto.ImageHeaderBytes:]
 			payload = payload[:min(h.Length, len(payload))]`}},
-		runs: []run{schedules(crashes, 1500)},
+		runs: []run{schedules(crashes, 8000)},
 	},
 	{
 		name: "image version not compared with V", what: "takes an image of any version",

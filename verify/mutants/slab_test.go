@@ -21,7 +21,7 @@ var slabMutants = []mutant{
 				writeImage(c, &a.object, a.v, a.slab.Image(a.seen, a.v.Version()))
 			}
 			replaceV(c, &a.object, was, a.v, nil)`}},
-		runs: []run{schedules(directed(sim.TakeoverBesideCopy(), 2), 5000)},
+		runs: []run{schedules(directed(sim.TakeoverBesideCopy(), 2), 30000)},
 	},
 	{
 		name: "scrub frees a block without claiming it", what: "frees a block whose formatter is dead without putting the session into the primary's header first",
@@ -76,7 +76,7 @@ var slabMutants = []mutant{
 	{
 		name: "reconcile flushes only what it changes", what: "leaves words unflushed that are alike on all replicas",
 		edits: []edit{{"slab.(*Lane).reconcileSlabs", `if reg.Durable {`, `if false {`}},
-		runs:  []run{schedules(durable(failures), 12000)},
+		runs:  []run{schedules(durable(failures), 30000)},
 	},
 	{
 		name: "rebuilding replica not reconciled", what: "leaves V of a rebuilding replica as it is",
