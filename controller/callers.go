@@ -32,7 +32,7 @@ func (c *Controller) caller(r *http.Request) (rights.Caller, error) {
 	token := r.Header.Get(quarrypb.TokenHeader)
 	switch {
 	case id != (identity.ID{}):
-		return rights.Caller{Name: id.String(), Roles: []identity.Role{id.Role}, ID: id, Shown: identity.AuthorityOf(r.TLS)}, nil
+		return rights.Caller{Name: id.String(), Roles: []identity.Role{id.Role}, ID: id, Node: id.Name, Shown: identity.AuthorityOf(r.TLS)}, nil
 	case c.open():
 		return rights.Caller{Name: "anyone", Roles: identity.Roles}, nil
 	case c.cfg.Token != "" && agentauth.RightToken(c.cfg.Token, token):
@@ -100,13 +100,13 @@ func mayOpen(c rights.Caller, r *quarrypb.OpenSessionRequest) error {
 	return nil
 }
 
-// mayRegister binds the name of a node to its certificate.
+// mayRegister binds the name of a node to its certificate, or to its token if that names it.
 func (c *Controller) mayRegister(caller rights.Caller, n *quarrypb.Node) error {
 	switch {
+	case caller.Node != "" && n.GetName() != caller.Node:
+		return denied("%s may not register node %q: it is of node %s", caller.Name, n.GetName(), caller.Node)
 	case caller.ID == (identity.ID{}):
 		return nil
-	case n.GetName() != caller.ID.Name:
-		return denied("%s may not register node %q: its certificate is of node %s", caller.Name, n.GetName(), caller.ID.Name)
 	case !strings.HasPrefix(n.GetAgentUrl(), "https://"):
 		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s: agent URL %q: want https, controllers call nodes of this cluster over TLS only", n.GetName(), n.GetAgentUrl()))
 	}
@@ -115,7 +115,7 @@ func (c *Controller) mayRegister(caller rights.Caller, n *quarrypb.Node) error {
 
 // maySpeak keeps a node from speaking for another: from showing its signs of life, from running its programs.
 func (c *Controller) maySpeak(caller rights.Caller, node uint32) error {
-	if name, ok := c.owners.Load(node); ok && caller.ID != (identity.ID{}) && name != caller.ID.Name {
+	if name, ok := c.owners.Load(node); ok && caller.Node != "" && name != caller.Node {
 		return denied("%s may not speak for node %s", caller.Name, name)
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"connectrpc.com/connect"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/rights"
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -39,6 +40,7 @@ type tokenRecord struct {
 	Role    identity.Role `json:"role"`
 	Hash    string        `json:"sha256"` // of the secret's bytes, which are random: no salt is needed
 	Note    string        `json:"note,omitempty"`
+	Node    string        `json:"node,omitempty"` // of role node: the one node that shows it
 	Created int64         `json:"created_unix"`
 }
 
@@ -74,7 +76,7 @@ func (c *Controller) tokenCaller(ctx context.Context, token string) (rights.Call
 	if rec.Note != "" {
 		name += " (" + rec.Note + ")"
 	}
-	return rights.Caller{Name: name, Roles: []identity.Role{rec.Role}, Token: id}, nil
+	return rights.Caller{Name: name, Roles: []identity.Role{rec.Role}, Token: id, Node: rec.Node}, nil
 }
 
 // token reads the record of a token, at most once in tokenHold.
@@ -112,6 +114,10 @@ func (s *service) CreateToken(ctx context.Context, r *connect.Request[quarrypb.C
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this cluster asks no caller for anything: start the controllers with --token, or with --tls-cert, --tls-key and --tls-ca, first"))
 	case role == identity.Controller || !slices.Contains(identity.Roles, role):
 		return nil, invalid("role %q: want client, node, worker, gateway, viewer or operator", r.Msg.Role)
+	case r.Msg.Node != "" && role != identity.Node:
+		return nil, invalid("node %q: a token of role %s is of no node", r.Msg.Node, role)
+	case r.Msg.Node != "" && !state.GoodNodeName(r.Msg.Node):
+		return nil, invalid("node name %q: want 1 to %d printable bytes without '/' or space", r.Msg.Node, state.MaxNameBytes)
 	case len(r.Msg.Note) > maxTokenNote || strings.ContainsAny(r.Msg.Note, "\n\r"):
 		return nil, invalid("note %q: want one line of at most %d bytes", r.Msg.Note, maxTokenNote)
 	}
@@ -128,7 +134,7 @@ func (s *service) CreateToken(ctx context.Context, r *connect.Request[quarrypb.C
 	rand.Read(raw)
 	id, key := hex.EncodeToString(raw[:tokenIDBytes]), raw[tokenIDBytes:]
 	hash := sha256.Sum256(key)
-	rec := tokenRecord{Role: role, Hash: hex.EncodeToString(hash[:]), Note: r.Msg.Note, Created: time.Now().Unix()}
+	rec := tokenRecord{Role: role, Hash: hex.EncodeToString(hash[:]), Note: r.Msg.Note, Node: r.Msg.Node, Created: time.Now().Unix()}
 	value, err := json.Marshal(rec)
 	if err != nil {
 		return nil, err
@@ -140,7 +146,7 @@ func (s *service) CreateToken(ctx context.Context, r *connect.Request[quarrypb.C
 }
 
 func (t tokenRecord) message(id string) *quarrypb.Token {
-	return &quarrypb.Token{Id: id, Role: string(t.Role), Note: t.Note, CreatedUnix: t.Created}
+	return &quarrypb.Token{Id: id, Role: string(t.Role), Note: t.Note, Node: t.Node, CreatedUnix: t.Created}
 }
 
 // lead carries out a change while this controller leads.

@@ -54,7 +54,7 @@ func TestCertificatesDecideWhatACallerMay(t *testing.T) {
 
 	// A node registers under its own name, over TLS, and beats for itself.
 	n1, n2 := as(identity.Node, "n1"), as(identity.Node, "n2")
-	refused(t, n2.RegisterNode, node("n1", "https://127.0.0.1:1", 1), connect.CodePermissionDenied, "its certificate is of node n2")
+	refused(t, n2.RegisterNode, node("n1", "https://127.0.0.1:1", 1), connect.CodePermissionDenied, "it is of node n2")
 	refused(t, n1.RegisterNode, node("n1", "http://127.0.0.1:1", 1), connect.CodeFailedPrecondition, "https")
 	first := do(t, n1.RegisterNode, node("n1", "https://127.0.0.1:1", 7))
 	refused(t, n2.NodeHeartbeat, &quarrypb.NodeHeartbeatRequest{Id: first.Id, Incarnation: 7}, connect.CodePermissionDenied, "node n1")
@@ -93,6 +93,25 @@ func TestARunningNodeKeepsItsAddresses(t *testing.T) {
 	refused(t, r.RegisterNode, node("n1", "http://127.0.0.1:9", 8), connect.CodeAlreadyExists, "running already at "+a.rec.AgentUrl)
 	a.register(r) // the node itself, again
 	require.Equal(t, a.rec.AgentUrl, do(t, r.ReadTable, &quarrypb.ReadTableRequest{}).Nodes[0].AgentUrl)
+}
+
+// TestTokenOfANode: a token that names a node is of that one; a token of role node without a name is every node's.
+func TestTokenOfANode(t *testing.T) {
+	_, etcd := store(t)
+	c, _ := start(t, controller.Config{Etcd: etcd, Token: "master"})
+	lead(t, c)
+	master := over(t, nil, c.URL(), "master")
+	refused(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "client", Node: "n1"}, connect.CodeInvalidArgument, "of no node")
+	refused(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "node", Node: "n/1"}, connect.CodeInvalidArgument, "node name")
+	made := do(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "node", Node: "n1"})
+	require.Equal(t, "n1", do(t, master.ListTokens, &quarrypb.ListTokensRequest{}).Tokens[0].Node)
+	any := do(t, master.CreateToken, &quarrypb.CreateTokenRequest{Role: "node"})
+
+	mine := over(t, nil, c.URL(), made.Secret)
+	do(t, mine.RegisterNode, node("n1", "http://127.0.0.1:1", 7))
+	refused(t, mine.RegisterNode, node("n2", "http://127.0.0.1:1", 7), connect.CodePermissionDenied, `may not register node "n2": it is of node n1`)
+	other := do(t, over(t, nil, c.URL(), any.Secret).RegisterNode, node("n2", "http://127.0.0.1:2", 7))
+	refused(t, mine.NodeHeartbeat, &quarrypb.NodeHeartbeatRequest{Id: other.Id, Incarnation: 7}, connect.CodePermissionDenied, "may not speak for node n2")
 }
 
 func TestTokensOfRoles(t *testing.T) {

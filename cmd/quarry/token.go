@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -21,21 +22,23 @@ type tokenView struct {
 	ID      string    `json:"id"`
 	Role    string    `json:"role"`
 	Note    string    `json:"note"`
+	Node    string    `json:"node,omitempty"`
 	Created time.Time `json:"created"`
 	Token   string    `json:"token,omitempty"`
 }
 
 func tokenOf(t *quarrypb.Token) tokenView {
-	return tokenView{ID: t.GetId(), Role: t.GetRole(), Note: t.GetNote(), Created: time.Unix(t.GetCreatedUnix(), 0).UTC()}
+	return tokenView{ID: t.GetId(), Role: t.GetRole(), Note: t.GetNote(), Node: t.GetNode(), Created: time.Unix(t.GetCreatedUnix(), 0).UTC()}
 }
 
 type tokenCreateCmd struct {
 	Role string `required:"" enum:"client,node,worker,gateway,viewer,operator" help:"client, node, worker, gateway, viewer (sees status and the console, changes nothing) or operator."`
 	Note string `placeholder:"TEXT" help:"What it is for."`
+	Node string `placeholder:"NAME" help:"With --role node: the one node that may show it. Without, a token of role node is every node's."`
 }
 
 func (c *tokenCreateCmd) Run(ctx context.Context, a *app) error {
-	res, err := ask(ctx, a, &quarrypb.CreateTokenRequest{Role: c.Role, Note: c.Note}, quarrypbconnect.ControllerClient.CreateToken)
+	res, err := ask(ctx, a, &quarrypb.CreateTokenRequest{Role: c.Role, Note: c.Note, Node: c.Node}, quarrypbconnect.ControllerClient.CreateToken)
 	if err != nil {
 		return err
 	}
@@ -56,9 +59,9 @@ func (*tokenListCmd) Run(ctx context.Context, a *app) error {
 		list = append(list, tokenOf(t))
 	}
 	return a.print(list, func(w io.Writer) {
-		fmt.Fprintln(w, "TOKEN\tROLE\tCREATED\tNOTE")
+		fmt.Fprintln(w, "TOKEN\tROLE\tNODE\tCREATED\tNOTE")
 		for _, t := range list {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", t.ID, t.Role, t.Created.Format(time.DateTime), t.Note)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", t.ID, t.Role, cmp.Or(t.Node, "-"), t.Created.Format(time.DateTime), t.Note)
 		}
 	})
 }

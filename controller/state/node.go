@@ -287,10 +287,13 @@ func (m *Machine) nodeHeartbeat(waiter uint64, r *quarrypb.NodeHeartbeatRequest,
 	m.answer(waiter, resp)
 }
 
+// GoodNodeName says whether a node can have a name.
+func GoodNodeName(name string) bool { return goodName(name) && !strings.ContainsAny(name, "/ ") }
+
 // checkNode refuses registrations that no good node sends.
 func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 	n := r.Node
-	if n == nil || !goodName(n.Name) || strings.ContainsAny(n.Name, "/ ") {
+	if n == nil || !GoodNodeName(n.Name) {
 		return errorf(Invalid, "node name %q: want 1 to %d printable bytes without '/' or space", n.GetName(), MaxNameBytes)
 	}
 	if n.Incarnation == 0 {

@@ -22,6 +22,8 @@ type Caller struct {
 	ID identity.ID
 	// Token is the id of a token of one role that it has shown; "" for none.
 	Token string
+	// Node is the one node that the caller can be, by its certificate or by a token that names it; "" for any node.
+	Node string
 	// Shown is a hash of the cluster's token, or of the authority of the certificate, that it has shown; "" for neither.
 	Shown string
 	// User is the name of a gateway's user that the caller stands for; "" for none. It has no role.

@@ -7135,6 +7135,7 @@ type Token struct {
 	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
 	Note          string                 `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`                                   // for people
 	CreatedUnix   int64                  `protobuf:"varint,4,opt,name=created_unix,json=createdUnix,proto3" json:"created_unix,omitempty"` // seconds, for people
+	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`                                   // of role node: the one node that shows it; "": any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7197,10 +7198,18 @@ func (x *Token) GetCreatedUnix() int64 {
 	return 0
 }
 
+func (x *Token) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
 type CreateTokenRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
 	Note          string                 `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"` // with role node only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7245,6 +7254,13 @@ func (x *CreateTokenRequest) GetRole() string {
 func (x *CreateTokenRequest) GetNote() string {
 	if x != nil {
 		return x.Note
+	}
+	return ""
+}
+
+func (x *CreateTokenRequest) GetNode() string {
+	if x != nil {
+		return x.Node
 	}
 	return ""
 }
@@ -9189,15 +9205,17 @@ const file_quarry_proto_rawDesc = "" +
 	"\x0finitial_cluster\x18\x01 \x01(\tR\x0einitialCluster\"-\n" +
 	"\x17RemoveControllerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x1a\n" +
-	"\x18RemoveControllerResponse\"b\n" +
+	"\x18RemoveControllerResponse\"v\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x12\n" +
 	"\x04note\x18\x03 \x01(\tR\x04note\x12!\n" +
-	"\fcreated_unix\x18\x04 \x01(\x03R\vcreatedUnix\"<\n" +
+	"\fcreated_unix\x18\x04 \x01(\x03R\vcreatedUnix\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\tR\x04node\"P\n" +
 	"\x12CreateTokenRequest\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
-	"\x04note\x18\x02 \x01(\tR\x04note\"U\n" +
+	"\x04note\x18\x02 \x01(\tR\x04note\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\"U\n" +
 	"\x13CreateTokenResponse\x12&\n" +
 	"\x05token\x18\x01 \x01(\v2\x10.quarry.v1.TokenR\x05token\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"\x13\n" +
