@@ -49,7 +49,8 @@ var sharedCluster = sync.OnceValues(func() (*local.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return local.Start(context.Background(), local.Config{Binary: exe, Nodes: 2, RegionBytes: "64MiB", Lease: "1s"})
+	// A short lease would end sessions of tests on a busy machine; some tests wait for its end.
+	return local.Start(context.Background(), local.Config{Binary: exe, Nodes: 2, RegionBytes: "64MiB", Lease: "5s"})
 })
 
 func cluster(t testing.TB) *local.Cluster {

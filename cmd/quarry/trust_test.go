@@ -19,7 +19,7 @@ const readEvery = 100 * time.Millisecond
 
 // trusted is a cluster of processes with mutual TLS.
 func trusted(t *testing.T, cfg local.Config) *local.Cluster {
-	cfg.Binary, cfg.TLS, cfg.RegionBytes = executable(t), true, "16MiB"
+	cfg.Binary, cfg.TLS, cfg.RegionBytes, cfg.Lease = executable(t), true, "16MiB", "10s" // on a busy machine, sessions last
 	c, err := local.Start(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Stop() })
