@@ -191,7 +191,9 @@ func TestWorkersClaimWhatTheyCanRun(t *testing.T) {
 }
 
 // leaves is slow with a reduce phase: when it is killed its runs are written.
-type leaves struct{ slow }
+type leaves struct {
+	slow //lint:ignore U1000 its Map is used
+}
 
 func (leaves) Reduce(_ coproc.Env, key []byte, values iter.Seq[[]byte], emit coproc.Emit) error {
 	for v := range values {

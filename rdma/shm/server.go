@@ -211,8 +211,8 @@ func (s *Server) admit(c *net.UnixConn, sending *sync.Mutex, hello *host.Hello, 
 	lane, err := s.access.Admit(s.ctx, hello, challenge,
 		host.Entry{Provider: "shm", Stop: func() {
 			c.Close()
-			sending.Lock() // a send under way has ended
-			sending.Unlock()
+			sending.Lock()
+			sending.Unlock() //lint:ignore SA2001 a send under way has ended
 		}, Shared: page, Process: process})
 	c.SetWriteDeadline(time.Now().Add(handshakeTimeout))
 	if err != nil {
