@@ -54,16 +54,8 @@ func (w *withheld) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// An attack of a peer without a certificate.
-type attack struct {
-	do func(net.Conn) // goes on with a connection, and leaves it open
-	// connections is how many it makes. A handshake takes a millisecond of a processor, so none makes more than
-	// exceed the bound of the memory where a port has no limits.
-	connections int
-}
-
-// strangers are the attacks of a peer without a certificate.
-func strangers(t *testing.T, alpn ...string) map[string]attack {
+// strangers are attacks of a peer without a certificate: each goes on with a connection, and leaves it open.
+func strangers(t *testing.T, alpn ...string) map[string]func(net.Conn) {
 	// Three records of a ClientHello that has another one.
 	hello := make([]byte, 3*(16<<10))
 	copy(hello, []byte{1, 0, 0xff, 0xf0})
@@ -74,18 +66,17 @@ func strangers(t *testing.T, alpn ...string) map[string]attack {
 	conf := &tls.Config{InsecureSkipVerify: true, NextProtos: alpn, CurvePreferences: []tls.CurveID{tls.X25519}} // the cheapest
 	chain, chained := foreign(t, 240<<10), conf.Clone()
 	chained.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return chain, nil }
-	return map[string]attack{
-		"a hello without an end": {func(c net.Conn) { _, _ = c.Write(records) }, 4000},
+	return map[string]func(net.Conn){
+		"a hello without an end": func(c net.Conn) { _, _ = c.Write(records) },
 		// TLS holds up to 256 KiB of certificates until they are whole.
-		"a chain without an end": {func(c net.Conn) { _ = tls.Client(&withheld{c, 220 << 10}, chained).Handshake() }, 1000},
-		// A connection that has sent nothing else takes some 30 KiB.
-		"silence under TLS": {func(c net.Conn) { _ = tls.Client(c, conf).Handshake() }, 4000},
+		"a chain without an end": func(c net.Conn) { _ = tls.Client(&withheld{c, 220 << 10}, chained).Handshake() },
+		"silence under TLS":      func(c net.Conn) { _ = tls.Client(c, conf).Handshake() },
 	}
 }
 
 // strike makes the attack on connections, some at a time, and leaves them open until the test ends. When
 // half of them are made, user begins.
-func strike(t *testing.T, address string, connections int, attack func(net.Conn), user func()) {
+func strike(t *testing.T, address string, attack func(net.Conn), user func()) {
 	t.Helper()
 	var mu sync.Mutex
 	var all []net.Conn
@@ -219,13 +210,13 @@ func TestHandshakesWithoutEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			port.of.t, controller.t = t, t
 			require.Less(t, port.of.growth(func() {
-				for kind, attack := range strangers(t, port.alpn...) {
-					t.Run(kind, func(t *testing.T) {
-						strike(t, port.address, attack.connections, func(c net.Conn) {
+				for attack, do := range strangers(t, port.alpn...) {
+					t.Run(attack, func(t *testing.T) {
+						strike(t, port.address, func(c net.Conn) {
 							if name == "fabric" { // it speaks first
 								_, _ = io.ReadFull(c, make([]byte, host.ChallengeBytes))
 							}
-							attack.do(c)
+							do(c)
 						}, port.user)
 					})
 				}
