@@ -69,6 +69,7 @@ type conn struct {
 	quit     bool     // the connection ends after this batch
 	silence  int      // replies to drop, by CLIENT REPLY; -1: all
 	did      progress // of the present command
+	ids      idRow    // of the hashes and sorted sets that this connection makes
 
 	hits, misses, failed uint64 // of the batch; execute adds them to s.stats
 
