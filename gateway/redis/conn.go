@@ -62,6 +62,7 @@ type conn struct {
 	authenticated bool          // has given the password, or none is asked for
 	user          *user         // whose rights count; default until another name is given
 	inPreAuth     *list.Element // in s.preAuth, until the password is given; s.mu guards it
+	dropped       bool          // closed for a newer one before that; s.mu guards it
 	client        bool          // in s.clients; s.mu guards it
 	// refusing is set by a MULTI, which is refused, until EXEC, DISCARD or RESET: no
 	// command is executed meanwhile.

@@ -44,3 +44,9 @@ func (s *Server) SweepAged(ctx context.Context) (removed int, err error) {
 	removed, err = s.SweepAll(ctx)
 	return first + removed, err
 }
+
+// Bounds of connections without authentication.
+const (
+	MaxPreAuth = maxPreAuth
+	MaxDropped = maxDropped
+)

@@ -3,6 +3,7 @@ package redis
 import (
 	"bytes"
 	"container/list"
+	"context"
 	"crypto/tls"
 	"net"
 	"time"
@@ -20,6 +21,8 @@ const (
 	// command that gives a password has less.
 	maxPreAuthBytes    = 8 << 10
 	preAuthBufferBytes = 512
+	// maxDropped bounds the connections that were closed for a newer one and whose goroutines have not ended.
+	maxDropped = 64
 	// loginTimeout is how long a connection may take to give the password.
 	loginTimeout = 10 * time.Second
 	// trapEvery bounds how often the log tells of HTTP requests.
@@ -45,8 +48,21 @@ func (s *Server) addPreAuth(c *conn) {
 	if all.Len() > most {
 		oldest := all.Front().Value.(*conn)
 		s.forget(oldest)
+		oldest.dropped = true
+		s.dropped++
 		s.stats.rejected.Add(1)
 		hangUp(oldest.sock.nc) // it is attached: see alone
+	}
+}
+
+// awaitDropped returns when fewer than maxDropped connections are dropped and have not ended, or the server ends. A
+// dropped one holds its buffers until its goroutine runs: on a busy machine, strangers who connect
+// faster than that would hold memory without bound.
+func (s *Server) awaitDropped(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.dropped >= maxDropped && ctx.Err() == nil {
+		s.ended.Wait()
 	}
 }
 

@@ -5,12 +5,15 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/gateway/redis"
+	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
 // A browser sends these bytes when a web page posts a form, or text, to the port.
@@ -76,4 +79,75 @@ func TestPreAuthHoldsLittleMemory(t *testing.T) {
 		got, _ := io.ReadAll(p.r)
 		require.Contains(t, string(got), "unauthenticated command length")
 	}
+}
+
+// slowToEnd is a listener whose connections end only when the test lets them, as goroutines do that get no
+// processor time.
+type slowToEnd struct {
+	accepted, most atomic.Int64
+	end            chan struct{} // each receive ends a connection that was closed
+	closed         chan struct{}
+	close          sync.Once
+}
+
+func (l *slowToEnd) Accept() (net.Conn, error) {
+	select {
+	case <-l.closed:
+		return nil, net.ErrClosed
+	default:
+	}
+	if l.accepted.Add(1) > l.most.Load() {
+		<-l.closed
+		return nil, net.ErrClosed
+	}
+	here, _ := net.Pipe()
+	return &endsSlowly{Conn: here, l: l, closed: make(chan struct{})}, nil
+}
+
+func (l *slowToEnd) Close() error   { l.close.Do(func() { close(l.closed) }); return nil }
+func (l *slowToEnd) Addr() net.Addr { return &net.TCPAddr{} }
+
+type endsSlowly struct {
+	net.Conn
+	l      *slowToEnd
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *endsSlowly) Close() error { c.once.Do(func() { close(c.closed) }); return c.Conn.Close() }
+
+func (c *endsSlowly) Read([]byte) (int, error) {
+	select {
+	case <-c.l.closed:
+	case <-c.closed:
+		select {
+		case <-c.l.closed:
+		case <-c.l.end:
+		}
+	}
+	return 0, net.ErrClosed
+}
+
+// Connections that were closed for newer ones, and have not ended, hold memory: no more are accepted
+// until some of them have.
+func TestDroppedConnectionsAreBounded(t *testing.T) {
+	bound := int64(redis.MaxPreAuth + redis.MaxDropped)
+	l := &slowToEnd{end: make(chan struct{}), closed: make(chan struct{})}
+	l.most.Store(bound)
+	_, tree := newTree(t, testcluster.Options{})
+	done := make(chan error, 1)
+	go func() {
+		done <- redis.New(redis.Config{Tree: tree, Password: "open sesame"}).Serve(t.Context(), l)
+	}()
+	for range 100 { // each that ends makes room for one
+		require.Eventually(t, func() bool { return l.accepted.Load() >= bound }, patience, time.Millisecond)
+		require.Equal(t, bound, l.accepted.Load(), "accepted beside connections that have not ended")
+		bound++
+		l.most.Store(bound)
+		l.end <- struct{}{}
+	}
+	require.Eventually(t, func() bool { return l.accepted.Load() == bound }, patience, time.Millisecond)
+	l.Close()
+	require.NoError(t, <-done)
+	require.Equal(t, bound, l.accepted.Load(), "accepted beside connections that have not ended")
 }

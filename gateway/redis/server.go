@@ -101,7 +101,9 @@ type shared struct {
 	preAuth list.List        // of those that have not given the password, the oldest first
 	// preAuthTLS is the same of those with TLS, of which the handshake may not be over either.
 	preAuthTLS list.List
-	clients    int // of conns those that count in MaxClients
+	dropped    int       // of conns those that were closed for a newer one before the password, and have not ended
+	ended      sync.Cond // one of those has ended, or the server ends; its lock is mu
+	clients    int       // of conns those that count in MaxClients
 	lastID     uint64
 	wg         sync.WaitGroup // goroutines of connections and of the background
 
@@ -129,6 +131,7 @@ func New(cfg Config) *Server {
 		maxHeld: maxHeldBytes, seed: maphash.MakeSeed(), conns: map[uint64]*conn{}, commands: map[string]*command{}}
 	s := h.over(cfg.Tree)
 	h.base = s
+	h.ended.L = &h.mu
 	for _, cmd := range commandTable() {
 		s.commands[cmd.name] = cmd
 	}
@@ -161,6 +164,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		for _, c := range s.conns {
 			c.sock.end() // the running command finishes
 		}
+		s.ended.Broadcast()
 	})
 	defer stop()
 	bctx, stopBackground := context.WithCancel(ctx)
@@ -203,6 +207,7 @@ func (s *Server) watch(ctx context.Context) {
 
 func (s *Server) accept(ctx context.Context, l net.Listener) error {
 	for wait := time.Millisecond; ; {
+		s.awaitDropped(ctx)
 		nc, err := l.Accept()
 		if err != nil {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
@@ -257,6 +262,10 @@ func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 			s.clients--
 		}
 		delete(s.conns, c.id)
+		if c.dropped {
+			s.dropped--
+			s.ended.Signal()
+		}
 		s.mu.Unlock()
 	})
 }
