@@ -11,6 +11,7 @@ import (
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,8 +20,9 @@ import (
 type Memory struct {
 	name       string                       // the file's path, or the name given to NewMemory; for errors
 	file       *os.File                     // closed when the last ref is released
-	mem        []byte                       // the mapping, until the last ref is released
-	persistent bool                         // a flushed range survives a loss of power; constant
+	mapping    pmem.Mapping                 // unmapped when the last ref is released
+	mem        []byte                       // of mapping
+	flush      pmem.Flusher                 // of mapping; how a range is made to survive a loss of power; constant
 	unpinnable error                        // why no device may write to it; nil: it may
 	identity   func() (fileIdentity, error) // computed once; how /proc shows the file
 
@@ -167,14 +169,34 @@ func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error
 	if err := Reserve(f, bytes, spare); err != nil {
 		return nil, fmt.Errorf("memory of %s: reserving %d bytes: %w", name, bytes, err)
 	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	mapping, err := pmem.Map(f, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, fs.Volatile == nil)
 	if err != nil {
-		return nil, fmt.Errorf("memory of %s: mapping %d bytes: %w", name, bytes, err)
+		return nil, fmt.Errorf("memory of %s: %w", name, err)
 	}
-	Advise(f, mem)
-	m := &Memory{name: name, file: f, mem: mem, refs: 1, persistent: fs.Volatile == nil, unpinnable: fs.Unpinnable}
+	Advise(f, mapping.Mem)
+	m := &Memory{name: name, file: f, mapping: mapping, mem: mapping.Mem, flush: mapping.Flusher, refs: 1, unpinnable: fs.Unpinnable}
+	if mapping.Kind == pmem.KindFSDAX {
+		m.unpinnable = errPinFSDAX
+	}
 	m.identity = sync.OnceValues(m.identify)
 	return m, nil
+}
+
+// errPinFSDAX: the kernel answers EOPNOTSUPP to a long-term registration of such pages, since the file
+// system may move the file to other blocks.
+var errPinFSDAX = errors.New("the kernel registers no memory of a DAX file system with an adapter, because the file system may move the file's blocks: " +
+	"adapters need regions on device DAX (--data /dev/daxN.M), in memory, on tmpfs or on huge pages")
+
+// NewLedgerMemory makes anonymous memory that counts as persistent and whose losses of power
+// the ledger shows: for tests of what is flushed.
+func NewLedgerMemory(name string, bytes uint64) (*Memory, *pmem.Ledger, error) {
+	m, err := NewMemory(name, bytes)
+	if err != nil {
+		return nil, nil, err
+	}
+	l := pmem.NewLedger(m.mem)
+	m.flush = l.Flusher()
+	return m, l, nil
 }
 
 // Advise asks for huge pages under mapped region memory that is not a file on a disk. The
@@ -208,17 +230,20 @@ func (m *Memory) Peek(dst []byte, off uint64) { copyOut(dst, m.mem, off) }
 func (m *Memory) Name() string { return m.name }
 
 // Persistent says whether the memory survives a loss of power once flushed.
-func (m *Memory) Persistent() bool { return m.persistent }
+func (m *Memory) Persistent() bool { return m.flush.Persistent() }
+
+// Persistence is what the memory really has: its kind, its domain and how it is flushed.
+func (m *Memory) Persistence() pmem.Persistence { return m.mapping.Persistence() }
 
 // Persist returns when a range is on stable storage.
 func (m *Memory) Persist(off, n uint64) error {
-	if !m.persistent {
+	if !m.flush.Persistent() {
 		return fmt.Errorf("memory of %s: %w", m.name, rdma.ErrNotPersistent)
 	}
 	if off > uint64(len(m.mem)) || n > uint64(len(m.mem))-off {
 		return fmt.Errorf("memory of %s: flush of %d bytes at %d is outside of its %d bytes", m.name, n, off, len(m.mem))
 	}
-	return persist(m.mem, off, n)
+	return m.flush.Persist(m.mem, off, n)
 }
 
 // Descriptor opens the memory once more, to be sent to another process: with
@@ -282,7 +307,7 @@ func (m *Memory) release() error {
 			return fmt.Errorf("memory of %s stays mapped: %w", m.name, err)
 		}
 	}
-	return errors.Join(unix.Munmap(m.mem), m.file.Close())
+	return errors.Join(m.mapping.Unmap(), m.file.Close())
 }
 
 // AtEnd has f called when the last user has released the memory, before it is unmapped. A
@@ -295,20 +320,6 @@ func (m *Memory) AtEnd(f func() error) error {
 		return fmt.Errorf("memory of %s is closed", m.name)
 	}
 	m.end = append(m.end, f)
-	return nil
-}
-
-// persist flushes whole pages around a range.
-func persist(mem []byte, off, n uint64) error {
-	page := uint64(os.Getpagesize())
-	start := off &^ (page - 1)
-	end := min((off+n+page-1)&^(page-1), uint64(len(mem)))
-	if start >= end {
-		return nil
-	}
-	if err := unix.Msync(mem[start:end], unix.MS_SYNC); err != nil {
-		return fmt.Errorf("flushing %d bytes at %d: %w", n, off, err)
-	}
 	return nil
 }
 

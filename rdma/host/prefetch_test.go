@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -17,8 +18,8 @@ func TestPrefetchIsHarmless(t *testing.T) {
 	require.NoError(t, err)
 	mem, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANONYMOUS|unix.MAP_PRIVATE)
 	require.NoError(t, err)
-	r.Map(0, 7, mem, false)
-	r.Map(1, 0, nil, false)
+	r.Map(0, 7, mem, pmem.Flusher{})
+	r.Map(1, 0, nil, pmem.Flusher{})
 	ask := func() {
 		for _, slot := range []int32{-1, 0, 1, 2, MaxWindows} {
 			for _, off := range []uint64{0, 1, 63, 1<<16 - 1, 1 << 16, 1 << 40, ^uint64(0)} {

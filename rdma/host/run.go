@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,11 +25,11 @@ type Runner struct {
 
 // window is memory that chains may touch as long as the key is right.
 type window struct {
-	mem        []byte       // of the region; nil: nothing is mapped
-	key        *uint64      // in the gate page
-	last       uint64       // the key it was opened with: what still uses it is late, not hostile
-	persistent bool         // a persistent FLUSH is possible
-	target     *rdma.Target // not nil: only the adapter may touch mem
+	mem    []byte       // of the region; nil: nothing is mapped
+	key    *uint64      // in the gate page
+	last   uint64       // the key it was opened with: what still uses it is late, not hostile
+	flush  pmem.Flusher // zero: no persistent FLUSH is possible
+	target *rdma.Target // not nil: only the adapter may touch mem
 }
 
 // NewRunner makes the runner of a lane whose gate page is mapped at mem. The page
@@ -47,14 +48,14 @@ func (r *Runner) init(mem []byte, rights rdma.Rights) error {
 	return nil
 }
 
-// Map puts the memory of a window into a slot.
+// Map puts the memory of a window into a slot. flush is how this mapping of it is made durable.
 // Preconditions: len(mem) is a multiple of 8, mem is aligned to 8, slot < MaxWindows.
-func (r *Runner) Map(slot int32, key uint64, mem []byte, persistent bool) {
+func (r *Runner) Map(slot int32, key uint64, mem []byte, flush pmem.Flusher) {
 	for int(slot) >= len(r.windows) {
 		r.windows = append(r.windows, window{key: &r.page.keys[len(r.windows)]})
 	}
 	w := &r.windows[slot]
-	w.mem, w.last, w.persistent, w.target = mem, key, persistent, nil
+	w.mem, w.last, w.flush, w.target = mem, key, flush, nil
 }
 
 // Valid says whether the key of a slot is valid now.
@@ -138,7 +139,11 @@ func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
 			if !strongOrder {
 				r.barrier()
 			}
-			copyIn(w.mem, v.Off, v.Buf)
+			if len(v.Buf) >= pmem.StreamBytes && w.flush.Streams() && (v.Off|uint64(len(v.Buf)))&7 == 0 {
+				w.flush.Stream(w.mem, v.Off, v.Buf)
+			} else {
+				copyIn(w.mem, v.Off, v.Buf)
+			}
 			r.dirty = true
 			written += uint64(len(v.Buf))
 		case rdma.CompareSwap:
@@ -150,7 +155,7 @@ func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
 		case rdma.Flush:
 			r.barrier()
 			if v.Kind == rdma.Persistent {
-				if err = persist(w.mem, v.Off, v.Bytes); err != nil {
+				if err = w.flush.Persist(w.mem, v.Off, v.Bytes); err != nil {
 					err = fmt.Errorf("%w: %w", rdma.ErrBroken, err)
 				}
 			}
@@ -190,7 +195,7 @@ func (r *Runner) check(w *window, v *rdma.Verb) error {
 			return rdma.ErrReadOnly
 		}
 	case rdma.Flush:
-		if v.Kind == rdma.Persistent && !w.persistent {
+		if v.Kind == rdma.Persistent && !w.flush.Persistent() {
 			return rdma.ErrNotPersistent
 		}
 	}

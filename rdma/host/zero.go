@@ -45,7 +45,7 @@ func (m *Memory) Zero(from uint64) error {
 		}
 		off = end
 	}
-	if !m.persistent {
+	if !m.flush.Persistent() {
 		return nil
 	}
 	return m.Persist(from, uint64(len(m.mem))-from)

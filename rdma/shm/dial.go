@@ -11,6 +11,7 @@ import (
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 )
 
 // Dialer connects to nodes on this host by the path of their socket. Lanes of one
@@ -226,7 +227,7 @@ func (l *link) use(m *mappings, slot int32, a *answer, write bool) error {
 	if l.over { // a process that maps memory after the end of its session is killed
 		return broken(errors.New("the node has ended the connection"))
 	}
-	p, err := m.enter(a.memory, a.Bytes, write)
+	p, err := m.enter(a.memory, a.Bytes, write, a.Persistent)
 	if err != nil {
 		return err
 	}
@@ -235,7 +236,7 @@ func (l *link) use(m *mappings, slot int32, a *answer, write bool) error {
 	}
 	l.unmap(m, slot)
 	l.mapped[slot] = p
-	l.runner.Map(slot, a.Key, p.mem, a.Persistent)
+	l.runner.Map(slot, a.Key, p.Mem, p.Flusher)
 	return nil
 }
 
@@ -266,7 +267,7 @@ func (c *conn) drop(slot int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if slot >= 0 && int(slot) < len(l.mapped) && !l.runner.Valid(slot) {
-		l.runner.Map(slot, 0, nil, false)
+		l.runner.Map(slot, 0, nil, pmem.Flusher{})
 		l.unmap(&c.dialer.mappings, slot)
 	}
 }

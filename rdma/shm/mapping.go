@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,13 +25,14 @@ type identity struct {
 
 // mapping is one region's memory in this process.
 type mapping struct {
-	id   identity // its key in mappings.by
-	mem  []byte   // until refs falls to 0
-	refs int      // slots of links that use it; guarded by mappings.mu
+	id           identity // its key in mappings.by
+	pmem.Mapping          // until refs falls to 0
+	refs         int      // slots of links that use it; guarded by mappings.mu
 }
 
-// enter maps the memory behind a descriptor, or finds it mapped.
-func (m *mappings) enter(f *os.File, bytes uint64, write bool) (*mapping, error) {
+// enter maps the memory behind a descriptor, or finds it mapped. persistent is what the node says of it: how this
+// process makes its stores durable depends on what the kernel grants its own mapping.
+func (m *mappings) enter(f *os.File, bytes uint64, write, persistent bool) (*mapping, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("region memory: %w", err)
@@ -41,7 +43,7 @@ func (m *mappings) enter(f *os.File, bytes uint64, write bool) (*mapping, error)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	id := identity{uint64(st.Dev), st.Ino, write}
-	if known := m.by[id]; known != nil && uint64(len(known.mem)) == bytes {
+	if known := m.by[id]; known != nil && uint64(len(known.Mem)) == bytes {
 		known.refs++
 		return known, nil
 	}
@@ -49,17 +51,17 @@ func (m *mappings) enter(f *os.File, bytes uint64, write bool) (*mapping, error)
 	if write {
 		prot |= unix.PROT_WRITE
 	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), prot, unix.MAP_SHARED)
+	mapped, err := pmem.Map(f, 0, bytes, prot, persistent)
 	if err != nil {
-		return nil, fmt.Errorf("mapping %d bytes of region memory: %w", bytes, err)
+		return nil, fmt.Errorf("region memory: %w", err)
 	}
 	// A child would hold the memory when the session has ended, and be killed for it.
-	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
-		unix.Munmap(mem)
+	if err := unix.Madvise(mapped.Mem, unix.MADV_DONTFORK); err != nil {
+		unix.Munmap(mapped.Mem)
 		return nil, fmt.Errorf("region memory: keeping it from child processes: %w", err)
 	}
-	host.Advise(f, mem)
-	made := &mapping{id: id, mem: mem, refs: 1}
+	host.Advise(f, mapped.Mem)
+	made := &mapping{id: id, Mapping: mapped, refs: 1}
 	if m.by == nil {
 		m.by = make(map[identity]*mapping)
 	}
@@ -77,6 +79,6 @@ func (m *mappings) leave(p *mapping) {
 		if m.by[p.id] == p {
 			delete(m.by, p.id)
 		}
-		unix.Munmap(p.mem)
+		unix.Munmap(p.Mem)
 	}
 }

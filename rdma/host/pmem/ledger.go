@@ -1,0 +1,108 @@
+package pmem
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+)
+
+// Ledger is persistent memory of granularity line in software, for tests. live is what processors see; a store
+// is durable when a write-back that began after it, of its line, has been fenced. Cut is a loss of power.
+//
+// A write-back takes the line's content of that moment, as the weakest hardware may: a store after it
+// needs another. The fence of any goroutine completes the write-backs of all, so a missing fence is certain to show
+// only where one goroutine flushes at a time.
+type Ledger struct {
+	live []byte
+
+	mu      sync.Mutex
+	durable []byte
+	begun   map[uint64][lineBytes]byte // write-backs without a fence, by the line's offset
+
+	flushed, needless uint64 // lines written back, and those of them that were durable already
+}
+
+// NewLedger makes a ledger over memory, all of which counts as durable.
+// Preconditions: len(live) is a multiple of a line; processors change nothing meanwhile.
+func NewLedger(live []byte) *Ledger {
+	if len(live)%lineBytes != 0 {
+		panic(fmt.Sprintf("ledger over %d bytes: want whole lines of %d", len(live), lineBytes))
+	}
+	return &Ledger{live: live, durable: append([]byte(nil), live...), begun: map[uint64][lineBytes]byte{}}
+}
+
+// Flusher of the ledger's memory.
+func (l *Ledger) Flusher() Flusher {
+	return Flusher{way: CLWB, unit: &unit{writeBack: l.writeBack, stream: l.stream, fence: l.fence}}
+}
+
+func (l *Ledger) writeBack(mem []byte, off, n uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for at := off &^ (lineBytes - 1); at < off+n; at += lineBytes {
+		var line [lineBytes]byte
+		words(line[:], mem[at:at+lineBytes])
+		l.begun[at] = line
+		l.flushed++
+		if line == [lineBytes]byte(l.durable[at:]) {
+			l.needless++
+		}
+	}
+}
+
+func (l *Ledger) stream(mem []byte, off uint64, src []byte) {
+	words(mem[off:off+uint64(len(src))], src)
+	l.writeBack(mem, off, uint64(len(src)))
+}
+
+func (l *Ledger) fence() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for at, line := range l.begun {
+		copy(l.durable[at:], line[:])
+		delete(l.begun, at)
+	}
+}
+
+// Cut is the memory after a loss of power at this moment. Of the words of 8 bytes that are not
+// durable each has its new content if survives says so. Half is one such coin; None and All are others.
+func (l *Ledger) Cut(survives func() bool) []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	image := append([]byte(nil), l.durable...)
+	for at := 0; at < len(image); at += 8 {
+		var now [8]byte
+		words(now[:], l.live[at:at+8])
+		if now != [8]byte(image[at:]) && survives() {
+			copy(image[at:], now[:])
+		}
+	}
+	return image
+}
+
+// None survives: only what is durable.
+func None() bool { return false }
+
+// All survives, as if every cache had been written back in time.
+func All() bool { return true }
+
+// Half is a seeded coin for each word.
+func Half(seed uint64) func() bool {
+	r := rand.New(rand.NewPCG(seed, seed))
+	return func() bool { return r.Uint64()&1 != 0 }
+}
+
+// Lines is how many lines were written back so far, and how many of these were durable already.
+func (l *Ledger) Lines() (flushed, needless uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.flushed, l.needless
+}
+
+// words copies word by word. Preconditions: the lengths are equal, a multiple of 8.
+func words(to, from []byte) {
+	for i := 0; i < len(from); i += 8 {
+		binary.NativeEndian.PutUint64(to[i:], binary.NativeEndian.Uint64(from[i:]))
+	}
+}
