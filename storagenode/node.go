@@ -26,6 +26,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
 	"github.com/quarrystore/quarry/rdma/verbs"
@@ -41,7 +42,8 @@ type Node struct {
 	secret      [32]byte          // of this incarnation's registration
 	keys        keyring.Ring      // of the controllers
 	hostID      string
-	domain      proto.Domain // of all regions
+	domain      proto.Domain     // of all regions
+	persistence pmem.Persistence // of all regions
 	device      verbs.Config
 
 	tcpListener net.Listener
@@ -147,6 +149,7 @@ var errNoFolder = errors.New("its regions are in memory (no --data)")
 // recall reads the state and the regions of the node's folder.
 func (n *Node) recall(ctx context.Context) error {
 	limits := state.Limits{CapacityBytes: n.cfg.CapacityBytes, Volatile: errNoFolder}
+	n.persistence = pmem.Persistence{Kind: pmem.KindVolatile, Flush: pmem.NoWay.String()}
 	var kept state.Kept
 	var regions []state.Region
 	if n.cfg.Dir != "" {
@@ -173,6 +176,9 @@ func (n *Node) recall(ctx context.Context) error {
 			return fmt.Errorf("storage node %s: data folder: %w", n.cfg.Name, err)
 		}
 		limits.Persistent, limits.Volatile = fs.Volatile == nil, fs.Volatile
+		if n.persistence, err = host.PersistenceOf(n.cfg.Dir); err != nil {
+			return fmt.Errorf("storage node %s: data folder: %w", n.cfg.Name, err)
+		}
 		if fs.Volatile != nil {
 			n.cfg.Logger.Warn("storage node: regions here do not survive a loss of power: durable ones are refused", "node", n.cfg.Name, "data", n.cfg.Dir, "reason", fs.Volatile)
 		}
@@ -332,6 +338,7 @@ func (n *Node) self() *quarrypb.Node {
 		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(n.domain), Id: n.state.Node,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress, Tls: fabricTLS[n.cfg.FabricTLS.Mode()]}},
 		Key:       n.own.Holder[:], PageBytes: n.cfg.HugepageBytes, Medium: n.medium.name, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(),
+		Persistence: &quarrypb.Persistence{Kind: n.persistence.Kind, Domain: n.persistence.Domain, Flush: n.persistence.Flush},
 	}
 	if n.verbsListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_VERBS, Address: n.verbsAddress})

@@ -18,12 +18,31 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
 	"github.com/quarrystore/quarry/storagenode"
 )
 
 const dataOff = 1 << 20 // of a region of 16 MiB
+
+// A node says what a loss of power leaves of its regions, and how they are flushed, as it is where they lie.
+func TestSaysWhatItsRegionsHave(t *testing.T) {
+	b := newBoss(t)
+	memory := b.start(b.config(""))
+	require.Equal(t, pmem.Persistence{Kind: "volatile", Flush: "none"}, memory.Stats().Persistence)
+	require.NoError(t, memory.Close())
+	dir := t.TempDir()
+	fs, err := host.FileSystemOf(dir)
+	require.NoError(t, err)
+	want := pmem.Persistence{Kind: "volatile", Flush: "none"}
+	if fs.Volatile == nil {
+		want = pmem.Persistence{Kind: "file", Flush: "msync"} // no test machine has its temporary files on DAX
+	}
+	n := newBoss(t)
+	require.Equal(t, want, n.start(n.config(dir)).Stats().Persistence)
+}
 
 func TestServesTcpAndShmAtOnceAndLeavesNothingBehind(t *testing.T) {
 	leaks := goleak.IgnoreCurrent()

@@ -10,6 +10,7 @@ import (
 	"github.com/quarrystore/quarry/internal/rpcstats"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/slab"
 )
 
@@ -56,6 +57,8 @@ type Stats struct {
 	Unsaved time.Duration `json:"unsaved_ns"`
 	// FileSystem holds the regions.
 	FileSystem FileSystem `json:"file_system"`
+	// Persistence is what a loss of power leaves of them, and how they are flushed.
+	Persistence pmem.Persistence `json:"persistence"`
 }
 
 // Settled is what the programs over regions have found and done here.
@@ -87,7 +90,7 @@ func (s *settled) snapshot() Settled {
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
 	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
-		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem()}
+		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem(), Persistence: n.persistence}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket
 	}

@@ -30,6 +30,9 @@ type nodeView struct {
 	Agent     string   `json:"agent_url"`
 	Endpoints []string `json:"endpoints"`
 	FabricTLS string   `json:"fabric_tls"` // encryption of its tcp fabric: off, on, required
+	// Persistence is what a loss of power leaves of its regions, and how they are flushed: volatile, "file,
+	// msync", "fsdax (memory_controller), clwb", and so on; empty if the node does not say.
+	Persistence string `json:"persistence"`
 	// Connected is how many connections each provider carries.
 	Connected map[string]uint32 `json:"connections"`
 	// Trouble is why the controllers treat the node as lost although it answers.
@@ -133,6 +136,17 @@ type statusView struct {
 	Tenants []tenantView `json:"tenants"`
 }
 
+// persistenceText is kind, domain and way to flush of a node's regions.
+func persistenceText(p *quarrypb.Persistence) string {
+	switch {
+	case p == nil || p.Flush == "none":
+		return p.GetKind()
+	case p.Domain == "":
+		return p.Kind + ", " + p.Flush
+	}
+	return fmt.Sprintf("%s (%s), %s", p.Kind, p.Domain, p.Flush)
+}
+
 // viewOf translates an answer of the controller. Lists are empty rather than null in JSON.
 func viewOf(s *quarrypb.StatusResponse) statusView {
 	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions, Insecure: s.Insecure,
@@ -144,6 +158,7 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 	for _, n := range s.GetTable().GetNodes() {
 		names[n.Id] = n.Name
 		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Trouble: n.Trouble, Agent: n.AgentUrl, Endpoints: []string{}, Connected: map[string]uint32{}}
+		nv.Persistence = persistenceText(n.Persistence)
 		for _, c := range n.Connected {
 			nv.Connected[quarrypb.Word(c.Provider)] = c.Lanes
 		}

@@ -311,6 +311,11 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 	if n.PageBytes&(n.PageBytes-1) != 0 || n.PageBytes > wire.MaxRegionBytes || len(n.Medium) > maxMediumBytes || !utf8.ValidString(n.Medium) {
 		return errorf(Invalid, "node %s: pages of %d bytes in %q: want a power of two up to %d, and a short text", n.Name, n.PageBytes, n.Medium, wire.MaxRegionBytes)
 	}
+	for _, s := range []string{n.Persistence.GetKind(), n.Persistence.GetDomain(), n.Persistence.GetFlush()} {
+		if len(s) > maxWordBytes || !utf8.ValidString(s) {
+			return errorf(Invalid, "node %s: persistence %q: want short words", n.Name, s)
+		}
+	}
 	for _, e := range n.Endpoints {
 		if e.Provider == 0 || !goodName(e.Address) || len(e.HostId) > MaxNameBytes {
 			return errorf(Invalid, "node %s: endpoint %v %q: want a provider and an address", n.Name, e.Provider, e.Address)
@@ -352,6 +357,7 @@ func (m *Machine) checkFound(r *quarrypb.RegisterNodeRequest) *Error {
 
 const (
 	maxMediumBytes = 4096    // a path
+	maxWordBytes   = 64      // of a node's persistence
 	maxEpoch       = 1 << 43 // of memory that a node has found: a region's next epoch is above it, and no jump for the other nodes
 	// maxAhead is how far the epoch of memory that a node has found may be above the table's. A node opens
 	// one epoch before the record has it; the rest is for a controllers' store that was restored. Without this

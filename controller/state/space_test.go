@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,6 +85,9 @@ func TestRegionsConsistOfWholeHugePages(t *testing.T) {
 	n.PageBytes = 3 << 20
 	w := r.ask(&quarrypb.RegisterNodeRequest{Node: n})
 	require.Equal(t, Invalid, r.refusal(w).Code)
+	n.PageBytes, n.Persistence = 0, &quarrypb.Persistence{Kind: "fsdax", Flush: strings.Repeat("x", 65)}
+	w = r.ask(&quarrypb.RegisterNodeRequest{Node: n})
+	require.Contains(t, r.refusal(w).Text, "persistence")
 }
 
 // The pages of a node set the size of the regions on it, and of no others. A node with

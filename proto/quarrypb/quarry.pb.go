@@ -555,9 +555,10 @@ type Node struct {
 	// What the medium has left for regions, in a registration and in Status; absent: unknown.
 	AvailableBytes *uint64 `protobuf:"varint,16,opt,name=available_bytes,json=availableBytes,proto3,oneof" json:"available_bytes,omitempty"`
 	// In Status only: why the node is left although it answers; empty if it is not.
-	Trouble       string `protobuf:"bytes,17,opt,name=trouble,proto3" json:"trouble,omitempty"`
-	Key           []byte `protobuf:"bytes,18,opt,name=key,proto3" json:"key,omitempty"`                                 // of this incarnation, Ed25519: 32 bytes; tickets of its programs name it
-	SecretHash    []byte `protobuf:"bytes,19,opt,name=secret_hash,json=secretHash,proto3" json:"secret_hash,omitempty"` // SHA-256 of the secret of its registration
+	Trouble       string       `protobuf:"bytes,17,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Key           []byte       `protobuf:"bytes,18,opt,name=key,proto3" json:"key,omitempty"`                                 // of this incarnation, Ed25519: 32 bytes; tickets of its programs name it
+	SecretHash    []byte       `protobuf:"bytes,19,opt,name=secret_hash,json=secretHash,proto3" json:"secret_hash,omitempty"` // SHA-256 of the secret of its registration
+	Persistence   *Persistence `protobuf:"bytes,20,opt,name=persistence,proto3" json:"persistence,omitempty"`                 // what the memory of its regions really has; absent: the node does not say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -725,6 +726,74 @@ func (x *Node) GetSecretHash() []byte {
 	return nil
 }
 
+func (x *Node) GetPersistence() *Persistence {
+	if x != nil {
+		return x.Persistence
+	}
+	return nil
+}
+
+// Persistence says what a loss of power leaves of a node's regions, for people.
+type Persistence struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`     // volatile, file, fsdax or devdax
+	Domain        string                 `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"` // of persistent memory, as its kernel says: cpu_cache, memory_controller or unknown
+	Flush         string                 `protobuf:"bytes,3,opt,name=flush,proto3" json:"flush,omitempty"`   // how a range is flushed: none, msync, clflush, clflushopt, clwb, dc-cvap or fence
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Persistence) Reset() {
+	*x = Persistence{}
+	mi := &file_quarry_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Persistence) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Persistence) ProtoMessage() {}
+
+func (x *Persistence) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Persistence.ProtoReflect.Descriptor instead.
+func (*Persistence) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Persistence) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Persistence) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *Persistence) GetFlush() string {
+	if x != nil {
+		return x.Flush
+	}
+	return ""
+}
+
 // Connected counts a node's connections by the provider that they use.
 type Connected struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -736,7 +805,7 @@ type Connected struct {
 
 func (x *Connected) Reset() {
 	*x = Connected{}
-	mi := &file_quarry_proto_msgTypes[2]
+	mi := &file_quarry_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +817,7 @@ func (x *Connected) String() string {
 func (*Connected) ProtoMessage() {}
 
 func (x *Connected) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[2]
+	mi := &file_quarry_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +830,7 @@ func (x *Connected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connected.ProtoReflect.Descriptor instead.
 func (*Connected) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{2}
+	return file_quarry_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Connected) GetProvider() Provider {
@@ -790,7 +859,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_quarry_proto_msgTypes[3]
+	mi := &file_quarry_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +871,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[3]
+	mi := &file_quarry_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +884,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{3}
+	return file_quarry_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Replica) GetNode() uint32 {
@@ -867,7 +936,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_quarry_proto_msgTypes[4]
+	mi := &file_quarry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +948,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[4]
+	mi := &file_quarry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +961,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{4}
+	return file_quarry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Region) GetId() uint32 {
@@ -985,7 +1054,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_quarry_proto_msgTypes[5]
+	mi := &file_quarry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -997,7 +1066,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[5]
+	mi := &file_quarry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1010,7 +1079,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{5}
+	return file_quarry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Table) GetCluster() []byte {
@@ -1092,7 +1161,7 @@ type ReadTableRequest struct {
 
 func (x *ReadTableRequest) Reset() {
 	*x = ReadTableRequest{}
-	mi := &file_quarry_proto_msgTypes[6]
+	mi := &file_quarry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1173,7 @@ func (x *ReadTableRequest) String() string {
 func (*ReadTableRequest) ProtoMessage() {}
 
 func (x *ReadTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[6]
+	mi := &file_quarry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1186,7 @@ func (x *ReadTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadTableRequest.ProtoReflect.Descriptor instead.
 func (*ReadTableRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{6}
+	return file_quarry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReadTableRequest) GetSinceRevision() uint64 {
@@ -1136,7 +1205,7 @@ type WatchTableRequest struct {
 
 func (x *WatchTableRequest) Reset() {
 	*x = WatchTableRequest{}
-	mi := &file_quarry_proto_msgTypes[7]
+	mi := &file_quarry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1217,7 @@ func (x *WatchTableRequest) String() string {
 func (*WatchTableRequest) ProtoMessage() {}
 
 func (x *WatchTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[7]
+	mi := &file_quarry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1230,7 @@ func (x *WatchTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTableRequest.ProtoReflect.Descriptor instead.
 func (*WatchTableRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{7}
+	return file_quarry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchTableRequest) GetSinceRevision() uint64 {
@@ -1189,7 +1258,7 @@ type CreateRegionRequest struct {
 
 func (x *CreateRegionRequest) Reset() {
 	*x = CreateRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[8]
+	mi := &file_quarry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1270,7 @@ func (x *CreateRegionRequest) String() string {
 func (*CreateRegionRequest) ProtoMessage() {}
 
 func (x *CreateRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[8]
+	mi := &file_quarry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1283,7 @@ func (x *CreateRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRegionRequest.ProtoReflect.Descriptor instead.
 func (*CreateRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{8}
+	return file_quarry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateRegionRequest) GetReplicas() uint32 {
@@ -1268,7 +1337,7 @@ type CreateRegionResponse struct {
 
 func (x *CreateRegionResponse) Reset() {
 	*x = CreateRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[9]
+	mi := &file_quarry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1349,7 @@ func (x *CreateRegionResponse) String() string {
 func (*CreateRegionResponse) ProtoMessage() {}
 
 func (x *CreateRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[9]
+	mi := &file_quarry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1362,7 @@ func (x *CreateRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRegionResponse.ProtoReflect.Descriptor instead.
 func (*CreateRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{9}
+	return file_quarry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateRegionResponse) GetRegions() []*Region {
@@ -1328,7 +1397,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[10]
+	mi := &file_quarry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1340,7 +1409,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[10]
+	mi := &file_quarry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +1422,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{10}
+	return file_quarry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OpenSessionRequest) GetName() string {
@@ -1448,7 +1517,7 @@ type NodeProgram struct {
 
 func (x *NodeProgram) Reset() {
 	*x = NodeProgram{}
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1529,7 @@ func (x *NodeProgram) String() string {
 func (*NodeProgram) ProtoMessage() {}
 
 func (x *NodeProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1542,7 @@ func (x *NodeProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProgram.ProtoReflect.Descriptor instead.
 func (*NodeProgram) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{11}
+	return file_quarry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeProgram) GetNode() uint32 {
@@ -1530,7 +1599,7 @@ type Ticket struct {
 
 func (x *Ticket) Reset() {
 	*x = Ticket{}
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1611,7 @@ func (x *Ticket) String() string {
 func (*Ticket) ProtoMessage() {}
 
 func (x *Ticket) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1624,7 @@ func (x *Ticket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ticket.ProtoReflect.Descriptor instead.
 func (*Ticket) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{12}
+	return file_quarry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Ticket) GetCluster() []byte {
@@ -1649,7 +1718,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1730,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1743,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{13}
+	return file_quarry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OpenSessionResponse) GetTicket() *Ticket {
@@ -1735,7 +1804,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1816,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1829,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{14}
+	return file_quarry_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HeartbeatRequest) GetSerial() uint64 {
@@ -1831,7 +1900,7 @@ type NodeTrouble struct {
 
 func (x *NodeTrouble) Reset() {
 	*x = NodeTrouble{}
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1912,7 @@ func (x *NodeTrouble) String() string {
 func (*NodeTrouble) ProtoMessage() {}
 
 func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +1925,7 @@ func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTrouble.ProtoReflect.Descriptor instead.
 func (*NodeTrouble) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{15}
+	return file_quarry_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeTrouble) GetNode() uint32 {
@@ -1897,7 +1966,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +1978,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +1991,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{16}
+	return file_quarry_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *HeartbeatResponse) GetLeaseMs() uint32 {
@@ -1984,7 +2053,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1996,7 +2065,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2009,7 +2078,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{17}
+	return file_quarry_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CloseSessionRequest) GetSerial() uint64 {
@@ -2034,7 +2103,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2046,7 +2115,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2059,7 +2128,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{18}
+	return file_quarry_proto_rawDescGZIP(), []int{19}
 }
 
 type RevokeSessionRequest struct {
@@ -2075,7 +2144,7 @@ type RevokeSessionRequest struct {
 
 func (x *RevokeSessionRequest) Reset() {
 	*x = RevokeSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2156,7 @@ func (x *RevokeSessionRequest) String() string {
 func (*RevokeSessionRequest) ProtoMessage() {}
 
 func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2169,7 @@ func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionRequest.ProtoReflect.Descriptor instead.
 func (*RevokeSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{19}
+	return file_quarry_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RevokeSessionRequest) GetSession() uint32 {
@@ -2139,7 +2208,7 @@ type RevokeSessionResponse struct {
 
 func (x *RevokeSessionResponse) Reset() {
 	*x = RevokeSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2220,7 @@ func (x *RevokeSessionResponse) String() string {
 func (*RevokeSessionResponse) ProtoMessage() {}
 
 func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2233,7 @@ func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionResponse.ProtoReflect.Descriptor instead.
 func (*RevokeSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{20}
+	return file_quarry_proto_rawDescGZIP(), []int{21}
 }
 
 type CertifyFenceRequest struct {
@@ -2181,7 +2250,7 @@ type CertifyFenceRequest struct {
 
 func (x *CertifyFenceRequest) Reset() {
 	*x = CertifyFenceRequest{}
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2262,7 @@ func (x *CertifyFenceRequest) String() string {
 func (*CertifyFenceRequest) ProtoMessage() {}
 
 func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2275,7 @@ func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceRequest.ProtoReflect.Descriptor instead.
 func (*CertifyFenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{21}
+	return file_quarry_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CertifyFenceRequest) GetSerial() uint64 {
@@ -2261,7 +2330,7 @@ type CertifyFenceResponse struct {
 
 func (x *CertifyFenceResponse) Reset() {
 	*x = CertifyFenceResponse{}
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2342,7 @@ func (x *CertifyFenceResponse) String() string {
 func (*CertifyFenceResponse) ProtoMessage() {}
 
 func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2355,7 @@ func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceResponse.ProtoReflect.Descriptor instead.
 func (*CertifyFenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{22}
+	return file_quarry_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CertifyFenceResponse) GetFenced() bool {
@@ -2315,7 +2384,7 @@ type PassRequest struct {
 
 func (x *PassRequest) Reset() {
 	*x = PassRequest{}
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2396,7 @@ func (x *PassRequest) String() string {
 func (*PassRequest) ProtoMessage() {}
 
 func (x *PassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2409,7 @@ func (x *PassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassRequest.ProtoReflect.Descriptor instead.
 func (*PassRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{23}
+	return file_quarry_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PassRequest) GetSerial() uint64 {
@@ -2381,7 +2450,7 @@ type PassResponse struct {
 
 func (x *PassResponse) Reset() {
 	*x = PassResponse{}
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2462,7 @@ func (x *PassResponse) String() string {
 func (*PassResponse) ProtoMessage() {}
 
 func (x *PassResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2475,7 @@ func (x *PassResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassResponse.ProtoReflect.Descriptor instead.
 func (*PassResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{24}
+	return file_quarry_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PassResponse) GetEpoch() uint64 {
@@ -2447,7 +2516,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2528,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2541,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{25}
+	return file_quarry_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Session) GetSession() uint32 {
@@ -2588,7 +2657,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2600,7 +2669,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2613,7 +2682,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{26}
+	return file_quarry_proto_rawDescGZIP(), []int{27}
 }
 
 type ListSessionsResponse struct {
@@ -2625,7 +2694,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2706,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2719,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{27}
+	return file_quarry_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -2675,7 +2744,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2756,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2769,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{28}
+	return file_quarry_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Name) GetName() string {
@@ -2765,7 +2834,7 @@ type CreateNameRequest struct {
 
 func (x *CreateNameRequest) Reset() {
 	*x = CreateNameRequest{}
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2846,7 @@ func (x *CreateNameRequest) String() string {
 func (*CreateNameRequest) ProtoMessage() {}
 
 func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2859,7 @@ func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNameRequest.ProtoReflect.Descriptor instead.
 func (*CreateNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{29}
+	return file_quarry_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateNameRequest) GetName() *Name {
@@ -2823,7 +2892,7 @@ type LookupNameRequest struct {
 
 func (x *LookupNameRequest) Reset() {
 	*x = LookupNameRequest{}
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2835,7 +2904,7 @@ func (x *LookupNameRequest) String() string {
 func (*LookupNameRequest) ProtoMessage() {}
 
 func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2848,7 +2917,7 @@ func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNameRequest.ProtoReflect.Descriptor instead.
 func (*LookupNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{30}
+	return file_quarry_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LookupNameRequest) GetName() string {
@@ -2868,7 +2937,7 @@ type LookupNamesRequest struct {
 
 func (x *LookupNamesRequest) Reset() {
 	*x = LookupNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2880,7 +2949,7 @@ func (x *LookupNamesRequest) String() string {
 func (*LookupNamesRequest) ProtoMessage() {}
 
 func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2893,7 +2962,7 @@ func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNamesRequest.ProtoReflect.Descriptor instead.
 func (*LookupNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{31}
+	return file_quarry_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LookupNamesRequest) GetNames() []string {
@@ -2912,7 +2981,7 @@ type LookupNamesResponse struct {
 
 func (x *LookupNamesResponse) Reset() {
 	*x = LookupNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +2993,7 @@ func (x *LookupNamesResponse) String() string {
 func (*LookupNamesResponse) ProtoMessage() {}
 
 func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3006,7 @@ func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNamesResponse.ProtoReflect.Descriptor instead.
 func (*LookupNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{32}
+	return file_quarry_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LookupNamesResponse) GetNames() []*Name {
@@ -2958,7 +3027,7 @@ type CreateNamesRequest struct {
 
 func (x *CreateNamesRequest) Reset() {
 	*x = CreateNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2970,7 +3039,7 @@ func (x *CreateNamesRequest) String() string {
 func (*CreateNamesRequest) ProtoMessage() {}
 
 func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2983,7 +3052,7 @@ func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamesRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{33}
+	return file_quarry_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateNamesRequest) GetNames() []*Name {
@@ -3016,7 +3085,7 @@ type CreateNamesResponse struct {
 
 func (x *CreateNamesResponse) Reset() {
 	*x = CreateNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3097,7 @@ func (x *CreateNamesResponse) String() string {
 func (*CreateNamesResponse) ProtoMessage() {}
 
 func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3110,7 @@ func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamesResponse.ProtoReflect.Descriptor instead.
 func (*CreateNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{34}
+	return file_quarry_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateNamesResponse) GetNames() []*Name {
@@ -3061,7 +3130,7 @@ type SwapNameRequest struct {
 
 func (x *SwapNameRequest) Reset() {
 	*x = SwapNameRequest{}
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3142,7 @@ func (x *SwapNameRequest) String() string {
 func (*SwapNameRequest) ProtoMessage() {}
 
 func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3155,7 @@ func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapNameRequest.ProtoReflect.Descriptor instead.
 func (*SwapNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{35}
+	return file_quarry_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SwapNameRequest) GetName() *Name {
@@ -3113,7 +3182,7 @@ type DeleteNameRequest struct {
 
 func (x *DeleteNameRequest) Reset() {
 	*x = DeleteNameRequest{}
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3125,7 +3194,7 @@ func (x *DeleteNameRequest) String() string {
 func (*DeleteNameRequest) ProtoMessage() {}
 
 func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3138,7 +3207,7 @@ func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{36}
+	return file_quarry_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteNameRequest) GetName() string {
@@ -3163,7 +3232,7 @@ type DeleteNameResponse struct {
 
 func (x *DeleteNameResponse) Reset() {
 	*x = DeleteNameResponse{}
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3175,7 +3244,7 @@ func (x *DeleteNameResponse) String() string {
 func (*DeleteNameResponse) ProtoMessage() {}
 
 func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3188,7 +3257,7 @@ func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNameResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{37}
+	return file_quarry_proto_rawDescGZIP(), []int{38}
 }
 
 type ListNamesRequest struct {
@@ -3203,7 +3272,7 @@ type ListNamesRequest struct {
 
 func (x *ListNamesRequest) Reset() {
 	*x = ListNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3284,7 @@ func (x *ListNamesRequest) String() string {
 func (*ListNamesRequest) ProtoMessage() {}
 
 func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3297,7 @@ func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{38}
+	return file_quarry_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListNamesRequest) GetPrefix() string {
@@ -3269,7 +3338,7 @@ type ListNamesResponse struct {
 
 func (x *ListNamesResponse) Reset() {
 	*x = ListNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3350,7 @@ func (x *ListNamesResponse) String() string {
 func (*ListNamesResponse) ProtoMessage() {}
 
 func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3294,7 +3363,7 @@ func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{39}
+	return file_quarry_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListNamesResponse) GetNames() []*Name {
@@ -3324,7 +3393,7 @@ type HostedRegion struct {
 
 func (x *HostedRegion) Reset() {
 	*x = HostedRegion{}
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3336,7 +3405,7 @@ func (x *HostedRegion) String() string {
 func (*HostedRegion) ProtoMessage() {}
 
 func (x *HostedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3349,7 +3418,7 @@ func (x *HostedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostedRegion.ProtoReflect.Descriptor instead.
 func (*HostedRegion) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{40}
+	return file_quarry_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *HostedRegion) GetRegion() uint32 {
@@ -3402,7 +3471,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3483,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3496,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{41}
+	return file_quarry_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -3485,7 +3554,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3497,7 +3566,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3510,7 +3579,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{42}
+	return file_quarry_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RegisterNodeResponse) GetId() uint32 {
@@ -3605,7 +3674,7 @@ type NodeHeartbeatRequest struct {
 
 func (x *NodeHeartbeatRequest) Reset() {
 	*x = NodeHeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3617,7 +3686,7 @@ func (x *NodeHeartbeatRequest) String() string {
 func (*NodeHeartbeatRequest) ProtoMessage() {}
 
 func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3630,7 +3699,7 @@ func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{43}
+	return file_quarry_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NodeHeartbeatRequest) GetId() uint32 {
@@ -3730,7 +3799,7 @@ type NodeHeartbeatResponse struct {
 
 func (x *NodeHeartbeatResponse) Reset() {
 	*x = NodeHeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +3811,7 @@ func (x *NodeHeartbeatResponse) String() string {
 func (*NodeHeartbeatResponse) ProtoMessage() {}
 
 func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +3824,7 @@ func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{44}
+	return file_quarry_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *NodeHeartbeatResponse) GetUnknown() bool {
@@ -3833,7 +3902,7 @@ type HostRegionRequest struct {
 
 func (x *HostRegionRequest) Reset() {
 	*x = HostRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3845,7 +3914,7 @@ func (x *HostRegionRequest) String() string {
 func (*HostRegionRequest) ProtoMessage() {}
 
 func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3858,7 +3927,7 @@ func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionRequest.ProtoReflect.Descriptor instead.
 func (*HostRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{45}
+	return file_quarry_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HostRegionRequest) GetRegion() uint32 {
@@ -3932,7 +4001,7 @@ type HostRegionResponse struct {
 
 func (x *HostRegionResponse) Reset() {
 	*x = HostRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4013,7 @@ func (x *HostRegionResponse) String() string {
 func (*HostRegionResponse) ProtoMessage() {}
 
 func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4026,7 @@ func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionResponse.ProtoReflect.Descriptor instead.
 func (*HostRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{46}
+	return file_quarry_proto_rawDescGZIP(), []int{47}
 }
 
 type OpenRegionRequest struct {
@@ -3972,7 +4041,7 @@ type OpenRegionRequest struct {
 
 func (x *OpenRegionRequest) Reset() {
 	*x = OpenRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3984,7 +4053,7 @@ func (x *OpenRegionRequest) String() string {
 func (*OpenRegionRequest) ProtoMessage() {}
 
 func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3997,7 +4066,7 @@ func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionRequest.ProtoReflect.Descriptor instead.
 func (*OpenRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OpenRegionRequest) GetRegion() uint32 {
@@ -4036,7 +4105,7 @@ type OpenRegionResponse struct {
 
 func (x *OpenRegionResponse) Reset() {
 	*x = OpenRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4117,7 @@ func (x *OpenRegionResponse) String() string {
 func (*OpenRegionResponse) ProtoMessage() {}
 
 func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4130,7 @@ func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionResponse.ProtoReflect.Descriptor instead.
 func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{49}
 }
 
 // CloseRegion names the newest epoch to close: a replica opened under a later one
@@ -4077,7 +4146,7 @@ type CloseRegionRequest struct {
 
 func (x *CloseRegionRequest) Reset() {
 	*x = CloseRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +4158,7 @@ func (x *CloseRegionRequest) String() string {
 func (*CloseRegionRequest) ProtoMessage() {}
 
 func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +4171,7 @@ func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionRequest.ProtoReflect.Descriptor instead.
 func (*CloseRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CloseRegionRequest) GetRegion() uint32 {
@@ -4134,7 +4203,7 @@ type CloseRegionResponse struct {
 
 func (x *CloseRegionResponse) Reset() {
 	*x = CloseRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4146,7 +4215,7 @@ func (x *CloseRegionResponse) String() string {
 func (*CloseRegionResponse) ProtoMessage() {}
 
 func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4159,7 +4228,7 @@ func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionResponse.ProtoReflect.Descriptor instead.
 func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 // DropRegion names the region's epoch too: memory that was opened under a later one stays.
@@ -4174,7 +4243,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4186,7 +4255,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4199,7 +4268,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DropRegionRequest) GetRegion() uint32 {
@@ -4231,7 +4300,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4243,7 +4312,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4256,7 +4325,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{53}
 }
 
 type FenceRequest struct {
@@ -4269,7 +4338,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4281,7 +4350,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4294,7 +4363,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{53}
+	return file_quarry_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *FenceRequest) GetSerials() []uint64 {
@@ -4319,7 +4388,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4331,7 +4400,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4344,7 +4413,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{54}
+	return file_quarry_proto_rawDescGZIP(), []int{55}
 }
 
 // WorkPeer is a replica that the program works on.
@@ -4362,7 +4431,7 @@ type WorkPeer struct {
 
 func (x *WorkPeer) Reset() {
 	*x = WorkPeer{}
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4374,7 +4443,7 @@ func (x *WorkPeer) String() string {
 func (*WorkPeer) ProtoMessage() {}
 
 func (x *WorkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4387,7 +4456,7 @@ func (x *WorkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
 func (*WorkPeer) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{55}
+	return file_quarry_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WorkPeer) GetNode() uint32 {
@@ -4452,7 +4521,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4464,7 +4533,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4477,7 +4546,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{56}
+	return file_quarry_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WorkRequest) GetRegion() uint32 {
@@ -4581,7 +4650,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4593,7 +4662,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4606,7 +4675,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{57}
+	return file_quarry_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WorkResponse) GetDone() bool {
@@ -4666,7 +4735,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4678,7 +4747,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4691,7 +4760,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{58}
+	return file_quarry_proto_rawDescGZIP(), []int{59}
 }
 
 type PingResponse struct {
@@ -4707,7 +4776,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4719,7 +4788,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4732,7 +4801,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{59}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -4766,7 +4835,7 @@ type AddNodeRequest struct {
 
 func (x *AddNodeRequest) Reset() {
 	*x = AddNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4778,7 +4847,7 @@ func (x *AddNodeRequest) String() string {
 func (*AddNodeRequest) ProtoMessage() {}
 
 func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4791,7 +4860,7 @@ func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
 func (*AddNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{60}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *AddNodeRequest) GetName() string {
@@ -4810,7 +4879,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4822,7 +4891,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4835,7 +4904,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{61}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DrainNodeRequest) GetName() string {
@@ -4855,7 +4924,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4867,7 +4936,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4880,7 +4949,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{62}
+	return file_quarry_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -4911,7 +4980,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +4992,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5005,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{63}
+	return file_quarry_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RemoveNodeRequest) GetName() string {
@@ -4971,7 +5040,7 @@ type SetDefaultsRequest struct {
 
 func (x *SetDefaultsRequest) Reset() {
 	*x = SetDefaultsRequest{}
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4983,7 +5052,7 @@ func (x *SetDefaultsRequest) String() string {
 func (*SetDefaultsRequest) ProtoMessage() {}
 
 func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4996,7 +5065,7 @@ func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsRequest.ProtoReflect.Descriptor instead.
 func (*SetDefaultsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{64}
+	return file_quarry_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SetDefaultsRequest) GetReplicas() uint32 {
@@ -5016,7 +5085,7 @@ type SetDefaultsResponse struct {
 
 func (x *SetDefaultsResponse) Reset() {
 	*x = SetDefaultsResponse{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5028,7 +5097,7 @@ func (x *SetDefaultsResponse) String() string {
 func (*SetDefaultsResponse) ProtoMessage() {}
 
 func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5041,7 +5110,7 @@ func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsResponse.ProtoReflect.Descriptor instead.
 func (*SetDefaultsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SetDefaultsResponse) GetReplicas() uint32 {
@@ -5068,7 +5137,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5080,7 +5149,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5093,7 +5162,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ForgetNodeRequest) GetName() string {
@@ -5111,7 +5180,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5123,7 +5192,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5136,7 +5205,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{68}
 }
 
 // RemoveRegion wants a region that is LOST, and lost to be set: what a node may still
@@ -5151,7 +5220,7 @@ type RemoveRegionRequest struct {
 
 func (x *RemoveRegionRequest) Reset() {
 	*x = RemoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5163,7 +5232,7 @@ func (x *RemoveRegionRequest) String() string {
 func (*RemoveRegionRequest) ProtoMessage() {}
 
 func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5176,7 +5245,7 @@ func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{68}
+	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RemoveRegionRequest) GetRegion() uint32 {
@@ -5201,7 +5270,7 @@ type RemoveRegionResponse struct {
 
 func (x *RemoveRegionResponse) Reset() {
 	*x = RemoveRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5213,7 +5282,7 @@ func (x *RemoveRegionResponse) String() string {
 func (*RemoveRegionResponse) ProtoMessage() {}
 
 func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5226,7 +5295,7 @@ func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionResponse.ProtoReflect.Descriptor instead.
 func (*RemoveRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{69}
+	return file_quarry_proto_rawDescGZIP(), []int{70}
 }
 
 type MoveRegionRequest struct {
@@ -5240,7 +5309,7 @@ type MoveRegionRequest struct {
 
 func (x *MoveRegionRequest) Reset() {
 	*x = MoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5252,7 +5321,7 @@ func (x *MoveRegionRequest) String() string {
 func (*MoveRegionRequest) ProtoMessage() {}
 
 func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5265,7 +5334,7 @@ func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{70}
+	return file_quarry_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *MoveRegionRequest) GetRegion() uint32 {
@@ -5298,7 +5367,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5310,7 +5379,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5323,7 +5392,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{71}
+	return file_quarry_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -5344,7 +5413,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5356,7 +5425,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5369,7 +5438,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{72}
+	return file_quarry_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Move) GetRegion() uint32 {
@@ -5402,7 +5471,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5414,7 +5483,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5427,7 +5496,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{73}
+	return file_quarry_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RebalanceResponse) GetMoves() []*Move {
@@ -5445,7 +5514,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5457,7 +5526,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5470,7 +5539,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{74}
+	return file_quarry_proto_rawDescGZIP(), []int{75}
 }
 
 type ListKeysRequest struct {
@@ -5481,7 +5550,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5493,7 +5562,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5506,7 +5575,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{75}
+	return file_quarry_proto_rawDescGZIP(), []int{76}
 }
 
 // KeyInfo is a signing key as operators see it.
@@ -5521,7 +5590,7 @@ type KeyInfo struct {
 
 func (x *KeyInfo) Reset() {
 	*x = KeyInfo{}
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5533,7 +5602,7 @@ func (x *KeyInfo) String() string {
 func (*KeyInfo) ProtoMessage() {}
 
 func (x *KeyInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5546,7 +5615,7 @@ func (x *KeyInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyInfo.ProtoReflect.Descriptor instead.
 func (*KeyInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{76}
+	return file_quarry_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *KeyInfo) GetId() uint64 {
@@ -5580,7 +5649,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5592,7 +5661,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5605,7 +5674,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{77}
+	return file_quarry_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *KeysResponse) GetKeys() []*KeyInfo {
@@ -5640,7 +5709,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5652,7 +5721,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5665,7 +5734,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{78}
+	return file_quarry_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -5750,7 +5819,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5762,7 +5831,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5775,7 +5844,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Tenant) GetId() uint32 {
@@ -5847,7 +5916,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5859,7 +5928,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5872,7 +5941,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Grant) GetIdentity() string {
@@ -5916,7 +5985,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5928,7 +5997,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5941,7 +6010,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *TenantUse) GetBytes() uint64 {
@@ -5986,7 +6055,7 @@ type SigningKeys struct {
 
 func (x *SigningKeys) Reset() {
 	*x = SigningKeys{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5998,7 +6067,7 @@ func (x *SigningKeys) String() string {
 func (*SigningKeys) ProtoMessage() {}
 
 func (x *SigningKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6011,7 +6080,7 @@ func (x *SigningKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
 func (*SigningKeys) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *SigningKeys) GetCurrent() *SigningKey {
@@ -6052,7 +6121,7 @@ type SigningKey struct {
 
 func (x *SigningKey) Reset() {
 	*x = SigningKey{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6064,7 +6133,7 @@ func (x *SigningKey) String() string {
 func (*SigningKey) ProtoMessage() {}
 
 func (x *SigningKey) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6077,7 +6146,7 @@ func (x *SigningKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
 func (*SigningKey) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *SigningKey) GetSeed() []byte {
@@ -6102,7 +6171,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6114,7 +6183,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6127,7 +6196,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 type ControllerInfo struct {
@@ -6141,7 +6210,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6153,7 +6222,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6166,7 +6235,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -6216,7 +6285,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6228,7 +6297,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6241,7 +6310,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -6354,7 +6423,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6366,7 +6435,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6379,7 +6448,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Member) GetKind() string {
@@ -6464,7 +6533,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6476,7 +6545,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6489,7 +6558,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -6564,7 +6633,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6576,7 +6645,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6589,7 +6658,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{89}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -6613,7 +6682,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6625,7 +6694,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6638,7 +6707,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{90}
+	return file_quarry_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -6696,7 +6765,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6708,7 +6777,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6721,7 +6790,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{91}
+	return file_quarry_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -6746,7 +6815,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6758,7 +6827,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6771,7 +6840,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{92}
+	return file_quarry_proto_rawDescGZIP(), []int{93}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -6790,7 +6859,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6802,7 +6871,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6815,7 +6884,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{93}
+	return file_quarry_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -6880,7 +6949,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6892,7 +6961,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6905,7 +6974,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{94}
+	return file_quarry_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -6955,7 +7024,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6967,7 +7036,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6980,7 +7049,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{95}
+	return file_quarry_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -7013,7 +7082,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7025,7 +7094,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7038,7 +7107,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{96}
+	return file_quarry_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -7057,7 +7126,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7069,7 +7138,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7082,7 +7151,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{97}
+	return file_quarry_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -7100,7 +7169,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7112,7 +7181,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7125,7 +7194,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{98}
+	return file_quarry_proto_rawDescGZIP(), []int{99}
 }
 
 // Token is what is kept of a token: not the token.
@@ -7142,7 +7211,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7154,7 +7223,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7167,7 +7236,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{99}
+	return file_quarry_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Token) GetId() string {
@@ -7216,7 +7285,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7228,7 +7297,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7241,7 +7310,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{100}
+	return file_quarry_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -7275,7 +7344,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7287,7 +7356,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7300,7 +7369,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{101}
+	return file_quarry_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -7325,7 +7394,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7337,7 +7406,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7350,7 +7419,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{102}
+	return file_quarry_proto_rawDescGZIP(), []int{103}
 }
 
 type ListTokensResponse struct {
@@ -7362,7 +7431,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7374,7 +7443,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7387,7 +7456,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{103}
+	return file_quarry_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7406,7 +7475,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7418,7 +7487,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7431,7 +7500,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{104}
+	return file_quarry_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -7449,7 +7518,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7461,7 +7530,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7474,7 +7543,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{105}
+	return file_quarry_proto_rawDescGZIP(), []int{106}
 }
 
 type CreateTenantRequest struct {
@@ -7489,7 +7558,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7501,7 +7570,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7514,7 +7583,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{106}
+	return file_quarry_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -7557,7 +7626,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7569,7 +7638,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7582,7 +7651,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{107}
+	return file_quarry_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *SetTenantRequest) GetName() string {
@@ -7623,7 +7692,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7635,7 +7704,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7648,7 +7717,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{108}
+	return file_quarry_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *GrantRequest) GetTenant() string {
@@ -7677,7 +7746,7 @@ type RevokeGrantRequest struct {
 
 func (x *RevokeGrantRequest) Reset() {
 	*x = RevokeGrantRequest{}
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7689,7 +7758,7 @@ func (x *RevokeGrantRequest) String() string {
 func (*RevokeGrantRequest) ProtoMessage() {}
 
 func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7702,7 +7771,7 @@ func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeGrantRequest.ProtoReflect.Descriptor instead.
 func (*RevokeGrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{109}
+	return file_quarry_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RevokeGrantRequest) GetTenant() string {
@@ -7743,7 +7812,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7755,7 +7824,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7768,7 +7837,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{110}
+	return file_quarry_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -7798,7 +7867,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7810,7 +7879,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7823,7 +7892,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{111}
+	return file_quarry_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DeleteTenantResponse) GetUnderWay() bool {
@@ -7855,7 +7924,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7867,7 +7936,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7880,7 +7949,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{112}
+	return file_quarry_proto_rawDescGZIP(), []int{113}
 }
 
 type ListTenantsResponse struct {
@@ -7892,7 +7961,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7904,7 +7973,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7917,7 +7986,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{113}
+	return file_quarry_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -7950,7 +8019,7 @@ type Delegation struct {
 
 func (x *Delegation) Reset() {
 	*x = Delegation{}
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7962,7 +8031,7 @@ func (x *Delegation) String() string {
 func (*Delegation) ProtoMessage() {}
 
 func (x *Delegation) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7975,7 +8044,7 @@ func (x *Delegation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delegation.ProtoReflect.Descriptor instead.
 func (*Delegation) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{114}
+	return file_quarry_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Delegation) GetJob() uint64 {
@@ -8073,7 +8142,7 @@ type DelegateJobRequest struct {
 
 func (x *DelegateJobRequest) Reset() {
 	*x = DelegateJobRequest{}
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8085,7 +8154,7 @@ func (x *DelegateJobRequest) String() string {
 func (*DelegateJobRequest) ProtoMessage() {}
 
 func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8098,7 +8167,7 @@ func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelegateJobRequest.ProtoReflect.Descriptor instead.
 func (*DelegateJobRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{115}
+	return file_quarry_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *DelegateJobRequest) GetJob() uint64 {
@@ -8132,7 +8201,7 @@ type EndDelegationRequest struct {
 
 func (x *EndDelegationRequest) Reset() {
 	*x = EndDelegationRequest{}
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8144,7 +8213,7 @@ func (x *EndDelegationRequest) String() string {
 func (*EndDelegationRequest) ProtoMessage() {}
 
 func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8157,7 +8226,7 @@ func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelegationRequest.ProtoReflect.Descriptor instead.
 func (*EndDelegationRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{116}
+	return file_quarry_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *EndDelegationRequest) GetJob() uint64 {
@@ -8182,7 +8251,7 @@ type EndDelegationResponse struct {
 
 func (x *EndDelegationResponse) Reset() {
 	*x = EndDelegationResponse{}
-	mi := &file_quarry_proto_msgTypes[117]
+	mi := &file_quarry_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8194,7 +8263,7 @@ func (x *EndDelegationResponse) String() string {
 func (*EndDelegationResponse) ProtoMessage() {}
 
 func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[117]
+	mi := &file_quarry_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8207,7 +8276,7 @@ func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelegationResponse.ProtoReflect.Descriptor instead.
 func (*EndDelegationResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{117}
+	return file_quarry_proto_rawDescGZIP(), []int{118}
 }
 
 // Worker is a process that runs parts of jobs.
@@ -8223,7 +8292,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_quarry_proto_msgTypes[118]
+	mi := &file_quarry_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8235,7 +8304,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[118]
+	mi := &file_quarry_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8248,7 +8317,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{118}
+	return file_quarry_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *Worker) GetName() string {
@@ -8288,7 +8357,7 @@ type PollJobsRequest struct {
 
 func (x *PollJobsRequest) Reset() {
 	*x = PollJobsRequest{}
-	mi := &file_quarry_proto_msgTypes[119]
+	mi := &file_quarry_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8300,7 +8369,7 @@ func (x *PollJobsRequest) String() string {
 func (*PollJobsRequest) ProtoMessage() {}
 
 func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[119]
+	mi := &file_quarry_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8313,7 +8382,7 @@ func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollJobsRequest.ProtoReflect.Descriptor instead.
 func (*PollJobsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{119}
+	return file_quarry_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *PollJobsRequest) GetWorker() *Worker {
@@ -8334,7 +8403,7 @@ type PollJobsResponse struct {
 
 func (x *PollJobsResponse) Reset() {
 	*x = PollJobsResponse{}
-	mi := &file_quarry_proto_msgTypes[120]
+	mi := &file_quarry_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8346,7 +8415,7 @@ func (x *PollJobsResponse) String() string {
 func (*PollJobsResponse) ProtoMessage() {}
 
 func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[120]
+	mi := &file_quarry_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8359,7 +8428,7 @@ func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollJobsResponse.ProtoReflect.Descriptor instead.
 func (*PollJobsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{120}
+	return file_quarry_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *PollJobsResponse) GetAll() bool {
@@ -8384,7 +8453,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_quarry_proto_msgTypes[121]
+	mi := &file_quarry_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8396,7 +8465,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[121]
+	mi := &file_quarry_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8409,7 +8478,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{121}
+	return file_quarry_proto_rawDescGZIP(), []int{122}
 }
 
 type ListWorkersResponse struct {
@@ -8421,7 +8490,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_quarry_proto_msgTypes[122]
+	mi := &file_quarry_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8433,7 +8502,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[122]
+	mi := &file_quarry_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8446,7 +8515,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{122}
+	return file_quarry_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*Worker {
@@ -8464,7 +8533,7 @@ type ListUserGrantsRequest struct {
 
 func (x *ListUserGrantsRequest) Reset() {
 	*x = ListUserGrantsRequest{}
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8476,7 +8545,7 @@ func (x *ListUserGrantsRequest) String() string {
 func (*ListUserGrantsRequest) ProtoMessage() {}
 
 func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8489,7 +8558,7 @@ func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUserGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListUserGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{123}
+	return file_quarry_proto_rawDescGZIP(), []int{124}
 }
 
 type ListAuditRequest struct {
@@ -8501,7 +8570,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8513,7 +8582,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8526,7 +8595,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{124}
+	return file_quarry_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -8545,7 +8614,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8557,7 +8626,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8570,7 +8639,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{125}
+	return file_quarry_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -8594,7 +8663,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[126]
+	mi := &file_quarry_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8606,7 +8675,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[126]
+	mi := &file_quarry_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8619,7 +8688,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{126}
+	return file_quarry_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -8673,7 +8742,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x12&\n" +
-	"\x03tls\x18\x04 \x01(\x0e2\x14.quarry.v1.FabricTLSR\x03tls\"\x8a\x05\n" +
+	"\x03tls\x18\x04 \x01(\x0e2\x14.quarry.v1.FabricTLSR\x03tls\"\xc4\x05\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -8699,8 +8768,13 @@ const file_quarry_proto_rawDesc = "" +
 	"\atrouble\x18\x11 \x01(\tR\atrouble\x12\x10\n" +
 	"\x03key\x18\x12 \x01(\fR\x03key\x12\x1f\n" +
 	"\vsecret_hash\x18\x13 \x01(\fR\n" +
-	"secretHashB\x12\n" +
-	"\x10_available_bytes\"R\n" +
+	"secretHash\x128\n" +
+	"\vpersistence\x18\x14 \x01(\v2\x16.quarry.v1.PersistenceR\vpersistenceB\x12\n" +
+	"\x10_available_bytes\"O\n" +
+	"\vPersistence\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x14\n" +
+	"\x05flush\x18\x03 \x01(\tR\x05flush\"R\n" +
 	"\tConnected\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x14\n" +
 	"\x05lanes\x18\x02 \x01(\rR\x05lanes\"\x88\x01\n" +
@@ -9443,7 +9517,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 130)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
@@ -9455,319 +9529,321 @@ var file_quarry_proto_goTypes = []any{
 	(Right)(0),                       // 7: quarry.v1.Right
 	(*Endpoint)(nil),                 // 8: quarry.v1.Endpoint
 	(*Node)(nil),                     // 9: quarry.v1.Node
-	(*Connected)(nil),                // 10: quarry.v1.Connected
-	(*Replica)(nil),                  // 11: quarry.v1.Replica
-	(*Region)(nil),                   // 12: quarry.v1.Region
-	(*Table)(nil),                    // 13: quarry.v1.Table
-	(*ReadTableRequest)(nil),         // 14: quarry.v1.ReadTableRequest
-	(*WatchTableRequest)(nil),        // 15: quarry.v1.WatchTableRequest
-	(*CreateRegionRequest)(nil),      // 16: quarry.v1.CreateRegionRequest
-	(*CreateRegionResponse)(nil),     // 17: quarry.v1.CreateRegionResponse
-	(*OpenSessionRequest)(nil),       // 18: quarry.v1.OpenSessionRequest
-	(*NodeProgram)(nil),              // 19: quarry.v1.NodeProgram
-	(*Ticket)(nil),                   // 20: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),      // 21: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),         // 22: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),              // 23: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),        // 24: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),      // 25: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),     // 26: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),     // 27: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil),    // 28: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),      // 29: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),     // 30: quarry.v1.CertifyFenceResponse
-	(*PassRequest)(nil),              // 31: quarry.v1.PassRequest
-	(*PassResponse)(nil),             // 32: quarry.v1.PassResponse
-	(*Session)(nil),                  // 33: quarry.v1.Session
-	(*ListSessionsRequest)(nil),      // 34: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),     // 35: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                     // 36: quarry.v1.Name
-	(*CreateNameRequest)(nil),        // 37: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),        // 38: quarry.v1.LookupNameRequest
-	(*LookupNamesRequest)(nil),       // 39: quarry.v1.LookupNamesRequest
-	(*LookupNamesResponse)(nil),      // 40: quarry.v1.LookupNamesResponse
-	(*CreateNamesRequest)(nil),       // 41: quarry.v1.CreateNamesRequest
-	(*CreateNamesResponse)(nil),      // 42: quarry.v1.CreateNamesResponse
-	(*SwapNameRequest)(nil),          // 43: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),        // 44: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),       // 45: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),         // 46: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),        // 47: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),             // 48: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),      // 49: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),     // 50: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),     // 51: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil),    // 52: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),        // 53: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),       // 54: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),        // 55: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),       // 56: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),       // 57: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),      // 58: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),        // 59: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),       // 60: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),             // 61: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),            // 62: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),                 // 63: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),              // 64: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),             // 65: quarry.v1.WorkResponse
-	(*PingRequest)(nil),              // 66: quarry.v1.PingRequest
-	(*PingResponse)(nil),             // 67: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),           // 68: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),         // 69: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),        // 70: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),        // 71: quarry.v1.RemoveNodeRequest
-	(*SetDefaultsRequest)(nil),       // 72: quarry.v1.SetDefaultsRequest
-	(*SetDefaultsResponse)(nil),      // 73: quarry.v1.SetDefaultsResponse
-	(*ForgetNodeRequest)(nil),        // 74: quarry.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),       // 75: quarry.v1.ForgetNodeResponse
-	(*RemoveRegionRequest)(nil),      // 76: quarry.v1.RemoveRegionRequest
-	(*RemoveRegionResponse)(nil),     // 77: quarry.v1.RemoveRegionResponse
-	(*MoveRegionRequest)(nil),        // 78: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),         // 79: quarry.v1.RebalanceRequest
-	(*Move)(nil),                     // 80: quarry.v1.Move
-	(*RebalanceResponse)(nil),        // 81: quarry.v1.RebalanceResponse
-	(*RotateKeyRequest)(nil),         // 82: quarry.v1.RotateKeyRequest
-	(*ListKeysRequest)(nil),          // 83: quarry.v1.ListKeysRequest
-	(*KeyInfo)(nil),                  // 84: quarry.v1.KeyInfo
-	(*KeysResponse)(nil),             // 85: quarry.v1.KeysResponse
-	(*Cluster)(nil),                  // 86: quarry.v1.Cluster
-	(*Tenant)(nil),                   // 87: quarry.v1.Tenant
-	(*Grant)(nil),                    // 88: quarry.v1.Grant
-	(*TenantUse)(nil),                // 89: quarry.v1.TenantUse
-	(*SigningKeys)(nil),              // 90: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 91: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 92: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 93: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 94: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 95: quarry.v1.Member
-	(*Progress)(nil),                 // 96: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 97: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 98: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 99: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 100: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 101: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 102: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 103: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 104: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 105: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 106: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 107: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 108: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 109: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 110: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 111: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 112: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 113: quarry.v1.RevokeTokenResponse
-	(*CreateTenantRequest)(nil),      // 114: quarry.v1.CreateTenantRequest
-	(*SetTenantRequest)(nil),         // 115: quarry.v1.SetTenantRequest
-	(*GrantRequest)(nil),             // 116: quarry.v1.GrantRequest
-	(*RevokeGrantRequest)(nil),       // 117: quarry.v1.RevokeGrantRequest
-	(*DeleteTenantRequest)(nil),      // 118: quarry.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),     // 119: quarry.v1.DeleteTenantResponse
-	(*ListTenantsRequest)(nil),       // 120: quarry.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 121: quarry.v1.ListTenantsResponse
-	(*Delegation)(nil),               // 122: quarry.v1.Delegation
-	(*DelegateJobRequest)(nil),       // 123: quarry.v1.DelegateJobRequest
-	(*EndDelegationRequest)(nil),     // 124: quarry.v1.EndDelegationRequest
-	(*EndDelegationResponse)(nil),    // 125: quarry.v1.EndDelegationResponse
-	(*Worker)(nil),                   // 126: quarry.v1.Worker
-	(*PollJobsRequest)(nil),          // 127: quarry.v1.PollJobsRequest
-	(*PollJobsResponse)(nil),         // 128: quarry.v1.PollJobsResponse
-	(*ListWorkersRequest)(nil),       // 129: quarry.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),      // 130: quarry.v1.ListWorkersResponse
-	(*ListUserGrantsRequest)(nil),    // 131: quarry.v1.ListUserGrantsRequest
-	(*ListAuditRequest)(nil),         // 132: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 133: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 134: quarry.v1.AuditEntry
-	nil,                              // 135: quarry.v1.Name.NotesEntry
-	nil,                              // 136: quarry.v1.InspectNodeResponse.LanesEntry
+	(*Persistence)(nil),              // 10: quarry.v1.Persistence
+	(*Connected)(nil),                // 11: quarry.v1.Connected
+	(*Replica)(nil),                  // 12: quarry.v1.Replica
+	(*Region)(nil),                   // 13: quarry.v1.Region
+	(*Table)(nil),                    // 14: quarry.v1.Table
+	(*ReadTableRequest)(nil),         // 15: quarry.v1.ReadTableRequest
+	(*WatchTableRequest)(nil),        // 16: quarry.v1.WatchTableRequest
+	(*CreateRegionRequest)(nil),      // 17: quarry.v1.CreateRegionRequest
+	(*CreateRegionResponse)(nil),     // 18: quarry.v1.CreateRegionResponse
+	(*OpenSessionRequest)(nil),       // 19: quarry.v1.OpenSessionRequest
+	(*NodeProgram)(nil),              // 20: quarry.v1.NodeProgram
+	(*Ticket)(nil),                   // 21: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),      // 22: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),         // 23: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),              // 24: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),        // 25: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),      // 26: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),     // 27: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),     // 28: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil),    // 29: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),      // 30: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),     // 31: quarry.v1.CertifyFenceResponse
+	(*PassRequest)(nil),              // 32: quarry.v1.PassRequest
+	(*PassResponse)(nil),             // 33: quarry.v1.PassResponse
+	(*Session)(nil),                  // 34: quarry.v1.Session
+	(*ListSessionsRequest)(nil),      // 35: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 36: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                     // 37: quarry.v1.Name
+	(*CreateNameRequest)(nil),        // 38: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),        // 39: quarry.v1.LookupNameRequest
+	(*LookupNamesRequest)(nil),       // 40: quarry.v1.LookupNamesRequest
+	(*LookupNamesResponse)(nil),      // 41: quarry.v1.LookupNamesResponse
+	(*CreateNamesRequest)(nil),       // 42: quarry.v1.CreateNamesRequest
+	(*CreateNamesResponse)(nil),      // 43: quarry.v1.CreateNamesResponse
+	(*SwapNameRequest)(nil),          // 44: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),        // 45: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),       // 46: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),         // 47: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),        // 48: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),             // 49: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),      // 50: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 51: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),     // 52: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil),    // 53: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),        // 54: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),       // 55: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),        // 56: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),       // 57: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),       // 58: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),      // 59: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),        // 60: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),       // 61: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),             // 62: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),            // 63: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),                 // 64: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),              // 65: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),             // 66: quarry.v1.WorkResponse
+	(*PingRequest)(nil),              // 67: quarry.v1.PingRequest
+	(*PingResponse)(nil),             // 68: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),           // 69: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),         // 70: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 71: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),        // 72: quarry.v1.RemoveNodeRequest
+	(*SetDefaultsRequest)(nil),       // 73: quarry.v1.SetDefaultsRequest
+	(*SetDefaultsResponse)(nil),      // 74: quarry.v1.SetDefaultsResponse
+	(*ForgetNodeRequest)(nil),        // 75: quarry.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),       // 76: quarry.v1.ForgetNodeResponse
+	(*RemoveRegionRequest)(nil),      // 77: quarry.v1.RemoveRegionRequest
+	(*RemoveRegionResponse)(nil),     // 78: quarry.v1.RemoveRegionResponse
+	(*MoveRegionRequest)(nil),        // 79: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),         // 80: quarry.v1.RebalanceRequest
+	(*Move)(nil),                     // 81: quarry.v1.Move
+	(*RebalanceResponse)(nil),        // 82: quarry.v1.RebalanceResponse
+	(*RotateKeyRequest)(nil),         // 83: quarry.v1.RotateKeyRequest
+	(*ListKeysRequest)(nil),          // 84: quarry.v1.ListKeysRequest
+	(*KeyInfo)(nil),                  // 85: quarry.v1.KeyInfo
+	(*KeysResponse)(nil),             // 86: quarry.v1.KeysResponse
+	(*Cluster)(nil),                  // 87: quarry.v1.Cluster
+	(*Tenant)(nil),                   // 88: quarry.v1.Tenant
+	(*Grant)(nil),                    // 89: quarry.v1.Grant
+	(*TenantUse)(nil),                // 90: quarry.v1.TenantUse
+	(*SigningKeys)(nil),              // 91: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 92: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 93: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 94: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 95: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 96: quarry.v1.Member
+	(*Progress)(nil),                 // 97: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 98: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 99: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 100: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 101: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 102: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 103: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 104: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 105: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 106: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 107: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 108: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 109: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 110: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 111: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 112: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 113: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 114: quarry.v1.RevokeTokenResponse
+	(*CreateTenantRequest)(nil),      // 115: quarry.v1.CreateTenantRequest
+	(*SetTenantRequest)(nil),         // 116: quarry.v1.SetTenantRequest
+	(*GrantRequest)(nil),             // 117: quarry.v1.GrantRequest
+	(*RevokeGrantRequest)(nil),       // 118: quarry.v1.RevokeGrantRequest
+	(*DeleteTenantRequest)(nil),      // 119: quarry.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),     // 120: quarry.v1.DeleteTenantResponse
+	(*ListTenantsRequest)(nil),       // 121: quarry.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 122: quarry.v1.ListTenantsResponse
+	(*Delegation)(nil),               // 123: quarry.v1.Delegation
+	(*DelegateJobRequest)(nil),       // 124: quarry.v1.DelegateJobRequest
+	(*EndDelegationRequest)(nil),     // 125: quarry.v1.EndDelegationRequest
+	(*EndDelegationResponse)(nil),    // 126: quarry.v1.EndDelegationResponse
+	(*Worker)(nil),                   // 127: quarry.v1.Worker
+	(*PollJobsRequest)(nil),          // 128: quarry.v1.PollJobsRequest
+	(*PollJobsResponse)(nil),         // 129: quarry.v1.PollJobsResponse
+	(*ListWorkersRequest)(nil),       // 130: quarry.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),      // 131: quarry.v1.ListWorkersResponse
+	(*ListUserGrantsRequest)(nil),    // 132: quarry.v1.ListUserGrantsRequest
+	(*ListAuditRequest)(nil),         // 133: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 134: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 135: quarry.v1.AuditEntry
+	nil,                              // 136: quarry.v1.Name.NotesEntry
+	nil,                              // 137: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
 	1,   // 1: quarry.v1.Endpoint.tls:type_name -> quarry.v1.FabricTLS
 	8,   // 2: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
 	2,   // 3: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
-	10,  // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
-	0,   // 5: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
-	3,   // 6: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
-	11,  // 7: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
-	4,   // 8: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
-	5,   // 9: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
-	4,   // 10: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
-	9,   // 11: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	12,  // 12: quarry.v1.Table.regions:type_name -> quarry.v1.Region
-	5,   // 13: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	12,  // 14: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	19,  // 15: quarry.v1.OpenSessionRequest.program:type_name -> quarry.v1.NodeProgram
-	20,  // 16: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	13,  // 17: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	23,  // 18: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	20,  // 19: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
-	13,  // 20: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	20,  // 21: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
-	33,  // 22: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	135, // 23: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	36,  // 24: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	36,  // 25: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
-	36,  // 26: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
-	36,  // 27: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
-	36,  // 28: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	36,  // 29: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	9,   // 30: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	48,  // 31: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	10,  // 32: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	5,   // 33: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	6,   // 34: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	63,  // 35: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	20,  // 36: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	9,   // 37: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	80,  // 38: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	84,  // 39: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	80,  // 40: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	89,  // 41: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	88,  // 42: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
-	7,   // 43: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
-	91,  // 44: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	91,  // 45: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	91,  // 46: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	13,  // 47: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	93,  // 48: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	96,  // 49: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	95,  // 50: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	87,  // 51: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
-	6,   // 52: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	99,  // 53: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	136, // 54: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	101, // 55: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	107, // 56: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	107, // 57: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	88,  // 58: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
-	87,  // 59: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	88,  // 60: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
-	126, // 61: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
-	122, // 62: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
-	126, // 63: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
-	134, // 64: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	18,  // 65: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	22,  // 66: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	25,  // 67: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	27,  // 68: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	29,  // 69: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	34,  // 70: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	31,  // 71: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	14,  // 72: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	15,  // 73: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	16,  // 74: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	37,  // 75: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	38,  // 76: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	39,  // 77: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	41,  // 78: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	43,  // 79: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	44,  // 80: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	46,  // 81: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	49,  // 82: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	51,  // 83: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	68,  // 84: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	69,  // 85: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	71,  // 86: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	72,  // 87: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	74,  // 88: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	76,  // 89: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	78,  // 90: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	79,  // 91: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	100, // 92: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	103, // 93: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	105, // 94: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	108, // 95: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	110, // 96: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	112, // 97: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	132, // 98: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	114, // 99: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	115, // 100: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	118, // 101: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	120, // 102: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	116, // 103: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
-	117, // 104: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
-	123, // 105: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
-	124, // 106: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
-	127, // 107: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
-	129, // 108: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
-	131, // 109: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
-	82,  // 110: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	83,  // 111: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	92,  // 112: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	97,  // 113: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	53,  // 114: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	55,  // 115: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	57,  // 116: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	59,  // 117: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	61,  // 118: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	64,  // 119: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	66,  // 120: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	97,  // 121: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	21,  // 122: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	24,  // 123: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	26,  // 124: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	28,  // 125: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	30,  // 126: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	35,  // 127: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	32,  // 128: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	13,  // 129: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	13,  // 130: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	17,  // 131: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	36,  // 132: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	36,  // 133: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	40,  // 134: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	42,  // 135: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	36,  // 136: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	45,  // 137: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	47,  // 138: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	50,  // 139: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	52,  // 140: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	9,   // 141: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	70,  // 142: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	9,   // 143: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	73,  // 144: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	75,  // 145: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	77,  // 146: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	12,  // 147: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	81,  // 148: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	102, // 149: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	104, // 150: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	106, // 151: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	109, // 152: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	111, // 153: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	113, // 154: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	133, // 155: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	87,  // 156: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	87,  // 157: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	119, // 158: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	121, // 159: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	87,  // 160: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	87,  // 161: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	122, // 162: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
-	125, // 163: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
-	128, // 164: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
-	130, // 165: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
-	121, // 166: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
-	85,  // 167: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	85,  // 168: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	94,  // 169: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	98,  // 170: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	54,  // 171: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	56,  // 172: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	58,  // 173: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	60,  // 174: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	62,  // 175: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	65,  // 176: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	67,  // 177: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	98,  // 178: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	122, // [122:179] is the sub-list for method output_type
-	65,  // [65:122] is the sub-list for method input_type
-	65,  // [65:65] is the sub-list for extension type_name
-	65,  // [65:65] is the sub-list for extension extendee
-	0,   // [0:65] is the sub-list for field type_name
+	11,  // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
+	10,  // 5: quarry.v1.Node.persistence:type_name -> quarry.v1.Persistence
+	0,   // 6: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
+	3,   // 7: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
+	12,  // 8: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
+	4,   // 9: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
+	5,   // 10: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
+	4,   // 11: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
+	9,   // 12: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	13,  // 13: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	5,   // 14: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
+	13,  // 15: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	20,  // 16: quarry.v1.OpenSessionRequest.program:type_name -> quarry.v1.NodeProgram
+	21,  // 17: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	14,  // 18: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	24,  // 19: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	21,  // 20: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
+	14,  // 21: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	21,  // 22: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
+	34,  // 23: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	136, // 24: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	37,  // 25: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	37,  // 26: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	37,  // 27: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	37,  // 28: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	37,  // 29: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	37,  // 30: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	9,   // 31: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	49,  // 32: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	11,  // 33: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	5,   // 34: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	6,   // 35: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	64,  // 36: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	21,  // 37: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	9,   // 38: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	81,  // 39: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	85,  // 40: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	81,  // 41: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	90,  // 42: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	89,  // 43: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
+	7,   // 44: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
+	92,  // 45: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	92,  // 46: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	92,  // 47: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	14,  // 48: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	94,  // 49: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	97,  // 50: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	96,  // 51: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	88,  // 52: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
+	6,   // 53: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	100, // 54: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	137, // 55: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	102, // 56: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	108, // 57: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	108, // 58: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	89,  // 59: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
+	88,  // 60: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	89,  // 61: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
+	127, // 62: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
+	123, // 63: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
+	127, // 64: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
+	135, // 65: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	19,  // 66: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	23,  // 67: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	26,  // 68: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	28,  // 69: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	30,  // 70: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	35,  // 71: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	32,  // 72: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	15,  // 73: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	16,  // 74: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	17,  // 75: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	38,  // 76: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	39,  // 77: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	40,  // 78: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	42,  // 79: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	44,  // 80: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	45,  // 81: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	47,  // 82: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	50,  // 83: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	52,  // 84: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	69,  // 85: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	70,  // 86: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	72,  // 87: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	73,  // 88: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	75,  // 89: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	77,  // 90: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	79,  // 91: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	80,  // 92: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	101, // 93: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	104, // 94: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	106, // 95: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	109, // 96: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	111, // 97: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	113, // 98: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	133, // 99: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	115, // 100: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	116, // 101: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	119, // 102: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	121, // 103: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	117, // 104: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	118, // 105: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	124, // 106: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
+	125, // 107: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
+	128, // 108: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
+	130, // 109: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
+	132, // 110: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
+	83,  // 111: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	84,  // 112: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	93,  // 113: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	98,  // 114: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	54,  // 115: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	56,  // 116: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	58,  // 117: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	60,  // 118: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	62,  // 119: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	65,  // 120: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	67,  // 121: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	98,  // 122: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	22,  // 123: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	25,  // 124: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	27,  // 125: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	29,  // 126: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	31,  // 127: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	36,  // 128: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	33,  // 129: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	14,  // 130: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	14,  // 131: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	18,  // 132: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	37,  // 133: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	37,  // 134: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	41,  // 135: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	43,  // 136: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	37,  // 137: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	46,  // 138: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	48,  // 139: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	51,  // 140: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	53,  // 141: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	9,   // 142: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	71,  // 143: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	9,   // 144: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	74,  // 145: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	76,  // 146: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	78,  // 147: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	13,  // 148: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	82,  // 149: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	103, // 150: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	105, // 151: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	107, // 152: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	110, // 153: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	112, // 154: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	114, // 155: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	134, // 156: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	88,  // 157: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	88,  // 158: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	120, // 159: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	122, // 160: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	88,  // 161: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	88,  // 162: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	123, // 163: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
+	126, // 164: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
+	129, // 165: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
+	131, // 166: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
+	122, // 167: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
+	86,  // 168: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	86,  // 169: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	95,  // 170: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	99,  // 171: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	55,  // 172: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	57,  // 173: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	59,  // 174: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	61,  // 175: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	63,  // 176: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	66,  // 177: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	68,  // 178: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	99,  // 179: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	123, // [123:180] is the sub-list for method output_type
+	66,  // [66:123] is the sub-list for method input_type
+	66,  // [66:66] is the sub-list for extension type_name
+	66,  // [66:66] is the sub-list for extension extendee
+	0,   // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -9776,18 +9852,18 @@ func file_quarry_proto_init() {
 		return
 	}
 	file_quarry_proto_msgTypes[1].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[8].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[43].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[64].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[107].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[109].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[9].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[44].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[65].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[108].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[110].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   129,
+			NumMessages:   130,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

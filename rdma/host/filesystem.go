@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"golang.org/x/sys/unix"
 )
 
@@ -77,6 +78,33 @@ func FileSystemOf(path string) (FileSystem, error) {
 	}
 	defer f.Close()
 	return fileSystem(f)
+}
+
+// PersistenceOf says what memory of new files in a folder would have. It leaves nothing there.
+func PersistenceOf(dir string) (pmem.Persistence, error) {
+	none := pmem.Persistence{Kind: pmem.KindVolatile, Flush: pmem.NoWay.String()}
+	fs, err := FileSystemOf(dir)
+	if err != nil || fs.Volatile != nil {
+		return none, err
+	}
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	f := os.NewFile(uintptr(fd), dir)
+	if err != nil { // a file system without files that have no name
+		if f, err = os.CreateTemp(dir, ".probe-*"); err != nil {
+			return none, err
+		}
+		defer os.Remove(f.Name())
+	}
+	defer f.Close()
+	bytes := uint64(os.Getpagesize())
+	if err := f.Truncate(int64(bytes)); err != nil {
+		return none, fmt.Errorf("%s: %w", dir, err)
+	}
+	m, err := pmem.Map(f, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, true)
+	if err != nil {
+		return none, fmt.Errorf("%s: %w", dir, err)
+	}
+	return m.Persistence(), unix.Munmap(m.Mem)
 }
 
 func fileSystem(f *os.File) (FileSystem, error) {
