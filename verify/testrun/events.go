@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -126,6 +128,7 @@ func (r *report) testEvent(s *stage, p *pkgRun, e event) {
 	}
 	switch e.Action {
 	case "run", "cont":
+		r.state[s].begun[p.name+" "+e.Test] = true
 		t.running, t.began = true, r.now()
 	case "pause":
 		t.running = false
@@ -139,7 +142,7 @@ func (r *report) testEvent(s *stage, p *pkgRun, e event) {
 		r.tests++
 		t.running, t.ended, t.failed, t.took = false, true, e.Action == "fail", e.Elapsed
 		if e.Action == "skip" {
-			r.skips = append(r.skips, skip{test: mark(e.Test+" "+strings.TrimPrefix(p.name, module), s), why: t.reason()})
+			r.skips = append(r.skips, skip{test: mark(e.Test+" "+strings.TrimPrefix(p.name, module), s), why: t.reason(), later: r.laterStage(s, p.name, e.Test)})
 		}
 		if !t.failed {
 			t.lines = nil
@@ -153,8 +156,8 @@ func doesLess(line string) bool {
 	return strings.Contains(line, "-short") || strings.Contains(line, "the race detector")
 }
 
-// notice keeps the name of a test that does less. TestWhatDoesLessSaysSo makes sure that
-// each says it.
+// notice keeps the name of a test or subtest that does less. TestWhatDoesLessSaysSo makes sure
+// that each says it.
 func (st *stageState) notice(pkg, test, line string) {
 	if !doesLess(line) {
 		return
@@ -162,8 +165,48 @@ func (st *stageState) notice(pkg, test, line string) {
 	if st.left[pkg] == nil {
 		st.left[pkg] = map[string]bool{}
 	}
-	test, _, _ = strings.Cut(test, "/")
 	st.left[pkg][test] = true
+}
+
+// pattern is the -run flag that selects the tests and subtests of all packages.
+func pattern(left map[string]map[string]bool) string {
+	wanted := map[string]bool{}
+	for _, tests := range left {
+		for name := range tests {
+			if !within(tests, name) {
+				levels := strings.Split(name, "/")
+				for i, l := range levels {
+					levels[i] = "^" + regexp.QuoteMeta(l) + "$"
+				}
+				wanted[strings.Join(levels, "/")] = true
+			}
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Keys(wanted)), "|")
+}
+
+// within reports whether a test above the named one is among the tests: it runs all its subtests.
+func within(tests map[string]bool, name string) bool {
+	for i := strings.LastIndexByte(name, '/'); i > 0; i = strings.LastIndexByte(name, '/') {
+		name = name[:i]
+		if tests[name] {
+			return true
+		}
+	}
+	return false
+}
+
+// missing are the tests of left that the stage has not begun, as package and test.
+func (st *stageState) missing(left map[string]map[string]bool) (names []string) {
+	for pkg, tests := range left {
+		for name := range tests {
+			if full := pkg + " " + name; !st.begun[full] && !within(tests, name) {
+				names = append(names, full)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // reason is what a skipped test said last.

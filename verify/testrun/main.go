@@ -16,12 +16,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -137,6 +135,9 @@ func (s *stage) run(ctx context.Context, r *report) bool {
 	plain.flush()
 	r.used(s, cmd.ProcessState)
 	r.ended(s, err)
+	if err == nil && s.rest != nil {
+		return r.checkRest(s)
+	}
 	return err == nil
 }
 
@@ -148,19 +149,13 @@ func (s *stage) takeRest(r *report) {
 		s.skip = s.rest.name + " has left no test out"
 		return
 	}
-	names := map[string]bool{}
-	for _, tests := range left {
-		for name := range tests {
-			names[regexp.QuoteMeta(name)] = true
-		}
-	}
 	pkgs := make([]string, 0, len(left))
 	for pkg := range left {
 		pkgs = append(pkgs, "./"+strings.TrimPrefix(pkg, module))
 	}
 	slices.Sort(pkgs)
 	s.packages = len(pkgs)
-	s.command = append(slices.Clone(s.command), "-run", "^("+strings.Join(slices.Sorted(maps.Keys(names)), "|")+")$")
+	s.command = append(slices.Clone(s.command), "-run", pattern(left))
 	s.command = append(s.command, slowestFirst(pkgs)...)
 }
 

@@ -36,11 +36,15 @@ type stageState struct {
 	done         int    // packages that have ended
 	failures     int
 	running      map[string]*pkgRun         // packages that run now
-	left         map[string]map[string]bool // tests that were not run in full, by package
+	left         map[string]map[string]bool // tests and subtests that were not run in full, by package
+	begun        map[string]bool            // tests and subtests that have begun, as package and test
 }
 
 // A skip is one test that was not run.
-type skip struct{ test, why string }
+type skip struct {
+	test, why string
+	later     string // the stage that runs it, or empty
+}
 
 // A failure is one test, package or stage that failed.
 type failure struct {
@@ -70,7 +74,7 @@ func (r *report) note(format string, args ...any) {
 func (r *report) started(s *stage) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.state[s] = &stageState{began: r.now(), running: map[string]*pkgRun{}, left: map[string]map[string]bool{}}
+	r.state[s] = &stageState{began: r.now(), running: map[string]*pkgRun{}, left: map[string]map[string]bool{}, begun: map[string]bool{}}
 	r.note("stage %d of %d, %s: %s", slices.Index(r.stages, s)+1, len(r.stages), s.name, s.short())
 }
 
@@ -89,6 +93,31 @@ func (r *report) skipped(s *stage) {
 	now := r.now()
 	r.state[s] = &stageState{began: now, ended: now, skipped: true}
 	r.note("%s: skipped: %s", s.name, s.skip)
+}
+
+// laterStage names the stage that runs a test which this stage has skipped, or nothing.
+func (r *report) laterStage(s *stage, pkg, test string) string {
+	if left := r.state[s].left[pkg]; !left[test] && !within(left, test) {
+		return ""
+	}
+	for _, other := range r.stages {
+		if other.rest == s {
+			return other.name
+		}
+	}
+	return ""
+}
+
+// checkRest fails the stage if it has not begun a test that it was to run for another stage: a
+// subtest, for example, whose name differs there.
+func (r *report) checkRest(s *stage) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	missing := r.state[s].missing(r.state[s.rest].left)
+	if len(missing) > 0 {
+		r.failed(s, failure{title: fmt.Sprintf("FAIL: stage %s has not run what %s has left out", s.name, s.rest.name), lines: missing})
+	}
+	return len(missing) == 0
 }
 
 // leftOut are the tests of a stage that were not run, or not in full, by package.
@@ -217,16 +246,11 @@ func (r *report) stageProgress(s *stage, st *stageState) string {
 func (r *report) end() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	short := 0
 	for _, s := range r.skips {
-		if strings.Contains(s.why, "-short") {
-			short++
-			continue
+		if s.later != "" {
+			s.why += "; the stage " + s.later + " runs it"
 		}
 		r.printf("--- SKIP: %s: %s", s.test, s.why)
-	}
-	if short > 0 {
-		r.printf("--- SKIP: %d tests that race leaves to the stage plain (-short)", short)
 	}
 	good := true
 	for _, s := range r.stages {

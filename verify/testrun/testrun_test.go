@@ -142,8 +142,7 @@ func TestSkipsAreListedWithTheirReasons(t *testing.T) {
 	require.True(t, s.end())
 	said := s.said()
 	require.Contains(t, said, "--- SKIP: TestA slab: no device: load rdma_rxe\n")
-	require.NotContains(t, said, "TestB")
-	require.Contains(t, said, "--- SKIP: 1 tests")
+	require.Contains(t, said, "--- SKIP: TestB slab: not with -short\n")
 }
 
 func TestProgressNamesWhatRunsAndWhatIsLeft(t *testing.T) {
@@ -265,8 +264,21 @@ func TestPlainRunsWhatRaceLeavesOut(t *testing.T) {
 	s.events(race, "rdma/tcp", "run TestE", "output TestE     b_test.go:7: takes a minute; not with -short", "skip TestE", "pass")
 	s.ended(race, nil)
 	plain.takeRest(s.report)
-	require.Equal(t, "go test -run ^(TestB|TestC|TestE)$ ./rdma/tcp ./alloc", plain.String())
+	require.Equal(t, "go test -run ^TestB$/^one$|^TestC$|^TestE$ ./rdma/tcp ./alloc", plain.String())
 	require.Equal(t, 2, plain.packages)
+
+	s.started(plain)
+	s.events(plain, "alloc", "run TestB", "run TestB/one", "pass TestB/one", "pass TestB", "run TestC", "pass TestC", "pass")
+	s.events(plain, "rdma/tcp", "pass")
+	s.ended(plain, nil)
+	require.False(t, s.checkRest(plain), "TestE has not run")
+	s.events(plain, "rdma/tcp", "run TestE", "pass TestE", "pass")
+	require.True(t, s.checkRest(plain))
+	require.False(t, s.end())
+	said := s.said()
+	require.Contains(t, said, "--- SKIP: TestB/one alloc\t(race): the race detector allocates; the stage plain runs it\n")
+	require.Contains(t, said, "--- SKIP: TestE rdma/tcp\t(race): takes a minute; not with -short; the stage plain runs it\n")
+	require.Contains(t, said, "FAIL: stage plain has not run what race has left out\n"+module+"rdma/tcp TestE\n")
 
 	race, plain = &stage{name: "race", goTest: true}, &stage{name: "plain", rest: race}
 	plain.rest = race
@@ -275,6 +287,15 @@ func TestPlainRunsWhatRaceLeavesOut(t *testing.T) {
 	s.ended(race, nil)
 	require.True(t, plain.run(t.Context(), s.report))
 	require.Contains(t, s.said(), "plain: skipped: race has left no test out")
+}
+
+// A pattern selects subtests alone, except where their test runs again itself.
+func TestPatternOfSubtests(t *testing.T) {
+	left := map[string]map[string]bool{
+		"a": {"TestA/x_y/z#01": true, "TestB": true, "TestB/one": true, "TestC/(a|b)": true},
+		"b": {"TestB/one": true},
+	}
+	require.Equal(t, `^TestA$/^x_y$/^z#01$|^TestB$|^TestB$/^one$|^TestC$/^\(a\|b\)$`, pattern(left))
 }
 
 // A test that does less with -short or under the race detector says so where it does: that
