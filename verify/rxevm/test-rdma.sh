@@ -37,19 +37,22 @@ if ! command -v "${CC:-gcc}" >/dev/null || ! printf '#include <infiniband/verbs.
 	echo "test-rdma: skipped, $why"
 	exit 0
 fi
+# netgo and osusergo choose the files of net and os/user that CGO_ENABLED=0 chooses: verify/testrun
+# has compiled them and all that depends on them.
+tags=netgo,osusergo,verbs
 build() {
 	if ! CGO_ENABLED=1 go "$@"; then
 		echo "test-rdma: the verbs provider does not build"
 		exit 1
 	fi
 }
-build test -c -ldflags=-w -tags verbs,yardstick -o "$work/verbs.test" ./rdma/verbs
-case $what in all | suited | cluster | ratios) build test -c -ldflags=-w -tags verbs -o "$work/beside.test" ./verify/rxevm/beside ;; esac
+build test -c -ldflags=-w -tags $tags,yardstick -o "$work/verbs.test" ./rdma/verbs
+case $what in all | suited | cluster | ratios) build test -c -ldflags=-w -tags $tags -o "$work/beside.test" ./verify/rxevm/beside ;; esac
 if [ $what = all ] || [ $what = suited ]; then
-	build test -c -ldflags=-w -tags verbs -o "$work/alloc.test" ./alloc
-	build test -c -ldflags=-w -tags verbs -o "$work/slab.test" ./slab
+	build test -c -ldflags=-w -tags $tags -o "$work/alloc.test" ./alloc
+	build test -c -ldflags=-w -tags $tags -o "$work/slab.test" ./slab
 fi
-case $what in all | suited | cluster) build build -ldflags=-w -tags verbs -o "$work/quarry" ./cmd/quarry ;; esac
+case $what in all | suited | cluster) build build -ldflags=-w -tags $tags -o "$work/quarry" ./cmd/quarry ;; esac
 # The time limits are guards: an emulated processor on a starved host takes what it takes.
 cat >"$work/inside" <<'EOF'
 set -u

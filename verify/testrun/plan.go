@@ -71,10 +71,13 @@ func newPlan(only string) (plan, error) {
 	if err != nil {
 		return plan{}, err
 	}
-	// One set of compiled packages serves the program and the tests: without cgo, as the
-	// program is shipped, and with -trimpath, as the archives are built. The race detector
-	// and the verbs provider need cgo, and compile for themselves.
-	static := []string{"CGO_ENABLED=0", "GOFLAGS=" + strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath")}
+	// One set of compiled packages serves the program and the tests: without cgo, as the program is
+	// shipped, and with -trimpath, as the archives are built. The tags choose the files of net and
+	// os/user that CGO_ENABLED=0 chooses. With them the verbs provider, which needs cgo, finds all
+	// packages compiled except its own. The race detector compiles for itself; the programs that its
+	// tests start are built with the same flags.
+	flags := "GOFLAGS=" + strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath -tags=netgo,osusergo")
+	static := []string{"CGO_ENABLED=0", flags}
 	// -vet=off: the stage vet has run every analyzer. -ldflags=-w: to write the tables for debuggers takes
 	// the linker a second of processor time for each test binary.
 	test := func(flags ...string) []string {
@@ -82,7 +85,7 @@ func newPlan(only string) (plan, error) {
 	}
 	atOnce := strconv.Itoa(runtime.NumCPU())
 	tests := &stage{name: "tests", goTest: true, env: static}
-	race := &stage{name: "race", goTest: true, env: []string{"CGO_ENABLED=1"}, mark: "(race)", skip: noRace(tool)}
+	race := &stage{name: "race", goTest: true, env: []string{"CGO_ENABLED=1", flags}, mark: "(race)", skip: noRace(tool)}
 	plain := &stage{name: "plain", goTest: true, env: static, mark: "(plain)", rest: race, skip: race.skip, command: test("-p", atOnce)}
 	underRace := slices.DeleteFunc(slices.Clone(all), func(p string) bool { return !isRaced(p) })
 	race.packages = len(underRace)
@@ -97,7 +100,7 @@ func newPlan(only string) (plan, error) {
 		lanes: [][]*stage{
 			{tests},
 			{
-				{name: "soft-roce", env: static[1:], command: []string{"sh", "verify/rxevm/test-rdma.sh", "suited"}},
+				{name: "soft-roce", env: []string{flags}, command: []string{"sh", "verify/rxevm/test-rdma.sh", "suited"}},
 				{name: "fuzz", env: append([]string{"FUZZTIME=1000x", "FUZZWORKERS=1"}, static...), command: []string{"sh", "verify/fuzz/run.sh"}},
 			},
 			{race, plain},
