@@ -8,14 +8,14 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// WriteRun makes the first n of some writes, at least one unless it fails: those that stand in one
-// leaf, by one Update, which others may share. The caller calls it again with the rest, so that all
-// are made in their order.
+// WriteRun makes the first n of some writes, at least one: those that stand in one leaf, by one Update,
+// which others may share. The caller calls it again with the rest, so that all are made in their order.
+// err is why none was made: the context has ended.
 //
-// A write whose condition does not hold, or that its Edit refuses, has that error in Err and counts
-// as one of the n; those behind a condition that does not hold are not made by this call. err is the failure of
-// writes[n]; those behind it are not made, or, where the outcome is unknown, have an unknown outcome too.
-// After ErrNoEdit, for a write with Edit, use GetVersion and PutIf.
+// Each of the n has its answer in Err: nil, or that its condition does not hold, what its Edit has refused, or why it
+// failed. Those behind a condition that does not hold, or behind a failure, are not made by this call. Where the
+// outcome of one is unknown, so is that of those before it. After ErrNoEdit, for a write with Edit, use
+// GetVersion and PutIf before the rest is written.
 //
 // Linearizes like as many Puts and Deletes in that order; the n writes at one instant.
 func (t *Tree) WriteRun(ctx context.Context, writes []btree.Write) (n int, err error) {
@@ -26,7 +26,8 @@ func (t *Tree) WriteRun(ctx context.Context, writes []btree.Write) (n int, err e
 	defer t.done(p)
 	leaf, ok := p.Leaf(&writes[0])
 	if !ok {
-		return p.writeAlone(&writes[0])
+		p.writeAlone(&writes[0])
+		return 1, nil
 	}
 	writes = writes[:min(len(writes), btree.MaxGroup)]
 	writes[0].Behind = false
@@ -43,39 +44,45 @@ func (t *Tree) WriteRun(ctx context.Context, writes []btree.Write) (n int, err e
 	if p.at == 0 {
 		return 0, ctx.Err()
 	}
-	for i := range writes[:p.at] {
-		if err := writes[i].Err; errors.Is(err, client.ErrUnknown) {
-			return 0, err
-		}
+	if n := spreadUnknown(writes[:p.at]); n > 0 {
+		return n, nil
 	}
 	for n < p.at && !writes[n].Alone {
 		n++
 	}
 	if n == 0 { // the leaf is full, or not what it was
-		return p.writeAlone(&writes[0])
+		p.writeAlone(&writes[0])
+		n = 1
 	}
 	return n, nil
 }
 
-// writeAlone makes a write that is not part of a group.
-func (p *program) writeAlone(w *btree.Write) (n int, err error) {
-	switch {
-	case w.Edit != nil:
-		return 0, ErrNoEdit
-	case w.Remove:
-		err = p.remove(w.Key, w.Cond)
-	default:
-		w.Version, err = p.put(w.Key, w.Value, w.Cond)
-		w.Base = p.Base()
+// spreadUnknown gives an unknown outcome to the writes of a group before the last one that has it, and returns
+// how many have it then. A write between them that Edit has refused was refused for what the others may have left.
+func spreadUnknown(writes []btree.Write) int {
+	for n := len(writes); n > 0; n-- {
+		err := writes[n-1].Err
+		if !errors.Is(err, client.ErrUnknown) {
+			continue
+		}
+		for i := range writes[:n] {
+			writes[i].Err, writes[i].Alone = err, false
+		}
+		return n
 	}
-	if w.Alone, w.Err = false, err; err == nil || failed(err) {
-		return 1, nil
-	}
-	return 0, err
+	return 0
 }
 
-// failed says whether a write was not made because its condition does not hold.
-func failed(err error) bool {
-	return !errors.Is(err, client.ErrUnknown) &&
-		(errors.Is(err, btree.ErrConflict) || errors.Is(err, btree.ErrKeyExists) || errors.Is(err, btree.ErrNoKey))
+// writeAlone makes a write that is not part of a group.
+func (p *program) writeAlone(w *btree.Write) {
+	w.Alone = false
+	switch {
+	case w.Edit != nil:
+		w.Err = ErrNoEdit
+	case w.Remove:
+		w.Err = p.remove(w.Key, w.Cond)
+	default:
+		w.Version, w.Err = p.put(w.Key, w.Value, w.Cond)
+		w.Base = p.Base()
+	}
 }

@@ -84,6 +84,10 @@ type conn struct {
 	fetch               func(i int, value []byte, version uint64, err error) // c.take, bound once
 	small               [64]byte
 	written             []written // see within
+	addings             []*adding // see adds
+	targets             []target  // see aim
+	changes             []change  // of a run, one for each command
+	settings            []setting // of a run, in the order of writes
 
 	mu    sync.Mutex
 	about about        // what CLIENT LIST shows of this connection
@@ -245,15 +249,18 @@ func (c *conn) execute() {
 	c.hits, c.misses, c.failed = 0, 0, 0
 }
 
-// run executes request i, together with the requests behind it that go to the tree in one call,
-// and returns how many it has executed. SETs of keys in one leaf share its reservation. GETs
-// together cost fewer rounds and more processor time, which pays only where a round takes a
-// round trip (Server.far).
+// run executes request i, together with the requests behind it that are executed together with it (together.go),
+// and returns how many it has executed.
 func (c *conn) run(i int) int {
 	c.did = progress{}
 	if n := c.together(i); n > 0 {
 		return n
 	}
+	return c.single(i)
+}
+
+// single executes request i by itself, and returns 1; or more, where its reply is good for those behind it.
+func (c *conn) single(i int) int {
 	r := c.batch[i]
 	mark := len(c.out)
 	swallow := c.silence
@@ -276,25 +283,6 @@ func (c *conn) run(i int) int {
 		return 1 + c.again(i, mark, err != nil)
 	}
 	return 1
-}
-
-// together executes the GETs or SETs from request i on in one call of the tree, and returns their
-// number; 0 if request i is to be executed by itself.
-func (c *conn) together(i int) int {
-	cmd := c.batch[i].cmd
-	if !c.authenticated || !c.user.rights.Load().full || c.bounded() || c.silence != 0 || c.refusing || cmd != c.s.setCmd && (cmd != c.s.getCmd || !c.s.far.Load()) {
-		return 0
-	}
-	n := c.alike(i)
-	switch {
-	case n < 2:
-		return 0
-	case cmd == c.s.getCmd:
-		c.gets(c.batch[i : i+n])
-	default:
-		c.sets(c.batch[i : i+n])
-	}
-	return n
 }
 
 // maxAgainBytes bounds a reply that again repeats.
@@ -333,23 +321,6 @@ func (c *conn) hold() bool {
 	}
 	c.unread += more
 	return true
-}
-
-// alike is how many plain GETs or SETs follow each other from request i on. Their last arguments
-// have at most maxTogetherBytes, because SETs copy their values before they write them.
-func (c *conn) alike(i int) int {
-	cmd, argc := c.batch[i].cmd, 2
-	if cmd == c.s.setCmd {
-		argc = 3
-	}
-	n, bytes := 0, 0
-	for _, r := range c.batch[i:] {
-		if bytes += len(c.p.words[r.to-1]); r.cmd != cmd || r.to-r.from != argc || bytes > maxTogetherBytes {
-			break
-		}
-		n++
-	}
-	return n
 }
 
 // call checks the arity and the state of the connection, and runs a command. An error becomes the

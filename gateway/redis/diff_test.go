@@ -35,8 +35,7 @@ func TestSameAnswersAsRedis(t *testing.T) {
 			for range batches {
 				var out []byte
 				var cmds [][]string
-				for range 1 + g.rnd.IntN(12) {
-					cmd := g.command()
+				for _, cmd := range g.pipeline() {
 					cmds = append(cmds, cmd)
 					out = append(out, frame(cmd...)...)
 				}
@@ -236,6 +235,40 @@ func (g *generator) command() []string {
 		cmd[0] = strings.ToLower(cmd[0])
 	}
 	return cmd
+}
+
+// pipeline is some commands; every third time most of them are such as a gateway executes together.
+func (g *generator) pipeline() (cmds [][]string) {
+	n, kind := 1+g.rnd.IntN(12), g.rnd.IntN(12)
+	if kind < 4 && g.rnd.IntN(20) == 0 {
+		n = 150
+	}
+	for range n {
+		cmd := g.joined(kind)
+		if cmd == nil || g.rnd.IntN(12) == 0 {
+			cmd = g.command()
+		}
+		cmds = append(cmds, cmd)
+	}
+	return cmds
+}
+
+// joined is a command of a kind that is executed together; nil: there is no such kind.
+func (g *generator) joined(kind int) []string {
+	switch kind {
+	case 0:
+		return cat(words(g.one("INCR", "DECR"), g.key()))
+	case 1:
+		return cat(words(g.one("INCRBY", "DECRBY"), g.key(), g.number()))
+	case 2:
+		if g.rnd.IntN(3) == 0 {
+			return words("HINCRBY", g.key(), g.field(), g.number())
+		}
+		return cat(words(g.one("HSET", "HSET", "HMSET"), g.key()), g.pairs(g.field, g.value))
+	case 3:
+		return cat(words("ZADD", g.key()), g.maybe(8, g.one("NX", "XX", "GT", "CH", "INCR")), g.pairs(g.score, g.field))
+	}
+	return nil
 }
 
 func (g *generator) sensible() []string {

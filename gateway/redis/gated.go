@@ -70,14 +70,15 @@ func (t *gated) PutManyIf(ctx context.Context, keys, values [][]byte, cond btree
 	return errs
 }
 
-func (t *gated) WriteRun(ctx context.Context, writes []btree.Write) (int, error) {
+func (t *gated) WriteRun(ctx context.Context, writes []btree.Write) (n int, err error) {
 	f, skip := t.next(true)
-	if skip {
-		return 0, f.err
+	if n = 1; !skip {
+		n, err = t.Tree.WriteRun(ctx, writes)
 	}
-	n, err := t.Tree.WriteRun(ctx, writes)
 	if f.err != nil {
-		return 0, f.err
+		for i := range writes[:n] {
+			writes[i].Err = f.err
+		}
 	}
 	return n, err
 }

@@ -62,6 +62,11 @@ func (c *conn) editField(id uint64, field []byte, bytes int, f func(value []byte
 			return err == nil, err
 		}
 	}
+	return c.rewriteField(id, field, f)
+}
+
+// rewriteField is editField for a value that cannot be edited in its leaf.
+func (c *conn) rewriteField(id uint64, field []byte, f func(value []byte, version uint64, b []byte) ([]byte, error)) (wrote bool, err error) {
 	for try := range maxTries {
 		value, base, err := c.field(id, field)
 		if err != nil {
@@ -168,8 +173,7 @@ func hsetnx(c *conn, a [][]byte) error {
 	return err
 }
 
-// hincrby adds to a field. editField calls the function again with the field's new value when another writer was
-// faster, so the sum starts anew in each call.
+// hincrby adds to a field.
 func hincrby(c *conn, a [][]byte) error {
 	by, ok := parseInt(a[3])
 	if !ok {
@@ -180,24 +184,31 @@ func hincrby(c *conn, a [][]byte) error {
 	}
 	var sum int64
 	err := c.within(a[1], kindHash, true, func(id uint64) (effect, error) {
-		wrote, err := c.editField(id, a[2], 0, func(value []byte, version uint64, b []byte) (_ []byte, err error) {
-			sum = 0
-			if version != 0 {
-				if sum, ok = parseInt(value); !ok {
-					return nil, fault("ERR hash value is not an integer")
-				}
-			}
-			if sum, err = plus(sum, by); err != nil {
-				return nil, err
-			}
-			return strconv.AppendInt(b, sum, 10), nil
-		})
+		wrote, err := c.editField(id, a[2], 0, addToField(by, &sum))
 		return wroteIf(wrote), err
 	})
 	if err == nil {
 		c.integer(sum)
 	}
 	return err
+}
+
+// addToField makes the next value of a field, and sets sum to it. It is called again with the field's new
+// value when another writer was faster, so the sum starts anew in each call.
+func addToField(by int64, sum *int64) func(value []byte, version uint64, b []byte) ([]byte, error) {
+	return func(value []byte, version uint64, b []byte) (_ []byte, err error) {
+		old := int64(0)
+		if version != 0 {
+			var ok bool
+			if old, ok = parseInt(value); !ok {
+				return nil, fault("ERR hash value is not an integer")
+			}
+		}
+		if *sum, err = plus(old, by); err != nil {
+			return nil, err
+		}
+		return strconv.AppendInt(b, *sum, 10), nil
+	}
 }
 
 func hget(c *conn, a [][]byte) error {

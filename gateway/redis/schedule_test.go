@@ -51,6 +51,8 @@ type schedule struct {
 	events []*redismodel.Event
 	// failures: one in so many operations fails; 0: none
 	failures int
+	// pipes: if not nil, clients send their commands in pipelines.
+	pipes *rand.Rand
 }
 
 func newSchedule(t testing.TB, seed uint64) *schedule {
@@ -311,7 +313,10 @@ func (r *rig) fill(t testing.TB) {
 // At the end all is swept and read, and nothing may be left when all keys are deleted.
 // It returns what is wrong, "" if nothing.
 func (r *rig) play(t testing.TB, seed uint64, family string) (*schedule, string) {
-	sc := newSchedule(t, seed)
+	return newSchedule(t, seed).play(t, r, family)
+}
+
+func (sc *schedule) play(t testing.TB, r *rig, family string) (*schedule, string) {
 	sc.failures = []int{0, 0, 20, 8}[sc.rnd.IntN(4)]
 	g := &redismodel.Script{Rnd: sc.rnd}
 	clash := sc.rnd.IntN(4) > 0
@@ -326,6 +331,7 @@ func (r *rig) play(t testing.TB, seed uint64, family string) (*schedule, string)
 		sc.add(r.trees[clients+i])
 	}
 	for _, a := range sc.actors {
+		a.script = sc.inPipes(g, family, a.script)
 		if a.script == nil {
 			a.start(func() {
 				for range 3 {
@@ -337,9 +343,9 @@ func (r *rig) play(t testing.TB, seed uint64, family string) (*schedule, string)
 			continue
 		}
 		a.start(func() {
-			for i, args := range a.script {
+			for i, n := 0, 0; i < len(a.script); i += n {
 				a.at, a.made = i, 0
-				a.do(args...)
+				n = a.some(a.script[i:])
 				if sc.rnd.IntN(4) > 0 {
 					a.tidyAll()
 				}

@@ -144,23 +144,20 @@ func (c *conn) edit(key []byte, f func(r *record, b []byte) ([]byte, error)) err
 }
 
 // runs makes the writes of c.writes in order; those that follow each other in one leaf together. It calls
-// answered after each one that was made, refused or failed by its condition, or that has to be made in another
-// way (kv.ErrNoEdit). It stops at the first error of answered, and at the first write that fails, and returns its number.
+// answered for each one, with its answer in Err: see kv.Tree.WriteRun. It stops at the first error of
+// answered, and returns the number of that write.
 func (c *conn) runs(answered func(i int, w *btree.Write) error) (at int, err error) {
 	defer func() { clear(c.writes) }() // of what they lead to
 	for at < len(c.writes) {
 		n, err := c.s.tree.WriteRun(c.s.ctx, c.writes[at:])
-		if errors.Is(err, kv.ErrNoEdit) {
-			n, c.writes[at].Err, err = 1, err, nil
+		if err != nil {
+			n, c.writes[at].Err = 1, err
 		}
 		for range n {
 			if err := answered(at, &c.writes[at]); err != nil {
 				return at, err
 			}
 			at++
-		}
-		if err != nil {
-			return at, err
 		}
 	}
 	return at, nil
@@ -170,48 +167,67 @@ func (c *conn) runs(answered func(i int, w *btree.Write) error) (at int, err err
 // is worth trying to change a value where it is.
 const shortBytes = 200
 
-// amend is edit for values that are most likely short: in one trip to the tree
-// instead of two, and together with what other connections do to the same leaf.
-func (c *conn) amend(key []byte, f func(r *record, b []byte) ([]byte, error)) error {
+// amendment is a change of a record in its leaf: in one trip to the tree instead of two, and together with
+// what other connections do to the same leaf.
+type amendment struct {
+	f    func(r *record, b []byte) ([]byte, error) // as in conn.edit
+	edit func(old []byte, version uint64) ([]byte, bool, error)
+	now  int64  // ms since 1970
+	next []byte // the record that replaces the old one; its memory is used again
+	id   uint64 // that the old record had
+	gone bool   // it is removed
+}
+
+func (m *amendment) init(f func(r *record, b []byte) ([]byte, error)) { m.f, m.edit = f, m.run }
+
+// run is the Edit of an amendment. It may run on another goroutine, while that of the connection waits.
+func (m *amendment) run(old []byte, version uint64) ([]byte, bool, error) {
+	var r record
+	var err error
+	if version != 0 {
+		if r, err = decode(old, version, m.now); err != nil {
+			return nil, false, err
+		}
+		if r.mark != 0 || r.newborn != 0 {
+			return nil, false, errMark
+		}
+	}
+	m.id = r.id
+	next, err := m.f(&r, m.next[:0])
+	m.gone = err == errRemove
+	switch {
+	case m.gone && version == 0:
+		return nil, false, errLeave
+	case m.gone:
+		return nil, true, nil
+	case err == nil:
+		m.next = next
+	}
+	return next, false, err
+}
+
+// amend is edit for values that are most likely short.
+func (c *conn) amend(m *amendment, key []byte) error {
 	c.key = AppendKey(c.key[:0], c.db, key)
-	var id uint64 // that the record had
-	var b []byte
-	_, err := c.s.tree.EditVersion(c.s.ctx, c.key, func(old []byte, version uint64) ([]byte, bool, error) {
-		var r record
-		var err error
-		if b = nil; version != 0 {
-			if r, err = decode(old, version, c.now); err != nil {
-				return nil, false, err
-			}
-			if r.mark != 0 || r.newborn != 0 {
-				return nil, false, errMark
-			}
-		}
-		id = r.id
-		next, err := f(&r, c.enc[:0])
-		switch {
-		case err == errRemove && version == 0:
-			err = errLeave
-		case err == errRemove:
-			return nil, true, nil
-		case err == nil:
-			b, c.enc = next, next
-		}
-		return next, false, err
-	})
+	_, err := c.s.tree.EditVersion(c.s.ctx, c.key, m.edit)
+	return c.amended(m, key, err)
+}
+
+// amended ends an amendment that had this answer from the tree.
+func (c *conn) amended(m *amendment, key []byte, err error) error {
 	switch {
 	case errors.Is(err, kv.ErrNoEdit), err == errMark:
-		return c.edit(key, f)
+		return c.edit(key, m.f)
 	case err == errLeave:
 		return nil
 	case err != nil:
 		return err
 	}
-	if b != nil {
-		c.s.noteTime(b)
+	if !m.gone {
+		c.s.noteTime(m.next)
 	}
-	if id != 0 && !keepsID(b, id) {
-		c.s.later(id)
+	if m.id != 0 && (m.gone || !keepsID(m.next, m.id)) {
+		c.s.later(m.id)
 	}
 	return nil
 }
@@ -370,6 +386,21 @@ func (c *conn) find(key []byte, kind byte) (r record, again bool, err error) {
 // checkCounts says whether the writes of the present command to the id of r, or its misses there,
 // count: the id had not ended by then. made: the command has made the id.
 func (c *conn) checkCounts(key []byte, r *record, made, wrote bool) (ok bool, err error) {
+	if ok, err = c.endures(key, r, made, wrote); ok || err != nil || !wrote {
+		return ok, err
+	}
+	gone, err := c.uncounted(r.id)
+	if err != nil || len(gone) > 0 {
+		return false, err
+	}
+	if c.late() {
+		return false, client.ErrUnknown
+	}
+	return true, nil
+}
+
+// endures says whether the id of r has not ended before what the present command has written, or missed.
+func (c *conn) endures(key []byte, r *record, made, wrote bool) (ok bool, err error) {
 	switch {
 	case wrote && made:
 		if ok, err = c.confirm(key, r); err == errCondemned {
@@ -381,9 +412,6 @@ func (c *conn) checkCounts(key []byte, r *record, made, wrote bool) (ok bool, er
 	if !ok && err == nil {
 		ok, err = c.s.alive(c.s.ctx, r.id)
 	}
-	if !ok && err == nil && wrote {
-		ok, err = c.counted(r.id)
-	}
 	return ok, err
 }
 
@@ -394,8 +422,8 @@ type written struct {
 	base    uint64 // the version that the write replaced; 0: the field was not there
 }
 
-// counted says whether what the command has written to an id, which has ended, counts as
-// written before the end of the id. If not, the command must run again.
+// uncounted are the fields of an id, which has ended, whose writes do not count as written before
+// the end of the id. The command must write them again.
 //
 // A field that is not there counts: the command that ended the id has removed it, or a
 // command that saw it. A field that is there does not: it was written behind the removal of
@@ -404,13 +432,12 @@ type written struct {
 // field gone, and take its write for counted.
 //
 // Fields of ended ids are removed when they are as old as the orphan age. A gateway that was
-// suspended for as long cannot tell, and answers that the outcome is unknown.
-func (c *conn) counted(id uint64) (bool, error) {
-	counts := true
+// suspended for as long (late) cannot tell of those that are not there, and answers that the outcome is unknown.
+func (c *conn) uncounted(id uint64) (fields map[string]bool, err error) {
 	for _, w := range merged(c.written) {
 		_, version, err := c.field(id, w.field)
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 		if version == w.version && w.base == 0 {
 			err = c.s.tree.DeleteIf(c.s.ctx, c.key2, btree.IfVersion(version))
@@ -419,14 +446,16 @@ func (c *conn) counted(id uint64) (bool, error) {
 			}
 		}
 		if err != nil && !lost(err) {
-			return false, err
+			return nil, err
 		}
-		counts = counts && version == 0
+		if version != 0 {
+			if fields == nil {
+				fields = map[string]bool{}
+			}
+			fields[string(w.field)] = true
+		}
 	}
-	if counts && c.late() {
-		return false, client.ErrUnknown
-	}
-	return counts, nil
+	return fields, nil
 }
 
 // merged are the writes with those of one field, each of which replaced the one before, as

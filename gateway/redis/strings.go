@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"math"
 	"math/big"
-	"strconv"
 )
 
 // when is the expiry that a command asks for.
@@ -405,32 +404,18 @@ func plus(a, b int64) (int64, error) {
 }
 
 func (c *conn) add(key []byte, by int64) error {
-	var sum int64
-	err := c.amend(key, func(r *record, b []byte) (_ []byte, err error) {
-		if err := r.is(kindString); err != nil {
-			return nil, err
-		}
-		sum = 0
-		if r.kind == kindString {
-			var ok bool
-			if sum, ok = parseInt(r.value); !ok {
-				return nil, errNotInteger
-			}
-		}
-		if sum, err = plus(sum, by); err != nil {
-			return nil, err
-		}
-		return strconv.AppendInt(appendHead(b, kindString, r.ttl()), sum, 10), nil
-	})
+	m := c.adding(0, by)
+	err := c.amend(&m.amendment, key)
 	if err == nil {
-		c.integer(sum)
+		c.integer(m.sum)
 	}
 	return err
 }
 
 func incrbyfloat(c *conn, a [][]byte) error {
 	mark := len(c.out)
-	return c.amend(a[1], func(r *record, b []byte) ([]byte, error) {
+	m := amendment{now: c.now}
+	m.init(func(r *record, b []byte) ([]byte, error) {
 		if err := r.is(kindString); err != nil {
 			return nil, err
 		}
@@ -459,6 +444,7 @@ func incrbyfloat(c *conn, a [][]byte) error {
 		c.bulk(b[head:])
 		return b, nil
 	})
+	return c.amend(&m, a[1])
 }
 
 // encoding is what Redis would keep a string as.

@@ -15,6 +15,7 @@ type command struct {
 	subs              map[string]*command             // of a container, by name; nil: it is none
 	preAuth           bool                            // also before the password
 	inRefused         bool                            // is executed between a refused MULTI and EXEC
+	joins             join                            // with which commands it is executed together
 	// Set by classify.
 	number     int       // bit of the command in rights.bits
 	categories []string  // of ACL, such as read and slow
@@ -111,12 +112,12 @@ func commandTable() []*command {
 		&command{name: "expireat", arity: -3, summary: "Set the expiration for a key as a UNIX timestamp", run: expireat},
 		&command{name: "persist", arity: 2, summary: "Remove the expiration from a key", run: persist})
 	of("string", "readonly fast",
-		&command{name: "get", arity: 2, summary: "Get the value of a key", run: get},
+		&command{name: "get", arity: 2, summary: "Get the value of a key", run: get, joins: joinGets},
 		&command{name: "mget", arity: -2, first: 1, last: -1, step: 1, summary: "Get the values of all the given keys", run: mget},
 		&command{name: "strlen", arity: 2, summary: "Get the length of the value stored in a key", run: strlen},
 		&command{name: "getrange", arity: 4, summary: "Get a substring of the string stored at a key", run: getrange})
 	of("string", "write denyoom",
-		&command{name: "set", arity: -3, summary: "Set the string value of a key", run: set},
+		&command{name: "set", arity: -3, summary: "Set the string value of a key", run: set, joins: joinSets},
 		&command{name: "setnx", arity: 3, summary: "Set the value of a key, only if the key does not exist", run: setnx},
 		&command{name: "setex", arity: 4, summary: "Set the value and expiration of a key", run: setex},
 		&command{name: "psetex", arity: 4, summary: "Set the value and expiration in milliseconds of a key", run: psetex},
@@ -128,10 +129,10 @@ func commandTable() []*command {
 		&command{name: "getdel", arity: 2, summary: "Get the value of a key and delete the key", run: getdel},
 		&command{name: "getex", arity: -2, summary: "Get the value of a key and optionally set its expiration", run: getex},
 		&command{name: "append", arity: 3, summary: "Append a value to a key", run: appendCmd},
-		&command{name: "incr", arity: 2, summary: "Increment the integer value of a key by one", run: incr},
-		&command{name: "decr", arity: 2, summary: "Decrement the integer value of a key by one", run: decr},
-		&command{name: "incrby", arity: 3, summary: "Increment the integer value of a key by the given amount", run: incrby},
-		&command{name: "decrby", arity: 3, summary: "Decrement the integer value of a key by the given number", run: decrby},
+		&command{name: "incr", arity: 2, summary: "Increment the integer value of a key by one", run: incr, joins: joinAdds},
+		&command{name: "decr", arity: 2, summary: "Decrement the integer value of a key by one", run: decr, joins: joinAdds},
+		&command{name: "incrby", arity: 3, summary: "Increment the integer value of a key by the given amount", run: incrby, joins: joinAdds},
+		&command{name: "decrby", arity: 3, summary: "Decrement the integer value of a key by the given number", run: decrby, joins: joinAdds},
 		&command{name: "incrbyfloat", arity: 3, summary: "Increment the float value of a key by the given amount", run: incrbyfloat})
 	of("hash", "readonly fast",
 		&command{name: "hget", arity: 3, summary: "Get the value of a hash field", run: hget},
@@ -144,10 +145,10 @@ func commandTable() []*command {
 		&command{name: "hlen", arity: 2, summary: "Get the number of fields in a hash", run: hlen},
 		&command{name: "hscan", arity: -3, summary: "Incrementally iterate hash fields and associated values", run: hscan})
 	of("hash", "write denyoom fast",
-		&command{name: "hset", arity: -4, summary: "Set the values of hash fields", run: hset},
-		&command{name: "hmset", arity: -4, summary: "Set multiple hash fields to multiple values", run: hmset},
+		&command{name: "hset", arity: -4, summary: "Set the values of hash fields", run: hset, joins: joinFields},
+		&command{name: "hmset", arity: -4, summary: "Set multiple hash fields to multiple values", run: hmset, joins: joinFields},
 		&command{name: "hsetnx", arity: 4, summary: "Set the value of a hash field, only if the field does not exist", run: hsetnx},
-		&command{name: "hincrby", arity: 4, summary: "Increment the integer value of a hash field by the given number", run: hincrby},
+		&command{name: "hincrby", arity: 4, summary: "Increment the integer value of a hash field by the given number", run: hincrby, joins: joinFields},
 		&command{name: "hdel", arity: -3, summary: "Delete one or more hash fields", run: hdel})
 	of("sorted-set", "readonly",
 		&command{name: "zrange", arity: -4, summary: "Return a range of members in a sorted set", run: zrange},
