@@ -7,6 +7,11 @@ func gateways(family string, budget int) run {
 	return tests("gateway/redis", "^TestSchedules$/^"+family+"$", fmt.Sprint("-schedules=", budget))
 }
 
+// pipelines plays random schedules of Redis gateways whose clients send pipelines.
+func pipelines(family string, budget int) run {
+	return tests("gateway/redis", "^TestSchedulesOfPipelines$/^"+family+"$", fmt.Sprint("-schedules=", budget))
+}
+
 // gatewayTest is a directed test of the Redis gateway, or rows of it: TestName$/^row.
 func gatewayTest(name string) run { return tests("gateway/redis", "^"+name+"$") }
 
@@ -18,7 +23,7 @@ var gatewayMutants = []mutant{
 	},
 	{
 		name: "replaced write taken back", what: "removes its own write to a hash that has ended, also where it replaced another writer's",
-		edits: []edit{{"gateway/redis.(*conn).counted", `&& w.base == 0`, ``}},
+		edits: []edit{{"gateway/redis.(*conn).uncounted", `&& w.base == 0`, ``}},
 		runs:  []run{gateways("hashes", 5000), gatewayTest("TestTwoWritersOfASweptHash")},
 	},
 	{
@@ -113,5 +118,30 @@ var gatewayMutants = []mutant{
 		}
 		base`, `base`}},
 		runs: []run{gateways("sorted_sets", 5000), gatewayTest("TestStoppedAtEachStep")},
+	},
+	{
+		name: "pipeline without a look", what: "does not look whether the writes of a pipeline to a hash count",
+		edits: []edit{{"gateway/redis.(*conn).setTogether", `c.look()`, ``}},
+		runs:  []run{pipelines("hashes", 1000), gatewayTest("TestRoundsOfPipelines")},
+	},
+	{
+		name: "lost field of a pipeline acknowledged", what: "takes what a pipeline has written behind the end of a hash for written before it",
+		edits: []edit{{"gateway/redis.(*target).verdict", `if t.lost[string(fields[i])] {`, `if false {`}},
+		runs:  []run{pipelines("hashes", 12000)},
+	},
+	{
+		name: "not done, but written by a pipeline", what: "answers with the error of the look whether the writes of a pipeline count",
+		edits: []edit{{"gateway/redis.(*conn).conclude", `if c.did.unsettled = true; counts {`, `if counts {`}},
+		runs:  []run{pipelines("hashes", 5000), gatewayTest("TestPipelineFailedAtEachStep")},
+	},
+	{
+		name: "failed write of a pipeline acknowledged", what: "forgets the error of a write of a pipeline",
+		edits: []edit{{"gateway/redis.(*conn).wrote", `ch.err = w.Err`, ``}},
+		runs:  []run{pipelines("hashes", 1000), gatewayTest("TestPipelineFailedAtEachStep")},
+	},
+	{
+		name: "refused between unknowns, and made again", what: "makes a write of a group with an unknown outcome again that was refused for what the others may have left",
+		edits: []edit{{"btree/kv.spreadUnknown", `for n := len(writes); n > 0; n-- {`, `for n := 1; n <= len(writes); n++ {`}},
+		runs:  []run{tests("btree/kv", "^TestUnknownOutcomeSpreads$")},
 	},
 }
