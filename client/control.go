@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -48,13 +49,13 @@ const (
 func newControllerCalls(cfg Config) *controllerCalls {
 	c := &controllerCalls{}
 	for i := range c.http {
-		c.http[i] = &http.Client{Transport: cfg.Wire.Transport(&http.Transport{
+		c.http[i] = &http.Client{Transport: cfg.Wire.Transport(userdir.Transport(&http.Transport{
 			TLSClientConfig:     cfg.TLS,
 			MaxIdleConnsPerHost: 8,
 			IdleConnTimeout:     90 * time.Second,
 			DialContext:         (&net.Dialer{Timeout: connectTimeout}).DialContext,
 			ForceAttemptHTTP2:   true,
-		})}
+		}))}
 	}
 	token := connect.WithInterceptors(cfg.caller())
 	for _, u := range cfg.Controllers {

@@ -70,8 +70,9 @@ type Config struct {
 	// Trusts says whether an authority (identity.AuthorityOf) is one of those that clients' certificates may have
 	// now. nil: all are.
 	Trusts func(authority string) bool
-	// TLS of the RPC port; nil serves plain HTTP.
-	TLS *tls.Config
+	// TLS of the RPC port; nil serves plain HTTP. With MixedTLS the port serves both, and its URL is that of plain HTTP.
+	TLS      *tls.Config
+	MixedTLS bool
 	// AgentTLS is for calls to agents with https URLs, PeerTLS for those to other controllers.
 	AgentTLS, PeerTLS *tls.Config
 	// Pages serves what is not an RPC on the same port; nil: nothing.

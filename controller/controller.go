@@ -73,7 +73,7 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 		at = l.Addr()
 		if c.url == "" {
 			scheme := "http"
-			if cfg.TLS != nil {
+			if cfg.TLS != nil && !cfg.MixedTLS {
 				scheme = "https"
 			}
 			c.url = scheme + "://" + at.String()
@@ -99,7 +99,7 @@ func Start(ctx context.Context, cfg Config) (*Controller, error) {
 		mux.Handle("/", c.page(cfg.Pages))
 	}
 	c.server = httpserver.New("controller", mux)
-	c.server.TLS = cfg.TLS
+	c.server.TLS, c.server.Mixed = cfg.TLS, cfg.MixedTLS
 	c.server.Hosts = []string{cfg.host()}
 	c.server.BaseContext = func(net.Listener) context.Context { return c.ctx }
 	var p http.Protocols

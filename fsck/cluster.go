@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/quarrystore/quarry/internal/control"
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/internal/wire"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
@@ -178,7 +179,7 @@ const settleTimeout = 5 * time.Second
 
 func open(ctx context.Context, cfg Config) (*session, error) {
 	s := &session{cfg: cfg, asked: map[uint32]bool{}}
-	s.http = &http.Client{Transport: cfg.Wire.Transport(&http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true})}
+	s.http = &http.Client{Transport: cfg.Wire.Transport(userdir.Transport(&http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true}))}
 	octx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	first := uint32(0)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/agentauth"
 	"github.com/quarrystore/quarry/internal/keyring"
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/storagenode/state"
@@ -33,7 +34,7 @@ type controllers struct {
 }
 
 func newControllers(cfg Config) *controllers {
-	c := &controllers{token: cfg.Token, http: &http.Client{Transport: cfg.Wire.Transport(&http.Transport{TLSClientConfig: cfg.ControllerTLS, IdleConnTimeout: time.Minute})}}
+	c := &controllers{token: cfg.Token, http: &http.Client{Transport: cfg.Wire.Transport(userdir.Transport(&http.Transport{TLSClientConfig: cfg.ControllerTLS, IdleConnTimeout: time.Minute}))}}
 	for _, u := range cfg.Controllers {
 		c.urls = append(c.urls, strings.TrimRight(u, "/"))
 	}

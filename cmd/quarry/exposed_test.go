@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"net/http"
 	"os"
@@ -82,6 +84,16 @@ func TestDevIsForItsUserAlone(t *testing.T) {
 	mine := []string{"QUARRY_CONTROLLER=" + url}
 	quarry(t, mine, "", "slab", "alloc", "--data", "hello").ok(t)
 	quarry(t, append(mine, "TMPDIR="+t.TempDir()), "", "status").fails(t, exitFailed, "token")
+	authority, err := os.ReadFile(strings.TrimSuffix(file, ".token") + ".crt")
+	require.NoError(t, err)
+	pool := x509.NewCertPool()
+	require.True(t, pool.AppendCertsFromPEM(authority))
+	verified := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	res, err := verified.Get(strings.Replace(url, "http:", "https:", 1) + "/healthz")
+	require.NoError(t, err)
+	res.Body.Close()
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	verified.CloseIdleConnections()
 	c, err := client.Connect(t.Context(), client.Config{Controllers: []string{url}})
 	require.NoError(t, err)
 	require.NoError(t, c.Close())

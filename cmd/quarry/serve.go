@@ -226,19 +226,28 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	defer stop()
 	controller.Version, storagenode.Version = version, version
 	pages := a.console()
-	ctl, err := controller.Start(ctx, controller.Config{Pages: pages, Etcd: etcd, Insecure: exposed, Alone: true, Embedded: true, ProbeTimeout: devProbe, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log})
+	cfg := controller.Config{Pages: pages, Etcd: etcd, Insecure: exposed, Alone: true, Embedded: true, ProbeTimeout: devProbe, Listen: d.Listen, Name: "dev", Lease: d.Lease, RegionBytes: uint64(d.RegionBytes), Token: a.cli.Token, Logger: a.log}
+	authority, err := d.encrypt(a, &cfg)
+	if err != nil {
+		return err
+	}
+	ctl, err := controller.Start(ctx, cfg)
 	if err != nil {
 		return inUse(err)
 	}
 	defer func() { err = errors.Join(err, ctl.Close()) }()
 	page, file := ctl.URL(), ""
-	if private {
-		address := strings.TrimPrefix(page, "http://")
-		if file, err = userdir.KeepToken(address, a.cli.Token); err != nil {
-			return fmt.Errorf("the token of this cluster cannot be kept for your other commands: %w; or give --token, or --insecure to go without", err)
+	if authority != nil {
+		address, token := strings.TrimPrefix(page, "http://"), ""
+		if private {
+			token, page = a.cli.Token, "http://quarry:"+a.cli.Token+"@"+address
 		}
-		defer os.Remove(file)
-		page = "http://quarry:" + a.cli.Token + "@" + address
+		kept, err := userdir.Keep(address, token, authority)
+		if err != nil {
+			return fmt.Errorf("the authority and the token of this cluster cannot be kept for your other commands: %w; or give --insecure to go without", err)
+		}
+		defer kept.Close()
+		file = kept.TokenFile
 	}
 	look, blind := context.WithCancel(ctx)
 	defer blind()
@@ -273,6 +282,24 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 		return err
 	}
 	return waitFor(ctx, append(nodes.failed, failed, ctl.Err(), port.failed())...)
+}
+
+const devCertEndsAfter = 10 * 365 * 24 * time.Hour
+
+// encrypt gives the controller a certificate, and returns the certificate of its authority, PEM: the user's other
+// processes find it in a file (userdir.Keep) and call over TLS. The keys are in memory alone. The port serves plain HTTP,
+// too: browsers and curl do not know the authority. nil: --insecure, or other hosts reach the port.
+func (d *devCmd) encrypt(a *app, cfg *controller.Config) ([]byte, error) {
+	if a.cli.Insecure || !onLoopback(d.Listen) {
+		return nil, nil
+	}
+	authority, ca, _, err := identity.NewAuthority("dev", devCertEndsAfter)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MixedTLS = true
+	cfg.TLS, err = authority.Serve(identity.Controller, "dev", []string{"localhost", "127.0.0.1", "::1"}, devCertEndsAfter)
+	return ca, err
 }
 
 // devNodes are the storage nodes of quarry dev, each a failure domain, with their workers.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/quarrystore/quarry/cmd/quarry/doctor"
 	"github.com/quarrystore/quarry/fsck"
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -190,7 +191,7 @@ func fetch(ctx context.Context, a *app, u string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &http.Client{Transport: &http.Transport{TLSClientConfig: a.tls, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, DisableKeepAlives: true}}
+	h := &http.Client{Transport: userdir.Transport(&http.Transport{TLSClientConfig: a.tls, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, DisableKeepAlives: true})}
 	res, err := h.Do(req)
 	if err != nil {
 		return nil, err

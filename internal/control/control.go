@@ -16,6 +16,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/quarrystore/quarry/internal/agentauth"
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
@@ -158,5 +159,5 @@ func (c Controllers) there(ctx context.Context, url string, left int) error {
 func Client(t *http.Transport) *http.Client {
 	t.DialContext = (&net.Dialer{Timeout: time.Second}).DialContext
 	t.ForceAttemptHTTP2 = true
-	return &http.Client{Transport: t}
+	return &http.Client{Transport: userdir.Transport(t)}
 }

@@ -37,6 +37,8 @@ type Server struct {
 	// TLS encrypts the port, and bounds what a connection may send until it is known (package
 	// preauth). nil: the port is plain.
 	TLS *tls.Config
+	// Mixed serves connections without TLS, too, where TLS is set.
+	Mixed bool
 	// MaxPreAuth bounds connections on which nothing has been authenticated yet; 0: the default.
 	// MaxConnections bounds all of them.
 	MaxPreAuth, MaxConnections int
@@ -77,7 +79,10 @@ func (s *Server) Serve(l net.Listener) error {
 	if a, ok := l.Addr().(*net.TCPAddr); ok {
 		s.loopback = a.IP.IsLoopback()
 	}
-	if s.TLS != nil {
+	switch {
+	case s.Mixed && s.TLS != nil:
+		l = listenMixed(l, s.TLS, headerTimeout)
+	case s.TLS != nil:
 		l = preauth.Listen(l, s.TLS)
 	}
 	state, ctx := s.ConnState, s.ConnContext

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -142,6 +143,19 @@ func (a *Authority) Issue(role Role, name string, hosts []string, valid time.Dur
 		return nil, nil, err
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM, nil
+}
+
+// Serve is the configuration of a port, with a certificate that is in memory alone; callers show none.
+func (a *Authority) Serve(role Role, name string, hosts []string, valid time.Duration) (*tls.Config, error) {
+	cert, key, err := a.Issue(role, name, hosts, valid)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"}}, nil
 }
 
 // ParsePEM reads all certificates of a file.

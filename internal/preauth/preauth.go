@@ -44,6 +44,22 @@ func Server(nc net.Conn, c *tls.Config) *tls.Conn {
 	return tls.Server(b, c)
 }
 
+// Begun is a connection of which first has been read: it is given out before the rest.
+func Begun(nc net.Conn, first []byte) net.Conn { return &begun{Conn: nc, first: first} }
+
+type begun struct {
+	net.Conn
+	first []byte
+}
+
+func (b *begun) Read(p []byte) (int, error) {
+	if n := copy(p, b.first); n > 0 {
+		b.first = b.first[n:]
+		return n, nil
+	}
+	return b.Conn.Read(p)
+}
+
 // Listen is tls.NewListener with Server's bound.
 func Listen(l net.Listener, c *tls.Config) net.Listener { return listener{l, c} }
 

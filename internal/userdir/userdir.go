@@ -1,5 +1,6 @@
 // Package userdir is the folder in which processes of one user on this host find each other: the
-// shm sockets of storage nodes that have no path of their own, and the token of quarry dev.
+// shm sockets of storage nodes that have no path of their own, and the token and certificate authority of quarry
+// dev.
 //
 // It is in the folder for temporary files. There itself, every user of the host could make files
 // with the names that others look for.
@@ -8,10 +9,8 @@ package userdir
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,37 +39,4 @@ func check(dir string) error {
 		return fmt.Errorf("%s: it is not a folder that only user %d may write: remove it", dir, os.Getuid())
 	}
 	return nil
-}
-
-func tokenFile(port string) string { return filepath.Join(Path(), "dev-"+port+".token") }
-
-// KeepToken writes the token of a controller at an address for this user's processes alone, and
-// returns the file.
-func KeepToken(address, token string) (file string, err error) {
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return "", err
-	}
-	if err := Make(); err != nil {
-		return "", err
-	}
-	file = tokenFile(port)
-	if err := os.WriteFile(file+".new", []byte(token+"\n"), 0o600); err != nil {
-		return "", err
-	}
-	return file, os.Rename(file+".new", file)
-}
-
-// Token is what KeepToken has kept for the controller at an address of this host; "" for another
-// address, or if there is none.
-func Token(address string) string {
-	host, port, err := net.SplitHostPort(address)
-	if ip := net.ParseIP(host); err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback()) || check(Path()) != nil {
-		return ""
-	}
-	b, err := os.ReadFile(tokenFile(port))
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
 }

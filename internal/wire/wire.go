@@ -25,7 +25,7 @@ type Wire struct {
 }
 
 // Transport is w.HTTP, or the given transport where w is nil.
-func (w *Wire) Transport(tcp *http.Transport) http.RoundTripper {
+func (w *Wire) Transport(tcp http.RoundTripper) http.RoundTripper {
 	if w != nil {
 		return w.HTTP
 	}

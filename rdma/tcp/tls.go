@@ -130,22 +130,8 @@ func (t *TLS) server(nc net.Conn, first byte) (*tls.Conn, error) {
 		}
 		return settled(c), nil
 	}
-	c := preauth.Server(&begun{Conn: nc, first: []byte{first}}, outer)
+	c := preauth.Server(preauth.Begun(nc, []byte{first}), outer)
 	return c, c.Handshake()
-}
-
-// begun is a connection of which some bytes have been read.
-type begun struct {
-	net.Conn
-	first []byte // read already, and given out before the rest
-}
-
-func (b *begun) Read(p []byte) (int, error) {
-	if n := copy(p, b.first); n > 0 {
-		b.first = b.first[n:]
-		return n, nil
-	}
-	return b.Conn.Read(p)
 }
 
 // records is what a client's crypto/tls reads records from and writes them to: the connection while

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
@@ -102,7 +103,7 @@ func (c Cluster) healthy(ctx context.Context, base string, secured *tls.Config, 
 	if err != nil {
 		return 0, err
 	}
-	h := &http.Client{Transport: &http.Transport{TLSClientConfig: secured.Clone(), ForceAttemptHTTP2: true, DisableKeepAlives: true}}
+	h := &http.Client{Transport: userdir.Transport(&http.Transport{TLSClientConfig: secured.Clone(), ForceAttemptHTTP2: true, DisableKeepAlives: true})}
 	start := time.Now()
 	res, err := h.Do(req)
 	if err != nil {
