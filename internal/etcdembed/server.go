@@ -57,6 +57,9 @@ type Config struct {
 	Log *slog.Logger
 
 	lastWaiting *time.Time
+	// snapshotEvery is the number of entries between two snapshots; the log keeps half as many behind one.
+	// 0: etcd's defaults. For tests of members that are far behind.
+	snapshotEvery uint64
 }
 
 // waitingFor calls Waiting if it is time to. began is when the wait began.
@@ -168,6 +171,9 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 	e := embed.NewConfig()
 	e.Name = c.Name
 	e.Dir = c.Dir
+	if c.snapshotEvery != 0 {
+		e.SnapshotCount, e.SnapshotCatchUpEntries = c.snapshotEvery, c.snapshotEvery/2
+	}
 	e.ListenPeerUrls, e.AdvertisePeerUrls = nil, []url.URL{*peer}
 	e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
 	e.InitialCluster = c.Name + "=" + peer.String()

@@ -19,7 +19,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
@@ -220,9 +219,13 @@ func closedStrangers() (n uint64) {
 
 // TestMemberFarBehind: a member that was away gets a snapshot, many times what callers without authentication may send.
 func TestMemberFarBehind(t *testing.T) {
+	const snapshotEvery, entries, writers = 1000, 1800, 30 // the log keeps fewer entries
 	issue := certs.New(t, "prod").Source
 	var last Config
-	_, srvs := threeSecure(t, func(name string, c *Config) { c.TLS, last = issue(identity.Controller, name), *c })
+	_, srvs := threeSecure(t, func(name string, c *Config) {
+		c.snapshotEvery = snapshotEvery
+		c.TLS, last = issue(identity.Controller, name), *c
+	})
 	last.TLS = issue(identity.Controller, last.Name)
 	srvs[2].Close()
 	cli, err := srvs[0].Client()
@@ -230,12 +233,11 @@ func TestMemberFarBehind(t *testing.T) {
 	defer cli.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	value := strings.Repeat("x", 1<<10)
+	value := strings.Repeat("x", 10<<10)
 	put := func(key string) bool { // a starved machine changes leaders
 		_, err := cli.Put(ctx, key, value)
 		return err == nil
 	}
-	const writers, entries = 30, 18 * etcdserver.DefaultSnapshotCount / 10 // the log keeps fewer
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
