@@ -109,7 +109,7 @@ func (m *Machine) Credentials() *Credentials {
 // issue signs a ticket of this cluster.
 func (m *Machine) issue(t rdma.Ticket) *quarrypb.Ticket {
 	t.Cluster = [16]byte(m.cluster.Uuid)
-	t.Sign(m.keys.current)
+	m.cfg.Sign(&t, m.keys.current)
 	return t.Proto()
 }
 

@@ -8,7 +8,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/quarrystore/quarry/internal/clock"
+	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 // TickEvery is how often the machine has to be stepped, and CalmTick how often while
@@ -56,6 +58,9 @@ type Config struct {
 	RebuildBytesPerSecond uint64
 	// SessionIDs is the highest id of a session; 0: wire.MaxSession. Simulations set it, so that ids are used again soon.
 	SessionIDs uint32
+	// Sign signs a ticket with the controllers' current key; nil: Ticket.Sign. Simulations, in which no node
+	// verifies tickets, leave out the Ed25519 signature: it takes more time than the rest of a request.
+	Sign func(*rdma.Ticket, *keyring.Signer)
 }
 
 // Fixed intervals.
@@ -128,6 +133,9 @@ type Record struct {
 func New(cfg Config, term uint64, now int64, stored []Record, random []byte) (*Machine, []Action, error) {
 	if cfg.ProbeTimeout == 0 {
 		cfg.ProbeTimeout = DefaultProbeTimeout
+	}
+	if cfg.Sign == nil {
+		cfg.Sign = (*rdma.Ticket).Sign
 	}
 	m := &Machine{cfg: cfg, leadership: leadership{term: term, now: now, began: now}}
 	m.nodeByName, m.byID = map[string]*node{}, map[uint32]*session{}

@@ -10,6 +10,7 @@ import (
 	"github.com/quarrystore/quarry/controller/state"
 	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 	nodestate "github.com/quarrystore/quarry/storagenode/state"
 )
 
@@ -39,8 +40,12 @@ func (m *machines) config() state.Config {
 		every = 500 * time.Millisecond
 	}
 	return state.Config{ReclaimEvery: every, Lease: time.Duration(leaseNs), NodeHeartbeat: time.Duration(leaseNs / 3), RegionBytes: m.w.geo.RegionBytes, Version: "sim",
-		ReplaceAfter: 4 * time.Second, ScrubEvery: time.Second, SessionIDs: uint32(m.w.d.ids)}
+		ReplaceAfter: 4 * time.Second, ScrubEvery: time.Second, SessionIDs: uint32(m.w.d.ids), Sign: unsigned}
 }
+
+// unsigned leaves a ticket without a signature: the simulated nodes verify none. The tests of
+// controller and of controller/state verify signatures.
+func unsigned(t *rdma.Ticket, s *keyring.Signer) { t.KeyID = s.ID() }
 
 // boot sets up a cluster of the schedule's shape. It does so once for each shape.
 func (m *machines) boot() *boot {
