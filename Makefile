@@ -22,7 +22,7 @@ demo: build ## a cluster of separate processes keeps a real source tree and give
 	$(BIN)/quarry demo
 
 test: tools ## everything: builds, gofmt, vet, all tests, deliberate bugs, Soft-RoCE, race detector
-	GO=$(GO) $(GO) run ./verify/testrun $(TESTRUN)
+	GO=$(GO) $(GO) run -trimpath -tags netgo,osusergo ./verify/testrun $(TESTRUN)
 
 test-rdma: ## everything on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine
 	sh verify/rxevm/test-rdma.sh

@@ -22,7 +22,7 @@ contract | ratios | suited | cluster | two) what=$1; shift ;;
 esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-go build -o "$work/rxevm" ./verify/rxevm/cmd/rxevm
+go build -tags netgo,osusergo -o "$work/rxevm" ./verify/rxevm/cmd/rxevm
 # Packages, headers among them: installed when run as root, after other installers have ended.
 code=0
 "$work/rxevm" --prepare || code=$?
