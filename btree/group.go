@@ -103,6 +103,7 @@ func (g *group) run(b []byte) ([]byte, error) {
 	held := false // the write before was not made
 	w := &p.w
 	mine := w.out
+	whole := p.whole.has(g.leaf, b)
 	for i := 0; i < MaxGroup; i++ {
 		if i == len(g.taken) {
 			next := g.next()
@@ -117,7 +118,7 @@ func (g *group) run(b []byte) ([]byte, error) {
 			x.Alone = true
 			continue
 		}
-		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, edit: x.Edit, most: p.inlineBytes(x.Key), enc: w.enc, out: g.bufs[at], room: p.limits.Room, ours: changed}
+		*w = write{key: x.Key, name: x.Key, value: x.Value, remove: x.Remove, cond: x.Cond, edit: x.Edit, most: p.inlineBytes(x.Key), enc: w.enc, out: g.bufs[at], room: p.limits.Room, ours: whole || changed}
 		out, err := w.apply(b)
 		g.bufs[at] = w.out
 		switch {
@@ -141,5 +142,6 @@ func (g *group) run(b []byte) ([]byte, error) {
 	if w.out = mine; !changed {
 		return nil, errNothing
 	}
+	p.whole.note(g.leaf, b) // also if it is not committed
 	return b, nil
 }

@@ -62,7 +62,7 @@ type write struct {
 	edit   func(old []byte, version uint64) (value []byte, remove bool, err error) // makes value and remove
 	most   int                                                                     // bytes of the largest value that edit may make
 	room   int
-	ours   bool // the payload comes from an earlier write of the group
+	ours   bool // the payload is valid: it comes from an earlier write of the group, or see whole
 	enc    []byte
 	out    []byte
 

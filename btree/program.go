@@ -124,6 +124,7 @@ type Shared struct {
 	// readOnly: operations repair nothing.
 	readOnly bool
 	fill     int
+	whole    *whole
 }
 
 // counters of structural changes; the client counts calls, rounds and verbs.
@@ -160,6 +161,8 @@ type Config struct {
 	// Overhead is by how many bytes a payload is longer in its slab: client.Client.PayloadOverhead, which
 	// package kv fills in.
 	Overhead int
+	// Seed is of the hashes of leaves (whole), random and kept in this process, which package kv fills in.
+	Seed uint64
 	// Fill is the share of a node, in percent, that Load fills: 50 to 100; 0 means 90,
 	// so that the first puts do not split every node.
 	Fill int
@@ -203,7 +206,7 @@ func newShared(root Ref, class proto.Class, cfg Config, fill int) *Shared {
 	if n == 0 {
 		n = DefaultCacheBytes
 	}
-	return &Shared{root: root, class: class, limits: limits(class, cfg.Overhead), cache: newCache(max(0, n), class.PayloadBytes(proto.Pair)), readOnly: cfg.ReadOnly, fill: fill}
+	return &Shared{root: root, class: class, limits: limits(class, cfg.Overhead), cache: newCache(max(0, n), class.PayloadBytes(proto.Pair)), readOnly: cfg.ReadOnly, fill: fill, whole: &whole{seed: cfg.Seed}}
 }
 
 // Make allocates an empty tree: one leaf, the root.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -90,7 +91,7 @@ func Create(ctx context.Context, c *client.Client, name string, cfg btree.Config
 	st := &objects{c: c, ctx: ctx}
 	defer st.end()
 	st.Begin()
-	cfg.Overhead = c.PayloadOverhead()
+	cfg.Overhead, cfg.Seed = c.PayloadOverhead(), rand.Uint64()
 	sh, err := btree.Make(st, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("create tree %q: %w", name, err)
@@ -114,7 +115,7 @@ func Open(ctx context.Context, c *client.Client, name string, cfg btree.Config) 
 	if n.Kind != NameKind {
 		return nil, fmt.Errorf("open tree: %q is of kind %q: %w", name, n.Kind, ErrNotTree)
 	}
-	cfg.Overhead = c.PayloadOverhead()
+	cfg.Overhead, cfg.Seed = c.PayloadOverhead(), rand.Uint64()
 	sh, err := btree.Attach(&objects{c: c, ctx: ctx}, n.Ref, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open tree %q: %w", name, err)

@@ -40,6 +40,11 @@ var btreeMutants = []mutant{
 		runs:  []run{tests("btree", "^TestWritesBehindOneThatIsNotMade$")},
 	},
 	{
+		name: "leaf of others trusted", what: "does not examine a leaf that this process has written once, whatever has been put there since",
+		edits: []edit{{"btree.(*whole).has", `w.slot(leaf).Load() == xxh3.HashSeed(payload, w.seed)`, `w.slot(leaf).Load() != 0`}},
+		runs:  []run{tests("btree", "^TestLeavesOfOthersAreExamined$")},
+	},
+	{
 		name: "absorb unchecked", what: "has a node absorb its right sibling without a look at its present stamp",
 		edits: []edit{{"btree.(*Program).absorb",
 			`done, err := p.commit(l.ref, l.stamp, u)`,
