@@ -106,12 +106,12 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 func (n *Node) make(r state.Region) error {
 	var m *host.Memory
 	var err error
-	if n.folder == nil {
+	if n.keeper == nil {
 		if m, err = host.NewHugeMemory(fmt.Sprintf("region-%d", r.Number), r.Bytes, n.cfg.HugepageBytes); err == nil {
 			err = n.mark(m, &r)
 		}
-	} else if err = n.folder.create(n.header(&r)); err == nil {
-		m, err = host.OpenMemory(n.folder.path(r.Number), r.Bytes, false)
+	} else {
+		m, err = n.keeper.create(n.header(&r))
 	}
 	if err == nil {
 		err = n.keep(r.Number, m)
@@ -161,8 +161,8 @@ func (n *Node) mark(m *host.Memory, r *state.Region) error {
 
 // free gives a replica's memory back.
 func (n *Node) free(region uint32) error {
-	if n.folder != nil {
-		if err := n.folder.remove(region); err != nil {
+	if n.keeper != nil {
+		if err := n.keeper.remove(region); err != nil {
 			return err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/internal/wire"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/tcp"
 )
 
@@ -28,9 +29,13 @@ type Config struct {
 	// FailureDomain is /dc/rack/host; default /default/default/NAME. Replicas of a
 	// region lie in different ones.
 	FailureDomain string
-	// Dir keeps regions as files, and the node's state across restarts.
+	// Dir keeps regions as files, and the node's state across restarts. A device DAX, such as /dev/dax0.0, keeps them
+	// in persistent memory without a file system; clients on its host use tcp or verbs then, not shm.
 	// "" keeps regions in anonymous memory: a restarted node has nothing.
 	Dir string
+	// Format makes a directory on a device Dir that has none, and gives up what it held. A device that has one is used
+	// as it is.
+	Format bool
 	// HugepageBytes of the pages that anonymous regions lie on; 0 means ordinary ones.
 	// They are set aside when a region is made. Not with Dir.
 	HugepageBytes uint64
@@ -69,6 +74,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Wire is the network of a simulation; nil means the host's. GossipListen is NoGossip then.
 	Wire *wire.Wire
+
+	device *pmem.Device // in place of the device at Dir; for tests
 }
 
 const (
@@ -95,6 +102,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.AgentListen == "" {
 		c.AgentListen = "127.0.0.1:0"
+	}
+	if c.device != nil || c.Dir != "" && pmem.IsDevice(c.Dir) {
+		c.Socket = noSocket // a descriptor of the device would give a client every region
 	}
 	if c.Socket == "" {
 		c.Socket = c.ownSocket()
@@ -126,6 +136,8 @@ func (c Config) validate() error {
 	switch {
 	case c.HugepageBytes != 0 && c.Dir != "":
 		return errors.New("storage node: huge pages are for regions in memory: give --hugepages or --data, not both")
+	case c.Format && c.device == nil && !pmem.IsDevice(c.Dir):
+		return fmt.Errorf("storage node: --format is for a device given by --data, such as /dev/dax0.0, and %q is none", c.Dir)
 	case c.MaxSessions < 0 || c.MaxConnections < 0:
 		return fmt.Errorf("storage node: at most %d sessions and %d connections: want at least 1, or 0 for the defaults", c.MaxSessions, c.MaxConnections)
 	case len(c.Controllers) == 0:

@@ -12,7 +12,7 @@
 //
 // # Obligations of the caller
 //
-// A folder belongs to one node: it is locked. A node that restarts finds the files
+// A folder or a device belongs to one node: it is locked. A node that restarts finds the memory
 // of its regions, reports them, and serves none of them before a controller has
 // opened it under a new epoch.
 package storagenode

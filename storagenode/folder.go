@@ -13,10 +13,11 @@ import (
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
-// folder keeps a node's regions and its state across restarts; nil for a node without one.
+// folder is a keeper in a file system: a file for each region, one for the state.
 type folder struct {
 	dir  string
 	lock *os.File
@@ -54,10 +55,26 @@ func openFolder(dir string) (*folder, error) {
 	return &folder{dir: dir, lock: f}, nil
 }
 
-func (d *folder) close() {
-	if d != nil {
-		d.lock.Close()
+func (d *folder) close() { d.lock.Close() }
+
+func (d *folder) persistence() (p pmem.Persistence, volatile, err error) {
+	fs, err := host.FileSystemOf(d.dir)
+	if err == nil {
+		p, err = host.PersistenceOf(d.dir)
 	}
+	return p, fs.Volatile, err
+}
+
+func (d *folder) space() FileSystem {
+	var fs unix.Statfs_t
+	if unix.Statfs(d.dir, &fs) != nil {
+		return FileSystem{Kind: "file"}
+	}
+	f := FileSystem{"file", fs.Blocks * uint64(fs.Bsize), less(fs.Bavail*uint64(fs.Bsize), host.SpareDisk)}
+	if fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC || fs.Type == unix.HUGETLBFS_MAGIC {
+		f.Kind, f.AvailableBytes = "tmpfs", min(f.AvailableBytes, less(host.AvailableMemory(), host.SpareMemory))
+	}
+	return f
 }
 
 func (d *folder) path(region uint32) string {
@@ -180,15 +197,16 @@ func readHeader(path string, domain proto.Domain) (h proto.RegionHeader, err err
 	return h, nil
 }
 
-// create makes a region's file, all zero but for its header, with all of its blocks
-// reserved. It has its name only once it is whole: after a crash there is a region or none.
-// host.ErrNoSpace if there is no room; then there is none.
-func (d *folder) create(h *proto.RegionHeader) (err error) {
+// create makes a region's file. It has its name only once it is whole.
+func (d *folder) create(h *proto.RegionHeader) (*host.Memory, error) {
 	p := d.path(h.Region)
 	if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("region file %s is in the way of a new region: move it elsewhere", p)
+		return nil, fmt.Errorf("region file %s is in the way of a new region: move it elsewhere", p)
 	}
-	return d.replace(p, h.Encode(), h.RegionBytes)
+	if err := d.replace(p, h.Encode(), h.RegionBytes); err != nil {
+		return nil, err
+	}
+	return host.OpenMemory(p, h.RegionBytes, false)
 }
 
 // remove deletes a region's file.
@@ -223,11 +241,7 @@ func (d *folder) load() (state.Kept, error) {
 	return k, nil
 }
 
-// save replaces the node's saved state, encoded; a node without a folder saves nothing.
 func (d *folder) save(b []byte) error {
-	if d == nil {
-		return nil
-	}
 	return d.replace(d.keptPath(), b, uint64(len(b)))
 }
 

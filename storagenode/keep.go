@@ -37,7 +37,11 @@ func (n *Node) save(ctx context.Context, seq uint64) error {
 	n.mu.Lock()
 	newest, b := n.keptSeq, n.state.Kept.Encode()
 	n.mu.Unlock()
-	if err := n.folder.save(b); err != nil {
+	var err error
+	if n.keeper != nil { // a node without one saves nothing
+		err = n.keeper.save(b)
+	}
+	if err != nil {
 		err = fmt.Errorf("%w: %w", errUnsaved, err)
 		n.saveErr.Store(&err)
 		return err
@@ -88,5 +92,5 @@ func (n *Node) unfit() string {
 	if err := n.saveErr.Load(); err != nil {
 		why = (*err).Error()
 	}
-	return fmt.Sprintf("data folder %s cannot be written for %v: %s", n.cfg.Dir, unsaved.Round(time.Second), why)
+	return fmt.Sprintf("%s cannot be written for %v: %s", n.cfg.Dir, unsaved.Round(time.Second), why)
 }

@@ -16,7 +16,7 @@ import (
 // FileSystem is what the regions' memory is taken from. Regions have all of their memory
 // from the beginning; one that is full takes no further region.
 type FileSystem struct {
-	Kind           string `json:"kind"` // "memory", "hugepages", "tmpfs" or "file"
+	Kind           string `json:"kind"` // "memory", "hugepages", "tmpfs", "file" or "devdax"
 	Bytes          uint64 `json:"size_bytes"`
 	AvailableBytes uint64 `json:"available_bytes"` // for further regions
 }
@@ -24,8 +24,8 @@ type FileSystem struct {
 // medium is what a node's regions are taken from.
 type medium struct {
 	name string // for errors and status
-	dir  string
 	page uint64
+	keep keeper // nil: regions are in memory; set before the node serves
 
 	last  FileSystem // guarded by the node's mu
 	until time.Time  // when to look again
@@ -35,15 +35,15 @@ type medium struct {
 const lookAgain = time.Second
 
 func (d *medium) init(cfg *Config) {
-	d.dir, d.page = cfg.Dir, cfg.HugepageBytes
+	d.page = cfg.HugepageBytes
 	switch {
 	case d.page != 0:
 		d.name = fmt.Sprintf("huge pages of %d KiB", d.page>>10)
-	case d.dir == "":
+	case cfg.Dir == "":
 		d.name = "memory"
 	default:
-		d.name = d.dir
-		if p, err := filepath.Abs(d.dir); err == nil {
+		d.name = cfg.Dir
+		if p, err := filepath.Abs(cfg.Dir); err == nil {
 			d.name = p
 		}
 	}
@@ -68,22 +68,14 @@ func (d *medium) fileSystem() FileSystem {
 	case d.page != 0:
 		free := d.pages("free")
 		return FileSystem{"hugepages", d.pages("nr") * d.page, (free - min(free, d.pages("resv"))) * d.page}
-	case d.dir == "":
+	case d.keep == nil:
 		var si unix.Sysinfo_t
 		if unix.Sysinfo(&si) != nil {
 			return FileSystem{Kind: "memory"}
 		}
 		return FileSystem{"memory", uint64(si.Totalram) * uint64(si.Unit), less(host.AvailableMemory(), host.SpareMemory)}
 	}
-	var fs unix.Statfs_t
-	if unix.Statfs(d.dir, &fs) != nil {
-		return FileSystem{Kind: "file"}
-	}
-	f := FileSystem{"file", fs.Blocks * uint64(fs.Bsize), less(fs.Bavail*uint64(fs.Bsize), host.SpareDisk)}
-	if fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC || fs.Type == unix.HUGETLBFS_MAGIC {
-		f.Kind, f.AvailableBytes = "tmpfs", min(f.AvailableBytes, less(host.AvailableMemory(), host.SpareMemory))
-	}
-	return f
+	return d.keep.space()
 }
 
 // pages is one of the kernel's counts of huge pages.

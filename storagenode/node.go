@@ -36,7 +36,7 @@ import (
 // Node is a running storage node.
 type Node struct {
 	cfg         Config
-	folder      *folder
+	keeper      keeper // nil: regions are in memory
 	incarnation uint64
 	own         *rdma.Credentials // of this incarnation: no ticket yet, the key is told to controllers
 	secret      [32]byte          // of this incarnation's registration
@@ -120,6 +120,11 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	}
 	n.hostID = strings.TrimSpace(string(id))
 	n.medium.init(&n.cfg)
+	if n.cfg.device == nil && pmem.IsDevice(n.cfg.Dir) {
+		if n.cfg.device, err = pmem.OpenDevice(n.cfg.Dir); err != nil {
+			return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+		}
+	}
 	if err := n.chooseDomain(); err != nil {
 		return nil, err
 	}
@@ -146,23 +151,39 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 // errNoFolder is why regions of a node without a folder are volatile.
 var errNoFolder = errors.New("its regions are in memory (no --data)")
 
-// recall reads the state and the regions of the node's folder.
+// openKeeper opens the folder or the device that keeps the node's regions.
+func (n *Node) openKeeper() (keeper, error) {
+	if n.cfg.device == nil {
+		d, err := openFolder(n.cfg.Dir)
+		if err != nil {
+			return nil, err
+		}
+		d.domain = n.domain
+		return d, nil
+	}
+	d, err := openDevice(n.cfg.device, n.domain, n.cfg.Format)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// recall reads the state and the regions of the node's keeper.
 func (n *Node) recall(ctx context.Context) error {
 	limits := state.Limits{CapacityBytes: n.cfg.CapacityBytes, Volatile: errNoFolder}
 	n.persistence = pmem.Persistence{Kind: pmem.KindVolatile, Flush: pmem.NoWay.String()}
 	var kept state.Kept
 	var regions []state.Region
 	if n.cfg.Dir != "" {
-		d, err := openFolder(n.cfg.Dir)
+		k, err := n.openKeeper()
 		if err != nil {
 			return err
 		}
-		d.domain = n.domain
-		n.folder = d
-		if kept, err = d.load(); err != nil {
+		n.keeper, n.medium.keep = k, k
+		if kept, err = k.load(); err != nil {
 			return err
 		}
-		list, err := d.scan(ctx, kept)
+		list, err := k.scan(ctx, kept)
 		if err != nil {
 			return err
 		}
@@ -171,16 +192,12 @@ func (n *Node) recall(ctx context.Context) error {
 			regions = append(regions, f.region)
 			kept.Cluster = f.region.Cluster
 		}
-		fs, err := host.FileSystemOf(n.cfg.Dir)
-		if err != nil {
-			return fmt.Errorf("storage node %s: data folder: %w", n.cfg.Name, err)
+		if n.persistence, limits.Volatile, err = k.persistence(); err != nil {
+			return fmt.Errorf("storage node %s: %s: %w", n.cfg.Name, n.cfg.Dir, err)
 		}
-		limits.Persistent, limits.Volatile = fs.Volatile == nil, fs.Volatile
-		if n.persistence, err = host.PersistenceOf(n.cfg.Dir); err != nil {
-			return fmt.Errorf("storage node %s: data folder: %w", n.cfg.Name, err)
-		}
-		if fs.Volatile != nil {
-			n.cfg.Logger.Warn("storage node: regions here do not survive a loss of power: durable ones are refused", "node", n.cfg.Name, "data", n.cfg.Dir, "reason", fs.Volatile)
+		limits.Persistent = limits.Volatile == nil
+		if !limits.Persistent {
+			n.cfg.Logger.Warn("storage node: regions here do not survive a loss of power: durable ones are refused", "node", n.cfg.Name, "data", n.cfg.Dir, "reason", limits.Volatile)
 		}
 	}
 	n.state = state.New(limits, kept, regions)
@@ -408,7 +425,12 @@ func (n *Node) close() error {
 	for _, m := range memories {
 		errs = append(errs, m.Close())
 	}
-	n.folder.close()
+	if n.keeper != nil {
+		n.keeper.close()
+	}
+	if n.cfg.device != nil {
+		n.cfg.device.File.Close()
+	}
 	if n.controllers != nil {
 		n.controllers.close()
 	}

@@ -60,7 +60,7 @@ func (n *Node) Leave(ctx context.Context) error {
 		var at need
 		if p := n.ending.now.Load(); p != nil && p.at.After(began) {
 			at = *p
-			kept := n.folder != nil
+			kept := n.keeper != nil
 			switch {
 			case at.held == 0 || kept && at.held == at.last:
 				return nil

@@ -85,7 +85,10 @@ func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
 	}
 	var m *host.Memory
 	var err error
-	if n.cfg.Dir == "" {
+	if dev := n.cfg.device; dev != nil {
+		all := func([]byte) (uint64, error) { return probeBytes, nil }
+		m, err = host.OpenDeviceMemory(dev, "probe", 0, (probeBytes+dev.Align-1)&^(dev.Align-1), all)
+	} else if n.cfg.Dir == "" {
 		m, err = host.NewMemory("probe", probeBytes)
 	} else {
 		if err := os.MkdirAll(n.cfg.Dir, 0o700); err != nil {

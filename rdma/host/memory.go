@@ -23,6 +23,7 @@ type Memory struct {
 	mapping    pmem.Mapping                 // unmapped when the last ref is released
 	mem        []byte                       // of mapping
 	flush      pmem.Flusher                 // of mapping; how a range is made to survive a loss of power; constant
+	device     bool                         // file is of a device that other regions lie on too; constant
 	unpinnable error                        // why no device may write to it; nil: it may
 	identity   func() (fileIdentity, error) // computed once; how /proc shows the file
 
@@ -187,6 +188,27 @@ func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error
 var errPinFSDAX = errors.New("the kernel registers no memory of a DAX file system with an adapter, because the file system may move the file's blocks: " +
 	"adapters need regions on device DAX (--data /dev/daxN.M), in memory, on tmpfs or on huge pages")
 
+// OpenDeviceMemory maps a part of a device. check sees it and says how many bytes of it are the memory's; its error is
+// returned. No process can be sent a descriptor of such memory, which would be one of the whole device.
+// Preconditions: off and bytes are multiples of the device's alignment, within it.
+func OpenDeviceMemory(dev *pmem.Device, name string, off, bytes uint64, check func(mem []byte) (size uint64, err error)) (*Memory, error) {
+	mapping, err := dev.Map(off, bytes)
+	if err != nil {
+		return nil, err
+	}
+	size, err := check(mapping.Mem)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", dev.Path, err), mapping.Unmap())
+	}
+	fd, err := unix.FcntlInt(dev.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("memory of %s: %w", name, err), mapping.Unmap())
+	}
+	m := &Memory{name: name, file: os.NewFile(uintptr(fd), name), mapping: mapping, mem: mapping.Mem[:size], flush: mapping.Flusher, refs: 1, device: true}
+	m.identity = sync.OnceValues(m.identify)
+	return m, nil
+}
+
 // NewLedgerMemory makes anonymous memory that counts as persistent and whose losses of power
 // the ledger shows: for tests of what is flushed.
 func NewLedgerMemory(name string, bytes uint64) (*Memory, *pmem.Ledger, error) {
@@ -255,6 +277,9 @@ func (m *Memory) Descriptor(write bool) (*os.File, error) {
 	defer m.mu.Unlock()
 	if m.refs == 0 {
 		return nil, fmt.Errorf("memory of %s is closed", m.name)
+	}
+	if m.device {
+		return nil, fmt.Errorf("memory of %s: a descriptor of its device would give every region: %w", m.name, rdma.ErrMapping)
 	}
 	if !write {
 		f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", m.file.Fd()), os.O_RDONLY, 0)
@@ -325,6 +350,9 @@ func (m *Memory) AtEnd(f func() error) error {
 
 // TouchedBytes is how much of the memory has storage: what the file's blocks say.
 func (m *Memory) TouchedBytes() uint64 {
+	if m.device {
+		return uint64(len(m.mem))
+	}
 	st, err := m.file.Stat()
 	if err != nil {
 		return 0

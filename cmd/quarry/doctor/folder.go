@@ -6,7 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 )
 
 // durable says whether regions in the data folder survive a loss of power, and whether an
@@ -15,6 +18,17 @@ func (h Host) durable(p Plan) (out []Finding) {
 	const check = "data folder"
 	if p.DataDir == "" {
 		return nil
+	}
+	if pmem.IsDevice(p.DataDir) {
+		dev, err := pmem.OpenDevice(p.DataDir)
+		switch {
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return []Finding{ok(check, "%s: device DAX, in use by a storage node", p.DataDir)}
+		case err != nil:
+			return []Finding{found(check, Error, "give /dev/daxN.M, or a folder", "%v", err)}
+		}
+		defer dev.File.Close()
+		return []Finding{ok(check, "%s: device DAX of %s, aligned to %s: regions survive a loss of power", p.DataDir, size(dev.Bytes), size(dev.Align))}
 	}
 	dir := p.DataDir
 	fs, err := host.FileSystemOf(dir)

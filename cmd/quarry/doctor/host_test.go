@@ -182,4 +182,7 @@ func TestDataFolder(t *testing.T) {
 		require.Equal(t, Error, the(t, hostOf(t, nil).Check(Plan{DataDir: dir, RDMA: true}), "data folder").Level)
 	}
 	require.Equal(t, Error, the(t, hostOf(t, nil).Check(Plan{DataDir: "/proc/self/environ/x"}), "data folder").Level)
+	device := the(t, hostOf(t, nil).Check(Plan{DataDir: "/dev/null"}), "data folder")
+	require.Equal(t, Error, device.Level)
+	require.Contains(t, device.What, "is not device DAX")
 }

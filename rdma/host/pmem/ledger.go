@@ -14,6 +14,9 @@ import (
 // needs another. The fence of any goroutine completes the write-backs of all, so a missing fence is certain to show
 // only where one goroutine flushes at a time.
 type Ledger struct {
+	// Before is called ahead of each write-back and each fence, the moments between which losses of power differ; nil: not.
+	Before func()
+
 	live []byte
 
 	mu      sync.Mutex
@@ -38,6 +41,7 @@ func (l *Ledger) Flusher() Flusher {
 }
 
 func (l *Ledger) writeBack(mem []byte, off, n uint64) {
+	l.step()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for at := off &^ (lineBytes - 1); at < off+n; at += lineBytes {
@@ -56,7 +60,14 @@ func (l *Ledger) stream(mem []byte, off uint64, src []byte) {
 	l.writeBack(mem, off, uint64(len(src)))
 }
 
+func (l *Ledger) step() {
+	if l.Before != nil {
+		l.Before()
+	}
+}
+
 func (l *Ledger) fence() {
+	l.step()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for at, line := range l.begun {

@@ -1,0 +1,97 @@
+package pmem
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Device is a device DAX character device, such as /dev/dax0.0: persistent memory without a file system. It is
+// locked: no other node uses it.
+type Device struct {
+	File  *os.File
+	Path  string
+	Bytes uint64
+	Align uint64 // mappings begin and end at multiples of it
+}
+
+// IsDevice says whether a path is a device of any kind, and so not a folder.
+func IsDevice(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.Mode()&os.ModeDevice != 0
+}
+
+// OpenDevice opens and locks a device. It refuses everything that is not device DAX, with the way to make one.
+func OpenDevice(path string) (*Device, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("device: %w", err)
+	}
+	if st.Mode()&os.ModeCharDevice == 0 {
+		return nil, fmt.Errorf("%s is a block device: its namespace has mode fsdax, sector or raw; make a file system on one of mode fsdax and mount it with -o dax, or give its memory "+
+			"as a device: ndctl create-namespace --force --reconfig=NAMESPACE --mode=devdax", path)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, fmt.Errorf("%s is in use by the kernel (daxctl reconfigure-device --mode=devdax gives it back): %w", path, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("device: %w", err)
+	}
+	d, err := System.describe(f)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// describe reads a device's size and alignment, and locks it.
+func (s Sysfs) describe(f *os.File) (*Device, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("device %s: %w", f.Name(), err)
+	}
+	return s.device(f, st.Rdev)
+}
+
+func (s Sysfs) device(f *os.File, number uint64) (*Device, error) {
+	at := filepath.Join(string(s), "dev/char", fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number)))
+	if system, err := filepath.EvalSymlinks(filepath.Join(at, "subsystem")); err != nil || filepath.Base(system) != "dax" {
+		return nil, fmt.Errorf("%s is not device DAX: give /dev/daxN.M, a folder, or no --data", f.Name())
+	}
+	d := &Device{File: f, Path: f.Name()}
+	for name, to := range map[string]*uint64{"size": &d.Bytes, "align": &d.Align} {
+		b, err := os.ReadFile(filepath.Join(at, name))
+		if errors.Is(err, os.ErrNotExist) { // before Linux 5.10 align is the parent's
+			b, err = os.ReadFile(filepath.Join(at, "device", name))
+		}
+		if err == nil {
+			*to, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: its %s: %w", d.Path, name, err)
+		}
+	}
+	if page := uint64(os.Getpagesize()); d.Align < page || d.Align&(d.Align-1) != 0 || d.Bytes%d.Align != 0 {
+		return nil, fmt.Errorf("%s: %d bytes aligned to %d: want whole units of a power of two from %d on", d.Path, d.Bytes, d.Align, page)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("%s is in use by another storage node: give each its own device (%w)", d.Path, err)
+	}
+	return d, nil
+}
+
+// Map maps a part of the device. Preconditions: off and bytes are multiples of Align, within the device.
+func (d *Device) Map(off, bytes uint64) (Mapping, error) {
+	m, err := Map(d.File, int64(off), bytes, unix.PROT_READ|unix.PROT_WRITE, true)
+	if err != nil {
+		return m, fmt.Errorf("%s: %w", d.Path, err)
+	}
+	return m, nil
+}

@@ -1,0 +1,76 @@
+package pmem
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// Size and alignment come from sysfs, by the device's number; what is no device DAX is refused.
+func TestDeviceInSysfs(t *testing.T) {
+	s := newFake(t)
+	sys := Sysfs(s.root)
+	open := func() *os.File {
+		f, err := os.Create(filepath.Join(t.TempDir(), "dax0.0"))
+		require.NoError(t, err)
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	dax := func(minor int, size, align string, old bool) uint64 {
+		at := fmt.Sprintf("devices/ndbus0/region0/dax%d.0", minor)
+		s.write(at+"/size", size)
+		if old {
+			s.write("devices/parent"+fmt.Sprint(minor)+"/align", align)
+			s.link(at+"/device", "devices/parent"+fmt.Sprint(minor))
+		} else {
+			s.write(at+"/align", align)
+		}
+		s.write("bus/dax/uevent", "")
+		s.link(at+"/subsystem", "bus/dax")
+		s.link(fmt.Sprintf("dev/char/252:%d", minor), at)
+		return unix.Mkdev(252, uint32(minor))
+	}
+	for _, old := range []bool{false, true} {
+		minor := 0
+		if old {
+			minor = 1
+		}
+		d, err := sys.device(open(), dax(minor, "264241152\n", "2097152\n", old))
+		require.NoError(t, err)
+		require.EqualValues(t, 264241152, d.Bytes)
+		require.EqualValues(t, 2097152, d.Align)
+		require.Equal(t, "region0", filepath.Base(sys.region("char", unix.Mkdev(252, uint32(minor)))))
+	}
+	for i, bad := range [][2]string{{"x", "4096"}, {"8192", "512"}, {"8192", "12288"}, {"6144", "4096"}} {
+		_, err := sys.device(open(), dax(10+i, bad[0], bad[1], false))
+		require.Error(t, err, "%v", bad)
+	}
+	s.write("class/mem/uevent", "")
+	s.link("devices/virtual/null/subsystem", "class/mem")
+	s.link("dev/char/1:3", "devices/virtual/null")
+	_, err := sys.device(open(), unix.Mkdev(1, 3))
+	require.ErrorContains(t, err, "is not device DAX")
+
+	f := open()
+	_, err = sys.device(f, unix.Mkdev(252, 0))
+	require.NoError(t, err)
+	again, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer again.Close()
+	_, err = sys.device(again, unix.Mkdev(252, 0))
+	require.ErrorContains(t, err, "in use by another storage node")
+}
+
+func TestOtherDevicesAreRefused(t *testing.T) {
+	_, err := OpenDevice("/dev/null")
+	require.ErrorContains(t, err, "/dev/null is not device DAX")
+	_, err = OpenDevice(filepath.Join(t.TempDir(), "none"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.True(t, IsDevice("/dev/null"))
+	require.False(t, IsDevice(t.TempDir()))
+	require.False(t, IsDevice("/none"))
+}

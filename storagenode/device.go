@@ -1,0 +1,202 @@
+package storagenode
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
+	"github.com/quarrystore/quarry/storagenode/state"
+)
+
+// keeper keeps a node's regions and its state across restarts: a folder, or a device.
+type keeper interface {
+	// load reads the node's saved state.
+	load() (state.Kept, error)
+	// save replaces it, encoded.
+	save(b []byte) error
+	// scan checks every region, then maps all. What is no region, or not this cluster's, stops the node: the error says which, and
+	// nothing is changed.
+	scan(ctx context.Context, kept state.Kept) ([]found, error)
+	// create makes a region, all zero but for its header, with all of its memory reserved: after a crash there is one or
+	// none. host.ErrNoSpace if there is no room; then there is none.
+	create(h *proto.RegionHeader) (*host.Memory, error)
+	// remove deletes a region. Preconditions: nothing touches its memory any more.
+	remove(region uint32) error
+	// persistence is what the memory of regions has. volatile says why it does not survive a loss of power.
+	persistence() (p pmem.Persistence, volatile, err error)
+	// space is what there is for regions.
+	space() FileSystem
+	close()
+}
+
+// device keeps regions on device DAX.
+type device struct {
+	dev    *pmem.Device
+	domain proto.Domain
+	area   pmem.Mapping // of the directory, rounded up to the device's alignment
+
+	mu  sync.Mutex // guards dir
+	dir directory
+}
+
+// openDevice opens the directory of a device, which the caller closes. format makes one where there is none.
+func openDevice(dev *pmem.Device, domain proto.Domain, format bool) (_ *device, err error) {
+	d := &device{dev: dev, domain: domain}
+	area := d.units(directoryBytes)
+	if dev.Bytes < area+proto.MinRegionBytes {
+		return nil, fmt.Errorf("%s has %d bytes: want at least %d, for the directory and a region", dev.Path, dev.Bytes, area+proto.MinRegionBytes)
+	}
+	if d.area, err = dev.Map(0, area); err != nil {
+		return nil, err
+	}
+	d.dir = directory{mem: d.area.Mem, flush: d.area.Flusher, bytes: dev.Bytes}
+	err = d.dir.read()
+	if errors.Is(err, errNoDirectory) {
+		if format {
+			err = d.dir.format()
+		} else {
+			err = fmt.Errorf("%w: --format makes one, and gives up what the device holds", err)
+		}
+	} else if err != nil {
+		err = fmt.Errorf("%w; restore the device, or give up all that it holds: daxio --zero --output %s", err, dev.Path)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", dev.Path, err), d.area.Unmap())
+	}
+	for _, e := range d.dir.extents {
+		if e.off%dev.Align != 0 || e.bytes%dev.Align != 0 {
+			return nil, errors.Join(fmt.Errorf("%s: region %d lies at %d, %d bytes, the device's alignment is %d now: give it the one it had", dev.Path, e.region, e.off, e.bytes, dev.Align), d.area.Unmap())
+		}
+	}
+	return d, nil
+}
+
+// units rounds up to the device's alignment.
+func (d *device) units(n uint64) uint64 { return (n + d.dev.Align - 1) &^ (d.dev.Align - 1) }
+
+func (d *device) name(region uint32) string { return fmt.Sprintf("%s:region-%08d", d.dev.Path, region) }
+
+func (d *device) load() (state.Kept, error) {
+	if len(d.dir.kept) == 0 {
+		return state.Kept{}, nil
+	}
+	k, err := state.DecodeKept(d.dir.kept)
+	if err != nil {
+		return k, fmt.Errorf("%s: %w", d.dev.Path, err)
+	}
+	return k, nil
+}
+
+func (d *device) save(b []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if bytes.Equal(b, d.dir.kept) {
+		return nil
+	}
+	return d.dir.write(d.dir.extents, slices.Clone(b))
+}
+
+func (d *device) scan(_ context.Context, kept state.Kept) (out []found, err error) {
+	defer func() {
+		if err != nil {
+			for _, f := range out {
+				f.memory.Close()
+			}
+			out = nil
+		}
+	}()
+	cluster := kept.Cluster
+	for _, e := range d.dir.extents {
+		h, m, err := d.open(e)
+		if err != nil {
+			return out, err
+		}
+		out = append(out, found{memory: m, region: state.Region{Number: h.Region, UUID: h.UUID, Cluster: h.Cluster, Bytes: h.RegionBytes, Persistent: m.Persistent(), Epoch: h.Epoch}})
+		if cluster == [16]byte{} {
+			cluster = h.Cluster
+		}
+		switch {
+		case h.Region != e.region:
+			return out, fmt.Errorf("%s holds region %d where its directory says %d", d.dev.Path, h.Region, e.region)
+		case h.Cluster != cluster:
+			return out, fmt.Errorf("%s: region %d belongs to cluster %x, the node to %x", d.dev.Path, h.Region, h.Cluster, cluster)
+		case h.Domain != d.domain:
+			return out, fmt.Errorf("%s holds region %d of the domain %v, this node serves the domain %v: start it as it was (--fabric)", d.dev.Path, h.Region, h.Domain, d.domain)
+		}
+	}
+	return out, nil
+}
+
+// open maps a region and reads its header.
+func (d *device) open(e extent) (h proto.RegionHeader, _ *host.Memory, err error) {
+	m, err := host.OpenDeviceMemory(d.dev, d.name(e.region), e.off, e.bytes, func(b []byte) (uint64, error) {
+		if h, err = proto.DecodeRegionHeader(b[:proto.RegionHeaderBytes]); err != nil {
+			return 0, fmt.Errorf("region %d: %w", e.region, err)
+		}
+		if h.RegionBytes > e.bytes || d.units(h.RegionBytes) != e.bytes {
+			return 0, fmt.Errorf("region %d: its header says %d bytes, the directory %d", e.region, h.RegionBytes, e.bytes)
+		}
+		return h.RegionBytes, nil
+	})
+	return h, m, err
+}
+
+func (d *device) create(h *proto.RegionHeader) (*host.Memory, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if slices.ContainsFunc(d.dir.extents, func(e extent) bool { return e.region == h.Region }) {
+		return nil, fmt.Errorf("%s holds a region %d already", d.dev.Path, h.Region)
+	}
+	e := extent{region: h.Region, bytes: d.units(h.RegionBytes)}
+	var err error
+	if e.off, err = d.dir.gap(uint64(len(d.area.Mem)), e.bytes); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.dev.Path, err)
+	}
+	m, err := host.OpenDeviceMemory(d.dev, d.name(e.region), e.off, e.bytes, func([]byte) (uint64, error) { return h.RegionBytes, nil })
+	if err != nil {
+		return nil, err
+	}
+	// The region is whole before the directory names it.
+	if err = m.Zero(0); err == nil {
+		copy(m.Bytes(), h.Encode())
+		err = m.Persist(0, proto.RegionHeaderBytes)
+	}
+	if err == nil {
+		extents := append(slices.Clone(d.dir.extents), e)
+		slices.SortFunc(extents, func(a, b extent) int { return int(int64(a.off) - int64(b.off)) })
+		err = d.dir.write(extents, d.dir.kept)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func (d *device) remove(region uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	extents := slices.DeleteFunc(slices.Clone(d.dir.extents), func(e extent) bool { return e.region == region })
+	if len(extents) == len(d.dir.extents) {
+		return nil
+	}
+	return d.dir.write(extents, d.dir.kept)
+}
+
+func (d *device) persistence() (p pmem.Persistence, volatile, err error) {
+	return d.area.Persistence(), nil, nil
+}
+
+func (d *device) close() { d.area.Unmap() }
+
+// space is the state of the device for FileSystem.
+func (d *device) space() FileSystem {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return FileSystem{"devdax", d.dev.Bytes, d.dir.free(uint64(len(d.area.Mem)))}
+}
