@@ -88,6 +88,7 @@ type conn struct {
 	targets             []target  // see aim
 	changes             []change  // of a run, one for each command
 	settings            []setting // of a run, in the order of writes
+	placings            []placing // of a ZADD, or of a run
 
 	mu    sync.Mutex
 	about about        // what CLIENT LIST shows of this connection

@@ -106,6 +106,8 @@ func comparable(cmd []string, v value) string {
 		return "some bytes, or none of what is past its expiry"
 	case name == "command" && len(cmd) == 2 && strings.EqualFold(cmd[1], "info"):
 		return "each its own"
+	case name == "hello" && len(v.list) > 0:
+		return "the number of a connection among others"
 	case name == "object" && len(cmd) > 1 && strings.EqualFold(cmd[1], "idletime") && v.kind == ':':
 		return "some seconds"
 	}

@@ -140,6 +140,9 @@ func TestPipelineFailedAtEachStep(t *testing.T) {
 		{"", "HSET a f 1;HSET b f 1;HSET a g 1"},
 		{"SET b 5;EXPIRE b -1", "HSET a f 1;HSET b f 1"},
 		{"SET b str", "HSET a f 1;HSET c f 1"},
+		{"", "ZADD a 1 f;ZADD a 1 g"},
+		{"ZADD a 5 f", "ZADD a 1 g;ZADD a 1 f"},
+		{"", "ZADD a 1 f;ZADD b 1 f;ZADD c 1 g"},
 	} {
 		t.Run(row.before+" | "+row.pipeline, func(t *testing.T) {
 			var cmds [][]string
@@ -213,27 +216,34 @@ func TestRoundsOfPipelines(t *testing.T) {
 			return n
 		}
 		w := uint64(1 + replicas) // of a write
-		r := newRigOf(t, c, fmt.Sprint("rounds of pipelines ", replicas))
-		a := newSchedule(t, 1).add(r.trees[0])
-		for i := 70; i < 100; i++ { // room in the last leaf, so that it is not split
-			require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
-		}
 		ten := func(command string) (cmds [][]string) {
 			for i := range 10 {
 				cmds = append(cmds, strings.Fields(strings.ReplaceAll(command, "#", strconv.Itoa(i))))
 			}
 			return cmds
 		}
-		a.raw("HSET", "h", "f", "v")
-		for _, line := range []cost{
-			{"INCR n#", w}, {"INCRBY n 3", w}, {"HSET h f# v", 1 + w + 1}, {"HINCRBY h n# 1", 1 + w + 1}, {"HSET h f v", 1 + w + 1},
-			{"HSET new# f v g v", 10 + w + w + w + 1 + w}, {"HSET new# f v", 10 * (1 + w + 1)},
+		for i, costs := range [][]cost{
+			{
+				{"INCR n#", w}, {"INCRBY n 3", w}, {"HSET h f# v", 1 + w + w + w + 1 + w}, {"HSET h f# v", 1 + w + 1}, {"HINCRBY h n# 1", 1 + w + 1}, {"HSET h f v", 1 + w + 1},
+				{"HSET new# f v g v", 10 + w + w + w + 1 + w}, {"HSET new# f v", 10 * (1 + w + 1)},
+			},
+			{
+				{"ZADD z # m#", 1 + w + w + w + w + w + 1 + w}, {"ZADD z -# m#", 1 + 2 + w + 1 + w + w + 1}, {"ZADD z -# m#", 1 + 1 + 1}, {"ZADD z # n#", 1 + w + w + w + 1},
+			},
+			{{"ZADD new# 1 f", 10 + w + w + w + w + w + 1 + w}},
 		} {
-			began := rounds()
-			for _, reply := range a.pipe(ten(line.cmd)...) {
-				require.NotContains(t, reply, "-", line.cmd)
+			r := newRigOf(t, c, fmt.Sprint("rounds of pipelines ", replicas, i))
+			a := newSchedule(t, 1).add(r.trees[0])
+			for i := 80; i < 100; i++ { // room in the last leaf, so that it is not split
+				require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
 			}
-			require.Equal(t, line.want, rounds()-began, "%s, R=%d", line.cmd, replicas)
+			for _, line := range costs {
+				began := rounds()
+				for _, reply := range a.pipe(ten(line.cmd)...) {
+					require.NotContains(t, reply, "-", line.cmd)
+				}
+				require.Equal(t, line.want, rounds()-began, "%s, R=%d", line.cmd, replicas)
+			}
 		}
 	}
 }

@@ -156,7 +156,7 @@ func commandTable() []*command {
 		&command{name: "zcard", arity: 2, summary: "Get the number of members in a sorted set", run: zcard},
 		&command{name: "zscore", arity: 3, summary: "Get the score of a member in a sorted set", run: zscore})
 	of("sorted-set", "write denyoom fast",
-		&command{name: "zadd", arity: -4, summary: "Add members to a sorted set, or update their scores", run: zadd},
+		&command{name: "zadd", arity: -4, summary: "Add members to a sorted set, or update their scores", run: zadd, joins: joinZadds},
 		&command{name: "zrem", arity: -3, summary: "Remove members from a sorted set", run: zrem})
 	for _, cmd := range table {
 		for _, sub := range cmd.subs {

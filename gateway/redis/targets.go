@@ -338,3 +338,72 @@ func (c *conn) isPlain(cmd *command, a [][]byte) bool {
 	_, ok := parseInt(a[len(a)-1])
 	return ok && len(a) == 4
 }
+
+// placeTogether executes ZADDs, as setTogether does.
+func (c *conn) placeTogether(i, n int) int {
+	if n = c.aim(c.batch[i:i+n], kindZset); n == 0 {
+		return 0
+	}
+	c.placeAll(c.batch[i : i+n])
+	c.look()
+	for k := range n {
+		r, ch := c.batch[i+k], &c.changes[k]
+		c.conclude(i+k, ch, c.p.words[r.from+3:r.to], 2, func() { c.integer(int64(ch.fresh)) })
+	}
+	return n
+}
+
+// placeAll gives the members of all commands their scores, in their order. A member that is named again waits
+// for those before it.
+func (c *conn) placeAll(batch []request) {
+	c.placings = c.placings[:0]
+	var err error // of those before, and then of all behind
+	for k, r := range batch {
+		ch, a := &c.changes[k], c.p.words[r.from:r.to]
+		t := &c.targets[ch.target]
+		if !t.live() {
+			continue
+		}
+		for j := 2; j < len(a); j += 2 {
+			score, _ := parseFloat(a[j])
+			m := placing{id: t.id, member: a[j+1], asked: score, make: true, into: &t.written, change: k}
+			if !c.addPlacing(m) {
+				err = c.placeNow(err)
+				c.addPlacing(m)
+			}
+		}
+	}
+	_ = c.placeNow(err)
+}
+
+// placeNow gives the members of c.placings their scores, unless there is an error already. It returns the error.
+func (c *conn) placeNow(err error) error {
+	if err == nil {
+		err = c.place(c.placeable(), zaddFlags{})
+	}
+	for i := range c.placings {
+		m := &c.placings[i]
+		ch := &c.changes[m.change]
+		if ch.wrote = ch.wrote || m.done && (m.added || m.changed); m.done && m.added {
+			ch.fresh++
+		}
+		if !m.done {
+			ch.err = err
+		}
+	}
+	c.placings = c.placings[:0]
+	return err
+}
+
+// isPlainZadd says whether a ZADD has no options, and nothing that it is refused for, but for what it finds.
+func (c *conn) isPlainZadd(a [][]byte) bool {
+	if len(a) < 4 || len(a)%2 != 0 || c.checkFields(a[3:], 2) != nil {
+		return false
+	}
+	for i := 2; i < len(a); i += 2 {
+		if _, ok := parseFloat(a[i]); !ok {
+			return false
+		}
+	}
+	return true
+}

@@ -19,6 +19,7 @@ const (
 	joinSets
 	joinAdds   // INCR, DECR, INCRBY, DECRBY: those of one leaf are one write of it
 	joinFields // HSET, HMSET, HINCRBY: one load and one check of each hash
+	joinZadds  // ZADD without options: likewise
 )
 
 // maxRun bounds the commands on numbers and fields that are executed together, and the fields.
@@ -47,6 +48,8 @@ func (c *conn) together(i int) int {
 		c.adds(i, n)
 	case joinFields:
 		return c.setTogether(i, n)
+	case joinZadds:
+		return c.placeTogether(i, n)
 	}
 	return n
 }
@@ -74,6 +77,10 @@ func (c *conn) alike(i int) (n int) {
 			}
 		case joinFields:
 			if fields += len(a)/2 - 1; !c.isPlain(r.cmd, a) || fields > maxRun {
+				return n
+			}
+		case joinZadds:
+			if fields += len(a)/2 - 1; fields > maxRun || !c.isPlainZadd(a) {
 				return n
 			}
 		}

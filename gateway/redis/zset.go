@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
-	"slices"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
@@ -121,8 +120,15 @@ func (c *conn) places(key []byte, pairs [][]byte, scores []float64, f zaddFlags)
 			return effectNone, nil
 		}
 		for from := 0; from < len(scores) && err == nil; {
-			ms := c.placings(id, pairs[2*from:], scores[from:], f)
-			err = c.place(id, ms, f)
+			c.placings = c.placings[:0]
+			for from+len(c.placings) < len(scores) {
+				i := from + len(c.placings)
+				if !c.addPlacing(placing{id: id, member: pairs[2*i+1], asked: scores[i], make: !f.xx, into: &c.written}) {
+					break
+				}
+			}
+			ms := c.placeable()
+			err = c.place(ms, f)
 			for _, m := range ms {
 				n.count(&m.placed)
 				if m.missed {
@@ -176,6 +182,14 @@ func (c *conn) member(id uint64, member []byte) (score float64, version uint64, 
 	return score, version, there, err
 }
 
+// scoreBits is what is stored of a score: as in Redis, no negative zero.
+func scoreBits(score float64) uint64 {
+	if score == 0 {
+		return 0
+	}
+	return math.Float64bits(score)
+}
+
 func decodeScore(value []byte) (score float64, there bool, err error) {
 	switch len(value) {
 	case 0:
@@ -194,9 +208,13 @@ type placement struct {
 
 // placing is a member that ZADD gives a score.
 type placing struct {
-	member, key []byte  // key: of the tree
-	asked       float64 // score in the command
-	make        bool    // claim the member if it is not there
+	id          uint64
+	member, key []byte     // key: of the tree
+	asked       float64    // score in the command
+	make        bool       // claim the member if it is not there
+	into        *[]written // notes the change of the score
+	change      int        // in conn.changes
+	done        bool       // the score is what it should be
 
 	old   float64 // score that the member has, if it is there
 	base  uint64  // version of that score or of the claim
@@ -210,24 +228,32 @@ type placing struct {
 	stale []placement      // that tries which failed have put
 }
 
-// placings are the first members of a ZADD, all different and at most btree.MaxGroup. Their keys are in c.keys.
-func (c *conn) placings(id uint64, pairs [][]byte, scores []float64, f zaddFlags) []*placing {
-	n := min(len(scores), btree.MaxGroup)
-	all, members := make([]placing, 0, n), make([][]byte, 0, n)
-	c.keys.reset()
-	for i := range n {
-		member := pairs[2*i+1]
-		if slices.ContainsFunc(members, func(m []byte) bool { return bytes.Equal(m, member) }) {
-			break
+// addPlacing adds a member to those of c.placings, which are all different and at most btree.MaxGroup. False: it must
+// wait until they have their scores.
+func (c *conn) addPlacing(m placing) bool {
+	if len(c.placings) == btree.MaxGroup {
+		return false
+	}
+	for i := range c.placings {
+		if o := &c.placings[i]; o.id == m.id && bytes.Equal(o.member, m.member) {
+			return false
 		}
-		members = append(members, member)
-		all = append(all, placing{member: member, asked: scores[i], make: !f.xx})
-		c.keys.b = appendField(c.keys.b, id, member)
+	}
+	c.placings = append(c.placings, m)
+	return true
+}
+
+// placeable are the members of c.placings. Their keys are in c.keys.
+func (c *conn) placeable() []*placing {
+	c.keys.reset()
+	for i := range c.placings {
+		c.keys.b = appendField(c.keys.b, c.placings[i].id, c.placings[i].member)
 		c.keys.end()
 	}
-	ms := make([]*placing, len(all))
+	ms := make([]*placing, len(c.placings))
 	for i, key := range c.keys.all() {
-		all[i].key, ms[i] = key, &all[i]
+		ms[i] = &c.placings[i]
+		ms[i].key = key
 	}
 	return ms
 }
@@ -235,9 +261,9 @@ func (c *conn) placings(id uint64, pairs [][]byte, scores []float64, f zaddFlags
 // place gives members their scores, in order. See invariant 2 for the order of writes.
 //
 // Linearizes at: the write of each member's score.
-func (c *conn) place(id uint64, ms []*placing, f zaddFlags) error {
+func (c *conn) place(ms []*placing, f zaddFlags) error {
 	for try := range maxTries {
-		if err := c.claim(id, ms); err != nil {
+		if err := c.claim(ms); err != nil {
 			return err
 		}
 		var change []*placing
@@ -248,13 +274,14 @@ func (c *conn) place(id uint64, ms []*placing, f zaddFlags) error {
 			if m.added || m.changed {
 				change = append(change, m)
 			} else {
-				c.forsake(id, m)
+				m.done = true
+				c.forsake(m)
 			}
 		}
 		if len(change) == 0 {
 			return nil
 		}
-		n, err := c.order(id, change)
+		n, err := c.order(change)
 		for _, m := range change[n:] { // not done
 			m.placed = placed{}
 			m.stale = append(m.stale, m.at)
@@ -269,7 +296,7 @@ func (c *conn) place(id uint64, ms []*placing, f zaddFlags) error {
 }
 
 // claim reads the scores of members, and claims members that are not there.
-func (c *conn) claim(id uint64, ms []*placing) error {
+func (c *conn) claim(ms []*placing) error {
 	c.writes = c.writes[:0]
 	for _, m := range ms {
 		c.writes = append(c.writes, btree.Write{Key: m.key, Edit: m.claim})
@@ -285,7 +312,7 @@ func (c *conn) claim(id uint64, ms []*placing) error {
 		case !errors.Is(w.Err, kv.ErrNoEdit):
 			return w.Err
 		}
-		return c.claimAlone(id, m)
+		return c.claimAlone(m)
 	})
 	return err
 }
@@ -300,9 +327,9 @@ func (m *placing) claim(old []byte, version uint64) ([]byte, bool, error) {
 }
 
 // claimAlone is claim where the record cannot be edited in its leaf.
-func (c *conn) claimAlone(id uint64, m *placing) (err error) {
+func (c *conn) claimAlone(m *placing) (err error) {
 	for try := range maxTries {
-		if m.old, m.base, m.there, err = c.member(id, m.member); err != nil || m.there || !m.make {
+		if m.old, m.base, m.there, err = c.member(m.id, m.member); err != nil || m.there || !m.make {
 			return err
 		}
 		mine, err := c.s.tree.PutIf(c.s.ctx, m.key, nil, fieldCond(m.base))
@@ -340,23 +367,23 @@ func (m *placing) decide(f zaddFlags) error {
 
 // order puts the places of members, then their scores, then removes the places of the old scores. It
 // returns the number of the first member whose score was not put; lost(err): it is another one by now.
-func (c *conn) order(id uint64, ms []*placing) (n int, err error) {
+func (c *conn) order(ms []*placing) (n int, err error) {
 	// Put a place also if it exists: the new version makes a conditional removal by
 	// another command fail.
 	c.writes = c.writes[:0]
 	for _, m := range ms {
-		m.at.key = appendPlace(nil, id, m.score, m.member)
+		m.at.key = appendPlace(nil, m.id, m.score, m.member)
 		c.writes = append(c.writes, btree.Write{Key: m.at.key})
 	}
 	if _, err := c.runs(func(i int, w *btree.Write) error { ms[i].at.version = w.Version; return w.Err }); err != nil {
 		return 0, err
 	}
-	if err := c.readPlaces(id, ms); err != nil {
+	if err := c.readPlaces(ms); err != nil {
 		return 0, err
 	}
 	c.writes = c.writes[:0]
 	for _, m := range ms {
-		binary.BigEndian.PutUint64(m.enc[:], math.Float64bits(m.score))
+		binary.BigEndian.PutUint64(m.enc[:], scoreBits(m.score))
 		c.writes = append(c.writes, btree.Write{Key: m.key, Value: m.enc[:], Cond: btree.IfVersion(m.base)})
 	}
 	n, err = c.runs(func(i int, w *btree.Write) error {
@@ -367,7 +394,8 @@ func (c *conn) order(id uint64, ms []*placing) (n int, err error) {
 		if ms[i].there {
 			base = ms[i].base
 		}
-		c.written = append(c.written, written{ms[i].member, w.Version, base})
+		m := ms[i]
+		*m.into, m.done = append(*m.into, written{m.member, w.Version, base}), true
 		return nil
 	})
 	var leave []placement
@@ -379,12 +407,12 @@ func (c *conn) order(id uint64, ms []*placing) (n int, err error) {
 }
 
 // readPlaces reads the places of the scores that members have.
-func (c *conn) readPlaces(id uint64, ms []*placing) error {
+func (c *conn) readPlaces(ms []*placing) error {
 	var keys [][]byte
 	var of []*placing
 	for _, m := range ms {
 		if m.leave = (placement{}); m.there {
-			m.leave.key = appendPlace(nil, id, m.old, m.member)
+			m.leave.key = appendPlace(nil, m.id, m.old, m.member)
 			keys, of = append(keys, m.leave.key), append(of, m)
 		}
 	}
@@ -415,7 +443,7 @@ func (m *placing) left(but []byte) (places []placement) {
 
 // forsake removes places that failed tries have put, when the member stays as it is. A
 // place may be removed only behind a change of the member; so the member is written anew.
-func (c *conn) forsake(id uint64, m *placing) {
+func (c *conn) forsake(m *placing) {
 	if len(m.stale) == 0 || !m.there {
 		return
 	}
@@ -423,7 +451,7 @@ func (c *conn) forsake(id uint64, m *placing) {
 	_, err := c.s.tree.PutIf(c.s.ctx, m.key, m.enc[:], btree.IfVersion(m.base))
 	if err == nil {
 		m.leave = placement{}
-		err = c.unplace(m.left(appendPlace(nil, id, m.old, m.member)))
+		err = c.unplace(m.left(appendPlace(nil, m.id, m.old, m.member)))
 	}
 	c.s.leave(ignoreLost(err)) // readers ignore a place that no score confirms
 }

@@ -140,6 +140,16 @@ var gatewayMutants = []mutant{
 		runs:  []run{pipelines("hashes", 1000), gatewayTest("TestPipelineFailedAtEachStep")},
 	},
 	{
+		name: "failed member of a pipeline acknowledged", what: "forgets the error of a ZADD of a pipeline whose member has not its score",
+		edits: []edit{{"gateway/redis.(*conn).placeNow", `ch.err = err`, ``}},
+		runs:  []run{pipelines("sorted_sets", 1000), gatewayTest("TestPipelineFailedAtEachStep")},
+	},
+	{
+		name: "members of a pipeline without a look", what: "does not look whether the members of a pipeline count",
+		edits: []edit{{"gateway/redis.(*conn).placeTogether", `c.look()`, ``}},
+		runs:  []run{pipelines("sorted_sets", 1000), gatewayTest("TestRoundsOfPipelines")},
+	},
+	{
 		name: "refused between unknowns, and made again", what: "makes a write of a group with an unknown outcome again that was refused for what the others may have left",
 		edits: []edit{{"btree/kv.spreadUnknown", `for n := len(writes); n > 0; n-- {`, `for n := 1; n <= len(writes); n++ {`}},
 		runs:  []run{tests("btree/kv", "^TestUnknownOutcomeSpreads$")},
