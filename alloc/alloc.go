@@ -14,6 +14,8 @@ var (
 	ErrNoSpace = errors.New("no space")
 	// ErrTooLarge: no slab is large enough.
 	ErrTooLarge = slab.ErrTooLarge
+	// ErrStagedReplicas: STAGED slabs were wanted in regions of several replicas.
+	ErrStagedReplicas = errors.New("staged slabs need regions with one replica")
 )
 
 // Source is what the allocator sees of the cluster.
@@ -111,6 +113,7 @@ func New(l *slab.Lane, src Source) (*Allocator, error) {
 	a.maps, err1 = p.Buffer(proto.MapBytes)
 	a.pairs, err2 = p.Buffer(16 * claimSlabs)
 	a.wordRead, err3 = p.Buffer(8 * slab.MaxListed)
+	l.LendShadows(a)
 	return a, errors.Join(err1, err2, err3)
 }
 
@@ -141,6 +144,9 @@ func (a *Allocator) magazine(k magKey) *magazine {
 // nil: done. slab.ErrUnknown: the object may exist; no reference to it was returned. Any
 // other error: not done.
 func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
+	if w.Kind == proto.Staged && w.Replicas != 1 {
+		return proto.Ref{}, fmt.Errorf("%w, not %v", ErrStagedReplicas, w.Home())
+	}
 	class, err := a.classFor(max(len(payload), w.Capacity), w.Kind)
 	if err != nil {
 		return proto.Ref{}, err

@@ -163,6 +163,9 @@ func (c *check) indexesOf(w *work, b uint32, met func(proto.Ref)) (whole bool, e
 			if v.State() != proto.StateLive {
 				continue
 			}
+			if err := c.readShadow(w, w.Replicas[0], s, h.Generation(), bytes); err != nil {
+				return false, err
+			}
 			img, payload, ok := proto.DecodeImage(s.Image(bytes, v.Version()), proto.Seed(w.seed, s.Off, h.Generation()))
 			if ok {
 				img.Tag, payload, ok = proto.Inner(img.Tag, payload)

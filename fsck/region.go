@@ -423,6 +423,13 @@ func (c *check) again(w *work, x *oddSlab, attempt int) (over bool, err error) {
 		return true, nil // the block has moved on
 	}
 	s.taken = proto.Word(c.words, 8)>>(x.index%64)&1 == 1
+	if r, _ := s.slab.Words(s.bytes[0]); r != 0 {
+		for i, t := range w.Replicas {
+			if err := c.readShadow(w, t, s.slab, s.h.Generation(), s.bytes[i]); err != nil {
+				return false, err
+			}
+		}
+	}
 	v := c.judge(w, &s)
 	if v.what == "" {
 		c.count(w, &s)
@@ -507,6 +514,11 @@ func (c *check) judge(w *work, s *look) verdict {
 	var image []byte
 	if v.State() == proto.StateLive {
 		var bad verdict
+		if s.slab.Kind == proto.Staged {
+			if bad = judgeStaged(w, s, r, v); bad.what != "" {
+				return bad
+			}
+		}
 		if image, bad = c.image(w, s, v, s.bytes[0], 0); bad.what != "" {
 			return bad
 		}

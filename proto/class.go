@@ -116,8 +116,11 @@ func ClassOf(slabBytes int) (Class, bool) {
 
 // ImageBytes is the room of one image in a slab of this class and kind.
 func (c Class) ImageBytes(k Kind) int {
-	if k == Single {
+	switch k {
+	case Single:
 		return c.Bytes() - wordsBytes
+	case Staged:
+		return c.Bytes() - StagedLead
 	}
 	return c.Bytes()/2 - wordsBytes/2
 }
@@ -152,7 +155,7 @@ type Slab struct {
 
 // ROff is the offset of the reservation word.
 func (s Slab) ROff() uint64 {
-	if s.Kind == Single {
+	if s.Kind != Pair {
 		return s.Off
 	}
 	return s.Off + uint64(s.Class.Bytes()/2) - 8
@@ -161,11 +164,16 @@ func (s Slab) ROff() uint64 {
 // VOff is the offset of the version word; it follows R.
 func (s Slab) VOff() uint64 { return s.ROff() + 8 }
 
-// ImageOff is the offset of the image that belongs to a version.
+// LOff is the offset of the word L of a STAGED slab.
+func (s Slab) LOff() uint64 { return s.Off + wordsBytes }
+
+// ImageOff is the offset of the image that belongs to a version; of home in a STAGED slab.
 func (s Slab) ImageOff(version uint64) uint64 {
 	switch {
 	case s.Kind == Single:
 		return s.Off + wordsBytes
+	case s.Kind == Staged:
+		return s.Off + StagedLead
 	case version&1 == 0:
 		return s.Off
 	}

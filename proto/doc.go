@@ -27,9 +27,8 @@
 //	image   0      8                 16             24                       32
 //	        | checksum | length, version | tag, born    | writer session, seq    | payload ...
 //
-// Layout 2 reserves a third kind, STAGED, which no slab has yet: one image, home, and a redo
-// record of its latest change. Locator and the functions of records encode it; docs/LAYOUT2.md
-// is its protocol.
+// STAGED slabs have one image, home, and a redo record of the latest change: Locator, the functions
+// of records, and Slab.Compose. docs/LAYOUT2.md is their protocol.
 //
 //	STAGED  0   8   16  24                                S
 //	        | R | V | L | home ............... | record   |

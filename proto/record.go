@@ -8,7 +8,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Redo records of STAGED slabs, which layout 2 reserves and no slab has yet (docs/LAYOUT2.md).
+// Redo records of STAGED slabs (docs/LAYOUT2.md).
 // A record turns home, the image of a STAGED slab, into the next image:
 //
 //	record  0          8                 16
@@ -40,6 +40,9 @@ const (
 	RecordShadow RecordKind = 1
 	// RecordMoved is reserved: home is in another slab. Valid refuses it.
 	RecordMoved RecordKind = 2
+	// RecordGone: there is no record. The locator has the version of one that a dead session left,
+	// which no other change may have.
+	RecordGone RecordKind = 3
 )
 
 func (k RecordKind) String() string {
@@ -50,6 +53,8 @@ func (k RecordKind) String() string {
 		return "shadow"
 	case RecordMoved:
 		return "home moved"
+	case RecordGone:
+		return "gone"
 	}
 	return fmt.Sprintf("record kind %d", uint8(k))
 }
@@ -70,14 +75,37 @@ func MakeLocator(k RecordKind, off uint32, bytes int) Locator {
 	return Locator(uint64(k)<<locatorKindPos | uint64(off)<<locatorOffPos | uint64(bytes))
 }
 
+// MakeGone packs the version of a record that nothing leads to any more.
+// Preconditions: version <= MaxVersion.
+func MakeGone(version uint64) Locator { return Locator(uint64(RecordGone)<<locatorKindPos | version) }
+
+// Gone is the version in a locator of RecordGone; 0 in any other.
+func (l Locator) Gone() uint64 {
+	if l.Kind() != RecordGone {
+		return 0
+	}
+	return uint64(l) & MaxVersion
+}
+
 func (l Locator) Kind() RecordKind { return RecordKind(l >> locatorKindPos & 3) }
 func (l Locator) Off() uint32      { return uint32(l >> locatorOffPos) }
 func (l Locator) Bytes() int       { return int(l & (1<<LengthBits - 1)) }
 
 // Valid says whether the spare bits are zero and the kind is one that this build follows.
-func (l Locator) Valid() bool { return l>>(locatorKindPos+2) == 0 && l.Kind() <= RecordShadow }
+func (l Locator) Valid() bool {
+	switch l.Kind() {
+	case RecordMoved:
+		return false
+	case RecordGone:
+		return uint64(l)&^(3<<locatorKindPos|MaxVersion) == 0
+	}
+	return l>>(locatorKindPos+2) == 0
+}
 
 func (l Locator) String() string {
+	if l.Kind() == RecordGone {
+		return fmt.Sprintf("no record, version %d is taken", l.Gone())
+	}
 	return fmt.Sprintf("%s record at %#x, %d B", l.Kind(), l.Off(), l.Bytes())
 }
 

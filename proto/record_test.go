@@ -22,7 +22,12 @@ func TestLocatorKeepsItsFields(t *testing.T) {
 		require.False(t, Locator(1<<bit).Valid(), "bit %d", bit)
 	}
 	require.False(t, MakeLocator(RecordMoved, 64, 0).Valid(), "reserved")
-	require.False(t, MakeLocator(3, 64, 0).Valid())
+	gone := MakeGone(MaxVersion)
+	require.True(t, gone.Valid())
+	require.EqualValues(t, MaxVersion, gone.Gone())
+	require.False(t, (gone | (MaxVersion + 1)).Valid(), "a version has 44 bits")
+	require.Zero(t, MakeLocator(RecordInline, 64, 8).Gone())
+	require.Equal(t, "no record, version 7 is taken", MakeGone(7).String())
 	require.Equal(t, "home moved record at 0x40, 8 B", MakeLocator(RecordMoved, 64, 8).String())
 }
 

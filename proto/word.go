@@ -128,16 +128,16 @@ func (s BlockState) Open() bool { return s == BlockActive || s == BlockDraining 
 type Kind uint8
 
 const (
-	// Pair slabs hold two images and can be updated in place of the inactive one.
+	// Pair slabs hold two images, and are updated in place of the inactive one.
 	Pair Kind = 0
 	// Single slabs are written once, between Birth and Free.
 	Single Kind = 1
-	// Staged is reserved for slabs of one image and a redo record. This build opens none.
+	// Staged slabs hold one image, and room for a redo record of its next change.
 	Staged Kind = 2
 )
 
 // Kinds is the number of kinds that this build reads and writes.
-const Kinds = 2
+const Kinds = 3
 
 func (k Kind) String() string {
 	switch k {

@@ -42,6 +42,9 @@ type attempt struct {
 	next proto.V
 	img  []byte
 	keep bool
+	// redo is what is written before V is changed, of a change of a STAGED slab; home, which img is
+	// for, is written afterwards.
+	redo redo
 	// encryption is what the payload to commit is encrypted with; nil: it stays as it is.
 	encryption *encryption
 	// chain and verb say where the last round has the attempt's CAS. leads: the attempt is the

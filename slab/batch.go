@@ -12,10 +12,9 @@ import (
 // Limits of one batch round: verbs fit one chain, bytes fit a lane's scratch.
 const (
 	batchVerbs = rdma.MaxChainVerbs / 2
-	// verbsOfWrite is the most verbs that a commit posts to one target for one object of a durable
-	// region: WRITE, FLUSH, CAS V, FLUSH, CAS R. Elsewhere there are no FLUSHes.
-	verbsOfWrite = 5
-	batchBytes   = 1 << 20
+	// maxWrites bounds the objects of one WriteMany round.
+	maxWrites  = batchVerbs / 2
+	batchBytes = 1 << 20
 	// localBytes is batchBytes where rounds are free: what is read stays in the
 	// second-level cache until its checksum has been computed and it has been copied.
 	localBytes = 256 << 10
@@ -153,7 +152,8 @@ func (l *Lane) readGathered(fn func(i int, payload []byte, info Info, err error)
 }
 
 // WriteMany replaces the payloads of objects; errs[i] is the answer for refs[i], as that
-// of Update. Two rounds (three with backups) for up to 64 objects (51 if a region is durable) and 1 MiB. An object that
+// of Update. Two rounds (three with backups) for up to 64 objects (51 if a region is durable or slabs are
+// STAGED, 28 if both) and 1 MiB. An object that
 // another session holds is written by itself afterwards, so that no client waits for one
 // object while it holds another.
 //
@@ -208,12 +208,23 @@ func (l *Lane) writeOne(ref proto.Ref, payload []byte) error {
 	return err
 }
 
+// verbsOfWrite is the most verbs that a commit posts to one target for the object.
+func (o *object) verbsOfWrite() int {
+	switch {
+	case o.slab.Kind == proto.Staged && o.reg.Durable:
+		return 9 // WRITE, FLUSH of record and L, CAS V, FLUSH, WRITE, FLUSH of home, CAS R
+	case o.slab.Kind == proto.Staged || o.reg.Durable:
+		return 5 // WRITE, FLUSH, CAS V, FLUSH, CAS R; or the WRITEs of record, L and home, and both CAS
+	}
+	return 3
+}
+
 // gatherWrites makes attempts of the first objects, as many as fit one batch. n of them
 // are dealt with; imgs is how many bytes their images take.
 func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (n, imgs int) {
 	b := &l.batch
 	b.attempts = b.attempts[:0]
-	for bytes := 0; n < len(refs) && len(b.attempts) < batchVerbs/2; n++ {
+	for bytes, verbs := 0, 0; n < len(refs) && len(b.attempts) < maxWrites; n++ {
 		a := attempt{index: n}
 		err := l.resolve(&a.object, refs[n])
 		switch room := 0; {
@@ -229,12 +240,12 @@ func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (
 			continue
 		}
 		size := a.slab.Class.Bytes()
-		full := a.reg.Durable && len(b.attempts) == rdma.MaxChainVerbs/verbsOfWrite
-		if len(b.attempts) > 0 && bytes+size > batchBytes || full {
+		if len(b.attempts) > 0 && (bytes+size > batchBytes || verbs+a.verbsOfWrite() > rdma.MaxChainVerbs) {
 			break
 		}
 		bytes += size
-		imgs += proto.ImageLen(len(payloads[n]) + l.Overhead())
+		verbs += a.verbsOfWrite()
+		imgs += proto.ImageLen(len(payloads[n])+l.Overhead()) + redoBytes(a.slab)
 		b.attempts = append(b.attempts, a)
 	}
 	return n, imgs
@@ -293,7 +304,7 @@ func (l *Lane) reserveGathered(imgs int, errs []error) {
 // it cannot write, and takes them out of b.held.
 func (l *Lane) stageHeld(payloads [][]byte, errs []error) {
 	b := &l.batch
-	imgs, all := b.imgs, b.held
+	imgs, all, lent := b.imgs, b.held, 0
 	b.held = b.held[:0]
 	for _, a := range all {
 		payload := payloads[a.index]
@@ -311,10 +322,15 @@ func (l *Lane) stageHeld(payloads [][]byte, errs []error) {
 		case err == nil:
 			size := proto.ImageLen(len(payload) + l.Overhead())
 			a.header.Writer, a.encryption = a.r, l.encryption
-			if err = stageImage(a, imgs[:size], &a.header, payload); err != nil {
+			if err = stageImage(a, imgs[:size], &a.header, payload); err == nil {
+				err = l.stageRedo(a, imgs[size:], &lent)
+			}
+			if err == ErrNoShadow {
+				err = l.releaseFor(a, errAgain) // Update claims one
+			} else if err != nil {
 				err = l.releaseFor(a, err)
 			}
-			imgs = imgs[size:]
+			imgs = imgs[size+redoBytes(a.slab):]
 		}
 		if errs[a.index] = err; err == nil {
 			b.held = append(b.held, a)

@@ -13,6 +13,9 @@ import (
 //	step 2   image to all replicas, V of the backups      one round for all attempts
 //	step 3   V of the primary, then R to 0                one round for all attempts
 //
+// Of a STAGED slab step 2 writes the record or shadow. With one replica home is written between V
+// and R; with more it follows in a round of its own, and R in another.
+//
 // Preconditions: a.r is held; a.v is V of the primary and of every in-sync backup; a.next
 // is set, and names the place that a.v does not name. Several attempts all have images, and
 // their verbs fit into one chain to each target: see verbsOfWrite.
@@ -27,6 +30,11 @@ import (
 func (l *Lane) commit(as ...*attempt) {
 	l.commitBackups(as)
 	l.commitPrimaries(as)
+	for _, a := range as {
+		if a.result == done && a.redo.rec != nil && a.reg.N > 1 {
+			l.settleHome(a)
+		}
+	}
 }
 
 // commitBackups is step 2: the image to all replicas, V to the backups. It leaves those
@@ -91,6 +99,7 @@ const (
 	kindImage   kind = iota // WRITE of the image, and its FLUSH
 	kindV                   // CAS of V
 	kindFlushV              // FLUSH of V
+	kindHome                // WRITE of home of a STAGED slab, and its FLUSH
 	kindRelease             // CAS of R to 0
 )
 
@@ -100,13 +109,13 @@ func (l *Lane) stageBackups(a *attempt, k kind) {
 	if k == kindImage {
 		_, c, first := l.onlyChain(a.reg.P())
 		a.leads = first
-		writeImage(c, &a.object, a.next, a.img)
+		writeChange(c, a)
 	}
 	for i := 1; i < a.reg.N; i++ {
 		_, c, _ := l.onlyChain(a.reg.To[i])
 		switch k {
 		case kindImage:
-			writeImage(c, &a.object, a.next, a.img)
+			writeChange(c, a)
 		case kindV:
 			changeV(c, &a.object, a.backups[i], a.next, a.leads && a.img != nil)
 		case kindFlushV:
@@ -159,6 +168,7 @@ func (l *Lane) commitPrimaries(as []*attempt) {
 // answer. The others are settled when it returns nil; an error is that of settling.
 func (l *Lane) primaryRound(as []*attempt) error {
 	l.round.Reset()
+	l.homed = 0
 	for k := kindImage; k <= kindRelease; k++ {
 		for _, a := range as {
 			if a.result == undecided {
@@ -199,16 +209,21 @@ func (l *Lane) stagePrimary(a *attempt, k kind) {
 	case kindImage:
 		a.chain, a.leads = i, first
 		if a.reg.N == 1 { // otherwise written in step 2
-			writeImage(c, &a.object, a.next, a.img)
+			writeChange(c, a)
 		}
 	case kindV:
 		a.verb = changeV(c, &a.object, a.v, a.next, a.leads && a.reg.N == 1 && a.img != nil)
 	case kindFlushV:
 		flushV(c, &a.object, a.leads)
+	case kindHome:
+		if a.redo.rec != nil && a.reg.N == 1 {
+			writeHome(c, a, l.homed>>i&1 == 0)
+			l.homed |= 1 << i
+		}
 	case kindRelease:
-		if !a.keep {
+		if !a.keep && (a.redo.rec == nil || a.reg.N == 1) {
 			dropR(c, a)
-			if a.leads {
+			if a.leads && (a.reg.Durable || l.homed>>i&1 == 0) { // a CAS is behind WRITEs by itself
 				fence(c)
 			}
 		}
@@ -249,7 +264,10 @@ func (l *Lane) settlePrimary(a *attempt) {
 			return
 		}
 	}
-	if !a.keep {
+	switch {
+	case a.redo.rec != nil && a.reg.N == 1:
+		l.settleHome(a)
+	case a.redo.rec == nil && !a.keep:
 		_ = l.release(a) // an error has ended the session: fence and scrub release it
 	}
 	a.result = done
@@ -291,6 +309,7 @@ func (l *Lane) settleCommit(a *attempt) {
 // that names this reservation means done. Otherwise the outcome is unknown: others have
 // written since, or the change was a tombstone, which names no writer.
 func (l *Lane) readBack(a *attempt) {
+	a.redo.rec = nil // R is gone with its epoch: Reconcile has written home
 	for {
 		reg, err := l.port.Region(a.reg.ID)
 		if err != nil {

@@ -20,7 +20,7 @@ func TestSlabsOfAnUnknownKindAreRefused(t *testing.T) {
 	require.NoError(t, err)
 	block, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
 	mem, at := w.Nodes[0].Memory.Bytes(), int(w.Geometry.HeaderOff(block))
-	for kind, name := range map[proto.Kind]string{proto.Staged: "STAGED", 3: "kind 3"} {
+	for kind, name := range map[proto.Kind]string{3: "kind 3"} {
 		h := proto.Header(proto.Word(mem, at))
 		h = proto.MakeHeader(h.State(), kind, h.Class(), h.Generation(), 0)
 		proto.PutWord(mem, at, uint64(h))

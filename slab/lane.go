@@ -34,6 +34,10 @@ type Lane struct {
 	// keys are those of Encrypt, encryption what the lane encrypts with: nil without keys.
 	keys       *payloadkey.Ring
 	encryption *encryption
+	// shadows lends slabs for changes that no record has room for; nil: none.
+	shadows Shadows
+	// homed has a bit for each chain of the round that a WRITE of home has fenced.
+	homed uint64
 	// unclear is the least tag of an image whose payload is not simply that of the image: 0
 	// with keys, for then a clear one is an exception too.
 	unclear uint32

@@ -43,6 +43,7 @@ const (
 	imageTorn                        // checksum or version do not match: a concurrent change, or damage
 	imageDamaged                     // V is BAD, or not a valid V
 	imageElsewhere                   // the active image is not in the part that was READ
+	imageShadowed                    // home of a STAGED slab is not that of V yet, and L leads to a shadow
 )
 
 // sight is what a READ of a slab has shown.
@@ -51,6 +52,7 @@ type sight struct {
 	v       proto.V
 	header  proto.ImageHeader // of the active image, if it is live
 	payload []byte            // of the active image, if it is live; in the buffer
+	from    proto.Source      // of the active image of a STAGED slab
 }
 
 // inspect judges a slab, or a part of it, that has been READ at off into buf; see
@@ -64,6 +66,10 @@ func (l *Lane) inspect(o *object, off uint64, buf []byte, s *sight) {
 		return
 	case v.State() == proto.StateFree:
 		s.state = imageFreed
+		return
+	}
+	if o.slab.Kind == proto.Staged {
+		o.inspectStaged(buf, s)
 		return
 	}
 	img := o.slab.ImageIn(off, buf, v.Version())
@@ -80,6 +86,21 @@ func (l *Lane) inspect(o *object, off uint64, buf []byte, s *sight) {
 		s.state = imageFreed
 	default:
 		s.state, s.header, s.payload = imageLive, h, payload
+	}
+}
+
+// inspectStaged judges a STAGED slab that has been READ whole into buf, and whose V is LIVE.
+func (o *object) inspectStaged(buf []byte, s *sight) {
+	s.header, s.payload, s.from = o.slab.Compose(buf, s.v.Version(), o.seed)
+	switch {
+	case s.from == proto.FromShadow:
+		s.state = imageShadowed
+	case s.from == proto.FromNowhere:
+		s.state = imageTorn
+	case s.header.Born != o.ref.Incarnation.Born():
+		s.state = imageFreed
+	default:
+		s.state = imageLive
 	}
 }
 

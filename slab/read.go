@@ -184,7 +184,9 @@ func (l *Lane) readOnce(k *reading, ref proto.Ref, half bool) error {
 		}
 		return err
 	}
-	l.judgeRead(k)
+	if l.judgeRead(k); k.state == imageShadowed {
+		return l.readShadow(k)
+	}
 	return nil
 }
 

@@ -184,7 +184,12 @@ func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Rec
 				clear(buf[i*piece:][:n])
 				continue
 			}
-			l.round.Chain(reg.To[i]).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[i*piece:][:n])
+			c := l.round.Chain(reg.To[i])
+			c.Read(reg.Geometry.BlockOff(block)+uint64(at), buf[i*piece:][:n])
+			if reg.Durable && h.Kind() == proto.Staged {
+				// Homes are written next: V and the records that lead to it must not be lost then.
+				flush(c, reg.Geometry.BlockOff(block)+uint64(at), uint64(n))
+			}
 		}
 		if err := l.doPlain(); err != nil {
 			return err
@@ -194,7 +199,11 @@ func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Rec
 			l.round.Chain(reg.To[i])
 		}
 		for in, i := 0, class.SlabOf(at); in < n; in, i = in+size, i+1 {
-			if l.fixSlab(reg, block, h, i, buf, piece, in, st) {
+			taken, err := l.fixSlab(reg, block, h, i, buf, piece, in, st)
+			if err != nil {
+				return err
+			}
+			if taken {
 				words[i/64] |= 1 << (i % 64)
 			}
 			if err := l.fixFull(reg); err != nil {
@@ -244,10 +253,13 @@ func (l *Lane) sendFixes() error {
 // fixSlab appends the stores that make one slab alike on all replicas, and reports whether
 // its map bit is to be set. The stores take their bytes from buf, which has room for piece
 // bytes of the block of each replica; the slab is at offset in of each.
-func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []byte, piece, in int, st *Reconciled) (taken bool) {
+func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []byte, piece, in int, st *Reconciled) (taken bool, err error) {
 	c := copiesOf(reg, reg.Geometry.Slab(block, i, h), h.Generation(), buf, piece, in)
 	if c.unused() {
-		return false
+		return false, nil
+	}
+	if err := l.readShadows(&c); err != nil {
+		return false, err
 	}
 	best, from := c.choose()
 	if from < 0 {
@@ -259,7 +271,7 @@ func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []b
 	for k := range reg.N {
 		l.fixReplica(&c, k, best, from, st)
 	}
-	return best.State() != proto.StateFree
+	return best.State() != proto.StateFree, nil
 }
 
 // slabCopies is one slab as READ at every replica of a region.
@@ -272,12 +284,14 @@ type slabCopies struct {
 	// whole: V is FREE, or names an image that is whole. Never set for a rebuilding
 	// replica: its images are not used.
 	whole [MaxListed]bool
+	// away: home of a STAGED slab is not the image that V names; bytes has it where whole is set.
+	away [MaxListed]bool
+	seed uint64
 }
 
 // copiesOf finds a slab in buf; see fixSlab.
 func copiesOf(reg *Region, s proto.Slab, generation uint32, buf []byte, piece, in int) slabCopies {
-	c := slabCopies{reg: reg, slab: s}
-	seed := proto.Seed(reg.Seed, s.Off, generation)
+	c := slabCopies{reg: reg, slab: s, seed: proto.Seed(reg.Seed, s.Off, generation)}
 	for k := range reg.N {
 		c.bytes[k] = buf[k*piece+in:][:s.Class.Bytes()]
 		c.r[k], c.v[k] = s.Words(c.bytes[k])
@@ -285,12 +299,62 @@ func copiesOf(reg *Region, s proto.Slab, generation uint32, buf []byte, piece, i
 			continue
 		}
 		c.whole[k] = true
-		if v := c.v[k]; v.State() == proto.StateLive {
-			h, _, ok := proto.DecodeImage(s.Image(c.bytes[k], v.Version()), seed)
+		switch v := c.v[k]; {
+		case v.State() != proto.StateLive:
+		case s.Kind == proto.Staged:
+			_, _, from := s.Compose(c.bytes[k], v.Version(), c.seed)
+			c.away[k] = from != proto.FromHome
+			c.whole[k] = from == proto.FromHome || from == proto.FromRecord
+		default:
+			h, _, ok := proto.DecodeImage(s.Image(c.bytes[k], v.Version()), c.seed)
 			c.whole[k] = ok && h.Version == v.Version()
 		}
 	}
 	return c
+}
+
+// readShadows READs the images of a STAGED slab that are in shadows, in rounds of their own: the lane's
+// round is under construction.
+func (l *Lane) readShadows(c *slabCopies) error {
+	for k := range c.reg.N {
+		if !c.away[k] || c.whole[k] {
+			continue
+		}
+		off, n, ok := c.slab.ShadowOff(c.slab.LocatorIn(c.bytes[k]), c.reg.Geometry.RegionBytes)
+		if !ok {
+			continue
+		}
+		img, err := l.buffer(&l.image, n)
+		if err != nil {
+			return err
+		}
+		var r rdma.Round
+		r.Chain(c.reg.To[k]).Read(off, img)
+		l.port.Do(&r)
+		l.tally.Count(&r)
+		if err := r.Err(); err != nil {
+			return err
+		}
+		if h, _, ok := proto.DecodeImage(img, c.seed); ok && h.Version == c.v[k].Version() {
+			copy(c.bytes[k][proto.StagedLead:], img)
+			c.whole[k] = true
+		}
+	}
+	return nil
+}
+
+// leftover reports that L of a STAGED slab whose home is whole leads to a shadow, or to a record of a
+// version above V, which nothing has committed: L must not lead a reader there when another
+// change has the version. No READ of an earlier epoch is under way, so no version need be left.
+func (c *slabCopies) leftover(k int) bool {
+	if c.slab.Kind != proto.Staged || c.away[k] || c.v[k].State() != proto.StateLive {
+		return false
+	}
+	if c.slab.LocatorIn(c.bytes[k]).Kind() == proto.RecordShadow {
+		return true
+	}
+	made, _, ok := c.slab.RecordIn(c.bytes[k], c.seed)
+	return ok && made > c.v[k].Version()
 }
 
 // alike reports that all replicas have the same V.
@@ -346,12 +410,20 @@ func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reco
 		if s.v[k] != best {
 			v = 0
 		}
-	case best.State() == proto.StateLive && (s.v[k] != best || !s.whole[k]):
+	case best.State() == proto.StateLive && (s.v[k] != best || !s.whole[k] || s.away[k]):
 		img := s.slab.Image(s.bytes[from], best.Version())
 		img = img[:proto.ImageLen(proto.ParseImageHeader(img).Length)]
 		c.Write(s.slab.ImageOff(best.Version()), img)
 		if s.reg.Durable {
 			c.Flush(flushKind, s.slab.ImageOff(best.Version()), uint64(len(img)))
+		}
+	}
+	if s.leftover(k) {
+		at := int(s.slab.LOff() - s.slab.Off)
+		proto.PutWord(s.bytes[k], at, uint64(proto.MakeGone(best.Version())))
+		c.Write(s.slab.LOff(), s.bytes[k][at:at+8])
+		if s.reg.Durable {
+			c.Flush(flushKind, s.slab.LOff(), 8)
 		}
 	}
 	if s.r[k] != 0 {

@@ -9,7 +9,7 @@ import (
 
 // Repair repairs an object whose active image is damaged at the primary. Under a
 // reservation it READs the image of the primary's version from a backup, and commits it as
-// the next version (PAIR) or writes the same bytes again (SINGLE, and what is encrypted). The image keeps its
+// the next version (PAIR) or writes the same bytes again (SINGLE, STAGED, and what is encrypted). The image keeps its
 // writer, because the orphan rule (Survey) judges an object by it.
 //
 // An object that is whole is left as it is. Readers see the same value before and after.
@@ -52,7 +52,9 @@ func (l *Lane) repairOnce(ref proto.Ref) error {
 	case a.holder != 0:
 		return errAgain // the holder finds the damage, or the image was torn by its commit
 	}
-	l.inspect(&a.object, a.slab.Off, a.seen, &a.sight)
+	if err := l.look(&a); err != nil {
+		return err
+	}
 	if a.state == imageLive || a.state == imageFreed {
 		return l.release(&a)
 	}
@@ -73,7 +75,7 @@ func (l *Lane) repairFrom(a *attempt, img []byte) error {
 	if h.Born != a.ref.Incarnation.Born() {
 		return errors.Join(l.release(a), l.answer(ErrFreed)) // another object's damage
 	}
-	if a.slab.Kind == proto.Single || proto.IsEncrypted(h.Tag) {
+	if a.slab.Kind != proto.Pair || proto.IsEncrypted(h.Tag) {
 		return l.rewrite(a, img)
 	}
 	return l.commitSame(a, h, payload)

@@ -8,7 +8,7 @@ import (
 
 // RepairAll makes all replicas of an object whole and alike: the primary first, with
 // Repair, then every backup from the primary. The payload of a PAIR is committed again
-// under the next version; the bytes of a SINGLE, and ciphertext, are written again in place.
+// under the next version; the bytes of a SINGLE or STAGED, and ciphertext, are written again in place.
 //
 // nil: all replicas are whole and alike. ErrCorrupt: no replica has a whole image.
 func (l *Lane) RepairAll(ref proto.Ref) error {
@@ -37,7 +37,7 @@ func (l *Lane) repairAllOnce(ref proto.Ref) error {
 	for i := 1; i < a.reg.N; i++ {
 		a.backups[i] = proto.V(proto.Word(l.words[i], 0))
 	}
-	if a.slab.Kind == proto.Single || proto.IsEncrypted(a.header.Tag) {
+	if a.slab.Kind != proto.Pair || proto.IsEncrypted(a.header.Tag) {
 		return l.rewriteBackups(&a, len(a.payload))
 	}
 	// A commit expects V of every backup to be the primary's.
@@ -90,7 +90,7 @@ func (l *Lane) RepairFree(addr proto.Addr) error {
 	if !ok {
 		return fmt.Errorf("%w: %v is not on a boundary of its %d-byte slabs", ErrBadRef, addr, h.Class().Bytes())
 	}
-	_, err = l.settleSlab(reg, reg.Geometry.Slab(block, i, h), h.Generation(), 0)
+	_, _, err = l.settleSlab(reg, reg.Geometry.Slab(block, i, h), h.Generation(), 0)
 	return err
 }
 

@@ -137,8 +137,10 @@ func (l *Lane) reserveRound(as ...*attempt) {
 // change any more, so a wrong checksum is damage. It sets a.sight, and releases a slab that
 // is not live: errDamaged or ErrFreed. ErrLease: the lease is over, and the slab is released.
 func (l *Lane) judge(a *attempt) error {
-	l.inspect(&a.object, a.slab.Off, a.seen, &a.sight)
-	var err error
+	err := l.look(a)
+	if err != nil {
+		return err
+	}
 	if a.state == imageLive {
 		if err = l.answer(nil); err == nil {
 			return nil

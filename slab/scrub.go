@@ -13,11 +13,41 @@ type Scrubbed struct {
 	Taken   int // reservations of the dead, rolled back and released
 	Bits    int // map bits cleared: taken, unreserved, FREE
 	Headers int // blocks that a dead session was formatting
+
+	claims []deadClaim // of STAGED slabs: for ScrubClaims
+	needed []needed
+}
+
+// deadClaim is a claim of a dead session that may be a shadow.
+type deadClaim struct {
+	slab       proto.Slab
+	generation uint32
+	r          proto.R
+	block      uint32
+	index      int
+	word       uint64 // of the map, as last seen
+}
+
+// needed is a shadow that a slab under change needs until it is released.
+type needed struct {
+	slab       proto.Slab
+	generation uint32
+	lead       proto.Locator
+}
+
+// Add adds what another lane has found.
+func (st *Scrubbed) Add(o *Scrubbed) {
+	st.Slabs, st.Taken, st.Bits, st.Headers = st.Slabs+o.Slabs, st.Taken+o.Taken, st.Bits+o.Bits, st.Headers+o.Headers
+	st.claims, st.needed = append(st.claims, o.claims...), append(st.needed, o.needed...)
 }
 
 // Scrub settles what dead sessions left in a region: reservations, claims, half formatted
 // blocks, and map bits of slabs that are free. dead reports that a session is certified
 // fenced at every replica.
+//
+// It makes two passes. The first, ScrubBlock, settles. The second, ScrubClaims, frees those claims
+// that may be shadows: one that was freed before its slab is settled could be written to while
+// a taker, or the scrub, still reads the only whole copy of a committed image there.
 //
 // It runs beside clients, under a session of its own, and changes words by CAS
 // only. A bit cleared under a claimer that has not yet written R of its claim does no
@@ -29,10 +59,10 @@ func (l *Lane) Scrub(reg *Region, dead func(session uint32) bool) (Scrubbed, err
 			return st, err
 		}
 	}
-	return st, nil
+	return st, l.ScrubClaims(reg, &st)
 }
 
-// ScrubBlock is Scrub of one block. Lanes may work on different blocks side by side.
+// ScrubBlock is the first pass of Scrub over one block. Lanes may work on different blocks side by side.
 func (l *Lane) ScrubBlock(reg *Region, block uint32, dead func(session uint32) bool, st *Scrubbed) error {
 	if err := l.scrubBlock(reg, block, dead, st); err != nil {
 		return fmt.Errorf("scrub block %d of region %d: %w", block, reg.ID, err)
@@ -119,11 +149,22 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 			r, v := s.Words(buf[in:])
 			st.Slabs++
 			free := r == 0 && v.State() == proto.StateFree && v.Valid()
-			if r != 0 && dead(r.Session()) {
-				if free, err = l.settleSlab(reg, s, h.Generation(), r); err != nil {
+			isDead := r != 0 && dead(r.Session())
+			if isDead && h.Kind() == proto.Staged && v.State() != proto.StateLive {
+				st.claims = append(st.claims, deadClaim{s, h.Generation(), r, block, i, proto.Word(maps, i/64*8)})
+				continue
+			}
+			taken := false
+			if isDead {
+				if free, taken, err = l.settleSlab(reg, s, h.Generation(), r); err != nil {
 					return err
 				}
 				st.Taken++
+			}
+			if r != 0 && !taken && h.Kind() == proto.Staged && v.State() == proto.StateLive {
+				if lead := s.LocatorIn(buf[in:]); lead.Kind() == proto.RecordShadow {
+					st.needed = append(st.needed, needed{s, h.Generation(), lead})
+				}
 			}
 			if word := proto.Word(maps, i/64*8); free && word>>(i%64)&1 != 0 {
 				if err := l.clearLeak(reg, block, i, s, word); err != nil {
@@ -136,28 +177,83 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 	return nil
 }
 
-// settleSlab takes a dead session's slab over, which rolls its backups back, and
-// releases it. free reports that the slab is FREE and not reserved.
-func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (free bool, err error) {
+// settleSlab takes a dead session's slab over, which settles it, and releases it. free reports that
+// the slab is FREE and not reserved, taken is false where another session was faster.
+func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (free, taken bool, err error) {
 	a := attempt{object: anyObject(reg, s, gen)}
 	if err := l.seeWhole(&a); err != nil {
-		return false, err
+		return false, false, err
 	}
 	for {
 		taken, err := l.takeover(&a, dead)
 		switch {
 		case errors.Is(err, errAgain):
 			if err := l.sameEpoch(reg); err != nil {
-				return false, err
+				return false, false, err
 			}
 			continue
-		case err != nil:
-			return false, err
-		case !taken:
-			return false, nil
+		case err != nil || !taken:
+			return false, false, err
 		}
 		free := a.v.State() == proto.StateFree
-		return free, l.release(&a)
+		return free, true, l.release(&a)
+	}
+}
+
+// ScrubClaims is the second pass of Scrub: it frees the claims that the first pass over all blocks of the
+// region has left in st. Before it frees one that a slab under change names as its shadow, it waits
+// for the release of that slab: a taker may be reading there.
+func (l *Lane) ScrubClaims(reg *Region, st *Scrubbed) error {
+	for i := range st.claims {
+		c := &st.claims[i]
+		for j := range st.needed {
+			if uint64(st.needed[j].lead.Off()) == c.slab.Off {
+				if err := l.awaitRelease(reg, &st.needed[j]); err != nil {
+					return fmt.Errorf("scrub claims of region %d: %w", reg.ID, err)
+				}
+			}
+		}
+		free, taken, err := l.settleSlab(reg, c.slab, c.generation, c.r)
+		if err == nil && taken {
+			st.Taken++
+		}
+		if err == nil && free && c.word>>(c.index%64)&1 != 0 {
+			err = l.clearLeak(reg, c.block, c.index, c.slab, c.word)
+			st.Bits++
+		}
+		if err != nil {
+			return fmt.Errorf("scrub claims of region %d: %w", reg.ID, err)
+		}
+	}
+	st.claims, st.needed = nil, nil
+	return l.answer(nil)
+}
+
+// awaitRelease waits until a slab does not need a shadow any more: it has been released, or its L
+// leads elsewhere. It takes the slab over from a holder that is fenced.
+func (l *Lane) awaitRelease(reg *Region, n *needed) error {
+	for attempt := 1; ; attempt++ {
+		lead := l.words[0]
+		err := l.repeat(reg, func() {
+			c := l.round.Chain(reg.P())
+			c.Read(n.slab.ROff(), l.word[:8])
+			c.Read(n.slab.LOff(), lead)
+		})
+		if err != nil {
+			return err
+		}
+		holder := proto.R(proto.Word(l.word, 0))
+		if holder == 0 || proto.Locator(proto.Word(lead, 0)) != n.lead {
+			return nil
+		}
+		if l.port.HolderFenced(reg.ID, holder.Session(), attempt) {
+			if _, taken, err := l.settleSlab(reg, n.slab, n.generation, holder); err != nil || taken {
+				return err
+			}
+		}
+		if err := l.port.Pause(attempt); err != nil {
+			return err
+		}
 	}
 }
 

@@ -10,7 +10,8 @@ import (
 // takeover makes a fenced session's reservation the attempt's own and rolls the backups back.
 // On nil V of every in-sync replica names the image that the primary's V names, whichever part
 // of a commit the session has left. It costs one round after the reserve that met the holder,
-// and a second one if V of a backup differs.
+// and a second one if V of a backup differs. What is under way in a STAGED slab is rolled
+// forward then: see rollForward.
 //
 //	1  P  CAS R dead -> r, READ the slab;  B  READ V
 //	2  B  CAS V back to the primary's                      where it differs
@@ -34,7 +35,7 @@ func (l *Lane) takeover(a *attempt, dead proto.R) (taken bool, err error) {
 		return false, nil
 	}
 	l.noteReplicas(a)
-	return true, l.rollBack(a)
+	return true, l.settleTaken(a)
 }
 
 // readReplicas appends the READs of a takeover: the slab at the primary, to the chain that
@@ -50,7 +51,10 @@ func (l *Lane) readReplicas(a *attempt) {
 			c = l.round.Chain(a.reg.To[i])
 			c.Read(a.slab.VOff(), l.words[i])
 		}
-		if a.reg.Durable {
+		switch {
+		case a.reg.Durable && a.slab.Kind == proto.Staged:
+			flush(c, a.slab.Off, uint64(a.slab.Class.Bytes())) // home too: the record is overwritten next
+		case a.reg.Durable:
 			flush(c, a.slab.VOff(), 8)
 		}
 	}
@@ -87,7 +91,15 @@ func (l *Lane) takeoverUnknown(a *attempt) (taken bool, err error) {
 		return false, err
 	}
 	l.noteReplicas(a)
-	return true, l.rollBack(a)
+	return true, l.settleTaken(a)
+}
+
+// settleTaken settles what the dead session left: V of the backups, and home of a STAGED slab.
+func (l *Lane) settleTaken(a *attempt) error {
+	if err := l.rollBack(a); err != nil {
+		return err
+	}
+	return l.rollForward(a)
 }
 
 // rollBack makes V of every backup equal to the primary's. The image that V names is

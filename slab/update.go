@@ -44,6 +44,18 @@ func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info)
 			a.header.Writer, a.header.Tag = a.r, l.info.Tag&proto.MaxTag
 			err = l.stageInLane(&a, &a.header, payload)
 		}
+		if err == ErrNoShadow {
+			if err = l.releaseFor(&a, nil); err == nil {
+				err = l.claimShadow(&a)
+			}
+			if err == nil {
+				err = l.startAgain(ref, tries)
+			}
+			if err != nil {
+				return Info{}, err
+			}
+			continue
+		}
 		if err != nil {
 			return Info{}, l.releaseFor(&a, err)
 		}
@@ -124,15 +136,20 @@ func (a *attempt) put(img []byte, h proto.ImageHeader, payload []byte) {
 
 // stageInLane is stageImage in the lane's image buffer.
 func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) error {
-	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)+a.encryption.overhead()))
+	size := proto.ImageLen(len(payload) + a.encryption.overhead())
+	buf, err := l.buffer(&l.image, size+redoBytes(a.slab))
 	if err != nil {
 		return err
 	}
-	return stageImage(a, img, h, payload)
+	if err := stageImage(a, buf[:size], h, payload); err != nil {
+		return err
+	}
+	lent := 0
+	return l.stageRedo(a, buf[size:], &lent)
 }
 
 // nextVersion is the smallest version of the inactive image's parity above both V and the
-// version in the inactive image's header. The image that a dead writer left at the primary must
+// version in the inactive image's header; above both V and the version in L of a STAGED slab. The image that a dead writer left at the primary must
 // not share its version with another one: a slow READ could bring that image with the V of
 // the other one, and its value was never committed.
 //
@@ -140,6 +157,9 @@ func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) err
 // use up the slab's versions.
 func nextVersion(a *attempt) uint64 {
 	n := a.v.Version() + 1
+	if a.slab.Kind == proto.Staged {
+		return max(n, a.slab.LocatorIn(a.seen).Gone()+1)
+	}
 	left := proto.ParseImageHeader(a.slab.Image(a.seen, n)).Version
 	if left >= n && left-n < maxSkip {
 		n = left + 2 - (left^n)&1
@@ -178,20 +198,25 @@ func (l *Lane) free(ref proto.Ref, version uint64, keep bool) (c Claim, last []b
 			return Claim{}, nil, Info{}, err
 		}
 		now := a.v.Version()
-		if version != 0 && now != version {
+		next := now + 1
+		if a.slab.Kind == proto.Staged {
+			next = nextVersion(&a) // no birth looks at L
+		}
+		switch {
+		case version != 0 && now != version:
 			err = fmt.Errorf("%w: %v is at %d, not %d", ErrConflict, ref, now, version)
-		} else if now+1 > proto.MaxVersion {
+		case next > proto.MaxVersion:
 			err = fmt.Errorf("%w: %v", ErrVersions, ref)
-		} else if proto.IsEncrypted(a.header.Tag) {
+		case proto.IsEncrypted(a.header.Tag):
 			err = l.revealToFree(&a.object, &a.sight)
 		}
 		if err != nil {
 			return Claim{}, nil, Info{}, errors.Join(err, l.release(&a))
 		}
-		if now+1 > proto.MaxVersion-4 {
+		if next > proto.MaxVersion-4 {
 			keep = false // nearly out of versions: no allocation gets the slab again
 		}
-		a.next, a.keep = proto.MakeV(proto.StateFree, now+1), keep
+		a.next, a.keep = proto.MakeV(proto.StateFree, next), keep
 		switch l.commit(&a); a.result {
 		case done:
 			c := Claim{Reg: a.reg, Slab: a.slab, Generation: ref.Incarnation.Generation(), R: a.r, V: a.next, Held: keep}

@@ -26,6 +26,8 @@ type workLane struct {
 	region  slab.Region
 	targets [slab.MaxListed]rdma.Target
 	conns   []rdma.Conn
+	// scrubbed is what the lane's blocks of a scrub had.
+	scrubbed slab.Scrubbed
 
 	sequence uint64
 	waited   time.Duration // for the present slab
@@ -85,10 +87,9 @@ func (l *workLane) block(b uint32) (err error) {
 			w.n.cfg.Logger.Warn("storage node: objects are damaged on every replica in sync; quarry fsck names them", "region", w.req.Region, "block", b, "objects", st.Bad)
 		}
 	case state.Scrub:
-		var st slab.Scrubbed
-		err = l.slab.ScrubBlock(&l.region, b, func(id uint32) bool { return w.dead[id] }, &st)
-		w.n.settled.scrubbed(&st)
-		if st.Slabs > 0 {
+		before := l.scrubbed.Slabs
+		err = l.slab.ScrubBlock(&l.region, b, func(id uint32) bool { return w.dead[id] }, &l.scrubbed)
+		if l.scrubbed.Slabs > before {
 			w.bytes.Add(proto.BlockBytes)
 		}
 	default:

@@ -282,17 +282,33 @@ func (w *work) run() (err error) {
 	errs := make([]error, len(lanes))
 	for i, l := range lanes {
 		wg.Go(func() {
-			defer l.close()
 			if errs[i] = l.run(); errs[i] != nil {
 				w.cancel(errs[i]) // one is enough
 			}
 		})
 	}
 	wg.Wait()
+	if w.kind == state.Scrub && errors.Join(errs...) == nil {
+		errs[0] = w.scrubClaims(lanes)
+	}
+	for _, l := range lanes {
+		l.close()
+	}
 	if cause := context.Cause(w.ctx); cause != nil {
 		return cause
 	}
 	return errors.Join(errs...)
+}
+
+// scrubClaims is the second pass of a scrub, on the first lane: all blocks have had the first one.
+func (w *work) scrubClaims(lanes []*workLane) error {
+	l := lanes[0]
+	for _, o := range lanes[1:] {
+		l.scrubbed.Add(&o.scrubbed)
+	}
+	err := l.slab.ScrubClaims(&l.region, &l.scrubbed)
+	w.n.settled.scrubbed(&l.scrubbed)
+	return errors.Join(err, l.fault)
 }
 
 // pace bounds a copy by the rate that the controller has asked for.

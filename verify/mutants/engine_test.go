@@ -48,19 +48,19 @@ var engineMutants = []mutant{
 				dropR(c, a)
 			}`},
 			{"slab.(*Lane).stagePrimary", `case kindRelease:
-		if !a.keep {`, `case kindRelease:
-		if false {`},
+		if !a.keep &&`, `case kindRelease:
+		if false &&`},
 		},
 		runs: []run{schedules(crashes, 3000)},
 	},
 	{
 		name: "R not fenced behind V", what: "releases R in a chain that lets it overtake the CAS of V",
-		edits: []edit{{"slab.(*Lane).stagePrimary", `if a.leads {`, `if false {`}},
+		edits: []edit{{"slab.(*Lane).stagePrimary", `if a.leads && (a.reg.Durable`, `if false && (a.reg.Durable`}},
 		runs:  []run{schedules(crashes, 5000)},
 	},
 	{
 		name: "releases of a batch not fenced", what: "releases the slabs of a batch in a chain that lets it overtake the CAS of V",
-		edits: []edit{{"slab.(*Lane).stagePrimary", `if a.leads {`, `if a.leads && len(c.Verbs) <= 3 {`}},
+		edits: []edit{{"slab.(*Lane).stagePrimary", `if a.leads && (a.reg.Durable`, `if a.leads && len(c.Verbs) <= 3 && (a.reg.Durable`}},
 		runs:  []run{schedules(batches, 5000)},
 	},
 	{
@@ -120,7 +120,7 @@ var engineMutants = []mutant{
 				}
 			}`},
 			{"slab.(*Lane).stageBackups", `a.leads = first
-		writeImage(c, &a.object, a.next, a.img)`, `a.leads = first
+		writeChange(c, a)`, `a.leads = first
 		_ = c`},
 			{"slab.(*Lane).stagePrimary", `if a.reg.N == 1 {`, `if true {`},
 		},
@@ -129,9 +129,9 @@ var engineMutants = []mutant{
 	{
 		name: "flip before image on a backup", what: "changes V of a backup ahead of the image",
 		edits: []edit{{"slab.(*Lane).stageBackups", `case kindImage:
-			writeImage(c, &a.object, a.next, a.img)
+			writeChange(c, a)
 		case kindV:`, `case kindFlushV:
-			writeImage(c, &a.object, a.next, a.img)
+			writeChange(c, a)
 		case kindV:`},
 			{"slab.(*Lane).stageBackups", `case kindFlushV:
 			flushV(`, `case kindImage:

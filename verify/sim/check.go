@@ -17,6 +17,7 @@ type checker struct {
 	values uint64     // given out by value
 	pos    []uint64   // scratch of linear: the place of each operation of the history
 	img    []byte     // scratch of whole
+	slab   []byte     // scratch of composed
 	lost   bool       // power has been lost in this schedule
 	lostAt int64      // step of the loss
 	// held counts the slabs that each session has reserved at the primary in this epoch.
@@ -229,6 +230,9 @@ func (k *checker) Swapped(m *fabric.Memory, session uint32, off, old, new uint64
 	switch off {
 	case s.ROff():
 		k.reserved(m, place, session, s, proto.R(old), proto.R(new))
+		if new == 0 && s.Kind == proto.Staged {
+			k.released(s, seed)
+		}
 	case s.VOff():
 		k.moved(m, place, session, s, seed, proto.V(old), proto.V(new))
 	default:
@@ -292,7 +296,8 @@ func (k *checker) committed(s proto.Slab, seed uint64, addr proto.Addr, new prot
 	w := k.w
 	t := &w.mirror.table
 	if w.opt.Batches && new.State() == proto.StateLive {
-		w.wroteBlindly(w.mem(t.node[0]).Word(s.ImageOff(new.Version())+proto.ImageHeaderBytes), new.Version())
+		k.whole(w.mem(t.node[0]), s, seed, new)
+		w.wroteBlindly(proto.Word(k.img, proto.ImageHeaderBytes), new.Version())
 	}
 	for i := range t.n {
 		if t.rebuilding[i] {
@@ -310,7 +315,7 @@ func (k *checker) committed(s proto.Slab, seed uint64, addr proto.Addr, new prot
 			w.fail("committed without its image", fmt.Sprintf("%v at node %d: %v", addr, b.Node.ID, new))
 			return
 		}
-		if w.opt.Durable && (i > 0 && b.Dirty(s.VOff(), 8) || new.State() == proto.StateLive && b.Dirty(s.ImageOff(new.Version()), k.imageBytes(b, s, new))) {
+		if w.opt.Durable && (i > 0 && b.Dirty(s.VOff(), 8) || new.State() == proto.StateLive && k.volatile(b, s, seed, new)) {
 			w.fail("committed before it is durable", fmt.Sprintf("%v at node %d: %v", addr, b.Node.ID, new))
 			return
 		}
@@ -328,6 +333,10 @@ func (k *checker) imageBytes(m *fabric.Memory, s proto.Slab, v proto.V) uint64 {
 
 // whole reports whether the image that v names is intact.
 func (k *checker) whole(m *fabric.Memory, s proto.Slab, seed uint64, v proto.V) bool {
+	if s.Kind == proto.Staged {
+		_, ok := k.composed(m, s, seed, v)
+		return ok
+	}
 	n := int(k.imageBytes(m, s, v))
 	if cap(k.img) < n {
 		k.img = make([]byte, max(n, proto.ImageHeaderBytes+maxPayload))
@@ -347,7 +356,7 @@ func (k *checker) Wrote(m *fabric.Memory, session uint32, off, n uint64) {
 	if !ok {
 		return
 	}
-	s, _, ok := k.place(p, off)
+	s, seed, ok := k.place(p, off)
 	if b, _ := w.geo.BlockOf(off); !ok || proto.Header(p.Word(w.geo.HeaderOff(b))).State() == proto.BlockReclaim {
 		return // being zeroed
 	}
@@ -360,7 +369,10 @@ func (k *checker) Wrote(m *fabric.Memory, session uint32, off, n uint64) {
 		w.fail("WRITE by a session that does not hold R", fmt.Sprintf("%v at node %d: session %d, holder %v", addr, m.Node.ID, session, holder))
 		return
 	}
-	if w.mirror.table.rebuilding[place] || s.Kind == proto.Single {
+	if s.Kind == proto.Staged {
+		k.staged(m, place, session, s, seed)
+	}
+	if w.mirror.table.rebuilding[place] || s.Kind != proto.Pair {
 		return
 	}
 	v := proto.V(p.Word(s.VOff()))

@@ -60,6 +60,9 @@ func (c *client) join(h *membership) {
 	c.membership, c.blind, c.sequence = h, false, 0
 	c.reg, c.headers = nil, nil
 	c.alloc, c.claims = nil, c.claims[:0]
+	if c.lane != nil {
+		c.lane.LendShadows(nil)
+	}
 }
 
 // joinCurrent has the last lane of a process that works join the session of the others.

@@ -18,6 +18,9 @@ var kinds = map[string]Options{
 	"reclaim":  {Faults: AllFaults, Grow: true, Durable: true, Clients: 3, Ops: 32, MaxFaults: 6},
 	"batches":  {Faults: AllFaults, Batches: true, MaxFaults: 8},
 	"flushed":  {Faults: AllFaults, Batches: true, Durable: true, MaxFaults: 8},
+	"staged":   {Faults: AllFaults &^ (Power | Rot), Staged: true, MaxFaults: 8},
+	"settled":  {Faults: AllFaults &^ Rot, Staged: true, Batches: true, Durable: true, MaxFaults: 8},
+	"shadows":  {Faults: AllFaults &^ (Power | Rot), Staged: true, Grow: true, Clients: 4, Ops: 32, MaxFaults: 8},
 	"hot":      {Faults: AllFaults &^ (Power | Rot), Clients: 4, Ops: 40, Slabs: 1, MaxFaults: 8},
 }
 

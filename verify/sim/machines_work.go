@@ -246,6 +246,9 @@ func (p *program) work() error {
 		}
 		var st slab.Scrubbed
 		err = blocks(func(b uint32) error { return seat.lane.ScrubBlock(&p.reg, b, p.dead, &st) })
+		if err == nil {
+			err = seat.lane.ScrubClaims(&p.reg, &st)
+		}
 		m.w.logf("scrub in epoch %d: %+v %v", p.req.Epoch, st, err)
 		m.w.mirror.scrubbed++
 	case nodestate.Reclaim:
@@ -344,6 +347,7 @@ func (p *program) detach() {
 func (p *program) closeSession() {
 	c, m := p.c, p.g.m
 	if p.kind == nodestate.Reconcile || c.session == 0 {
+		c.ended = false // of a session whose process was killed: the next program may have none
 		return
 	}
 	var msg any = &quarrypb.CloseSessionRequest{Serial: c.serial, Proof: c.proof}

@@ -16,7 +16,9 @@ func TestCrashMatrix(t *testing.T) {
 	if testing.Short() {
 		seeds = 1
 	}
-	for replicas := 1; replicas <= 3; replicas++ {
+	for replicas := 0; replicas <= 3; replicas++ {
+		staged := replicas == 0 // which have one replica
+		replicas := max(replicas, 1)
 		for _, durable := range []bool{false, true} {
 			if testing.Short() && (replicas == 1 && durable || replicas == 2 && !durable || replicas == 3 && durable) {
 				continue // a plain run has them
@@ -33,9 +35,9 @@ func TestCrashMatrix(t *testing.T) {
 						sprung := false
 						for seed := range uint64(seeds) {
 							s := CrashAt(what, at, f.kind, f.node)
-							rep := r.Run(Options{Seed: seed + 1, Clients: 3, Slabs: 2, Replicas: replicas, Durable: durable, Scheduler: Walk, Script: s, Porcupine: 1}, nil)
+							rep := r.Run(Options{Seed: seed + 1, Clients: 3, Slabs: 2, Replicas: replicas, Staged: staged, Durable: durable, Scheduler: Walk, Script: s, Porcupine: 1}, nil)
 							if rep.Failure != nil {
-								t.Fatalf("operation %d, verb %d, %v at replica %d of %d, durable %v: %v", what, at, f.kind, f.node, replicas, durable, rep.Failure)
+								t.Fatalf("operation %d, verb %d, %v at replica %d of %d, staged %v, durable %v: %v", what, at, f.kind, f.node, replicas, staged, durable, rep.Failure)
 							}
 							sprung = sprung || s.Sprung()
 							runs++

@@ -114,6 +114,7 @@ type Options struct {
 	// 0: one.
 	Lanes    int
 	Batches  bool // half of the reads and updates are batches; see batches.go
+	Staged   bool // objects lie in STAGED slabs; see staged.go
 	Operator bool // an operator creates regions and gives nodes up; see orders.go
 	// Choices, if set, are replayed instead of drawn: one schedule.
 	Choices []uint16
@@ -168,6 +169,9 @@ func (w *world) draw() {
 	d.clients = pick(o.Clients, 2, 4)
 	d.ops = pick(o.Ops, 8, 24)
 	d.replicas = pick(o.Replicas, 1, 3)
+	if o.Staged {
+		d.replicas = 1
+	}
 	d.slabs = pick(o.Slabs, 1, 3)
 	// Small slabs have the fewest lines. Large ones have fewer slabs in a block, which makes
 	// scans cheap.
@@ -176,7 +180,7 @@ func (w *world) draw() {
 		d.class = classOf([...]int{32832, 65600}[c.choose(2)]) // a refill takes a whole block
 	}
 	d.payload = minPayload
-	if d.class.PayloadBytes(proto.Pair) >= maxPayload && c.choose(2) == 1 {
+	if d.class.PayloadBytes(w.kind()) >= maxPayload && c.choose(2) == 1 {
 		d.payload = maxPayload
 	}
 	d.version = 1

@@ -70,6 +70,17 @@ func TestDurable(t *testing.T) { passKind(t, "durable", 2500) }
 func TestBatches(t *testing.T)        { passKind(t, "batches", 1500) }
 func TestDurableBatches(t *testing.T) { passKind(t, "flushed", 1000) }
 
+// TestStaged: objects in STAGED slabs of a region with one replica: single operations and
+// allocation, and batches in a durable region that loses its power.
+func TestStaged(t *testing.T)        { passKind(t, "staged", 4000) }
+func TestDurableStaged(t *testing.T) { passKind(t, "settled", 2500) }
+
+// TestShadows: blocks come and go under updates that write to claimed slabs.
+func TestShadows(t *testing.T) {
+	rep := passKind(t, "shadows", 800)
+	require.NotZero(t, rep.Coverage.Reclaims)
+}
+
 func TestHotSlab(t *testing.T) { passKind(t, "hot", 1000) }
 
 // TestAllocator: objects come, go and are given back; agents reclaim blocks, in turns, under

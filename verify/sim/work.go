@@ -30,7 +30,7 @@ func (w *world) seedObjects() {
 		w.tree.reset()
 		return
 	}
-	h := proto.MakeHeader(proto.BlockActive, proto.Pair, w.d.class, 0, 0)
+	h := proto.MakeHeader(proto.BlockActive, w.kind(), w.d.class, 0, 0)
 	for i := range w.d.slabs {
 		s := w.geo.Slab(0, i, h)
 		n := w.d.version
@@ -119,6 +119,9 @@ func (c *client) work() {
 			c.openSession()
 		}
 		c.left--
+		if c.w.opt.Staged {
+			c.lendShadows()
+		}
 		c.operate(c.w.ch.choose(8), c.pickObject())
 		if c.w.ch.choose(4) == 1 {
 			c.sleep(int64(1+c.w.ch.choose(40)) * step)
@@ -288,6 +291,13 @@ func (c *client) birth(i int) {
 	}
 }
 
+// lendShadows gives the lane an allocator, whose claims updates of STAGED slabs may use.
+func (c *client) lendShadows() {
+	if err := c.allocator(); err != nil {
+		c.w.fail("unexpected error", err.Error())
+	}
+}
+
 func (c *client) allocator() (err error) {
 	if c.alloc == nil {
 		c.alloc, err = alloc.New(c.lane, c)
@@ -300,7 +310,7 @@ func (c *client) allocate() {
 	value := w.check.value(c.id)
 	var buf [maxPayload]byte
 	c.doing = opBirth
-	kind := proto.Pair
+	kind := w.kind()
 	if w.ch.choose(8) == 7 {
 		kind = proto.Single
 	}

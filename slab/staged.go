@@ -1,0 +1,270 @@
+package slab
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+)
+
+// STAGED slabs (docs/LAYOUT2.md) have one image, home. A change is written beside home, as a
+// record in the slab or as a whole image in another one, a shadow; L leads to it. Then V is
+// changed, then home is written, then R is released:
+//
+//	Update, one replica   1  P    CAS R 0 -> r, READ the slab
+//	                      2  P    WRITE record or shadow, WRITE L, CAS V, WRITE home, CAS R r -> 0
+//	more replicas         2  all  WRITE record or shadow, WRITE L;  B  CAS V
+//	                      3  P    CAS V
+//	                      4  all  WRITE home
+//	                      5  P    CAS R r -> 0
+//
+// Linearizes at: the CAS of V at the primary, as in other slabs. From that CAS until home is
+// whole, version n is home with the record of n applied, or the shadow.
+//
+// Invariants, beside those of the package:
+//
+//   - S1. Home is written only after V of the primary names what is written. A Birth is no
+//     exception: no reference to the object exists.
+//   - S2. Where V of an in-sync replica is LIVE@n, home is n, or L leads to a whole record or
+//     shadow of n. It stays until home is whole at all replicas.
+//   - S3. While R of the primary is 0, home is whole everywhere.
+//   - S4. A version that L of the primary has led to is not given to another change: a takeover
+//     leaves it in L (proto.MakeGone), and the next writer's version is above it. Otherwise
+//     a slow READ could bring the record of a dead writer and the V of its successor.
+//   - S5. A shadow is a claim of the session that writes it, and not used for anything else before
+//     R of the slab is released. After the session's death the scrub frees its claims behind
+//     a second pass, when no slab needs them any more.
+
+// Shadows lends an attempt the claims of its lane, for images that no record has room for. The
+// claims stay the lender's.
+type Shadows interface {
+	// Shadow is the lane's i-th claim of a STAGED class in a region under this epoch; false if it
+	// has not so many.
+	Shadow(reg *Region, class proto.Class, i int) (Claim, bool)
+	// ClaimShadows claims such slabs, in rounds of its own. An error: not done.
+	ClaimShadows(reg *Region, class proto.Class) error
+}
+
+// LendShadows has the lane's updates of STAGED slabs use the claims of s.
+func (l *Lane) LendShadows(s Shadows) { l.shadows = s }
+
+// ErrNoShadow: a STAGED slab has no room for a record of the change, and there is no other slab to
+// write the new image to. Not done.
+var ErrNoShadow = errors.New("no slab to stage the change in")
+
+// redo is how a change of a STAGED slab is written before its commit.
+type redo struct {
+	rec  []byte // record, or image for a shadow; nil: the image is written in its place at once
+	off  uint64 // where, in the region
+	lead []byte // L
+}
+
+// redoBytes is how much of a buffer stageRedo needs.
+func redoBytes(s proto.Slab) int {
+	if s.Kind != proto.Staged {
+		return 0
+	}
+	return 8 + s.Class.Bytes()
+}
+
+// stageRedo prepares the redo record of an attempt whose image has been built, in space, and L.
+// lent is how many shadows the batch has used. ErrNoShadow: there is no room.
+// Preconditions: the attempt holds R, home is whole.
+func (l *Lane) stageRedo(a *attempt, space []byte, lent *int) error {
+	if a.slab.Kind != proto.Staged {
+		return nil
+	}
+	a.redo.lead, space = space[:8], space[8:]
+	n, base := a.next.Version(), a.slab.Off
+	if rec := a.patch(space, n); rec != nil {
+		at := a.slab.Class.Bytes() - len(rec)
+		a.redo.rec, a.redo.off = rec, base+uint64(at)
+		proto.PutWord(a.redo.lead, 0, uint64(proto.MakeLocator(proto.RecordInline, uint32(at), len(rec))))
+		return nil
+	}
+	if l.shadows == nil {
+		return ErrNoShadow
+	}
+	c, ok := l.shadows.Shadow(a.reg, a.slab.Class, *lent)
+	if !ok || c.R.Session() != a.r.Session() {
+		return ErrNoShadow
+	}
+	*lent++
+	a.redo.rec, a.redo.off = a.img, c.Slab.ImageOff(0)
+	proto.PutWord(a.redo.lead, 0, uint64(proto.MakeLocator(proto.RecordShadow, uint32(c.Slab.Off), len(a.img))))
+	return nil
+}
+
+// patch is the record that turns home into the attempt's image, in space; nil if the slab has no
+// room for it, or what was READ of home is not home any more: callbacks may have written into it,
+// and decryption does.
+func (a *attempt) patch(space []byte, version uint64) []byte {
+	home := a.seen[proto.StagedLead:]
+	h, _, ok := proto.DecodeImage(home, a.seed)
+	if !ok || h.Version != a.v.Version() {
+		return nil
+	}
+	old := home[:proto.ImageLen(h.Length)]
+	room := proto.InlineRecordRoom(a.slab.Class.Bytes(), len(old), len(a.img)) - proto.RecordHeaderBytes
+	if room <= 0 {
+		return nil
+	}
+	patch, ok := proto.AppendPatch(space[proto.RecordHeaderBytes:proto.RecordHeaderBytes], old, a.img, room)
+	if !ok {
+		return nil
+	}
+	return proto.EncodeRecord(space, a.seed, version, len(patch))
+}
+
+// writeChange appends what precedes the CAS of V at one replica: the image in its place, or the
+// record or shadow, and L behind it, because L must not lead to what is not there.
+func writeChange(c *rdma.Chain, a *attempt) {
+	if a.redo.rec == nil {
+		writeImage(c, &a.object, a.next, a.img)
+		return
+	}
+	c.Write(a.redo.off, a.redo.rec)
+	if a.reg.Durable {
+		flush(c, a.redo.off, uint64(len(a.redo.rec)))
+	}
+	c.Write(a.slab.LOff(), a.redo.lead)
+	if a.reg.Durable {
+		flush(c, a.slab.LOff(), 8)
+	}
+}
+
+// writeHome appends the WRITE of home; fenced keeps it behind the CAS of V and, on a durable region,
+// its FLUSH: until then a loss of power may bring the old V back.
+func writeHome(c *rdma.Chain, a *attempt, fenced bool) {
+	off := a.slab.ImageOff(0)
+	c.Write(off, a.img)
+	if fenced {
+		fence(c)
+	}
+	if a.reg.Durable {
+		flush(c, off, uint64(len(a.img)))
+	}
+}
+
+// settleHome writes home at all replicas behind a commit, and then releases the slab. If it
+// cannot be done the session has ended, or the epoch: the change is done in any case.
+func (l *Lane) settleHome(a *attempt) {
+	err := l.repeatHeld(a, func() {
+		for i := range a.reg.N {
+			writeHome(l.round.Chain(a.reg.To[i]), a, false)
+		}
+	})
+	if err == nil {
+		_ = l.release(a)
+	}
+}
+
+// look inspects what an attempt has READ under its own reservation. Home is whole then, unless a taker
+// has not written it yet, or it is damaged and a record or shadow of its version is left.
+// On errAgain nothing is held; another error has ended the session.
+func (l *Lane) look(a *attempt) error {
+	l.inspect(&a.object, a.slab.Off, a.seen, &a.sight)
+	if a.slab.Kind != proto.Staged || a.state != imageShadowed && (a.state != imageLive || a.from == proto.FromHome) {
+		return nil
+	}
+	if err := l.rollForward(a); err != nil {
+		return err
+	}
+	l.inspect(&a.object, a.slab.Off, a.seen, &a.sight)
+	return nil
+}
+
+// rollForward makes home of a STAGED slab whole at every replica, and leaves the version of a change
+// that its session has not committed in L of the primary. a.seen is as if it had been READ
+// afterwards. At most two rounds: the READ of a shadow, and the WRITEs.
+//
+// The content of a version is unique, and V of the primary names it: so home may be written to any
+// replica, whatever has become of it since the attempt's table.
+//
+// Preconditions: R is held, a.v is V of the primary and a.seen the slab, READ under it; V of the
+// backups has been put back. On errAgain the epoch is over and nothing is held.
+func (l *Lane) rollForward(a *attempt) error {
+	if a.slab.Kind != proto.Staged || a.v.State() != proto.StateLive {
+		return nil
+	}
+	v := a.v.Version()
+	_, _, from := a.slab.Compose(a.seen, v, a.seed)
+	left, _, whole := a.slab.RecordIn(a.seen, a.seed)
+	if off, n, ok := a.slab.ShadowOff(a.slab.LocatorIn(a.seen), a.reg.Geometry.RegionBytes); ok {
+		img, err := l.buffer(&l.image, n)
+		if err != nil {
+			return errors.Join(err, l.release(a))
+		}
+		if err := l.repeatHeld(a, func() { l.round.Chain(a.reg.P()).Read(off, img) }); err != nil {
+			return err
+		}
+		var h proto.ImageHeader
+		h, _, whole = proto.DecodeImage(img, a.seed)
+		if left = h.Version; whole && left == v && from == proto.FromShadow {
+			copy(a.seen[proto.StagedLead:], img)
+			from = proto.FromRecord
+		}
+	}
+	gone := whole && left > v
+	return l.repeatHeld(a, func() {
+		if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {
+			a.img = a.seen[proto.StagedLead:]
+			a.img = a.img[:proto.ImageLen(proto.ParseImageHeader(a.img).Length)]
+			for i := range a.reg.N {
+				writeHome(l.round.Chain(a.reg.To[i]), a, false)
+			}
+		}
+		if gone {
+			proto.PutWord(a.seen, int(a.slab.LOff()-a.slab.Off), uint64(proto.MakeGone(left)))
+			_, c, _ := l.onlyChain(a.reg.P())
+			c.Write(a.slab.LOff(), a.seen[a.slab.LOff()-a.slab.Off:][:8])
+			if a.reg.Durable {
+				flush(c, a.slab.LOff(), 8)
+			}
+		}
+	})
+}
+
+// readShadow READs the image of a slab whose home is not that of its V yet, where L leads, and judges
+// it. One round. errAgain: no answer.
+func (l *Lane) readShadow(k *reading) error {
+	k.state = imageTorn
+	off, n, ok := k.slab.ShadowOff(k.slab.LocatorIn(k.buf), k.reg.Geometry.RegionBytes)
+	if !ok {
+		return nil
+	}
+	img, err := l.buffer(&l.image, n)
+	if err != nil {
+		return err
+	}
+	l.round.Reset()
+	l.round.Chain(k.reg.P()).Read(off, img)
+	l.do()
+	if l.round.Err() != nil {
+		if err := l.settle(k.reg); err != nil {
+			return err
+		}
+		return errAgain
+	}
+	h, payload, ok := proto.DecodeImage(img, k.seed)
+	switch {
+	case !ok || h.Version != k.v.Version():
+	case h.Born != k.ref.Incarnation.Born():
+		k.state = imageFreed
+	default:
+		k.state, k.header, k.payload = imageLive, h, payload
+	}
+	return nil
+}
+
+// claimShadow gets the lane shadows for an update that has found none.
+func (l *Lane) claimShadow(a *attempt) error {
+	if l.shadows == nil {
+		return fmt.Errorf("%w: %v, of %d bytes: this lane has no allocator", ErrNoShadow, a.ref, a.slab.Class.Bytes())
+	}
+	if err := l.shadows.ClaimShadows(a.reg, a.slab.Class); err != nil {
+		return fmt.Errorf("%w: an update of %v needs a free slab of %d bytes in its region: %w", ErrNoShadow, a.ref, a.slab.Class.Bytes(), err)
+	}
+	return nil
+}

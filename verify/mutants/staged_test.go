@@ -1,0 +1,136 @@
+package mutants
+
+import "github.com/quarrystore/quarry/verify/sim"
+
+// Objects in STAGED slabs: changes by record and by shadow, deaths of writers and takers; the same with
+// power lost; and with blocks that come and go.
+var (
+	staged  = with(failures, func(o *sim.Options) { o.Staged = true })
+	shadows = sim.Options{Faults: sim.Kill | sim.Pause | sim.Break | sim.CutSession | sim.Revoke, AnyScheduler: true, Staged: true, Clients: 4, Ops: 32, Slabs: 2, MaxFaults: 8}
+)
+
+// stagedMutants are bugs in changes of STAGED slabs.
+var stagedMutants = []mutant{
+	{
+		name: "V before the record", what: "changes V of a STAGED slab before the record or shadow is written",
+		edits: []edit{
+			{"slab.(*Lane).stagePrimary", `if a.reg.N == 1 {`, `if a.reg.N == 1 && a.redo.rec == nil {`},
+			{"slab.(*Lane).stagePrimary", `case kindFlushV:`, `case kindFlushV:
+			if a.reg.N == 1 && a.redo.rec != nil {
+				writeChange(c, a)
+			}`},
+		},
+		runs: []run{schedules(staged, 2000)},
+	},
+	{
+		name: "home before V", what: "writes home of a STAGED slab before the CAS of V",
+		edits: []edit{{"slab.(*Lane).stagePrimary", `writeChange(c, a)`, `writeChange(c, a)
+			if a.redo.rec != nil {
+				writeHome(c, a, false)
+			}`}},
+		runs: []run{schedules(staged, 2000)},
+	},
+	{
+		name: "home not fenced behind V", what: "does not keep the WRITE of home behind the CAS of V",
+		edits: []edit{{"slab.(*Lane).stagePrimary", `writeHome(c, a, l.homed>>i&1 == 0)`, `writeHome(c, a, false)`}},
+		runs:  []run{schedules(staged, 10000)},
+	},
+	{
+		name: "home not written after a lost answer", what: "releases a STAGED slab whose commit had no answer without writing home",
+		edits: []edit{{"slab.(*Lane).settlePrimary", `l.settleHome(a)`, `_ = l.release(a)`}},
+		runs:  []run{schedules(staged, 10000)},
+	},
+	{
+		name: "homes of backups not written", what: "writes home at the primary alone while another replica joins or leaves",
+		edits: []edit{{"slab.(*Lane).settleHome", `range a.reg.N`, `range 1`}},
+		runs:  []run{schedules(staged, 20000)},
+		slow:  true,
+	},
+	{
+		name: "taker does not roll forward", what: "leaves home of a STAGED slab as the dead session left it",
+		edits: []edit{{"slab.(*Lane).rollForward", `from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1`, `false`}},
+		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
+	},
+	{
+		name: "taker does not read shadows", what: "rolls forward from records alone",
+		edits: []edit{{"slab.(*Lane).rollForward", `from = proto.FromRecord`, ``}},
+		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
+	},
+	{
+		name: "taker leaves no version", what: "does not leave the version of a dead session's record in L",
+		edits: []edit{{"slab.(*Lane).rollForward", `whole && left > v`, `false`}},
+		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
+	},
+	{
+		name: "next writer does not look at L", what: "gives the version again that a takeover has left in L",
+		edits: []edit{{"slab.nextVersion", `max(n, a.slab.LocatorIn(a.seen).Gone()+1)`, `n`}},
+		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
+	},
+	{
+		name: "scrub frees claims in one pass", what: "frees the shadows of the dead before their slabs are settled",
+		edits: []edit{{"slab.(*Lane).scrubBlock", `isDead && h.Kind() == proto.Staged && v.State() != proto.StateLive`, `false`}},
+		runs:  []run{tests("slab", "^TestScrubSettlesBeforeItFreesShadows$")},
+	},
+	{
+		name: "scrub does not wait for takers", what: "frees the shadow of a slab that a taker holds",
+		edits: []edit{{"slab.(*Lane).ScrubClaims", `uint64(st.needed[j].lead.Off()) == c.slab.Off`, `false`}},
+		runs:  []run{tests("slab", "^TestScrubWaitsForTakers$")},
+	},
+	{
+		name: "reconcile looks at home alone", what: "takes a STAGED slab whose home is not that of V for damaged",
+		edits: []edit{{"slab.copiesOf", `from == proto.FromHome || from == proto.FromRecord`, `from == proto.FromHome`}},
+		runs:  []run{schedules(durable(staged), 10000)},
+		slow:  true,
+	},
+	{
+		name: "reconcile does not read shadows", what: "takes a STAGED slab whose image is in a shadow for damaged",
+		edits: []edit{{"slab.(*Lane).readShadows", `c.whole[k] = true`, ``}},
+		runs:  []run{schedules(durable(staged), 10000)},
+		slow:  true,
+	},
+	{
+		name: "reconcile leaves home", what: "opens a region with homes that are not those of V",
+		edits: []edit{{"slab.(*Lane).fixReplica", `|| s.away[k]`, ``}},
+		runs:  []run{schedules(durable(staged), 10000)},
+		slow:  true,
+	},
+	{
+		name: "record not flushed", what: "changes V of a durable STAGED slab before the record is durable",
+		edits: []edit{{"slab.writeChange", `if a.reg.Durable {
+		flush(c, a.redo.off, uint64(len(a.redo.rec)))`, `if false {
+		flush(c, a.redo.off, uint64(len(a.redo.rec)))`}},
+		runs: []run{schedules(durable(staged), 2000)},
+	},
+	{
+		name: "L not flushed", what: "changes V of a durable STAGED slab before L is durable",
+		edits: []edit{{"slab.writeChange", `if a.reg.Durable {
+		flush(c, a.slab.LOff(), 8)`, `if false {
+		flush(c, a.slab.LOff(), 8)`}},
+		runs: []run{schedules(durable(staged), 2000)},
+	},
+	{
+		name: "home not flushed", what: "releases a durable STAGED slab before home is durable",
+		edits: []edit{{"slab.writeHome", `a.reg.Durable`, `false`}},
+		runs:  []run{schedules(durable(staged), 2000)},
+	},
+	{
+		name: "taker does not flush home", what: "goes by a home that a loss of power takes away",
+		edits: []edit{{"slab.(*Lane).readReplicas", `flush(c, a.slab.Off, uint64(a.slab.Class.Bytes()))`, `flush(c, a.slab.VOff(), 8)`}},
+		runs:  []run{tests("slab", "^TestTakerFlushesHome$")},
+	},
+	{
+		name: "shadow of another version read", what: "takes the shadow to which L leads for the image of V",
+		edits: []edit{{"slab.(*Lane).readShadow", `!ok || h.Version != k.v.Version()`, `!ok`}},
+		runs:  []run{tests("slab", "^TestReaderComparesTheShadow$")},
+	},
+	{
+		name: "record of what a callback has changed", what: "makes a record from a home that a callback has written into",
+		edits: []edit{{"slab.(*attempt).patch", `!ok || h.Version != a.v.Version()`, `h.Version != a.v.Version() || ok && false`}},
+		runs:  []run{tests("slab", "^TestStagedCallbackMayWriteIntoThePayload$")},
+	},
+	{
+		name: "shadow of another update of the batch", what: "stages two objects of a batch in one slab",
+		edits: []edit{{"slab.(*Lane).stageRedo", `*lent++`, ``}},
+		runs:  []run{schedules(with(shadows, func(o *sim.Options) { o.Batches, o.Slabs = true, 3 }), 10000)},
+	},
+}
