@@ -13,16 +13,22 @@ var (
 	scheduleCount = flag.Int("schedules", 0, "schedules of each family; 0 means 300, 60 with -short")
 )
 
+// schedules is how many schedules of each family a test plays.
+func schedules(t *testing.T) int {
+	switch {
+	case *scheduleCount != 0:
+		return *scheduleCount
+	case testing.Short():
+		t.Log("-short: fewer schedules")
+		return 60
+	}
+	return 300
+}
+
 // TestSchedules plays schedules of several gateways, with sweeps, suspensions beyond the
 // orphan age and kills, and compares what clients saw with what docs/REDIS.md promises.
 func TestSchedules(t *testing.T) {
-	n := *scheduleCount
-	if n == 0 {
-		if n = 300; testing.Short() {
-			t.Log("-short: fewer schedules")
-			n = 60
-		}
-	}
+	n := schedules(t)
 	for name := range redismodel.Families {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

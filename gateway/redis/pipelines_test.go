@@ -99,13 +99,7 @@ func (sc *schedule) inPipes(g *redismodel.Script, family string, script [][]stri
 
 // TestSchedulesOfPipelines is TestSchedules where clients send their commands in pipelines.
 func TestSchedulesOfPipelines(t *testing.T) {
-	n := *scheduleCount
-	if n == 0 {
-		if n = 300; testing.Short() {
-			t.Log("-short: fewer schedules")
-			n = 60
-		}
-	}
+	n := schedules(t)
 	for name := range redismodel.Families {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -209,12 +203,6 @@ func TestRoundsOfPipelines(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
 	for replicas := 1; replicas <= 2; replicas++ {
 		c := cluster.Connect(client.Config{Replicas: replicas, Transport: client.TransportSHM, Lanes: 1})
-		rounds := func() (n uint64) {
-			for _, k := range c.Stats().Kinds {
-				n += k.Rounds
-			}
-			return n
-		}
 		w := uint64(1 + replicas) // of a write
 		ten := func(command string) (cmds [][]string) {
 			for i := range 10 {
@@ -238,11 +226,11 @@ func TestRoundsOfPipelines(t *testing.T) {
 				require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
 			}
 			for _, line := range costs {
-				began := rounds()
+				began := rounds(c)
 				for _, reply := range a.pipe(ten(line.cmd)...) {
 					require.NotContains(t, reply, "-", line.cmd)
 				}
-				require.Equal(t, line.want, rounds()-began, "%s, R=%d", line.cmd, replicas)
+				require.Equal(t, line.want, rounds(c)-began, "%s, R=%d", line.cmd, replicas)
 			}
 		}
 	}

@@ -221,17 +221,19 @@ func several(command, pair string) string {
 	return command
 }
 
+// rounds is how many rounds of verbs the client has made so far.
+func rounds(c *client.Client) (n uint64) {
+	for _, k := range c.Stats().Kinds {
+		n += k.Rounds
+	}
+	return n
+}
+
 // TestRoundsOfCommands pins what commands cost, as docs/REDIS.md says.
 func TestRoundsOfCommands(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
 	for replicas := 1; replicas <= 2; replicas++ {
 		c := cluster.Connect(client.Config{Replicas: replicas, Transport: client.TransportSHM, Lanes: 1})
-		rounds := func() (n uint64) {
-			for _, k := range c.Stats().Kinds {
-				n += k.Rounds
-			}
-			return n
-		}
 		w := uint64(1 + replicas) // of a write
 		for name, costs := range map[string][]cost{
 			"one": {
@@ -256,14 +258,14 @@ func TestRoundsOfCommands(t *testing.T) {
 				require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
 			}
 			for _, line := range costs {
-				began := rounds()
+				began := rounds(c)
 				a.raw(strings.Fields(line.cmd)...)
-				require.Equal(t, line.want, rounds()-began, "%s, R=%d", line.cmd, replicas)
+				require.Equal(t, line.want, rounds(c)-began, "%s, R=%d", line.cmd, replicas)
 			}
 			if name == "one" {
-				began := rounds()
+				began := rounds(c)
 				a.do("RENAME", "a", "new")
-				require.LessOrEqual(t, rounds()-began, 5+6*w, "RENAME")
+				require.LessOrEqual(t, rounds(c)-began, 5+6*w, "RENAME")
 			}
 		}
 	}
