@@ -7,6 +7,12 @@ type planted struct {
 	config Config
 }
 
+// model is the configuration with the mistake.
+func (p planted) model() Config {
+	p.config.Bug = p.bug
+	return p.config
+}
+
 var (
 	staged1 = Config{Kind: Staged, Replicas: 1, Attempts: 3}
 	staged2 = Config{Kind: Staged, Replicas: 2, Attempts: 3}

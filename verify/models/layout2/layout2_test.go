@@ -106,24 +106,14 @@ func TestDesignHoldsInWalks(t *testing.T) {
 
 func TestDeliberateBugsAreFound(t *testing.T) {
 	for _, b := range bugs {
-		t.Run(b.name, func(t *testing.T) {
-			c := b.config
-			c.Bug = b.bug
-			r := Walk(c, 1, 60_000)
-			t.Logf("walk %d, step %d: %s", r.Walks, r.Depth, r.Violation)
-			require.NotEmpty(t, r.Violation, "not found")
-		})
+		t.Run(b.name, func(t *testing.T) { found(t, Walk(b.model(), 1, 60_000)) })
 	}
 	for _, b := range rareBugs {
 		t.Run(b.name, func(t *testing.T) {
 			if !large() {
 				t.Skip("a large number of walks: runs with MODELS=all")
 			}
-			c := b.config
-			c.Bug = b.bug
-			r := Walk(c, 1, 400_000)
-			t.Logf("walk %d, step %d: %s", r.Walks, r.Depth, r.Violation)
-			require.NotEmpty(t, r.Violation, "not found")
+			found(t, Walk(b.model(), 1, 400_000))
 		})
 	}
 	for _, b := range deepBugs {
@@ -131,13 +121,15 @@ func TestDeliberateBugsAreFound(t *testing.T) {
 			if testing.Short() {
 				t.Skip("-short: walks alone")
 			}
-			c := b.config
-			c.Bug = b.bug
-			r := Explore(c, 10_000_000)
-			t.Logf("state %d, depth %d: %s", r.States, r.Depth, r.Violation)
-			require.NotEmpty(t, r.Violation, "not found")
+			found(t, Explore(b.model(), 10_000_000))
 		})
 	}
+}
+
+// found fails the test if a search has not met the violation that a bug causes.
+func found(t *testing.T, r Result) {
+	t.Logf("%d walks, %d states or steps, depth %d: %s", r.Walks, r.States, r.Depth, r.Violation)
+	require.NotEmpty(t, r.Violation, "not found")
 }
 
 // What the second lines hold back is not found: a rule that is no longer needed, or needed
@@ -149,9 +141,7 @@ func TestSecondLinesHold(t *testing.T) {
 	}
 	for _, b := range harmless {
 		t.Run(b.name, func(t *testing.T) {
-			c := b.config
-			c.Bug = b.bug
-			r := Walk(c, 1, walks)
+			r := Walk(b.model(), 1, walks)
 			t.Logf("%d walks, %d steps", r.Walks, r.States)
 			require.Empty(t, r.Violation, "%s", strings.Join(r.Trace, "\n"))
 		})
