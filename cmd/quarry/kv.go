@@ -75,6 +75,8 @@ func (k *kvCmd) tree(ctx context.Context, a *app, change func(*client.Config), f
 	return k.treeWith(ctx, a, change, btree.Config{}, f)
 }
 
+// Treats the tree named by --tree: connects, opens it within --timeout, and runs f without that bound. What
+// f does may take longer than one operation; see app.one. A client that reads alone opens a tree that refuses writes.
 func (k *kvCmd) treeWith(ctx context.Context, a *app, change func(*client.Config), tc btree.Config, f func(context.Context, *kv.Tree) error) error {
 	c, err := a.connect(ctx, change)
 	if err != nil {
@@ -157,6 +159,8 @@ type kvEntry struct {
 	Version     uint64  `json:"version"`
 }
 
+// Keys and values that are UTF-8 are printed as text, and others as base64 in a field of another name:
+// JSON has no bytes.
 func newKVEntry(key, value []byte, version uint64, keysOnly bool) kvEntry {
 	e := kvEntry{Version: version}
 	if s := string(key); utf8.Valid(key) {

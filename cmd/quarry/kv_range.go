@@ -20,6 +20,7 @@ type rangeFlags struct {
 	Prefix string `placeholder:"KEY" help:"Only keys with this prefix."`
 }
 
+// The range of keys from --prefix, or from --from (included) and --to (excluded). No flag is all keys.
 func (r *rangeFlags) get(k *kvCmd) (out btree.Range, err error) {
 	if r.Prefix != "" && (r.From != "" || r.To != "") {
 		return out, usagef("--prefix and a range are given: want one of them")

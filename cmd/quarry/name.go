@@ -45,6 +45,8 @@ func (n *nameSetCmd) Run(ctx context.Context, a *app) error {
 // setTries bounds how often others may change the name between our look and our change.
 const setTries = 16
 
+// Creates the name or replaces its reference. Two attempts of others may fall between the calls: a name that was
+// deleted or changed meanwhile is tried again, setTries times. --new and --if-revision are single attempts.
 func (n *nameSetCmd) set(ctx context.Context, c *client.Client, ref client.Ref) (client.Name, error) {
 	names := c.Names()
 	if n.IfRevision != 0 {

@@ -27,6 +27,8 @@ type payloadFlags struct {
 	Data *string `short:"d" placeholder:"TEXT" help:"The payload itself."`
 }
 
+// The payload from --data, a file, or standard input. One byte more than an object holds is read, which tells a
+// payload that is too long from one that fits.
 func (p *payloadFlags) read(a *app) ([]byte, error) {
 	switch {
 	case p.Data != nil && p.File != "":
@@ -87,6 +89,8 @@ type slabAllocCmd struct {
 	Name      string   `placeholder:"NAME" help:"Give it this name, too."`
 }
 
+// A name that cannot be given leaves no object behind: the object is freed again, and where that fails too the
+// error names it.
 func (s *slabAllocCmd) Run(ctx context.Context, a *app) error {
 	b, err := s.read(a)
 	if err != nil {

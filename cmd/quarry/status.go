@@ -334,6 +334,7 @@ func providersInUse(lanes map[string]uint32) string {
 	return strings.Join(parts, ", ")
 }
 
+// One line a region, with the primary first. A replica's state is printed where it is not in sync, or moves.
 func printRegions(w io.Writer, regions []regionView) {
 	fmt.Fprintln(w, "REGION\tSTATE\tSIZE\tEPOCH\tREPLICAS (primary first)")
 	for _, r := range regions {

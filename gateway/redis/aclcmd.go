@@ -43,6 +43,7 @@ func aclList(c *conn, _ [][]byte) error {
 	return nil
 }
 
+// ACL CAT [category]: the categories, or the commands of one.
 func aclCat(c *conn, a [][]byte) error {
 	if len(a) > 3 {
 		return unknownSubcommand(c, a)
@@ -102,6 +103,7 @@ func aclSetuser(c *conn, a [][]byte) error {
 	return nil
 }
 
+// ACL GETUSER name. Passwords are answered as their SHA-256, which is all that is kept of them.
 func aclGetuser(c *conn, a [][]byte) error {
 	u := c.s.user(string(a[2]))
 	if u == nil {
@@ -159,6 +161,7 @@ func aclDeluser(c *conn, a [][]byte) error {
 
 const maxPasswordBits = 4096
 
+// ACL GENPASS [bits]: random hexadecimal digits, four bits each, rounded up.
 func aclGenpass(c *conn, a [][]byte) error {
 	bits := int64(256)
 	if len(a) > 3 {
@@ -221,6 +224,7 @@ func aclLoad(c *conn, _ [][]byte) error {
 	return nil
 }
 
+// ACL SAVE. The reason of a failure is in the gateway's log alone: it may name paths.
 func aclSave(c *conn, _ [][]byte) error {
 	if c.s.acl.file == "" {
 		return errNoACLFile
@@ -233,6 +237,8 @@ func aclSave(c *conn, _ [][]byte) error {
 	return nil
 }
 
+// ACL LOG [count | RESET]: refused commands and logins, the newest first. Equal ones are one entry with
+// a count.
 func aclLog(c *conn, a [][]byte) error {
 	l, most := &c.s.acl, int64(10)
 	l.mu.Lock()

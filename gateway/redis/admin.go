@@ -11,6 +11,7 @@ import (
 // redisVersion is the version of Redis whose replies the gateway gives.
 const redisVersion = "7.0.15"
 
+// PING [message].
 func ping(c *conn, a [][]byte) error {
 	switch len(a) {
 	case 1:
@@ -157,6 +158,7 @@ func reset(c *conn, _ [][]byte) error {
 	return nil
 }
 
+// SELECT index. The database is a prefix of each key, so that all databases share one tree.
 func selectDB(c *conn, a [][]byte) error {
 	db, err := database(a[1])
 	if err != nil {
@@ -223,6 +225,7 @@ func clientSetinfo(c *conn, a [][]byte) error {
 	return nil
 }
 
+// CLIENT REPLY ON | OFF | SKIP. silence is -1 while answers are off, and otherwise the number of answers to leave out.
 func clientReply(c *conn, a [][]byte) error {
 	switch lowered(a[2]) {
 	case "on":
@@ -262,6 +265,8 @@ func clientInfo(c *conn, _ [][]byte) error {
 	return nil
 }
 
+// CLIENT LIST [TYPE type | ID id ...]: clients of this gateway alone. There are no clients of other types than
+// normal.
 func clientList(c *conn, a [][]byte) error {
 	ids := map[uint64]bool{}
 	switch {
@@ -393,6 +398,7 @@ func functionFlush(c *conn, a [][]byte) error {
 	return nil
 }
 
+// FUNCTION LIST checks its arguments as Redis does; the list is empty, because there are no functions.
 func functionList(c *conn, a [][]byte) error {
 	for i := 2; i < len(a); i++ {
 		switch {

@@ -114,6 +114,7 @@ func (s *Server) named(name []byte) *command {
 	return cmd
 }
 
+// COMMAND INFO [name ...]: null in the place of an unknown name.
 func commandInfo(c *conn, a [][]byte) error {
 	if len(a) == 2 {
 		return commandAll(c, a)
@@ -129,6 +130,7 @@ func commandInfo(c *conn, a [][]byte) error {
 	return nil
 }
 
+// COMMAND DOCS [name ...]. Unknown names are left out.
 func commandDocs(c *conn, a [][]byte) error {
 	list := c.s.sorted()
 	if len(a) > 2 {
@@ -146,6 +148,8 @@ func commandDocs(c *conn, a [][]byte) error {
 	return nil
 }
 
+// The entry of a command, and of its subcommands. A map's length comes first, so that the fields
+// are counted before they are written.
 func (c *conn) docs(cmd *command) {
 	c.text(cmd.name)
 	n := 0

@@ -8,6 +8,7 @@ import (
 	"github.com/quarrystore/quarry/btree"
 )
 
+// EXISTS key [key ...]. A key that is named twice counts twice, as in Redis.
 func exists(c *conn, a [][]byte) error {
 	n := 0
 	for _, key := range a[1:] {
@@ -63,6 +64,7 @@ func expireat(c *conn, a [][]byte) error { return c.expire(a, 0, 1000, "expireat
 // and if the new expiry is later or earlier. A key without an expiry counts as never expiring.
 type expireOptions struct{ nx, xx, gt, lt bool }
 
+// NX excludes the other options, and GT excludes LT; XX goes with either.
 func (o *expireOptions) parse(a [][]byte) error {
 	for _, opt := range a {
 		switch lowered(opt) {
@@ -219,6 +221,8 @@ func (c *conn) walk(from, pattern []byte, limit int, f func(key []byte, r *recor
 	return err
 }
 
+// KEYS pattern. The length of the array is known only at the end and is put before the elements then. An
+// answer above the limit of answers ends the walk with an error: SCAN has no such limit.
 func keys(c *conn, a [][]byte) error {
 	mark, n := len(c.out), 0
 	err := c.walk(nil, a[1], 0, func(key []byte, r *record) bool {
@@ -414,6 +418,8 @@ func copyCmd(c *conn, a [][]byte) error {
 	return errContended
 }
 
+// OBJECT ENCODING key answers what Redis would use for such a value. Clients and test suites ask; the store
+// itself has one form for each kind.
 func objectEncoding(c *conn, a [][]byte) error {
 	r, err := c.load(a[2])
 	if err != nil {
@@ -472,6 +478,7 @@ func objectNumber(n int64) func(*conn, [][]byte) error {
 	}
 }
 
+// OBJECT FREQ fails as in a Redis without an LFU policy: no access frequencies are kept.
 func objectFreq(c *conn, a [][]byte) error {
 	r, err := c.load(a[2])
 	if err == nil && r.kind == kindNone {

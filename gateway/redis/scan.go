@@ -68,6 +68,8 @@ func cursor(b []byte) (uint64, error) {
 	return id, nil
 }
 
+// Options of SCAN, HSCAN and ZSCAN behind the cursor; TYPE only where kinds is set. A cursor is a number that this
+// gateway gave out for a place in the order of keys; it is refused after the gateway has forgotten it.
 func (c *conn) scanOptions(id uint64, a [][]byte, kinds bool) (o scanOptions, err error) {
 	o.count = 10
 	for i := 0; i < len(a); i += 2 {
@@ -114,6 +116,8 @@ func (c *conn) scanReply(mark, n int, next []byte) {
 	copy(c.out[mark:], head)
 }
 
+// SCAN cursor [MATCH pattern] [COUNT n] [TYPE kind]. COUNT bounds the keys that are looked at, not those that
+// match. The next place is the last key that was looked at with a NUL appended: the first key behind it.
 func scan(c *conn, a [][]byte) error {
 	from, err := cursor(a[1])
 	if err != nil {
@@ -141,6 +145,7 @@ func scan(c *conn, a [][]byte) error {
 	return err
 }
 
+// HSCAN key cursor [MATCH pattern] [COUNT n]. An absent key is an empty hash.
 func hscan(c *conn, a [][]byte) error {
 	from, err := cursor(a[2])
 	if err != nil {

@@ -15,6 +15,8 @@ type settings struct {
 	fixed  map[string]bool   // names that CONFIG SET refuses
 }
 
+// Values of settings that clients and tools ask for. Those in fixed describe the gateway as it was started and
+// cannot be changed; the others are kept and answered.
 func (s *settings) init(cfg Config) {
 	s.values = map[string]string{
 		"databases": strconv.Itoa(Databases), "maxclients": strconv.Itoa(cfg.MaxClients), "proto-max-bulk-len": strconv.Itoa(maxBulkBytes),
@@ -60,6 +62,7 @@ func (s *settings) put(name, value string) {
 	}
 }
 
+// CONFIG GET pattern [pattern ...], sorted, each setting once.
 func configGet(c *conn, a [][]byte) error {
 	s := &c.s.settings
 	s.mu.Lock()
@@ -84,6 +87,8 @@ func configGet(c *conn, a [][]byte) error {
 // maxSettingBytes bounds a value that is kept.
 const maxSettingBytes = 4 << 10
 
+// CONFIG SET name value [name value ...]. All are checked before the first is changed. A fixed setting may be set
+// to the value that it has.
 func configSet(c *conn, a [][]byte) error {
 	if len(a)%2 != 0 {
 		return errSyntax

@@ -174,6 +174,8 @@ func set(c *conn, a [][]byte) error {
 	return err
 }
 
+// SETNX key value. The answer is 1 if the key was absent.
+// The function given to edit may run again after a lost race, so that done is set anew by each run.
 func setnx(c *conn, a [][]byte) error {
 	done := false
 	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
@@ -191,6 +193,9 @@ func setnx(c *conn, a [][]byte) error {
 func setex(c *conn, a [][]byte) error  { return setFor(c, a, "setex", 1000) }
 func psetex(c *conn, a [][]byte) error { return setFor(c, a, "psetex", 1) }
 
+// SETEX and PSETEX: a[2] is the time to live in units of unit milliseconds. One conditional put
+// replaces the record without a read of it; a key that is marked, because it is being renamed, takes the
+// longer way through edit.
 func setFor(c *conn, a [][]byte, name string, unit int64) error {
 	w := when{given: true, argument: a[2], unit: unit}
 	if err := w.resolve(c.now, name); err != nil {
@@ -238,6 +243,8 @@ func getdel(c *conn, a [][]byte) error {
 	})
 }
 
+// GETEX key [PERSIST | EX s | PX ms | EXAT s | PXAT ms]. Without an option it is GET and writes nothing.
+// A time that is over removes the key, as Redis does.
 func getex(c *conn, a [][]byte) error {
 	var w when
 	for i := 2; i < len(a); {
@@ -275,6 +282,7 @@ func getex(c *conn, a [][]byte) error {
 	})
 }
 
+// APPEND key value. The time to live stays. The new length is checked before anything is written.
 func appendCmd(c *conn, a [][]byte) error {
 	n := 0
 	err := c.edit(a[1], func(r *record, b []byte) ([]byte, error) {
@@ -295,6 +303,7 @@ func appendCmd(c *conn, a [][]byte) error {
 	return err
 }
 
+// STRLEN key: the length in bytes, 0 for a key that is absent.
 func strlen(c *conn, a [][]byte) error {
 	r, err := c.load(a[1])
 	if err == nil {
@@ -306,6 +315,8 @@ func strlen(c *conn, a [][]byte) error {
 	return err
 }
 
+// GETRANGE key from to. Both ends are included; a negative one counts from the end of the value. What lies
+// outside the value is cut off, and an empty range is an empty string, never an error.
 func getrange(c *conn, a [][]byte) error {
 	from, ok1 := parseInt(a[2])
 	to, ok2 := parseInt(a[3])
@@ -338,6 +349,8 @@ func getrange(c *conn, a [][]byte) error {
 	return nil
 }
 
+// SETRANGE key offset value. A gap between the old end and the offset is filled with zeros. An empty value
+// writes nothing, and makes no key. The sum of offset and length is compared without overflow.
 func setrange(c *conn, a [][]byte) error {
 	at, ok := parseInt(a[2])
 	if !ok {
@@ -384,6 +397,7 @@ func incrby(c *conn, a [][]byte) error {
 	return c.add(a[1], n)
 }
 
+// DECRBY key n. The smallest int64 is refused: its negation is no int64.
 func decrby(c *conn, a [][]byte) error {
 	n, ok := parseInt(a[2])
 	if !ok {
@@ -412,6 +426,9 @@ func (c *conn) add(key []byte, by int64) error {
 	return err
 }
 
+// INCRBYFLOAT key n, with the precision and range of the x87 long double that Redis computes with: longBits of
+// mantissa, exponents up to 16384. The answer is written while the record is made; mark is where it begins,
+// so that a run after a lost race writes it anew.
 func incrbyfloat(c *conn, a [][]byte) error {
 	mark := len(c.out)
 	m := amendment{now: c.now}

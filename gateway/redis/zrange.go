@@ -17,6 +17,7 @@ type bound struct {
 	at    []byte  // member, where edge is 0
 }
 
+// One end of a range of scores: a number, or (number, which excludes it; -inf and +inf are numbers.
 func scoreBound(b []byte) (e bound, err error) {
 	if len(b) > 0 && b[0] == '(' {
 		e.open, b = true, b[1:]
@@ -28,6 +29,7 @@ func scoreBound(b []byte) (e bound, err error) {
 	return e, nil
 }
 
+// One end of a range of members: - and + are the ends of all, [ includes the member and ( excludes it.
 func lexBound(b []byte) (e bound, err error) {
 	switch {
 	case string(b) == "-":
@@ -69,6 +71,8 @@ func zrange(c *conn, a [][]byte) error {
 	return c.zrange(a[1], &q)
 }
 
+// Options behind the two ends. REV, BYLEX and BYSCORE belong to ZRANGE alone (full); the older commands have
+// them in their names.
 func (q *zquery) options(a [][]byte, full bool) error {
 	limited := false
 	for i := 0; i < len(a); i++ {
@@ -103,6 +107,8 @@ func (q *zquery) options(a [][]byte, full bool) error {
 	return nil
 }
 
+// The members of a range. What is not found may have been removed with the id of a set that was replaced: the
+// function reports that, and read looks at the key again.
 func (c *conn) zrange(key []byte, q *zquery) error {
 	if err := q.parse(); err != nil {
 		return err

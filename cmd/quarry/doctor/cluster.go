@@ -49,6 +49,7 @@ func (c Cluster) Check(ctx context.Context) []Finding {
 // nearQuota is the used part of a quota at which doctor warns.
 const nearQuota = 0.9
 
+// Quotas that are nearly used up: behind them a tenant's requests are refused.
 func (c Cluster) tenants() (out []Finding) {
 	for _, t := range c.Status.Tenants {
 		for _, q := range t.Quotas() {
@@ -60,6 +61,8 @@ func (c Cluster) tenants() (out []Finding) {
 	return out
 }
 
+// Controllers that were named, and those that the status names: one that was forgotten in --controller is
+// looked at too.
 func (c Cluster) controllers(ctx context.Context, versions map[string][]string) (out []Finding) {
 	const check = "controllers"
 	urls := c.Controllers
@@ -123,6 +126,8 @@ func (c Cluster) healthy(ctx context.Context, base string, secured *tls.Config, 
 	return took, nil
 }
 
+// Nodes by their states, and the agents of those that are up. Failure domains are counted over nodes that are up:
+// replicas need different ones.
 func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out []Finding) {
 	const check = "nodes"
 	list := c.Status.GetTable().GetNodes()
@@ -188,6 +193,8 @@ func reach(ctx context.Context, address string) (time.Duration, error) {
 	return time.Since(start), conn.Close()
 }
 
+// Regions without enough replicas in sync. Degraded regions serve, and mend themselves where there are nodes; lost
+// and unavailable ones do not serve.
 func (c Cluster) regions() (out []Finding) {
 	const check = "regions"
 	short, well, below := 0, 0, 0
@@ -242,6 +249,7 @@ func (c Cluster) missing(r *quarrypb.Region) string {
 	return "of its replicas in sync " + strings.Join(nodes, ", ")
 }
 
+// Versions that run side by side, with up to three processes of each. An upgrade passes through such a state.
 func (c Cluster) versions(seen map[string][]string) []Finding {
 	if c.Version != "" && len(seen) > 0 && seen[c.Version] == nil {
 		seen[c.Version] = []string{"this program"}

@@ -97,6 +97,8 @@ func (l *limited) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// The row that was read ahead, or io.EOF behind the last. A file whose last line has no end is cut off:
+// its last row may be half a row.
 func (r *Reader) nextCSV() (key, value []byte, err error) {
 	if !r.begun {
 		r.begun = true
@@ -156,6 +158,8 @@ func (r *Reader) record() ([]string, error) {
 	return row, nil
 }
 
+// The header names the two columns, in either order, and their encodings: key or value is text,
+// key_hex and key_base64 are encoded.
 func (r *Reader) header() error {
 	row, err := r.record()
 	if err == io.EOF {
@@ -188,6 +192,7 @@ type record struct {
 	ValueBase64 *string `json:"value_base64,omitempty"`
 }
 
+// One JSON object a line. Unknown fields are errors, because a misspelt name would lose data silently.
 func (r *Reader) nextJSON() (key, value []byte, err error) {
 	for {
 		line, err := r.readLine()
@@ -219,6 +224,7 @@ func (r *Reader) nextJSON() (key, value []byte, err error) {
 	}
 }
 
+// The one field of three that is given, decoded. None and several are errors: an empty key is written "", not left out.
 func one(what string, text, hex, b64 *string) ([]byte, error) {
 	var out []byte
 	n := 0
