@@ -93,6 +93,7 @@ func gcd(a, b int) int {
 	return a
 }
 
+// One client serves all operations of a size, so that connecting is not measured.
 func kvRun(ctx context.Context, cfg Config, cc client.Config, size int, ops []string, tell func(Row)) error {
 	if len(ops) == 0 {
 		return nil
@@ -310,6 +311,7 @@ func (l *kvLoop) run(ctx context.Context, op string, end time.Time) error {
 	return ctx.Err()
 }
 
+// Notes a call: its time goes into the histogram whether it failed or not, and throughput counts those that did not.
 func (l *kvLoop) done(last time.Time, err error) time.Time {
 	now := time.Now()
 	record(l.o.hist, int64(now.Sub(last)))
@@ -324,6 +326,7 @@ func (l *kvLoop) done(last time.Time, err error) time.Time {
 	return now
 }
 
+// Each client inserts every Clients-th key, in an order that is shuffled: sorted keys would always split the last leaf.
 func (l *kvLoop) insert(ctx context.Context) error {
 	last := time.Now()
 	for i := l.id; i < l.keys && ctx.Err() == nil; i += l.j.Clients {

@@ -101,6 +101,7 @@ func (v *etcdView) DeleteRange(ctx context.Context, r *etcdserverpb.DeleteRangeR
 	return out, err
 }
 
+// A transaction is atomic: comparisons and operations run under the lock of the whole etcd.
 func (v *etcdView) Txn(ctx context.Context, r *etcdserverpb.TxnRequest, _ ...grpc.CallOption) (out *etcdserverpb.TxnResponse, err error) {
 	err = v.reach(ctx, func(e *etcd) error {
 		ok := !slices.ContainsFunc(r.Compare, func(c *etcdserverpb.Compare) bool { return !e.holds(c) })
@@ -230,6 +231,7 @@ func (e *etcd) remove(key string, rev int64) *clientv3.Event {
 	return &clientv3.Event{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: rev}}
 }
 
+// Ends a revision: its events become visible to watchers together.
 func (e *etcd) publish(rev int64, events []*clientv3.Event) {
 	if len(events) == 0 {
 		return
@@ -303,6 +305,8 @@ func (v *etcdView) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*cli
 	return out, err
 }
 
+// Renews three times in a lease, as etcd's client does. An error ends the channel, which is how a controller learns that
+// its leadership may be over.
 func (v *etcdView) KeepAlive(ctx context.Context, id clientv3.LeaseID) (<-chan *clientv3.LeaseKeepAliveResponse, error) {
 	ch := make(chan *clientv3.LeaseKeepAliveResponse, 16)
 	go func() {

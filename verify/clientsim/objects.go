@@ -89,6 +89,7 @@ func (r *run) objectOp(w *worker, l *incarnation) {
 	}
 }
 
+// Objects for which no Free has been sent, which bounds how many are made.
 func (r *run) population() int {
 	r.objects.mu.Lock()
 	defer r.objects.mu.Unlock()
@@ -147,6 +148,8 @@ func (r *run) block() {
 	_ = r.pause(r.Cluster.ctx, d)
 }
 
+// The callback of View stands still for a while and compares afterwards: what it was given must not change under
+// it, also when the session ends meanwhile.
 func (r *run) view(w *worker, l *incarnation, o *object) {
 	e := r.begin(l, opGet)
 	var b []byte
@@ -181,6 +184,8 @@ func (r *run) write(w *worker, l *incarnation, o *object) {
 	r.sent(o, e, err)
 }
 
+// An Update is one operation of the history that reads e.out and writes e.in. The callback may be called several
+// times; the last call's value is the one that counts, and after an unknown answer none is relied on.
 func (r *run) update(w *worker, l *incarnation, o *object) {
 	e := r.begin(l, opUpdate)
 	e.in = r.h.value()
@@ -202,6 +207,7 @@ func (r *run) update(w *worker, l *incarnation, o *object) {
 	r.sent(o, e, err)
 }
 
+// The history's operation begins behind the read: only the write is conditional on the version.
 func (r *run) compareAndWrite(w *worker, l *incarnation, o *object) {
 	var e op
 	err := w.call(r.ctx, l, "compare and write "+o.name, func(ctx context.Context) error {
@@ -232,6 +238,8 @@ func (r *run) several() (out []*object) {
 	return out
 }
 
+// Each object of a WriteMany has an answer of its own, and is an operation of its own in the history: the batch
+// as a whole is not atomic.
 func (r *run) writeMany(w *worker, l *incarnation) {
 	list := r.several()
 	var refs []client.Ref
@@ -252,6 +260,7 @@ func (r *run) writeMany(w *worker, l *incarnation) {
 	}
 }
 
+// As for WriteMany, each object is an operation of its own.
 func (r *run) readMany(w *worker, l *incarnation) {
 	list := r.several()
 	var refs []client.Ref
@@ -265,6 +274,8 @@ func (r *run) readMany(w *worker, l *incarnation) {
 	})
 }
 
+// An Alloc without a sure answer may have made an object to which no client has a reference. Its first value is kept in
+// maybe: an object that is found later without a reference must have one of these.
 func (r *run) alloc(w *worker, l *incarnation) {
 	large := r.chance(6)
 	s := r.objects
@@ -304,6 +315,8 @@ func (r *run) capacity(large bool) int {
 	return 21000
 }
 
+// The object counts as freed before the call, so that no other worker picks it; a call that definitely has done nothing takes
+// that back.
 func (r *run) free(w *worker, l *incarnation, o *object) {
 	r.objects.mu.Lock()
 	o.freed = true

@@ -30,6 +30,7 @@ func (r *run) treeSize() int {
 	return []int{0, 40, 120, 120, 350, 2500}[r.intn(6)]
 }
 
+// Chooses an operation; about two thirds change the tree.
 func (r *run) treeOp(w *worker, l *incarnation) {
 	switch n := r.intn(100); {
 	case n < 25:
@@ -78,6 +79,8 @@ func (r *run) treeGet(w *worker, l *incarnation) {
 	r.gotKey(l, key, e, b, err)
 }
 
+// A Put, Delete or PutIfAbsent of a random key. Answers that say nothing about the key are not in the history; unknown
+// ones are, as operations that may have happened.
 func (r *run) treeChange(w *worker, l *incarnation, k kind) {
 	key := r.anyKey()
 	e := r.begin(l, k)
@@ -152,6 +155,8 @@ func (r *run) scan(w *worker, l *incarnation) {
 	}
 }
 
+// A scan is one read of each key of the schedule, between its begin and its end: it is not one atomic view of all keys.
+// A key that no client uses must not be found.
 func (r *run) scanned(l *incarnation, begun op, found map[string][]byte) {
 	begun.ret = r.h.now()
 	for i := range r.opt.Keys {
@@ -289,6 +294,8 @@ func (r *run) checkTrees(ctx context.Context, p *Proc, cl *client.Client) {
 	}
 }
 
+// After a load was done, the tree has every key with its value and passes its own check. Nothing is cached: the
+// nodes are asked.
 func (r *run) checkLoad(ctx context.Context, cl *client.Client, x *load) {
 	tree, err := kv.Open(ctx, cl, x.name, btree.Config{CacheBytes: -1})
 	if err != nil {

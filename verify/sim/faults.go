@@ -97,6 +97,7 @@ func (w *world) rotBudget() (may Fault, down int) {
 	return may, 1
 }
 
+// State 0 is planned, 1 lasts, 2 is over. A fault that cannot begin, and each that would begin after the healing, is left out.
 func (w *world) fireFaults() {
 	for i := range w.faults {
 		f := &w.faults[i]
@@ -225,6 +226,8 @@ func (w *world) healthy() int {
 	return n
 }
 
+// The node's memory survives, as persistent memory does, or is lost (reformat). At least one replica in sync keeps its memory:
+// what is lost with all replicas is no error of the protocol.
 func (w *world) crash(f *faultPlan) bool {
 	nd := w.fab.Nodes()[f.node]
 	if !nd.Up {
@@ -243,6 +246,7 @@ func (w *world) crash(f *faultPlan) bool {
 	return true
 }
 
+// Ends what a fault has begun. Kinds that are not named end by themselves.
 func (w *world) over(f *faultPlan) {
 	w.logf("fault %v is over: client %d node %d", f.kind, f.who, f.node+1)
 	switch f.kind {

@@ -103,6 +103,7 @@ func (q *events) push(e timedEvent) {
 	}
 }
 
+// Removes the root of the binary heap. container/heap would box each event, and this is called for every message.
 func (q *events) pop() timedEvent {
 	h := *q
 	e, last := h[0], len(h)-1

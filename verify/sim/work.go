@@ -71,6 +71,8 @@ func (w *world) payload(b []byte, value uint64, ref proto.Ref) []byte {
 	return b[:w.d.payload]
 }
 
+// Each word of a payload is computed from the first and its place, so that an image that is torn, or made of two writes, is
+// seen whichever words it has.
 func (w *world) payloadGood(b []byte) bool {
 	if len(b) != w.d.payload {
 		return false
@@ -228,6 +230,7 @@ func (c *client) read(reg int) {
 	c.w.done(c, e, b, info.Version, info.Version, err)
 }
 
+// The version that the callback has seen is noted: the checker compares it with the one that the Update made.
 func (c *client) update(reg int) {
 	w := c.w
 	e := c.begin(opUpdate, reg)
@@ -248,6 +251,8 @@ func (c *client) update(reg int) {
 	w.done(c, e, old[:n], was, info.Version, err)
 }
 
+// With Grow the allocator frees and keeps the slab; otherwise the lane does, and keep asks for a claim, which allows the client
+// to give birth in the slab.
 func (c *client) free(reg int, keep bool) {
 	w := c.w
 	e := c.begin(opFree, reg)
