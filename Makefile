@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo build-rdma test test-rdma test-rdma-2 race mutants chaos fuzz bench dist generate lint tools clean
+.PHONY: help build demo build-rdma test test-rdma test-pmem test-rdma-2 race mutants chaos fuzz bench dist generate lint tools clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: tools ## everything: builds, gofmt, vet, all tests, deliberate bugs, Soft-
 
 test-rdma: ## everything on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine
 	sh verify/rxevm/test-rdma.sh
+
+test-pmem: ## persistent memory: a DAX file system and a device on emulated NVDIMMs, in a virtual machine
+	sh verify/rxevm/test-rdma.sh pmem
 
 test-rdma-2: ## verbs between two virtual machines
 	sh verify/rxevm/test-rdma.sh two

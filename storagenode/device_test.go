@@ -16,11 +16,10 @@ import (
 )
 
 // A node on a device serves tcp and no shm, and finds its regions, its cluster and its fences again. The device is
-// a file here; the virtual machine has a real one.
+// a file here.
 func TestANodeOnADevice(t *testing.T) {
-	b := newBoss(t)
 	path := filepath.Join(t.TempDir(), "dax0.0")
-	config := func(format bool) storagenode.Config {
+	nodeOnADevice(t, path, func(b *boss, format bool) storagenode.Config {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 		require.NoError(t, err)
 		t.Cleanup(func() { f.Close() })
@@ -29,7 +28,33 @@ func TestANodeOnADevice(t *testing.T) {
 		cfg.Format = format
 		cfg.OnDevice(&pmem.Device{File: f, Path: path, Bytes: 128 << 20, Align: 2 << 20})
 		return cfg
+	}, func(st storagenode.Stats) {
+		if fs, err := host.FileSystemOf(filepath.Dir(path)); err == nil && fs.Volatile == nil {
+			require.Equal(t, "msync", st.Persistence.Flush, "of the file in place of a device")
+		}
+	})
+}
+
+// The same on a real one.
+func TestANodeOnNVDIMM(t *testing.T) {
+	path := os.Getenv("PMEM_DEVDAX")
+	if path == "" {
+		t.Skip("no NVDIMM: run make test-pmem")
 	}
+	nodeOnADevice(t, path, func(b *boss, format bool) storagenode.Config {
+		cfg := b.config(path)
+		cfg.Format, cfg.RDMA.Fabric = format, storagenode.FabricTCP
+		return cfg
+	}, func(st storagenode.Stats) {
+		require.Equal(t, pmem.KindDevDAX, st.Persistence.Kind)
+		require.Equal(t, pmem.DomainController, st.Persistence.Domain)
+		t.Logf("the node says %+v", st.Persistence)
+	})
+}
+
+func nodeOnADevice(t *testing.T, path string, configOf func(*boss, bool) storagenode.Config, check func(storagenode.Stats)) {
+	b := newBoss(t)
+	config := func(format bool) storagenode.Config { return configOf(b, format) }
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_, err := storagenode.Start(ctx, config(false))
@@ -40,9 +65,7 @@ func TestANodeOnADevice(t *testing.T) {
 	st := n.Stats()
 	require.Empty(t, st.Socket, "no shm")
 	require.Equal(t, "devdax", st.FileSystem.Kind)
-	if fs, err := host.FileSystemOf(filepath.Dir(path)); err == nil && fs.Volatile == nil {
-		require.Equal(t, "msync", st.Persistence.Flush, "of the file in place of a device")
-	}
+	check(st)
 	l, err := b.dial(tcp.Dialer{}, st.TCP, 1, 0, 1, 1)
 	require.NoError(t, err)
 	require.NoError(t, l.write(dataOff, 7))

@@ -32,4 +32,6 @@
 //	RXE_SELF6      own IPv6 address (also RXE_PEER6); not with Job.NativeOK
 //	RXE_ROLE       both; with Job.Two server in one machine, client in the other
 //	RXE_OUT        Job.OutDir, when set
+//	PMEM_FSDAX     folder on a DAX file system, with Job.PmemMiB
+//	PMEM_DEVDAX    device DAX, with Job.PmemMiB
 package rxevm

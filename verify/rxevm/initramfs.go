@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -104,7 +105,7 @@ func lockDir(dir string) (unlock func(), err error) {
 // cachedInitramfs builds cache/initrd-VERSION-HASH.gz unless it exists. The hash covers the
 // repository's files in it, so an edited script makes a new image.
 func cachedInitramfs(ctx context.Context, cache string, k kernel) (string, error) {
-	order, err := k.loadOrder()
+	order, pmem, err := k.loadOrder()
 	if err != nil {
 		return "", err
 	}
@@ -113,7 +114,7 @@ func cachedInitramfs(ctx context.Context, cache string, k kernel) (string, error
 		return "", err
 	}
 	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%s\n%x", k.version, strings.Join(order, "\n"), sha256.Sum256(busybox))
+	fmt.Fprintf(h, "%s\n%s\n%x", k.version, strings.Join(slices.Concat(order, pmem), "\n"), sha256.Sum256(busybox))
 	h.Write(initScript)
 	h.Write(mainScript)
 	name := filepath.Join(cache, fmt.Sprintf("initrd-%s-%x.gz", k.version, h.Sum(nil)[:6]))
@@ -130,16 +131,18 @@ func cachedInitramfs(ctx context.Context, cache string, k kernel) (string, error
 	ar.add("init", 0o100755, initScript)
 	ar.add("main.sh", 0o100755, mainScript)
 	ar.add("bin/busybox", 0o100755, busybox)
-	var names []string
-	for _, m := range order {
-		content, err := readModule(ctx, filepath.Join(k.modules, m))
-		if err != nil {
-			return "", err
+	for list, files := range map[string][]string{"order": order, "pmem": pmem} {
+		var names []string
+		for _, m := range files {
+			content, err := readModule(ctx, filepath.Join(k.modules, m))
+			if err != nil {
+				return "", err
+			}
+			names = append(names, moduleName(m)+".ko")
+			ar.add("mod/"+names[len(names)-1], 0o100644, content)
 		}
-		names = append(names, moduleName(m)+".ko")
-		ar.add("mod/"+names[len(names)-1], 0o100644, content)
+		ar.add("mod/"+list, 0o100644, []byte(strings.Join(names, "\n")+"\n"))
 	}
-	ar.add("mod/order", 0o100644, []byte(strings.Join(names, "\n")+"\n"))
 	if err := errors.Join(ar.close(), z.Close()); err != nil {
 		return "", err
 	}

@@ -33,6 +33,9 @@ type Job struct {
 	// MemoryMiB and CPUs of each machine; 0 is 2048 and 2.
 	MemoryMiB int
 	CPUs      int
+	// PmemMiB is the size of each of two NVDIMMs: a DAX file system at PMEM_FSDAX and a device at PMEM_DEVDAX. 0: none.
+	// A host's own device has none.
+	PmemMiB int
 	// Stdout and Stderr receive the command's output as it is written; nil discards it.
 	// With Two each line starts with "server| " or "client| ".
 	Stdout, Stderr io.Writer
@@ -55,6 +58,7 @@ const (
 	minMemoryMiB = 256
 	maxMemoryMiB = 1 << 20
 	maxCPUs      = 64
+	minPmemMiB   = 64 // a namespace has its page structures on it, a file system its journal
 )
 
 func (j Job) withDefaults() (Job, error) {
@@ -100,6 +104,8 @@ func (j Job) validate() error {
 		return fmt.Errorf("memory of %d MiB: from %d to %d", j.MemoryMiB, minMemoryMiB, maxMemoryMiB)
 	case j.CPUs < 1 || j.CPUs > maxCPUs:
 		return fmt.Errorf("%d processors: from 1 to %d", j.CPUs, maxCPUs)
+	case j.PmemMiB != 0 && (j.PmemMiB < minPmemMiB || j.PmemMiB > maxMemoryMiB || j.Two):
+		return fmt.Errorf("NVDIMMs of %d MiB: from %d to %d, and one machine", j.PmemMiB, minPmemMiB, maxMemoryMiB)
 	case j.Accel != "" && j.Accel != "kvm" && j.Accel != "tcg":
 		return fmt.Errorf("acceleration %q: kvm, tcg, or empty", j.Accel)
 	case j.OutDir == "/":
@@ -151,9 +157,19 @@ func (s side) flush() {
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // config is what main.sh reads before it sets up the device.
-func (s side) config(outDir string) string {
-	return fmt.Sprintf("link=%s\nself=%s\nself6=%s\nout=%s\n", s.link, s.self, s.self6, quote(outDir))
+func (s side) config(j Job) string {
+	pmem := ""
+	if j.PmemMiB != 0 {
+		pmem = pmemFSDAX
+	}
+	return fmt.Sprintf("link=%s\nself=%s\nself6=%s\nout=%s\npmem=%s\n", s.link, s.self, s.self6, quote(j.OutDir), pmem)
 }
+
+// Where a machine with NVDIMMs has them.
+const (
+	pmemFSDAX  = "/run/rxevm/pmem"
+	pmemDevDAX = "/dev/dax1.0"
+)
 
 // script is the shell script that executes the command.
 func (s side) script(j Job) string {
@@ -164,7 +180,12 @@ func (s side) script(j Job) string {
 			fmt.Fprintf(&b, "%s \\\n", quote(kv))
 		}
 	}
+	var fsdax, devdax string
+	if j.PmemMiB != 0 {
+		fsdax, devdax = pmemFSDAX, pmemDevDAX
+	}
 	for _, kv := range [][2]string{
+		{"PMEM_FSDAX", fsdax}, {"PMEM_DEVDAX", devdax},
 		{"RXE_DEVICE", "rxe0"}, {"RXE_ROLE", s.role}, {"RXE_SELF", s.self}, {"RXE_PEER", s.peer},
 		{"RXE_SELF6", s.self6}, {"RXE_PEER6", s.peer6}, {"RXE_OUT", j.OutDir},
 	} {
@@ -281,11 +302,14 @@ func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error)
 	}()
 	for i, s := range sides {
 		dir := filepath.Join(tmp, s.role)
-		if err := writeJob(dir, s.config(j.OutDir), s.script(j)); err != nil {
+		if err := writeJob(dir, s.config(j), s.script(j)); err != nil {
 			return Result{}, err
 		}
 		hw := hardware{accel: accel, memoryMiB: j.MemoryMiB, cpus: j.CPUs, jobDir: dir,
-			outDir: j.OutDir, link: wire[i%2], mac: s.mac}
+			outDir: j.OutDir, pmemMiB: j.PmemMiB, link: wire[i%2], mac: s.mac}
+		if j.PmemMiB != 0 {
+			hw.pmemDir = tmp
+		}
 		if machines[i], err = startMachine(ctx, im, hw, s.stdoutTo, s.errorTo); err != nil {
 			return Result{}, err
 		}

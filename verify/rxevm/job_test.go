@@ -58,6 +58,7 @@ func TestJobRefuses(t *testing.T) {
 		"equals sign":       {Command: []string{"A=b"}},
 		"memory of 100 MiB": {Command: []string{"true"}, MemoryMiB: 100},
 		"memory of -1 MiB":  {Command: []string{"true"}, MemoryMiB: -1},
+		"NVDIMMs of 63":     {Command: []string{"true"}, PmemMiB: 63},
 		"65 processors":     {Command: []string{"true"}, CPUs: 65},
 		"-2 processors":     {Command: []string{"true"}, CPUs: -2},
 		"acceleration":      {Command: []string{"true"}, Accel: "hvf"},
@@ -80,6 +81,12 @@ func TestQemuArgs(t *testing.T) {
 	require.NotContains(t, args, "path=/tmp/a,,b,security_model=none,readonly")
 	require.Contains(t, args, "-net none")
 	require.NotContains(t, args, "-netdev")
+
+	require.NotContains(t, args, "nvdimm")
+	args = strings.Join(qemuArgs(im, hardware{accel: "tcg", memoryMiB: 512, cpus: 3, jobDir: "/tmp/j", pmemDir: "/tmp/a,b", pmemMiB: 128}), " ")
+	require.Contains(t, args, "-m 512M,slots=2,maxmem=2048M")
+	require.Contains(t, args, "mitigations=off rxevm.pmem ")
+	require.Contains(t, args, "-object memory-backend-file,id=pm1,share=on,mem-path=/tmp/a,,b/nvdimm1,size=128M -device nvdimm,id=nv1,memdev=pm1")
 
 	wire, err := newWire()
 	require.NoError(t, err)

@@ -118,7 +118,7 @@ func hostKernel(version string) (kernel, bool) {
 		if !ok || (version != "" && version != k.version) {
 			continue
 		}
-		if _, err := k.loadOrder(); err != nil {
+		if _, _, err := k.loadOrder(); err != nil {
 			continue
 		}
 		if best.version == "" || compareVersions(k.version, best.version) > 0 {
@@ -186,7 +186,7 @@ func downloadKernel(ctx context.Context, cache, version string, log io.Writer) (
 	if !ok {
 		return kernel{}, &MissingError{"vmlinuz or modules in " + pkg, "name another kernel version"}
 	}
-	if _, err := k.loadOrder(); err != nil {
+	if _, _, err := k.loadOrder(); err != nil {
 		return kernel{}, &MissingError{"a module in " + pkg, err.Error()}
 	}
 	final := filepath.Join(cache, wanted)
@@ -209,27 +209,34 @@ func command(ctx context.Context, name string, args ...string) error {
 }
 
 // loadOrder returns the guest's module files in load order, relative to
-// k.modules.
-func (k kernel) loadOrder() ([]string, error) {
+// k.modules, and those that NVDIMMs need besides.
+func (k kernel) loadOrder() (order, pmem []string, err error) {
 	f, err := os.Open(filepath.Join(k.modules, "modules.dep"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer f.Close()
 	dep, err := parseModulesDep(f)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	b, err := os.Open(filepath.Join(k.modules, "modules.builtin"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+		return nil, nil, err
 	}
 	builtin := map[string]bool{}
 	if err == nil {
 		defer b.Close()
 		if builtin, err = parseModulesBuiltin(b); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	return loadOrder(guestModules, dep, builtin)
+	if order, err = loadOrder(guestModules, dep, builtin); err != nil {
+		return nil, nil, err
+	}
+	all, err := loadOrder(slices.Concat(guestModules, pmemModules), dep, builtin)
+	if err != nil {
+		return nil, nil, err
+	}
+	return order, all[len(order):], nil
 }

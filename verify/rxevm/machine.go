@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -50,6 +51,8 @@ type hardware struct {
 	memoryMiB int
 	cpus      int
 	jobDir    string
+	pmemDir   string   // of files for two NVDIMMs; empty: none
+	pmemMiB   int      // of each
 	outDir    string   // empty: none
 	link      *os.File // one end of the wire to the other machine, or nil
 	mac       string
@@ -77,18 +80,31 @@ func qemuArgs(im *Image, hw hardware) []string {
 			"-device", fmt.Sprintf("virtserialport,chardev=%s,name=%s", name, name),
 		}
 	}
+	memory, kernel, nvdimms := strconv.Itoa(hw.memoryMiB)+"M", "", []string(nil)
+	if hw.pmemDir != "" {
+		memory += fmt.Sprintf(",slots=2,maxmem=%dM", hw.memoryMiB+4*hw.pmemMiB+1024)
+		kernel = " rxevm.pmem"
+		// The persistence is what persistence_domain says in sysfs.
+		nvdimms = []string{"-machine", "q35,nvdimm=on,nvdimm-persistence=mem-ctrl"}
+		for i := range 2 {
+			nvdimms = append(nvdimms,
+				"-object", fmt.Sprintf("memory-backend-file,id=pm%d,share=on,mem-path=%s,size=%dM", i, strings.ReplaceAll(pmemFile(hw.pmemDir, i), ",", ",,"), hw.pmemMiB),
+				"-device", fmt.Sprintf("nvdimm,id=nv%d,memdev=pm%d", i, i))
+		}
+	}
 	args := []string{
 		"-accel", accel, "-cpu", cpu,
-		"-smp", strconv.Itoa(hw.cpus), "-m", strconv.Itoa(hw.memoryMiB) + "M",
+		"-smp", strconv.Itoa(hw.cpus), "-m", memory,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", im.vmlinuz, "-initrd", im.initrd,
 		// A kernel oops ends the machine at once.
-		"-append", "console=ttyS0 quiet panic=-1 oops=panic net.ifnames=0 mitigations=off",
+		"-append", "console=ttyS0 quiet panic=-1 oops=panic net.ifnames=0 mitigations=off" + kernel,
 		"-virtfs", share("root", "/", ",readonly=on,multidevs=remap"),
 		"-virtfs", share("job", hw.jobDir, ",readonly=on"),
 		"-device", "virtio-rng-pci",
 		"-device", "virtio-serial-pci",
 	}
+	args = append(args, nvdimms...)
 	args = append(args, port("out", fdOut)...)
 	args = append(args, port("err", fdErr)...)
 	args = append(args, port("ctl", fdControl)...)
@@ -103,6 +119,8 @@ func qemuArgs(im *Image, hw hardware) []string {
 		// An empty romfile avoids loading a network boot program, which takes 25 s.
 		"-device", "virtio-net-pci,netdev=n0,romfile=,mac="+hw.mac)
 }
+
+func pmemFile(dir string, i int) string { return filepath.Join(dir, fmt.Sprintf("nvdimm%d", i)) }
 
 // startMachine starts qemu. The guest reports "ready" when it has booted.
 func startMachine(ctx context.Context, im *Image, hw hardware, stdout, stderr io.Writer) (*machine, error) {

@@ -36,6 +36,16 @@ var guestModules = []module{
 	{name: "rdma_ucm"},
 }
 
+// pmemModules are for NVDIMMs, loaded after guestModules by a machine that has some.
+var pmemModules = []module{
+	{name: "libnvdimm", optional: true},
+	{name: "nfit", optional: true},
+	{name: "nd_pmem", optional: true},
+	{name: "device_dax", optional: true},
+	{name: "dax_pmem", optional: true},
+	{name: "ext4", optional: true},
+}
+
 // modulesDep holds the output of depmod: for each module, by name, its file and the files it
 // needs.
 type modulesDep struct {

@@ -45,6 +45,8 @@ var needs = []need{
 	{pkg: "ibverbs-providers", present: file("/etc/libibverbs.d/rxe.driver")},
 	{pkg: "ibverbs-utils", present: tool("ibv_devinfo")},
 	{pkg: "perftest", present: tool("ib_read_lat")},
+	{pkg: "ndctl", present: tool("ndctl")},
+	{pkg: "e2fsprogs", present: tool("mkfs.ext4")},
 	{pkg: "gcc", present: tool("gcc"), build: true},
 	{pkg: "libc6-dev", present: file("/usr/include/stdlib.h"), build: true},
 	{pkg: "libibverbs-dev", present: file("/usr/include/infiniband/verbs.h"), build: true},

@@ -9,6 +9,7 @@
 #   test-rdma.sh ratios     latencies beside perftest's alone
 #   test-rdma.sh suited     the contract, and everything else, with few samples, where that was quick enough
 #   test-rdma.sh cluster    a whole cluster alone; -test.run and the like go to its test binary
+#   test-rdma.sh pmem       persistent memory alone: a DAX file system and a device, on emulated NVDIMMs
 #   test-rdma.sh two        between two virtual machines joined by a wire
 #   RDMA_CORE=DIR test-rdma.sh contract   with the libraries of another rdma-core (45 has native FLUSH)
 #                           and the C library beside them: Debian packages unpacked into DIR
@@ -17,7 +18,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 what=all
 case "${1:-}" in
-contract | ratios | suited | cluster | two) what=$1; shift ;;
+contract | ratios | suited | cluster | pmem | two) what=$1; shift ;;
 -*) what=fabric ;;
 esac
 work=$(mktemp -d)
@@ -52,6 +53,13 @@ if [ $what = all ] || [ $what = suited ]; then
 	build test -c -ldflags=-w -tags $tags -o "$work/alloc.test" ./alloc
 	build test -c -ldflags=-w -tags $tags -o "$work/slab.test" ./slab
 fi
+case $what in all | suited | pmem)
+	build test -c -ldflags=-w -o "$work/pmem.test" ./rdma/host/pmem
+	build test -c -ldflags=-w -o "$work/shm.test" ./rdma/shm
+	build test -c -ldflags=-w -o "$work/storagenode.test" ./storagenode
+	pmem="--pmem-mib 256"
+	;;
+esac
 case $what in all | suited | cluster) build build -ldflags=-w -tags $tags -o "$work/quarry" ./cmd/quarry ;; esac
 # The time limits are guards: an emulated processor on a starved host takes what it takes.
 cat >"$work/inside" <<'EOF'
@@ -107,6 +115,14 @@ above() {
 	"$work/quarry" litmus --each 700ms || { echo "test-rdma: litmus: FAILED"; failed=1; }
 	cluster
 }
+# Facts of the memory first: what follows rests on them.
+pmem() {
+	[ -n "${PMEM_DEVDAX:-}" ] || { echo "test-rdma: persistent memory: skipped, this host's device is used and no NVDIMM is emulated"; return; }
+	part "persistent memory" rdma/host/pmem "$work/pmem.test" -test.run 'OnNVDIMM' -test.timeout 10m
+	part "persistent memory behind an adapter" rdma/verbs "$work/verbs.test" -test.run 'NVDIMM' -test.timeout 10m
+	part "a node on device DAX" storagenode "$work/storagenode.test" -test.run 'OnNVDIMM' -test.timeout 10m
+	part "shm on a DAX file system" rdma/shm env TMPDIR="$PMEM_FSDAX" "$work/shm.test" -test.short -test.run "$1" -test.timeout 20m
+}
 cluster() {
 	# Regions are copied in long READs: packets of 4 KiB, not of 1.
 	[ -e /sys/class/net/v0 ] && ip link set v0 mtu 4200 && ip link set v1 mtu 4200
@@ -120,10 +136,12 @@ quickEnough=400
 case $what in
 ratios) ratios ;;
 fabric) cd rdma/verbs && exec "$tests" -test.v -test.timeout 280s "$@" ;;
+pmem) pmem 'ContractFile' ;;
 contract) fabric 'Ratio|ContractWithWindows' ;;
 cluster) cluster "$@" ;;
 suited)
 	began=$(cut -d. -f1 /proc/uptime)
+	pmem 'ContractFile/Verbs'
 	fabric 'Ratio|ContractWithWindows'
 	took=$(($(cut -d. -f1 /proc/uptime) - began))
 	if [ $took -le $quickEnough ]; then
@@ -137,6 +155,7 @@ suited)
 	fi
 	;;
 all)
+	pmem 'ContractFile'
 	ratios
 	fabric Ratio
 	above
@@ -149,6 +168,6 @@ if [ $what = two ]; then
 	if [ $code = 77 ]; then exit 0; fi
 	exit $code
 fi
-"$work/rxevm" --native-ok --cpus 3 --timeout 90m -v -- sh "$work/inside" "$work" $what "$@" || code=$?
+"$work/rxevm" --native-ok --cpus 3 ${pmem:-} --timeout 90m -v -- sh "$work/inside" "$work" $what "$@" || code=$?
 if [ $code = 77 ]; then exit 0; fi
 exit $code

@@ -10,6 +10,12 @@ $bb mount -t devtmpfs dev /dev
 while read -r m; do
 	$bb insmod "/mod/$m" || echo "rxevm: init: cannot load $m"
 done </mod/order
+case "$($bb cat /proc/cmdline)" in *rxevm.pmem*)
+	while read -r m; do
+		$bb insmod "/mod/$m" || echo "rxevm: init: cannot load $m"
+	done </mod/pmem
+	;;
+esac
 
 $bb mkdir -p /host /rw /new
 p9="trans=virtio,version=9p2000.L,msize=262144"

@@ -76,6 +76,7 @@ func parse(args []string) (parsed, error) {
 	fs.StringVar(&p.job.Accel, "accel", "", "kvm or tcg (default kvm where it works)")
 	fs.IntVar(&p.job.MemoryMiB, "memory-mib", 2048, "memory of each machine")
 	fs.IntVar(&p.job.CPUs, "cpus", 2, "processors of each machine")
+	fs.IntVar(&p.job.PmemMiB, "pmem-mib", 0, "size of each of two NVDIMMs, one a DAX file system and one a device (PMEM_FSDAX, PMEM_DEVDAX)")
 	fs.Var(&env, "env", "`NAME=value` added to the environment; may be repeated")
 	fs.DurationVar(&p.timeout, "timeout", 5*time.Minute, "limit for boot and command together")
 	fs.StringVar(&p.setup.Kernel, "kernel", "", "kernel `version` (default the newest cached, else the newest available)")
