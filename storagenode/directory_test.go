@@ -69,11 +69,11 @@ func TestDirectorySurvivesLossesOfPower(t *testing.T) {
 // Formatting that power fails in is begun again; a directory that was acknowledged and is damaged is never taken for an
 // older one, nor for none.
 func TestDamagedDirectoriesAreRefused(t *testing.T) {
-	mem := make([]byte, directoryBytes)
+	mem := bytes.Repeat([]byte("someone else's! "), directoryBytes/16)
 	ledger := pmem.NewLedger(mem)
 	d := &directory{mem: mem, flush: ledger.Flusher(), bytes: deviceBytes}
 	ledger.Before = func() {
-		for seed := range uint64(4) {
+		for seed := range uint64(8) {
 			if _, err := reopened(ledger.Cut(pmem.Half(seed))); err != nil {
 				require.ErrorIs(t, err, errNoDirectory)
 			}
