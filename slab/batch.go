@@ -227,14 +227,12 @@ func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (
 	for bytes, verbs := 0, 0; n < len(refs) && len(b.attempts) < maxWrites; n++ {
 		a := attempt{index: n}
 		err := l.resolve(&a.object, refs[n])
-		switch room := 0; {
+		switch {
 		case err != nil:
 		case a.slab.Kind == proto.Single:
 			err = fmt.Errorf("%w: %v", ErrImmutable, refs[n])
 		default:
-			if room = l.room(a.slab); len(payloads[n]) > room {
-				err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payloads[n]), room)
-			}
+			err = l.fits(len(payloads[n]), a.slab)
 		}
 		if errs[n] = err; err != nil {
 			continue

@@ -2,7 +2,6 @@ package slab
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/quarrystore/quarry/proto"
 )
@@ -41,8 +40,8 @@ func (l *Lane) Birth(c Claim, payload []byte, tag uint32) (proto.Ref, error) {
 		return proto.Ref{}, ErrStaleClaim
 	}
 	n := c.V.Version() + 1
-	if room := l.room(c.Slab); len(payload) > room {
-		return proto.Ref{}, fmt.Errorf("%w: %d bytes, the slab has room for %d", ErrTooLarge, len(payload), room)
+	if err := l.fits(len(payload), c.Slab); err != nil {
+		return proto.Ref{}, err
 	}
 	img, err := l.buffer(&l.image, proto.ImageLen(len(payload)+l.Overhead()))
 	if err != nil {

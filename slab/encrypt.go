@@ -57,6 +57,18 @@ func (e *encryption) overhead() int {
 // room is the largest payload that the lane writes to a slab; negative if it writes none.
 func (l *Lane) room(s proto.Slab) int { return s.Class.PayloadBytes(s.Kind) - l.Overhead() }
 
+// fits returns ErrTooLarge for a payload of more bytes than the lane writes to a slab.
+func (l *Lane) fits(bytes int, s proto.Slab) error {
+	room := l.room(s)
+	switch {
+	case bytes <= room:
+		return nil
+	case room < 0:
+		return fmt.Errorf("%w: the slab of %d bytes has no room for the %d that encryption adds", ErrTooLarge, s.Class.Bytes(), l.Overhead())
+	}
+	return fmt.Errorf("%w: %d bytes, the slab has room for %d", ErrTooLarge, bytes, room)
+}
+
 // MaxPayloadBytes is the largest payload that the lane writes to one slab of a kind.
 func (l *Lane) MaxPayloadBytes(k proto.Kind) int { return proto.MaxPayloadBytes(k) - l.Overhead() }
 

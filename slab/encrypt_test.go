@@ -271,6 +271,11 @@ func TestClearObjectsOfBefore(t *testing.T) {
 	_, err = both.Lane.Update(full, func(old []byte, _ *slab.Info) ([]byte, error) { return old, nil })
 	require.ErrorIs(t, err, slab.ErrTooLarge)
 	require.ErrorContains(t, err, "room for 40")
+	tiny, err := old.Alloc.Alloc(make([]byte, 8), alloc.Want{Replicas: 1})
+	require.NoError(t, err)
+	_, err = both.Lane.Update(tiny, func(old []byte, _ *slab.Info) ([]byte, error) { return nil, nil })
+	require.ErrorIs(t, err, slab.ErrTooLarge)
+	require.ErrorContains(t, err, "encryption adds")
 }
 
 // TestRepairWithoutKeys: ciphertext is repaired by the bytes of another replica, at its version.

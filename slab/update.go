@@ -86,8 +86,8 @@ func (l *Lane) callback(a *attempt, reveal bool, f func(old []byte, info *Info) 
 	}
 	l.info = infoOf(a.header)
 	payload, err := f(a.payload, &l.info)
-	if room := l.room(a.slab); err == nil && len(payload) > room {
-		err = fmt.Errorf("%w: %d bytes, this object has room for %d", ErrTooLarge, len(payload), room)
+	if err == nil {
+		err = l.fits(len(payload), a.slab)
 	}
 	return payload, err
 }
