@@ -76,8 +76,9 @@ func (f Flusher) Streams() bool { return f.unit != nil && f.unit.stream != nil }
 //
 // Preconditions: Streams; off and len(src) are multiples of 8 and within mem; mem is aligned to 8.
 func (f Flusher) Stream(mem []byte, off uint64, src []byte) {
+	f.unit.fence() // streamed stores are weakly ordered: without the fences an earlier or a later WRITE
 	f.unit.stream(mem, off, src)
-	f.unit.fence() // streamed stores are weakly ordered: without it a later WRITE might be seen first
+	f.unit.fence() // might be seen at another place in the order of the chain
 }
 
 // Persist returns when a range survives a loss of power. The error is of msync, and names the range.
