@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 
 	"connectrpc.com/connect"
@@ -32,7 +33,11 @@ func command[A any](ctx context.Context, n *Node, ev state.Event) (*connect.Resp
 	case errors.Is(err, errStopping):
 		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s: %w", n.cfg.Name, err))
 	case err != nil:
-		n.cfg.Logger.Error("storage node: command failed", "command", fmt.Sprintf("%T", ev), "error", err)
+		level := slog.LevelError
+		if n.ctx.Err() != nil {
+			level = slog.LevelDebug // cut short because the node stops
+		}
+		n.cfg.Logger.Log(ctx, level, "storage node: command failed", "command", fmt.Sprintf("%T", ev), "error", err)
 		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("node %s: %w", n.cfg.Name, err))
 	}
 	return connect.NewResponse(new(A)), nil
