@@ -25,6 +25,29 @@ func hugeCount(t *testing.T, name string) int {
 	return n
 }
 
+// freeHugePages counts the huge pages that no mapping has and none has reserved.
+func freeHugePages(t *testing.T) int {
+	return hugeCount(t, "free_hugepages") - hugeCount(t, "resv_hugepages")
+}
+
+// needHugePages sees to it that n huge pages are free during the test. It sets them aside where it
+// may, and skips the test otherwise.
+func needHugePages(t *testing.T, n int) {
+	t.Helper()
+	if freeHugePages(t) >= n {
+		return
+	}
+	before := hugeCount(t, "nr_hugepages")
+	set := func(count int) error { return os.WriteFile(hugeFolder+"nr_hugepages", []byte(strconv.Itoa(count)), 0) }
+	if err := set(before + n); err != nil {
+		t.Skipf("no %d free huge pages of 2 MiB (sysctl vm.nr_hugepages=%d): %v", n, n, err)
+	}
+	t.Cleanup(func() { require.NoError(t, set(before)) })
+	if free := freeHugePages(t); free < n {
+		t.Skipf("%d huge pages of 2 MiB are free, and the kernel finds no more: %d are needed", free, n)
+	}
+}
+
 // allZero reads the file, not the mapping: a device's view would differ from either
 // where the pages of the two are not the same.
 func allZero(t *testing.T, m *Memory, from uint64) {
@@ -72,26 +95,16 @@ func TestZeroKeepsPinnedPages(t *testing.T) {
 // otherwise another region takes them, and the next touch is a SIGBUS.
 func TestZeroKeepsHugePagesReserved(t *testing.T) {
 	const page = 2 << 20
-	free := func() int { return hugeCount(t, "free_hugepages") - hugeCount(t, "resv_hugepages") }
-	if free() < 4 {
-		before := hugeCount(t, "nr_hugepages")
-		if os.WriteFile(hugeFolder+"nr_hugepages", []byte(strconv.Itoa(before+8)), 0) != nil {
-			t.Skip("no 4 free huge pages of 2 MiB (sysctl vm.nr_hugepages=8)")
-		}
-		t.Cleanup(func() { os.WriteFile(hugeFolder+"nr_hugepages", []byte(strconv.Itoa(before)), 0) })
-		if free() < 4 {
-			t.Skip("the kernel has no 4 huge pages of 2 MiB left")
-		}
-	}
+	needHugePages(t, 4)
 	m, err := NewHugeMemory("huge", 4*page, page)
 	require.NoError(t, err)
 	defer m.Close()
 	for i := 0; i < len(m.mem); i += 4096 {
 		m.mem[i] = 1
 	}
-	left := free()
+	left := freeHugePages(t)
 	require.NoError(t, m.Zero(8192))
-	require.Equal(t, left, free(), "zeroing gave huge pages away")
+	require.Equal(t, left, freeHugePages(t), "zeroing gave huge pages away")
 	require.Equal(t, byte(1), m.mem[4096])
 	require.True(t, bytes.Equal(make([]byte, 4*page-8192), m.mem[8192:]))
 }
@@ -103,10 +116,9 @@ func TestZeroKeepsFileOnHugetlbfsReserved(t *testing.T) {
 		t.Skipf("needs root to mount hugetlbfs: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	needHugePages(t, 2)
 	m, err := OpenMemory(filepath.Join(dir, "region"), 4<<20, true)
-	if err != nil {
-		t.Skipf("no 2 free huge pages of 2 MiB (sysctl vm.nr_hugepages=8): %v", err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	m.mem[1<<20] = 1
 	require.EqualValues(t, 4<<20, m.TouchedBytes())

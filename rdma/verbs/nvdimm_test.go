@@ -20,7 +20,7 @@ func needNVDIMM(t *testing.T) (fsdax, devdax string) {
 	needDevice(t)
 	fsdax, devdax = os.Getenv("PMEM_FSDAX"), os.Getenv("PMEM_DEVDAX")
 	if devdax == "" {
-		t.Skip("no NVDIMM: run make test-pmem")
+		t.Skip("no NVDIMM: make test and make test-pmem run this in a virtual machine that has two")
 	}
 	return fsdax, devdax
 }

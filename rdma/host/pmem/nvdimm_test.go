@@ -14,7 +14,7 @@ import (
 func nvdimm(t *testing.T, variable string) string {
 	path := os.Getenv(variable)
 	if path == "" {
-		t.Skip("no NVDIMM: run make test-pmem")
+		t.Skip("no NVDIMM: make test and make test-pmem run this in a virtual machine that has two")
 	}
 	return path
 }

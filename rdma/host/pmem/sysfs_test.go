@@ -90,7 +90,7 @@ func TestDirectMappings(t *testing.T) {
 	require.NoError(t, unix.Fstat(int(f.Fd()), &st))
 	way, err := processor()
 	if err != nil || way == Msync {
-		t.Skip("this processor writes no lines back")
+		t.Skip("this processor has no instruction that writes cache lines back")
 	}
 	t.Setenv(FlushVariable, "")
 	s := newFake(t)
