@@ -193,10 +193,18 @@ func hasSchedules(args []string) bool {
 	return slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "-schedules=") })
 }
 
+// execute runs a mutant's process. Its temporary files are removed with it: a test that a mutant
+// brings down removes none.
 func (g *gate) execute(ctx context.Context, j *job, binary, dir string, args ...string) {
+	temp, err := os.MkdirTemp("", "mutant") // a short path: unix sockets are made in it
+	if err != nil {
+		j.err = err
+		return
+	}
+	defer os.RemoveAll(temp)
 	cmd := exec.CommandContext(ctx, binary, append(args, "-test.timeout=0")...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", selected.Variable, j.number))
+	cmd.Env = append(os.Environ(), "TMPDIR="+temp, fmt.Sprintf("%s=%d", selected.Variable, j.number))
 	if binary == g.built[here] {
 		cmd.Env = append(cmd.Env, "GOGC=400") // schedules leave little garbage in little memory
 	}
