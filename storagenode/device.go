@@ -50,7 +50,7 @@ func openDevice(dev *pmem.Device, domain proto.Domain, format bool) (_ *device, 
 	d := &device{dev: dev, domain: domain}
 	area := d.units(directoryBytes)
 	if dev.Bytes < area+proto.MinRegionBytes {
-		return nil, fmt.Errorf("%s has %d bytes: want at least %d, for the directory and a region", dev.Path, dev.Bytes, area+proto.MinRegionBytes)
+		return nil, fmt.Errorf("%s has %d bytes, and needs at least %d: the directory and the smallest region", dev.Path, dev.Bytes, area+proto.MinRegionBytes)
 	}
 	if d.area, err = dev.Map(0, area); err != nil {
 		return nil, err

@@ -39,7 +39,7 @@ func TestANodeOnADevice(t *testing.T) {
 func TestANodeOnNVDIMM(t *testing.T) {
 	path := os.Getenv("PMEM_DEVDAX")
 	if path == "" {
-		t.Skip("no NVDIMM: run make test-pmem")
+		t.Skip("no NVDIMM: make test and make test-pmem run this in a virtual machine that has two")
 	}
 	nodeOnADevice(t, path, func(b *boss, format bool) storagenode.Config {
 		cfg := b.config(path)

@@ -25,8 +25,8 @@ import (
 // Linearizes at: the store of the commit word, which 8 bytes make untorn. A change is: the older image, flush, the commit word,
 // flush. A loss of power before that store leaves the newest image as it was; the one being written may be torn.
 //
-// Invariant: the image that the commit word names is whole. So damage of an image that was acknowledged is told from
-// a torn write, and is never answered by going back to the state before.
+// Invariant: the image that the commit word names is whole. If its checksum is wrong, the medium is damaged: no loss of
+// power leaves that. Opening the device is then an error; the older image is not used in its place.
 type directory struct {
 	mem   []byte // of directoryBytes
 	flush pmem.Flusher

@@ -8,16 +8,15 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// WriteRun makes the first n of some writes, at least one: those that stand in one leaf, by one Update,
-// which others may share. The caller calls it again with the rest, so that all are made in their order.
-// err is why none was made: the context has ended.
+// WriteRun makes the first n of the writes, n >= 1, with one Update of the leaf that all n keys belong to. The caller
+// calls it again with the other writes. err is not nil only if the context ended before any write was made.
 //
-// Each of the n has its answer in Err: nil, or that its condition does not hold, what its Edit has refused, or why it
-// failed. Those behind a condition that does not hold, or behind a failure, are not made by this call. Where the
-// outcome of one is unknown, so is that of those before it. After ErrNoEdit, for a write with Edit, use
-// GetVersion and PutIf before the rest is written.
+// Err of each of the n writes is nil, what its Edit returned, that its condition does not hold, or why it failed. The
+// last two end the run: that write is the last of the n. All n are one change of the leaf: if its outcome is unknown,
+// Err of each of them is client.ErrUnknown. ErrNoEdit says that this write cannot be made in its leaf: the caller
+// makes it with GetVersion and PutIf, and only then calls WriteRun with the writes behind it.
 //
-// Linearizes like as many Puts and Deletes in that order; the n writes at one instant.
+// Linearizes like n Puts and Deletes in their order, all at one instant.
 func (t *Tree) WriteRun(ctx context.Context, writes []btree.Write) (n int, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err

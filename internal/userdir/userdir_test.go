@@ -132,7 +132,7 @@ func TestCallsOfDevAreEncrypted(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "hello", got)
 
-	// A program with another certificate at that port is told nothing.
+	// The SDK sends nothing to a server at that port whose certificate another authority has signed.
 	stop()
 	h.CloseIdleConnections()
 	_, other, stop := serve(t, at)
