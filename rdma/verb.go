@@ -118,12 +118,13 @@ func WithinLimits(verbs []Verb) error {
 
 // Window is the right to a region's memory under one epoch: what Open returned.
 type Window struct {
-	Region uint32 // number in the table
-	Epoch  uint64 // the key is valid while the node serves the region under this epoch
-	Key    uint64 // checked by the responder with every verb; never a secret
-	Base   uint64 // address of offset 0 as the responder counts it (0 unless a device counts otherwise)
-	Bytes  uint64 // size of the region; a verb beyond it is refused with ErrBounds
-	Slot   int32  // the provider's own index of the window on this connection
+	Region uint32      // number in the table
+	Epoch  uint64      // the key is valid while the node serves the region under this epoch
+	Key    uint64      // checked by the responder with every verb; never a secret
+	Base   uint64      // address of offset 0 as the responder counts it (0 unless a device counts otherwise)
+	Bytes  uint64      // size of the region; a verb beyond it is refused with ErrBounds
+	Slot   int32       // the provider's own index of the window on this connection
+	Flush  FlushMethod // how a persistent FLUSH is carried out, as the node has told
 }
 
 // Target is where a chain goes: a window over a connection.

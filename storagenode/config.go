@@ -36,6 +36,9 @@ type Config struct {
 	// Format makes a directory on a device Dir that has none, and gives up what it held. A device that has one is used
 	// as it is.
 	Format bool
+	// Flush is how clients that come through an adapter make regions durable: auto, native, appliance or agent; see
+	// host.ChooseFlush. Default auto.
+	Flush string
 	// HugepageBytes of the pages that anonymous regions lie on; 0 means ordinary ones.
 	// They are set aside when a region is made. Not with Dir.
 	HugepageBytes uint64

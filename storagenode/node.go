@@ -45,6 +45,7 @@ type Node struct {
 	domain      proto.Domain     // of all regions
 	persistence pmem.Persistence // of all regions
 	device      verbs.Config
+	notNative   error // why the adapter does not make regions durable by a FLUSH of its own
 
 	tcpListener net.Listener
 	tcpAddress  string // as the table shows it
@@ -201,7 +202,7 @@ func (n *Node) recall(ctx context.Context) error {
 		}
 	}
 	n.state = state.New(limits, kept, regions)
-	return nil
+	return n.chooseFlush()
 }
 
 // listen opens all ports. The fabric's connections wait in the backlog until the
@@ -355,7 +356,7 @@ func (n *Node) self() *quarrypb.Node {
 		CapacityBytes: n.cfg.CapacityBytes, Persistent: n.state.Limits.Persistent, Domain: uint32(n.domain), Id: n.state.Node,
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress, Tls: fabricTLS[n.cfg.FabricTLS.Mode()]}},
 		Key:       n.own.Holder[:], PageBytes: n.cfg.HugepageBytes, Medium: n.medium.name, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(),
-		Persistence: &quarrypb.Persistence{Kind: n.persistence.Kind, Domain: n.persistence.Domain, Flush: n.persistence.Flush},
+		Persistence: &quarrypb.Persistence{Kind: n.persistence.Kind, Domain: n.persistence.Domain, Flush: n.persistence.Flush, Method: n.persistence.Method},
 	}
 	if n.verbsListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_VERBS, Address: n.verbsAddress})

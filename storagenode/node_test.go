@@ -31,14 +31,14 @@ const dataOff = 1 << 20 // of a region of 16 MiB
 func TestSaysWhatItsRegionsHave(t *testing.T) {
 	b := newBoss(t)
 	memory := b.start(b.config(""))
-	require.Equal(t, pmem.Persistence{Kind: "volatile", Flush: "none"}, memory.Stats().Persistence)
+	require.Equal(t, pmem.Persistence{Kind: "volatile", Flush: "none", Method: "none"}, memory.Stats().Persistence)
 	require.NoError(t, memory.Close())
 	dir := t.TempDir()
 	fs, err := host.FileSystemOf(dir)
 	require.NoError(t, err)
-	want := pmem.Persistence{Kind: "volatile", Flush: "none"}
+	want := pmem.Persistence{Kind: "volatile", Flush: "none", Method: "none"}
 	if fs.Volatile == nil {
-		want = pmem.Persistence{Kind: "file", Flush: "msync"} // no test machine has its temporary files on DAX
+		want = pmem.Persistence{Kind: "file", Flush: "msync", Method: "processor"} // no test machine has its temporary files on DAX
 	}
 	n := newBoss(t)
 	require.Equal(t, want, n.start(n.config(dir)).Stats().Persistence)

@@ -16,7 +16,9 @@ import (
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/verbs"
 )
 
@@ -106,7 +108,31 @@ func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
 		return verbs.Caps{}, fmt.Errorf("regions in %s: %w", n.cfg.Dir, err)
 	}
 	defer m.Unpin()
-	return verbs.Probe(c, m.Bytes())
+	caps, err := verbs.Probe(c, m.Bytes())
+	if err == nil && m.Persistent() {
+		n.notNative = verbs.NotNative(c, m.Bytes())
+	}
+	return caps, err
+}
+
+// chooseFlush chooses how clients make the node's regions durable, once it is known what these lie on.
+func (n *Node) chooseFlush() error {
+	facts := host.FlushFacts{Persistent: n.state.Limits.Persistent, Adapter: n.domain == proto.DomainAdapter, NotNative: n.notNative,
+		Caches: n.persistence.Flush == pmem.FenceAlone.String()}
+	m, err := host.ChooseFlush(n.cfg.Flush, facts)
+	if err != nil {
+		return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+	}
+	n.persistence.Method, n.device.Flush = m.String(), m
+	switch {
+	case !facts.Adapter || m == rdma.NoFlush:
+	case m == rdma.ReadAfterWrite && !facts.Caches:
+		n.cfg.Logger.Warn("storage node: regions are made durable by READs behind WRITEs, as --flush says: that loses acknowledged changes where the adapter writes into the processors' caches (DDIO on, Soft-RoCE)",
+			"node", n.cfg.Name, "method", m.String())
+	default:
+		n.cfg.Logger.Info("storage node: how clients make regions durable", "node", n.cfg.Name, "method", m.String(), "not native", n.notNative)
+	}
+	return nil
 }
 
 // probeBytes is enough to meet a limit of locked memory that is too low for anything.

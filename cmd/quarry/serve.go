@@ -109,6 +109,7 @@ type storageCmd struct {
 	Domain         string   `placeholder:"/DC/RACK/HOST" help:"Failure domain; replicas lie in different ones. Default /default/default/NAME."`
 	Data           string   `placeholder:"DIR" help:"Keep regions as files there, or on a device DAX such as /dev/dax0.0; without, in memory only."`
 	Format         bool     `help:"Make a directory on a device given by --data that has none, and give up what it held. One that has a directory is used as it is."`
+	Flush          string   `enum:"auto,native,appliance,agent" default:"auto" help:"How RDMA clients make persistent memory durable: by the adapter's FLUSH (native), a READ behind the WRITEs (appliance), or the node's processors (agent); auto takes what is seen to hold."`
 	Capacity       sizeFlag `default:"64GiB" help:"Most bytes of all regions together. A region takes all of its memory, or disk, when it is made."`
 	Hugepages      sizeFlag `placeholder:"SIZE" help:"Keep regions on huge pages of this size, 2MiB or 1GiB, set aside when a region is made; not with --data."`
 	Listen         string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
@@ -143,7 +144,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	defer port.close()
 	storagenode.Version = version
-	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data, Format: s.Format,
+	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data, Format: s.Format, Flush: s.Flush,
 		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, FabricTLS: a.fabric, Logger: a.log})
 	if err != nil {
 		return inUse(err)

@@ -30,9 +30,12 @@ type nodeView struct {
 	Agent     string   `json:"agent_url"`
 	Endpoints []string `json:"endpoints"`
 	FabricTLS string   `json:"fabric_tls"` // encryption of its tcp fabric: off, on, required
-	// Persistence is what a loss of power leaves of its regions, and how they are flushed: volatile, "file,
-	// msync", "fsdax (memory_controller), clwb", and so on; empty if the node does not say.
+	// Persistence is what a loss of power leaves of its regions, how they are flushed, and how clients have that
+	// done: volatile, "file, msync, processor", "devdax (memory_controller), clwb, agent", and so on; empty if the node does not say.
 	Persistence string `json:"persistence"`
+	// FlushMethod is the last of these: native, appliance, agent or processor, none of volatile regions; empty if the node
+	// does not say.
+	FlushMethod string `json:"flush_method"`
 	// Connected is how many connections each provider carries.
 	Connected map[string]uint32 `json:"connections"`
 	// Trouble is why the controllers treat the node as lost although it answers.
@@ -136,15 +139,20 @@ type statusView struct {
 	Tenants []tenantView `json:"tenants"`
 }
 
-// persistenceText is kind, domain and way to flush of a node's regions.
+// persistenceText is kind, domain, way to flush and method of a node's regions.
 func persistenceText(p *quarrypb.Persistence) string {
-	switch {
-	case p == nil || p.Flush == "none":
+	if p == nil || p.Flush == "none" {
 		return p.GetKind()
-	case p.Domain == "":
-		return p.Kind + ", " + p.Flush
 	}
-	return fmt.Sprintf("%s (%s), %s", p.Kind, p.Domain, p.Flush)
+	text := p.Kind
+	if p.Domain != "" {
+		text += " (" + p.Domain + ")"
+	}
+	text += ", " + p.Flush
+	if p.Method != "" {
+		text += ", " + p.Method
+	}
+	return text
 }
 
 // viewOf translates an answer of the controller. Lists are empty rather than null in JSON.
@@ -158,7 +166,7 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 	for _, n := range s.GetTable().GetNodes() {
 		names[n.Id] = n.Name
 		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Trouble: n.Trouble, Agent: n.AgentUrl, Endpoints: []string{}, Connected: map[string]uint32{}}
-		nv.Persistence = persistenceText(n.Persistence)
+		nv.Persistence, nv.FlushMethod = persistenceText(n.Persistence), n.Persistence.GetMethod()
 		for _, c := range n.Connected {
 			nv.Connected[quarrypb.Word(c.Provider)] = c.Lanes
 		}

@@ -311,7 +311,7 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 	if n.PageBytes&(n.PageBytes-1) != 0 || n.PageBytes > wire.MaxRegionBytes || len(n.Medium) > maxMediumBytes || !utf8.ValidString(n.Medium) {
 		return errorf(Invalid, "node %s: pages of %d bytes in %q: want a power of two up to %d, and a short text", n.Name, n.PageBytes, n.Medium, wire.MaxRegionBytes)
 	}
-	for _, s := range []string{n.Persistence.GetKind(), n.Persistence.GetDomain(), n.Persistence.GetFlush()} {
+	for _, s := range []string{n.Persistence.GetKind(), n.Persistence.GetDomain(), n.Persistence.GetFlush(), n.Persistence.GetMethod()} {
 		if len(s) > maxWordBytes || !utf8.ValidString(s) {
 			return errorf(Invalid, "node %s: persistence %q: want short words", n.Name, s)
 		}

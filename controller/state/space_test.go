@@ -85,7 +85,7 @@ func TestRegionsConsistOfWholeHugePages(t *testing.T) {
 	n.PageBytes = 3 << 20
 	w := r.ask(&quarrypb.RegisterNodeRequest{Node: n})
 	require.Equal(t, Invalid, r.refusal(w).Code)
-	n.PageBytes, n.Persistence = 0, &quarrypb.Persistence{Kind: "fsdax", Flush: strings.Repeat("x", 65)}
+	n.PageBytes, n.Persistence = 0, &quarrypb.Persistence{Kind: "fsdax", Method: strings.Repeat("x", 65)}
 	w = r.ask(&quarrypb.RegisterNodeRequest{Node: n})
 	require.Contains(t, r.refusal(w).Text, "persistence")
 }

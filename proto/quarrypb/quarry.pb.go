@@ -739,6 +739,7 @@ type Persistence struct {
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`     // volatile, file, fsdax or devdax
 	Domain        string                 `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"` // of persistent memory, as its kernel says: cpu_cache, memory_controller or unknown
 	Flush         string                 `protobuf:"bytes,3,opt,name=flush,proto3" json:"flush,omitempty"`   // how a range is flushed: none, msync, clflush, clflushopt, clwb, dc-cvap or fence
+	Method        string                 `protobuf:"bytes,4,opt,name=method,proto3" json:"method,omitempty"` // how clients have that done: none, native, appliance, agent or processor; empty: an earlier version, agent or processor
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -790,6 +791,13 @@ func (x *Persistence) GetDomain() string {
 func (x *Persistence) GetFlush() string {
 	if x != nil {
 		return x.Flush
+	}
+	return ""
+}
+
+func (x *Persistence) GetMethod() string {
+	if x != nil {
+		return x.Method
 	}
 	return ""
 }
@@ -8770,11 +8778,12 @@ const file_quarry_proto_rawDesc = "" +
 	"\vsecret_hash\x18\x13 \x01(\fR\n" +
 	"secretHash\x128\n" +
 	"\vpersistence\x18\x14 \x01(\v2\x16.quarry.v1.PersistenceR\vpersistenceB\x12\n" +
-	"\x10_available_bytes\"O\n" +
+	"\x10_available_bytes\"g\n" +
 	"\vPersistence\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x14\n" +
-	"\x05flush\x18\x03 \x01(\tR\x05flush\"R\n" +
+	"\x05flush\x18\x03 \x01(\tR\x05flush\x12\x16\n" +
+	"\x06method\x18\x04 \x01(\tR\x06method\"R\n" +
 	"\tConnected\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x14\n" +
 	"\x05lanes\x18\x02 \x01(\rR\x05lanes\"\x88\x01\n" +

@@ -22,6 +22,8 @@ import (
 //	open request  0 tag    4 region    8 slot    12 zero  16 epoch
 //	open answer   0 tag    4 code      8 flags   12 zero  16 key   24 bytes
 //
+// Flags are 1 if a persistent FLUSH is possible, and in bits 8 to 15 its rdma.FlushMethod.
+//
 // A code is 0 or the place of the cause in rdma.Refusals, counted from 1; 255 is
 // any other failure.
 const (
@@ -224,11 +226,11 @@ func DecodeOpenRequest(b []byte) (OpenRequest, error) {
 
 // OpenAnswer is a window, or why there is none.
 type OpenAnswer struct {
-	Tag        uint32 // of the request
-	Err        error  // why there is no window; the other fields are zero then
-	Persistent bool   // a persistent FLUSH is possible
-	Key        uint64 // of rdma.Window
-	Bytes      uint64 // size of the region
+	Tag   uint32           // of the request
+	Err   error            // why there is no window; the other fields are zero then
+	Flush rdma.FlushMethod // of rdma.Window
+	Key   uint64           // of rdma.Window
+	Bytes uint64           // size of the region
 }
 
 // Append appends the encoded form.
@@ -236,8 +238,8 @@ func (o *OpenAnswer) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, o.Tag)
 	b = binary.LittleEndian.AppendUint32(b, uint32(Code(o.Err)))
 	var flags uint64
-	if o.Persistent {
-		flags = flagPersistent
+	if o.Flush != rdma.NoFlush {
+		flags = flagPersistent | uint64(o.Flush)<<8
 	}
 	b = binary.LittleEndian.AppendUint64(b, flags)
 	b = binary.LittleEndian.AppendUint64(b, o.Key)
@@ -250,11 +252,11 @@ func DecodeOpenAnswer(b []byte) (OpenAnswer, error) {
 		return OpenAnswer{}, ErrHello
 	}
 	return OpenAnswer{
-		Tag:        binary.LittleEndian.Uint32(b),
-		Err:        CodeError(byte(min(binary.LittleEndian.Uint32(b[4:]), codeBroken))),
-		Persistent: binary.LittleEndian.Uint32(b[8:])&flagPersistent != 0,
-		Key:        binary.LittleEndian.Uint64(b[16:]),
-		Bytes:      binary.LittleEndian.Uint64(b[24:]),
+		Tag:   binary.LittleEndian.Uint32(b),
+		Err:   CodeError(byte(min(binary.LittleEndian.Uint32(b[4:]), codeBroken))),
+		Flush: rdma.FlushMethodOf(b[8]&flagPersistent != 0, b[9]),
+		Key:   binary.LittleEndian.Uint64(b[16:]),
+		Bytes: binary.LittleEndian.Uint64(b[24:]),
 	}, nil
 }
 

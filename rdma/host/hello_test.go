@@ -29,13 +29,13 @@ func TestHelloForms(t *testing.T) {
 		_, err := DecodeHello(b)
 		require.ErrorIs(t, err, ErrHello)
 	}
-	for _, err := range append([]error{nil, rdma.ErrBroken}, rdma.Refusals...) {
+	for i, err := range append([]error{nil, rdma.ErrBroken}, rdma.Refusals...) {
 		w := Welcome{Err: err, Node: 4, Incarnation: 5}
 		require.Len(t, w.Append(nil), WelcomeBytes)
 		got, decodeErr := DecodeWelcome(w.Append(nil))
 		require.NoError(t, decodeErr)
 		require.Equal(t, w, got)
-		a := OpenAnswer{Tag: 1, Err: err, Persistent: err == nil, Key: 6, Bytes: 7}
+		a := OpenAnswer{Tag: 1, Err: err, Flush: rdma.FlushMethod(i % 5), Key: 6, Bytes: 7}
 		require.Len(t, a.Append(nil), OpenAnswerBytes)
 		gotAnswer, decodeErr := DecodeOpenAnswer(a.Append(nil))
 		require.NoError(t, decodeErr)

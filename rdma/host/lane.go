@@ -156,8 +156,19 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 	l.Map(slot, key, r.memory.mem, r.memory.flush)
 	l.windows[slot].target = target
 	atomic.StoreUint64(&l.page.keys[slot], key)
-	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot}
+	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot, Flush: l.flushMethod(r.memory)}
 	return w, r.memory, nil
+}
+
+// flushMethod is how the lane's client has a range of the memory made durable.
+func (l *Lane) flushMethod(m *Memory) rdma.FlushMethod {
+	switch {
+	case !m.Persistent():
+		return rdma.NoFlush
+	case l.provider == "tcp":
+		return rdma.Message
+	}
+	return rdma.Processor
 }
 
 // foreign says whether a region is served under an epoch, and not to a tenant.

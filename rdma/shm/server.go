@@ -226,10 +226,9 @@ func (s *Server) admit(c *net.UnixConn, sending *sync.Mutex, hello *host.Hello, 
 // open answers with a window and the memory behind it.
 func (s *Server) open(c *net.UnixConn, sending *sync.Mutex, lane *host.Lane, o host.OpenRequest) error {
 	w, m, err := lane.Open(o.Region, o.Epoch, o.Slot)
-	a := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes}
+	a := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes, Flush: w.Flush}
 	var f *os.File
 	if err == nil {
-		a.Persistent = m.Persistent()
 		if f, err = m.Descriptor(lane.Ticket().Rights == rdma.ReadWrite); err != nil {
 			return err
 		}

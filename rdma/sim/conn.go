@@ -348,7 +348,7 @@ func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window
 	case c.domain != m.Domain && !c.fabric.CrossDomain:
 		return rdma.Window{}, fmt.Errorf("region %d is in the domain %v, the connection in %v: %w", region, m.Domain, c.domain, rdma.ErrKey)
 	case c.session == Agent:
-		return rdma.Window{Region: region, Epoch: epoch, Bytes: m.bytes}, nil
+		return rdma.Window{Region: region, Epoch: epoch, Bytes: m.bytes, Flush: m.Method}, nil
 	case c.node.Revoked(c.session):
 		return rdma.Window{}, rdma.ErrRevoked
 	case m.key == 0 || m.Epoch != epoch:
@@ -361,7 +361,7 @@ func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window
 		c.windows = append(c.windows, w)
 	}
 	c.windows[slot] = w
-	return rdma.Window{Region: region, Epoch: epoch, Key: w.key, Bytes: m.bytes, Slot: int32(slot)}, nil
+	return rdma.Window{Region: region, Epoch: epoch, Key: w.key, Bytes: m.bytes, Slot: int32(slot), Flush: m.Method}, nil
 }
 
 // hasKey says whether the window was opened on this connection and is good still.
@@ -476,7 +476,7 @@ func (c *Conn) execute(m *Memory, p *pending, v *rdma.Verb, s *verbState) {
 	f := c.fabric
 	switch v.Op {
 	case rdma.Flush:
-		m.Flush(v.Off, v.Bytes)
+		m.flush(v.Kind, v.Off, v.Bytes)
 		s.done = true
 	case rdma.FetchAdd:
 		s.old = m.Word(v.Off)

@@ -103,7 +103,11 @@ func (f *Fabric) Nodes() []*Node { return f.nodes }
 
 // AddMemory makes a closed, zeroed copy of a region.
 func (n *Node) AddMemory(region uint32, bytes uint64, p Profile) *Memory {
-	m := &Memory{Node: n, Region: region, Profile: p, Domain: proto.DomainCPU, bytes: bytes, pages: make([]*page, bytes/pageBytes)}
+	method := rdma.Native
+	if p == DRAM {
+		method = rdma.NoFlush
+	}
+	m := &Memory{Node: n, Region: region, Profile: p, Method: method, Domain: proto.DomainCPU, bytes: bytes, pages: make([]*page, bytes/pageBytes)}
 	n.mems = append(n.mems, m)
 	return m
 }

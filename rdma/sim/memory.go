@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
 )
 
 const (
@@ -42,12 +43,13 @@ var zeros [pageBytes]byte
 
 // Memory is one node's copy of a region.
 type Memory struct {
-	Node    *Node        // that holds it
-	Region  uint32       // number in the table
-	Profile Profile      // what a loss of power leaves; constant
-	Domain  proto.Domain // a CAS from a connection of another domain is not atomic
-	Epoch   uint64       // under which it is open, or was closed
-	key     uint64       // 0 is closed; windows' keys are made of it, see keyOf
+	Node    *Node            // that holds it
+	Region  uint32           // number in the table
+	Profile Profile          // what a loss of power leaves; constant
+	Method  rdma.FlushMethod // of persistent FLUSHes
+	Domain  proto.Domain     // a CAS from a connection of another domain is not atomic
+	Epoch   uint64           // under which it is open, or was closed
+	key     uint64           // 0 is closed; windows' keys are made of it, see keyOf
 
 	bytes   uint64  // size of the region; a multiple of pageBytes
 	pages   []*page // nil: never written, all zeros
@@ -199,6 +201,13 @@ func (m *Memory) Flush(off, n uint64) {
 		}
 		i := a % pageBytes / 8
 		p.dirty[i/64] &^= 1 << (i % 64)
+	}
+}
+
+// flush carries a FLUSH out. With DDIO on, a READ leaves what is in the caches there.
+func (m *Memory) flush(kind rdma.FlushKind, off, n uint64) {
+	if kind == rdma.Persistent && (m.Method != rdma.ReadAfterWrite || m.Profile != ADRDDIOOn) {
+		m.Flush(off, n)
 	}
 }
 

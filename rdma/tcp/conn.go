@@ -408,7 +408,7 @@ func (c *conn) open(ctx context.Context, ws []rdma.Window) error {
 			c.fail(err)
 			return c.dead
 		}
-		ws[i].Key, ws[i].Bytes = o.Key, o.Bytes
+		ws[i].Key, ws[i].Bytes, ws[i].Flush = o.Key, o.Bytes, o.Flush
 		if o.Err != nil {
 			ws[i].Key = 0
 		}

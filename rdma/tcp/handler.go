@@ -223,8 +223,8 @@ func (h *handler) open(f *head) error {
 		return errFrame
 	}
 	h.r += headBytes + host.OpenRequestBytes
-	w, m, err := h.lane.Open(o.Region, o.Epoch, o.Slot)
-	reply := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes, Persistent: err == nil && m.Persistent()}
+	w, _, err := h.lane.Open(o.Region, o.Epoch, o.Slot)
+	reply := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes, Flush: w.Flush}
 	a := answer{kind: kindOpen, seq: f.seq, results: host.OpenAnswerBytes, last: true}
 	a.put(h.tx)
 	return h.send(reply.Append(h.tx[:answerBytes]))

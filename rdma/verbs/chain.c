@@ -16,16 +16,24 @@ int64_t q_now(void)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-// Posts verbs[0..n) with one doorbell, the last signaled. On error *posted says
+// Posts verbs[0..n) with one doorbell, the last, which is never skipped, signaled. On error *posted says
 // how many the device has taken.
 int q_post(q_lane *l, int n, uint64_t sequence, int *posted)
 {
+	struct ibv_send_wr *before = NULL, *first = NULL;
 	for (int i = 0; i < n; i++) {
 		const q_verb *v = &l->verbs[i];
 		struct ibv_send_wr *w = &l->wr[i];
+		if (v->op == Q_SKIP)
+			continue;
+		if (before)
+			before->next = w;
+		before = w;
+		if (!first)
+			first = w;
 		l->sge[i] = (struct ibv_sge){.addr = v->local, .length = v->len, .lkey = v->lkey};
 		*w = (struct ibv_send_wr){
-			.wr_id = sequence << 16 | (uint64_t)i, .next = i + 1 < n ? w + 1 : NULL,
+			.wr_id = sequence << 16 | (uint64_t)i,
 			.sg_list = &l->sge[i], .num_sge = 1,
 			.send_flags = (v->fence ? IBV_SEND_FENCE : 0) | (v->inlined ? IBV_SEND_INLINE : 0) |
 				(i + 1 == n ? IBV_SEND_SIGNALED : 0),
@@ -56,7 +64,7 @@ int q_post(q_lane *l, int n, uint64_t sequence, int *posted)
 		}
 	}
 	struct ibv_send_wr *bad = NULL;
-	int e = ibv_post_send(l->qp, l->wr, &bad);
+	int e = ibv_post_send(l->qp, first, &bad);
 	*posted = e == 0 ? n : bad ? (int)(bad - l->wr) : 0;
 	return e;
 }

@@ -27,7 +27,7 @@ type sending struct {
 }
 
 // posted is a chain that has not been awaited. It is sent in parts: one, but for
-// persistent FLUSHes, behind each of which the next part waits.
+// persistent FLUSHes that the node is asked for, behind each of which the next part waits.
 type posted struct {
 	chain    *rdma.Chain // the caller's; its buffers are in use until it has an outcome
 	from, to int         // verbs of the present part
@@ -102,7 +102,7 @@ func (c *conn) check(w *window, v *rdma.Verb) error {
 			return rdma.ErrReadOnly
 		}
 	case rdma.Flush:
-		if v.Kind == rdma.Persistent && !w.persistent {
+		if v.Kind == rdma.Persistent && w.Flush == rdma.NoFlush {
 			return rdma.ErrNotPersistent
 		}
 	}
@@ -150,6 +150,7 @@ func (c *conn) write(p *posted) bool {
 		return false
 	}
 	staged := c.staged
+	c.skipping = skipping{at: -1}
 	n := 0
 	for p.to < len(ch.Verbs) && !p.flush {
 		v := &ch.Verbs[p.to]
@@ -165,10 +166,11 @@ func (c *conn) write(p *posted) bool {
 			p.refused = err
 			break
 		}
-		p.flush = v.Op == rdma.Flush && v.Kind == rdma.Persistent
+		p.flush = c.asks(w, v)
 		n++
 		p.to++
 	}
+	c.pushSkipped()
 	p.sent, p.wrs = true, n
 	if n == 0 {
 		return false
@@ -188,19 +190,13 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 		op: C.Q_READ, len: 8, remote: C.uint64_t(v.Off), rkey: C.uint32_t(w.rkey),
 		local: C.uint64_t(addressOf(c.answers) + 8*uint64(word)), lkey: C.uint32_t(c.answersMR.lkey),
 	}
-	if v.Fence {
-		d.fence = 1
+	if v.Fence || c.skipping.fence {
+		d.fence, c.skipping.fence = 1, false
 	}
 	c.stageAt[p.slot][n] = 0
 	switch v.Op {
 	case rdma.Flush:
-		if w.flushes && c.lane.flushes != nil && v.Kind == rdma.Visible && v.Bytes <= math.MaxUint32 {
-			d.op, d.len = C.Q_FLUSH, C.uint32_t(v.Bytes)
-			c.dialer.flushed.Add(1)
-			return false, nil
-		}
-		// A READ is ordered after earlier WRITEs of the queue pair, and so pushes them out.
-		d.len = C.uint32_t(min(8, v.Bytes))
+		c.describeFlush(d, n, w, p.chain.Verbs, p.to)
 		return false, nil
 	case rdma.CompareSwap:
 		d.op, d.expect, d.value = C.Q_CAS, C.uint64_t(v.Expect), C.uint64_t(v.New)

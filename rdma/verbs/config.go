@@ -39,6 +39,9 @@ type Config struct {
 	Inline  int
 	Windows Windows // whether lanes get memory windows of their own
 	Link    Link    // what connections ask of the network
+	// Flush is how a node has clients make persistent memory durable: NoFlush, the zero, is Message. It is not part of the text
+	// that ParseConfig reads; see host.ChooseFlush.
+	Flush rdma.FlushMethod
 
 	unbindable bool // for tests: regions that no window can be bound to
 }
@@ -200,19 +203,20 @@ type Objects struct {
 
 // Caps are what a device says it can do.
 type Caps struct {
-	Device       string     `json:"device"`              // the kernel's name
-	Port         int        `json:"port"`                // counted from 1
-	GID          netip.Addr `json:"address"`             // the port's address in use
-	GIDIndex     int        `json:"gid_index"`           // its place in the port's table
-	RoCE         bool       `json:"roce"`                // the port is an Ethernet port
-	MTU          int        `json:"mtu_bytes"`           // of the port, now
-	Atomics      string     `json:"atomics"`             // "hca" or "global"
-	MaxReads     int        `json:"max_reads"`           // READs and atomics under way on a queue pair
-	Windows2B    bool       `json:"windows_2b"`          // memory windows of type 2B, so it says
-	Enforced     string     `json:"windows_enforced"`    // what of them a node has seen enforced: "bounds and queue pair", ...; "" not tried
-	Flush        bool       `json:"native_flush"`        // native FLUSH, by the capability bits; used for visible FLUSHes where the library has it too
-	AtomicWrite  bool       `json:"native_atomic_write"` // native ATOMIC_WRITE; no protocol needs it
-	MaxQueuePair int        `json:"max_queue_pairs"`     // limit of the device
+	Device       string     `json:"device"`                  // the kernel's name
+	Port         int        `json:"port"`                    // counted from 1
+	GID          netip.Addr `json:"address"`                 // the port's address in use
+	GIDIndex     int        `json:"gid_index"`               // its place in the port's table
+	RoCE         bool       `json:"roce"`                    // the port is an Ethernet port
+	MTU          int        `json:"mtu_bytes"`               // of the port, now
+	Atomics      string     `json:"atomics"`                 // "hca" or "global"
+	MaxReads     int        `json:"max_reads"`               // READs and atomics under way on a queue pair
+	Windows2B    bool       `json:"windows_2b"`              // memory windows of type 2B, so it says
+	Enforced     string     `json:"windows_enforced"`        // what of them a node has seen enforced: "bounds and queue pair", ...; "" not tried
+	Flush        bool       `json:"native_flush"`            // native FLUSH, by the capability bits; used for visible FLUSHes where the library has it too
+	Persistent   bool       `json:"native_persistent_flush"` // native FLUSH that is persistent, by the capability bits
+	AtomicWrite  bool       `json:"native_atomic_write"`     // native ATOMIC_WRITE; no protocol needs it
+	MaxQueuePair int        `json:"max_queue_pairs"`         // limit of the device
 }
 
 // Stats counts what a dialer's lanes have done besides chains.
@@ -220,7 +224,9 @@ type Stats struct {
 	Copied     uint64 // buffers outside of registered memory
 	Registered uint64 // bytes
 	Redialled  uint64 // connections made again after a refusal
-	Flushed    uint64 // native FLUSHes
+	Flushed    uint64 // native FLUSHes, visible or persistent
+	Pushed     uint64 // READs that made what was written before them durable
+	Asked      uint64 // ranges that nodes were asked to flush
 	Deepened   uint64 // connections made again with a longer send queue
 }
 

@@ -49,14 +49,14 @@ type conn struct {
 	depth int        // work requests that the next queue pair holds, or this one
 	scratch
 	sending
+	skipping
 }
 
 // window is what the node granted. Key is the one callers know, rkey the adapter's.
 type window struct {
 	rdma.Window
-	rkey       uint32 // valid on the present queue pair alone; replaced by reopen
-	persistent bool   // a persistent FLUSH is possible
-	flushes    bool   // the node's adapter takes native FLUSHes
+	rkey    uint32 // valid on the present queue pair alone; replaced by reopen
+	flushes bool   // the node's adapter takes native FLUSHes that are visible
 }
 
 var errClosed = fmt.Errorf("%w: closed", rdma.ErrBroken)
@@ -339,8 +339,8 @@ func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32
 		return window{}, err
 	}
 	return window{
-		Window: rdma.Window{Region: region, Epoch: epoch, Key: a.key, Bytes: a.bytes, Slot: slot},
-		rkey:   a.rkey, persistent: a.persistent, flushes: a.flushes,
+		Window: rdma.Window{Region: region, Epoch: epoch, Key: a.key, Bytes: a.bytes, Slot: slot, Flush: a.flush},
+		rkey:   a.rkey, flushes: a.flushes,
 	}, nil
 }
 

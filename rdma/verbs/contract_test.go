@@ -88,6 +88,11 @@ func (n *node) openOf(ctx context.Context, tenant, region uint32, epoch uint64) 
 	return n.Server.OpenRegion(ctx, region, epoch, m)
 }
 
+// openMemory serves memory, which the test closes, to tenant 0.
+func (n *node) openMemory(region uint32, epoch uint64, m *host.Memory) error {
+	return n.Server.OpenRegion(n.t.Context(), region, epoch, m)
+}
+
 func (n *node) Bytes(region uint32) []byte {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -159,6 +159,7 @@ func probe(d *C.struct_ibv_device, name string, c Config, near netip.Addr) (foun
 		MaxReads:    int(min(a.orig_attr.max_qp_rd_atom, a.orig_attr.max_qp_init_rd_atom, maxReads)),
 		Windows2B:   a.orig_attr.device_cap_flags&C.IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0,
 		Flush:       a.device_cap_flags_ex&capFlushGlobal != 0,
+		Persistent:  a.device_cap_flags_ex&capFlushPersistent != 0,
 		AtomicWrite: a.device_cap_flags_ex&capAtomicWrite != 0,
 	}
 	if caps.Atomics, err = atomicScope(name, int(a.orig_attr.atomic_cap)); err != nil {

@@ -24,6 +24,8 @@ type Dialer struct {
 	copied    atomic.Uint64 // buffers that travelled through a stage
 	redialled atomic.Uint64 // connections made again after a refusal
 	flushed   atomic.Uint64 // native FLUSHes
+	pushed    atomic.Uint64 // READs behind WRITEs, for a persistent FLUSH
+	asked     atomic.Uint64 // ranges flushed by nodes
 	deepened  atomic.Uint64 // connections made again for a longer send queue
 	vector    atomic.Uint32 // of the completion queue made last
 	gone      atomic.Bool   // the device is removed
@@ -85,7 +87,7 @@ func (d *Dialer) Caps() Caps { return d.device.caps }
 
 // Stats is a snapshot.
 func (d *Dialer) Stats() Stats {
-	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Redialled: d.redialled.Load(), Flushed: d.flushed.Load(), Deepened: d.deepened.Load()}
+	return Stats{Copied: d.copied.Load(), Registered: d.buffers.registered.Load(), Redialled: d.redialled.Load(), Flushed: d.flushed.Load(), Pushed: d.pushed.Load(), Asked: d.asked.Load(), Deepened: d.deepened.Load()}
 }
 
 // Register makes mapped memory, such as an Arena's, known as a source of

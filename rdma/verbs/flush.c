@@ -10,7 +10,6 @@
 #include <string.h>
 
 #define WITH_FLUSH (1 << 11) // IBV_QP_EX_WITH_FLUSH
-#define GLOBAL 1             // IBV_FLUSH_GLOBAL: what is written can be seen by all
 #define RANGE 0              // IBV_FLUSH_RANGE
 
 typedef void (*flush_fn)(struct ibv_qp_ex *, uint32_t rkey, uint64_t remote, size_t len, uint8_t type, uint8_t level);
@@ -18,6 +17,7 @@ typedef void (*flush_fn)(struct ibv_qp_ex *, uint32_t rkey, uint64_t remote, siz
 // The struct is part of the library's ABI and grows at its end: wr_abort, wr_atomic_write,
 // wr_flush.
 #define FLUSH_AT (offsetof(struct ibv_qp_ex, wr_abort) + 2 * sizeof(flush_fn))
+_Static_assert(sizeof(flush_fn) != 8 || FLUSH_AT == 352, "offset of wr_flush, as the headers of rdma-core 56 have it");
 
 static flush_fn flush_of(struct ibv_qp_ex *x)
 {
@@ -56,6 +56,8 @@ int q_post_flushing(q_lane *l, int n, uint64_t sequence)
 	ibv_wr_start(x);
 	for (int i = 0; i < n; i++) {
 		const q_verb *v = &l->verbs[i];
+		if (v->op == Q_SKIP)
+			continue;
 		x->wr_id = sequence << 16 | (uint64_t)i;
 		x->wr_flags = (v->fence ? IBV_SEND_FENCE : 0) | (i + 1 == n ? IBV_SEND_SIGNALED : 0);
 		switch (v->op) {
@@ -72,7 +74,7 @@ int q_post_flushing(q_lane *l, int n, uint64_t sequence)
 			ibv_wr_atomic_fetch_add(x, v->rkey, v->remote, v->value);
 			break;
 		case Q_FLUSH:
-			flush_of(x)(x, v->rkey, v->remote, v->len, GLOBAL, RANGE);
+			flush_of(x)(x, v->rkey, v->remote, v->len, v->flush, RANGE);
 			continue; // it has no local memory
 		default:
 			ibv_wr_abort(x);

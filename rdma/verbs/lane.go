@@ -85,6 +85,9 @@ func (l *lane) access() C.int {
 	if l.server.flushes {
 		access |= C.Q_ACCESS_FLUSH
 	}
+	if l.server.device.config.Flush == rdma.Native {
+		access |= C.Q_ACCESS_PERSISTENT
+	}
 	return access
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 )
 
@@ -36,7 +37,8 @@ const (
 	kindFarewell = 3
 
 	flagPersistent = 1
-	flagFlushes    = 2 // takes native FLUSHes
+	flagFlushes    = 2 // takes native FLUSHes that are visible
+	// Bits 8 to 15 of the flags are the rdma.FlushMethod of a persistent FLUSH.
 )
 
 var errPeer = errors.New("the peer does not speak the verbs protocol of this version")
@@ -146,18 +148,18 @@ func decodeRequest(b []byte) request {
 
 // answer is the node's answer to a request, or its farewell.
 type answer struct {
-	kind, tag  uint32 // kind and tag of the request; or kindFarewell
-	err        error  // why the request was refused, or the lane ended
-	persistent bool   // a persistent FLUSH is possible
-	flushes    bool   // the adapter takes native FLUSHes of this region
-	key, bytes uint64 // key: of rdma.Window; bytes: size of the region
-	rkey       uint32 // the adapter's key of the window
+	kind, tag  uint32           // kind and tag of the request; or kindFarewell
+	err        error            // why the request was refused, or the lane ended
+	flush      rdma.FlushMethod // of a persistent FLUSH
+	flushes    bool             // the adapter takes native FLUSHes that are visible
+	key, bytes uint64           // key: of rdma.Window; bytes: size of the region
+	rkey       uint32           // the adapter's key of the window
 }
 
 func (a *answer) append(b []byte) []byte {
 	var flags uint32
-	if a.persistent {
-		flags = flagPersistent
+	if a.flush != rdma.NoFlush {
+		flags = flagPersistent | uint32(a.flush)<<8
 	}
 	if a.flushes {
 		flags |= flagFlushes
@@ -175,10 +177,10 @@ func (a *answer) append(b []byte) []byte {
 func decodeAnswer(b []byte) answer {
 	return answer{
 		kind: binary.LittleEndian.Uint32(b), tag: binary.LittleEndian.Uint32(b[4:]),
-		err:        host.CodeError(byte(min(binary.LittleEndian.Uint32(b[8:]), 255))),
-		persistent: binary.LittleEndian.Uint32(b[12:])&flagPersistent != 0,
-		flushes:    binary.LittleEndian.Uint32(b[12:])&flagFlushes != 0,
-		key:        binary.LittleEndian.Uint64(b[16:]), bytes: binary.LittleEndian.Uint64(b[24:]),
+		err:     host.CodeError(byte(min(binary.LittleEndian.Uint32(b[8:]), 255))),
+		flush:   rdma.FlushMethodOf(b[12]&flagPersistent != 0, b[13]),
+		flushes: b[12]&flagFlushes != 0,
+		key:     binary.LittleEndian.Uint64(b[16:]), bytes: binary.LittleEndian.Uint64(b[24:]),
 		rkey: uint32(binary.LittleEndian.Uint64(b[32:])),
 	}
 }

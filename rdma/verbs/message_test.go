@@ -61,8 +61,8 @@ func TestMessageForms(t *testing.T) {
 		require.Len(t, b, requestBytes)
 		require.Equal(t, r, decodeRequest(b))
 	}
-	for _, err := range append([]error{nil, rdma.ErrBroken}, rdma.Refusals...) {
-		a := answer{kind: kindFarewell, tag: 1, err: err, persistent: err == nil, key: 2, bytes: 3, rkey: 1<<32 - 1}
+	for i, err := range append([]error{nil, rdma.ErrBroken}, rdma.Refusals...) {
+		a := answer{kind: kindFarewell, tag: 1, err: err, flush: rdma.FlushMethod(i % 5), key: 2, bytes: 3, rkey: 1<<32 - 1}
 		b := a.append(nil)
 		require.Len(t, b, answerBytes)
 		require.Equal(t, a, decodeAnswer(b))

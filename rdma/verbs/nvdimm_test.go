@@ -67,20 +67,73 @@ func TestRegistrationsOnNVDIMM(t *testing.T) {
 	}
 }
 
-// A durable WRITE over verbs, to a device: the adapter writes, the node flushes lines when it is asked.
+// Each method makes what an adapter has written to a device durable, as the node tells it: native by the adapter's own FLUSH of
+// each range, appliance by one READ for all that nothing waits for, agent by the node.
 func TestPersistentFlushOnNVDIMM(t *testing.T) {
 	_, devdax := needNVDIMM(t)
 	m := on(t, devdax, rdmatest.RegionBytes)
 	require.NoError(t, m.Zero(0))
 	require.Equal(t, pmem.KindDevDAX, m.Persistence().Kind)
-	n := startNode(t, testCluster)
-	n.memories[1] = m
-	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
-	_, to := open(t, newDialer(t), n.addr, ticket(1, 0, rdma.ReadWrite), 0)
-	src := []byte("written by an adapter, flushed by a processor   ")
-	require.NoError(t, chain(to, guard, func(ch *rdma.Chain) {
-		ch.Write(4096, src)
-		ch.Flush(rdma.Persistent, 4096, uint64(len(src)))
-	}).Err)
-	require.Equal(t, src, m.Bytes()[4096:4096+len(src)])
+	notNative := NotNative(Config{Windows: WindowsOff}, m.Bytes())
+	t.Logf("native: %v", notNative)
+	if os.Getenv("RXE_NATIVE_FLUSH") != "" {
+		require.NoError(t, notNative, "this machine was made for it")
+	}
+	require.ErrorIs(t, NotNative(Config{}, m.Bytes()), errWindowsFlush)
+	memory, err := host.NewMemory("volatile", rdmatest.RegionBytes)
+	require.NoError(t, err)
+	defer memory.Close()
+	require.Error(t, NotNative(Config{Windows: WindowsOff}, memory.Bytes()), "memory is not persistent")
+	for _, c := range []struct {
+		method rdma.FlushMethod
+		stats  Stats // of the chain below
+	}{
+		{rdma.Native, Stats{Flushed: 4}},
+		{rdma.ReadAfterWrite, Stats{Pushed: 2}},
+		{rdma.Message, Stats{Asked: 4}},
+	} {
+		t.Run(c.method.String(), func(t *testing.T) {
+			if c.method == rdma.Native && notNative != nil {
+				t.Skip(notNative)
+			}
+			n := startNodeOf(t, testCluster, Config{Windows: WindowsOff, Flush: c.method})
+			require.NoError(t, n.openMemory(1, 1, m))
+			d := newDialer(t)
+			_, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
+			require.Equal(t, c.method, to.Window.Flush)
+			require.NoError(t, m.Zero(0))
+			src, old := []byte("written by an adapter, and made durable by it   "), uint64(0)
+			for round := range uint64(20) {
+				got := chain(to, guard, func(ch *rdma.Chain) {
+					for i := range uint64(3) { // of which the last makes all durable
+						ch.Write(4096*(i+1), src)
+						ch.Flush(rdma.Persistent, 4096*(i+1), uint64(len(src)))
+					}
+					ch.CAS(64, round, round+1)
+					ch.Fenced()
+					ch.Flush(rdma.Persistent, 64, 8)
+					ch.Fenced()
+					ch.FetchAdd(72, 1)
+				})
+				require.NoError(t, got.Err)
+				require.Equal(t, 9, got.Done)
+				require.Equal(t, old, got.Verbs[6].Old)
+				require.Equal(t, round, got.Verbs[8].Old)
+				old = round + 1
+				for i := range 3 {
+					require.Equal(t, src, m.Bytes()[4096*(i+1):4096*(i+1)+len(src)])
+				}
+			}
+			got := d.Stats()
+			require.Equal(t, Stats{Flushed: 20 * c.stats.Flushed, Pushed: 20 * c.stats.Pushed, Asked: 20 * c.stats.Asked}, Stats{Flushed: got.Flushed, Pushed: got.Pushed, Asked: got.Asked})
+			// The FLUSH that another one was left to is refused: the first is carried out all the same.
+			refused := chain(to, guard, func(ch *rdma.Chain) {
+				ch.Write(4096, src)
+				ch.Flush(rdma.Persistent, 4096, 8)
+				ch.Flush(rdma.Persistent, rdmatest.RegionBytes, 8)
+			})
+			require.ErrorIs(t, refused.Err, rdma.ErrBounds)
+			require.Equal(t, 2, refused.Done)
+		})
+	}
 }

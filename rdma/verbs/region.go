@@ -19,7 +19,6 @@ import (
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
-	"golang.org/x/sys/unix"
 )
 
 // rememberedKeys is how many old keys of a region are never given out again: they
@@ -135,7 +134,7 @@ func (s *Server) registered(r *region, d *domain) (*C.struct_ibv_mr, error) {
 	if err := r.memory.Pin(); err != nil {
 		return nil, fmt.Errorf("region %d: %w", r.number, err)
 	}
-	mr, err := r.register(d, s.regionAccess(r.windows))
+	mr, err := r.register(d, s.regionAccess(r.windows, r.memory))
 	if err != nil {
 		r.memory.Unpin()
 		s.log.Error("verbs fabric: region cannot be registered", "region", r.number, "error", err)
@@ -258,43 +257,24 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 		}
 	}
 	a.key, a.rkey, a.bytes = r.windowKey(l.ticket.Serial), rkey, uint64(len(r.memory.Bytes()))
-	a.persistent, a.flushes = r.memory.Persistent(), s.flushes
+	a.flush, a.flushes = s.method(r.memory), s.flushes
 	return nil
 }
 
 // regionAccess is what queue pairs may be allowed; those of read-only sessions are not. Where
 // there are windows they alone give access.
-func (s *Server) regionAccess(windows bool) C.int {
+func (s *Server) regionAccess(windows bool, m *host.Memory) C.int {
 	switch {
 	case windows && s.device.config.unbindable:
 		return C.IBV_ACCESS_LOCAL_WRITE
 	case windows:
 		return C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_MW_BIND
+	case s.method(m) == rdma.Native:
+		return regionAccess | C.Q_ACCESS_FLUSH | C.Q_ACCESS_PERSISTENT
 	case s.flushes:
 		return regionAccess | C.Q_ACCESS_FLUSH
 	}
 	return regionAccess
-}
-
-// chooseFlush sees whether memory can be registered so that clients may FLUSH it. Windows
-// cannot have that right.
-func (s *Server) chooseFlush() error {
-	if !s.device.caps.Flush || s.windows {
-		return nil
-	}
-	pd := C.q_pd(s.device.ctx)
-	if pd == nil {
-		return nil
-	}
-	mem, err := unix.Mmap(-1, 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err == nil {
-		if mr, refused := register(pd, mem, 0, regionAccess|C.Q_ACCESS_FLUSH); refused == nil {
-			s.flushes = true
-			err = problem("deregistering the probe", C.q_deregister(mr))
-		}
-		err = errors.Join(err, unix.Munmap(mem))
-	}
-	return errors.Join(err, problem("freeing a protection domain", C.q_free_pd(pd)))
 }
 
 const regionAccess = C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_REMOTE_READ | C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_REMOTE_ATOMIC

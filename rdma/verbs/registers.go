@@ -22,13 +22,6 @@ func registers(c Config, mem []byte, more int) error {
 	if err != nil {
 		return err
 	}
-	pd := C.q_pd(d.ctx)
-	if pd == nil {
-		return errors.Join(errors.New("no protection domain"), d.close())
-	}
-	mr, err := register(pd, mem, 0, regionAccess|C.int(more))
-	if err == nil {
-		err = problem("deregistering", C.q_deregister(mr))
-	}
-	return errors.Join(err, problem("freeing a protection domain", C.q_free_pd(pd)), d.close())
+	refused, err := d.registers(mem, regionAccess|C.int(more))
+	return errors.Join(refused, err, d.close())
 }

@@ -66,6 +66,9 @@ func (*Loop) Close() error { return nil }
 // Probe answers with ErrNotBuilt.
 func Probe(Config, []byte) (Caps, error) { return Caps{}, ErrNotBuilt }
 
+// NotNative answers with ErrNotBuilt.
+func NotNative(Config, []byte) error { return ErrNotBuilt }
+
 // Devices lists nothing.
 func Devices() ([]Caps, error) { return nil, ErrNotBuilt }
 

@@ -14,13 +14,19 @@
 // What a request to connect can carry.
 #define Q_PRIVATE 56
 
-enum { Q_READ = 1, Q_WRITE, Q_CAS, Q_FAA, Q_SEND, Q_FLUSH };
-// Headers before rdma-core 45 have no IBV_ACCESS_FLUSH_GLOBAL.
+// Q_SKIP is not posted: a later verb does its work.
+enum { Q_READ = 1, Q_WRITE, Q_CAS, Q_FAA, Q_SEND, Q_FLUSH, Q_SKIP };
+// Headers before rdma-core 45 have no IBV_ACCESS_FLUSH_GLOBAL and IBV_ACCESS_FLUSH_PERSISTENT, nor what a FLUSH asks for:
+// IBV_FLUSH_GLOBAL, that all can see what is written, and IBV_FLUSH_PERSISTENT.
 #define Q_ACCESS_FLUSH (1 << 8)
+#define Q_ACCESS_PERSISTENT (1 << 9)
+#define Q_VISIBLE 1
+#define Q_PERSISTENT 2
 
 // One verb as Go describes it, in C memory.
 typedef struct {
-	uint8_t op, fence, inlined, spare;
+	uint8_t op, fence, inlined;
+	uint8_t flush; // of Q_FLUSH: Q_VISIBLE, Q_PERSISTENT or both
 	uint32_t len;
 	uint64_t local, remote;
 	uint32_t lkey, rkey;

@@ -208,6 +208,21 @@ var engineMutants = []mutant{
 			atomicBefore := `}},
 		runs: []run{schedules(power, 3000)},
 	},
+	{
+		name: "FLUSH visible in place of persistent", what: "posts FLUSHes that wait for visibility alone",
+		edits: []edit{{"slab.flush", `c.Flush(flushKind, off, bytes)`, `c.Flush(rdma.Visible, off, bytes)`}},
+		runs:  []run{schedules(power, 3000)},
+	},
+	{
+		name: "appliance with DDIO on", what: "takes a READ behind WRITEs for durable where these may stay in the processors' caches",
+		edits: []edit{{"rdma/host.FlushFacts.best", `f.DDIO == DDIOOff`, `f.DDIO != DDIOOn`}},
+		runs:  []run{schedules(power, 3000), tests("rdma/host", "^TestChooseFlush$")},
+	},
+	{
+		name: "processor flushes no line", what: "answers a persistent FLUSH, over tcp, shm and in one process, without writing lines back",
+		edits: []edit{{"rdma/host.(*Runner).execute", `if v.Kind == rdma.Persistent {`, `if false {`}},
+		runs:  []run{tests("rdma/host", "^TestFlushedVerbsSurviveALossOfPower$")},
+	},
 
 	// The copier.
 	{

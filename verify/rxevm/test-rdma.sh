@@ -11,7 +11,7 @@
 #   test-rdma.sh cluster    a whole cluster alone; -test.run and the like go to its test binary
 #   test-rdma.sh pmem       persistent memory alone: a DAX file system and a device, on emulated NVDIMMs
 #   test-rdma.sh two        between two virtual machines joined by a wire
-#   RDMA_CORE=DIR test-rdma.sh contract   with the libraries of another rdma-core (45 has native FLUSH)
+#   RDMA_CORE=DIR test-rdma.sh contract   (or pmem) with the libraries of another rdma-core (45 has native FLUSH)
 #                           and the C library beside them: Debian packages unpacked into DIR
 #   test-rdma.sh -test.run Fence   arguments for the fabric's test binary
 set -eu
@@ -119,7 +119,7 @@ above() {
 pmem() {
 	[ -n "${PMEM_DEVDAX:-}" ] || { echo "test-rdma: persistent memory: skipped, this host's device is used and no NVDIMM is emulated"; return; }
 	part "persistent memory" rdma/host/pmem "$work/pmem.test" -test.run 'OnNVDIMM' -test.timeout 10m
-	part "persistent memory behind an adapter" rdma/verbs "$work/verbs.test" -test.run 'NVDIMM' -test.timeout 10m
+	part "persistent memory behind an adapter" rdma/verbs "$tests" -test.run 'NVDIMM' -test.timeout 10m
 	part "a node on device DAX" storagenode "$work/storagenode.test" -test.run 'OnNVDIMM' -test.timeout 10m
 	part "shm on a DAX file system" rdma/shm env TMPDIR="$PMEM_FSDAX" "$work/shm.test" -test.short -test.run "$1" -test.timeout 20m
 }

@@ -1,10 +1,13 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 	fabric "github.com/quarrystore/quarry/rdma/sim"
 )
 
@@ -136,7 +139,7 @@ func (w *world) reset(opt Options, seed uint64) {
 		profile = [...]fabric.Profile{fabric.ADRDDIOOn, fabric.ADRDDIOOff, fabric.EADR}[w.ch.choose(3)]
 	}
 	for _, n := range w.fab.Nodes() {
-		n.Memory(regionID).Profile = profile
+		n.Memory(regionID).Profile, n.Memory(regionID).Method = profile, flushMethod(profile)
 	}
 	w.check.reset()
 	w.mirror.reset(w)
@@ -345,4 +348,17 @@ func (w *world) pickHot(conns uint64) int {
 		}
 	}
 	return -1
+}
+
+// flushMethod is what a node chooses that has seen what it can of such memory: nothing says that WRITEs go into the caches.
+func flushMethod(p fabric.Profile) rdma.FlushMethod {
+	f := host.FlushFacts{Persistent: p != fabric.DRAM, Adapter: true, NotNative: errors.New("no FLUSH of its own"), Caches: p == fabric.EADR}
+	if p == fabric.ADRDDIOOff {
+		f.DDIO = host.DDIOOff
+	}
+	m, err := host.ChooseFlush(host.FlushAuto, f)
+	if err != nil {
+		panic(err)
+	}
+	return m
 }

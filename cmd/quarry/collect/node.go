@@ -20,7 +20,7 @@ var (
 	nodeResident      = NodeGroup.Gauge("quarry_node_resident_bytes", "Memory, or disk, that regions have taken. They take all of it when they are made.", "node")
 	nodeFSBytes       = NodeGroup.Gauge("quarry_node_filesystem_bytes", "Size of what regions take memory from: the host's memory, huge pages, a tmpfs, or a file system.", "node", "kind")
 	nodeFSAvailable   = NodeGroup.Gauge("quarry_node_filesystem_available_bytes", "What is left of it for further regions. At 0 the node takes none: clients get no space.", "node", "kind")
-	nodePersistence   = NodeGroup.Gauge("quarry_node_persistence_info", "Always 1: what a loss of power leaves of the node's regions (kind: volatile, file, fsdax, devdax; domain of persistent memory as the kernel says), and how they are flushed.", "node", "kind", "domain", "flush")
+	nodePersistence   = NodeGroup.Gauge("quarry_node_persistence_info", "Always 1: what a loss of power leaves of the node's regions (kind: volatile, file, fsdax, devdax; domain of persistent memory as the kernel says), how they are flushed, and how clients have that done (method: none, native, appliance, agent, processor).", "node", "kind", "domain", "flush", "method")
 	nodeConnected     = NodeGroup.Gauge("quarry_node_controller_reachable", "1 while a controller answers the node's heartbeats.", "node")
 	nodeMaxSessions   = NodeGroup.Gauge("quarry_node_max_sessions", "Client sessions that the node admits at once; see quarry_node_sessions.", "node")
 	nodeMaxLanes      = NodeGroup.Gauge("quarry_node_max_lanes", "Connections of clients that the node admits at once; see quarry_node_lanes.", "node")
@@ -115,7 +115,7 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 	}
 	ch <- nodeFSBytes.Value(float64(s.FileSystem.Bytes), s.Name, s.FileSystem.Kind)
 	ch <- nodeFSAvailable.Value(float64(s.FileSystem.AvailableBytes), s.Name, s.FileSystem.Kind)
-	ch <- nodePersistence.Value(1, s.Name, s.Persistence.Kind, cmp.Or(s.Persistence.Domain, "none"), s.Persistence.Flush)
+	ch <- nodePersistence.Value(1, s.Name, s.Persistence.Kind, cmp.Or(s.Persistence.Domain, "none"), s.Persistence.Flush, cmp.Or(s.Persistence.Method, "none"))
 	ch <- nodeConnected.Bool(!s.Cut, s.Name)
 	ch <- nodeMaxSessions.Value(float64(s.MaxSessions), s.Name)
 	ch <- nodeMaxLanes.Value(float64(s.MaxLanes), s.Name)

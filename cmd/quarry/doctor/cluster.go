@@ -12,6 +12,8 @@ import (
 
 	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 )
 
 // VersionHeader of an answer of /healthz tells which version a service is.
@@ -174,6 +176,9 @@ func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out [
 			}
 			out = append(out, ok("ports", "%s of %s at %s connects in %v%s", provider, n.Name, e.Address, took.Round(10*time.Microsecond), encrypted))
 		}
+		if p := n.Persistence; p.GetMethod() != "" && p.Method != rdma.NoFlush.String() {
+			out = append(out, durability(n))
+		}
 		if left := n.AvailableBytes; left != nil && *left < leastRoom && n.CapacityBytes-min(n.CapacityBytes, n.HostedBytes) >= leastRoom {
 			out = append(out, found("capacity", Error, "free some there, make it larger, or add a node", "%s has %s left in %s, where it may host %s more: no further region can be made there", n.Name, size(*left), n.Medium, size(n.CapacityBytes-n.HostedBytes)))
 		}
@@ -182,6 +187,17 @@ func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out [
 		}
 	}
 	return append(out, ok(check, "%d, in %d failure domains", len(list), len(domains)))
+}
+
+// durability says how a node's regions are made durable. A READ behind WRITEs proves nothing where these may stay in caches
+// that do not survive: the node's operator has said that they do not.
+func durability(n *quarrypb.Node) Finding {
+	const check = "durability"
+	p := n.Persistence
+	if p.Method == rdma.ReadAfterWrite.String() && p.Flush != pmem.FenceAlone.String() {
+		return found(check, Warning, "--flush auto asks the node's processors, unless it can prove better", "%s has RDMA clients make changes durable by a READ behind them (appliance), on its operator's word that the adapter's WRITEs go past the processors' caches", n.Name)
+	}
+	return ok(check, "%s: regions on %s are flushed by %s, for clients: %s", n.Name, p.Kind, p.Flush, p.Method)
 }
 
 func reach(ctx context.Context, address string) (time.Duration, error) {

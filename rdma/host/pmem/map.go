@@ -23,6 +23,8 @@ type Persistence struct {
 	Domain string `json:"domain,omitempty"`
 	// Flush is the Way's name: msync, clwb, and so on; none where nothing survives.
 	Flush string `json:"flush"`
+	// Method is the name of the rdma.FlushMethod that a node has chosen; empty where none was.
+	Method string `json:"method,omitempty"`
 }
 
 // Mapping is mapped memory and how its stores are made durable.
