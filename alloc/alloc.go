@@ -152,7 +152,7 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 		return proto.Ref{}, err
 	}
 	ref, err := a.allocAs(class, maxGrow, payload, &w)
-	for larger := class + 1; errors.Is(err, ErrNoSpace) && larger < proto.Classes && larger.Bytes() <= 2*class.Bytes(); larger++ {
+	for larger := class + 1; errors.Is(err, ErrNoSpace) && larger <= proto.MaxClass(w.Kind) && larger.Bytes() <= 2*class.Bytes(); larger++ {
 		other, err2 := a.allocAs(larger, 0, payload, &w)
 		if !errors.Is(err2, ErrNoSpace) {
 			return other, err2

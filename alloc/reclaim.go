@@ -149,6 +149,9 @@ func (a *Allocator) drain(reg *slab.Region, block uint32) (t taking, ok bool, er
 	if begun == proto.BlockReclaim {
 		return taking{block: block, gone: h, stage: stageGone}, true, nil
 	}
+	if block == reg.Geometry.StagingBlock() && h.Staging() {
+		return t, false, nil // its map is always empty
+	}
 	if begun != proto.BlockActive && begun != proto.BlockDraining || h.Generation() == proto.MaxGeneration {
 		return t, false, nil
 	}

@@ -105,7 +105,11 @@ func (a *Allocator) refillRegion(k magKey, m *magazine, id uint32) error {
 		if err != nil {
 			return err
 		}
-		for range maxBlocks {
+		blocks := maxBlocks
+		if k.kind == proto.Staged && !s.stages() {
+			blocks = 0
+		}
+		for range blocks {
 			b, h, ok := s.best(k)
 			if ok {
 				m.at, err = a.open(reg, b, h, s)

@@ -48,10 +48,51 @@ func (a *Allocator) ClaimShadows(reg *slab.Region, class proto.Class) error {
 		m.at = at
 	}
 	if errors.Is(err, errFull) {
-		if over, err := a.epochOver(reg); over || err != nil {
-			return err // the update starts again under the next epoch
-		}
-		return fmt.Errorf("%w: region %d is full", ErrNoSpace, reg.ID)
+		return a.openStaging(reg, class)
 	}
 	return err
+}
+
+// lookAgain is how many updates in a full region go by staging slabs before the lane looks again
+// for free slabs of their class.
+const lookAgain = 64
+
+// Full reports that ClaimShadows has lately found no slab of the class in a region.
+func (a *Allocator) Full(reg *slab.Region, class proto.Class) bool {
+	s := a.surveys[reg.ID]
+	if s == nil || s.epoch != reg.Epoch || s.full[class] == 0 {
+		return false
+	}
+	s.full[class]--
+	return true
+}
+
+// openStaging has a region's staging block formatted, and its header cached. nil also where the epoch
+// has ended meanwhile. ErrNoSpace: the block has other slabs, of a client that does not leave it out.
+func (a *Allocator) openStaging(reg *slab.Region, class proto.Class) error {
+	block := reg.Geometry.StagingBlock()
+	for attempt := 1; ; attempt++ {
+		s, err := a.survey(reg, true)
+		if err == errFull {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		switch h := s.headers[block]; {
+		case h.Staging():
+			s.full[class] = lookAgain
+			return nil
+		case h.State() == proto.BlockFree:
+			if _, err := a.format(magKey{Home{}, proto.Staged, proto.MaxStagedClass}, reg, block, h, s); err != nil && err != errFull {
+				return err
+			}
+			continue
+		case h.State() == proto.BlockActive:
+			return fmt.Errorf("%w: region %d is full, and its last block, which should be for staging, is %v", ErrNoSpace, reg.ID, h)
+		}
+		// It is being formatted, or reclaimed from another use.
+		if err := a.lane.Port().Pause(attempt); err != nil {
+			return fmt.Errorf("block %d of region %d is %v: %w", block, reg.ID, s.headers[block], err)
+		}
+	}
 }

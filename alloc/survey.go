@@ -12,6 +12,10 @@ type survey struct {
 	epoch   uint64
 	headers []proto.Header
 	left    []int32 // free slabs; unknownLeft until the map has been seen
+	// objects is how many blocks are for objects: all but the staging block, where there is one.
+	objects int
+	// full counts, for each class of STAGED slabs, the updates for which the region still counts as full.
+	full [proto.Classes]uint8
 }
 
 const unknownLeft = -1
@@ -41,7 +45,13 @@ func (a *Allocator) survey(reg *slab.Region, fresh bool) (*survey, error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &survey{epoch: reg.Epoch, headers: make([]proto.Header, n), left: make([]int32, n)}
+	s = &survey{epoch: reg.Epoch, headers: make([]proto.Header, n), left: make([]int32, n), objects: n}
+	if reg.Replicas() == 1 {
+		s.objects = int(reg.Geometry.StagingBlock())
+	}
+	if old := a.surveys[reg.ID]; old != nil && old.epoch == s.epoch {
+		s.full = old.full
+	}
 	for i := range s.headers {
 		s.set(uint32(i), proto.Header(proto.Word(a.headers, 8*i)))
 		reg.Headers.Store(uint32(i), s.headers[i])
@@ -60,7 +70,7 @@ func (s *survey) fill(block uint32, left int) { s.left[block] = int32(left) }
 // Blocks whose map has not been seen count as half full.
 func (s *survey) best(k magKey) (block uint32, h proto.Header, ok bool) {
 	least := int32(1<<31 - 1)
-	for i, h := range s.headers {
+	for i, h := range s.headers[:s.objects] {
 		if h.State() != proto.BlockActive || h.Kind() != k.kind || h.Class() != k.class || !h.Valid() {
 			continue
 		}
@@ -81,7 +91,7 @@ func (s *survey) best(k magKey) (block uint32, h proto.Header, ok bool) {
 // free is a block that can be formatted. The search begins at a random block, so that
 // clients do not all choose the same one.
 func (s *survey) free(random uint64) (block uint32, h proto.Header, ok bool) {
-	n := uint64(len(s.headers))
+	n := uint64(s.objects)
 	for i := range n {
 		b := (random + i) % n
 		if h := s.headers[b]; h.State() == proto.BlockFree && h.Valid() {
@@ -89,6 +99,12 @@ func (s *survey) free(random uint64) (block uint32, h proto.Header, ok bool) {
 		}
 	}
 	return 0, 0, false
+}
+
+// stages reports that STAGED objects may lie in the region: its last block is the staging block, or can become it.
+func (s *survey) stages() bool {
+	h := s.headers[len(s.headers)-1]
+	return h.State() == proto.BlockFree || h.Kind() == proto.Staged && h.Class() == proto.MaxStagedClass
 }
 
 // freeBlocks is the number of unformatted blocks of a region in its survey. A region
@@ -99,7 +115,7 @@ func (a *Allocator) freeBlocks(id uint32) int {
 		return 1 << 30
 	}
 	n := 0
-	for _, h := range s.headers {
+	for _, h := range s.headers[:s.objects] {
 		if h.State() == proto.BlockFree {
 			n++
 		}

@@ -170,7 +170,7 @@ func (c *check) judge(w *work, s *look) verdict {
 		return verdict{kind: KindImage, what: "BAD: no replica had a whole image"}
 	case v.State() == proto.StateFree && r == 0 && s.taken:
 		return verdict{kind: KindLeak, what: fmt.Sprintf("taken in the map, %v and unreserved", v), pending: c.o.Writers()}
-	case !s.taken && (v.State() == proto.StateLive || r != 0):
+	case !s.taken && (v.State() == proto.StateLive || r != 0 && !s.staging(w)):
 		return verdict{kind: KindMap, what: fmt.Sprintf("%v, %v, and free in the map", v, r)}
 	}
 	atWork := r != 0 // the holder may be in the middle of a commit, or is dead and will be rolled back

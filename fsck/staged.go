@@ -26,6 +26,12 @@ func judgeStaged(w *work, s *look, r proto.R, v proto.V) verdict {
 	return verdict{}
 }
 
+// staging reports that the slab belongs to the staging block, where R alone says which slabs are taken.
+func (s *look) staging(w *work) bool {
+	b, ok := w.g.BlockOf(s.slab.Off)
+	return ok && b == w.g.StagingBlock() && s.h.Kind() == proto.Staged && s.h.Class() == proto.MaxStagedClass
+}
+
 // readShadow READs the image of a STAGED slab into home in bytes, which were READ at a replica, if L leads to
 // another slab and home is not that of V. One round; none for other slabs.
 func (c *check) readShadow(w *work, t *rdma.Target, s proto.Slab, generation uint32, bytes []byte) error {

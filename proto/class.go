@@ -23,6 +23,9 @@ const (
 	// MinPairClass, of 128 B, is the smallest class whose slabs have room for two images
 	// with a payload of a few words.
 	MinPairClass Class = 4
+	// MaxStagedClass, of 64 KiB + 64 B, is the largest class of STAGED slabs, and that of the staging
+	// block (Geometry.StagingBlock).
+	MaxStagedClass Class = 40
 
 	// ImageHeaderBytes precede the payload in every image.
 	ImageHeaderBytes = 32
@@ -128,8 +131,16 @@ func (c Class) ImageBytes(k Kind) int {
 // PayloadBytes is the largest payload of one image; negative where the class has no such kind.
 func (c Class) PayloadBytes(k Kind) int { return c.ImageBytes(k) - ImageHeaderBytes }
 
+// MaxClass is the largest class of a kind.
+func MaxClass(k Kind) Class {
+	if k == Staged {
+		return MaxStagedClass
+	}
+	return Classes - 1
+}
+
 // MaxPayloadBytes is the largest payload that one slab of a kind holds.
-func MaxPayloadBytes(k Kind) int { return Class(Classes - 1).PayloadBytes(k) }
+func MaxPayloadBytes(k Kind) int { return MaxClass(k).PayloadBytes(k) }
 
 // ClassFor returns the smallest class whose slabs of kind k hold a payload of
 // so many bytes; false where no class does.
@@ -138,7 +149,7 @@ func ClassFor(payloadBytes int, k Kind) (Class, bool) {
 	if k == Pair {
 		c = MinPairClass
 	}
-	for ; c < Classes; c++ {
+	for ; c <= MaxClass(k); c++ {
 		if payloadBytes <= c.PayloadBytes(k) {
 			return c, payloadBytes >= 0
 		}

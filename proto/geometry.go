@@ -54,6 +54,10 @@ func (g *Geometry) DataOff() uint64 { return g.dataOff }
 // BlockOff is the offset of a block.
 func (g *Geometry) BlockOff(block uint32) uint64 { return g.dataOff + BlockBytes*uint64(block) }
 
+// StagingBlock is the last block. In a region with one replica it holds no objects: its slabs, STAGED ones
+// of MaxStagedClass, are shadows for updates that find no other slab (docs/LAYOUT2.md).
+func (g *Geometry) StagingBlock() uint32 { return g.Blocks - 1 }
+
 // BlockOf is the block that an offset lies in; false for metadata and beyond the end.
 func (g *Geometry) BlockOf(off uint64) (uint32, bool) {
 	if off < g.dataOff || off >= g.RegionBytes {

@@ -183,6 +183,12 @@ func (h Header) With(s BlockState) Header {
 	return MakeHeader(s, h.Kind(), h.Class(), h.Generation(), 0)
 }
 
+// Staging says whether h can be that of a staging block that has been formatted; see
+// Geometry.StagingBlock.
+func (h Header) Staging() bool {
+	return h.State() == BlockActive && h.Kind() == Staged && h.Class() == MaxStagedClass
+}
+
 // Valid says whether every field is in range and the fields agree. A header of a kind that
 // this build does not know is not valid.
 func (h Header) Valid() bool {

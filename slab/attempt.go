@@ -45,6 +45,9 @@ type attempt struct {
 	// redo is what is written before V is changed, of a change of a STAGED slab; home, which img is
 	// for, is written afterwards.
 	redo redo
+	// staging is the slab of the staging block that is the attempt's shadow and that it holds under r;
+	// offset 0: none.
+	staging proto.Slab
 	// encryption is what the payload to commit is encrypted with; nil: it stays as it is.
 	encryption *encryption
 	// chain and verb say where the last round has the attempt's CAS. leads: the attempt is the

@@ -34,6 +34,9 @@ func (l *Lane) commit(as ...*attempt) {
 		if a.result == done && a.redo.rec != nil && a.reg.N > 1 {
 			l.settleHome(a)
 		}
+		if a.result == done && a.staging.Off != 0 {
+			_ = l.giveBack(a) // an error has ended the session, or the epoch
+		}
 	}
 }
 
@@ -194,6 +197,9 @@ func (l *Lane) primaryRound(as []*attempt) error {
 			// stayed had V = next before it closed the epoch, so Reconcile keeps the change.
 			a.result = done
 			l.halves.expect(&a.object, a.next)
+			if a.reg.N == 1 {
+				a.staging = proto.Slab{} // given back in this chain
+			}
 		}
 	}
 	if l.round.Err() == nil {
@@ -225,6 +231,9 @@ func (l *Lane) stagePrimary(a *attempt, k kind) {
 			dropR(c, a)
 			if a.leads && (a.reg.Durable || l.homed>>i&1 == 0) { // a CAS is behind WRITEs by itself
 				fence(c)
+			}
+			if a.staging.Off != 0 {
+				dropStaging(c, a)
 			}
 		}
 	}
@@ -309,7 +318,7 @@ func (l *Lane) settleCommit(a *attempt) {
 // that names this reservation means done. Otherwise the outcome is unknown: others have
 // written since, or the change was a tombstone, which names no writer.
 func (l *Lane) readBack(a *attempt) {
-	a.redo.rec = nil // R is gone with its epoch: Reconcile has written home
+	a.redo.rec, a.staging = nil, proto.Slab{} // R is gone with its epoch: Reconcile has written home
 	for {
 		reg, err := l.port.Region(a.reg.ID)
 		if err != nil {

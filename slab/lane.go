@@ -51,6 +51,7 @@ type Lane struct {
 	words [MaxListed][]byte // 8 bytes each: a word of each replica
 	slab  []byte            // a whole slab as READ; grows
 	image []byte            // an image to WRITE, or as READ from a backup; grows
+	taken []byte            // R and V of the slabs of a staging block
 }
 
 // NewLane makes a lane on a port.

@@ -2,7 +2,6 @@ package slab
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
@@ -35,6 +34,8 @@ import (
 //   - S5. A shadow is a claim of the session that writes it, and not used for anything else before
 //     R of the slab is released. After the session's death the scrub frees its claims behind
 //     a second pass, when no slab needs them any more.
+//   - S6. A slab of the staging block is held for one update, from before its shadow is written
+//     until home is whole. A lane that waits for one holds nothing.
 
 // Shadows lends an attempt the claims of its lane, for images that no record has room for. The
 // claims stay the lender's.
@@ -42,8 +43,12 @@ type Shadows interface {
 	// Shadow is the lane's i-th claim of a STAGED class in a region under this epoch; false if it
 	// has not so many.
 	Shadow(reg *Region, class proto.Class, i int) (Claim, bool)
-	// ClaimShadows claims such slabs, in rounds of its own. An error: not done.
+	// ClaimShadows claims such slabs, in rounds of its own. Where the region has none left it formats the
+	// staging block instead, if that is not done yet, and Full says so. An error: neither is done.
 	ClaimShadows(reg *Region, class proto.Class) error
+	// Full reports that the region had no slab of the class left when the lane looked last, which was
+	// lately.
+	Full(reg *Region, class proto.Class) bool
 }
 
 // LendShadows has the lane's updates of STAGED slabs use the claims of s.
@@ -91,9 +96,14 @@ func (l *Lane) stageRedo(a *attempt, space []byte, lent *int) error {
 		return ErrNoShadow
 	}
 	*lent++
-	a.redo.rec, a.redo.off = a.img, c.Slab.ImageOff(0)
-	proto.PutWord(a.redo.lead, 0, uint64(proto.MakeLocator(proto.RecordShadow, uint32(c.Slab.Off), len(a.img))))
+	a.stageIn(c.Slab)
 	return nil
+}
+
+// stageIn has the attempt's image written to another slab, its shadow.
+func (a *attempt) stageIn(shadow proto.Slab) {
+	a.redo.rec, a.redo.off = a.img, shadow.ImageOff(0)
+	proto.PutWord(a.redo.lead, 0, uint64(proto.MakeLocator(proto.RecordShadow, uint32(shadow.Off), len(a.img))))
 }
 
 // patch is the record that turns home into the attempt's image, in space; nil if the slab has no
@@ -254,17 +264,6 @@ func (l *Lane) readShadow(k *reading) error {
 		k.state = imageFreed
 	default:
 		k.state, k.header, k.payload = imageLive, h, payload
-	}
-	return nil
-}
-
-// claimShadow gets the lane shadows for an update that has found none.
-func (l *Lane) claimShadow(a *attempt) error {
-	if l.shadows == nil {
-		return fmt.Errorf("%w: %v, of %d bytes: this lane has no allocator", ErrNoShadow, a.ref, a.slab.Class.Bytes())
-	}
-	if err := l.shadows.ClaimShadows(a.reg, a.slab.Class); err != nil {
-		return fmt.Errorf("%w: an update of %v needs a free slab of %d bytes in its region: %w", ErrNoShadow, a.ref, a.slab.Class.Bytes(), err)
 	}
 	return nil
 }

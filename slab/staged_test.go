@@ -251,28 +251,6 @@ func TestStagedWriterDiesAtEachVerb(t *testing.T) {
 	}
 }
 
-// An update that needs a shadow in a region without room is not done, and says so. Reads and small changes go on.
-func TestStagedUpdateWithoutRoom(t *testing.T) {
-	p := slabtest.New(t, 1).Lane(1)
-	ref, err := p.Alloc.Alloc(make([]byte, 60<<10), stagedWant(60<<10))
-	require.NoError(t, err)
-	for err == nil {
-		_, err = p.Alloc.Alloc(make([]byte, 60<<10), stagedWant(60<<10))
-	}
-	require.ErrorIs(t, err, alloc.ErrNoSpace)
-	next := bytes.Repeat([]byte{1}, 60<<10)
-	err = update(p.Lane, ref, next)
-	require.ErrorIs(t, err, slab.ErrNoShadow)
-	require.ErrorIs(t, err, alloc.ErrNoSpace)
-	require.NoError(t, p.Ended)
-	next = make([]byte, 60<<10)
-	next[5] = 5
-	require.NoError(t, update(p.Lane, ref, next))
-	got, _, err := p.Lane.Read(ref, nil)
-	require.NoError(t, err)
-	require.Equal(t, next, got)
-}
-
 func TestStagedSlabsNeedOneReplica(t *testing.T) {
 	w := slabtest.New(t, 2)
 	_, err := w.Lane(1).Alloc.Alloc(nil, alloc.Want{Kind: proto.Staged, Replicas: 2})

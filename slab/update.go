@@ -33,7 +33,7 @@ func (l *Lane) Overwrite(ref proto.Ref, f func(old []byte, info *Info) ([]byte, 
 }
 
 func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
-	for tries := 1; ; tries++ {
+	for tries, waits := 1, 0; ; {
 		var a attempt
 		if err := l.reserve(&a, ref); err != nil {
 			return Info{}, err
@@ -44,19 +44,14 @@ func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info)
 			a.header.Writer, a.header.Tag = a.r, l.info.Tag&proto.MaxTag
 			err = l.stageInLane(&a, &a.header, payload)
 		}
-		if err == ErrNoShadow {
-			if err = l.releaseFor(&a, nil); err == nil {
-				err = l.claimShadow(&a)
-			}
-			if err == nil {
-				err = l.startAgain(ref, tries)
-			}
-			if err != nil {
+		switch {
+		case err == ErrNoShadow:
+			if err = l.shadowFor(&a, &waits); errors.Is(err, errAgain) {
+				continue
+			} else if err != nil {
 				return Info{}, err
 			}
-			continue
-		}
-		if err != nil {
+		case err != nil:
 			return Info{}, l.releaseFor(&a, err)
 		}
 		switch l.commit(&a); a.result {
@@ -68,6 +63,7 @@ func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info)
 		if err := l.startAgain(ref, tries); err != nil {
 			return Info{}, err
 		}
+		tries++
 	}
 }
 

@@ -48,7 +48,7 @@ func reclaimable(m *host.Memory, geo proto.Geometry) (blocks []uint32) {
 	bits := make([]byte, proto.MapBytes)
 	for b := uint32(0); b < geo.Blocks && lacks > 0; b++ {
 		h := proto.Header(proto.Word(headers, int(8*b)))
-		if h.State() != proto.BlockActive || !h.Valid() {
+		if h.State() != proto.BlockActive || !h.Valid() || b == geo.StagingBlock() && h.Staging() {
 			continue
 		}
 		used := bits[:8*h.Class().MapWords()]

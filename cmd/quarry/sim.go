@@ -30,6 +30,7 @@ type simCmd struct {
 	Lanes       int           `help:"How many clients are lanes of one process with one session; 0 is one."`
 	Batches     bool          `help:"Half of the reads and updates are batches of up to four objects."`
 	Staged      bool          `help:"Objects lie in STAGED slabs, in a region with one replica."`
+	Full        bool          `help:"With --staged: no slab of the region is free to begin with."`
 	Operator    bool          `help:"An operator creates regions and gives nodes up, some of which never come back."`
 	Script      string        `placeholder:"NAME" help:"A directed schedule, as a failure names it."`
 	Replay      string        `placeholder:"CHOICES" help:"Play the choices of a failure again: one schedule."`
@@ -76,7 +77,7 @@ type simFailure struct {
 func (s *simCmd) options() (o sim.Options, err error) {
 	o = sim.Options{
 		Seed: s.Seed, Clients: s.Clients, Ops: s.Ops, Replicas: s.Replicas, Slabs: s.Slabs, MaxFaults: s.MaxFaults,
-		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Batches: s.Batches, Staged: s.Staged, Operator: s.Operator, Lanes: s.Lanes, Porcupine: 16,
+		Durable: s.Durable, Grow: s.Grow, Wrap: s.Wrap, StrictReads: s.StrictReads, Tree: s.Tree, Batches: s.Batches, Staged: s.Staged, Full: s.Full, Operator: s.Operator, Lanes: s.Lanes, Porcupine: 16,
 	}
 	for _, l := range []struct {
 		flag      string

@@ -6,6 +6,7 @@ import "github.com/quarrystore/quarry/verify/sim"
 // power lost; and with blocks that come and go.
 var (
 	staged  = with(failures, func(o *sim.Options) { o.Staged = true })
+	full    = with(staged, func(o *sim.Options) { o.Full = true })
 	shadows = sim.Options{Faults: sim.Kill | sim.Pause | sim.Break | sim.CutSession | sim.Revoke, AnyScheduler: true, Staged: true, Clients: 4, Ops: 32, Slabs: 2, MaxFaults: 8}
 )
 
@@ -132,5 +133,28 @@ var stagedMutants = []mutant{
 		name: "shadow of another update of the batch", what: "stages two objects of a batch in one slab",
 		edits: []edit{{"slab.(*Lane).stageRedo", `*lent++`, ``}},
 		runs:  []run{schedules(with(shadows, func(o *sim.Options) { o.Batches, o.Slabs = true, 3 }), 10000)},
+	},
+	{
+		name: "objects in the staging block", what: "allocates objects in the block that is for shadows",
+		edits: []edit{{"alloc.(*Allocator).survey", `reg.Replicas() == 1`, `false`}},
+		runs:  []run{tests("slab", "^TestUpdatesInAFullRegion$")},
+	},
+	{
+		name: "staging slab not given back", what: "keeps the slab of the staging block that an update has borrowed",
+		edits: []edit{{"slab.(*Lane).stagePrimary", `a.staging.Off != 0`, `false`}},
+		runs:  []run{schedules(full, 500)},
+	},
+	{
+		name: "staging slab given back with V", what: "gives the slab of the staging block back before home is written",
+		edits: []edit{{"slab.(*Lane).stagePrimary", `case kindV:`, `case kindV:
+			if a.staging.Off != 0 {
+				dropStaging(c, a)
+			}`}},
+		runs: []run{schedules(full, 500)},
+	},
+	{
+		name: "staging slab kept after a lost answer", what: "does not give the slab of the staging block back where the commit had no answer",
+		edits: []edit{{"slab.(*Lane).commit", `a.staging.Off != 0`, `false`}},
+		runs:  []run{tests("slab", "^TestTornCommitInAFullRegion$")},
 	},
 }

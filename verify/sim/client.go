@@ -225,7 +225,7 @@ func (c *client) open() error {
 	t := &c.view
 	o := &opened{reclaim: t.reclaim}
 	c.headers = slab.NewHeaders(c.w.geo.Blocks)
-	o.Region = slab.Region{ID: regionID, Epoch: t.epoch, Seed: c.w.uid, Geometry: c.w.geo, Durable: c.w.opt.Durable, Headers: c.headers}
+	o.Region = slab.Region{ID: regionID, Epoch: t.epoch, Seed: c.w.uid, Geometry: c.w.geo, Durable: c.w.opt.Durable, Want: c.w.d.replicas, Headers: c.headers}
 	for i := range t.n {
 		k := t.node[i]
 		conn, err := c.connect(k, t.incarnation[i])

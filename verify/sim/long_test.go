@@ -21,6 +21,7 @@ var kinds = map[string]Options{
 	"staged":   {Faults: AllFaults &^ (Power | Rot), Staged: true, MaxFaults: 8},
 	"settled":  {Faults: AllFaults &^ Rot, Staged: true, Batches: true, Durable: true, MaxFaults: 8},
 	"shadows":  {Faults: AllFaults &^ (Power | Rot), Staged: true, Grow: true, Clients: 4, Ops: 32, MaxFaults: 8},
+	"full":     {Faults: AllFaults &^ Rot, Staged: true, Full: true, MaxFaults: 8},
 	"hot":      {Faults: AllFaults &^ (Power | Rot), Clients: 4, Ops: 40, Slabs: 1, MaxFaults: 8},
 }
 

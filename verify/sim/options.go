@@ -115,6 +115,7 @@ type Options struct {
 	Lanes    int
 	Batches  bool // half of the reads and updates are batches; see batches.go
 	Staged   bool // objects lie in STAGED slabs; see staged.go
+	Full     bool // with Staged: every slab of the region has an object to begin with; see staged.go
 	Operator bool // an operator creates regions and gives nodes up; see orders.go
 	// Choices, if set, are replayed instead of drawn: one schedule.
 	Choices []uint16
@@ -182,6 +183,9 @@ func (w *world) draw() {
 	d.payload = minPayload
 	if d.class.PayloadBytes(w.kind()) >= maxPayload && c.choose(2) == 1 {
 		d.payload = maxPayload
+	}
+	if o.Full {
+		d.class, d.payload = classOf(224), maxPayload // no room for a record
 	}
 	d.version = 1
 	if o.Wrap || c.choose(32) == 31 {

@@ -61,6 +61,9 @@ func (o *Options) flags() string {
 	if o.Staged {
 		s += " --staged"
 	}
+	if o.Full {
+		s += " --full"
+	}
 	if o.Operator {
 		s += " --operator"
 	}
@@ -95,6 +98,7 @@ type Coverage struct {
 	Epochs   uint64       // opened
 	Scrubs   uint64       // completed
 	Reclaims uint64       // blocks
+	Lent     uint64       // slabs of the staging block given back
 	Spent    uint64       // operations that found no version left
 	Tree     TreeCoverage // of Options.Tree
 	Gone     uint64       // durable reads lost with the power, as the guarantee allows
@@ -122,6 +126,7 @@ func (c *Coverage) Add(o *Coverage) {
 	c.Gone += o.Gone
 	c.Excused += o.Excused
 	c.Spent += o.Spent
+	c.Lent += o.Lent
 	c.Tree.Add(&o.Tree)
 }
 

@@ -81,6 +81,12 @@ func TestShadows(t *testing.T) {
 	require.NotZero(t, rep.Coverage.Reclaims)
 }
 
+// TestFullRegion: updates write to slabs of the staging block, as long as no slab is freed.
+func TestFullRegion(t *testing.T) {
+	rep := passKind(t, "full", 300)
+	require.NotZero(t, rep.Coverage.Lent)
+}
+
 func TestHotSlab(t *testing.T) { passKind(t, "hot", 1000) }
 
 // TestAllocator: objects come, go and are given back; agents reclaim blocks, in turns, under

@@ -18,6 +18,30 @@ func (w *world) kind() proto.Kind {
 	return proto.Pair
 }
 
+// fill gives every slab of block 0 behind those of the clients' objects, and every other block for objects, an
+// object that no client works on.
+func (w *world) fill(m *fabric.Memory) {
+	var img [proto.ImageHeaderBytes + maxPayload]byte
+	live := func(s proto.Slab) {
+		h := proto.ImageHeader{Length: w.d.payload, Version: 1, Born: 1, Writer: proto.MakeR(1, 0)}
+		m.Store(s.ImageOff(1), proto.EncodeImage(img[:], proto.Seed(w.uid, s.Off, 0), h))
+		m.Set(s.VOff(), uint64(proto.MakeV(proto.StateLive, 1)))
+	}
+	h := proto.Header(m.Word(w.geo.HeaderOff(0)))
+	for i := w.d.slabs; i < h.Class().Slabs(); i++ {
+		live(w.geo.Slab(0, i, h))
+	}
+	for i := range h.Class().MapWords() {
+		m.Set(w.geo.MapOff(0)+uint64(8*i), h.Class().MapMask(i))
+	}
+	h = proto.MakeHeader(proto.BlockActive, proto.Single, proto.Classes-1, 0, 0)
+	for b := uint32(1); b < w.geo.StagingBlock(); b++ {
+		m.Set(w.geo.HeaderOff(b), uint64(h))
+		m.Set(w.geo.MapOff(b), 1)
+		live(w.geo.Slab(b, 0, h))
+	}
+}
+
 // composed loads the image that V of a STAGED slab names into k.img, from home, the record or the shadow.
 func (k *checker) composed(m *fabric.Memory, s proto.Slab, seed uint64, v proto.V) (proto.Source, bool) {
 	if n := s.Class.Bytes(); cap(k.slab) < n {
@@ -57,10 +81,31 @@ func (k *checker) staged(m *fabric.Memory, place int, session uint32, s proto.Sl
 	}
 }
 
+// needless checks a slab without an object whose R becomes free: no slab that a client works on has its image
+// there alone.
+func (k *checker) needless(shadow proto.Slab) {
+	w := k.w
+	p := w.mem(w.mirror.table.node[0])
+	if b, _ := w.geo.BlockOf(shadow.Off); b == w.geo.StagingBlock() {
+		w.stats.Lent++
+	}
+	for i := range w.objs {
+		s, seed, ok := k.place(p, uint64(k.regs[w.objs[i].refs[0]].ref.Addr.Off()))
+		if v := proto.V(p.Word(s.VOff())); !ok || s.Kind != proto.Staged || v.State() != proto.StateLive || w.excused(s.Off) {
+			continue
+		} else if from, _ := k.composed(p, s, seed, v); from == proto.FromShadow && uint64(s.LocatorIn(k.slab).Off()) == shadow.Off {
+			w.fail("shadow released before home is whole", fmt.Sprintf("%#x is the shadow of %#x, %v", shadow.Off, s.Off, v))
+		}
+	}
+}
+
 // released checks a STAGED slab whose R becomes free: home is whole at every replica in sync, and durable
 // where durability is asked for.
 func (k *checker) released(s proto.Slab, seed uint64) {
 	w, t := k.w, &k.w.mirror.table
+	if proto.V(w.mem(t.node[0]).Word(s.VOff())).State() == proto.StateFree {
+		k.needless(s)
+	}
 	for i := range t.n {
 		nd := w.fab.Nodes()[t.node[i]]
 		if t.rebuilding[i] || !nd.Up || nd.Incarnation != t.incarnation[i] || w.excused(s.Off) {

@@ -51,6 +51,9 @@ func (w *world) seedObjects() {
 		m := w.mem(r)
 		m.Set(w.geo.HeaderOff(0), uint64(h))
 		m.Set(w.geo.MapOff(0), 1<<w.d.slabs-1)
+		if w.opt.Full {
+			w.fill(m)
+		}
 		m.Flush(0, m.Bytes())
 	}
 }
@@ -323,7 +326,8 @@ func (c *client) allocate() {
 	err := c.allocator()
 	var ref proto.Ref
 	if err == nil {
-		want := alloc.Want{Kind: kind, Replicas: w.d.replicas, Durable: w.opt.Durable, Capacity: (w.d.class + proto.Class(w.ch.choose(2))).PayloadBytes(kind), Tag: 1}
+		class := min(w.d.class+proto.Class(w.ch.choose(2)), proto.MaxClass(kind))
+		want := alloc.Want{Kind: kind, Replicas: w.d.replicas, Durable: w.opt.Durable, Capacity: class.PayloadBytes(kind), Tag: 1}
 		ref, err = c.alloc.Alloc(w.payload(buf[:], value, proto.Ref{}), want)
 	}
 	w.logf("client %d: alloc of value %d: %v %v", c.id, value, ref, err)

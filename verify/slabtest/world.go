@@ -155,6 +155,7 @@ type Port struct {
 	Alloc    *alloc.Allocator
 	BeforeDo func(round int, r *rdma.Round) // round counts from 1 within the Port
 	AfterDo  func(round int, r *rdma.Round) // may change what a READ returned, as far as a fabric may
+	OnPause  func(attempt int) error        // an error ends the wait
 	Lease    atomic.Bool
 	Ended    error
 
@@ -290,6 +291,11 @@ func (p *Port) Pause(attempt int) error {
 	}
 	if time.Now().After(p.deadline) {
 		return context.DeadlineExceeded
+	}
+	if p.OnPause != nil {
+		if err := p.OnPause(attempt); err != nil {
+			return err
+		}
 	}
 	runtime.Gosched()
 	return p.Ended
