@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 	"github.com/tetratelabs/wazero/sys"
 
 	"github.com/quarrystore/quarry/coproc"
+	"github.com/quarrystore/quarry/internal/wasmcheck"
 	"github.com/quarrystore/quarry/proto"
 )
 
@@ -45,10 +47,30 @@ type runtime struct {
 }
 
 func newRuntime(ctx context.Context, cfg wazero.RuntimeConfig, memoryBytes int) *runtime {
-	cfg = cfg.WithCloseOnContextDone(true).WithMemoryLimitPages(uint32(max(1, memoryBytes/wasmPage)))
+	// Modules are rewritten to call check. With WithCloseOnContextDone compiled loops would call the host at each turn.
+	cfg = cfg.WithMemoryLimitPages(uint32(max(1, memoryBytes/wasmPage)))
 	r := &runtime{wazero.NewRuntimeWithConfig(ctx, cfg), ctx}
 	wasi_snapshot_preview1.MustInstantiate(ctx, r)
+	host := r.NewHostModuleBuilder(hostModule).NewFunctionBuilder().WithGoModuleFunction(api.GoModuleFunc(check), nil, nil).Export(checkFunction)
+	if _, err := host.Instantiate(ctx); err != nil {
+		panic(err) // a constant module in a new runtime
+	}
 	return r
+}
+
+// What a rewritten module imports.
+const (
+	hostModule    = "quarry"
+	checkFunction = "check"
+)
+
+// check ends the module that calls it if its context has ended.
+func check(ctx context.Context, m api.Module, _ []uint64) {
+	if ctx.Err() == nil {
+		return
+	}
+	_ = m.CloseWithExitCode(ctx, sys.ExitCodeContextCanceled)
+	panic(sys.NewExitError(sys.ExitCodeContextCanceled)) // wazero's way to end a call
 }
 
 func (r *runtime) close() { _ = r.Close(r.ctx) }
@@ -85,7 +107,7 @@ func (r *runtime) describe(ctx context.Context, wasm []byte) (about coproc.About
 }
 
 // sleep ends with the context: the system's sleep would keep the worker for as long as a module
-// likes, because WithCloseOnContextDone ends a module between its instructions only.
+// likes, because a module that sleeps calls no check.
 func sleep(ctx context.Context, ns int64) {
 	t := time.NewTimer(time.Duration(ns))
 	defer t.Stop()
@@ -95,11 +117,15 @@ func sleep(ctx context.Context, ns int64) {
 	}
 }
 
-// compile makes a module's machine code. With several compilers wazero looks at the context
+// compile makes a module's machine code, with calls of check in it. With several compilers wazero looks at the context
 // between functions, and with one it does not.
 func (r *runtime) compile(ctx context.Context, wasm []byte, limit time.Duration) (wazero.CompiledModule, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("compiling takes longer than %v", limit))
 	defer cancel()
+	wasm, err := wasmcheck.Insert(wasm, hostModule, checkFunction)
+	if err != nil {
+		return nil, err
+	}
 	m, err := r.CompileModule(experimental.WithCompilationWorkers(ctx, compilers), wasm)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
