@@ -50,10 +50,8 @@ type attempt struct {
 	staging proto.Slab
 	// encryption is what the payload to commit is encrypted with; nil: it stays as it is.
 	encryption *encryption
-	// chain and verb say where the last round has the attempt's CAS. leads: the attempt is the
-	// first of its chains, and has their fences.
+	// chain and verb say where the last round has the attempt's CAS.
 	chain, verb int
-	leads       bool
 	result      result
 	err         error // why the result is unknown
 }

@@ -94,8 +94,8 @@ func (l *Lane) commitBackups(as []*attempt) {
 }
 
 // kind is a kind of verbs in the chains of a commit. One kind is appended for all attempts of
-// the round before the next one, and each chain has at most one fence for each kind, at its
-// first attempt.
+// the round before the next one, and each chain has at most one fence for each kind, at the first
+// verb of that kind: see fenceOnce.
 type kind uint8
 
 const (
@@ -110,19 +110,18 @@ const (
 // and one to each backup.
 func (l *Lane) stageBackups(a *attempt, k kind) {
 	if k == kindImage {
-		_, c, first := l.onlyChain(a.reg.P())
-		a.leads = first
+		_, c := l.onlyChain(a.reg.P())
 		writeChange(c, a)
 	}
-	for i := 1; i < a.reg.N; i++ {
-		_, c, _ := l.onlyChain(a.reg.To[i])
+	for j := 1; j < a.reg.N; j++ {
+		i, c := l.onlyChain(a.reg.To[j])
 		switch k {
 		case kindImage:
 			writeChange(c, a)
 		case kindV:
-			changeV(c, &a.object, a.backups[i], a.next, a.leads && a.img != nil)
+			changeV(c, &a.object, a.backups[j], a.next, a.img != nil && l.fenceOnce(i, k))
 		case kindFlushV:
-			flushV(c, &a.object, a.leads)
+			flushV(c, &a.object, l.fenceOnce(i, k))
 		}
 	}
 }
@@ -171,7 +170,6 @@ func (l *Lane) commitPrimaries(as []*attempt) {
 // answer. The others are settled when it returns nil; an error is that of settling.
 func (l *Lane) primaryRound(as []*attempt) error {
 	l.round.Reset()
-	l.homed = 0
 	for k := kindImage; k <= kindRelease; k++ {
 		for _, a := range as {
 			if a.result == undecided {
@@ -210,26 +208,25 @@ func (l *Lane) primaryRound(as []*attempt) error {
 
 // stagePrimary appends verbs of one kind of step 3 of an attempt.
 func (l *Lane) stagePrimary(a *attempt, k kind) {
-	i, c, first := l.onlyChain(a.reg.P())
+	i, c := l.onlyChain(a.reg.P())
 	switch k {
 	case kindImage:
-		a.chain, a.leads = i, first
+		a.chain = i
 		if a.reg.N == 1 { // otherwise written in step 2
 			writeChange(c, a)
 		}
 	case kindV:
-		a.verb = changeV(c, &a.object, a.v, a.next, a.leads && a.reg.N == 1 && a.img != nil)
+		a.verb = changeV(c, &a.object, a.v, a.next, a.reg.N == 1 && a.img != nil && l.fenceOnce(i, k))
 	case kindFlushV:
-		flushV(c, &a.object, a.leads)
+		flushV(c, &a.object, l.fenceOnce(i, k))
 	case kindHome:
 		if a.redo.rec != nil && a.reg.N == 1 {
-			writeHome(c, a, l.homed>>i&1 == 0)
-			l.homed |= 1 << i
+			writeHome(c, a, l.fenceOnce(i, k))
 		}
 	case kindRelease:
 		if !a.keep && (a.redo.rec == nil || a.reg.N == 1) {
 			dropR(c, a)
-			if a.leads && (a.reg.Durable || l.homed>>i&1 == 0) { // a CAS is behind WRITEs by itself
+			if l.fenceOnce(i, k) && (a.reg.Durable || l.fenced[i]>>kindHome&1 == 0) { // a CAS is behind WRITEs by itself
 				fence(c)
 			}
 			if a.staging.Off != 0 {

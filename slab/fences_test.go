@@ -8,6 +8,7 @@ import (
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/verify/slabtest"
 )
@@ -69,4 +70,80 @@ func TestFencesOfOperations(t *testing.T) {
 			}))
 		})
 	}
+}
+
+// A batch with slabs of both kinds releases none of them ahead of the CAS of a V, or of a FLUSH, of its chain:
+// otherwise the next session could find R free and V as it was. One fence for each kind of verbs is enough.
+func TestMixedBatchesReleaseBehindV(t *testing.T) {
+	for _, c := range []struct {
+		replicas int
+		durable  bool
+		fences   uint64
+	}{
+		// WRITE home behind CAS V; CAS R is behind a WRITE by itself.
+		{replicas: 1, fences: 1},
+		{replicas: 1, durable: true, fences: 4},
+		// CAS R of the PAIR slabs behind CAS V. Homes and the releases of STAGED slabs are in rounds of their own.
+		{replicas: 2, fences: 1},
+		{replicas: 2, durable: true, fences: 4},
+	} {
+		for _, first := range []proto.Kind{proto.Staged, proto.Pair} {
+			t.Run(fmt.Sprintf("R=%d,durable=%v,%v first", c.replicas, c.durable, first), func(t *testing.T) {
+				l := slabtest.New(t, c.replicas).Lane(1)
+				if c.durable {
+					l.Durable()
+				}
+				var refs []proto.Ref
+				var payloads [][]byte
+				for i := range 4 {
+					kind := first
+					if i%2 == 1 {
+						kind = proto.Staged + proto.Pair - first
+					}
+					ref, err := l.Alloc.Alloc(make([]byte, 1000), alloc.Want{Kind: kind, Replicas: 1, Capacity: 1200, Durable: c.durable})
+					require.NoError(t, err)
+					refs, payloads = append(refs, ref), append(payloads, append(make([]byte, 999), byte(i+1)))
+				}
+				kinds, released := l.BeforeDo, 0
+				l.BeforeDo = func(n int, r *rdma.Round) {
+					for i := range r.Len() {
+						released += releasesInOrder(t, r.At(i))
+					}
+					if kinds != nil {
+						kinds(n, r)
+					}
+				}
+				errs, before := make([]error, len(refs)), l.Lane.Tally().Fences
+				l.Lane.WriteMany(refs, payloads, errs)
+				require.Equal(t, c.fences, l.Lane.Tally().Fences-before)
+				require.Equal(t, len(refs), released)
+				for i, ref := range refs {
+					require.NoError(t, errs[i])
+					got, _, err := l.Lane.Read(ref, nil)
+					require.NoError(t, err)
+					require.Equal(t, payloads[i], got)
+				}
+			})
+		}
+	}
+}
+
+// releasesInOrder checks that each CAS of R to 0 is behind every other CAS and every FLUSH of its chain, and counts
+// them.
+func releasesInOrder(t *testing.T, c *rdma.Chain) (releases int) {
+	unordered := 0 // CAS of V and FLUSHes behind the last fence
+	for i := range c.Verbs {
+		v := &c.Verbs[i]
+		if v.Fence {
+			unordered = 0
+		}
+		switch {
+		case v.Op == rdma.CompareSwap && v.New == 0:
+			releases++
+			require.Zero(t, unordered, "verb %d of %d, CAS of R, may overtake a CAS of V or a FLUSH", i, len(c.Verbs))
+		case v.Op == rdma.CompareSwap || v.Op == rdma.Flush:
+			unordered++
+		}
+	}
+	return releases
 }

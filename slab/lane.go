@@ -36,8 +36,8 @@ type Lane struct {
 	encryption *encryption
 	// shadows lends slabs for changes that no record has room for; nil: none.
 	shadows Shadows
-	// homed has a bit for each chain of the round that a WRITE of home has fenced.
-	homed uint64
+	// fenced has, for each chain of a commit's round, a bit for each kind of verbs that has its fence.
+	fenced [maxWrites * MaxListed]uint8
 	// unclear is the least tag of an image whose payload is not simply that of the image: 0
 	// with keys, for then a clear one is an exception too.
 	unclear uint32

@@ -227,7 +227,7 @@ func (l *Lane) rollForward(a *attempt) error {
 		}
 		if gone {
 			proto.PutWord(a.seen, int(a.slab.LOff()-a.slab.Off), uint64(proto.MakeGone(left)))
-			_, c, _ := l.onlyChain(a.reg.P())
+			_, c := l.onlyChain(a.reg.P())
 			c.Write(a.slab.LOff(), a.seen[a.slab.LOff()-a.slab.Off:][:8])
 			if a.reg.Durable {
 				flush(c, a.slab.LOff(), 8)

@@ -35,15 +35,25 @@ func (l *Lane) chainAmong(to *rdma.Target, verbs int) (i int, c *rdma.Chain) {
 	return l.round.Len(), l.round.Chain(to)
 }
 
-// onlyChain finds or opens the round's chain for a target, and says whether it was opened now.
-// Preconditions: all verbs to a target fit into one chain.
-func (l *Lane) onlyChain(to *rdma.Target) (i int, c *rdma.Chain, first bool) {
+// onlyChain finds or opens the round's chain for a target. The chain is number i of the round.
+// Preconditions: all verbs to a target fit into one chain, and the round is of at most maxWrites slabs.
+func (l *Lane) onlyChain(to *rdma.Target) (i int, c *rdma.Chain) {
 	for i := range l.round.Len() {
 		if c := l.round.At(i); c.To == to {
-			return i, c, false
+			return i, c
 		}
 	}
-	return l.round.Len(), l.round.Chain(to), true
+	i = l.round.Len()
+	l.fenced[i] = 0
+	return i, l.round.Chain(to)
+}
+
+// fenceOnce reports that chain i of a commit has no verb of a kind yet that fenceOnce was asked about: this
+// one is to be fenced, for all of its kind.
+func (l *Lane) fenceOnce(i int, k kind) bool {
+	first := l.fenced[i]>>k&1 == 0
+	l.fenced[i] |= 1 << k
+	return first
 }
 
 // takeR appends CAS R from the value expected to the attempt's own. It returns the

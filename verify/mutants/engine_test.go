@@ -43,7 +43,7 @@ var engineMutants = []mutant{
 	{
 		name: "R released before V", what: "releases R before it commits V",
 		edits: []edit{
-			{"slab.(*Lane).stagePrimary", `a.chain, a.leads = i, first`, `a.chain, a.leads = i, first
+			{"slab.(*Lane).stagePrimary", `a.chain = i`, `a.chain = i
 			if !a.keep {
 				dropR(c, a)
 			}`},
@@ -55,12 +55,12 @@ var engineMutants = []mutant{
 	},
 	{
 		name: "R not fenced behind V", what: "releases R in a chain that lets it overtake the CAS of V",
-		edits: []edit{{"slab.(*Lane).stagePrimary", `if a.leads && (a.reg.Durable`, `if false && (a.reg.Durable`}},
+		edits: []edit{{"slab.(*Lane).stagePrimary", `if l.fenceOnce(i, k) && (a.reg.Durable`, `if false && (a.reg.Durable`}},
 		runs:  []run{schedules(crashes, 5000)},
 	},
 	{
 		name: "releases of a batch not fenced", what: "releases the slabs of a batch in a chain that lets it overtake the CAS of V",
-		edits: []edit{{"slab.(*Lane).stagePrimary", `if a.leads && (a.reg.Durable`, `if a.leads && len(c.Verbs) <= 3 && (a.reg.Durable`}},
+		edits: []edit{{"slab.(*Lane).stagePrimary", `if l.fenceOnce(i, k) && (a.reg.Durable`, `if l.fenceOnce(i, k) && len(c.Verbs) <= 3 && (a.reg.Durable`}},
 		runs:  []run{schedules(batches, 5000)},
 	},
 	{
@@ -102,7 +102,7 @@ var engineMutants = []mutant{
 	// Commits.
 	{
 		name: "one backup skipped", what: "writes nothing to the last backup",
-		edits: []edit{{"slab.(*Lane).stageBackups", `for i := 1; i < a.reg.N; i++`, `for i := 1; i < a.reg.N-1; i++`}},
+		edits: []edit{{"slab.(*Lane).stageBackups", `for j := 1; j < a.reg.N; j++`, `for j := 1; j < a.reg.N-1; j++`}},
 		runs:  []run{schedules(replicas(crashes, 3), 3000)},
 	},
 	{
@@ -119,9 +119,8 @@ var engineMutants = []mutant{
 					a.result = done
 				}
 			}`},
-			{"slab.(*Lane).stageBackups", `a.leads = first
-		writeChange(c, a)`, `a.leads = first
-		_ = c`},
+			{"slab.(*Lane).stageBackups", `_, c := l.onlyChain(a.reg.P())
+		writeChange(c, a)`, `l.onlyChain(a.reg.P())`},
 			{"slab.(*Lane).stagePrimary", `if a.reg.N == 1 {`, `if true {`},
 		},
 		runs: []run{schedules(replicas(crashes, 3), 3000)},
@@ -140,15 +139,15 @@ var engineMutants = []mutant{
 	},
 	{
 		name: "backups not flipped", what: "writes the image to backups and leaves their V",
-		edits: []edit{{"slab.(*Lane).stageBackups", `changeV(c, &a.object, a.backups[i], a.next, a.leads && a.img != nil)`, ``}},
+		edits: []edit{{"slab.(*Lane).stageBackups", `changeV(c, &a.object, a.backups[j], a.next, a.img != nil && l.fenceOnce(i, k))`, ``}},
 		runs:  []run{schedules(replicas(crashes, 3), 3000)},
 	},
 	{
 		name: "writers ignore the rebuilding replica", what: "writes nothing to a rebuilding replica",
-		edits: []edit{{"slab.(*Lane).stageBackups", `_, c, _ := l.onlyChain(a.reg.To[i])`, `if a.reg.Rebuilding[i] {
+		edits: []edit{{"slab.(*Lane).stageBackups", `i, c := l.onlyChain(a.reg.To[j])`, `if a.reg.Rebuilding[j] {
 				continue
 			}
-			_, c, _ := l.onlyChain(a.reg.To[i])`}},
+			i, c := l.onlyChain(a.reg.To[j])`}},
 		runs: []run{schedules(rebuilds, 5000)},
 	},
 	{

@@ -33,8 +33,16 @@ var stagedMutants = []mutant{
 	},
 	{
 		name: "home not fenced behind V", what: "does not keep the WRITE of home behind the CAS of V",
-		edits: []edit{{"slab.(*Lane).stagePrimary", `writeHome(c, a, l.homed>>i&1 == 0)`, `writeHome(c, a, false)`}},
+		edits: []edit{{"slab.(*Lane).stagePrimary", `writeHome(c, a, l.fenceOnce(i, k))`, `writeHome(c, a, false)`}},
 		runs:  []run{schedules(staged, 10000)},
+	},
+	{
+		name: "fence of releases at a slab without one", what: "has the first slab of a batch fence the releases, which a STAGED slab with several replicas has not there",
+		edits: []edit{{"slab.(*Lane).stagePrimary", `case kindRelease:`, `case kindRelease:
+		if a.redo.rec != nil && a.reg.N > 1 {
+			l.fenceOnce(i, k)
+		}`}},
+		runs: []run{tests("slab", "^TestMixedBatchesReleaseBehindV$")},
 	},
 	{
 		name: "home not written after a lost answer", what: "releases a STAGED slab whose commit had no answer without writing home",
