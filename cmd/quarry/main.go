@@ -16,12 +16,21 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/quarrystore/quarry/internal/procs"
 )
 
 // version is set when the binary is built; see the Makefile.
 var version = "dev"
 
-func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+func main() {
+	// Before anything is parsed: what is read from a pipe, such as a token, is read once. Without
+	// slack a controller works too, with more wakes.
+	if len(os.Args) > 1 && os.Args[1] == "controller" {
+		_ = procs.Slack()
+	}
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
 
 // run is the whole program but for the process's exit.
 func run(args []string, in io.Reader, out, errOut io.Writer) int {

@@ -1,8 +1,3 @@
-// Package procs keeps the Go runtime of an idle process on one processor.
-//
-// With more than one, each wake of an idle process wakes a second thread that looks for work and
-// finds none: a quarter of what an idle controller costs. A look of one system call every half second
-// shows what the process uses, and gives it all processors again as soon as it is not idle.
 package procs
 
 import (
