@@ -21,10 +21,15 @@ const (
 )
 
 // Active says whether a step shows that something is going on: anything but time, the
-// leadership and heartbeats that go well, or questions.
+// leadership and heartbeats that go well, questions, and reclaims, which begin every few seconds and
+// have nothing that waits for them. The answer to a program counts by what the machine does about it.
 func Active(ev Event, actions []Action) bool {
 	switch ev := ev.(type) {
 	case Tick, Lead:
+	case Reply:
+		if _, ok := ev.Msg.(*quarrypb.WorkResponse); !ok {
+			return true
+		}
 	case Ask:
 		switch ev.Msg.(type) {
 		case *quarrypb.NodeHeartbeatRequest, Pulsed, *quarrypb.HeartbeatRequest, *quarrypb.ReadTableRequest, *quarrypb.StatusRequest, *quarrypb.ListSessionsRequest:
@@ -34,7 +39,16 @@ func Active(ev Event, actions []Action) bool {
 	default:
 		return true
 	}
-	return slices.ContainsFunc(actions, func(a Action) bool { _, ok := a.(Answer); return !ok })
+	return slices.ContainsFunc(actions, func(a Action) bool {
+		switch a := a.(type) {
+		case Answer:
+			return false
+		case Call:
+			w, ok := a.Msg.(*quarrypb.WorkRequest)
+			return !ok || w.Kind != quarrypb.WorkKind_WORK_KIND_RECLAIM
+		}
+		return true
+	})
 }
 
 // Config of a machine. No zero values: the controller fills them in.

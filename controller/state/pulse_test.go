@@ -104,3 +104,34 @@ func TestActive(t *testing.T) {
 	}
 	require.True(t, found)
 }
+
+// A cluster in which nothing happens is not active, although its primaries look for empty blocks. A copy is
+// activity, and so is a reclaim that fails.
+func TestReclaimsAreNotActive(t *testing.T) {
+	r := apart(t)
+	r.m.cfg.ReclaimEvery = 5 * time.Second
+	r.advance(5 * time.Second)
+	r.run()
+	r.active = 0
+	reclaims := 0
+	for range 600 {
+		r.advance(100 * time.Millisecond)
+		require.Nil(t, r.commit)
+		for _, c := range slices.Clone(r.calls) {
+			require.Equal(t, quarrypb.WorkKind_WORK_KIND_RECLAIM, c.Msg.(*quarrypb.WorkRequest).Kind)
+			reclaims++
+			r.reply(c.ID, "", false)
+		}
+	}
+	require.GreaterOrEqual(t, reclaims, 10)
+	require.Zero(t, r.active)
+
+	for len(r.calls) == 0 {
+		r.advance(100 * time.Millisecond)
+	}
+	require.Zero(t, r.active)
+	r.reply(r.calls[0].ID, "timed out", false)
+	require.NotZero(t, r.active)
+	copies := &quarrypb.WorkRequest{Kind: quarrypb.WorkKind_WORK_KIND_COPY}
+	require.True(t, Active(Tick{}, []Action{Call{Msg: copies}}))
+}

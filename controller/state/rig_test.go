@@ -33,6 +33,7 @@ type rig struct {
 	notes      []string
 	tables     []uint64 // revisions of TableChanged
 	stepped    []Action // of the last step
+	active     int      // steps that are Active
 	down       error
 	beats      []*quarrypb.Node // nodes that keep sending heartbeats
 	deposed    bool             // no more Lead
@@ -80,6 +81,9 @@ func (r *rig) start() {
 
 func (r *rig) step(ev Event) []Action {
 	r.stepped = r.m.Step(r.now, ev)
+	if Active(ev, r.stepped) {
+		r.active++
+	}
 	r.take(r.stepped)
 	r.conditionsHold()
 	return r.stepped
