@@ -33,7 +33,7 @@ func newCache(bytes, room int) *Cache {
 	return &Cache{slots: make([]atomic.Pointer[page], bytes/each/cacheWays*cacheWays), node: each}
 }
 
-// minInner is the least that an entry of an inner node takes: offset, length, Ref.
+// minInner is the least that an entry of an inner node takes: slot, length, Ref.
 const minInner = 2 + 1 + proto.RefBytes
 
 // head is the beginning of a key as a number of the same order.

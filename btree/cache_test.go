@@ -52,7 +52,7 @@ func TestDescentsThroughTheCacheGoWhereNodesSay(t *testing.T) {
 				}
 				n.entries = append(n.entries, entry{key: k, child: Ref{Addr: proto.MakeAddr(1, 1<<20+uint32(i+1)*4096), Incarnation: proto.MakeIncarnation(1, uint64(i+1))}})
 			}
-			v, err := open(n.encode(nil))
+			v, err := open(n.encode(nil, 0))
 			require.NoError(t, err)
 			plain, cached := page{view: v}, page{view: v, cached: true}
 			cached.indexed()

@@ -76,7 +76,7 @@ func checkTree(s Store, root Ref, tag uint32, rep *Report, reach func(Ref, uint3
 
 // take counts a node.
 func (r *Report) take(pg *page) {
-	r.UsedBytes += int64(len(pg.raw))
+	r.UsedBytes += int64(pg.filled())
 	if pg.frozen() {
 		r.Frozen++
 	}

@@ -17,7 +17,7 @@ func TestCheckFindsDamage(t *testing.T) {
 		require.NoError(s.t, err)
 		n := v.node()
 		f(n)
-		b.payload = n.encode(nil)
+		b.payload = n.encode(nil, 0)
 	}
 	build := func(s *stage, p *Program) {
 		s.key = long

@@ -15,22 +15,34 @@
 // The payload of one PAIR slab; all numbers little endian, the layout is part of
 // the format:
 //
-//	+0   format:8  level:8  class:8  flags:8  count:16  low bytes:16
+//	+0   format:8  level:8  class:8  flags:8  count:16  slots:16
 //	+8   stamp:64
 //	+16  right sibling, Ref; zero for none
-//	+32  high bytes:16  prefix bytes:16  spare:32
-//	+40  frozen by Ref, its stamp:64         only with flag 2
-//	...  low fence | high fence | count offsets of 16 bits | entries in key order
+//	+32  low bytes:16  prefix bytes:16  high at:16  waste bytes:16
+//	+40  frozen by Ref, its stamp:64; zero: not frozen
+//	+64  low fence | slots of 16 bits | heap
 //
-//	leaf entry   | suffix bytes | suffix | value bytes << 1, external | version | value |
+//	slot         where an entry begins: count slots in the order of keys, then spare ones
+//	high fence   | bytes | fence |  in the heap at "high at"; 0: no upper end
+//	leaf entry   | suffix bytes | suffix | size | version | value |
 //	inner entry  | suffix bytes | suffix | child Ref |
 //
-// Flags: 1 bounded, 2 frozen, 4 the dead root of a layer, 8 a leaf that may have
-// entries of layers. Numbers in entries are varints. A node holds low <= key < high;
-// without flag 1 it has no upper end. All its keys start with the prefix that its
-// fences share, and entries leave it out. The first entry of an inner node stands for
-// the low fence and has no suffix. An external value is the Ref of a write-once object
-// and its length as a varint; of length 0 it is the Ref of a layer. Level 0 is a leaf.
+// The format is 2. Flags: 1 the dead root of a layer, 2 a leaf that may have entries of layers.
+// Numbers in the heap are varints. A node holds low <= key < high. All its keys start with the
+// prefix, and entries leave it out: as many bytes as both fences share, or fewer. The first entry
+// of an inner node stands for the low fence and has no suffix. Level 0 is a leaf.
+//
+// The size of a value is its bytes << 1. That of an external value is its bytes << 3, with bit 0
+// set, and in bits 1 and 2 its codec, which is 0: others are refused. An external value is the Ref
+// of a write-once object and its length; of length 0 it is the Ref of a layer.
+//
+// In the heap, fence and entries lie in any order and do not overlap. Bytes between them that
+// belong to nothing are waste. So a change moves nothing: an insert writes head, slots and, at the
+// end, its entry; a value that is not longer than the one before is written over it; a removal
+// writes head and slots, a freeze the head. Where no slot or no room at the end is left, or waste
+// would be more than a quarter of the room, the node is written anew: in order, without waste,
+// with spare slots for what else will find room. A node is full when it would be full without
+// waste and spare slots.
 //
 // The stamp rises with every commit of the node; a new right node starts at the
 // stamp of the left one, an absorbed one hands over the larger. So an entry's

@@ -80,15 +80,23 @@ func varintBytes(x uint64) int {
 	return k
 }
 
-// leafBytes is the room of a leaf entry, its offset included.
-func leafBytes(suffix, value int, version uint64) int {
-	return 2 + varintBytes(uint64(suffix)) + varintBytes(uint64(value)<<1) + varintBytes(version) + suffix + value
+// valueHead is what the length of a value is written as.
+func valueHead(value int, external bool) uint64 {
+	if external {
+		return uint64(value)<<(1+codecBits) | 1
+	}
+	return uint64(value) << 1
+}
+
+// leafBytes is the room of a leaf entry, its slot included.
+func leafBytes(suffix, value int, external bool, version uint64) int {
+	return 2 + varintBytes(uint64(suffix)) + varintBytes(valueHead(value, external)) + varintBytes(version) + suffix + value
 }
 
 func (n *node) entrySize(i, prefix int) int {
 	e := &n.entries[i]
 	if n.level == 0 {
-		return leafBytes(len(e.key)-prefix, len(e.value), e.version)
+		return leafBytes(len(e.key)-prefix, len(e.value), e.external, e.version)
 	}
 	s := len(e.key) - prefix
 	if i == 0 {
@@ -97,30 +105,39 @@ func (n *node) entrySize(i, prefix int) int {
 	return 2 + varintBytes(uint64(s)) + s + proto.RefBytes
 }
 
-// size is the length of the node's encoding, with room to freeze it: every node
-// must stay mergeable.
+// fenceBytes is the room of a high fence.
+func fenceBytes(high []byte) int {
+	if high == nil {
+		return 0
+	}
+	return varintBytes(uint64(len(high))) + len(high)
+}
+
+// size is the length of the node's encoding without spare slots.
 func (n *node) size() int {
-	total, p := headBytes+frozenBytes+len(n.low)+len(n.high), n.prefix()
+	total, p := headBytes+len(n.low)+fenceBytes(n.high), n.prefix()
 	for i := range n.entries {
 		total += n.entrySize(i, p)
 	}
 	return total
 }
 
-// encode appends the node's payload to b.
-func (n *node) encode(b []byte) []byte {
-	p := n.prefix()
-	b = appendHead(b, n, p)
-	slots := len(b)
-	for range n.entries {
-		b = append(b, 0, 0)
-	}
-	base := slots - headBytes - len(n.low) - len(n.high)
-	if !n.by.IsZero() {
-		base -= frozenBytes
+// encode writes the node's payload to b, in order and without waste. Of the room that is left,
+// spare slots take their part.
+func (n *node) encode(b []byte, room int) []byte {
+	p, size := n.prefix(), n.size()
+	slots := len(n.entries)
+	slots += spareSlots(slots, size-headBytes-len(n.low)-fenceBytes(n.high), room-size)
+	b = appendHead(b[:0], n, p, slots)
+	at := len(b)
+	b = append(b, make([]byte, 2*slots)...)
+	if n.high != nil {
+		binary.LittleEndian.PutUint16(b[36:], uint16(len(b)))
+		b = binary.AppendUvarint(b, uint64(len(n.high)))
+		b = append(b, n.high...)
 	}
 	for i := range n.entries {
-		binary.LittleEndian.PutUint16(b[slots+2*i:], uint16(len(b)-base))
+		binary.LittleEndian.PutUint16(b[at+2*i:], uint16(len(b)))
 		e := &n.entries[i]
 		if n.level == 0 {
 			b = appendLeaf(b, e.key[p:], e.value, e.external, e.version)
@@ -137,14 +154,9 @@ func (n *node) encode(b []byte) []byte {
 	return b
 }
 
-func appendHead(b []byte, n *node, prefix int) []byte {
+// appendHead appends all that stands before the slots. The high fence is not there.
+func appendHead(b []byte, n *node, prefix, slots int) []byte {
 	var flags uint8
-	if n.high != nil {
-		flags |= flagBounded
-	}
-	if !n.by.IsZero() {
-		flags |= flagFrozen
-	}
 	if n.dead {
 		flags |= flagDead
 	}
@@ -155,73 +167,23 @@ func appendHead(b []byte, n *node, prefix int) []byte {
 	}
 	b = append(b, nodeFormat, byte(n.level), byte(n.class), flags)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.entries)))
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.low)))
+	b = binary.LittleEndian.AppendUint16(b, uint16(slots))
 	b = binary.LittleEndian.AppendUint64(b, n.stamp)
 	b, _ = n.right.AppendBinary(b)
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.high)))
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(n.low)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(prefix))
 	b = append(b, 0, 0, 0, 0)
-	if !n.by.IsZero() {
-		b, _ = n.by.AppendBinary(b)
-		b = binary.LittleEndian.AppendUint64(b, n.at)
-	}
-	return append(append(b, n.low...), n.high...)
+	b, _ = n.by.AppendBinary(b)
+	b = binary.LittleEndian.AppendUint64(b, n.at)
+	return append(b, n.low...)
 }
 
 func appendLeaf(b, suffix, value []byte, external bool, version uint64) []byte {
-	m := uint64(len(value)) << 1
-	if external {
-		m |= 1
-	}
 	b = binary.AppendUvarint(b, uint64(len(suffix)))
 	b = append(b, suffix...)
-	b = binary.AppendUvarint(b, m)
+	b = binary.AppendUvarint(b, valueHead(len(value), external))
 	b = binary.AppendUvarint(b, version)
 	return append(b, value...)
-}
-
-// splice writes to b a copy of a leaf in which the entries [i, j) are replaced by
-// enc, one encoded entry or none, with a new stamp and more flags.
-// Preconditions: v is valid, not frozen; a leaf, or 0 < i.
-func (v *view) splice(b []byte, i, j int, enc []byte, stamp uint64, flags uint8) []byte {
-	count := v.count - (j - i)
-	if len(enc) > 0 {
-		count++
-	}
-	b = append(b[:0], v.raw[:v.slots]...)
-	binary.LittleEndian.PutUint16(b[4:], uint16(count))
-	b[3] |= flags
-	proto.PutWord(b, 8, stamp)
-	body := v.slots + 2*v.count
-	off := func(k int) int {
-		if k == v.count {
-			return len(v.raw)
-		}
-		return int(binary.LittleEndian.Uint16(v.raw[v.slots+2*k:]))
-	}
-	if v.count == 0 {
-		off = func(int) int { return body }
-	}
-	if i+1 == j && len(enc) == off(j)-off(i) {
-		// The usual change: another value of the same length.
-		b = append(b, v.raw[v.slots:]...)
-		copy(b[off(i):], enc)
-		return b
-	}
-	shift := 2 * (count - v.count)
-	for k := range i {
-		b = binary.LittleEndian.AppendUint16(b, uint16(off(k)+shift))
-	}
-	if len(enc) > 0 {
-		b = binary.LittleEndian.AppendUint16(b, uint16(off(i)+shift))
-	}
-	tail := shift + len(enc) - (off(j) - off(i))
-	for k := j; k < v.count; k++ {
-		b = binary.LittleEndian.AppendUint16(b, uint16(off(k)+tail))
-	}
-	b = append(b, v.raw[body:off(i)]...)
-	b = append(b, enc...)
-	return append(b, v.raw[off(j):]...)
 }
 
 // between is the shortest key above a and not above b: separators of leaves need

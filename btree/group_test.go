@@ -70,7 +70,9 @@ func TestWritesBehindOneThatIsNotMade(t *testing.T) {
 		for i := 0; ; i++ { // a write of 200 B has room, until 100 B more are there
 			root, err := s.Read(sh.Root(), nil)
 			require.NoError(t, err)
-			if free := p.limits.Room - frozenBytes - len(root); free < 300 {
+			v, err := parse(root)
+			require.NoError(t, err)
+			if p.limits.Room-v.filled() < 300 {
 				break
 			}
 			put(fmt.Sprint("fill", i), 10)()

@@ -126,7 +126,7 @@ func (b *builder) take(in *input, skip int) error {
 	e := entry{version: b.stamp}
 	if p.isLayerKey(key) {
 		n := node{class: p.class}
-		ref, err := p.store.Alloc(n.encode(nil), TagLayer, p.limits.Room, false)
+		ref, err := p.store.Alloc(n.encode(nil, p.limits.Room), TagLayer, p.limits.Room, false)
 		if err != nil {
 			return err
 		}
@@ -194,7 +194,7 @@ func (b *builder) add(level int, e entry) error {
 		b.levels = append(b.levels, &building{now: b.node(level, nil)})
 	}
 	l := b.levels[level]
-	size := leafBytes(len(e.key), len(e.value), e.version)
+	size := leafBytes(len(e.key), len(e.value), e.external, e.version)
 	if level > 0 {
 		size = 4 + len(e.key) + len(e.value) + 16
 	}
@@ -219,7 +219,7 @@ func (b *builder) add(level int, e entry) error {
 		}
 	}
 	if len(l.now.entries) == 0 {
-		l.size = headBytes + frozenBytes + len(l.now.low)
+		l.size = headBytes + len(l.now.low)
 	}
 	l.now.entries = append(l.now.entries, e)
 	l.size += size

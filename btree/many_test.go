@@ -173,11 +173,24 @@ func TestSortedInputLeavesFullNodes(t *testing.T) {
 func FuzzNode(f *testing.F) {
 	n := &node{class: 4, stamp: 7, low: []byte("aa"), high: []byte("ac"), right: Ref{Addr: 1<<32 | 1<<20, Incarnation: 1},
 		entries: []entry{{key: []byte("aab"), value: []byte("v"), version: 3}, {key: []byte("aac"), value: nil, version: 300}}}
-	f.Add(n.encode(nil))
+	f.Add(n.encode(nil, 2000))
 	n.by, n.at = n.right, 9
-	f.Add(n.encode(nil))
+	f.Add(n.encode(nil, 2000))
 	inner := &node{level: 2, class: 4, entries: []entry{{child: n.right}, {key: []byte("m"), child: n.right}}}
-	f.Add(inner.encode(nil))
+	f.Add(inner.encode(nil, 2000))
+	f.Add(overlapping())
+	far, _ := aRef.AppendBinary(nil)
+	leaf := &node{class: 4, entries: []entry{{key: []byte("a"), value: layerValue(aRef), external: true, version: 3}, {key: []byte("b"), value: append(far, 200, 3), external: true, version: 3}}}
+	b := leaf.encode(nil, 400)
+	for _, k := range []string{"aa", "Z", "a"} { // behind the others, and in the place of the first
+		w := write{key: []byte(k), value: []byte("v"), room: 400}
+		out, err := w.apply(b)
+		if err != nil {
+			f.Fatal(err)
+		}
+		b = slices.Clone(out)
+	}
+	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		v, err := parse(b)
 		if err != nil {
@@ -196,7 +209,7 @@ func FuzzNode(f *testing.F) {
 			return
 		}
 		c := v.node()
-		back, err := open(c.encode(nil))
+		back, err := open(c.encode(nil, 1<<16))
 		if err != nil {
 			t.Fatalf("a valid node is not valid when written again: %v", err)
 		}
@@ -206,13 +219,26 @@ func FuzzNode(f *testing.F) {
 			}
 		}
 		if v.level == 0 && v.place(probe{key: key}) == 0 && !v.frozen() {
-			w := write{key: key, value: []byte("new"), room: 1 << 16}
-			out, err := w.apply(b)
-			if err == nil {
-				if _, err := open(out); err != nil {
-					t.Fatalf("put makes an invalid node: %v", err)
+			for _, w := range []write{{key: key, value: []byte("new"), room: 1 << 15}, {key: key, value: []byte("new"), room: len(b)}, {key: c.first(), remove: true, room: 1 << 15}} {
+				if out, err := w.apply(b); err == nil {
+					if _, err := open(out); err != nil {
+						t.Fatalf("a write makes an invalid node: %v", err)
+					}
 				}
 			}
 		}
+		if !v.dead() {
+			if _, err := open(v.freeze(nil, aRef, 1, 2, len(b)-v.waste)); err != nil {
+				t.Fatalf("freezing makes an invalid node: %v", err)
+			}
+		}
 	})
+}
+
+// first is the key of the first entry, if there is one.
+func (n *node) first() []byte {
+	if len(n.entries) == 0 {
+		return n.low
+	}
+	return n.entries[0].key
 }

@@ -63,7 +63,7 @@ func (p *Program) mergeOnce(key []byte, level int) (bool, error) {
 		}
 		return false, nil
 	}
-	return p.underFull(len(parent.raw)), nil
+	return p.underFull(parent.filled()), nil
 }
 
 // mergeChildren merges child i of a parent into the one before it.
@@ -114,13 +114,12 @@ func (p *Program) merge(l, r *page) error {
 
 // freeze stops writes to r for as long as l has its stamp, and returns r as frozen.
 func (p *Program) freeze(l, r *page) (*page, error) {
-	n := r.node()
-	n.by, n.at, n.stamp = l.ref, l.stamp, r.stamp+1
-	if err := p.replace(r.ref, r.stamp, n); err != nil {
+	p.out = r.freeze(p.out, l.ref, l.stamp, r.stamp+1, p.limits.Room)
+	if err := p.swap(r.ref, r.stamp, p.out); err != nil {
 		return nil, err
 	}
 	pg := p.page()
-	return pg, p.take(pg, r.ref, n.encode(pg.buf[:0]))
+	return pg, p.take(pg, r.ref, append(pg.buf[:0], p.out...))
 }
 
 // absorb moves the entries of the frozen r to l, if l still has the stamp that r names; otherwise it
@@ -201,10 +200,7 @@ func (p *Program) settle(ref Ref) error {
 // thaw allows writes to a frozen node again. Preconditions: the node that was to absorb it has another
 // stamp, and has not absorbed it.
 func (p *Program) thaw(r *page) error {
-	n := r.node()
-	n.by, n.at = Ref{}, 0
-	n.stamp++
-	p.out = n.encode(p.out[:0])
+	p.out = r.freeze(p.out, Ref{}, 0, r.stamp+1, p.limits.Room)
 	err := p.store.Update(r.ref, func(old []byte) ([]byte, error) {
 		v, err := open(old)
 		switch {

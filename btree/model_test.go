@@ -290,7 +290,7 @@ func largestEntries(t *testing.T, size, made, changed int) {
 	if made > 0 {
 		least = 3
 	}
-	require.GreaterOrEqual(t, (sh.limits.Room-headBytes-frozenBytes-2*(sh.limits.InlineKeyBytes+1))/(entryHead+externalBytes+sh.limits.InlineKeyBytes+1), least)
+	require.GreaterOrEqual(t, (sh.limits.Room-headBytes-fenceHead-2*(sh.limits.InlineKeyBytes+1))/(entryHead+externalBytes+sh.limits.InlineKeyBytes+1), least)
 	t.Logf("%d B nodes: keys in one node to %d B, entries to %d B, %d levels, %d leaves", size, sh.limits.InlineKeyBytes, sh.limits.entry, rep.Levels, rep.Leaves)
 
 	m.overhead = changed

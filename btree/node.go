@@ -10,22 +10,28 @@ import (
 )
 
 const (
-	nodeFormat  = 1
-	headBytes   = 40
-	frozenBytes = proto.RefBytes + 8
+	nodeFormat = 2
+	headBytes  = 64
 
-	flagBounded = 1 // the node has a high fence
-	flagFrozen  = 2 // the node waits to be absorbed
-	flagDead    = 4 // the root of a layer that is no longer in use; see layer.go
-	flagLayers  = 8 // a leaf that may have entries which lead to layers
+	flagDead   = 1 // the root of a layer that is no longer in use; see layer.go
+	flagLayers = 2 // a leaf that may have entries which lead to layers
+
+	// codecBits, beside the bit that marks an external value, are to say how it is compressed: 0 for not at all.
+	// Others are refused.
+	codecBits = 2
+	codecMask = 1<<codecBits - 1
 
 	// maxLevel: a tree of two-way nodes of that height does not fit the address space.
 	maxLevel = 60
 )
 
-// ErrCorrupt: a slab of the tree does not hold a valid node, or holds another node than its parent
-// says.
-var ErrCorrupt = errors.New("btree: damaged tree: run fsck")
+var (
+	// ErrCorrupt: a slab of the tree does not hold a valid node, or holds another node than its parent
+	// says.
+	ErrCorrupt = errors.New("btree: damaged tree: run fsck")
+	// ErrFormat: the tree is of a build whose nodes have another format. Nothing is changed.
+	ErrFormat = errors.New("btree: tree of another format")
+)
 
 // view is an encoded node. It aliases the payload.
 type view struct {
@@ -36,18 +42,23 @@ type view struct {
 	count  int
 	stamp  uint64
 	right  proto.Ref
-	by     proto.Ref // the node that is to absorb this one, as long as it has the stamp at
+	by     proto.Ref // the node that is to absorb this one, as long as it has the stamp at; zero: not frozen
 	at     uint64
 	low    []byte
-	high   []byte
+	high   []byte // none: no upper end
 	prefix int
-	slots  int // where the offsets of the entries begin
+	slots  int // where the slots begin
+	heap   int // where they end, and the heap begins
+	waste  int // bytes of the heap that belong to nothing
 }
 
-func (v *view) bounded() bool { return v.flags&flagBounded != 0 }
-func (v *view) frozen() bool  { return v.flags&flagFrozen != 0 }
+func (v *view) bounded() bool { return len(v.high) > 0 }
+func (v *view) frozen() bool  { return !v.by.IsZero() }
 func (v *view) dead() bool    { return v.flags&flagDead != 0 }
 func (v *view) layers() bool  { return v.flags&flagLayers != 0 }
+
+// filled is the length of the node without waste and spare slots.
+func (v *view) filled() int { return len(v.raw) - v.waste - (v.heap - v.slots) + 2*v.count }
 
 func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
@@ -55,66 +66,76 @@ func corrupt(format string, args ...any) error {
 
 // parse decodes and checks a node's head. Entries are checked when they are used, or all by valid.
 func parse(b []byte) (v view, err error) {
+	if len(b) > 0 && b[0] != nodeFormat {
+		return v, fmt.Errorf("%w: node format %d, this build reads %d: %s", ErrFormat, b[0], nodeFormat, proto.WayOver)
+	}
 	if len(b) < headBytes || len(b) > 1<<16 {
 		return v, corrupt("node of %d bytes", len(b))
 	}
 	v = view{raw: b, level: int(b[1]), class: proto.Class(b[2]), flags: b[3],
 		count: int(binary.LittleEndian.Uint16(b[4:])), stamp: proto.Word(b, 8), right: proto.DecodeRef(b[16:]),
-		prefix: int(binary.LittleEndian.Uint16(b[34:]))}
-	if b[0] != nodeFormat || v.level > maxLevel || v.flags&^(flagBounded|flagFrozen|flagDead|flagLayers) != 0 || binary.LittleEndian.Uint32(b[36:]) != 0 {
-		return v, corrupt("head %x", b[:headBytes])
+		prefix: int(binary.LittleEndian.Uint16(b[34:])), waste: int(binary.LittleEndian.Uint16(b[38:])),
+		by: proto.DecodeRef(b[40:]), at: proto.Word(b, 56)}
+	slots := int(binary.LittleEndian.Uint16(b[6:]))
+	v.slots = headBytes + int(binary.LittleEndian.Uint16(b[32:]))
+	v.heap = v.slots + 2*slots
+	if v.level > maxLevel || v.flags&^(flagDead|flagLayers) != 0 || v.count > slots || v.heap+v.waste > len(b) {
+		return v, corrupt("head %x of %d bytes", b[:headBytes], len(b))
 	}
-	at := headBytes
-	if v.frozen() {
-		at += frozenBytes
+	v.low = b[headBytes:v.slots]
+	if high := int(binary.LittleEndian.Uint16(b[36:])); high != 0 {
+		if v.high = v.text(high); len(v.high) == 0 {
+			return v, corrupt("node %q: no fence at %d of %d", v.low, high, len(b))
+		}
 	}
-	low := int(binary.LittleEndian.Uint16(b[6:]))
-	high := int(binary.LittleEndian.Uint16(b[32:]))
-	v.slots = at + low + high
-	if v.slots+2*v.count > len(b) {
-		return v, corrupt("%d entries and fences of %d and %d bytes in %d", v.count, low, high, len(b))
-	}
-	if v.frozen() {
-		v.by, v.at = proto.DecodeRef(b[headBytes:]), proto.Word(b, headBytes+proto.RefBytes)
-	}
-	v.low, v.high = b[at:at+low], b[at+low:v.slots]
 	return v, v.validHead()
+}
+
+// text is what lies at a place of the heap behind its length; nil if that leads out of it.
+func (v *view) text(at int) []byte {
+	if at < v.heap || at >= len(v.raw) {
+		return nil
+	}
+	b := v.raw[at:]
+	n, k := uvarint(b)
+	if k <= 0 || n > uint64(len(b)-k) {
+		return nil
+	}
+	return b[k : k+int(n) : k+int(n)]
 }
 
 // validHead checks that fences, flags and counts agree.
 func (v *view) validHead() error {
 	low, high := len(v.low), len(v.high)
 	switch {
-	case v.prefix > min(low, high), v.bounded() != (high > 0), v.bounded() != !v.right.IsZero(), v.level > 0 && v.count == 0:
+	case v.prefix > min(low, high), v.bounded() != !v.right.IsZero(), v.level > 0 && v.count == 0:
 		return corrupt("fences %q %q, prefix %d, right %v, %d entries at level %d", v.low, v.high, v.prefix, v.right, v.count, v.level)
 	case v.bounded() && (bytes.Compare(v.low, v.high) >= 0 || !bytes.Equal(v.low[:v.prefix], v.high[:v.prefix])):
 		return corrupt("fences %q and %q with a prefix of %d bytes", v.low, v.high, v.prefix)
-	case v.layers() && v.level > 0, v.dead() && (v.level > 0 || v.count > 0 || v.bounded() || v.frozen()):
-		return corrupt("flags %#x at level %d with %d entries", v.flags, v.level, v.count)
+	case v.layers() && v.level > 0, v.dead() && (v.level > 0 || v.count > 0 || v.bounded() || v.frozen()), !v.frozen() && v.at != 0:
+		return corrupt("flags %#x at level %d with %d entries, frozen by %v at %d", v.flags, v.level, v.count, v.by, v.at)
 	}
 	return nil
 }
 
-// entryBytes is the encoded entry i; nil if its offsets are invalid.
-func (v *view) entryBytes(i int) []byte {
-	from, to := int(binary.LittleEndian.Uint16(v.raw[v.slots+2*i:])), len(v.raw)
-	if i+1 < v.count {
-		to = int(binary.LittleEndian.Uint16(v.raw[v.slots+2*i+2:]))
-	}
-	if from < v.slots+2*v.count || from >= to || to > len(v.raw) {
-		return nil
-	}
-	return v.raw[from:to]
+// from is where entry i begins; not ok if its slot leads out of the heap.
+func (v *view) from(i int) (at int, ok bool) {
+	at = int(binary.LittleEndian.Uint16(v.raw[v.slots+2*i:]))
+	return at, at >= v.heap && at < len(v.raw)
 }
 
 // suffix is the key of entry i without the node's prefix.
 func (v *view) suffix(i int) (suffix []byte, ok bool) {
-	b := v.entryBytes(i)
-	n, at := uvarint(b)
-	if at <= 0 || n > uint64(len(b)-at) {
+	at, ok := v.from(i)
+	if !ok {
 		return nil, false
 	}
-	return b[at : at+int(n)], true
+	b := v.raw[at:]
+	n, k := uvarint(b)
+	if k <= 0 || n > uint64(len(b)-k) {
+		return nil, false
+	}
+	return b[k : k+int(n)], true
 }
 
 // uvarint is binary.Uvarint with the one-byte case inlined.
@@ -134,22 +155,52 @@ type leafEntry struct {
 }
 
 func (v *view) leaf(i int) (e leafEntry, ok bool) {
-	b := v.entryBytes(i)
-	n, at := uvarint(b)
-	if at <= 0 || n > uint64(len(b)-at) {
+	at, ok := v.from(i)
+	if !ok {
 		return e, false
 	}
-	e.suffix, b = b[at:at+int(n)], b[at+int(n):]
-	m, at := uvarint(b)
-	if at <= 0 {
+	b := v.raw[at:]
+	n, k := uvarint(b)
+	if k <= 0 || n > uint64(len(b)-k) {
 		return e, false
 	}
-	b = b[at:]
-	if e.version, at = uvarint(b); at <= 0 {
+	e.suffix, b = b[k:k+int(n)], b[k+int(n):]
+	m, k := uvarint(b)
+	if k <= 0 {
 		return e, false
 	}
-	e.value, e.external = b[at:], m&1 != 0
-	return e, m>>1 == uint64(len(e.value)) && (!e.external || len(e.value) > proto.RefBytes)
+	b = b[k:]
+	if e.version, k = uvarint(b); k <= 0 {
+		return e, false
+	}
+	b = b[k:]
+	n, e.external = valueBytes(m)
+	if n > uint64(len(b)) {
+		return e, false
+	}
+	e.value = b[:n:n]
+	return e, !e.external || validOutside(e.value)
+}
+
+// valueBytes is the length of a value, from what it is written as; more than any value has if its codec is
+// unknown.
+func valueBytes(m uint64) (n uint64, external bool) {
+	if n = m >> 1; m&1 == 0 {
+		return n, false
+	}
+	if n&codecMask != 0 {
+		return ^uint64(0), true
+	}
+	return n >> codecBits, true
+}
+
+// validOutside checks an external value: a Ref, and a length that a value can have.
+func validOutside(b []byte) bool {
+	if len(b) <= proto.RefBytes || !proto.DecodeRef(b).Valid() {
+		return false
+	}
+	n, k := uvarint(b[proto.RefBytes:])
+	return k == len(b)-proto.RefBytes && n <= MaxValueBytes && (n > 0 || k == 1)
 }
 
 // outside is where an external value is, and how long it is.
@@ -163,12 +214,24 @@ func (e *leafEntry) outside() (proto.Ref, int) {
 func (e *leafEntry) layer() bool { return e.external && e.value[len(e.value)-1] == 0 }
 
 func (v *view) child(i int) (proto.Ref, bool) {
-	b := v.entryBytes(i)
-	n, at := uvarint(b)
-	if at <= 0 || n != uint64(len(b)-at-proto.RefBytes) {
+	at, ok := v.from(i)
+	if !ok {
 		return proto.Ref{}, false
 	}
-	return proto.DecodeRef(b[len(b)-proto.RefBytes:]), true
+	_, child, end := v.innerAt(at)
+	return child, end > 0
+}
+
+// innerAt is the entry at a place of an inner node, and where it ends; 0: no valid entry is there.
+// Preconditions: heap <= at < len.
+func (v *view) innerAt(at int) (suffix []byte, child proto.Ref, end int) {
+	b := v.raw[at:]
+	n, k := uvarint(b)
+	if k <= 0 || len(b)-k < proto.RefBytes || n > uint64(len(b)-k-proto.RefBytes) {
+		return nil, child, 0
+	}
+	to := k + int(n)
+	return b[k:to], proto.DecodeRef(b[to:]), at + to + proto.RefBytes
 }
 
 // search is the number of entries whose key is below key, or, with orEqual, not
@@ -204,7 +267,7 @@ func (v *view) search(key []byte, orEqual bool) (int, bool) {
 // them, if its first bytes tell.
 func (v *view) below(i int, want uint64) (below, certain bool) {
 	at := int(binary.LittleEndian.Uint16(v.raw[v.slots+2*i:]))
-	if at < v.slots+2*v.count || at+9 > len(v.raw) || v.raw[at] >= 0x80 {
+	if at < v.heap || at+9 > len(v.raw) || v.raw[at] >= 0x80 {
 		return false, false
 	}
 	have := binary.BigEndian.Uint64(v.raw[at+1:])
@@ -271,80 +334,4 @@ func (v *view) appendKey(b []byte, i int) []byte {
 	}
 	s, _ := v.suffix(i)
 	return append(append(b, v.low[:v.prefix]...), s...)
-}
-
-// valid checks all entries of a node. Every operation calls it, but those that read one entry of a
-// leaf.
-func (v *view) valid() error {
-	b, next := v.raw, v.slots+2*v.count
-	last := v.low[v.prefix:]
-	for i := range v.count {
-		from, to := int(binary.LittleEndian.Uint16(b[v.slots+2*i:])), len(b)
-		if i+1 < v.count {
-			to = int(binary.LittleEndian.Uint16(b[v.slots+2*i+2:]))
-		}
-		if from != next || from >= to || to > len(b) {
-			return corrupt("node %q: entry %d of %d does not lie where it should", v.low, i, v.count)
-		}
-		e := b[from:to]
-		next = to
-		n, at := uvarint(e)
-		if at <= 0 || n > uint64(len(e)-at) {
-			return corrupt("node %q: entry %d of %d is cut short", v.low, i, v.count)
-		}
-		s, rest := e[at:at+int(n)], e[at+int(n):]
-		if !v.validRest(i, s, rest) {
-			return corrupt("node %q: entry %d of %d", v.low, i, v.count)
-		}
-		// In order, so only the first has to be compared with the low fence, which it
-		// stands for in an inner node, and only the last with the high one.
-		if v.level > 0 && i == 0 {
-			continue
-		}
-		if c := bytes.Compare(last, s); c > 0 || c == 0 && i > 0 {
-			return corrupt("node %q: entry %d of %d is out of order", v.low, i, v.count)
-		}
-		last = s
-	}
-	if v.bounded() && v.count > 0 && bytes.Compare(last, v.high[v.prefix:]) >= 0 {
-		return corrupt("node %q: the last of %d entries is out of order", v.low, v.count)
-	}
-	if next != len(b) {
-		return corrupt("node %q: %d bytes behind the last entry", v.low, len(b)-next)
-	}
-	return nil
-}
-
-// validRest checks what follows the suffix of entry i: a value, or the reference to a child, whose
-// first has no suffix.
-func (v *view) validRest(i int, suffix, rest []byte) bool {
-	if v.level == 0 {
-		return validValue(rest)
-	}
-	return len(rest) == proto.RefBytes && proto.DecodeRef(rest).Valid() && (i > 0 || len(suffix) == 0)
-}
-
-// validValue checks what follows the suffix of a leaf's entry: length, version, value.
-func validValue(b []byte) bool {
-	n, at := uvarint(b)
-	if at <= 0 {
-		return false
-	}
-	b = b[at:]
-	for at = 0; at < len(b) && b[at] >= 0x80; at++ {
-	}
-	if at++; at > len(b) || at > binary.MaxVarintLen64 || at == binary.MaxVarintLen64 && b[at-1] > 1 {
-		return false
-	}
-	size := uint64(len(b) - at)
-	return n>>1 == size && (n&1 == 0 || size > proto.RefBytes)
-}
-
-// open is parse and valid.
-func open(b []byte) (view, error) {
-	v, err := parse(b)
-	if err == nil {
-		err = v.valid()
-	}
-	return v, err
 }

@@ -70,7 +70,7 @@ type write struct {
 	version uint64
 	base    uint64 // version of the entry that the write replaces; 0: none
 	old     Ref    // external value that the write replaces
-	left    int    // bytes in the leaf afterwards
+	left    int    // bytes in the leaf afterwards, without waste
 	count   int    // entries
 	refusal error  // of edit
 }
@@ -123,9 +123,8 @@ func (w *write) apply(old []byte) ([]byte, error) {
 			flags = flagLayers
 		}
 	}
-	w.out = v.splice(w.out, i, j, w.enc, w.version, flags)
-	w.left = len(w.out)
-	if w.left > w.room-frozenBytes {
+	w.out, w.left = v.splice(w.out, change{i, j, w.enc, w.version, flags}, w.room)
+	if w.left > w.room {
 		return nil, errFull
 	}
 	return w.out, nil

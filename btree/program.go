@@ -97,8 +97,11 @@ type Limits struct {
 	entry          int
 }
 
-// entryHead is the most that an entry has beside key and value: offset, lengths, version.
+// entryHead is the most that an entry has beside key and value: slot, lengths, version.
 const entryHead = 2 + 2 + 2 + 10
+
+// fenceHead is the most that the length of the high fence takes.
+const fenceHead = 2
 
 // externalBytes is the most that an external value takes in a leaf.
 const externalBytes = proto.RefBytes + 4
@@ -108,7 +111,7 @@ const externalBytes = proto.RefBytes + 4
 // largest entries fit also with overhead.
 func limits(class proto.Class, overhead int) Limits {
 	room := class.PayloadBytes(proto.Pair)
-	free := room - headBytes - frozenBytes
+	free := room - headBytes - fenceHead
 	// free - 2 key >= 4 (head + key + external); one byte is the mark of a layer
 	key := min(MaxKeyBytes, (free-4*(entryHead+externalBytes))/6)
 	return Limits{NodeBytes: class.Bytes() - nodeSlabExtra, SlabBytes: class.Bytes(), Room: room - overhead, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - overhead - 2*key) / 3}
@@ -220,7 +223,8 @@ func Make(s Store, cfg Config) (*Shared, error) {
 		return nil, err
 	}
 	n := node{class: class}
-	root, err := s.Alloc(n.encode(nil), TagRoot, limits(class, cfg.Overhead).Room, false)
+	room := limits(class, cfg.Overhead).Room
+	root, err := s.Alloc(n.encode(nil, room), TagRoot, room, false)
 	if err != nil {
 		return nil, err
 	}
@@ -274,7 +278,7 @@ type page struct {
 
 	view
 	buf []byte
-	_   [40]byte // to 512: the allocator puts objects of that size on lines of their own
+	_   [24]byte // to 512: the allocator puts objects of that size on lines of their own
 }
 
 // Program runs operations on a tree, one at a time.

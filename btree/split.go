@@ -22,12 +22,17 @@ func tagOf(level int) uint32 {
 
 // alloc makes a new node, which no other node names yet.
 func (p *Program) alloc(n *node) (Ref, error) {
-	return p.store.Alloc(n.encode(nil), tagOf(n.level), p.limits.Room, false)
+	return p.store.Alloc(n.encode(nil, p.limits.Room), tagOf(n.level), p.limits.Room, false)
 }
 
 // replace commits n in the place of a node that still has a stamp and is not frozen.
 func (p *Program) replace(ref Ref, stamp uint64, n *node) error {
-	p.out = n.encode(p.out[:0])
+	p.out = n.encode(p.out, p.limits.Room)
+	return p.swap(ref, stamp, p.out)
+}
+
+// swap is replace for an encoded node.
+func (p *Program) swap(ref Ref, stamp uint64, now []byte) error {
 	return p.store.Update(ref, func(old []byte) ([]byte, error) {
 		v, err := open(old)
 		switch {
@@ -36,7 +41,7 @@ func (p *Program) replace(ref Ref, stamp uint64, n *node) error {
 		case v.stamp != stamp || v.frozen():
 			return nil, errChanged
 		}
-		return p.out, nil
+		return now, nil
 	})
 }
 
@@ -106,7 +111,7 @@ func (p *Program) cacheNode(ref Ref, n *node) {
 		return
 	}
 	pg := page{ref: ref}
-	if v, err := parse(n.encode(nil)); err == nil {
+	if v, err := parse(n.encode(nil, 0)); err == nil {
 		pg.view = v
 		p.cache.store(&pg)
 	}
@@ -216,8 +221,8 @@ func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err er
 		enc := binary.AppendUvarint(p.enc[:0], uint64(len(sep)-v.prefix))
 		enc = append(enc, sep[v.prefix:]...)
 		p.enc, _ = child.AppendBinary(enc)
-		p.out = v.splice(p.out, i, i, p.enc, v.stamp+1, 0)
-		if len(p.out) > p.limits.Room-frozenBytes {
+		used := 0
+		if p.out, used = v.splice(p.out, change{i: i, j: i, enc: p.enc, stamp: v.stamp + 1}, p.limits.Room); used > p.limits.Room {
 			return nil, errChanged
 		}
 		return p.out, nil

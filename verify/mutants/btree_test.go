@@ -58,11 +58,11 @@ var btreeMutants = []mutant{
 	{
 		name: "no freeze", what: "lets a node take writes while its left sibling absorbs it",
 		edits: []edit{{"btree.(*Program).freeze",
-			`if err := p.replace(r.ref, r.stamp, n); err != nil {`,
+			`if err := p.swap(r.ref, r.stamp, p.out); err != nil {`,
 			`if true {
 				return r, nil
 			}
-			if err := p.replace(r.ref, r.stamp, n); err != nil {`}},
+			if err := p.swap(r.ref, r.stamp, p.out); err != nil {`}},
 		runs: []run{trees(200), many()},
 	},
 	{
@@ -93,7 +93,7 @@ var btreeMutants = []mutant{
 	},
 	{
 		name: "split unchecked", what: "commits a split over what others have changed",
-		edits: []edit{{"btree.(*Program).replace", `case v.stamp != stamp || v.frozen():`, `case (v.stamp != stamp || v.frozen()) && v.level != n.level:`}},
+		edits: []edit{{"btree.(*Program).swap", `case v.stamp != stamp || v.frozen():`, `case (v.stamp != stamp || v.frozen()) && v.level != int(now[1]):`}},
 		runs:  []run{trees(200), many()},
 	},
 	{
@@ -118,6 +118,41 @@ var btreeMutants = []mutant{
 		name: "unknown change repeated", what: "repeats a change of unknown outcome if its leaf was freed since",
 		edits: []edit{{"btree.freed", `&& !unknown(err)`, ``}},
 		runs:  []run{many(), tests("btree", "^TestUnknownOutcomeIsNotRepeated$")},
+	},
+	{
+		name: "freeze moves", what: "writes a node anew to freeze it",
+		edits: []edit{{"btree.(*view).freeze", `if len(v.raw) > room {`, `if true {`}},
+		runs:  []run{tests("btree", "^TestFreezingMovesNothing$")},
+	},
+	{
+		name: "every change moves", what: "writes a leaf anew though there is a slot and room",
+		edits: []edit{{"btree.(*view).splice", `if size > room ||`, `if size > 0 ||`}},
+		runs:  []run{tests("btree", "^TestChangesOfALeafAreSmall$")},
+	},
+	{
+		name: "entry lost with the waste", what: "leaves out the last entry when a node is written anew",
+		edits: []edit{{"btree.(*view).rewrite", `range v.count + 1`, `range v.count`}},
+		runs:  []run{tests("btree", "^TestLeavesAreSortedMaps$", "-rapid.nofailfile"), many()},
+	},
+	{
+		name: "slot beyond the end", what: "accepts a slot that leads beyond the end of the node",
+		edits: []edit{{"btree.(*view).from", `&& at < len(v.raw)`, ``}},
+		runs:  []run{tests("btree", "^TestBadNodesAreRefused$")},
+	},
+	{
+		name: "entries that overlap", what: "accepts a node in which one entry lies within another",
+		edits: []edit{{"btree.(*view).validIn", `case !rising && covered(edges) != sum:`, `case !rising && covered(edges) < 0:`}},
+		runs:  []run{tests("btree", "^TestBadNodesAreRefused$")},
+	},
+	{
+		name: "codec passed over", what: "reads a value of an unknown codec as if it had none",
+		edits: []edit{{"btree.valueBytes", `if n&codecMask != 0 {`, `if false {`}},
+		runs:  []run{tests("btree", "^TestBadNodesAreRefused$")},
+	},
+	{
+		name: "lent leaf changed", what: "writes an entry into the payload that it was lent, which may not be committed",
+		edits: []edit{{"btree.(*view).splice", `b = append(b[:0], v.raw[:end]...)`, `b = v.raw[:end]`}},
+		runs:  []run{tests("btree", "^TestLeavesAreSortedMaps$", "-rapid.nofailfile")},
 	},
 	{
 		name: "versions again", what: "lets the versions in a new layer begin anew",
