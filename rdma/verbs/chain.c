@@ -51,9 +51,9 @@ int q_post(q_lane *l, int n, uint64_t sequence, int *posted)
 			if (!all)
 				*posted = n;
 			return all;
-		case Q_SEND: // of nothing
+		case Q_SEND:
 			w->opcode = IBV_WR_SEND;
-			w->num_sge = 0;
+			w->num_sge = v->len ? 1 : 0;
 			break;
 		default:
 			w->opcode = v->op == Q_CAS ? IBV_WR_ATOMIC_CMP_AND_SWP : IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -74,7 +74,7 @@ static int look(q_lane *l, uint64_t sequence)
 {
 	struct ibv_wc wc;
 	for (;;) {
-		if (l->done >= sequence)
+		if (l->done >= sequence && l->heard >= l->awaits)
 			return Q_DONE;
 		if (l->failed)
 			return Q_FAILED;
@@ -83,13 +83,15 @@ static int look(q_lane *l, uint64_t sequence)
 			return Q_PENDING;
 		if (n < 0)
 			return Q_SYSTEM;
-		if (wc.status == IBV_WC_SUCCESS) {
+		if (wc.status == IBV_WC_SUCCESS && wc.wr_id & Q_MESSAGE) {
+			l->heard++;
+		} else if (wc.status == IBV_WC_SUCCESS) {
 			l->done = wc.wr_id >> 16;
 		} else {
 			l->failed = wc.wr_id;
 			l->status = wc.status;
 			l->vendor = wc.vendor_err;
-			if ((wc.wr_id >> 16) - 1 > l->done)
+			if (!(wc.wr_id & Q_MESSAGE) && (wc.wr_id >> 16) - 1 > l->done)
 				l->done = (wc.wr_id >> 16) - 1;
 		}
 	}
@@ -190,7 +192,7 @@ int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, q_co
 			return -EIO;
 		if (n > 0) {
 			for (int i = 0; i < n; i++)
-				out[i] = (q_completion){.id = wc[i].wr_id, .status = wc[i].status};
+				out[i] = (q_completion){.id = wc[i].wr_id, .status = wc[i].status, .bytes = wc[i].byte_len};
 			return n;
 		}
 		struct pollfd p[2] = {{.fd = ch->fd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};

@@ -6,7 +6,6 @@ package verbs
 import "C"
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -24,10 +23,14 @@ type sending struct {
 	wrs   int      // work requests under way
 	slots uint     // bits of the slots in use
 	need  int      // work requests that the chains under way and the one behind them have had at once
+
+	asking   bool       // the node has yet to answer what notes ask for
+	told     C.uint64_t // answers on this queue pair, that one included
+	flushTag uint32     // of the latest request
 }
 
-// posted is a chain that has not been awaited. It is sent in parts: one, but for
-// persistent FLUSHes that the node is asked for, behind each of which the next part waits.
+// posted is a chain that has not been awaited. It is sent in parts: one, but where a verb is ordered behind a
+// persistent FLUSH that the node is asked for.
 type posted struct {
 	chain    *rdma.Chain // the caller's; its buffers are in use until it has an outcome
 	from, to int         // verbs of the present part
@@ -35,13 +38,13 @@ type posted struct {
 	seq      uint64      // valid if sent
 	slot     int         // index of its bit in sending.slots, and of its answers in scratch; valid if sent
 	sent     bool        // the present part has been given to the device, or refused
-	flush    bool        // verb to-1 is a persistent FLUSH that the node has yet to do
+	asks     bool        // the node is asked to flush, by the lane's notes
 	refused  error       // why verb to and all behind it never run
 }
 
 // forget is for when the queue pair is gone: nothing is under way.
 func (c *conn) forget() {
-	c.seq, c.wrs, c.slots, c.staged = 0, 0, 0, 0
+	c.seq, c.wrs, c.slots, c.staged, c.asking, c.told = 0, 0, 0, 0, false, 0
 	for i := range c.queue {
 		c.queue[i].sent = false
 	}
@@ -143,7 +146,7 @@ func (c *conn) write(p *posted) bool {
 		c.need = max(c.need, min(n, mostDepth))
 		return false
 	}
-	p.slot, p.flush, p.to = bits.TrailingZeros(^c.slots), false, p.from
+	p.slot, p.asks, p.to = bits.TrailingZeros(^c.slots), false, p.from
 	w := c.window(&ch.To.Window)
 	if w == nil {
 		p.refused, p.sent = rdma.ErrKey, true
@@ -152,8 +155,11 @@ func (c *conn) write(p *posted) bool {
 	staged := c.staged
 	c.skipping = skipping{at: -1}
 	n := 0
-	for p.to < len(ch.Verbs) && !p.flush {
+	for p.to < len(ch.Verbs) {
 		v := &ch.Verbs[p.to]
+		if p.asks && c.behind(w, v) {
+			break
+		}
 		if p.refused = c.check(w, v); p.refused != nil {
 			break
 		}
@@ -166,11 +172,10 @@ func (c *conn) write(p *posted) bool {
 			p.refused = err
 			break
 		}
-		p.flush = c.asks(w, v)
 		n++
 		p.to++
 	}
-	c.pushSkipped()
+	c.pushSkipped(p)
 	p.sent, p.wrs = true, n
 	if n == 0 {
 		return false
@@ -179,6 +184,9 @@ func (c *conn) write(p *posted) bool {
 	p.seq = c.seq
 	c.wrs += n
 	c.slots |= 1 << p.slot
+	if p.asks && !c.listen(p) {
+		return false
+	}
 	return true
 }
 
@@ -196,8 +204,7 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 	c.stageAt[p.slot][n] = 0
 	switch v.Op {
 	case rdma.Flush:
-		c.describeFlush(d, n, w, p.chain.Verbs, p.to)
-		return false, nil
+		return c.describeFlush(d, n, w, p)
 	case rdma.CompareSwap:
 		d.op, d.expect, d.value = C.Q_CAS, C.uint64_t(v.Expect), C.uint64_t(v.New)
 		return false, nil
@@ -334,6 +341,10 @@ func (c *conn) await(p *posted, written bool, deadline int64) bool {
 		limit = max(0, deadline-clock.Now())
 	}
 	var how, taken C.int
+	c.lane.awaits = 0
+	if p.asks {
+		c.lane.awaits = c.told
+	}
 	if spin := C.int64_t(c.dialer.config.Spin); written {
 		how = C.q_once(c.lane, C.int(p.wrs), C.uint64_t(p.seq), &taken, spin, C.int64_t(limit))
 	} else {
@@ -352,15 +363,8 @@ func (c *conn) await(p *posted, written bool, deadline int64) bool {
 	}
 	switch how {
 	case C.Q_DONE:
-		done := p.wrs
-		if p.flush {
-			done--
-		}
-		c.collect(p, done)
-		if p.flush {
-			return c.persist(p, deadline)
-		}
-		return true
+		c.collect(p, p.wrs)
+		return !p.asks || c.answered(p)
 	case C.Q_FAILED:
 		c.refusedBy(p)
 	case C.Q_TIMEOUT:
@@ -441,26 +445,4 @@ func firstChange(verbs []rdma.Verb) (fenced, changes bool) {
 		}
 	}
 	return false, false
-}
-
-// persist asks the node to flush what the part has written.
-func (c *conn) persist(p *posted, deadline int64) bool {
-	v := &p.chain.Verbs[p.to-1]
-	ctx := context.Background()
-	if deadline != 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = withDeadline(ctx, deadline)
-		defer cancel()
-	}
-	w := &p.chain.To.Window
-	a, err := c.ask(ctx, request{kind: kindFlush, region: w.Region, epoch: w.Epoch, off: v.Off, bytes: v.Bytes})
-	if err == nil {
-		err = a.err
-	}
-	if err != nil {
-		p.chain.Err = err
-		return false
-	}
-	p.chain.Done = p.to
-	return true
 }

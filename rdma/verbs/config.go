@@ -39,8 +39,8 @@ type Config struct {
 	Inline  int
 	Windows Windows // whether lanes get memory windows of their own
 	Link    Link    // what connections ask of the network
-	// Flush is how a node has clients make persistent memory durable: NoFlush, the zero, is Message. It is not part of the text
-	// that ParseConfig reads; see host.ChooseFlush.
+	// Flush is how a node has clients make persistent memory durable. It is not part of the text that ParseConfig reads; see
+	// host.ChooseFlush.
 	Flush rdma.FlushMethod
 
 	unbindable bool // for tests: regions that no window can be bound to

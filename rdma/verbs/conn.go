@@ -433,7 +433,3 @@ func (c *conn) Close() error {
 	d.mu.Unlock()
 	return err
 }
-
-func withDeadline(ctx context.Context, deadline int64) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, time.Duration(deadline-clock.Now()))
-}

@@ -5,15 +5,17 @@
 //	client                                    node
 //	  Dialer  device, protection domain         Server  device, drains queue
 //	   └ conn  one lane                          ├ listener of the connection manager
-//	      ├ socket: hello, open, flush, end      ├ domain  one for each tenant
+//	      ├ socket: hello, open, end             ├ domain  one for each tenant
 //	      ├ connection id: claim                 ├ region  a memory region of its tenant's domain
 //	      └ queue pair ── READ WRITE CAS FAA ──  └ lane    socket, queue pair, connection id
+//	                      FLUSH, or SEND to ask
+//	                      processors for it
 //
 // The socket (tcp) carries the ticket, which 56 bytes of private data could not hold,
 // and its answer a nonce. The request to connect that has this nonce gets the queue pair
 // that was made for the ticket. Afterwards windows are opened over the socket, and its end
 // tells each side that the other is gone. The data path is the queue pair alone: no thread
-// of the node takes part.
+// of the node takes part, but in what it is asked to flush.
 //
 // # Taking access away
 //

@@ -32,12 +32,15 @@ func (s *Server) drain() {
 		}
 		for _, d := range done[:n] {
 			s.mu.Lock()
-			l := s.lanes[uint64(d.id)&^bindID]
+			l := s.lanes[uint64(d.id)&^(bindID|sendID)]
 			s.mu.Unlock()
 			switch {
 			case l == nil:
 			case d.id&bindID != 0:
 				l.bound <- C.uint32_t(d.status) // has room, and one is under way
+			case d.id&sendID != 0:
+				l.sent()
+			case d.status == C.IBV_WC_SUCCESS && l.hear(int(d.bytes)):
 			case d.status != C.IBV_WC_WR_FLUSH_ERR:
 				l.spoke()
 			case l.flush():

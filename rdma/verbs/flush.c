@@ -35,7 +35,7 @@ struct ibv_qp *q_flushing(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t send, u
 			.max_inline_data = *inline_max},
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .pd = pd,
 		.send_ops_flags = IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-			IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | WITH_FLUSH,
+			IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_SEND | WITH_FLUSH,
 	};
 	struct ibv_qp *qp = ibv_create_qp_ex(pd->context, &a);
 	if (!qp)
@@ -72,6 +72,9 @@ int q_post_flushing(q_lane *l, int n, uint64_t sequence)
 			break;
 		case Q_FAA:
 			ibv_wr_atomic_fetch_add(x, v->rkey, v->remote, v->value);
+			break;
+		case Q_SEND:
+			ibv_wr_send(x);
 			break;
 		case Q_FLUSH:
 			flush_of(x)(x, v->rkey, v->remote, v->len, v->flush, RANGE);

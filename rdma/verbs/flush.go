@@ -18,8 +18,9 @@ import (
 
 // skipping is what a part that is being written down owes to FLUSHes that are left to a later one.
 type skipping struct {
-	at    int  // the last of them in verbs, if no later one has come; -1: none
-	fence bool // one of them had a fence, which the next verb has to have
+	at    int       // the last of them in verbs, if no later one has come; -1: none
+	op    C.uint8_t // what it is posted as if none comes
+	fence bool      // one of them had a fence, which the next verb has to have
 }
 
 // method is how a persistent FLUSH is carried out: as the node has told, but by message where the node says native and the
@@ -36,56 +37,123 @@ func (c *conn) asks(w *window, v *rdma.Verb) bool {
 	return v.Op == rdma.Flush && v.Kind == rdma.Persistent && c.method(w, v) == rdma.Message
 }
 
-// describeFlush writes a FLUSH down, the verb of a chain at a place. Where nothing else is known of d it is a READ: one
-// is ordered after earlier WRITEs of the queue pair, and so pushes them out.
-func (c *conn) describeFlush(d *C.q_verb, n int, w *window, verbs []rdma.Verb, at int) {
-	v := &verbs[at]
-	native := C.uint8_t(0)
+// behind says whether a verb has to wait for the node's answer: it is ordered behind a FLUSH that the node is asked for, or the
+// node has to be asked again for it.
+func (c *conn) behind(w *window, v *rdma.Verb) bool {
+	return v.Fence || v.Op == rdma.Read || c.asks(w, v)
+}
+
+// describeFlush writes a FLUSH down. Where nothing else is known of d it is a READ: one is ordered after earlier WRITEs of the
+// queue pair, and so pushes them out. full: another chain's request to the node is under way.
+func (c *conn) describeFlush(d *C.q_verb, n int, w *window, p *posted) (full bool, err error) {
+	v, fenced := &p.chain.Verbs[p.to], d.fence != 0
+	d.len = C.uint32_t(min(8, v.Bytes))
 	if v.Kind == rdma.Visible {
 		if w.flushes && c.lane.flushes != nil && v.Bytes <= math.MaxUint32 {
-			native = C.Q_VISIBLE
+			c.flushBy(d, v, C.Q_VISIBLE)
 		}
-	} else {
-		switch c.method(w, v) {
-		case rdma.Native:
-			native = C.Q_VISIBLE | C.Q_PERSISTENT
-		case rdma.ReadAfterWrite:
-			if rdma.LeftToLater(verbs, at) {
-				c.skipping = skipping{at: n, fence: d.fence != 0}
-				d.op = C.Q_SKIP
-				return
-			}
-			c.skipping.at = -1
+		return false, nil
+	}
+	later := rdma.LeftToLater(p.chain.Verbs, p.to)
+	switch c.method(w, v) {
+	case rdma.Native:
+		c.flushBy(d, v, C.Q_VISIBLE|C.Q_PERSISTENT)
+		return false, nil
+	case rdma.ReadAfterWrite:
+		if !later {
 			c.dialer.pushed.Add(1)
-		default:
-			c.dialer.asked.Add(1)
+		}
+	default:
+		if c.asking {
+			return true, nil
+		}
+		if later, err = c.askFor(d, w, v, later); err != nil {
+			return false, err
+		}
+		p.asks = !later
+	}
+	if c.skipping = (skipping{at: -1}); later {
+		c.skipping = skipping{at: n, op: d.op, fence: fenced}
+		d.op = C.Q_SKIP
+	}
+	return false, nil
+}
+
+func (c *conn) flushBy(d *C.q_verb, v *rdma.Verb, what C.uint8_t) {
+	d.op, d.len, d.flush = C.Q_FLUSH, C.uint32_t(v.Bytes), what
+	c.dialer.flushed.Add(1)
+}
+
+// askFor puts a range into what the node is asked for, and d becomes the SEND of it. It is the last range if no
+// other fits.
+func (c *conn) askFor(d *C.q_verb, w *window, v *rdma.Verb, more bool) (later bool, err error) {
+	if c.notes == nil {
+		if c.notes, c.notesMR, err = c.pinned(notesBytes); err != nil {
+			return false, fmt.Errorf("%w: no memory to ask nodes to flush: %w", rdma.ErrLimit, err)
 		}
 	}
-	if native != 0 {
-		d.op, d.len, d.flush = C.Q_FLUSH, C.uint32_t(v.Bytes), native
-		c.dialer.flushed.Add(1)
-		return
+	a := asked{c.notes}
+	if c.skipping.at < 0 {
+		c.flushTag++
+		a.start(c.flushTag, w.Region, w.Epoch)
 	}
-	d.len = C.uint32_t(min(8, v.Bytes))
+	a.add(v.Off, v.Bytes)
+	c.dialer.asked.Add(1)
+	d.op, d.fence = C.Q_SEND, 1
+	d.local, d.lkey, d.len = C.uint64_t(addressOf(c.notes)), C.uint32_t(c.notesMR.lkey), C.uint32_t(a.len())
+	return more && a.ranges() < maxRanges, nil
 }
 
 // pushSkipped ends a part whose last FLUSH was left to one that has been refused.
-func (c *conn) pushSkipped() {
-	if c.skipping.at >= 0 {
-		c.verbs[c.skipping.at].op = C.Q_READ
-		c.dialer.pushed.Add(1)
+func (c *conn) pushSkipped(p *posted) {
+	if at := c.skipping.at; at >= 0 {
+		c.verbs[at].op = c.skipping.op
+		if c.skipping.op == C.Q_SEND {
+			p.asks = true
+		} else {
+			c.dialer.pushed.Add(1)
+		}
 	}
+}
+
+// listen posts the receive for the node's answer, before the part that asks.
+func (c *conn) listen(p *posted) bool {
+	if e := C.q_receive(c.lane.qp, C.Q_MESSAGE, address(c.notes[flushedAt:]), flushedBytes, c.notesMR.lkey); e != 0 {
+		c.unposted(p, 0, unix.Errno(e))
+		return false
+	}
+	c.asking = true
+	c.told++
+	return true
+}
+
+// answered takes the node's answer to a part, whose other verbs are done. It says whether the chain goes on.
+func (c *conn) answered(p *posted) bool {
+	c.asking = false
+	f, err := decodeFlushed(c.notes[flushedAt:], asked{c.notes})
+	if err != nil {
+		c.fail(err)
+		p.chain.Err = c.dead
+		return false
+	}
+	if f.err == nil {
+		return true
+	}
+	at, overtaken := unflushed(p.chain.Verbs[p.from:p.to], f.done)
+	p.chain.Done = p.from + at
+	if p.chain.Err = f.err; overtaken {
+		c.fail(errOvertaken)
+		p.chain.Err = c.dead
+	}
+	return false
 }
 
 // method is how clients have memory made durable.
 func (s *Server) method(m *host.Memory) rdma.FlushMethod {
-	switch chosen := s.device.config.Flush; {
-	case !m.Persistent():
+	if !m.Persistent() {
 		return rdma.NoFlush
-	case chosen != rdma.NoFlush:
-		return chosen
 	}
-	return rdma.Message
+	return s.device.config.Flush
 }
 
 // chooseFlush sees whether memory can be registered so that clients may FLUSH it. Windows

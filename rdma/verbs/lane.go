@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -38,17 +39,21 @@ type lane struct {
 	died    bool                 // the queue pair was in the error state before we put it there
 	drained bool                 // flushed is closed
 	granted map[uint32]*grant    // windows, by region
+	notes   notes                // what the client asks to have flushed
 
 	sendMu sync.Mutex // of writes to nc
 }
 
-// create makes the queue pair with a receive posted, which nothing but the error
-// state completes: clients do not SEND. A call that ends the lane meanwhile waits for it.
+// create makes the queue pair with a receive posted: what completes it is a request to flush, or the error state. A call that
+// ends the lane meanwhile waits for it.
 func (l *lane) create() error {
 	s := l.server
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	err := l.stopped
+	if err == nil && s.device.config.Flush != rdma.NoFlush {
+		err = l.notes.pin(l.domain.pd)
+	}
 	if err == nil {
 		if l.qp = C.q_responder(l.domain.pd, s.drains); l.qp == nil {
 			err = fmt.Errorf("%w: queue pair on %s: it has no more", rdma.ErrLimit, s.device.caps.Device)
@@ -58,7 +63,7 @@ func (l *lane) create() error {
 		err = problem("queue pair", C.q_init(l.qp, C.uint8_t(s.device.caps.Port), l.access()))
 	}
 	if err == nil {
-		err = problem("receive for the drain", C.q_receive(l.qp, C.uint64_t(l.id)))
+		err = problem("receive for the drain", l.receive())
 	}
 	if err == nil {
 		return nil
@@ -67,6 +72,7 @@ func (l *lane) create() error {
 		C.q_destroy_qp(l.qp)
 		l.qp = nil
 	}
+	err = errors.Join(err, l.notes.unpin())
 	// Nothing has run, and nothing will.
 	if l.stopped == nil {
 		l.stopped = err
@@ -110,8 +116,6 @@ func (l *lane) serve() {
 			if a.err = rdma.ErrTicket; l.ticket.Opens(r.region, r.epoch) {
 				a.err = l.server.grant(l, r.region, r.epoch, &a)
 			}
-		case kindFlush:
-			a.err = l.server.persist(l, r.region, r.epoch, r.off, r.bytes)
 		default:
 			l.server.log.Warn("verbs fabric: unknown request", "peer", l.nc.RemoteAddr(), "session", l.ticket.Session)
 			return
@@ -151,15 +155,15 @@ func (l *lane) flush() (unasked bool) {
 }
 
 // spoke is for a receive that something else than the error state has completed: the
-// client has sent a message, which no client of ours does. It ends the lane, by the
+// client has sent a message that is no request to flush, or one before the answer to another. It ends the lane, by the
 // drain of another receive.
 func (l *lane) spoke() {
 	l.mu.Lock()
 	if l.qp != nil {
-		C.q_receive(l.qp, C.uint64_t(l.id))
+		l.receive() // fails where there is one
 	}
 	l.mu.Unlock()
-	l.server.log.Warn("verbs fabric: a client has sent a message: its lane ends", "session", l.ticket.Session)
+	l.server.log.Warn("verbs fabric: a client has sent a message that is none: its lane ends", "session", l.ticket.Session)
 	if err := l.stop(rdma.ErrBroken); err != nil {
 		l.server.log.Error("verbs fabric: a queue pair cannot be ended", "session", l.ticket.Session, "error", err)
 	}
@@ -216,6 +220,10 @@ func (l *lane) finish(ctx context.Context, why error) error {
 			return err
 		}
 		l.qp = nil
+		if err := l.notes.unpin(); err != nil {
+			l.mu.Unlock()
+			return err
+		}
 	}
 	told, id := l.stopped, l.cm
 	l.cm = nil

@@ -14,7 +14,7 @@ import (
 //	node    challenge of package host
 //	client  intro     0 magic  4 version  6 zero, then the hello of package host
 //	node    welcome of package host, endpoint
-//	client  request   0 kind  4 tag  8 region  12 slot   16 epoch  24 offset  32 bytes
+//	client  request   0 kind  4 tag  8 region  12 slot   16 epoch
 //	node    answer    0 kind  4 tag  8 code    12 flags  16 key    24 bytes   32 rkey  36 zero
 //
 //	endpoint  0 magic  4 version  6 port  8 address  24 nonce
@@ -26,14 +26,13 @@ const (
 	introBytes    = 8
 	endpointBytes = 40
 	claimBytes    = 28
-	requestBytes  = 40
+	requestBytes  = 24
 	answerBytes   = 40
 
 	magic   = 0x51425651 // "QVBQ"
-	version = 3
+	version = 4
 
 	kindOpen     = 1
-	kindFlush    = 2
 	kindFarewell = 3
 
 	flagPersistent = 1
@@ -120,11 +119,11 @@ func decodeClaim(b []byte) (claim, error) {
 	return claim{lane: binary.LittleEndian.Uint32(b[8:]), nonce: [16]byte(b[12:])}, nil
 }
 
-// request is what a client asks on the socket: a window, or a persistent FLUSH.
+// request is what a client asks on the socket: a window.
 type request struct {
-	kind, tag, region uint32 // kind: kindOpen or kindFlush; tag: comes back in the answer
+	kind, tag, region uint32 // kind: kindOpen; tag: comes back in the answer
 	slot              int32  // the client's index of the window
-	epoch, off, bytes uint64 // off and bytes: the range of a FLUSH
+	epoch             uint64
 }
 
 func (r *request) append(b []byte) []byte {
@@ -132,9 +131,7 @@ func (r *request) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, r.tag)
 	b = binary.LittleEndian.AppendUint32(b, r.region)
 	b = binary.LittleEndian.AppendUint32(b, uint32(r.slot))
-	b = binary.LittleEndian.AppendUint64(b, r.epoch)
-	b = binary.LittleEndian.AppendUint64(b, r.off)
-	return binary.LittleEndian.AppendUint64(b, r.bytes)
+	return binary.LittleEndian.AppendUint64(b, r.epoch)
 }
 
 // Preconditions: len(b) == requestBytes.
@@ -142,7 +139,7 @@ func decodeRequest(b []byte) request {
 	return request{
 		kind: binary.LittleEndian.Uint32(b), tag: binary.LittleEndian.Uint32(b[4:]),
 		region: binary.LittleEndian.Uint32(b[8:]), slot: int32(binary.LittleEndian.Uint32(b[12:])),
-		epoch: binary.LittleEndian.Uint64(b[16:]), off: binary.LittleEndian.Uint64(b[24:]), bytes: binary.LittleEndian.Uint64(b[32:]),
+		epoch: binary.LittleEndian.Uint64(b[16:]),
 	}
 }
 

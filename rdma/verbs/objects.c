@@ -254,10 +254,18 @@ int q_invalidate(struct ibv_qp *qp, uint32_t rkey, uint64_t id)
 	return ibv_post_send(qp, &wr, &bad);
 }
 
-int q_receive(struct ibv_qp *qp, uint64_t id)
+int q_receive(struct ibv_qp *qp, uint64_t id, void *to, uint32_t bytes, uint32_t lkey)
 {
-	struct ibv_recv_wr wr = {.wr_id = id}, *bad;
+	struct ibv_sge sge = {.addr = (uintptr_t)to, .length = bytes, .lkey = lkey};
+	struct ibv_recv_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = bytes ? 1 : 0}, *bad;
 	return ibv_post_recv(qp, &wr, &bad);
+}
+
+int q_send(struct ibv_qp *qp, uint64_t id, const void *from, uint32_t bytes, uint32_t lkey)
+{
+	struct ibv_sge sge = {.addr = (uintptr_t)from, .length = bytes, .lkey = lkey};
+	struct ibv_send_wr *bad, wr = {.wr_id = id, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1};
+	return ibv_post_send(qp, &wr, &bad);
 }
 
 int q_init(struct ibv_qp *qp, uint8_t port, int access)

@@ -34,6 +34,9 @@ type scratch struct {
 	staged  int                              // bytes of stage in use, from its start; 0 when no chain is under way
 	stageAt [slots][rdma.MaxChainVerbs]int32 // 1 + place of the verb's buffer; 0 = its own
 
+	notes   []byte           // what nodes are asked to flush, and their answer; nil until needed
+	notesMR *C.struct_ibv_mr // of notes
+
 	cached span // the piece that find returned last
 }
 
@@ -115,7 +118,7 @@ func (c *conn) release() error {
 	for _, m := range []struct {
 		mr  *C.struct_ibv_mr
 		mem []byte
-	}{{c.answersMR, c.answers}, {c.stageMR, c.stage}} {
+	}{{c.answersMR, c.answers}, {c.stageMR, c.stage}, {c.notesMR, c.notes}} {
 		if m.mr == nil {
 			continue
 		}
@@ -125,6 +128,6 @@ func (c *conn) release() error {
 		}
 		errs = append(errs, unix.Munmap(m.mem))
 	}
-	c.answersMR, c.stageMR, c.answers, c.stage, c.words = nil, nil, nil, nil, nil
+	c.answersMR, c.stageMR, c.notesMR, c.answers, c.stage, c.notes, c.words = nil, nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }

@@ -28,11 +28,15 @@ const (
 	helloTimeout = 5 * time.Second
 	// maxPreAuth bounds the connections whose hello is not accepted yet.
 	maxPreAuth = 256
-	// maxLanes bounds the lanes of a node. The queue of flushes has two entries for each: one
-	// for a bind.
+	// maxLanes bounds the lanes of a node. The queue of flushes has three entries for each: one
+	// for a bind, one for an answer.
 	maxLanes = 8192
 	// bindID marks the completions of binds among those of receives.
 	bindID = 1 << 63
+	// sendID marks those of answers.
+	sendID = 1 << 62
+	// flushers is how many goroutines flush for clients.
+	flushers = 4
 	// bindTimeout bounds how long an adapter may take to bind or invalidate a window, which
 	// is a work request of microseconds behind at most one other.
 	bindTimeout = 5 * time.Second
@@ -67,9 +71,10 @@ type Server struct {
 	plain    atomic.Bool                  // a window was refused: regions opened from now on have none
 	flushes  bool                         // regions take native FLUSHes
 
+	asks    chan *lane          // whose clients ask to have ranges flushed; each is in it once
 	left    func(serial uint64) // see OnLeft
 	served  sync.WaitGroup      // sockets
-	drained sync.WaitGroup      // drain and meet
+	drained sync.WaitGroup      // drain, meet and flush
 	access  atomic.Uint64       // queue pairs that died of what their client sent
 	strays  atomic.Uint64       // requests to connect that were refused
 
@@ -132,13 +137,13 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	s := &Server{
 		limits: limits, log: log, device: dev, patience: joinTimeout, binding: bindTimeout, draining: drainTimeout,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
-		failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
+		asks: make(chan *lane, maxLanes), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
 	}
 	var seed [keyring.SeedBytes]byte
 	rand.Read(seed[:])
 	s.own = keyring.NewSigner(seed)
 	s.Verifier = host.Verifier{Cluster: cluster, Keys: keys, Own: keyring.NewRing(s.own.Public()), Node: node, Incarnation: incarnation}
-	if e := C.q_drains_open(dev.ctx, 2*maxLanes, C.uint32_t(incarnation>>1), &s.channel, &s.drains); e != 0 {
+	if e := C.q_drains_open(dev.ctx, 3*maxLanes, C.uint32_t(incarnation>>1), &s.channel, &s.drains); e != 0 {
 		dev.close()
 		return nil, problem("completion queue on "+dev.caps.Device, e)
 	}
@@ -159,6 +164,9 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.drained.Go(s.drain)
 	s.drained.Go(s.meet)
+	for range flushers {
+		s.drained.Go(s.flush)
+	}
 	s.chooseWindows()
 	if err := s.chooseFlush(); err != nil {
 		return nil, errors.Join(err, s.Close(context.Background()))

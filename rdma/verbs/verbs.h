@@ -47,6 +47,8 @@ typedef struct {
 	uint32_t inline_max, depth;
 
 	uint64_t done;   // highest sequence completed
+	uint64_t heard;  // messages of the node
+	uint64_t awaits; // as many messages belong to what is waited for
 	uint64_t failed; // sequence << 16 | index of the first work request that failed; 0 = none
 	uint32_t status; // its enum ibv_wc_status
 	uint32_t vendor;
@@ -57,6 +59,8 @@ typedef struct {
 } q_lane;
 
 enum { Q_ON_CHANNEL, Q_ON_SOCKET, Q_ON_EVENTS };
+// A client's receive of a message, among the numbers of its work requests.
+#define Q_MESSAGE (1ULL << 63)
 enum { Q_PENDING, Q_DONE, Q_FAILED, Q_TIMEOUT, Q_SOCKET, Q_GONE, Q_REMOVED, Q_SYSTEM };
 
 // What exists, to be compared with what should.
@@ -121,6 +125,7 @@ int q_drains_close(struct ibv_comp_channel *ch, struct ibv_cq *cq);
 typedef struct {
 	uint64_t id;
 	uint32_t status; // enum ibv_wc_status
+	uint32_t bytes;  // of a message that was received
 } q_completion;
 // Waits for completions or a readable wake; returns how many, or -errno.
 int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, q_completion *out, int max);
@@ -130,7 +135,10 @@ struct ibv_mw *q_window(struct ibv_pd *pd);
 int q_free_window(struct ibv_mw *w);
 int q_bind(struct ibv_qp *qp, struct ibv_mw *w, struct ibv_mr *mr, uint32_t rkey, uint64_t off, uint64_t bytes, int access, uint64_t id);
 int q_invalidate(struct ibv_qp *qp, uint32_t rkey, uint64_t id);
-int q_receive(struct ibv_qp *qp, uint64_t id);
+// Posts a receive, into memory if bytes is not 0.
+int q_receive(struct ibv_qp *qp, uint64_t id, void *to, uint32_t bytes, uint32_t lkey);
+// Sends a message, signaled.
+int q_send(struct ibv_qp *qp, uint64_t id, const void *from, uint32_t bytes, uint32_t lkey);
 int q_destroy_qp(struct ibv_qp *qp);
 
 int q_init(struct ibv_qp *qp, uint8_t port, int access);

@@ -153,7 +153,7 @@ func TestMessageIsNoDrain(t *testing.T) {
 	d := newDialer(t)
 	c, to := open(t, d, n.addr, ticket(1, 0, rdma.ReadWrite), 0)
 	require.NoError(t, chain(to, guard, add).Err)
-	c.lane.verbs[0].op = 5 // Q_SEND
+	c.lane.verbs[0].op, c.lane.verbs[0].len = 5, 0 // Q_SEND of nothing
 	c.seq++
 	taken, err := c.post(1, c.seq)
 	require.NoError(t, err)

@@ -66,8 +66,8 @@ func TestProtocolPageConstants(t *testing.T) {
 		}
 	}
 	require.Equal(t, len(want), found)
-	require.Contains(t, read(t, "docs", "PROTOCOL.md"), "| verbs socket | 3 |")
-	require.Regexp(t, `(?m)^\tversion = 3$`, strings.ReplaceAll(read(t, "rdma", "verbs", "message.go"), "version   ", "version "))
+	require.Contains(t, read(t, "docs", "PROTOCOL.md"), "| verbs socket | 4 |")
+	require.Regexp(t, `(?m)^\tversion = 4$`, strings.ReplaceAll(read(t, "rdma", "verbs", "message.go"), "version   ", "version "))
 }
 
 // Every field of every word is where the page says: a word with that field alone all

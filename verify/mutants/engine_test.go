@@ -218,6 +218,16 @@ var engineMutants = []mutant{
 		runs:  []run{schedules(power, 3000), tests("rdma/host", "^TestChooseFlush$")},
 	},
 	{
+		name: "agent flushes nothing", what: "answers a request to flush without having flushed the ranges",
+		edits: []edit{{"rdma/verbs.asked.flush", `err = ended(); err == nil`, `err = ended(); false`}},
+		runs:  []run{tests("rdma/verbs", "^TestWhatIsAskedForSurvivesALossOfPower$")},
+	},
+	{
+		name: "agent flushes for a fenced session", what: "goes on with the ranges of a request when its session has ended",
+		edits: []edit{{"rdma/verbs.asked.flush", `err = ended()`, `err = error(nil)`}},
+		runs:  []run{tests("rdma/verbs", "^TestWhatIsAskedForSurvivesALossOfPower$")},
+	},
+	{
 		name: "processor flushes no line", what: "answers a persistent FLUSH, over tcp, shm and in one process, without writing lines back",
 		edits: []edit{{"rdma/host.(*Runner).execute", `if v.Kind == rdma.Persistent {`, `if false {`}},
 		runs:  []run{tests("rdma/host", "^TestFlushedVerbsSurviveALossOfPower$")},

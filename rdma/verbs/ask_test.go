@@ -1,0 +1,138 @@
+package verbs
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
+)
+
+// asking is a message for ranges of 64 bytes that begin at multiples of 4096.
+func asking(ranges int) asked {
+	a := asked{make([]byte, notesBytes)}
+	a.start(7, 3, 1<<40)
+	for i := range ranges {
+		a.add(4096*uint64(i), 64)
+	}
+	return a
+}
+
+// A node's answer to a request means that a loss of power keeps every range that it counts, in the order of the
+// request, and a session that is fenced meanwhile has nothing more flushed.
+func TestWhatIsAskedForSurvivesALossOfPower(t *testing.T) {
+	for _, fencedAfter := range []int{maxRanges, 5, 0} {
+		m, ledger, err := host.NewLedgerMemory("asked", maxRanges*4096)
+		require.NoError(t, err)
+		defer m.Close()
+		for i := range m.Bytes() {
+			m.Bytes()[i] = byte(i/4096) + 1 // as an adapter does: stores that nothing has written back
+		}
+		left := fencedAfter
+		done, err := asking(maxRanges).flush(func(region uint32, epoch, off, n uint64) error {
+			require.Equal(t, uint32(3), region)
+			require.Equal(t, uint64(1<<40), epoch)
+			return m.Persist(off, n)
+		}, func() error {
+			if left == 0 {
+				return rdma.ErrRevoked
+			}
+			left--
+			return nil
+		})
+		require.Equal(t, fencedAfter, done)
+		if fencedAfter < maxRanges {
+			require.ErrorIs(t, err, rdma.ErrRevoked)
+		} else {
+			require.NoError(t, err)
+		}
+		image := ledger.Cut(pmem.None)
+		for i := range maxRanges {
+			kept := bytes.Equal(m.Bytes()[4096*i:4096*i+64], image[4096*i:4096*i+64])
+			require.Equal(t, i < done, kept, "range %d", i)
+		}
+		flushed, _ := ledger.Lines()
+		require.EqualValues(t, done, flushed)
+	}
+}
+
+func TestAskedForms(t *testing.T) {
+	for _, n := range []int{1, 2, maxRanges} {
+		a := asking(n)
+		got, err := decodeAsked(a.b[:a.len()])
+		require.NoError(t, err)
+		require.Equal(t, n, got.ranges())
+		require.Equal(t, uint32(7), got.tag())
+		for name, bad := range map[string][]byte{
+			"short":       a.b[:a.len()-1],
+			"long":        a.b[:a.len()+1],
+			"empty":       nil,
+			"head":        a.b[:askedBytes],
+			"two longer":  append(bytes.Clone(a.b[:a.len()]), make([]byte, 2*rangeBytes)...),
+			"not zero":    func() []byte { b := bytes.Clone(a.b[:a.len()]); b[12] = 1; return b }(),
+			"more ranges": func() []byte { b := bytes.Clone(a.b[:a.len()]); b[7] = 0x80; return b }(),
+		} {
+			_, err := decodeAsked(bad)
+			require.ErrorIs(t, err, errPeer, name)
+		}
+	}
+	none := asked{make([]byte, askedBytes)}
+	_, err := decodeAsked(none.b)
+	require.ErrorIs(t, err, errPeer, "no range")
+
+	a, b := asking(3), make([]byte, flushedBytes)
+	for _, f := range []flushed{{tag: 7, done: 3}, {tag: 7, err: rdma.ErrKey, done: 1}, {tag: 7, err: rdma.ErrBroken}} {
+		f.put(b)
+		got, err := decodeFlushed(b, a)
+		require.NoError(t, err)
+		require.Equal(t, f, got)
+	}
+	for name, f := range map[string]flushed{
+		"another's":              {tag: 8, done: 3},
+		"not all and no reason":  {tag: 7, done: 2},
+		"all and a reason":       {tag: 7, err: rdma.ErrKey, done: 3},
+		"more than was asked":    {tag: 7, done: 4},
+		"more, and a reason too": {tag: 7, err: rdma.ErrKey, done: 1 << 20},
+	} {
+		f.put(b)
+		_, err := decodeFlushed(b, a)
+		require.ErrorIs(t, err, errPeer, name)
+	}
+}
+
+// A refused range ends the chain at its FLUSH; a change behind that has been executed, so the outcome is unknown.
+func TestUnflushed(t *testing.T) {
+	var c rdma.Chain
+	c.Write(0, make([]byte, 8))
+	c.Flush(rdma.Persistent, 0, 8)
+	c.Flush(rdma.Visible, 0, 8)
+	c.Write(8, make([]byte, 8))
+	c.Flush(rdma.Persistent, 8, 8)
+	at, overtaken := unflushed(c.Verbs, 0)
+	require.Equal(t, 1, at)
+	require.True(t, overtaken)
+	at, overtaken = unflushed(c.Verbs, 1)
+	require.Equal(t, 4, at)
+	require.False(t, overtaken)
+}
+
+// A request that came over the fabric is refused, or has one form.
+func FuzzAsked(f *testing.F) {
+	a := asking(2)
+	f.Add(a.b[:a.len()])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, err := decodeAsked(b)
+		if err != nil {
+			return
+		}
+		again := asked{make([]byte, notesBytes)}
+		again.start(a.tag(), a.region(), a.epoch())
+		done, err := a.flush(func(_ uint32, _, off, n uint64) error { again.add(off, n); return nil }, func() error { return nil })
+		if err != nil || done != a.ranges() || !bytes.Equal(again.b[:again.len()], b) {
+			t.Fatal("a request has two forms")
+		}
+	})
+}
