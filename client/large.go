@@ -122,19 +122,23 @@ func (l *lane) statObject(ref Ref) (Info, error) {
 	if c.large {
 		info.Bytes, info.Chunks = c.index.bytes, len(c.index.chunks)
 	}
-	info.WriteOnce = l.isWriteOnce(ref)
+	info.Slab = l.slabOf(ref)
+	info.WriteOnce = info.Slab == SingleSlab
 	return info, nil
 }
 
-// isWriteOnce reports whether an object is write-once, by the block header that a read of the
-// object has cached.
-func (l *lane) isWriteOnce(ref Ref) bool {
+// slabOf is the kind of an object's slab, by the block header that a read of the object has cached; 0 where
+// there is none any more.
+func (l *lane) slabOf(ref Ref) SlabKind {
 	reg, err := l.Region(ref.Addr.Region())
 	if err != nil {
-		return false
+		return 0
 	}
 	b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
-	return ok && reg.Headers.Load(b).Kind() == proto.Single
+	if h := reg.Headers.Load(b); ok && h != 0 {
+		return slabKindOf(h.Kind())
+	}
+	return 0
 }
 
 // readRange is ReadAt on a lane.
@@ -219,11 +223,8 @@ func (l *lane) readChunks(x index, dst []byte) ([]byte, error) {
 
 // allocObject is Alloc on a lane, with options that checkAlloc has completed.
 func (l *lane) allocObject(payload []byte, o AllocOptions) (Ref, error) {
-	w := alloc.Want{Kind: proto.Pair, Capacity: o.Capacity, Replicas: o.Replicas, Durable: o.Durability == Durable, Tag: o.Tag}
-	if o.WriteOnce {
-		w.Kind = proto.Single
-	}
 	room := max(len(payload), o.Capacity)
+	w := l.want(room, &o)
 	if room <= l.slab.MaxPayloadBytes(w.Kind) {
 		return l.alloc.Alloc(payload, w)
 	}
@@ -403,7 +404,7 @@ func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 	if h.Kind() == proto.Single {
 		return fmt.Errorf("%w: %v", ErrImmutable, ref)
 	}
-	room := h.Class().PayloadBytes(proto.Pair) - l.slab.Overhead()
+	room := h.Class().PayloadBytes(h.Kind()) - l.slab.Overhead()
 	body, large := payload, len(payload) > room
 	var x index
 	if large {

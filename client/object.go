@@ -21,6 +21,8 @@ const MaxReplicas = 3
 type AllocOptions struct {
 	// WriteOnce objects cannot be updated. They take half the memory.
 	WriteOnce bool
+	// Slab of a mutable object: PairSlab or StagedSlab; 0 means PairSlab.
+	Slab SlabKind
 	// Tag is a number of the caller's own, at most proto.MaxUserTag (18 bits). Stat and
 	// ReadInfo return it.
 	Tag uint32
@@ -56,6 +58,8 @@ type Info struct {
 	Bytes     int64  `json:"bytes"`   // length of the payload
 	Chunks    int    `json:"chunks"`  // slabs of a large object beside its first; else 0
 	WriteOnce bool   `json:"write_once"`
+	// Slab that the object lies in, as Stat finds it; 0 where it was not looked at.
+	Slab SlabKind `json:"slab,omitempty"`
 }
 
 // Alloc makes an object with a first payload of 0 B to MaxObjectBytes and returns its Ref.
@@ -112,7 +116,7 @@ func (c *Client) checkAlloc(payload []byte, o *AllocOptions) error {
 	if n := max(len(payload), o.Capacity); n > MaxObjectBytes {
 		return fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, n, MaxObjectBytes)
 	}
-	return nil
+	return checkSlab(o)
 }
 
 // Read appends the object's payload to dst. One round; two for a large object.
@@ -167,7 +171,7 @@ func (c *Client) ReadAt(ctx context.Context, ref Ref, p []byte, offset int64) (i
 }
 
 // ReadInfo is Read that also describes what it has read. Info.Version is the version to name
-// in CompareAndWrite. Info.WriteOnce is not set; see Stat.
+// in CompareAndWrite. Info.WriteOnce and Info.Slab are not set; see Stat.
 func (c *Client) ReadInfo(ctx context.Context, ref Ref, dst []byte) ([]byte, Info, error) {
 	l, err := c.lane(ctx, KindRead)
 	if err != nil {

@@ -250,7 +250,7 @@ func (c *check) count(w *work, s *look) {
 	if !ok {
 		return
 	}
-	seen := Object{Encrypted: proto.IsEncrypted(h.Tag)}
+	seen := Object{Kind: s.slab.Kind, Encrypted: proto.IsEncrypted(h.Tag)}
 	if seen.Encrypted {
 		w.stat.Encrypted++
 		_, e, _ := proto.InnerTag(h.Tag, payload)

@@ -51,7 +51,8 @@ func (s SessionState) Over() bool {
 type Seen struct {
 	Ref     proto.Ref
 	Tag     uint32
-	Bytes   int // of the payload
+	Bytes   int        // of the payload
+	Kind    proto.Kind // of the slab
 	Version uint64
 	Writer  uint32 // id of the session that wrote the image
 	// Encrypted says that the payload is, with the key of the id Key.

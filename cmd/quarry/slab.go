@@ -83,7 +83,8 @@ type slabAllocCmd struct {
 	payloadFlags
 	Replicas  int      `short:"r" placeholder:"N" help:"Replicas of the object, each in another failure domain: 1 to 3; default is the cluster's."`
 	Durable   bool     `help:"Acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
-	WriteOnce bool     `help:"Cannot be updated; takes half the memory."`
+	WriteOnce bool     `xor:"kind" help:"Cannot be updated; takes half the memory."`
+	Staged    bool     `xor:"kind" help:"Has one image instead of two: half the memory, slower updates. With one replica only."`
 	Capacity  sizeFlag `placeholder:"SIZE" help:"Bytes to reserve for larger payloads later; default is what the payload needs."`
 	Tag       uint32   `placeholder:"N" help:"What the object is for, a number of yours."`
 	Name      string   `placeholder:"NAME" help:"Give it this name, too."`
@@ -102,7 +103,7 @@ func (s *slabAllocCmd) Run(ctx context.Context, a *app) error {
 		}
 	}
 	return a.with(ctx, few, func(ctx context.Context, c *client.Client) error {
-		ref, err := c.Alloc(ctx, b, client.AllocOptions{WriteOnce: s.WriteOnce, Tag: s.Tag, Capacity: int(s.Capacity), Replicas: s.Replicas, Durability: durability(s.Durable)})
+		ref, err := c.Alloc(ctx, b, client.AllocOptions{WriteOnce: s.WriteOnce, Slab: slabKind(s.Staged), Tag: s.Tag, Capacity: int(s.Capacity), Replicas: s.Replicas, Durability: durability(s.Durable)})
 		if err != nil {
 			return err
 		}
@@ -124,6 +125,14 @@ func durability(durable bool) client.Durability {
 		return client.Durable
 	}
 	return client.Volatile
+}
+
+// slabKind of mutable objects that a command makes; 0 is the default.
+func slabKind(staged bool) client.SlabKind {
+	if staged {
+		return client.StagedSlab
+	}
+	return 0
 }
 
 type slabReadCmd struct {
@@ -183,7 +192,7 @@ func (s *slabStatCmd) Run(ctx context.Context, a *app) error {
 			return about(ref, err)
 		}
 		return a.print(objectView{Ref: ref, Info: i}, func(w io.Writer) {
-			fmt.Fprintf(w, "ref\t%v\nbytes\t%d\nversion\t%d\nborn\t%d\ntag\t%d\nchunks\t%d\nwrite once\t%v\n", ref, i.Bytes, i.Version, i.Born, i.Tag, i.Chunks, i.WriteOnce)
+			fmt.Fprintf(w, "ref\t%v\nbytes\t%d\nversion\t%d\nborn\t%d\ntag\t%d\nchunks\t%d\nslab\t%v\nwrite once\t%v\n", ref, i.Bytes, i.Version, i.Born, i.Tag, i.Chunks, i.Slab, i.WriteOnce)
 		})
 	})
 }

@@ -38,6 +38,7 @@ type slabLine struct {
 	Ref     client.Ref `json:"ref"`
 	Tag     uint32     `json:"tag"`
 	Bytes   int        `json:"bytes"` // of the payload, or of the index of an object of several slabs
+	Slab    string     `json:"slab"`  // PAIR, SINGLE or STAGED
 	Version uint64     `json:"version"`
 	Owner   uint32     `json:"owner"`         // session that wrote it last
 	Key     string     `json:"key,omitempty"` // that it is encrypted with; none: it is not
@@ -65,7 +66,7 @@ func (l *slabListCmd) Run(ctx context.Context, a *app) error {
 	bar := a.progress("looking at blocks")
 	list := []slabLine{}
 	err = a.objects(ctx, l.Region, tenant, bar.set, func(o fsck.Object) {
-		line := slabLine{Ref: o.Ref, Tag: o.Tag, Bytes: o.Bytes, Version: o.Version, Owner: o.Writer}
+		line := slabLine{Ref: o.Ref, Tag: o.Tag, Bytes: o.Bytes, Slab: o.Kind.String(), Version: o.Version, Owner: o.Writer}
 		if o.Encrypted {
 			line.Key = payloadkey.IDText(o.Key)
 		}
@@ -102,14 +103,14 @@ func (l *slabListCmd) wants(o *slabLine) bool {
 
 // printSlabs writes a table of objects and returns the sum of their bytes.
 func printSlabs(w io.Writer, list []slabLine) (bytes uint64) {
-	fmt.Fprintln(w, "REF\tTAG\tBYTES\tVERSION\tOWNER\tKEY\tNAME")
+	fmt.Fprintln(w, "REF\tTAG\tBYTES\tSLAB\tVERSION\tOWNER\tKEY\tNAME")
 	for _, o := range list {
 		bytes += uint64(o.Bytes)
 		note := o.Name
 		if o.Kept != "" {
 			note += " (kept: " + o.Kept + ")"
 		}
-		fmt.Fprintf(w, "%v\t%d\t%d\t%d\t%d\t%s\t%s\n", o.Ref, o.Tag, o.Bytes, o.Version, o.Owner, cmp.Or(o.Key, "-"), note)
+		fmt.Fprintf(w, "%v\t%d\t%d\t%s\t%d\t%d\t%s\t%s\n", o.Ref, o.Tag, o.Bytes, o.Slab, o.Version, o.Owner, cmp.Or(o.Key, "-"), note)
 	}
 	return bytes
 }
