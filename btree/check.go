@@ -3,6 +3,8 @@ package btree
 import (
 	"bytes"
 	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
 )
 
 // Report is the result of Check. Missing, Dangling, Frozen and Dead are left by clients that
@@ -169,7 +171,7 @@ func checkEntries(s Store, above []*page, below []place, rep *Report) error {
 
 func checkLeaf(s Store, pg *page, rep *Report, reach func(Ref, uint32)) error {
 	rep.Keys += pg.count
-	most := limits(pg.class, 0).InlineKeyBytes
+	most := limits(pg.class, proto.Pair, 0).InlineKeyBytes
 	for i := range pg.count {
 		e, _ := pg.leaf(i)
 		if e.version > pg.stamp {

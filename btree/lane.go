@@ -13,6 +13,7 @@ type Lane struct {
 	Slabs    *alloc.Allocator
 	Replicas int
 	Durable  bool
+	Staged   bool // nodes lie in STAGED slabs: for trees with Config.Staged
 }
 
 // Begin does nothing: a lane has one session.
@@ -47,8 +48,11 @@ func (l *Lane) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
 // Alloc makes an object of one slab.
 func (l *Lane) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (Ref, error) {
 	w := alloc.Want{Kind: proto.Pair, Capacity: capacity, Replicas: l.Replicas, Durable: l.Durable, Tag: tag}
-	if writeOnce {
+	switch {
+	case writeOnce:
 		w.Kind = proto.Single
+	case l.Staged:
+		w.Kind = proto.Staged
 	}
 	return l.Slabs.Alloc(payload, w)
 }

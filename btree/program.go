@@ -54,6 +54,8 @@ const (
 	DefaultNodeBytes = 4 << 10
 	minNodeBytes     = 1 << 10
 	maxNodeBytes     = 64 << 10
+	// maxStagedNodeBytes keeps offsets within a node of one image in 15 bits.
+	maxStagedNodeBytes = 16 << 10
 	// nodeSlabExtra is what a node's slab has more: R, V and the headers of the images.
 	nodeSlabExtra = 64
 
@@ -89,7 +91,9 @@ var (
 type Limits struct {
 	NodeBytes int `json:"node_bytes"`
 	SlabBytes int `json:"slab_bytes"` // of the slab of a node
-	Room      int `json:"room"`
+	// Slab is the kind of that slab: PAIR or STAGED.
+	Slab string `json:"slab"`
+	Room int    `json:"room"`
 	// InlineKeyBytes: a key takes one node, and a round, more for each so many bytes
 	// that it is longer.
 	InlineKeyBytes int `json:"inline_key_bytes"`
@@ -106,15 +110,23 @@ const fenceHead = 2
 // externalBytes is the most that an external value takes in a leaf.
 const externalBytes = proto.RefBytes + 4
 
+// kind of the slabs of the tree's nodes.
+func (c *Config) kind() proto.Kind {
+	if c.Staged {
+		return proto.Staged
+	}
+	return proto.Pair
+}
+
 // limits of nodes that take overhead bytes more in their slabs. Keys stand in nodes or in layers by
 // the size of the slabs alone, so that clients with and without encryption agree on it. Three of the
-// largest entries fit also with overhead.
-func limits(class proto.Class, overhead int) Limits {
+// largest entries fit also with overhead. A kind that has more room has it for more entries, not for larger ones.
+func limits(class proto.Class, kind proto.Kind, overhead int) Limits {
 	room := class.PayloadBytes(proto.Pair)
 	free := room - headBytes - fenceHead
 	// free - 2 key >= 4 (head + key + external); one byte is the mark of a layer
 	key := min(MaxKeyBytes, (free-4*(entryHead+externalBytes))/6)
-	return Limits{NodeBytes: class.Bytes() - nodeSlabExtra, SlabBytes: class.Bytes(), Room: room - overhead, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - overhead - 2*key) / 3}
+	return Limits{NodeBytes: class.Bytes() - nodeSlabExtra, SlabBytes: class.Bytes(), Slab: kind.String(), Room: class.PayloadBytes(kind) - overhead, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - overhead - 2*key) / 3}
 }
 
 // Shared is the state that the Programs of one tree in one process share.
@@ -156,6 +168,9 @@ type Config struct {
 	// NodeBytes is the size of nodes: a power of two from 1 KiB to 64 KiB; 0 means 4 KiB.
 	// Their slabs have 64 B more. Part of the tree: for Create only.
 	NodeBytes int
+	// Staged: the nodes lie in STAGED slabs, which have one image where others have two, so that a node has twice
+	// the room. Part of the tree: for Make, and Attach has to be told. The Store makes and keeps them so.
+	Staged bool
 	// CacheBytes bounds the inner nodes kept in this process; 0 means 32 MiB,
 	// negative none.
 	CacheBytes int
@@ -189,6 +204,9 @@ func (c Config) class() (proto.Class, error) {
 		c.NodeBytes = DefaultNodeBytes
 	}
 	k, ok := NodeClass(c.NodeBytes)
+	if c.Staged && c.NodeBytes > maxStagedNodeBytes {
+		return 0, fmt.Errorf("btree: nodes of %d bytes: want at most %d in STAGED slabs", c.NodeBytes, maxStagedNodeBytes)
+	}
 	if !ok {
 		return 0, fmt.Errorf("btree: nodes of %d bytes: want a power of two from %d to %d", c.NodeBytes, minNodeBytes, maxNodeBytes)
 	}
@@ -209,7 +227,7 @@ func newShared(root Ref, class proto.Class, cfg Config, fill int) *Shared {
 	if n == 0 {
 		n = DefaultCacheBytes
 	}
-	return &Shared{root: root, class: class, limits: limits(class, cfg.Overhead), cache: newCache(max(0, n), class.PayloadBytes(proto.Pair)), readOnly: cfg.ReadOnly, fill: fill, whole: &whole{seed: cfg.Seed}}
+	return &Shared{root: root, class: class, limits: limits(class, cfg.kind(), cfg.Overhead), cache: newCache(max(0, n), class.PayloadBytes(cfg.kind())), readOnly: cfg.ReadOnly, fill: fill, whole: &whole{seed: cfg.Seed}}
 }
 
 // Make allocates an empty tree: one leaf, the root.
@@ -223,7 +241,7 @@ func Make(s Store, cfg Config) (*Shared, error) {
 		return nil, err
 	}
 	n := node{class: class}
-	room := limits(class, cfg.Overhead).Room
+	room := limits(class, cfg.kind(), cfg.Overhead).Room
 	root, err := s.Alloc(n.encode(nil, room), TagRoot, room, false)
 	if err != nil {
 		return nil, err

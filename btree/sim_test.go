@@ -120,7 +120,7 @@ func long(i int) []byte {
 	if i%fixedEvery < fixedEvery/2 {
 		return key4(i)
 	}
-	return fmt.Appendf(nil, "layer%0*d/%04d", limits(smallNode, 0).InlineKeyBytes-5, i/fixedEvery, i)
+	return fmt.Appendf(nil, "layer%0*d/%04d", limits(smallNode, proto.Pair, 0).InlineKeyBytes-5, i/fixedEvery, i)
 }
 
 // play runs a scenario: keys divisible by fixedEvery are put first and never changed, all

@@ -37,6 +37,7 @@ type objects struct {
 	op         client.Operation
 	replicas   int // of new objects; 0 means the client's
 	durability client.Durability
+	slab       client.SlabKind    // of new nodes; 0 means PAIR
 	late       context.Context    // of Free, when ctx has ended
 	cancel     context.CancelFunc // of late
 }
@@ -58,7 +59,11 @@ func (o *objects) Update(ref btree.Ref, f func(old []byte) ([]byte, error)) erro
 }
 
 func (o *objects) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (btree.Ref, error) {
-	return o.op.Alloc(o.ctx, payload, client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce, Replicas: o.replicas, Durability: o.durability})
+	a := client.AllocOptions{Tag: tag, Capacity: capacity, WriteOnce: writeOnce, Replicas: o.replicas, Durability: o.durability}
+	if !writeOnce {
+		a.Slab = o.slab
+	}
+	return o.op.Alloc(o.ctx, payload, a)
 }
 
 // Free continues after the call's context has ended, because the object is not linked, or
@@ -86,9 +91,10 @@ func (o *objects) end() {
 }
 
 // Create makes an empty tree under a name; client.ErrNameExists if the name is taken.
-// Its nodes and values get the replicas and the durability of the creating client's Config.
+// Its nodes and values get the replicas and the durability of the creating client's Config. STAGED nodes
+// (cfg.Staged) need one replica.
 func Create(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
-	st := &objects{c: c, ctx: ctx}
+	st := &objects{c: c, ctx: ctx, slab: slabOf(cfg.Staged)}
 	defer st.end()
 	st.Begin()
 	cfg.Overhead, cfg.Seed = c.PayloadOverhead(), rand.Uint64()
@@ -103,7 +109,15 @@ func Create(ctx context.Context, c *client.Client, name string, cfg btree.Config
 		}
 		return nil, fmt.Errorf("create tree: %w", err)
 	}
-	return newTreeOf(c, n, sh), nil
+	return newTreeOf(c, n, sh, cfg.Staged), nil
+}
+
+// slabOf is the kind of the nodes of trees.
+func slabOf(staged bool) client.SlabKind {
+	if staged {
+		return client.StagedSlab
+	}
+	return client.PairSlab
 }
 
 // Open finds the tree with a name.
@@ -116,11 +130,26 @@ func Open(ctx context.Context, c *client.Client, name string, cfg btree.Config) 
 		return nil, fmt.Errorf("open tree: %q is of kind %q: %w", name, n.Kind, ErrNotTree)
 	}
 	cfg.Overhead, cfg.Seed = c.PayloadOverhead(), rand.Uint64()
+	if cfg.Staged, err = staged(ctx, c, n.Ref); err != nil {
+		return nil, fmt.Errorf("open tree %q: %w", name, err)
+	}
 	sh, err := btree.Attach(&objects{c: c, ctx: ctx}, n.Ref, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open tree %q: %w", name, err)
 	}
-	return newTreeOf(c, n, sh), nil
+	return newTreeOf(c, n, sh, cfg.Staged), nil
+}
+
+// staged reports that a tree's nodes lie in STAGED slabs, as its root does.
+func staged(ctx context.Context, c *client.Client, root btree.Ref) (bool, error) {
+	if c.Replicas(root) > 1 {
+		return false, nil // without a round
+	}
+	info, err := c.Stat(ctx, root)
+	if errors.Is(err, client.ErrFreed) {
+		err = btree.ErrNoTree
+	}
+	return info.Slab == client.StagedSlab, err
 }
 
 // OpenOrCreate opens the tree with a name, or creates it if there is none. If several clients do so at
@@ -140,11 +169,11 @@ func OpenOrCreate(ctx context.Context, c *client.Client, name string, cfg btree.
 	}
 }
 
-func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared) *Tree {
+func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared, staged bool) *Tree {
 	t := &Tree{Shared: sh, name: n, c: c}
 	replicas, durability := c.Replicas(n.Ref), c.Durability(n.Ref) // all nodes and values have the root's, whichever client makes them
 	t.programs.New = func() any {
-		p := &program{objects: objects{c: c, replicas: replicas, durability: durability}}
+		p := &program{objects: objects{c: c, replicas: replicas, durability: durability, slab: slabOf(staged)}}
 		p.objects.Begin()
 		p.Program = btree.NewProgram(sh, &p.objects)
 		p.wake = make(chan bool, 1)

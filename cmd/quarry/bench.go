@@ -23,6 +23,7 @@ type benchCmd struct {
 	Duration   time.Duration `default:"2s" short:"D" help:"Of each measurement."`
 	Replicas   int           `default:"1" short:"r" help:"Replicas of the objects."`
 	Durable    bool          `help:"Measure durable objects, which survive a power failure of all nodes."`
+	Staged     bool          `help:"Objects, and the nodes of trees, lie in STAGED slabs; with one replica only."`
 	Batch      int           `default:"64" help:"Objects of one readmany or writemany, and commands of one Redis pipeline."`
 	Objects    int           `placeholder:"N" help:"Objects of each client; 0 means 48 MiB of them, up to 20000. Keys of a tree; 0 means a million."`
 	Rate       float64       `placeholder:"N" help:"Operations a second of each client; 0 means as fast as it goes."`
@@ -101,7 +102,7 @@ func (b *benchCmd) measure(ctx context.Context, a *app, exe string) (err error) 
 func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config {
 	keys := a.keyArgs()
 	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks, Used: a.usedBytes,
-		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Durable: b.Durable, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
+		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Durable: b.Durable, Staged: b.Staged, Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
 		Command: func(role string) []string {
 			if role == "pingpong" {
 				return []string{exe, "bench", "--role", "pingpong"}

@@ -130,7 +130,7 @@ func (*kvStatsCmd) Run(ctx context.Context, a *app) error {
 		v := kvStatsView{n.Name, n.Kind, n.Owner, n.Created, n.Ref, t.Limits(), s, time.Since(start).Seconds()}
 		return a.print(v, func(w io.Writer) {
 			fmt.Fprintf(w, "name\t%s\nowner\t%s\ncreated\t%s\nroot\t%v\n", v.Name, v.Owner, v.Created.Format(time.RFC3339), v.Root)
-			fmt.Fprintf(w, "keys\t%d\nlevels\t%d\nnodes\t%d inner, %d leaves, of %s\n", s.Keys, s.Levels, s.Inner, s.Leaves, bytesText(uint64(v.Limits.NodeBytes)))
+			fmt.Fprintf(w, "keys\t%d\nlevels\t%d\nnodes\t%d inner, %d leaves, of %s, %s\n", s.Keys, s.Levels, s.Inner, s.Leaves, bytesText(uint64(v.Limits.NodeBytes)), v.Limits.Slab)
 			fmt.Fprintf(w, "layers of long keys\t%d\nlarge values\t%d, %s\n", s.Layers, s.Values, bytesText(uint64(s.ValueBytes)))
 			fmt.Fprintf(w, "in nodes\t%s, %.0f%% full\nnodes take\t%s\n", bytesText(uint64(s.UsedBytes)),
 				100*float64(s.UsedBytes)/float64(max(1, (s.Inner+s.Leaves)*v.Limits.Room)), bytesText(uint64(s.SlabBytes)))

@@ -22,6 +22,7 @@ var kinds = map[string]Options{
 	"settled":  {Faults: AllFaults &^ Rot, Staged: true, Batches: true, Durable: true, MaxFaults: 8},
 	"shadows":  {Faults: AllFaults &^ (Power | Rot), Staged: true, Grow: true, Clients: 4, Ops: 32, MaxFaults: 8},
 	"full":     {Faults: AllFaults &^ Rot, Staged: true, Full: true, MaxFaults: 8},
+	"nodes":    {Faults: AllFaults &^ (Power | Rot), Staged: true, Tree: true, Clients: 4, Ops: 60, MaxFaults: 6},
 	"hot":      {Faults: AllFaults &^ (Power | Rot), Clients: 4, Ops: 40, Slabs: 1, MaxFaults: 8},
 }
 

@@ -81,6 +81,13 @@ func TestShadows(t *testing.T) {
 	require.NotZero(t, rep.Coverage.Reclaims)
 }
 
+// TestStagedTree: the nodes of a tree in STAGED slabs, of a region with one replica.
+func TestStagedTree(t *testing.T) {
+	rep := passKind(t, "nodes", 300)
+	require.NotZero(t, rep.Coverage.Tree.Splits)
+	require.NotZero(t, rep.Coverage.Tree.Merges)
+}
+
 // TestFullRegion: updates write to slabs of the staging block, as long as no slab is freed.
 func TestFullRegion(t *testing.T) {
 	rep := passKind(t, "full", 300)

@@ -89,7 +89,7 @@ func (t *tree) reset() {
 	if sc := t.w.opt.Script; sc != nil && sc.tree != nil {
 		until = treeSteps()[sc.tree.what]
 	}
-	sh, err := btree.Make(&t.mem, btree.Config{NodeBytes: treeNodeBytes})
+	sh, err := btree.Make(&t.mem, btree.Config{NodeBytes: treeNodeBytes, Staged: t.w.opt.Staged})
 	if err != nil {
 		panic(err)
 	}
@@ -161,7 +161,11 @@ func (s treeStore) change(k opKind) (*client, error) {
 	if over := c.ended || c.session == 0 || c.serial != c.bound; c.bound != 0 && over {
 		return nil, errEnded
 	}
-	return s.call(k), nil
+	s.call(k)
+	if c.w.opt.Staged {
+		c.lendShadows()
+	}
+	return c, nil
 }
 
 func (s treeStore) done(err error) error {
@@ -201,7 +205,7 @@ func (s treeStore) Alloc(payload []byte, tag uint32, capacity int, writeOnce boo
 	if err != nil {
 		return btree.Ref{}, err
 	}
-	want := alloc.Want{Kind: proto.Pair, Capacity: capacity, Replicas: c.w.d.replicas, Durable: c.w.opt.Durable, Tag: tag}
+	want := alloc.Want{Kind: c.w.kind(), Capacity: capacity, Replicas: c.w.d.replicas, Durable: c.w.opt.Durable, Tag: tag}
 	if writeOnce {
 		want.Kind = proto.Single
 	}
@@ -233,7 +237,7 @@ func (s treeStore) free(ref btree.Ref, version uint64) error {
 func (t *tree) open(c *client) *btree.Program {
 	cache := [...]int{64 << 10, 64 << 10, 8 << 10, -1}[t.w.ch.choose(4)]
 	for {
-		sh, err := btree.Attach(treeStore{c}, t.root, btree.Config{CacheBytes: cache})
+		sh, err := btree.Attach(treeStore{c}, t.root, btree.Config{CacheBytes: cache, Staged: t.w.opt.Staged})
 		if err == nil {
 			t.shared = append(t.shared, sh)
 			return btree.NewProgram(sh, treeStore{c})
@@ -467,7 +471,7 @@ func (t *tree) check() {
 		return
 	}
 	w.mix(uint64(rep.Keys))
-	sh, err := btree.Attach(&t.mem, t.root, btree.Config{CacheBytes: -1, ReadOnly: true})
+	sh, err := btree.Attach(&t.mem, t.root, btree.Config{CacheBytes: -1, ReadOnly: true, Staged: t.w.opt.Staged})
 	if err != nil {
 		w.fail("damaged tree", err.Error())
 		return

@@ -24,7 +24,7 @@ type treeMemory struct {
 // seedBlock formats block 0 for nodes, on every replica.
 func (s *treeMemory) seedBlock() {
 	for r := range s.w.d.replicas {
-		s.w.mem(r).Set(s.w.geo.HeaderOff(0), uint64(proto.MakeHeader(proto.BlockActive, proto.Pair, treeClass, 0, 0)))
+		s.w.mem(r).Set(s.w.geo.HeaderOff(0), uint64(proto.MakeHeader(proto.BlockActive, s.w.kind(), treeClass, 0, 0)))
 	}
 	s.next = 0
 }
@@ -110,10 +110,10 @@ func (s *treeMemory) Update(ref btree.Ref, f func(old []byte) ([]byte, error)) e
 }
 
 func (s *treeMemory) Alloc(payload []byte, tag uint32, capacity int, writeOnce bool) (btree.Ref, error) {
-	if writeOnce || max(len(payload), capacity) > treeClass.PayloadBytes(proto.Pair) {
+	if writeOnce || max(len(payload), capacity) > treeClass.PayloadBytes(s.w.kind()) {
 		return btree.Ref{}, fmt.Errorf("%w: %d bytes, seeds are nodes", slab.ErrTooLarge, len(payload))
 	}
-	sl := s.w.geo.Slab(0, s.next, proto.MakeHeader(proto.BlockActive, proto.Pair, treeClass, 0, 0))
+	sl := s.w.geo.Slab(0, s.next, proto.MakeHeader(proto.BlockActive, s.w.kind(), treeClass, 0, 0))
 	s.write(sl, proto.ImageHeader{Version: 1, Born: 1, Tag: tag}, payload)
 	s.mark(s.next, true)
 	s.next++

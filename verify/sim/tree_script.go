@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"github.com/quarrystore/quarry/btree"
-	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/slab"
 )
 
@@ -267,7 +266,7 @@ func (t *tree) struck(c *client, s *Script) bool {
 		return true
 	}
 	// Fill the magazines: the claim of slabs is not part of this matrix.
-	if ref, err := (treeStore{c}).Alloc([]byte("warm"), 1, treeClass.PayloadBytes(proto.Pair), false); err == nil {
+	if ref, err := (treeStore{c}).Alloc([]byte("warm"), 1, treeClass.PayloadBytes(t.w.kind()), false); err == nil {
 		_ = treeStore{c}.Free(ref)
 	}
 	if t.w.ch.choose(2) == 1 {
