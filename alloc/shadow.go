@@ -55,7 +55,7 @@ func (a *Allocator) ClaimShadows(reg *slab.Region, class proto.Class) error {
 
 // lookAgain is how many updates in a full region go by staging slabs before the lane looks again
 // for free slabs of their class.
-const lookAgain = 64
+const lookAgain = 250
 
 // Full reports that ClaimShadows has lately found no slab of the class in a region.
 func (a *Allocator) Full(reg *slab.Region, class proto.Class) bool {

@@ -105,7 +105,7 @@ type kvCreateCmd struct {
 	NodeBytes sizeFlag `default:"4KiB" help:"Size of a node, a power of two from 1KiB to 64KiB; its slab has 64 B more."`
 	Replicas  int      `short:"r" placeholder:"N" help:"Replicas of the tree's regions; default is the cluster's."`
 	Durable   bool     `help:"Acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
-	Staged    bool     `help:"Nodes have one image instead of two: about half the memory for each key, slower inserts. With one replica, and nodes of up to 16KiB."`
+	Staged    bool     `help:"Nodes have one image instead of two: about half the memory for each key, somewhat slower puts. With one replica, and nodes of up to 16KiB."`
 }
 
 func (x *kvCreateCmd) Run(ctx context.Context, a *app) error {
