@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -65,9 +66,12 @@ func (c *Controller) leadOnce() error {
 		_, _ = c.cfg.Etcd.Revoke(rctx, grant.ID) // so that the next leader need not wait
 		session.Orphan()
 	}()
+	var leads atomic.Bool
 	go func() { // a candidate whose lease is over has to campaign again
 		<-session.Done()
-		cancel(errNoLease)
+		if !leads.Load() {
+			cancel(errNoLease)
+		}
 	}()
 	e := concurrency.NewElection(session, c.electionPrefix())
 	stop := c.observe(ctx, e)
@@ -88,6 +92,10 @@ func (c *Controller) leadOnce() error {
 	if err != nil {
 		return fmt.Errorf("take up the leadership: %w", err)
 	}
+	// The term renews the lease from here on: twice would cost twice, and each renewal may wake
+	// three members.
+	leads.Store(true)
+	session.Orphan()
 	c.cfg.Logger.Info("controller leads", "url", c.url, "term", e.Rev())
 	c.counted.terms.Add(1)
 	c.term.Store(t)

@@ -100,3 +100,50 @@ func TestCandidateWithoutLeaseStandsAgain(t *testing.T) {
 		require.True(t, a.Leads())
 	}
 }
+
+// renewals notes who renews leases.
+type renewals struct {
+	clientv3.Lease
+	kept chan context.Context // of KeepAlive
+	once chan struct{}        // KeepAliveOnce
+}
+
+func (r *renewals) KeepAlive(ctx context.Context, id clientv3.LeaseID) (<-chan *clientv3.LeaseKeepAliveResponse, error) {
+	r.kept <- ctx
+	return r.Lease.KeepAlive(ctx, id)
+}
+
+func (r *renewals) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
+	select {
+	case r.once <- struct{}{}:
+	default:
+	}
+	return r.Lease.KeepAliveOnce(ctx, id)
+}
+
+// The lease of a candidate is renewed by its candidacy, and that of a leader by its term alone. A leader
+// whose lease is gone campaigns again.
+func TestOneRenewsALease(t *testing.T) {
+	srv, etcd := store(t)
+	own := etcdClient(t, srv)
+	r := &renewals{Lease: own.Lease, kept: make(chan context.Context, 100), once: make(chan struct{})}
+	own.Lease = r
+	a, _ := start(t, controller.Config{Etcd: own, Name: "a"})
+	lead(t, a)
+	for range 2 {
+		candidacy := <-r.kept
+		require.Eventually(t, func() bool { return candidacy.Err() != nil }, patience, time.Millisecond)
+		first := candidates(t, etcd)[0]
+		for range 6 { // renewals, longer than the lease without them
+			<-r.once
+		}
+		if _, err := etcd.Revoke(t.Context(), clientv3.LeaseID(first.Lease)); !errors.Is(err, rpctypes.ErrLeaseNotFound) { // over by itself on a starved machine
+			require.NoError(t, err)
+		}
+		require.Eventually(t, func() bool {
+			now := candidates(t, etcd)
+			return len(now) == 1 && now[0].Lease != first.Lease
+		}, patience, time.Millisecond)
+		lead(t, a)
+	}
+}

@@ -96,7 +96,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 	t.cluster = [16]byte(t.machine.Cluster())
 	t.keys.Store(t.machine.Credentials())
 	// Requests come after the machine knows that it leads: before, it would refuse them.
-	t.renew(ctx)
+	_ = t.renew(ctx) // without it, extend answers with a time that is over
 	lead, ok := t.extend(ctx)
 	if !ok {
 		return nil, errors.New("etcd does not extend the lease of the election")
@@ -137,11 +137,11 @@ func (c *Controller) records(ctx context.Context) (out []state.Record, err error
 
 // run steps the machine until the leadership is over.
 func (t *term) run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer t.wg.Wait()
-	defer cancel()
+	defer cancel(nil)
 	t.wg.Go(func() { t.keep(ctx) })
-	t.wg.Go(func() { t.renewOften(ctx) })
+	t.wg.Go(func() { t.renewOften(ctx, cancel) })
 	t.wg.Go(func() { t.watchTurns(ctx) })
 	pace := newPace(t.c.nodeHeartbeat() / 2)
 	defer pace.timer.Stop()
@@ -299,22 +299,27 @@ func (t *term) extend(ctx context.Context) (state.Lead, bool) {
 	return state.Lead{Until: min(sent+int64(t.c.cfg.hold()), t.leased.Load())}, true
 }
 
-// renewOften renews the lease of the election key every renewEvery.
-func (t *term) renewOften(ctx context.Context) {
+// renewOften renews the lease of the election key every renewEvery. A lease that etcd does not have
+// any more ends the term at once.
+func (t *term) renewOften(ctx context.Context, end context.CancelCauseFunc) {
 	t.repeat(ctx, clock.Aligned(renewEvery), func() time.Duration {
-		t.renew(ctx)
+		if errors.Is(t.renew(ctx), rpctypes.ErrLeaseNotFound) {
+			end(errNoLease)
+		}
 		return clock.Aligned(renewEvery)
 	})
 }
 
 // renew extends the lease once, and stores in leased until when it lasts at least.
-func (t *term) renew(ctx context.Context) {
+func (t *term) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.etcdTTL/2)
 	defer cancel()
 	sent := now()
-	if res, err := t.c.cfg.Etcd.KeepAliveOnce(ctx, t.lease); err == nil && res.TTL > 0 {
+	res, err := t.c.cfg.Etcd.KeepAliveOnce(ctx, t.lease)
+	if err == nil && res.TTL > 0 {
 		t.leased.Store(sent + int64(time.Duration(res.TTL)*time.Second-leaseMargin))
 	}
+	return err
 }
 
 // send hands an event to the machine; false if the term ended first.
