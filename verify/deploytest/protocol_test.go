@@ -121,7 +121,7 @@ func TestProtocolPageClasses(t *testing.T) {
 		require.True(t, strings.HasSuffix(row[0], fmt.Sprintf(" to %d", c-1)), row[0])
 	}
 	require.EqualValues(t, proto.Classes, c)
-	require.Contains(t, read(t, "docs", "PROTOCOL.md"), fmt.Sprintf("PAIR from class %d on.", proto.MinPairClass))
+	require.Contains(t, read(t, "docs", "PROTOCOL.md"), fmt.Sprintf("PAIR from class %d on, STAGED up to class %d.", proto.MinPairClass, proto.MaxStagedClass))
 	payloads := []string{"128", "300", "512", "1024", "1500", "4096", "16384"}
 	rows := table(t, append([]string{"payload, bytes"}, payloads...)...)
 	for i, p := range payloads {
