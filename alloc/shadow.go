@@ -68,7 +68,7 @@ func (a *Allocator) Full(reg *slab.Region, class proto.Class) bool {
 }
 
 // openStaging has a region's staging block formatted, and its header cached. nil also where the epoch
-// has ended meanwhile. ErrNoSpace: the block has other slabs, of a client that does not leave it out.
+// has ended meanwhile. ErrNoSpace and slab.ErrNoShadow: the block has other slabs, of a client that does not leave it out.
 func (a *Allocator) openStaging(reg *slab.Region, class proto.Class) error {
 	block := reg.Geometry.StagingBlock()
 	for attempt := 1; ; attempt++ {
@@ -88,7 +88,7 @@ func (a *Allocator) openStaging(reg *slab.Region, class proto.Class) error {
 			}
 			continue
 		case h.State() == proto.BlockActive:
-			return fmt.Errorf("%w: region %d is full, and its last block, which should be for staging, is %v", ErrNoSpace, reg.ID, h)
+			return fmt.Errorf("%w: %w: region %d is full, and its last block, which should be for staging, is %v", slab.ErrNoShadow, ErrNoSpace, reg.ID, h)
 		}
 		// It is being formatted, or reclaimed from another use.
 		if err := a.lane.Port().Pause(attempt); err != nil {

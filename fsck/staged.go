@@ -5,6 +5,7 @@ import (
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
 )
 
 // A STAGED slab is right while a change is under way if its record or shadow is: then home in the bytes that
@@ -14,6 +15,12 @@ import (
 // judgeStaged says what is wrong with a STAGED slab whose V is LIVE, on any replica.
 func judgeStaged(w *work, s *look, r proto.R, v proto.V) verdict {
 	seed := proto.Seed(w.seed, s.slab.Off, s.h.Generation())
+	for i := range w.Replicas {
+		_, v := s.slab.Words(s.bytes[i])
+		if lead := s.slab.LocatorIn(s.bytes[i]); v.Valid() && v.State() == proto.StateLive && slab.BadLead(lead, v) {
+			return verdict{kind: KindImage, node: i, what: fmt.Sprintf("L is %#016x where V is %v: no session writes that", uint64(lead), v)}
+		}
+	}
 	for i := range w.Replicas {
 		switch _, _, from := s.slab.Compose(s.bytes[i], v.Version(), seed); {
 		case from == proto.FromHome || i > 0 && r != 0: // home of a backup is compared when R is free

@@ -36,6 +36,14 @@ func TestStagedSlabs(t *testing.T) {
 		return rep
 	}
 	require.Empty(t, check().Findings)
+	for _, lead := range []proto.Locator{proto.MakeGone(7) | 1<<60, proto.MakeGone(proto.MaxVersion)} {
+		proto.PutWord(w.Nodes[0].Memory.Bytes(), int(w.refs[0].Addr.Off())+16, uint64(lead))
+		rep := check()
+		require.Len(t, rep.Findings, 1)
+		require.Contains(t, rep.Findings[0].What, "no session writes that")
+		require.NoError(t, w.port.Lane.RepairAll(w.refs[0]))
+		require.Empty(t, check().Findings)
+	}
 	for i, ref := range w.refs {
 		dead := w.Lane(uint32(10 + i))
 		// Not in the magazine of the lane that dies: a shadow that it has claimed itself.
@@ -58,7 +66,7 @@ func TestStagedSlabs(t *testing.T) {
 			})
 		})
 		require.Empty(t, check().Findings)
-		require.Equal(t, ref.Incarnation.Born()+1, seen[ref].Version)
+		require.Equal(t, ref.Incarnation.Born()+2-uint64(i), seen[ref].Version) // the repair of the first has used up a version
 	}
 	mem := w.Nodes[0].Memory.Bytes()
 	for _, ref := range w.refs {

@@ -79,9 +79,9 @@ func MakeLocator(k RecordKind, off uint32, bytes int) Locator {
 // Preconditions: version <= MaxVersion.
 func MakeGone(version uint64) Locator { return Locator(uint64(RecordGone)<<locatorKindPos | version) }
 
-// Gone is the version in a locator of RecordGone; 0 in any other.
+// Gone is the version in a valid locator of RecordGone; 0 in any other.
 func (l Locator) Gone() uint64 {
-	if l.Kind() != RecordGone {
+	if l.Kind() != RecordGone || !l.Valid() {
 		return 0
 	}
 	return uint64(l) & MaxVersion
@@ -103,7 +103,7 @@ func (l Locator) Valid() bool {
 }
 
 func (l Locator) String() string {
-	if l.Kind() == RecordGone {
+	if l.Kind() == RecordGone && l.Valid() {
 		return fmt.Sprintf("no record, version %d is taken", l.Gone())
 	}
 	return fmt.Sprintf("%s record at %#x, %d B", l.Kind(), l.Off(), l.Bytes())

@@ -90,6 +90,7 @@ func TestMixedBatchesReleaseBehindV(t *testing.T) {
 		for _, first := range []proto.Kind{proto.Staged, proto.Pair} {
 			t.Run(fmt.Sprintf("R=%d,durable=%v,%v first", c.replicas, c.durable, first), func(t *testing.T) {
 				l := slabtest.New(t, c.replicas).Lane(1)
+				l.Wants(1)
 				if c.durable {
 					l.Durable()
 				}

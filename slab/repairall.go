@@ -8,7 +8,8 @@ import (
 
 // RepairAll makes all replicas of an object whole and alike: the primary first, with
 // Repair, then every backup from the primary. The payload of a PAIR is committed again
-// under the next version; the bytes of a SINGLE or STAGED, and ciphertext, are written again in place.
+// under the next version; the bytes of a SINGLE or STAGED, and ciphertext, are written again in place. L of a
+// STAGED is written anew.
 //
 // nil: all replicas are whole and alike. ErrCorrupt: no replica has a whole image.
 func (l *Lane) RepairAll(ref proto.Ref) error {
@@ -24,7 +25,7 @@ func (l *Lane) repairAllOnce(ref proto.Ref) error {
 		return err
 	}
 	if a.reg.N == 1 {
-		return l.release(&a)
+		return l.releaseRepaired(&a)
 	}
 	err := l.repeatHeld(&a, func() {
 		for i := 1; i < a.reg.N; i++ {
@@ -67,6 +68,17 @@ func (l *Lane) rewriteBackups(a *attempt, length int) error {
 	}
 	if err := l.checkSwapped(a); err != nil {
 		return err
+	}
+	return l.releaseRepaired(a)
+}
+
+// releaseRepaired releases a slab whose images are whole at all replicas. L of a STAGED slab, which may be damaged, leads to
+// nothing then.
+func (l *Lane) releaseRepaired(a *attempt) error {
+	if a.slab.Kind == proto.Staged {
+		if err := l.leave(a, nextVersion(a), a.reg.N); err != nil {
+			return err
+		}
 	}
 	return l.release(a)
 }

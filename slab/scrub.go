@@ -202,7 +202,7 @@ func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (
 
 // ScrubClaims is the second pass of Scrub: it frees the claims that the first pass over all blocks of the
 // region has left in st. Before it frees one that a slab under change names as its shadow, it waits
-// for the release of that slab: a taker may be reading there.
+// until that slab does not need it: a taker may be reading there.
 func (l *Lane) ScrubClaims(reg *Region, st *Scrubbed) error {
 	for i := range st.claims {
 		c := &st.claims[i]
@@ -229,22 +229,13 @@ func (l *Lane) ScrubClaims(reg *Region, st *Scrubbed) error {
 	return l.answer(nil)
 }
 
-// awaitRelease waits until a slab does not need a shadow any more: it has been released, or its L
-// leads elsewhere. It takes the slab over from a holder that is fenced.
+// awaitRelease waits until a slab does not need a shadow any more; see shadowUser. It takes the slab over
+// from a holder that is fenced.
 func (l *Lane) awaitRelease(reg *Region, n *needed) error {
 	for attempt := 1; ; attempt++ {
-		lead := l.words[0]
-		err := l.repeat(reg, func() {
-			c := l.round.Chain(reg.P())
-			c.Read(n.slab.ROff(), l.word[:8])
-			c.Read(n.slab.LOff(), lead)
-		})
-		if err != nil {
+		holder, err := l.shadowUser(reg, n)
+		if err != nil || holder == 0 {
 			return err
-		}
-		holder := proto.R(proto.Word(l.word, 0))
-		if holder == 0 || proto.Locator(proto.Word(lead, 0)) != n.lead {
-			return nil
 		}
 		if l.port.HolderFenced(reg.ID, holder.Session(), attempt) {
 			if _, taken, err := l.settleSlab(reg, n.slab, n.generation, holder); err != nil || taken {
@@ -255,6 +246,47 @@ func (l *Lane) awaitRelease(reg *Region, n *needed) error {
 			return err
 		}
 	}
+}
+
+// shadowUser is the holder of a slab that needs the shadow: L of a replica leads there, and home is not whole, or the
+// version of the shadow is above V, so that a taker looks for it. 0: the slab has been released, or needs the shadow no
+// more. A client that holds a slab with an old L is not waited for: its callback may take any time. One round
+// for each replica: what is not needed there is not needed later, because only the dead session writes this L.
+func (l *Lane) shadowUser(reg *Region, n *needed) (holder proto.R, err error) {
+	off, bytes, ok := n.slab.ShadowOff(n.lead, reg.Geometry.RegionBytes)
+	if !ok {
+		return 0, nil
+	}
+	buf, err1 := l.buffer(&l.slab, n.slab.Class.Bytes())
+	img, err2 := l.buffer(&l.image, bytes)
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, err
+	}
+	seed := proto.Seed(reg.Seed, n.slab.Off, n.generation)
+	for i := range reg.N {
+		err := l.repeat(reg, func() {
+			c := l.round.Chain(reg.To[i])
+			c.Read(n.slab.Off, buf)
+			c.Read(off, img)
+		})
+		if err != nil {
+			return 0, err
+		}
+		r, v := n.slab.Words(buf)
+		if i == 0 {
+			if holder = r; r == 0 {
+				return 0, nil
+			}
+		}
+		if n.slab.LocatorIn(buf) != n.lead || v.State() != proto.StateLive {
+			continue
+		}
+		h, _, whole := proto.DecodeImage(img, seed)
+		if _, _, from := n.slab.Compose(buf, v.Version(), seed); from != proto.FromHome || whole && h.Version > v.Version() {
+			return holder, nil
+		}
+	}
+	return 0, nil
 }
 
 // clearLeak clears the map bit of a slab that is free and not reserved, and sets it again

@@ -23,14 +23,14 @@ import (
 //
 // Invariants, beside those of the package:
 //
-//   - S1. Home is written only after V of the primary names what is written. A Birth is no
-//     exception: no reference to the object exists.
+//   - S1. Home is written only after V of the primary names what is written. Births are the exception:
+//     they write home before V, when no reference to the object exists.
 //   - S2. Where V of an in-sync replica is LIVE@n, home is n, or L leads to a whole record or
 //     shadow of n. It stays until home is whole at all replicas.
 //   - S3. While R of the primary is 0, home is whole everywhere.
-//   - S4. A version that L of the primary has led to is not given to another change: a takeover
-//     leaves it in L (proto.MakeGone), and the next writer's version is above it. Otherwise
-//     a slow READ could bring the record of a dead writer and the V of its successor.
+//   - S4. A version that a session has written a record or shadow of is not given to another change, whether
+//     L has led there or not: a takeover leaves it in L (proto.MakeGone), and the next writer's version is above
+//     it. Otherwise a slow READ could bring the record of a dead writer and V and L of its successor.
 //   - S5. A shadow is a claim of the session that writes it, and not used for anything else before
 //     R of the slab is released. After the session's death the scrub frees its claims behind
 //     a second pass, when no slab needs them any more.
@@ -185,12 +185,16 @@ func (l *Lane) look(a *attempt) error {
 	return nil
 }
 
-// rollForward makes home of a STAGED slab whole at every replica, and leaves the version of a change
-// that its session has not committed in L of the primary. a.seen is as if it had been READ
-// afterwards. At most two rounds: the READ of a shadow, and the WRITEs.
+// rollForward makes home of a STAGED slab whole at every replica, and then leaves a version in L of the
+// primary that no other change gets: that of the change which the session of before has not committed. Whether
+// that session has written L does not matter, nor whether it has made a change at all. a.seen is as if it had been READ
+// afterwards. At most three rounds: the READ of a shadow, the WRITEs of home, the WRITE of L.
 //
 // The content of a version is unique, and V of the primary names it: so home may be written to any
 // replica, whatever has become of it since the attempt's table.
+//
+// L leads to the only whole copy of the image until home is whole, and durable, at every replica: so L
+// is written in a round of its own.
 //
 // Preconditions: R is held, a.v is V of the primary and a.seen the slab, READ under it; V of the
 // backups has been put back. On errAgain the epoch is over and nothing is held.
@@ -216,24 +220,45 @@ func (l *Lane) rollForward(a *attempt) error {
 			from = proto.FromRecord
 		}
 	}
-	gone := whole && left > v
-	return l.repeatHeld(a, func() {
-		if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {
-			a.img = a.seen[proto.StagedLead:]
-			a.img = a.img[:proto.ImageLen(proto.ParseImageHeader(a.img).Length)]
+	if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {
+		a.img = a.seen[proto.StagedLead:]
+		a.img = a.img[:proto.ImageLen(proto.ParseImageHeader(a.img).Length)]
+		err := l.repeatHeld(a, func() {
 			for i := range a.reg.N {
 				writeHome(l.round.Chain(a.reg.To[i]), a, false)
 			}
+		})
+		if err != nil {
+			return err
 		}
-		if gone {
-			proto.PutWord(a.seen, int(a.slab.LOff()-a.slab.Off), uint64(proto.MakeGone(left)))
-			_, c := l.onlyChain(a.reg.P())
-			c.Write(a.slab.LOff(), a.seen[a.slab.LOff()-a.slab.Off:][:8])
+	}
+	taken := nextVersion(a)
+	if whole {
+		taken = max(taken, left)
+	}
+	return l.leave(a, taken, 1)
+}
+
+// leave writes a version that is not to be given to any change into L of the first replicas, so many of them.
+// Preconditions and errors are those of rollForward.
+func (l *Lane) leave(a *attempt, version uint64, replicas int) error {
+	lead := a.seen[a.slab.LOff()-a.slab.Off:][:8]
+	proto.PutWord(lead, 0, uint64(proto.MakeGone(min(version, proto.MaxVersion))))
+	return l.repeatHeld(a, func() {
+		for i := range replicas {
+			c := l.round.Chain(a.reg.To[i])
+			c.Write(a.slab.LOff(), lead)
 			if a.reg.Durable {
 				flush(c, a.slab.LOff(), 8)
 			}
 		}
 	})
+}
+
+// BadLead says that L of a STAGED slab whose V is LIVE is nothing that a session writes: it is not valid, or the
+// version left there is too far above V. It is not followed.
+func BadLead(l proto.Locator, v proto.V) bool {
+	return !l.Valid() || l.Gone() > v.Version()+maxSkip
 }
 
 // readShadow READs the image of a slab whose home is not that of its V yet, where L leads, and judges

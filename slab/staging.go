@@ -48,7 +48,7 @@ func (l *Lane) shadowFor(a *attempt, waits *int) error {
 	}
 	if err == ErrNoShadow {
 		if err := l.shadows.ClaimShadows(a.reg, a.slab.Class); err != nil {
-			return fmt.Errorf("%w: an update of %v needs a free slab of %d bytes in its region: %w", ErrNoShadow, a.ref, a.slab.Class.Bytes(), err)
+			return fmt.Errorf("an update of %v needs a free slab of %d bytes in its region: %w", a.ref, a.slab.Class.Bytes(), err)
 		}
 		if err := l.port.Pause(0); err != nil {
 			return err

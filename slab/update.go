@@ -154,7 +154,10 @@ func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) err
 func nextVersion(a *attempt) uint64 {
 	n := a.v.Version() + 1
 	if a.slab.Kind == proto.Staged {
-		return max(n, a.slab.LocatorIn(a.seen).Gone()+1)
+		if lead := a.slab.LocatorIn(a.seen); !BadLead(lead, a.v) {
+			n = max(n, lead.Gone()+1)
+		}
+		return n
 	}
 	left := proto.ParseImageHeader(a.slab.Image(a.seen, n)).Version
 	if left >= n && left-n < maxSkip {

@@ -67,12 +67,32 @@ var stagedMutants = []mutant{
 	},
 	{
 		name: "taker leaves no version", what: "does not leave the version of a dead session's record in L",
-		edits: []edit{{"slab.(*Lane).rollForward", `whole && left > v`, `false`}},
+		edits: []edit{{"slab.(*Lane).rollForward", `return l.leave(a, taken, 1)`, `return nil`}},
 		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
 	},
 	{
+		name: "taker leaves what L leads to alone", what: "leaves the version of a dead session only where L leads to its record",
+		edits: []edit{{"slab.(*Lane).rollForward", `if whole {`, `if !whole || left <= v {
+		return nil
+	} else {`}},
+		runs: []run{tests("slab", "^TestDeadWritersVersionIsTaken$")},
+	},
+	{
+		name: "taker leaves a version before home is whole", what: "takes L from the only whole copy of a committed image",
+		edits: []edit{{"slab.(*Lane).rollForward", `if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {`, `if err := l.leave(a, nextVersion(a), 1); err != nil {
+		return err
+	}
+	if from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1 {`}},
+		runs: []run{tests("slab", "^TestTakerDiesAtEachVerb$")},
+	},
+	{
+		name: "damaged L followed", what: "goes by a version in L that no session has left there",
+		edits: []edit{{"slab.nextVersion", `!BadLead(lead, a.v)`, `true`}},
+		runs:  []run{tests("slab", "^TestDamagedLead$")},
+	},
+	{
 		name: "next writer does not look at L", what: "gives the version again that a takeover has left in L",
-		edits: []edit{{"slab.nextVersion", `max(n, a.slab.LocatorIn(a.seen).Gone()+1)`, `n`}},
+		edits: []edit{{"slab.nextVersion", `max(n, lead.Gone()+1)`, `n`}},
 		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
 	},
 	{
@@ -83,6 +103,16 @@ var stagedMutants = []mutant{
 	{
 		name: "scrub does not wait for takers", what: "frees the shadow of a slab that a taker holds",
 		edits: []edit{{"slab.(*Lane).ScrubClaims", `uint64(st.needed[j].lead.Off()) == c.slab.Off`, `false`}},
+		runs:  []run{tests("slab", "^TestScrubWaitsForTakers$")},
+	},
+	{
+		name: "scrub waits for callbacks", what: "waits for the holder of a slab that does not need the shadow any more",
+		edits: []edit{{"slab.(*Lane).shadowUser", `from != proto.FromHome || whole && h.Version > v.Version()`, `from <= proto.FromNowhere || whole && h.Version > v.Version()`}},
+		runs:  []run{tests("slab", "^TestScrubDoesNotWaitForCallbacks$")},
+	},
+	{
+		name: "scrub frees the shadow of a home", what: "frees a shadow whose image is not in home yet",
+		edits: []edit{{"slab.(*Lane).shadowUser", `from != proto.FromHome ||`, `from > proto.FromNowhere ||`}},
 		runs:  []run{tests("slab", "^TestScrubWaitsForTakers$")},
 	},
 	{

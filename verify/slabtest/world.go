@@ -241,6 +241,13 @@ func (p *Port) Durable() {
 	}
 }
 
+// Wants has this lane take the region for one that is to have so many replicas.
+func (p *Port) Wants(replicas int) {
+	next := *p.region
+	next.Want = replicas
+	p.region = &next
+}
+
 // Raise raises the reclaim epoch: the lane's cached block headers are dropped.
 func (p *Port) Raise() {
 	next := *p.region

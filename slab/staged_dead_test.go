@@ -1,0 +1,231 @@
+package slab_test
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/slab"
+	"github.com/quarrystore/quarry/verify/slabtest"
+)
+
+// slabBytes is a copy of the slab of a STAGED object at the primary.
+func slabBytes(w *slabtest.World, ref proto.Ref) []byte {
+	block, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
+	mem := w.Nodes[0].Memory.Bytes()
+	h := proto.Header(proto.Word(mem, int(w.Geometry.HeaderOff(block))))
+	return bytes.Clone(mem[ref.Addr.Off():][:h.Class().Bytes()])
+}
+
+// spread changes every 20th byte of a payload: its record is longer than that of one byte.
+func spread(old []byte, i byte) []byte {
+	next := bytes.Clone(old)
+	for k := 0; k < len(next); k += 20 {
+		next[k] = i
+	}
+	return next
+}
+
+// A writer dies behind its record and ahead of L, which leads elsewhere. The next change has a record of the same
+// length. A READ that finds home and record of before, and V and L of afterwards, shows no image: the dead writer's was
+// never committed.
+func TestDeadWritersVersionIsTaken(t *testing.T) {
+	way := stagedWays[0]
+	w := slabtest.New(t, 1)
+	dead, taker, reader := w.Lane(1), w.Lane(2), w.Lane(3)
+	was := make([]byte, way.bytes)
+	ref, err := dead.Alloc.Alloc(was, stagedWant(way.capacity))
+	require.NoError(t, err)
+	was = way.next(was, 1)
+	require.NoError(t, update(dead.Lane, ref, was))
+	_, v, lead := wordsOf(w, ref)
+	dieAfter(t, dead, 1, func() { _ = update(dead.Lane, ref, spread(was, 2)) }) // the record alone
+	_, now, still := wordsOf(w, ref)
+	require.Equal(t, v, now)
+	require.Equal(t, lead, still)
+	before := slabBytes(w, ref)
+	w.Fence(1)
+	next := spread(was, 3)
+	require.NoError(t, update(taker.Lane, ref, next))
+	after := slabBytes(w, ref)
+	require.NotEqual(t, lead, proto.Locator(proto.Word(after, 16)), "the records have two lengths")
+	torn := true
+	reader.AfterDo = func(_ int, r *rdma.Round) {
+		if v := r.At(0).Verbs[0]; torn && v.Op == rdma.Read && v.Off == uint64(ref.Addr.Off()) {
+			torn = false
+			copy(v.Buf, before)
+			copy(v.Buf[8:proto.StagedLead], after[8:])
+		}
+	}
+	got, _, err := reader.Lane.Read(ref, nil)
+	require.NoError(t, err)
+	require.False(t, torn)
+	require.Equal(t, next, got)
+}
+
+// A taker dies behind each verb of its rounds, and another one takes over. Readers see the committed value at any moment,
+// and each takeover uses up a version.
+func TestTakerDiesAtEachVerb(t *testing.T) {
+	for _, way := range stagedWays {
+		for _, replicas := range []int{1, 2} {
+			verbs := 0
+			for died := true; died; verbs++ {
+				w := slabtest.New(t, replicas)
+				dead, taker, o := w.Lane(1), w.Lane(2), w.Lane(3)
+				dead.Wants(1)
+				taker.Wants(1)
+				o.Wants(1)
+				ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
+				require.NoError(t, err)
+				next := way.next(make([]byte, way.bytes), 2)
+				dieBehindV(t, dead, ref, next)
+				w.Fence(1)
+				died = dieBehind(taker, verbs, func() { require.NoError(t, update(taker.Lane, ref, way.next(next, 3))) })
+				sees, _, err := o.Lane.Read(ref, nil)
+				require.NoError(t, err, "%s, R=%d, behind %d verbs", way.name, replicas, verbs)
+				require.True(t, bytes.Equal(sees, next) || bytes.Equal(sees, way.next(next, 3)), "%s, R=%d, behind %d verbs", way.name, replicas, verbs)
+				w.Fence(2)
+				require.NoError(t, update(o.Lane, ref, way.next(next, 4)))
+				_, info, err := o.Lane.Read(ref, nil)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, info.Version, ref.Incarnation.Born()+3)
+			}
+			require.Greater(t, verbs, 8)
+		}
+	}
+}
+
+// dieBehindV has a lane update a STAGED object and die when the primary has the new V, and no home.
+func dieBehindV(t *testing.T, p *slabtest.Port, ref proto.Ref, payload []byte) {
+	reg, err := p.Region(1)
+	require.NoError(t, err)
+	p.BeforeDo = func(_ int, r *rdma.Round) {
+		for i := range r.Len() {
+			c := r.At(i)
+			for k, v := range c.Verbs {
+				if c.To == reg.P() && v.Op == rdma.CompareSwap && v.Off == uint64(ref.Addr.Off())+8 {
+					c.Verbs = c.Verbs[:k+1]
+					rdma.Do(r)
+					panic(slabtest.ErrDied)
+				}
+			}
+		}
+	}
+	require.PanicsWithValue(t, slabtest.ErrDied, func() { require.NoError(t, update(p.Lane, ref, payload)) })
+}
+
+// dieBehind runs f on a lane that dies when so many verbs have been executed. false: f has ended before.
+func dieBehind(p *slabtest.Port, verbs int, f func()) (died bool) {
+	p.BeforeDo = func(_ int, r *rdma.Round) {
+		n := 0
+		for i := range r.Len() {
+			n += len(r.At(i).Verbs)
+		}
+		if n <= verbs {
+			verbs -= n
+			return
+		}
+		for i := range r.Len() { // one chain after the other
+			var one rdma.Round
+			c := r.At(i)
+			if n := min(verbs, len(c.Verbs)); n > 0 {
+				one.Chain(c.To).Verbs = c.Verbs[:n]
+				rdma.Do(&one)
+				verbs -= n
+			}
+		}
+		panic(slabtest.ErrDied)
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			if r != slabtest.ErrDied {
+				panic(r)
+			}
+			died = true
+		}
+	}()
+	f()
+	return false
+}
+
+// A damaged L is not followed, is written anew by changes and repairs, and does not keep an object from being changed.
+func TestDamagedLead(t *testing.T) {
+	for name, bad := range map[string]proto.Locator{
+		"invalid":   proto.MakeGone(proto.MaxVersion) | 1<<60,
+		"far ahead": proto.MakeGone(proto.MaxVersion),
+		"moved":     proto.MakeLocator(proto.RecordMoved, 64, 64),
+	} {
+		for _, end := range []string{"update", "free", "repair"} {
+			t.Run(name+","+end, func(t *testing.T) {
+				w := slabtest.New(t, 1)
+				p := w.Lane(1)
+				ref, err := p.Alloc.Alloc(make([]byte, 1000), stagedWant(1200))
+				require.NoError(t, err)
+				proto.PutWord(w.Nodes[0].Memory.Bytes(), int(ref.Addr.Off())+16, uint64(bad))
+				switch end {
+				case "update":
+					require.NoError(t, update(p.Lane, ref, bytes.Repeat([]byte{1}, 40)))
+				case "free":
+					_, _, err := p.Alloc.Free(ref)
+					require.NoError(t, err)
+					return
+				case "repair":
+					require.NoError(t, p.Lane.RepairAll(ref))
+				}
+				_, v, lead := wordsOf(w, ref)
+				require.False(t, slab.BadLead(lead, v), "%v", lead)
+			})
+		}
+	}
+}
+
+// A client holds a slab whose old L names the claim of a dead session: its home is whole, so the scrub frees that claim while
+// the client's callback runs.
+func TestScrubDoesNotWaitForCallbacks(t *testing.T) {
+	for _, replicas := range []int{1, 2} {
+		way := stagedWays[1]
+		w := slabtest.New(t, replicas)
+		dead, client, scrub := w.Lane(1), w.Lane(2), w.Lane(3)
+		dead.Wants(1)
+		client.Wants(1)
+		ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
+		require.NoError(t, err)
+		require.NoError(t, update(dead.Lane, ref, way.next(nil, 2)))
+		_, _, lead := wordsOf(w, ref)
+		require.Equal(t, proto.RecordShadow, lead.Kind())
+		w.Fence(1)
+		reg, err := scrub.Region(1)
+		require.NoError(t, err)
+		scrub.OnPause = func(int) error { return context.DeadlineExceeded }
+		_, err = client.Lane.Update(ref, func(old []byte, _ *slab.Info) ([]byte, error) {
+			_, err := scrub.Lane.Scrub(reg, func(id uint32) bool { return id == 1 })
+			require.NoError(t, err)
+			r, _, _ := wordsOf(w, proto.Ref{Addr: proto.MakeAddr(1, lead.Off())})
+			require.Zero(t, r)
+			return way.next(old, 3), nil
+		})
+		require.NoError(t, err)
+	}
+}
+
+// noClaims lends nothing, because of err.
+type noClaims struct{ err error }
+
+func (noClaims) Shadow(*slab.Region, proto.Class, int) (slab.Claim, bool) { return slab.Claim{}, false }
+func (noClaims) Full(*slab.Region, proto.Class) bool                      { return false }
+func (s noClaims) ClaimShadows(*slab.Region, proto.Class) error           { return s.err }
+
+// What keeps a lane from claiming a shadow is the update's error: a region without room is one of the reasons.
+func TestErrorOfClaimsIsPassedOn(t *testing.T) {
+	p := slabtest.New(t, 1).Lane(1)
+	ref, err := p.Alloc.Alloc(make([]byte, 128), stagedWant(128))
+	require.NoError(t, err)
+	p.Lane.LendShadows(noClaims{slab.ErrLease})
+	err = update(p.Lane, ref, bytes.Repeat([]byte{1}, 128))
+	require.ErrorIs(t, err, slab.ErrLease)
+	require.NotErrorIs(t, err, slab.ErrNoShadow)
+}
