@@ -159,26 +159,26 @@ func (n *Node) mark(m *host.Memory, r *state.Region) error {
 	return m.Persist(0, proto.RegionHeaderBytes)
 }
 
-// free gives a replica's memory back.
+// free gives a replica's memory back. Memory that stays mapped or registered keeps its place, which another region would be
+// given otherwise: the node's next start finds the region, and the controller has it freed then.
 func (n *Node) free(region uint32) error {
-	if n.keeper != nil {
-		if err := n.keeper.remove(region); err != nil {
-			return err
-		}
-	}
 	n.mu.Lock()
 	m := n.memories[region]
 	delete(n.memories, region)
 	n.mu.Unlock()
-	n.giveBack(m)
-	return nil
+	if m != nil && !n.giveBack(m) || n.keeper == nil {
+		return nil
+	}
+	return n.keeper.remove(region)
 }
 
-// giveBack unmaps memory that belongs to no region any more.
-func (n *Node) giveBack(m *host.Memory) {
-	if err := m.Close(); err != nil {
+// giveBack unmaps memory that belongs to no region any more. false: it may still be mapped; the log says why.
+func (n *Node) giveBack(m *host.Memory) bool {
+	err := m.Close()
+	if err != nil {
 		n.cfg.Logger.Error("storage node: memory not unmapped", "memory", m.Name(), "error", err)
 	}
+	return err == nil
 }
 
 // resident is how much memory or disk the regions occupy, by the blocks of their files.

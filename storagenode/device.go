@@ -41,8 +41,9 @@ type device struct {
 	domain proto.Domain
 	area   pmem.Mapping // of the directory, rounded up to the device's alignment
 
-	mu  sync.Mutex // guards dir
-	dir directory
+	mu     sync.Mutex // guards dir and making; never held while a region is zeroed, which takes long
+	dir    directory
+	making []extent // of regions that are being made: the directory does not name them yet
 }
 
 // openDevice opens the directory of a device, which the caller closes. format makes one where there is none.
@@ -148,29 +149,57 @@ func (d *device) open(e extent) (h proto.RegionHeader, _ *host.Memory, err error
 }
 
 func (d *device) create(h *proto.RegionHeader) (*host.Memory, error) {
+	e, err := d.claim(h)
+	if err != nil {
+		return nil, err
+	}
+	m, err := d.prepare(e, h)
+	if err := d.conclude(e, err == nil); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, err
+}
+
+// claim finds room for a region, which counts as taken until conclude.
+func (d *device) claim(h *proto.RegionHeader) (extent, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if slices.ContainsFunc(d.dir.extents, func(e extent) bool { return e.region == h.Region }) {
-		return nil, fmt.Errorf("%s holds a region %d already", d.dev.Path, h.Region)
+	taken := d.taken()
+	if slices.ContainsFunc(taken, func(e extent) bool { return e.region == h.Region }) {
+		return extent{}, fmt.Errorf("%s holds a region %d already", d.dev.Path, h.Region)
 	}
 	e := extent{region: h.Region, bytes: d.units(h.RegionBytes)}
 	var err error
-	if e.off, err = d.dir.gap(uint64(len(d.area.Mem)), e.bytes); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.dev.Path, err)
+	if e.off, err = gap(taken, uint64(len(d.area.Mem)), d.dev.Bytes, e.bytes); err != nil {
+		return extent{}, fmt.Errorf("%s: %w", d.dev.Path, err)
 	}
+	d.making = append(d.making, e)
+	return e, nil
+}
+
+// taken are the extents of regions, made or being made, in order of their offsets. Preconditions: d.mu is held.
+func (d *device) taken() []extent { return inOrder(append(slices.Clone(d.dir.extents), d.making...)) }
+
+// conclude ends the making of a region: with made the directory names it.
+func (d *device) conclude(e extent, made bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.making = slices.DeleteFunc(d.making, func(other extent) bool { return other == e })
+	if !made {
+		return nil
+	}
+	return d.dir.write(inOrder(append(slices.Clone(d.dir.extents), e)), d.dir.kept)
+}
+
+// prepare maps an extent, zeroes it and writes the region's header. The region is whole before the directory names it.
+func (d *device) prepare(e extent, h *proto.RegionHeader) (*host.Memory, error) {
 	m, err := host.OpenDeviceMemory(d.dev, d.name(e.region), e.off, e.bytes, func([]byte) (uint64, error) { return h.RegionBytes, nil })
 	if err != nil {
 		return nil, err
 	}
-	// The region is whole before the directory names it.
 	if err = m.Zero(0); err == nil {
 		copy(m.Bytes(), h.Encode())
 		err = m.Persist(0, proto.RegionHeaderBytes)
-	}
-	if err == nil {
-		extents := append(slices.Clone(d.dir.extents), e)
-		slices.SortFunc(extents, func(a, b extent) int { return int(int64(a.off) - int64(b.off)) })
-		err = d.dir.write(extents, d.dir.kept)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -198,5 +227,5 @@ func (d *device) close() { d.area.Unmap() }
 func (d *device) space() FileSystem {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return FileSystem{"devdax", d.dev.Bytes, d.dir.free(uint64(len(d.area.Mem)))}
+	return FileSystem{"devdax", d.dev.Bytes, free(d.taken(), uint64(len(d.area.Mem)), d.dev.Bytes)}
 }

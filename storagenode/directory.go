@@ -1,6 +1,7 @@
 package storagenode
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,7 +23,7 @@ import (
 //	image   0 magic  8 version  16 sequence  24 bytes of the device  32 bytes of state  40 extents  48 checksum of all
 //	        64 extents: region:8 offset:8 bytes:8 ...  then the state
 //
-// Linearizes at: the store of the commit word, which 8 bytes make untorn. A change is: the older image, flush, the commit word,
+// Linearizes at: the store of the commit word, of 8 bytes, which is untorn. A change is: the older image, flush, the commit word,
 // flush. A loss of power before that store leaves the newest image as it was; the one being written may be torn.
 //
 // Invariant: the image that the commit word names is whole. If its checksum is wrong, the medium is damaged: no loss of
@@ -76,7 +77,8 @@ func (d *directory) read() error {
 	commit := proto.Word(d.mem, 0)
 	d.sequence = commit >> 16
 	if commit != commitWord(d.sequence) || commit == 0 {
-		// The second change ever fills the odd image: with a commit word of 0 and without it, only a format has begun.
+		// The first change after a format writes the odd image. If the commit word is 0 and the odd image has no
+		// magic, no change was ever acknowledged: the format was cut short.
 		if [8]byte(d.image(1)) == directoryMagic || commit != 0 && [8]byte(d.image(0)) == directoryMagic {
 			return errors.New("the directory at its start is damaged (its commit word)")
 		}
@@ -155,7 +157,7 @@ func (d *directory) write(extents []extent, kept []byte) error {
 	if err := d.flush.Persist(d.mem, off, uint64(n)); err != nil {
 		return fmt.Errorf("directory of the device: %w", err)
 	}
-	proto.PutWord(d.mem, 0, commitWord(next))
+	d.commit(commitWord(next))
 	if err := d.flush.Persist(d.mem, 0, 8); err != nil {
 		return fmt.Errorf("directory of the device: %w", err)
 	}
@@ -165,7 +167,7 @@ func (d *directory) write(extents []extent, kept []byte) error {
 
 // format makes an empty directory.
 func (d *directory) format() error {
-	proto.PutWord(d.mem, 0, 0)
+	d.commit(0)
 	if err := d.flush.Persist(d.mem, 0, 8); err != nil {
 		return err
 	}
@@ -173,25 +175,32 @@ func (d *directory) format() error {
 	return d.write(nil, nil)
 }
 
-// gap finds room of some bytes, the first there is. from is where regions may begin.
-func (d *directory) gap(from, bytes uint64) (uint64, error) {
+// inOrder sorts extents by their offsets.
+func inOrder(extents []extent) []extent {
+	slices.SortFunc(extents, func(a, b extent) int { return cmp.Compare(a.off, b.off) })
+	return extents
+}
+
+// gap finds room of some bytes on a device between from, where regions may begin, and end: the first there is.
+// taken is in order.
+func gap(taken []extent, from, end, bytes uint64) (uint64, error) {
 	at := from
-	for _, e := range d.extents {
+	for _, e := range taken {
 		if e.off >= at && e.off-at >= bytes {
 			return at, nil
 		}
 		at = max(at, e.off+e.bytes)
 	}
-	if at <= d.bytes && d.bytes-at >= bytes {
+	if at <= end && end-at >= bytes {
 		return at, nil
 	}
 	return 0, fmt.Errorf("%w: no %d bytes in one piece are free on the device", host.ErrNoSpace, bytes)
 }
 
-// free is what no region takes.
-func (d *directory) free(from uint64) uint64 {
-	n := d.bytes - min(d.bytes, from)
-	for _, e := range d.extents {
+// free is how much between from and end no region takes.
+func free(taken []extent, from, end uint64) uint64 {
+	n := end - min(end, from)
+	for _, e := range taken {
 		n -= min(n, e.bytes)
 	}
 	return n

@@ -114,6 +114,49 @@ func fakeDevice(t *testing.T, path string, align uint64) *pmem.Device {
 	return &pmem.Device{File: f, Path: path, Bytes: deviceBytes, Align: align}
 }
 
+// While a region is being made, which takes long, its place is taken and the device is free for all else: the state is saved,
+// other regions are made and removed, the room is counted. A directory read then does not know it.
+func TestRegionsAreMadeBesideEachOther(t *testing.T) {
+	dev := fakeDevice(t, filepath.Join(t.TempDir(), "dax0.0"), 2<<20)
+	d, err := openDevice(dev, proto.DomainCPU, true)
+	require.NoError(t, err)
+	defer d.close()
+	total := d.space().AvailableBytes
+	const small = proto.MinRegionBytes
+	header := func(region uint32) *proto.RegionHeader {
+		return &proto.RegionHeader{Domain: proto.DomainCPU, Cluster: [16]byte{9}, RegionBytes: small, Region: region}
+	}
+	first, err := d.claim(header(1))
+	require.NoError(t, err)
+	require.Equal(t, total-small, d.space().AvailableBytes)
+	_, err = d.claim(header(1))
+	require.ErrorContains(t, err, "already")
+	require.NoError(t, d.save((&state.Kept{Cluster: [16]byte{9}, Term: 7}).Encode()))
+	second, err := d.create(header(2))
+	require.NoError(t, err)
+	require.NoError(t, second.Close())
+	third, err := d.claim(header(3))
+	require.NoError(t, err)
+	named := func() (regions []uint32) {
+		got, err := reopened(bytes.Clone(d.area.Mem[:directoryBytes]))
+		require.NoError(t, err)
+		for _, e := range got.extents {
+			regions = append(regions, e.region)
+		}
+		return regions
+	}
+	require.Equal(t, []uint32{2}, named())
+	require.NoError(t, d.conclude(first, true))
+	require.Equal(t, []uint32{1, 2}, named(), "in order of their offsets")
+	require.NoError(t, d.conclude(third, false))
+	require.NoError(t, d.remove(2))
+	require.Equal(t, []uint32{1}, named())
+	require.Equal(t, total-small, d.space().AvailableBytes)
+	again, err := d.claim(header(4))
+	require.NoError(t, err)
+	require.Equal(t, first.off+first.bytes, again.off)
+}
+
 // Regions of a device are found again, their room is used again, and nothing is formatted that was not asked for.
 func TestRegionsOnADevice(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dax0.0")
@@ -180,7 +223,7 @@ func TestRegionsOnADevice(t *testing.T) {
 	_, err = openDevice(&pmem.Device{File: dev.File, Path: path, Bytes: deviceBytes, Align: 64 << 20}, proto.DomainCPU, false)
 	require.ErrorContains(t, err, "alignment")
 	_, err = openDevice(&pmem.Device{File: dev.File, Path: path, Bytes: 8 << 20, Align: 4096}, proto.DomainCPU, true)
-	require.ErrorContains(t, err, "want at least")
+	require.ErrorContains(t, err, "needs at least")
 	_, err = dev.File.WriteAt([]byte("damage"), int64(first)+40)
 	require.NoError(t, err)
 	d, err = openDevice(dev, proto.DomainCPU, false)
