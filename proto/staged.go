@@ -38,7 +38,7 @@ func (s Slab) ShadowOff(l Locator, regionBytes uint64) (off uint64, bytes int, o
 }
 
 // Compose finds the image of a version of a STAGED slab that has been READ whole into buf. FromRecord: home
-// in buf has been turned into it. In the other cases but FromHome h and payload are those of no image.
+// in buf has been turned into it. FromShadow, FromNowhere: h and payload are not valid.
 func (s Slab) Compose(buf []byte, version, seed uint64) (h ImageHeader, payload []byte, from Source) {
 	home := buf[StagedLead:]
 	if ParseImageHeader(home).Version == version {

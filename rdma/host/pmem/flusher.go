@@ -63,9 +63,8 @@ func (f Flusher) Granularity() string {
 	return "line"
 }
 
-// StreamBytes is the length from which a WRITE to memory of granularity line goes past the caches. Its
-// lines would be written back soon and, on persistent memory, be read before they are overwritten
-// in a cache. What is shorter, such as a small slab, is likely to be read again from the cache.
+// StreamBytes is the length from which a WRITE to memory of granularity line goes past the caches. Through the
+// cache such a WRITE reads each line from the medium first and writes it back soon after. What is shorter, such as a small slab, is likely to be read again from the cache.
 const StreamBytes = 2048
 
 // Streams says whether Stream is for this memory.

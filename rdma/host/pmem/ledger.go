@@ -11,8 +11,8 @@ import (
 // is durable when a write-back that began after it, of its line, has been fenced. Cut is a loss of power.
 //
 // A write-back takes the line's content of that moment, as the weakest hardware may: a store after it
-// needs another. The fence of any goroutine completes the write-backs of all, so a missing fence is certain to show
-// only where one goroutine flushes at a time.
+// needs another. A fence completes the write-backs of all goroutines. If several flush at a time, one goroutine's fence can
+// hide that another's is missing.
 type Ledger struct {
 	// Before is called ahead of each write-back and each fence, the moments between which losses of power differ; nil: not.
 	Before func()
