@@ -71,7 +71,7 @@ func Start(seed uint64, o Options) (*Cluster, error) {
 			return c, err
 		}
 	}
-	_, err := ask(c, ctx, &quarrypb.CreateRegionRequest{Replicas: 2, Count: uint32(o.Regions)}, quarrypbconnect.ControllerClient.CreateRegion)
+	_, err := ask(c, ctx, &quarrypb.CreateRegionRequest{Replicas: uint32(o.replicas()), Count: uint32(o.Regions)}, quarrypbconnect.ControllerClient.CreateRegion)
 	return c, err
 }
 
@@ -211,7 +211,7 @@ func whole(s *quarrypb.StatusResponse) bool {
 				return false
 			}
 		}
-		if r.State != quarrypb.RegionState_REGION_STATE_OPEN || n != 2 {
+		if r.State != quarrypb.RegionState_REGION_STATE_OPEN || n != int(r.WantReplicas) {
 			return false
 		}
 	}

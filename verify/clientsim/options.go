@@ -3,6 +3,8 @@ package clientsim
 import (
 	"io"
 	"time"
+
+	"github.com/quarrystore/quarry/client"
 )
 
 // Options of one schedule. They follow from the seed; see optionsOf.
@@ -29,11 +31,28 @@ type Options struct {
 	End      bool // sessions are ended by order, and nodes hear of their fences late
 	Encrypt  bool // clients encrypt payloads; repairs have no key
 	Stuck    bool // nodes do not answer clients for longer than a call has to settle
+	Staged   bool // objects and nodes of trees lie in STAGED slabs, with one replica: with Well, or without Faults
 	PerByte  time.Duration
 
 	wildness
 
 	Log io.Writer // of every line; nil: none
+}
+
+// replicas of regions, objects and trees.
+func (o *Options) replicas() int {
+	if o.Staged {
+		return 1
+	}
+	return 2
+}
+
+// slab of mutable objects.
+func (o *Options) slab() client.SlabKind {
+	if o.Staged {
+		return client.StagedSlab
+	}
+	return client.PairSlab
 }
 
 // wildness is what befalls messages.

@@ -19,6 +19,11 @@ func play(t *testing.T, seed uint64) *Result {
 
 func playTheme(t *testing.T, seed uint64, theme int) (res *Result) {
 	o := OptionsOf(seed, theme)
+	o.Staged = os.Getenv("SIM_STAGED") != ""
+	return playOptions(t, seed, o)
+}
+
+func playOptions(t *testing.T, seed uint64, o Options) (res *Result) {
 	if os.Getenv("SIM_LOG") != "" {
 		o.Log = os.Stdout
 	}
@@ -70,6 +75,29 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
+// TestStagedSchedules plays schedules with STAGED objects and trees, which have one replica: so nodes and
+// controllers stay well. Commands move regions, which gives them another replica for a time.
+func TestStagedSchedules(t *testing.T) {
+	oneProcessor(t)
+	themes := []int{collectTheme, repairTheme, deadlineTheme, loadTheme, leaveTheme, stuckTheme, endTheme}
+	n := 5 * len(themes)
+	if testing.Short() {
+		t.Log("-short: fewer schedules")
+		n = len(themes)
+	}
+	var sum Counts
+	n = env("SIM_N", n)
+	for i := range n {
+		seed := uint64(env("SIM_SEED", 1) + i)
+		o := OptionsOf(seed, themes[seed%uint64(len(themes))])
+		o.Staged = true
+		res := playOptions(t, seed, o)
+		sum.add(&res.Counts)
+		report(t, res)
+	}
+	t.Logf("%d schedules: %+v", n, sum)
+}
+
 // TestLong plays new seeds for as long as SIM_LONG says, such as 10m.
 func TestLong(t *testing.T) {
 	if os.Getenv("SIM_LONG") == "" {
@@ -94,7 +122,7 @@ func report(t *testing.T, res *Result) {
 	if len(res.Problems) == 0 {
 		return
 	}
-	t.Errorf("seed %d broke %d promises; again, as far as it depends on the seed: SIM_SEED=%[1]d SIM_N=1 SIM_LOG=1 go test -v -run TestSchedules ./verify/clientsim\n    %+[3]v", res.Seed, len(res.Problems), res.Options)
+	t.Errorf("seed %d broke %d promises; again, as far as it depends on the seed: SIM_SEED=%[1]d SIM_N=1 SIM_LOG=1 go test -v -run %[4]s ./verify/clientsim\n    %+[3]v", res.Seed, len(res.Problems), res.Options, t.Name())
 	for i, p := range res.Problems {
 		if i < 6 {
 			t.Log("  ", p)
