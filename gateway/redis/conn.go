@@ -442,6 +442,7 @@ func (c *conn) shrink() {
 		c.in = in
 		c.s.held.Add(-c.counts)
 		c.counts = 0
+		c.forget()
 	}
 	for _, b := range []*[]byte{&c.out, &c.raw, &c.enc, &c.vals.b, &c.keys.b} {
 		if cap(*b) > keepBytes {
@@ -451,6 +452,13 @@ func (c *conn) shrink() {
 	if cap(c.p.words) > 64<<10 {
 		c.p.words, c.p.args = nil, nil
 	}
+}
+
+// forget drops all that leads to the old input buffer, which s.held does not count any more: arguments of commands.
+func (c *conn) forget() {
+	clear(c.p.words[:cap(c.p.words)])
+	c.writes, c.written, c.addings = nil, nil, nil
+	c.targets, c.settings, c.placings = nil, nil, nil
 }
 
 // describe changes what CLIENT LIST shows of this connection.

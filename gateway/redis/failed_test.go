@@ -49,6 +49,15 @@ var failures = map[string]func(stop, op int, write bool) failure{
 		}
 		return failure{}
 	},
+	"one is not made, the next is made, its answer lost": func(stop, op int, write bool) failure {
+		switch {
+		case op == stop:
+			return failure{err: errAsleep}
+		case op == stop+1 && write:
+			return failure{err: client.ErrUnknown, made: true}
+		}
+		return failure{}
+	},
 	"writes from there on meet other changes": func(stop, op int, write bool) failure {
 		if op >= stop && write {
 			return failure{err: errContended}

@@ -11,8 +11,8 @@ import (
 
 // Commands of a pipeline that write fields and follow each other are executed together. Each hash is
 // found, or made, once for all of them; then the fields are written, in their order; then it is looked
-// once whether the writes to a hash count. That is the order of conn.within, for each command. Commands that
-// find anything else than a hash, or none, are executed by themselves, as are those whose writes do not count.
+// once whether the writes to a hash count. That is the order of conn.within, for each command. A command whose
+// key has another type, or whose writes do not count, is executed by itself. A missing hash is made.
 
 // target is a hash or sorted set that commands of a run write to.
 type target struct {
@@ -24,10 +24,10 @@ type target struct {
 	err     error     // why it could not be made: the answer to its commands
 	written []written // by all commands
 
-	// Of the look whether written counts.
-	counts   bool
-	lost     map[string]bool // fields whose writes do not, unless counts
-	late     bool            // of the others it cannot be told, unless counts
+	// Result of look.
+	counts   bool            // all of written
+	lost     map[string]bool // unless counts: fields whose writes do not count
+	late     bool            // unless counts: look came too late to tell whether the other fields count
 	lookErr  error
 	unharmed bool // the owner is not condemned
 }
@@ -38,12 +38,12 @@ type change struct {
 	wrote  bool  // a field
 	fresh  int   // fields that were not there
 	sum    int64 // of HINCRBY
-	err    error // the first of its fields
+	err    error // of the first field that failed, and an unknown outcome of any
 }
 
-// aim finds the targets of commands whose first argument is the key, makes those that are not there, and
-// returns how many commands it has taken: those on the first key, or, if there is nothing, those on keys where
-// nothing is. (Keys where something is have nothing to share, and are best looked at while they are in the cache.)
+// aim finds the hash or sorted set of each command, whose first argument is the key, and makes those that are missing.
+// It takes either the commands on the first key, if that exists, or the leading commands on keys that do not exist,
+// and returns their number. (Keys that exist share nothing, and are best read while they are in the cache.)
 func (c *conn) aim(batch []request, kind byte) (n int) {
 	c.targets, c.changes = c.targets[:0], c.changes[:0]
 	for _, r := range batch {
@@ -322,12 +322,21 @@ func (c *conn) wrote(s *setting, w *btree.Write) {
 	if ch.wrote = ch.wrote || made; made && w.Base == 0 {
 		ch.fresh++
 	}
-	if ch.err == nil {
-		ch.err = w.Err
+	ch.failed(w.Err)
+}
+
+// failed notes the error of a field. The fields behind it are written all the same: an unknown outcome of one of
+// them is not lost.
+func (ch *change) failed(err error) {
+	switch {
+	case ch.err == nil:
+		ch.err = err
+	case errors.Is(err, client.ErrUnknown) && !errors.Is(ch.err, client.ErrUnknown):
+		ch.err = errors.Join(ch.err, err)
 	}
 }
 
-// isPlain says whether a command on fields has nothing that it is refused for, but for what it finds.
+// isPlain says whether the arguments of a command on fields are valid, so that only what is stored can make it fail.
 func (c *conn) isPlain(cmd *command, a [][]byte) bool {
 	if len(a) < 4 || len(a)%2 != 0 || c.checkFields(a[2:], 2) != nil {
 		return false
@@ -395,7 +404,7 @@ func (c *conn) placeNow(err error) error {
 	return err
 }
 
-// isPlainZadd says whether a ZADD has no options, and nothing that it is refused for, but for what it finds.
+// isPlainZadd says whether a ZADD has no options and valid arguments, so that only what is stored can make it fail.
 func (c *conn) isPlainZadd(a [][]byte) bool {
 	if len(a) < 4 || len(a)%2 != 0 || c.checkFields(a[3:], 2) != nil {
 		return false
