@@ -1,19 +1,27 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/local"
+	"github.com/quarrystore/quarry/internal/userdir"
 )
 
 // Ports that other hosts reach want certificates, a token or a password, or --insecure.
@@ -58,8 +66,14 @@ func TestInsecureIsTold(t *testing.T) {
 
 // TestDevIsForItsUserAlone: without --token, quarry dev takes calls of those who can read its file.
 func TestDevIsForItsUserAlone(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "127.0.0.2:0"} {
+		t.Run(address, func(t *testing.T) { devIsForItsUserAlone(t, address) })
+	}
+}
+
+func devIsForItsUserAlone(t *testing.T, address string) {
 	t.Setenv("TMPDIR", t.TempDir())
-	p, err := local.Spawn(t.Context(), executable(t), "dev", "--nodes", "1", "--listen", "127.0.0.1:0")
+	p, err := local.Spawn(t.Context(), executable(t), "dev", "--nodes", "1", "--listen", address)
 	require.NoError(t, err)
 	url, file := p.Ready["url"], p.Ready["token_file"]
 	st, err := os.Stat(file)
@@ -99,6 +113,73 @@ func TestDevIsForItsUserAlone(t *testing.T) {
 	require.NoError(t, c.Close())
 	require.NoError(t, p.Stop())
 	require.NoFileExists(t, file)
+}
+
+// TestCallsOfDevGoOverTLS: each program that calls a controller finds the authority of this user's quarry dev. The
+// server here takes TLS alone.
+func TestCallsOfDevGoOverTLS(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	a, ca, _, err := identity.NewAuthority("dev", time.Hour)
+	require.NoError(t, err)
+	conf, err := a.Serve(identity.Controller, "dev", []string{"127.0.0.1"}, time.Hour)
+	require.NoError(t, err)
+	calls := make(chan string, 1)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case calls <- r.URL.Path:
+		default:
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	s.TLS = conf
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	defer s.Close()
+	at := s.Listener.Addr().String()
+	kept, err := userdir.Keep(at, "", ca)
+	require.NoError(t, err)
+	defer kept.Close()
+	url := "http://" + at
+	command := func(args ...string) func(context.Context) {
+		return func(ctx context.Context) {
+			cmd := exec.CommandContext(ctx, executable(t), append(args, "--controller", url)...)
+			_ = cmd.Run()
+		}
+	}
+	for name, call := range map[string]func(context.Context){
+		"SDK": func(ctx context.Context) {
+			c, err := client.Connect(ctx, client.Config{Controllers: []string{url}})
+			if err == nil {
+				_ = c.Close()
+			}
+		},
+		"status":  command("status"),
+		"doctor":  command("doctor"),
+		"fsck":    command("fsck"),
+		"storage": command("storage", "--name", "n", "--listen", "127.0.0.1:0"),
+		"support": command("support", "collect", "--out", filepath.Join(t.TempDir(), "a.tar.gz")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				call(ctx)
+			}()
+			select {
+			case path := <-calls:
+				require.Contains(t, path, "/")
+			case <-ended:
+				t.Error("no call over TLS")
+			}
+			cancel()
+			<-ended
+			for len(calls) > 0 {
+				<-calls
+			}
+		})
+	}
 }
 
 func TestStatusTellsInsecure(t *testing.T) {

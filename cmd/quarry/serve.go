@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -300,7 +301,11 @@ func (d *devCmd) encrypt(a *app, cfg *controller.Config) ([]byte, error) {
 		return nil, err
 	}
 	cfg.MixedTLS = true
-	cfg.TLS, err = authority.Serve(identity.Controller, "dev", []string{"localhost", "127.0.0.1", "::1"}, devCertEndsAfter)
+	hosts := []string{"localhost", "127.0.0.1", "::1"}
+	if host, _, err := net.SplitHostPort(d.Listen); err == nil && !slices.Contains(hosts, host) {
+		hosts = append(hosts, host) // another address of the loopback network
+	}
+	cfg.TLS, err = authority.Serve(identity.Controller, "dev", hosts, devCertEndsAfter)
 	return ca, err
 }
 

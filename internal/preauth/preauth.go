@@ -44,7 +44,7 @@ func Server(nc net.Conn, c *tls.Config) *tls.Conn {
 	return tls.Server(b, c)
 }
 
-// Begun is a connection of which first has been read: it is given out before the rest.
+// Begun returns nc with first, which was already read, put back in front.
 func Begun(nc net.Conn, first []byte) net.Conn { return &begun{Conn: nc, first: first} }
 
 type begun struct {

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -27,8 +28,8 @@ func tokenFile(port string) string     { return filepath.Join(Path(), "dev-"+por
 func authorityFile(port string) string { return filepath.Join(Path(), "dev-"+port+".crt") }
 
 // Keep writes the token, "" for none, and the authority, PEM, of the controller at an address of this host. Only this
-// user may read the files. They count while this process runs and has not called Close: another program may have the
-// port after it.
+// user may read the files. Readers use them only while this process runs and has not called Close, because another
+// program may take the port afterwards. One quarry dev of a user may have a port, whatever its address.
 func Keep(address, token string, authority []byte) (d *Dev, err error) {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -37,13 +38,18 @@ func Keep(address, token string, authority []byte) (d *Dev, err error) {
 	if err := Make(); err != nil {
 		return nil, err
 	}
+	if _, other := running(address); other != nil {
+		return nil, fmt.Errorf("another quarry dev of this user has port %s, at another address of this host: choose another port", port)
+	}
 	d = &Dev{}
+	fresh := authorityFile(port) + ".new"
 	defer func() {
 		if err != nil {
+			os.Remove(fresh)
 			d.Close()
 		}
 	}()
-	if d.authority, err = os.OpenFile(authorityFile(port)+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); err != nil {
+	if d.authority, err = os.OpenFile(fresh, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); err != nil {
 		return d, err
 	}
 	if err := unix.Flock(int(d.authority.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -64,7 +70,7 @@ func Keep(address, token string, authority []byte) (d *Dev, err error) {
 	if err != nil {
 		return d, err
 	}
-	return d, os.Rename(authorityFile(port)+".new", authorityFile(port))
+	return d, os.Rename(fresh, authorityFile(port))
 }
 
 func replace(file string, b []byte) error {
@@ -98,7 +104,7 @@ func running(address string) (port string, authority []byte) {
 		return "", nil
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		return "", nil // the process that made it has ended, and its lock with it
 	}
 	if authority, err = io.ReadAll(io.LimitReader(f, 64<<10)); err != nil {
@@ -121,9 +127,9 @@ func Token(address string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Transport makes calls of http URLs with TLS where a quarry dev of this user serves the address: it is
-// verified by the authority that it has kept. Other calls go through t as they are, and all do where t has a TLS
-// configuration of its own.
+// Transport makes calls of http URLs with TLS where a quarry dev of this user serves the address: its certificate is
+// verified by the authority that it has kept. Other calls go through t as they are. If t has a TLS configuration,
+// Transport returns t.
 func Transport(t *http.Transport) http.RoundTripper {
 	if t.TLSClientConfig != nil {
 		return t

@@ -139,6 +139,12 @@ func TestCallsOfDevAreEncrypted(t *testing.T) {
 	_, err = say()
 	require.ErrorContains(t, err, "certificate signed by unknown authority")
 
+	// One quarry dev has a port, whatever its address.
+	_, port, err := net.SplitHostPort(at)
+	require.NoError(t, err)
+	_, err = Keep("127.0.0.2:"+port, "", other)
+	require.ErrorContains(t, err, "another quarry dev of this user has port "+port)
+
 	// The next quarry dev has another authority.
 	require.NoError(t, d.Close())
 	d, err = Keep(at, "", other)
