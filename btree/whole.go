@@ -11,8 +11,8 @@ const wholeSlots = 1 << 14
 
 // whole remembers, of some leaves, the hash of a payload that this process has found valid, or has made
 // of a valid one. The next writer to the leaf need not examine each entry, which takes several times as long.
-// Not who wrote a payload counts, but what it is: one that any other program has put is
-// examined. The seed of the hash is known to this process alone, so that no payload can be made to match.
+// The hash is of the content: a payload that another program has written has another hash and is examined. The
+// seed of the hash is known to this process alone, so that a payload cannot be chosen to match without knowing it.
 type whole struct {
 	seed uint64                    // Config.Seed
 	sums [wholeSlots]atomic.Uint64 // by reference; leaves share slots

@@ -56,8 +56,8 @@ func (t *Tree) WriteRun(ctx context.Context, writes []btree.Write) (n int, err e
 	return n, nil
 }
 
-// spreadUnknown gives an unknown outcome to the writes of a group before the last one that has it, and returns
-// how many have it then. A write between them that Edit has refused was refused for what the others may have left.
+// spreadUnknown marks every write up to the last unknown one as unknown, and returns how many those are. A write that
+// Edit has refused between them is included: it was refused because of values that may not have been committed.
 func spreadUnknown(writes []btree.Write) int {
 	for n := len(writes); n > 0; n-- {
 		err := writes[n-1].Err
