@@ -31,7 +31,7 @@ func (l *Lane) commit(as ...*attempt) {
 	l.commitBackups(as)
 	l.commitPrimaries(as)
 	for _, a := range as {
-		if a.result == done && a.redo.rec != nil && a.reg.N > 1 {
+		if a.result == done && a.homeApart() {
 			l.settleHome(a)
 		}
 		if a.result == done && a.staging.Off != 0 {
@@ -220,11 +220,11 @@ func (l *Lane) stagePrimary(a *attempt, k kind) {
 	case kindFlushV:
 		flushV(c, &a.object, l.fenceOnce(i, k))
 	case kindHome:
-		if a.redo.rec != nil && a.reg.N == 1 {
+		if a.redo.rec != nil && !a.homeApart() {
 			writeHome(c, a, l.fenceOnce(i, k))
 		}
 	case kindRelease:
-		if !a.keep && (a.redo.rec == nil || a.reg.N == 1) {
+		if !a.keep && !a.homeApart() {
 			dropR(c, a)
 			if l.fenceOnce(i, k) && (a.reg.Durable || l.fenced[i]>>kindHome&1 == 0) { // a CAS is behind WRITEs by itself
 				fence(c)
@@ -271,9 +271,10 @@ func (l *Lane) settlePrimary(a *attempt) {
 		}
 	}
 	switch {
-	case a.redo.rec != nil && a.reg.N == 1:
+	case a.homeApart(): // commit does it
+	case a.redo.rec != nil:
 		l.settleHome(a)
-	case a.redo.rec == nil && !a.keep:
+	case !a.keep:
 		_ = l.release(a) // an error has ended the session: fence and scrub release it
 	}
 	a.result = done

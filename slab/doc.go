@@ -101,6 +101,7 @@
 //	read.go halves.go chunks.go              reads
 //	update.go reserve.go commit.go birth.go  changes of one object
 //	batch.go                                 reads and changes of many objects
+//	staged.go staging.go                     STAGED slabs
 //	verbs.go                                 the chains of verbs, built in one place
 //	takeover.go scrub.go orphan.go           what dead sessions leave
 //	repair.go repairall.go                   damaged images

@@ -157,6 +157,10 @@ func writeHome(c *rdma.Chain, a *attempt, fenced bool) {
 	}
 }
 
+// homeApart reports that home is written, and R released, in rounds behind that of V of the primary: in a STAGED slab with
+// several replicas.
+func (a *attempt) homeApart() bool { return a.redo.rec != nil && a.reg.N > 1 }
+
 // settleHome writes home at all replicas behind a commit, and then releases the slab. If it
 // cannot be done the session has ended, or the epoch: the change is done in any case.
 func (l *Lane) settleHome(a *attempt) {

@@ -229,3 +229,87 @@ func TestErrorOfClaimsIsPassedOn(t *testing.T) {
 	require.ErrorIs(t, err, slab.ErrLease)
 	require.NotErrorIs(t, err, slab.ErrNoShadow)
 }
+
+// A writer dies when home is written at the primary and not at the backup. The taker writes it there as well, before the
+// record may be overwritten.
+func TestTakerWritesHomesOfBackups(t *testing.T) {
+	for _, way := range stagedWays {
+		w := slabtest.New(t, 2)
+		dead, taker := w.Lane(1), w.Lane(2)
+		dead.Wants(1)
+		taker.Wants(1)
+		ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
+		require.NoError(t, err)
+		reg, err := dead.Region(1)
+		require.NoError(t, err)
+		home := uint64(ref.Addr.Off()) + proto.StagedLead
+		dead.BeforeDo = func(_ int, r *rdma.Round) {
+			if c := r.At(0); c.To == reg.P() && c.Verbs[0].Op == rdma.Write && c.Verbs[0].Off == home {
+				var one rdma.Round
+				one.Chain(c.To).Verbs = c.Verbs
+				rdma.Do(&one)
+				panic(slabtest.ErrDied)
+			}
+		}
+		next := way.next(make([]byte, way.bytes), 2)
+		require.PanicsWithValue(t, slabtest.ErrDied, func() { _ = update(dead.Lane, ref, next) })
+		w.Fence(1)
+		_, err = taker.Lane.Update(ref, func([]byte, *slab.Info) ([]byte, error) {
+			size := proto.ImageHeaderBytes + way.bytes
+			at := func(node int) []byte { return w.Nodes[node].Memory.Bytes()[home:][:size] }
+			require.Equal(t, at(0), at(1))
+			return nil, slab.ErrConflict
+		})
+		require.ErrorIs(t, err, slab.ErrConflict)
+	}
+}
+
+// Another session dies when it has taken over the slab whose shadow a scrub is about to free. The scrub takes it over itself.
+func TestScrubTakesOverFromDeadTakers(t *testing.T) {
+	way := stagedWays[1]
+	w := slabtest.New(t, 1)
+	dead, taker, scrub := w.Lane(1), w.Lane(2), w.Lane(3)
+	ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
+	require.NoError(t, err)
+	next := way.next(nil, 2)
+	dieBehindV(t, dead, ref, next)
+	w.Fence(1)
+	require.True(t, dieBehind(taker, 4, func() { _ = update(taker.Lane, ref, way.next(nil, 3)) })) // twice CAS R and READ
+	holder, _, lead := wordsOf(w, ref)
+	require.EqualValues(t, 2, holder.Session())
+	require.Equal(t, proto.RecordShadow, lead.Kind())
+	w.Fence(2)
+	reg, err := scrub.Region(1)
+	require.NoError(t, err)
+	scrub.OnPause = func(int) error { return context.DeadlineExceeded }
+	_, err = scrub.Lane.Scrub(reg, func(id uint32) bool { return id == 1 })
+	require.NoError(t, err)
+	holder, _, _ = wordsOf(w, ref)
+	require.Zero(t, holder)
+	shadow, _, _ := wordsOf(w, proto.Ref{Addr: proto.MakeAddr(1, lead.Off())})
+	require.Zero(t, shadow)
+	got, _, err := scrub.Lane.Read(ref, nil)
+	require.NoError(t, err)
+	require.Equal(t, next, got)
+}
+
+// A writer dies behind L. Reconcile takes what nothing has committed out of L: in the next epoch another change has that version.
+func TestReconcileTakesLeftoversOutOfL(t *testing.T) {
+	for _, way := range stagedWays {
+		w := slabtest.New(t, 1)
+		dead, next := w.Lane(1), w.Lane(2)
+		ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
+		require.NoError(t, err)
+		dieAfter(t, dead, 2, func() { _ = update(dead.Lane, ref, way.next(make([]byte, way.bytes), 2)) }) // record or shadow, and L
+		_, v, lead := wordsOf(w, ref)
+		require.NotEqual(t, proto.RecordGone, lead.Kind())
+		next.NextEpoch()
+		reg, err := next.Region(1)
+		require.NoError(t, err)
+		_, err = next.Lane.Reconcile(reg)
+		require.NoError(t, err)
+		_, now, lead := wordsOf(w, ref)
+		require.Equal(t, v, now)
+		require.Equal(t, proto.MakeGone(v.Version()), lead, way.name)
+	}
+}

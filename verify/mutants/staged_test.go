@@ -61,6 +61,11 @@ var stagedMutants = []mutant{
 		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
 	},
 	{
+		name: "taker leaves homes of backups", what: "goes by home of the primary alone, where the dead session has not written those of backups",
+		edits: []edit{{"slab.(*Lane).rollForward", `from == proto.FromRecord || from == proto.FromHome && a.reg.N > 1`, `from == proto.FromRecord`}},
+		runs:  []run{tests("slab", "^TestTakerWritesHomesOfBackups$")},
+	},
+	{
 		name: "taker does not read shadows", what: "rolls forward from records alone",
 		edits: []edit{{"slab.(*Lane).rollForward", `from = proto.FromRecord`, ``}},
 		runs:  []run{tests("slab", "^TestStagedWriterDiesAtEachVerb$")},
@@ -114,6 +119,16 @@ var stagedMutants = []mutant{
 		name: "scrub frees the shadow of a home", what: "frees a shadow whose image is not in home yet",
 		edits: []edit{{"slab.(*Lane).shadowUser", `from != proto.FromHome ||`, `from > proto.FromNowhere ||`}},
 		runs:  []run{tests("slab", "^TestScrubWaitsForTakers$")},
+	},
+	{
+		name: "scrub waits for dead takers", what: "waits for a holder that is fenced",
+		edits: []edit{{"slab.(*Lane).awaitRelease", `l.port.HolderFenced(reg.ID, holder.Session(), attempt)`, `false`}},
+		runs:  []run{tests("slab", "^TestScrubTakesOverFromDeadTakers$")},
+	},
+	{
+		name: "reconcile leaves leftovers", what: "leaves a record or shadow in L that nothing has committed",
+		edits: []edit{{"slab.(*Lane).fixReplica", `s.leftover(k)`, `false`}},
+		runs:  []run{tests("slab", "^TestReconcileTakesLeftoversOutOfL$")},
 	},
 	{
 		name: "reconcile looks at home alone", what: "takes a STAGED slab whose home is not that of V for damaged",
