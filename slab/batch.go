@@ -302,7 +302,7 @@ func (l *Lane) reserveGathered(imgs int, errs []error) {
 // it cannot write, and takes them out of b.held.
 func (l *Lane) stageHeld(payloads [][]byte, errs []error) {
 	b := &l.batch
-	imgs, all, lent := b.imgs, b.held, 0
+	imgs, all := b.imgs, b.held
 	b.held = b.held[:0]
 	for _, a := range all {
 		payload := payloads[a.index]
@@ -321,7 +321,7 @@ func (l *Lane) stageHeld(payloads [][]byte, errs []error) {
 			size := proto.ImageLen(len(payload) + l.Overhead())
 			a.header.Writer, a.encryption = a.r, l.encryption
 			if err = stageImage(a, imgs[:size], &a.header, payload); err == nil {
-				err = l.stageRedo(a, imgs[size:], &lent)
+				err = l.stageRedo(a, imgs[size:], b.held)
 			}
 			if err == ErrNoShadow {
 				err = l.releaseFor(a, errAgain) // Update claims one

@@ -74,9 +74,9 @@ func redoBytes(s proto.Slab) int {
 }
 
 // stageRedo prepares the redo record of an attempt whose image has been built, in space, and L.
-// lent is how many shadows the batch has used. ErrNoShadow: there is no room.
+// staged are those attempts of its batch that have their records and shadows. ErrNoShadow: there is no room.
 // Preconditions: the attempt holds R, home is whole.
-func (l *Lane) stageRedo(a *attempt, space []byte, lent *int) error {
+func (l *Lane) stageRedo(a *attempt, space []byte, staged []*attempt) error {
 	if a.slab.Kind != proto.Staged {
 		return nil
 	}
@@ -91,13 +91,22 @@ func (l *Lane) stageRedo(a *attempt, space []byte, lent *int) error {
 	if l.shadows == nil {
 		return ErrNoShadow
 	}
-	c, ok := l.shadows.Shadow(a.reg, a.slab.Class, *lent)
+	c, ok := l.shadows.Shadow(a.reg, a.slab.Class, a.lent(staged))
 	if !ok || c.R.Session() != a.r.Session() {
 		return ErrNoShadow
 	}
-	*lent++
 	a.stageIn(c.Slab)
 	return nil
+}
+
+// lent counts the claims of the attempt's class and region that others are staged in.
+func (a *attempt) lent(staged []*attempt) (n int) {
+	for _, o := range staged {
+		if o.redo.rec != nil && proto.Locator(proto.Word(o.redo.lead, 0)).Kind() == proto.RecordShadow && o.slab.Class == a.slab.Class && o.reg.ID == a.reg.ID {
+			n++
+		}
+	}
+	return n
 }
 
 // stageIn has the attempt's image written to another slab, its shadow.
@@ -111,15 +120,15 @@ func (a *attempt) stageIn(shadow proto.Slab) {
 // and decryption does.
 func (a *attempt) patch(space []byte, version uint64) []byte {
 	home := a.seen[proto.StagedLead:]
-	h, _, ok := proto.DecodeImage(home, a.seed)
-	if !ok || h.Version != a.v.Version() {
+	h := proto.ParseImageHeader(home)
+	room := proto.InlineRecordRoom(a.slab.Class.Bytes(), proto.ImageLen(h.Length), len(a.img)) - proto.RecordHeaderBytes
+	if room <= 0 {
+		return nil // spares slabs that an image fills the checksum
+	}
+	if _, _, ok := proto.DecodeImage(home, a.seed); !ok || h.Version != a.v.Version() {
 		return nil
 	}
 	old := home[:proto.ImageLen(h.Length)]
-	room := proto.InlineRecordRoom(a.slab.Class.Bytes(), len(old), len(a.img)) - proto.RecordHeaderBytes
-	if room <= 0 {
-		return nil
-	}
 	patch, ok := proto.AppendPatch(space[proto.RecordHeaderBytes:proto.RecordHeaderBytes], old, a.img, room)
 	if !ok {
 		return nil

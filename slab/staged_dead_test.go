@@ -212,24 +212,6 @@ func TestScrubDoesNotWaitForCallbacks(t *testing.T) {
 	}
 }
 
-// noClaims lends nothing, because of err.
-type noClaims struct{ err error }
-
-func (noClaims) Shadow(*slab.Region, proto.Class, int) (slab.Claim, bool) { return slab.Claim{}, false }
-func (noClaims) Full(*slab.Region, proto.Class) bool                      { return false }
-func (s noClaims) ClaimShadows(*slab.Region, proto.Class) error           { return s.err }
-
-// What keeps a lane from claiming a shadow is the update's error: a region without room is one of the reasons.
-func TestErrorOfClaimsIsPassedOn(t *testing.T) {
-	p := slabtest.New(t, 1).Lane(1)
-	ref, err := p.Alloc.Alloc(make([]byte, 128), stagedWant(128))
-	require.NoError(t, err)
-	p.Lane.LendShadows(noClaims{slab.ErrLease})
-	err = update(p.Lane, ref, bytes.Repeat([]byte{1}, 128))
-	require.ErrorIs(t, err, slab.ErrLease)
-	require.NotErrorIs(t, err, slab.ErrNoShadow)
-}
-
 // A writer dies when home is written at the primary and not at the backup. The taker writes it there as well, before the
 // record may be overwritten.
 func TestTakerWritesHomesOfBackups(t *testing.T) {

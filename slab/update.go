@@ -140,8 +140,7 @@ func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) err
 	if err := stageImage(a, buf[:size], h, payload); err != nil {
 		return err
 	}
-	lent := 0
-	return l.stageRedo(a, buf[size:], &lent)
+	return l.stageRedo(a, buf[size:], nil)
 }
 
 // nextVersion is the smallest version of the inactive image's parity above both V and the

@@ -184,7 +184,7 @@ var stagedMutants = []mutant{
 	},
 	{
 		name: "shadow of another update of the batch", what: "stages two objects of a batch in one slab",
-		edits: []edit{{"slab.(*Lane).stageRedo", `*lent++`, ``}},
+		edits: []edit{{"slab.(*attempt).lent", `n++`, ``}},
 		runs:  []run{schedules(with(shadows, func(o *sim.Options) { o.Batches, o.Slabs = true, 3 }), 10000)},
 	},
 	{
