@@ -81,15 +81,37 @@ func (l *Ledger) fence() {
 func (l *Ledger) Cut(survives func() bool) []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	image := append([]byte(nil), l.durable...)
+	image, _ := l.cut(survives)
+	return image
+}
+
+// cut is Cut; lost is how many lines have lost a word. Preconditions: mu is held.
+func (l *Ledger) cut(survives func() bool) (image []byte, lost int) {
+	image = append([]byte(nil), l.durable...)
+	last := -1 // line that has lost a word
 	for at := 0; at < len(image); at += 8 {
 		var now [8]byte
 		words(now[:], l.live[at:at+8])
-		if now != [8]byte(image[at:]) && survives() {
+		switch {
+		case now == [8]byte(image[at:]):
+		case survives():
 			copy(image[at:], now[:])
+		case at/lineBytes != last:
+			last = at / lineBytes
+			lost++
 		}
 	}
-	return image
+	return image, lost
+}
+
+// restart gives the memory the content that a loss of power has left; write-backs without a fence are gone.
+// Preconditions: nothing stores to it.
+func (l *Ledger) restart(image []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	copy(l.live, image)
+	copy(l.durable, image)
+	clear(l.begun)
 }
 
 // None survives: only what is durable.

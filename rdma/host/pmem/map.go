@@ -40,7 +40,11 @@ type Mapping struct {
 // the memory counts as volatile. MAP_SYNC is tried first: where the kernel grants it, lines are flushed. It grants
 // it for files of DAX mounts and for device DAX alone.
 func Map(f *os.File, off int64, bytes uint64, prot int, trusted bool) (Mapping, error) {
-	return System.mapFile(f, off, bytes, prot, trusted)
+	m, err := System.mapFile(f, off, bytes, prot, trusted)
+	if l := ledgersInUse.Load(); l != nil && err == nil && trusted {
+		err = l.take(f, off, &m)
+	}
+	return m, err
 }
 
 func (s Sysfs) mapFile(f *os.File, off int64, bytes uint64, prot int, trusted bool) (Mapping, error) {
