@@ -16,6 +16,8 @@
 //	2   places for images: payload, header (version, writer, born, length) and checksum.
 //	    Version n is in place n mod 2, so the place that V does not name can be written
 //	    while readers use the other one. A write-once slab (SINGLE) has one place.
+//	    So has a STAGED slab, for home, with L in front of it: 8 bytes that lead to the record or
+//	    shadow of the latest change. staged.go says how it is changed.
 //
 // # An Update, and the death of its client
 //
