@@ -74,3 +74,25 @@ func TestOtherDevicesAreRefused(t *testing.T) {
 	require.False(t, IsDevice(t.TempDir()))
 	require.False(t, IsDevice("/none"))
 }
+
+// A namespace that is raw, or in mode fsdax or sector, is a block device: the error names the way to make it device DAX, and nothing
+// opens it.
+func TestBlockDevicesAreRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pmem0s")
+	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(259, 1<<19))); err != nil {
+		t.Skipf("no device can be made here: %v", err)
+	}
+	_, err := OpenDevice(path)
+	require.ErrorContains(t, err, path+" is a block device: its namespace has mode fsdax, sector or raw")
+	require.ErrorContains(t, err, "--mode=devdax")
+	require.True(t, IsDevice(path))
+}
+
+// Where the kernel cannot say what a loss of power keeps, nothing is taken for granted: caches count as lost.
+func TestUnreadableDomain(t *testing.T) {
+	root := t.TempDir()
+	region := filepath.Join(root, "bus/nd/devices/region0")
+	require.NoError(t, os.MkdirAll(filepath.Join(region, "persistence_domain"), 0o700)) // reading a folder fails
+	require.Equal(t, DomainUnknown, domain(region))
+	require.False(t, Sysfs(root).cachesSurvive())
+}
