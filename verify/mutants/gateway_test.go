@@ -136,7 +136,7 @@ var gatewayMutants = []mutant{
 	},
 	{
 		name: "failed write of a pipeline acknowledged", what: "forgets the error of a write of a pipeline",
-		edits: []edit{{"gateway/redis.(*conn).wrote", `ch.err = w.Err`, ``}},
+		edits: []edit{{"gateway/redis.(*conn).wrote", `ch.failed(w.Err)`, ``}},
 		runs:  []run{pipelines("hashes", 1000), gatewayTest("TestPipelineFailedAtEachStep")},
 	},
 	{
