@@ -385,8 +385,9 @@ func wantVersion(image slab.Info, version uint64) error {
 	return nil
 }
 
-// writeLarge is writeObject where the old or the new payload needs chunks. A payload that
-// fits the object's slab goes into the slab again, without chunks.
+// writeLarge is writeObject where the old or the new payload needs chunks. An object that has an index keeps
+// one, also for a short payload: in its slab a payload has less room than the object's capacity, and nothing
+// would tell the next writer that it may use chunks.
 func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 	reg, err := l.Region(ref.Addr.Region())
 	if err != nil {
@@ -396,7 +397,8 @@ func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 		return fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, len(payload), MaxObjectBytes)
 	}
 	// Learn the size of the slab before any chunk is written.
-	if _, _, err := l.slab.View(ref); err != nil {
+	_, image, err := l.slab.View(ref)
+	if err != nil {
 		return err
 	}
 	b, _ := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
@@ -405,7 +407,7 @@ func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 		return fmt.Errorf("%w: %v", ErrImmutable, ref)
 	}
 	room := h.Class().PayloadBytes(h.Kind()) - l.slab.Overhead()
-	body, large := payload, len(payload) > room
+	body, large := payload, len(payload) > room || isIndex(&image)
 	var x index
 	if large {
 		if need := indexRoom(len(payload), l.chunkBytes()); need > room {

@@ -80,3 +80,30 @@ func TestObjectOf64MiB(t *testing.T) {
 	require.True(t, bytes.Equal(want, got))
 	require.NoError(t, c.Free(ctx, ref))
 }
+
+// TestCapacityOfLargeObjects: an object takes payloads of every size up to its capacity, in any order.
+func TestCapacityOfLargeObjects(t *testing.T) {
+	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
+	ctx := t.Context()
+	c := cluster.Connect(client.Config{})
+	for _, capacity := range []int{1 << 20, 4 << 20, client.MaxObjectBytes} {
+		ref, err := c.Alloc(ctx, []byte("x"), client.AllocOptions{Capacity: capacity})
+		require.NoError(t, err)
+		for i, n := range []int{100, 5000, 100 << 10, 0, 400 << 10, 700 << 10, 10, 100 << 10, 1 << 20} {
+			want := bytes.Repeat([]byte{byte(i + 1)}, n)
+			switch i % 3 {
+			case 0:
+				err = c.Write(ctx, ref, want)
+			case 1:
+				err = c.Update(ctx, ref, func([]byte) ([]byte, error) { return want, nil })
+			default:
+				err = c.WriteMany(ctx, []client.Ref{ref}, [][]byte{want})[0]
+			}
+			require.NoError(t, err, "%d bytes of %d", n, capacity)
+			got, err := c.Read(ctx, ref, nil)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got), "%d bytes of %d", n, capacity)
+		}
+		require.NoError(t, c.Free(ctx, ref))
+	}
+}
