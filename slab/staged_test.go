@@ -14,14 +14,16 @@ import (
 	"github.com/quarrystore/quarry/verify/slabtest"
 )
 
-// stagedWays are the two ways in which a STAGED slab is changed: a byte of 1000 in a slab with room for a
-// record, and all of 128, which go to another slab first.
-var stagedWays = []struct {
+type stagedWay struct {
 	name     string
 	bytes    int
 	capacity int
 	next     func(old []byte, i int) []byte
-}{
+}
+
+// stagedWays are the two ways in which a STAGED slab is changed: a byte of 1000 in a slab with room for a
+// record, and all of 128, which go to another slab first.
+var stagedWays = []stagedWay{
 	{"record", 1000, 1200, func(old []byte, i int) []byte {
 		next := bytes.Clone(old)
 		next[40] = byte(i)
