@@ -119,6 +119,9 @@ func (w *world) do(ctx context.Context, c *command) string {
 // TestSpecificationRunsTheSame: every module of the specification's tests that the runtime takes does the same when it
 // is rewritten, call by call.
 func TestSpecificationRunsTheSame(t *testing.T) {
+	if testing.Short() {
+		t.Skip("calls 48 000 functions, one after the other; not with -short")
+	}
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/tetratelabs/wazero").Output()
 	require.NoError(t, err)
 	root := filepath.Join(strings.TrimSpace(string(out)), "internal/integration_test/spectest")
