@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -99,7 +101,8 @@ type try func(context.Context, quarrypbconnect.ControllerClient) error
 // It returns nil, the *connect.Error of the controller's refusal, or one of:
 //   - an error that wraps ctx.Err(): ctx ended. It wraps ErrUnreachable too only if a
 //     controller had failed to answer before.
-//   - ErrUnreachable: each controller has failed to answer triesEach times.
+//   - ErrUnreachable: each controller has failed to answer triesEach times, and for electionTimeout if one is
+//     there: if it waits for a leader, or closes connections.
 //   - ErrUnknown, with atMostOnce: the request may have been carried out.
 func (c *controllerCalls) do(ctx context.Context, opt callOptions, f try) error {
 	if err := ctx.Err(); err != nil {
@@ -135,7 +138,7 @@ func (c *controllerCalls) do(ctx context.Context, opt callOptions, f try) error 
 			if electing(err) || !electing(last) { // a standby's answer says more than silence
 				last = err
 			}
-			if !c.tryAgain(ctx, n, electing(last) && clock.Now() <= elected) {
+			if !c.tryAgain(ctx, n, (electing(last) || dropped(last)) && clock.Now() <= elected) {
 				return c.unreachable(opt.rootCause(last))
 			}
 			ended = ctx.Err()
@@ -160,14 +163,14 @@ func (c *controllerCalls) timeOfTry(ctx context.Context, opt callOptions, n int)
 	return max(opt.tryTimeout, time.Until(d)/time.Duration(max(1, triesEach+1-n)))
 }
 
-// tryAgain reports whether another try is due after n have failed. While an election is
-// waited for it pauses between two rounds of all controllers.
-func (c *controllerCalls) tryAgain(ctx context.Context, n int, election bool) bool {
+// tryAgain reports whether another try is due after n have failed. While a controller is waited for, until it is
+// elected or has a place for the connection, it pauses between two rounds of all controllers.
+func (c *controllerCalls) tryAgain(ctx context.Context, n int, wait bool) bool {
 	round := triesEach * len(c.clients)
 	switch {
 	case n < round:
 		return true
-	case !election:
+	case !wait:
 		return false
 	case n%round == 0:
 		select {
@@ -250,6 +253,12 @@ func undelivered(err error) bool {
 func electing(err error) bool {
 	var ce *connect.Error
 	return errors.As(err, &ce) && ce.Code() == connect.CodeUnavailable && len(ce.Meta().Values(quarrypb.LeaderHeader)) > 0
+}
+
+// dropped reports whether the connection of a try was closed without an answer: a port that strangers flood with
+// handshakes closes the oldest of them, and that may be this caller's. A controller that has ended refuses connections.
+func dropped(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // next chooses the controller to ask after controller i has failed with err.
