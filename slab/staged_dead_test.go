@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -71,10 +72,15 @@ func TestDeadWritersVersionIsTaken(t *testing.T) {
 // A taker dies behind each verb of its rounds, and another one takes over. Readers see the committed value at any moment,
 // and each takeover uses up a version.
 func TestTakerDiesAtEachVerb(t *testing.T) {
+	step := 1
+	if testing.Short() || os.Getenv("RXE_DEVICE") != "" {
+		t.Log("-short: behind each seventh verb; so too on an RDMA device, where a world takes half a second and the host has little memory")
+		step = 7
+	}
 	for _, way := range stagedWays {
 		for _, replicas := range []int{1, 2} {
 			verbs := 0
-			for died := true; died; verbs++ {
+			for died := true; died; verbs += step {
 				died = false
 				// A test of its own gives its memory back at once.
 				t.Run(fmt.Sprintf("%s,R=%d,%d verbs", way.name, replicas, verbs), func(t *testing.T) {
@@ -215,7 +221,7 @@ func TestScrubDoesNotWaitForCallbacks(t *testing.T) {
 			_, err := scrub.Lane.Scrub(reg, func(id uint32) bool { return id == 1 })
 			require.NoError(t, err)
 			r, _, _ := wordsOf(w, proto.Ref{Addr: proto.MakeAddr(1, lead.Off())})
-			require.Zero(t, r)
+			require.NotEqualValues(t, 1, r.Session(), "the claim") // the callback may run again when the client has claimed it
 			return way.next(old, 3), nil
 		})
 		require.NoError(t, err)
