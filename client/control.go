@@ -258,7 +258,12 @@ func electing(err error) bool {
 // dropped reports whether the connection of a try was closed without an answer: a port that strangers flood with
 // handshakes closes the oldest of them, and that may be this caller's. A controller that has ended refuses connections.
 func dropped(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return strings.Contains(err.Error(), "server closed idle connection") // net/http exports no value for it
 }
 
 // next chooses the controller to ask after controller i has failed with err.
