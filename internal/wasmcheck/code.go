@@ -7,6 +7,7 @@ const (
 	opIf           = 0x04
 	opElse         = 0x05
 	opEnd          = 0x0b
+	opBrIf         = 0x0d
 	opBrTable      = 0x0e
 	opCall         = 0x10
 	opCallIndirect = 0x11
@@ -23,6 +24,8 @@ const (
 
 	noResult = 0x40
 	valueI32 = 0x7f
+	funcref  = 0x70
+	external = 0x6f
 )
 
 // immediates says what stands behind each instruction of one byte.
@@ -36,7 +39,7 @@ var immediates = func() (t [256]byte) {
 		}
 	}
 	set(none, 0x00, 0x01)
-	set(signed33, opBlock, opIf)
+	set(block, opBlock, opIf)
 	set(none, opElse, opElse)
 	set(none, opEnd, opEnd)
 	set(index, 0x0c, 0x0d)
@@ -51,7 +54,7 @@ var immediates = func() (t [256]byte) {
 	set(four, 0x43, 0x43)
 	set(eight, 0x44, 0x44)
 	set(none, 0x45, 0xc4)
-	set(one, opRefNull, opRefNull)
+	set(reference, opRefNull, opRefNull)
 	set(none, 0xd1, 0xd1)
 	for _, op := range []int{opBrTable, opCall, opCallIndirect, opSelect, opGlobalGet, opGlobalSet, opRefFunc, opMisc, opVector} {
 		t[op] = special
@@ -64,11 +67,11 @@ const (
 	none
 	index // a number of 32 bits
 	signed32
-	signed33 // type of a block
+	block // type of a block
 	signed64
-	memory // alignment and offset
-	one    // bytes
-	four
+	memory    // alignment and offset
+	reference // type of a reference
+	four      // bytes
 	eight
 	special
 )
@@ -90,29 +93,44 @@ func (w *rewriter) code(r *reader, out []byte) []byte {
 // function rewrites one function.
 func (w *rewriter) function(r *reader, out []byte) []byte {
 	from, all := r.at, uint64(0)
+	if n := len(r.b) - from; n > MaxFunction {
+		r.fail("a function of %d bytes, at most %d: divide it", n, MaxFunction)
+	}
 	for n := r.count(); n > 0 && r.err == nil; n-- {
 		all += uint64(r.u32())
-		r.byte()
+		r.valueType()
 	}
 	if all > MaxLocals {
 		r.fail("a function with %d variables, at most %d", all, MaxLocals)
+	}
+	if w.locals += all; w.locals > MaxAllLocals {
+		r.fail("functions with %d variables together, at most %d", w.locals, MaxAllLocals)
 	}
 	out = append(out, r.b[from:r.at]...)
 	locals := len(out)
 	calls := false
 	last := byte(0)
+	branches := 0
 	for r.more() {
 		from := r.at
 		last = r.byte()
 		switch last {
 		case opCall, opCallIndirect:
 			calls = true
+		case opBlock, opIf, opBrIf:
+			branches++
+		case opLoop:
+			branches += countBranches
 		case opMisc:
 			at := r.at
 			if isBulk(r.u32()) {
 				out = w.count(out, bulkUnits)
+				branches += countBranches
 			}
 			r.at = at
+		}
+		if branches > MaxBranches {
+			r.fail("a function with more than %d branches: a loop and an operation on a range are %d each, divide the function", MaxBranches, countBranches)
 		}
 		out = w.instruction(r, from, last, out)
 		if last == opLoop {
@@ -131,6 +149,9 @@ func (w *rewriter) function(r *reader, out []byte) []byte {
 	copy(out[locals:], begin)
 	return out
 }
+
+// countBranches is how many branches of a function the code of count is compared with, by the time that it takes to compile.
+const countBranches = 5
 
 // count appends code that takes units off the count, and calls the host when it is used up.
 func (w *rewriter) count(out []byte, units int) []byte {
@@ -157,12 +178,14 @@ func isBulk(op uint32) bool {
 	return false
 }
 
-// constant rewrites an expression that has a constant value.
+// constant rewrites an expression that has a constant value: of one type's constants, a global, or a reference.
 func (w *rewriter) constant(r *reader, out []byte) []byte {
 	for r.err == nil {
 		from := r.at
 		op := r.byte()
-		if op == opBlock || op == opLoop || op == opIf || op == opCall || op == opCallIndirect {
+		switch op {
+		case opEnd, opI32Const, 0x42, 0x43, 0x44, opGlobalGet, opRefNull, opRefFunc, opVector:
+		default:
 			r.fail("instruction %#x in a constant", op)
 		}
 		if out = w.instruction(r, from, op, out); op == opEnd {
@@ -181,16 +204,14 @@ func (w *rewriter) instruction(r *reader, from int, op byte, out []byte) []byte 
 		r.u32()
 	case signed32:
 		r.signed(5)
-	case signed33:
-		if v := r.signed(5); v >= 0 { // else a type of a value, or none
-			w.checkType(r, uint32(min(v, 1<<32-1)))
-		}
+	case block:
+		w.blockType(r)
 	case signed64:
 		r.signed(10)
 	case memory:
 		memarg(r)
-	case one:
-		r.byte()
+	case reference:
+		r.referenceType()
 	case four:
 		r.bytes(4)
 	case eight:
@@ -198,7 +219,7 @@ func (w *rewriter) instruction(r *reader, from int, op byte, out []byte) []byte 
 	case special:
 		switch op {
 		case opCall, opRefFunc:
-			return appendU32(append(out, op), w.fun(r.u32()))
+			return appendU32(append(out, op), w.fun(r, r.u32()))
 		case opCallIndirect:
 			w.checkType(r, r.u32())
 			r.u32()
@@ -210,7 +231,10 @@ func (w *rewriter) instruction(r *reader, from int, op byte, out []byte) []byte 
 			}
 			r.u32()
 		case opSelect:
-			r.name()
+			if n := r.byte(); n != 1 {
+				r.fail("select with %#x types", n)
+			}
+			r.valueType()
 		case opMisc:
 			misc(r)
 		case opVector:
@@ -221,6 +245,21 @@ func (w *rewriter) instruction(r *reader, from int, op byte, out []byte) []byte 
 		return out
 	}
 	return append(out, r.b[from:r.at]...)
+}
+
+// blockType passes the type of a block: none or that of a value, each of one byte, or the index of a type.
+func (w *rewriter) blockType(r *reader) {
+	if r.more() {
+		if b := r.b[r.at]; b == noResult || isValueType(b) {
+			r.at++
+			return
+		}
+	}
+	index := r.signed(5)
+	if index < 0 {
+		r.fail("type of a block is %d, which is not one of WebAssembly 2.0", index)
+	}
+	w.checkType(r, uint32(min(index, 1<<32-1)))
 }
 
 // memarg passes where in memory an instruction reads or writes. Bits above the sixth of the alignment have a
@@ -246,9 +285,17 @@ func misc(r *reader) {
 	}
 }
 
-// vector passes what stands behind opVector.
+// vector passes what stands behind opVector. The runtime reads one byte as the instruction's number, and the second byte
+// of a number above 127 as an instruction that does nothing, which has the code 1. Other encodings are refused.
 func vector(r *reader) {
-	switch op := r.u32(); {
+	op := r.byte()
+	if op >= 0x80 {
+		if second := r.byte(); second != 1 {
+			r.fail("instruction 0xfd %#x %#x is not one of WebAssembly 2.0 in its shortest encoding", op, second)
+		}
+		return // without an immediate, each of them
+	}
+	switch {
 	case op <= 11 || op == 92 || op == 93:
 		memarg(r)
 	case op == 12 || op == 13: // a constant, a shuffle
@@ -258,8 +305,6 @@ func vector(r *reader) {
 	case op >= 84 && op <= 91: // memory and lane
 		memarg(r)
 		r.byte()
-	case op > 255:
-		r.fail("instruction 0xfd %d is not one of WebAssembly 2.0", op)
 	}
 }
 

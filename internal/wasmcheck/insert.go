@@ -9,10 +9,17 @@ import (
 const (
 	// Every is how many units a module uses between two calls of the host.
 	Every = 4096
-	// MaxTable bounds the elements of a table, of 8 bytes each. Larger tables are refused, and a table does not grow beyond it.
+	// MaxTable bounds the elements of a module's tables together, of 8 bytes each. Tables do not grow beyond it.
 	MaxTable = 1 << 20
 	// MaxLocals bounds the variables of a function, as browsers do.
 	MaxLocals = 50_000
+	// MaxAllLocals bounds the variables of all functions. The runtime needs about 60 bytes for each, and keeps them.
+	MaxAllLocals = 1 << 20
+	// MaxBranches bounds the places of a function where its path divides or meets. The time to compile a function grows
+	// with more than their square, and the runtime does not look at a context meanwhile: 10 000 take some seconds.
+	MaxBranches = 10_000
+	// MaxFunction bounds the bytes of a function for the same reason: each load and store has a branch too.
+	MaxFunction = 512 << 10
 )
 
 // What uses units.
@@ -56,6 +63,7 @@ type rewriter struct {
 	types        uint32 // number of types; the next is that of the imported function
 	funcs        uint32 // number of imported functions, which is the index of the new one
 	globals      uint32 // number of globals, which is the index of the new one
+	locals       uint64 // number of variables in the functions so far
 	sections     []section
 }
 
@@ -182,8 +190,11 @@ func (w *rewriter) addType(r *reader, out []byte) []byte {
 		if form := r.byte(); form != 0x60 {
 			r.fail("type of form %#x", form)
 		}
-		r.name() // one byte a parameter
-		r.name() // and a result
+		for range 2 { // parameters, results
+			for n := r.count(); n > 0 && r.err == nil; n-- {
+				r.valueType()
+			}
+		}
 	}
 	out = append(out, r.b[from:r.at]...)
 	return append(out, 0x60, 0, 0)
@@ -201,13 +212,13 @@ func (w *rewriter) addImport(r *reader, out []byte) []byte {
 			w.funcs++
 			w.checkType(r, r.u32())
 		case kindTable:
-			r.byte()
+			r.referenceType()
 			limits(r)
 		case kindMemory:
 			limits(r)
 		case kindGlobal:
 			w.globals++
-			r.bytes(2)
+			r.globalType()
 		default:
 			r.fail("import of kind %d", kind)
 		}
@@ -240,18 +251,30 @@ func limits(r *reader) (least, most uint32) {
 }
 
 // tables gives every table a limit: the runtime allocates a table's first size, and lets it grow, outside of the memory
-// that a module may have.
+// that a module may have. Tables share what is left of MaxTable evenly.
 func (w *rewriter) tables(r *reader, out []byte) []byte {
+	type table struct {
+		kind        byte
+		least, most uint32
+	}
+	var all []table
+	sum := uint64(0)
 	n := r.count()
-	out = appendU32(out, n)
 	for i := uint32(0); i < n && r.err == nil; i++ {
-		kind := r.byte()
-		least, most := limits(r)
-		if least > MaxTable {
-			r.fail("a table of %d elements, at most %d", least, MaxTable)
-		}
-		out = append(out, kind, 1)
-		out = appendU32(appendU32(out, least), min(most, MaxTable))
+		t := table{kind: r.referenceType()}
+		t.least, t.most = limits(r)
+		sum += uint64(t.least)
+		all = append(all, t)
+	}
+	if sum > MaxTable {
+		r.fail("tables of %d elements together, at most %d", sum, MaxTable)
+		return out
+	}
+	out = appendU32(out, n)
+	for _, t := range all {
+		share := (MaxTable - uint32(sum)) / n
+		out = append(out, t.kind, 1)
+		out = appendU32(appendU32(out, t.least), min(t.most, t.least+share))
 	}
 	return out
 }
@@ -301,7 +324,11 @@ func (w *rewriter) addGlobal(r *reader, out []byte) []byte {
 	w.globals += n
 	out = appendU32(out, n+1)
 	for i := uint32(0); i < n && r.err == nil; i++ {
-		out = append(out, r.bytes(2)...)
+		from := r.at
+		r.globalType()
+		if r.err == nil {
+			out = append(out, r.b[from:r.at]...)
+		}
 		out = w.constant(r, out)
 	}
 	out = append(out, valueI32, 1, opI32Const)
@@ -317,16 +344,19 @@ func (w *rewriter) exports(r *reader, out []byte) []byte {
 		index := r.u32()
 		switch kind {
 		case kindFunc:
-			index = w.fun(index)
+			index = w.fun(r, index)
+		case kindTable, kindMemory:
 		case kindGlobal:
 			w.checkGlobal(r, index)
+		default:
+			r.fail("export of kind %d", kind)
 		}
 		out = appendU32(append(out, kind), index)
 	}
 	return out
 }
 
-func (w *rewriter) start(r *reader, out []byte) []byte { return appendU32(out, w.fun(r.u32())) }
+func (w *rewriter) start(r *reader, out []byte) []byte { return appendU32(out, w.fun(r, r.u32())) }
 
 // elements rewrites what tables begin with: a list of functions, or of expressions. Bits of the
 // flag: 1 not placed in a table by itself, 2 with the table's number or the declarative kind, 4 expressions.
@@ -345,8 +375,16 @@ func (w *rewriter) elements(r *reader, out []byte) []byte {
 			}
 			out = w.constant(r, out)
 		}
-		if flag&3 != 0 {
-			out = append(out, r.byte())
+		switch {
+		case flag&3 == 0:
+		case flag&4 != 0:
+			out = append(out, r.referenceType())
+		default:
+			kind := r.byte()
+			if kind != 0 {
+				r.fail("elements of kind %#x", kind)
+			}
+			out = append(out, kind)
 		}
 		m := r.count()
 		out = appendU32(out, m)
@@ -354,7 +392,7 @@ func (w *rewriter) elements(r *reader, out []byte) []byte {
 			if flag&4 != 0 {
 				out = w.constant(r, out)
 			} else {
-				out = appendU32(out, w.fun(r.u32()))
+				out = appendU32(out, w.fun(r, r.u32()))
 			}
 		}
 	}
@@ -374,7 +412,7 @@ func (w *rewriter) names(r *reader) []byte {
 		n := s.count()
 		list := appendU32(nil, n)
 		for i := uint32(0); i < n && s.err == nil; i++ {
-			list = appendU32(list, w.fun(s.u32()))
+			list = appendU32(list, w.fun(s, s.u32()))
 			list = appendSized(list, s.name())
 		}
 		if r.ends(s); r.err == nil {
@@ -385,8 +423,12 @@ func (w *rewriter) names(r *reader) []byte {
 }
 
 // fun is the new index of a function.
-func (w *rewriter) fun(index uint32) uint32 {
-	if index >= w.funcs {
+func (w *rewriter) fun(r *reader, index uint32) uint32 {
+	switch {
+	case index < w.funcs:
+	case index == 1<<32-1:
+		r.fail("function %d", index) // the next number would be 0
+	default:
 		index++
 	}
 	return index

@@ -88,6 +88,34 @@ func (r *reader) signed(most int) (v int64) {
 	return 0
 }
 
+// isValueType says whether a byte is the type of a value. The runtime reads types of later versions too, also those that
+// take more than one byte.
+func isValueType(b byte) bool { return b >= 0x7b && b <= valueI32 || b == funcref || b == external }
+
+// valueType passes the type of a value.
+func (r *reader) valueType() {
+	if b := r.byte(); r.err == nil && !isValueType(b) {
+		r.fail("type %#x is not one of WebAssembly 2.0", b)
+	}
+}
+
+// referenceType is the type of a reference: what a table has, and what is null.
+func (r *reader) referenceType() byte {
+	b := r.byte()
+	if r.err == nil && b != funcref && b != external {
+		r.fail("type %#x is not that of a reference in WebAssembly 2.0", b)
+	}
+	return b
+}
+
+// globalType passes the type of a global, and whether it can be changed.
+func (r *reader) globalType() {
+	r.valueType()
+	if b := r.byte(); r.err == nil && b > 1 {
+		r.fail("global with flag %#x", b)
+	}
+}
+
 // part is a reader of the next n bytes alone.
 func (r *reader) part(n uint32) *reader {
 	if r.err == nil && int64(n) > int64(len(r.b)-r.at) {
