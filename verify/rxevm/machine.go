@@ -84,12 +84,13 @@ func qemuArgs(im *Image, hw hardware) []string {
 	if hw.pmemDir != "" {
 		memory += fmt.Sprintf(",slots=2,maxmem=%dM", hw.memoryMiB+4*hw.pmemMiB+1024)
 		kernel = " rxevm.pmem"
+		nvdimms = numaArgs(hw)
 		// The persistence is what persistence_domain says in sysfs.
-		nvdimms = []string{"-machine", "q35,nvdimm=on,nvdimm-persistence=mem-ctrl"}
+		nvdimms = append(nvdimms, "-machine", "q35,nvdimm=on,nvdimm-persistence=mem-ctrl")
 		for i := range 2 {
 			nvdimms = append(nvdimms,
 				"-object", fmt.Sprintf("memory-backend-file,id=pm%d,share=on,mem-path=%s,size=%dM", i, strings.ReplaceAll(pmemFile(hw.pmemDir, i), ",", ",,"), hw.pmemMiB),
-				"-device", fmt.Sprintf("nvdimm,id=nv%d,memdev=pm%d", i, i))
+				"-device", fmt.Sprintf("nvdimm,id=nv%d,memdev=pm%d,node=%d", i, i, i))
 		}
 	}
 	args := []string{
@@ -118,6 +119,20 @@ func qemuArgs(im *Image, hw hardware) []string {
 		"-netdev", fmt.Sprintf("socket,id=n0,fd=%d", fdLink),
 		// An empty romfile avoids loading a network boot program, which takes 25 s.
 		"-device", "virtio-net-pci,netdev=n0,romfile=,mac="+hw.mac)
+}
+
+// numaArgs gives a machine two NUMA nodes: the second has a quarter of the memory and, of several processors, the last.
+func numaArgs(hw hardware) (args []string) {
+	sizes := []int{hw.memoryMiB - hw.memoryMiB/4, hw.memoryMiB / 4}
+	last := max(hw.cpus-1, 1)
+	cpus := []string{fmt.Sprintf(",cpus=0-%d", last-1), ""}
+	if hw.cpus > 1 {
+		cpus[1] = fmt.Sprintf(",cpus=%d", last)
+	}
+	for i, size := range sizes {
+		args = append(args, "-object", fmt.Sprintf("memory-backend-ram,id=ram%d,size=%dM", i, size), "-numa", fmt.Sprintf("node,nodeid=%d,memdev=ram%d%s", i, i, cpus[i]))
+	}
+	return args
 }
 
 func pmemFile(dir string, i int) string { return filepath.Join(dir, fmt.Sprintf("nvdimm%d", i)) }

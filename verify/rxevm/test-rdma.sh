@@ -55,6 +55,7 @@ if [ $what = all ] || [ $what = suited ]; then
 fi
 case $what in all | suited | pmem)
 	build test -c -ldflags=-w -o "$work/pmem.test" ./rdma/host/pmem
+	build test -c -ldflags=-w -o "$work/host.test" ./rdma/host
 	build test -c -ldflags=-w -o "$work/shm.test" ./rdma/shm
 	build test -c -ldflags=-w -o "$work/storagenode.test" ./storagenode
 	pmem="--pmem-mib 256"
@@ -78,12 +79,28 @@ if [ -n "${RDMA_CORE:-}" ]; then
 	RDMAV_DRIVERS=$RDMA_CORE/usr/lib/x86_64-linux-gnu/libibverbs/librxe
 	export RXE_NATIVE_FLUSH RDMAV_DRIVERS
 fi
+# What a part printed without what passed. A skipped test is printed with its reason, for the end of
+# make test repeats it; functions that other tests run in processes of their own are no tests.
+summary() {
+	awk -v part="$name" '
+	/^=== / { test = $3; next }
+	/^ *--- PASS|^PASS/ { next }
+	/^ *--- SKIP/ {
+		reason = last[$3] ? line[last[$3]] : "no reason given"
+		sub(/^ *([^: ]*\.go:[0-9]+: )?/, "", reason)
+		delete line[last[$3]]
+		if (reason !~ /started by other tests/) line[++n] = "--- SKIP: " $3 " (" part "): " reason
+		next
+	}
+	{ line[++n] = $0; last[test] = n }
+	END { for (i = 1; i <= n; i++) if (i in line) print line[i] }' /tmp/part
+}
 part() {
 	name=$1 dir=$2
 	shift 2
 	start=$(cut -d. -f1 /proc/uptime)
 	if (cd "$dir" && exec "$@" -test.v) >/tmp/part 2>&1; then
-		grep -v '^=== \|^ *--- PASS\|^ *--- SKIP\|skipped under\|started by other\|^PASS' /tmp/part
+		summary
 		echo "test-rdma: $name: ok, $(($(cut -d. -f1 /proc/uptime) - start)) s"
 	else
 		cat /tmp/part
@@ -119,6 +136,7 @@ above() {
 pmem() {
 	[ -n "${PMEM_DEVDAX:-}" ] || { echo "test-rdma: persistent memory: skipped, this host's device is used and no NVDIMM is emulated"; return; }
 	part "persistent memory" rdma/host/pmem "$work/pmem.test" -test.run 'OnNVDIMM' -test.timeout 10m
+	part "two NUMA nodes" rdma/host "$work/host.test" -test.run 'BoundToNUMA' -test.timeout 10m
 	part "persistent memory behind an adapter" rdma/verbs "$tests" -test.run 'NVDIMM' -test.timeout 10m
 	part "a node on device DAX" storagenode "$work/storagenode.test" -test.run 'OnNVDIMM' -test.timeout 10m
 	part "shm on a DAX file system" rdma/shm env TMPDIR="$PMEM_FSDAX" "$work/shm.test" -test.short -test.run "$1" -test.timeout 20m

@@ -52,6 +52,9 @@ type failure struct {
 	lines []string
 }
 
+// skipPrefix begins the line of a skipped test, here and in stages that are not go test.
+const skipPrefix = "--- SKIP: "
+
 // failureLines bounds what the end repeats of one failure.
 const failureLines = 40
 
@@ -187,10 +190,15 @@ func (r *report) left() string {
 }
 
 // line prints a line of a stage that is not go test, or what go test writes beside its events.
+// A skipped test among them, "--- SKIP: TEST: REASON", is repeated at the end.
 func (r *report) line(s *stage, line string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state[s].doing = line
+	if rest, found := strings.CutPrefix(line, skipPrefix); found {
+		test, why, _ := strings.Cut(rest, ": ")
+		r.skips = append(r.skips, skip{test: test + " " + s.name, why: cmp.Or(why, "no reason given")})
+	}
 	r.printf("%s", line)
 }
 
@@ -250,7 +258,7 @@ func (r *report) end() bool {
 		if s.later != "" {
 			s.why += "; the stage " + s.later + " runs it"
 		}
-		r.printf("--- SKIP: %s: %s", s.test, s.why)
+		r.printf("%s%s: %s", skipPrefix, s.test, s.why)
 	}
 	good := true
 	for _, s := range r.stages {

@@ -145,6 +145,22 @@ func TestSkipsAreListedWithTheirReasons(t *testing.T) {
 	require.Contains(t, said, "--- SKIP: TestB slab: not with -short\n")
 }
 
+func TestSkipsInsideOtherStagesAreListed(t *testing.T) {
+	vm := &stage{name: "soft-roce"}
+	s := newStand(vm)
+	s.started(vm)
+	for _, line := range []string{"--- SKIP: TestA/native (the fabric): libibverbs has no FLUSH: it needs rdma-core 45", "--- SKIP: TestB", "test-rdma: the fabric: ok, 3 s"} {
+		s.line(vm, line)
+	}
+	s.ended(vm, nil)
+	s.said()
+	require.True(t, s.end())
+	said := s.said()
+	require.Contains(t, said, "--- SKIP: TestA/native (the fabric) soft-roce: libibverbs has no FLUSH: it needs rdma-core 45\n")
+	require.Contains(t, said, "--- SKIP: TestB soft-roce: no reason given\n")
+	require.Contains(t, said, ", 2 skipped, ")
+}
+
 func TestProgressNamesWhatRunsAndWhatIsLeft(t *testing.T) {
 	tests := &stage{name: "tests", goTest: true, packages: 3}
 	vm, race := &stage{name: "soft-roce"}, &stage{name: "race"}
