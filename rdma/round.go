@@ -56,11 +56,36 @@ func Do(r *Round) {
 			c.To.Conn.Post(c)
 		}
 	}
+	for r.step() {
+	}
 	for i := range r.n {
 		if c := &r.chains[i]; len(c.Verbs) > 0 {
 			c.To.Conn.Wait(c, r.Deadline)
 		}
 	}
+}
+
+// step takes every chain that is sent in parts one part further, so that no chain waits for all parts of another.
+// It reports whether there are parts behind those.
+func (r *Round) step() (more bool) {
+	for i := range r.n {
+		c := &r.chains[i]
+		if len(c.Verbs) == 0 || c.To.Window.Flush != Message {
+			continue
+		}
+		if conn, ok := c.To.Conn.(Stepper); ok && conn.Step(c, r.Deadline) {
+			more = true
+		}
+	}
+	return more
+}
+
+// Stepper is implemented by connections that send a chain in parts where the node is asked to flush: a verb that is ordered
+// behind the FLUSH is sent when the node has answered.
+type Stepper interface {
+	// Step waits for the part of a posted chain that is under way, unless it is the last, and sends the next. It reports
+	// whether there is another part behind that. Wait tells the outcome.
+	Step(c *Chain, deadline int64) (more bool)
 }
 
 // PostWaiter is implemented by connections that save something when a chain is alone in its

@@ -20,6 +20,8 @@ const (
 	maxRanges    = 128
 	maxAsked     = askedBytes + maxRanges*rangeBytes
 	flushedBytes = 16
+	// stepBytes bounds what is flushed for a request before requests of other lanes have their turn.
+	stepBytes = 1 << 20
 	// Both lie in one page of each end.
 	notesBytes = 4096
 	flushedAt  = notesBytes - flushedBytes
@@ -63,20 +65,39 @@ func decodeAsked(b []byte) (asked, error) {
 	return a, nil
 }
 
-// flush has the ranges made durable, in their order, until one fails or ended has a reason to leave the rest out. It returns
-// how many are durable.
-func (a asked) flush(persist func(region uint32, epoch, off, bytes uint64) error, ended func() error) (done int, err error) {
-	for done < a.ranges() {
-		at := askedBytes + rangeBytes*done
+// at is a range. Preconditions: i < ranges.
+func (a asked) at(i int) (off, bytes uint64) {
+	b := a.b[askedBytes+rangeBytes*i:]
+	return binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
+}
+
+// progress is how far a request has been carried out.
+type progress struct {
+	done  int    // ranges that are durable
+	bytes uint64 // of the next one, from its beginning on
+}
+
+// flush has the ranges made durable, in their order, until stepBytes are, one fails, or ended has a reason to leave the rest out.
+// more: it is to be called again.
+func (a asked) flush(p *progress, persist func(region uint32, epoch, off, bytes uint64) error, ended func() error) (more bool, err error) {
+	for left := uint64(stepBytes); p.done < a.ranges(); {
+		if left == 0 {
+			return true, nil
+		}
+		off, bytes := a.at(p.done)
+		n := min(bytes-p.bytes, left)
 		if err = ended(); err == nil {
-			err = persist(a.region(), a.epoch(), binary.LittleEndian.Uint64(a.b[at:]), binary.LittleEndian.Uint64(a.b[at+8:]))
+			err = persist(a.region(), a.epoch(), off+p.bytes, n)
 		}
 		if err != nil {
-			return done, err
+			return false, err
 		}
-		done++
+		left -= n
+		if p.bytes += n; p.bytes == bytes {
+			p.done, p.bytes = p.done+1, 0
+		}
 	}
-	return done, nil
+	return false, nil
 }
 
 // flushed is a node's answer.
@@ -103,21 +124,53 @@ func decodeFlushed(b []byte, a asked) (flushed, error) {
 	return f, nil
 }
 
-// unflushed is what a chain's verbs come to of which the range numbered done was refused: the verb of that range, and whether one
-// behind it that changes memory has been executed.
-func unflushed(verbs []rdma.Verb, done int) (at int, overtaken bool) {
+// unflushed returns the index of the FLUSH whose range was refused, the one with the number done of those that the node was asked
+// for, and whether a verb behind it may have changed memory.
+func unflushed(verbs []rdma.Verb, done int, asks func(v *rdma.Verb) bool) (at int, overtaken bool) {
 	for at = range verbs {
-		if v := &verbs[at]; v.Op == rdma.Flush && v.Kind == rdma.Persistent {
+		if asks(&verbs[at]) {
 			if done == 0 {
 				break
 			}
 			done--
 		}
 	}
-	for i := at + 1; i < len(verbs); i++ {
-		if op := verbs[i].Op; op != rdma.Read && op != rdma.Flush {
-			return at, true
+	return at, change(verbs[at+1:])
+}
+
+// unpushed returns the index of the first FLUSH that was not carried out when the verb at an index was refused, or that index, and
+// whether a verb between them may have changed memory. asked: the node is asked for them, else they are left to later ones.
+func unpushed(verbs []rdma.Verb, at int, asked bool) (first int, overtaken bool) {
+	for i := range at {
+		if !persistent(&verbs[i]) {
+			continue
+		}
+		step := i // which carries it out
+		for rdma.LeftToLater(verbs, step) {
+			step = nextPersistent(verbs, step)
+		}
+		if asked || step >= at {
+			return i, change(verbs[i:at])
 		}
 	}
 	return at, false
+}
+
+func persistent(v *rdma.Verb) bool { return v.Op == rdma.Flush && v.Kind == rdma.Persistent }
+
+// nextPersistent is the index of the next persistent FLUSH. Preconditions: there is one.
+func nextPersistent(verbs []rdma.Verb, at int) int {
+	for at++; !persistent(&verbs[at]); at++ {
+	}
+	return at
+}
+
+// change says whether one of the verbs changes memory.
+func change(verbs []rdma.Verb) bool {
+	for i := range verbs {
+		if op := verbs[i].Op; op != rdma.Read && op != rdma.Flush {
+			return true
+		}
+	}
+	return false
 }

@@ -39,7 +39,9 @@ type posted struct {
 	slot     int         // index of its bit in sending.slots, and of its answers in scratch; valid if sent
 	sent     bool        // the present part has been given to the device, or refused
 	asks     bool        // the node is asked to flush, by the lane's notes
+	skips    bool        // a FLUSH of the present part is not posted, because a later one does its work
 	refused  error       // why verb to and all behind it never run
+	over     bool        // Step has met the chain's end: its outcome is in the chain
 }
 
 // forget is for when the queue pair is gone: nothing is under way.
@@ -146,7 +148,7 @@ func (c *conn) write(p *posted) bool {
 		c.need = max(c.need, min(n, mostDepth))
 		return false
 	}
-	p.slot, p.asks, p.to = bits.TrailingZeros(^c.slots), false, p.from
+	p.slot, p.asks, p.skips, p.to = bits.TrailingZeros(^c.slots), false, false, p.from
 	w := c.window(&ch.To.Window)
 	if w == nil {
 		p.refused, p.sent = rdma.ErrKey, true
@@ -261,14 +263,44 @@ func (c *conn) collect(p *posted, n int) {
 func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ch.Done = 0
 	if len(c.queue) == 0 || c.queue[0].chain != ch {
-		ch.Err = fmt.Errorf("%w: chain not posted, or awaited out of turn", rdma.ErrBroken)
+		ch.Err, ch.Done = fmt.Errorf("%w: chain not posted, or awaited out of turn", rdma.ErrBroken), 0
 		return
 	}
 	p := c.queue[0]
 	c.queue = c.queue[:copy(c.queue, c.queue[1:])]
+	if p.over {
+		return
+	}
+	ch.Done = p.from
 	c.complete(&p, deadline)
+}
+
+// Step is part of rdma.Stepper. What it leaves undone Wait does.
+func (c *conn) Step(ch *rdma.Chain, deadline int64) (more bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.queue) == 0 || c.queue[0].chain != ch {
+		return false // behind another chain of the connection
+	}
+	p := &c.queue[0]
+	if p.over || !p.sent || p.wrs == 0 || p.refused != nil || p.to == len(ch.Verbs) {
+		return false
+	}
+	ch.Done = p.from
+	if !c.await(p, false, deadline) {
+		p.over = true
+		return false
+	}
+	if p.refused != nil {
+		ch.Err, p.over = p.refused, true
+		return false
+	}
+	p.from, p.sent = p.to, false
+	if c.dead == nil {
+		c.send(p)
+	}
+	return p.sent && p.refused == nil && p.to < len(ch.Verbs)
 }
 
 // PostAndWait is Post and Wait in one; see rdma.PostWaiter.
@@ -400,6 +432,10 @@ func (c *conn) refusedBy(p *posted) {
 		at := min(int(l.failed&0xffff), p.wrs)
 		overtaken = at < p.wrs && c.overtaken(p, at)
 		c.collect(p, at)
+		if p.asks || p.skips { // of which FLUSHes count as run although they are not carried out
+			first, changed := unpushed(ch.Verbs[p.from:p.to], at, p.asks)
+			ch.Done, overtaken = p.from+first, overtaken || changed
+		}
 	}
 	switch status {
 	case C.IBV_WC_REM_ACCESS_ERR, C.IBV_WC_REM_INV_REQ_ERR:

@@ -24,7 +24,7 @@ type Dialer struct {
 	copied    atomic.Uint64 // buffers that travelled through a stage
 	redialled atomic.Uint64 // connections made again after a refusal
 	flushed   atomic.Uint64 // native FLUSHes
-	pushed    atomic.Uint64 // READs behind WRITEs, for a persistent FLUSH
+	pushed    atomic.Uint64 // READs posted after WRITEs as a persistent FLUSH (method appliance)
 	asked     atomic.Uint64 // ranges flushed by nodes
 	deepened  atomic.Uint64 // connections made again for a longer send queue
 	vector    atomic.Uint32 // of the completion queue made last

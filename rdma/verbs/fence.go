@@ -30,24 +30,31 @@ func (s *Server) drain() {
 			s.fail(fmt.Errorf("completion queue failed, no session can be fenced: %w", unix.Errno(-n)))
 			return
 		}
-		for _, d := range done[:n] {
-			s.mu.Lock()
-			l := s.lanes[uint64(d.id)&^(bindID|sendID)]
-			s.mu.Unlock()
-			switch {
-			case l == nil:
-			case d.id&bindID != 0:
-				l.bound <- C.uint32_t(d.status) // has room, and one is under way
-			case d.id&sendID != 0:
-				l.sent()
-			case d.status == C.IBV_WC_SUCCESS && l.hear(int(d.bytes)):
-			case d.status != C.IBV_WC_WR_FLUSH_ERR:
-				l.spoke()
-			case l.flush():
-				s.access.Add(1)
-				s.offend(l.ticket.Serial)
-			}
+		for i := range done[:n] {
+			s.completed(&done[i])
 		}
+	}
+}
+
+type completion = C.q_completion
+
+// completed passes a completion on to its lane.
+func (s *Server) completed(d *completion) {
+	s.mu.Lock()
+	l := s.lanes[uint64(d.id)&^(bindID|sendID)]
+	s.mu.Unlock()
+	switch {
+	case l == nil:
+	case d.id&bindID != 0:
+		l.bound <- C.uint32_t(d.status) // has room, and one is under way
+	case d.id&sendID != 0:
+		l.sent(C.uint32_t(d.status))
+	case d.status == C.IBV_WC_SUCCESS && l.hear(int(d.bytes)):
+	case d.status != C.IBV_WC_WR_FLUSH_ERR:
+		l.spoke()
+	case l.flush():
+		s.access.Add(1)
+		s.offend(l.ticket.Serial)
 	}
 }
 

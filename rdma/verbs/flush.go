@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// skipping is what a part that is being written down owes to FLUSHes that are left to a later one.
+// skipping describes FLUSHes that are not posted because a later one does their work.
 type skipping struct {
 	at    int       // the last of them in verbs, if no later one has come; -1: none
 	op    C.uint8_t // what it is posted as if none comes
@@ -34,13 +34,17 @@ func (c *conn) method(w *window, v *rdma.Verb) rdma.FlushMethod {
 
 // asks says whether the node has to be asked for what the verb does.
 func (c *conn) asks(w *window, v *rdma.Verb) bool {
-	return v.Op == rdma.Flush && v.Kind == rdma.Persistent && c.method(w, v) == rdma.Message
+	return persistent(v) && c.method(w, v) == rdma.Message
 }
 
-// behind says whether a verb has to wait for the node's answer: it is ordered behind a FLUSH that the node is asked for, or the
-// node has to be asked again for it.
+// behind says whether a verb must not be posted before the node's answer: it has a fence, is a READ, or needs a request of its own.
 func (c *conn) behind(w *window, v *rdma.Verb) bool {
 	return v.Fence || v.Op == rdma.Read || c.asks(w, v)
+}
+
+// later says whether the next persistent FLUSH of a chain does the work of one, too: it has to be carried out in the same way.
+func (c *conn) later(w *window, verbs []rdma.Verb, at int) bool {
+	return rdma.LeftToLater(verbs, at) && c.method(w, &verbs[nextPersistent(verbs, at)]) == c.method(w, &verbs[at])
 }
 
 // describeFlush writes a FLUSH down. Where nothing else is known of d it is a READ: one is ordered after earlier WRITEs of the
@@ -54,7 +58,7 @@ func (c *conn) describeFlush(d *C.q_verb, n int, w *window, p *posted) (full boo
 		}
 		return false, nil
 	}
-	later := rdma.LeftToLater(p.chain.Verbs, p.to)
+	later := c.later(w, p.chain.Verbs, p.to)
 	switch c.method(w, v) {
 	case rdma.Native:
 		c.flushBy(d, v, C.Q_VISIBLE|C.Q_PERSISTENT)
@@ -74,7 +78,7 @@ func (c *conn) describeFlush(d *C.q_verb, n int, w *window, p *posted) (full boo
 	}
 	if c.skipping = (skipping{at: -1}); later {
 		c.skipping = skipping{at: n, op: d.op, fence: fenced}
-		d.op = C.Q_SKIP
+		d.op, p.skips = C.Q_SKIP, true
 	}
 	return false, nil
 }
@@ -133,13 +137,16 @@ func (c *conn) answered(p *posted) bool {
 	f, err := decodeFlushed(c.notes[flushedAt:], asked{c.notes})
 	if err != nil {
 		c.fail(err)
-		p.chain.Err = c.dead
+		p.chain.Done, p.chain.Err = p.from, c.dead
 		return false
 	}
 	if f.err == nil {
 		return true
 	}
-	at, overtaken := unflushed(p.chain.Verbs[p.from:p.to], f.done)
+	w := c.window(&p.chain.To.Window)
+	at, overtaken := unflushed(p.chain.Verbs[p.from:p.to], f.done, func(v *rdma.Verb) bool {
+		return persistent(v) && (w == nil || c.asks(w, v))
+	})
 	p.chain.Done = p.from + at
 	if p.chain.Err = f.err; overtaken {
 		c.fail(errOvertaken)

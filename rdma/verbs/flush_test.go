@@ -4,7 +4,11 @@ package verbs
 
 import (
 	"bytes"
+	"io"
+	"log/slog"
+	"net"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,6 +88,119 @@ func TestFlushOfAForeignRegionIsRefused(t *testing.T) {
 	require.ErrorIs(t, persist(rdma.Ticket{Tenant: 3, Region: 1, Epoch: 5}), rdma.ErrNotPersistent, "its own")
 }
 
+// ledgerServer serves region 1 without an adapter, on memory of three steps.
+func ledgerServer(t *testing.T) (*Server, *pmem.Ledger) {
+	m, ledger, err := host.NewLedgerMemory("asked", 3*stepBytes)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	return &Server{
+		asks: newTurns[*lane](), lanes: make(map[uint64]*lane), log: slog.New(slog.DiscardHandler),
+		regions: map[uint32]*region{1: {number: 1, epoch: 5, memory: m}},
+	}, ledger
+}
+
+// has lets a lane have asked for the first bytes of region 1.
+func (l *lane) has(bytes uint64) {
+	a := asked{make([]byte, notesBytes)}
+	a.start(1, 1, 5)
+	a.add(0, bytes)
+	l.notes.asked, l.notes.busy = a.b[:a.len()], true
+	l.server.asks.add(l)
+}
+
+// A request for much waits behind other lanes after each step. A lane that ends leaves the queue, and has nothing more flushed.
+func TestFlushesTakeTurns(t *testing.T) {
+	s, ledger := ledgerServer(t)
+	long, short := s.newLane(nil, 0, 0, &rdma.Ticket{}), s.newLane(nil, 1, 0, &rdma.Ticket{})
+	long.has(3 * stepBytes)
+	short.has(64)
+	for _, want := range []*lane{long, short, long, long} {
+		l, ok := s.asks.next()
+		require.True(t, ok)
+		require.Same(t, want, l)
+		l.flushAsked()
+	}
+	require.False(t, short.notes.busy)
+	require.False(t, long.notes.busy)
+	require.Equal(t, progress{done: 1}, long.notes.made)
+	require.Empty(t, s.asks.order)
+
+	long.notes.made = progress{}
+	long.has(3 * stepBytes)
+	l, _ := s.asks.next()
+	l.flushAsked()
+	short.has(64)
+	require.Len(t, s.asks.order, 2)
+	before, _ := ledger.Lines()
+	require.NoError(t, long.stop(rdma.ErrRevoked))
+	require.Equal(t, []*lane{short}, s.asks.order)
+	long.flushAsked() // as a flusher that has just taken it
+	after, _ := ledger.Lines()
+	require.Equal(t, before, after)
+	require.Len(t, s.asks.order, 1, "it is not queued again")
+}
+
+// While memory is registered or let go, which holds the region's lock, its flushes go on; when a region is closed none of them runs.
+func TestFlushesDoNotWaitForRegistration(t *testing.T) {
+	s, ledger := ledgerServer(t)
+	r := s.regions[1]
+	r.mu.Lock()
+	done := make(chan error, 1)
+	go func() { done <- s.persist(&lane{}, 1, 5, 0, 64) }()
+	select {
+	case err := <-done:
+		require.NoError(t, err)
+	case <-time.After(guard):
+		t.Fatal("it waits for the region's lock")
+	}
+	r.mu.Unlock()
+
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	ledger.Before = sync.OnceFunc(func() { close(begun); <-goOn })
+	go func() { done <- s.persist(&lane{}, 1, 5, 0, 64) }()
+	<-begun
+	shut := make(chan error, 1)
+	go func() { shut <- s.CloseRegion(t.Context(), 1, 5) }()
+	require.Eventually(t, func() bool { // until it waits for the flush
+		if r.serving.TryRLock() {
+			r.serving.RUnlock()
+			return false
+		}
+		return true
+	}, guard, time.Millisecond)
+	require.Empty(t, shut)
+	close(goOn)
+	require.NoError(t, <-shut)
+	require.NoError(t, <-done)
+	require.ErrorIs(t, s.persist(&lane{}, 1, 5, 0, 64), rdma.ErrKey)
+}
+
+// The host of a client that is gone takes no answer, which ends the queue pair: no verb was refused, and no offence is counted.
+func TestAnswerThatDoesNotArriveIsNoOffence(t *testing.T) {
+	const retryExceeded, flushErr = 12, 5 // IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR
+	for _, status := range []int{0, retryExceeded} {
+		s, _ := ledgerServer(t)
+		nc, client := net.Pipe()
+		defer client.Close()
+		l := s.newLane(nc, 0, 0, &rdma.Ticket{Serial: 1})
+		s.offences, s.limits = make(map[uint64]uint64), host.Limits{Sessions: 1, Offences: 10}
+		s.lanes[4] = l
+		d := completion{id: 4 | sendID}
+		if status != 0 {
+			d.status = retryExceeded
+		}
+		s.completed(&d)
+		s.completed(&completion{id: 4, status: flushErr})
+		require.True(t, l.drained)
+		require.Equal(t, status == 0, s.AccessErrors() == 1, "status %d", status)
+		require.Equal(t, status != 0, len(s.offences) == 0, "status %d", status)
+		if status != 0 {
+			_, err := client.Read(make([]byte, 1))
+			require.ErrorIs(t, err, io.EOF, "the lane ends")
+		}
+	}
+}
+
 // persistentNode serves region 1 on memory whose losses of power show; the adapter of a virtual machine stores by processor, and
 // writes nothing back.
 func persistentNode(t *testing.T) (*node, *pmem.Ledger) {
@@ -144,6 +261,75 @@ func TestAgentFlushes(t *testing.T) {
 	// Nothing is flushed that was not asked for.
 	require.NoError(t, chain(to, guard, func(ch *rdma.Chain) { ch.Write(32768, bytes.Repeat([]byte{1}, 64)) }).Err)
 	require.Zero(t, ledger.Cut(pmem.None)[32768])
+}
+
+// Chains of a round that ask several nodes take turns: one node answers its second request only when the other has had its own second
+// one, which the client sends although the first chain has not ended.
+func TestAgentsFlushSideBySide(t *testing.T) {
+	first, one := persistentNode(t)
+	second, two := persistentNode(t)
+	d := newDialer(t)
+	_, a := open(t, d, first.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	_, b := open(t, d, second.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	met := make(chan struct{})
+	const again = 3 // of a write-back and a fence for each request
+	steps, others := 0, 0
+	one.Before = func() {
+		if steps++; steps == again {
+			select {
+			case <-met:
+			case <-t.Context().Done():
+			}
+		}
+	}
+	two.Before = func() {
+		if others++; others == again {
+			close(met)
+		}
+	}
+	r := rdma.Round{Deadline: clock.In(guard)}
+	for _, to := range []*rdma.Target{a, b} {
+		ch := r.Chain(to)
+		ch.Write(4096, bytes.Repeat([]byte{7}, 64))
+		ch.Flush(rdma.Persistent, 4096, 64)
+		ch.FetchAdd(64, 1)
+		ch.Fenced()
+		ch.Flush(rdma.Persistent, 64, 8)
+		ch.Fenced()
+		ch.FetchAdd(128, 1)
+		ch.Fenced()
+		ch.Read(64, make([]byte, 8))
+	}
+	rdma.Do(&r)
+	require.NoError(t, r.Err())
+	for i, n := range []*node{first, second} {
+		ch := r.At(i)
+		require.Equal(t, len(ch.Verbs), ch.Done)
+		require.EqualValues(t, 1, ch.Verbs[5].Buf[0])
+		require.EqualValues(t, 1, n.Bytes(1)[128])
+	}
+	for i, ledger := range []*pmem.Ledger{one, two} {
+		require.Equal(t, []*node{first, second}[i].Bytes(1)[:8192][64:72], ledger.Cut(pmem.None)[64:72])
+	}
+
+	// One that is refused in the middle keeps its outcome, and holds the other up no more than it did.
+	r.Reset()
+	for _, to := range []*rdma.Target{a, b} {
+		ch := r.Chain(to)
+		ch.Write(4096, bytes.Repeat([]byte{8}, 64))
+		ch.Flush(rdma.Persistent, 4096, 64)
+		at := uint64(64)
+		if to == a {
+			at = rdmatest.RegionBytes
+		}
+		ch.FetchAdd(at, 1)
+		ch.Fenced()
+	}
+	rdma.Do(&r)
+	require.ErrorIs(t, r.At(0).Err, rdma.ErrBounds)
+	require.Equal(t, 2, r.At(0).Done)
+	require.NoError(t, r.At(1).Err)
+	require.Equal(t, 3, r.At(1).Done)
 }
 
 // A request for an epoch that is over is refused, a session that is fenced gets nothing flushed, and the node drains lanes that have

@@ -36,7 +36,7 @@ type lane struct {
 	qp      *C.struct_ibv_qp     // nil once destroyed
 	cm      *C.struct_rdma_cm_id // nil before the client has come, and at the end
 	stopped error                // why access was taken away
-	died    bool                 // the queue pair was in the error state before we put it there
+	died    bool                 // its client ended the queue pair: by a refused verb, or by a message that is none
 	drained bool                 // flushed is closed
 	granted map[uint32]*grant    // windows, by region
 	notes   notes                // what the client asks to have flushed
@@ -162,14 +162,13 @@ func (l *lane) spoke() {
 	if l.qp != nil {
 		l.receive() // fails where there is one
 	}
+	// Before the queue pair ends: the drain, another goroutine, then reads it.
+	l.died = l.died || l.stopped == nil
 	l.mu.Unlock()
 	l.server.log.Warn("verbs fabric: a client has sent a message that is none: its lane ends", "session", l.ticket.Session)
 	if err := l.stop(rdma.ErrBroken); err != nil {
 		l.server.log.Error("verbs fabric: a queue pair cannot be ended", "session", l.ticket.Session, "error", err)
 	}
-	l.mu.Lock()
-	l.died = true // of what its client sent
-	l.mu.Unlock()
 	l.nc.Close() // its goroutine does the rest
 }
 
@@ -177,15 +176,24 @@ func (l *lane) spoke() {
 func (l *lane) stop(why error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.stopped == nil {
-		l.stopped = why
+	if l.end(why) {
 		// The client may have hung up before we have heard of the refusal.
-		l.died = l.qp != nil && C.q_state(l.qp) == C.IBV_QPS_ERR
+		l.died = l.died || l.qp != nil && C.q_state(l.qp) == C.IBV_QPS_ERR
 	}
 	if l.qp == nil {
 		return nil
 	}
 	return problem("stopping a queue pair", C.q_error(l.qp))
+}
+
+// end notes why access was taken away: nothing is flushed any more. false: it was before. Preconditions: mu is held.
+func (l *lane) end(why error) (first bool) {
+	if l.stopped != nil {
+		return false
+	}
+	l.stopped = why
+	l.server.asks.remove(l)
+	return true
 }
 
 // finish takes all access away and returns nil when nothing of the lane can run.
@@ -220,9 +228,8 @@ func (l *lane) finish(ctx context.Context, why error) error {
 			return err
 		}
 		l.qp = nil
-		if err := l.notes.unpin(); err != nil {
-			l.mu.Unlock()
-			return err
+		if err := l.notes.unpin(); err != nil { // a page is lost; nothing runs all the same
+			l.server.log.Error("verbs fabric: memory of a lane stays pinned", "session", l.ticket.Session, "error", err)
 		}
 	}
 	told, id := l.stopped, l.cm

@@ -9,16 +9,18 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/quarrystore/quarry/rdma"
 	"golang.org/x/sys/unix"
 )
 
 // notes is the node's end of requests to flush. A lane has one under way at a time. Guarded by lane.mu, but for
-// asked.
+// asked and made.
 type notes struct {
 	page  []byte           // the message that is received, and the answer; nil: the lane takes none
 	mr    *C.struct_ibv_mr // of page
 	asked []byte           // copy of the message; of the flusher while busy
-	busy  bool             // a flusher has it
+	made  progress         // of asked
+	busy  bool             // a flusher has it, or it waits for one
 	sent  bool             // the last answer is under way
 	owed  bool             // the next one waits for that
 }
@@ -59,7 +61,7 @@ func (l *lane) receive() C.int {
 }
 
 // hear takes a message of the client's, and posts the receive anew at once: the lane is drained when that is flushed. false: it is
-// no request to flush, and nothing was posted.
+// no request to flush, or the receive could not be posted.
 func (l *lane) hear(bytes int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,14 +70,12 @@ func (l *lane) hear(bytes int) bool {
 		return false
 	}
 	n.asked = append(n.asked[:0], n.page[:bytes]...)
-	select {
-	case l.server.asks <- l:
-	default:
-		return false
+	if l.qp != nil && l.receive() != 0 {
+		return false // ends the lane, whose drain tries once more
 	}
-	n.busy = true
-	if l.qp != nil {
-		l.receive()
+	if l.stopped == nil {
+		n.busy, n.made = true, progress{}
+		l.server.asks.add(l)
 	}
 	return true
 }
@@ -83,55 +83,65 @@ func (l *lane) hear(bytes int) bool {
 // flush has processors flush what clients ask for, until the server is closed.
 func (s *Server) flush() {
 	for {
-		select {
-		case l := <-s.asks:
-			l.flushAsked()
-		case <-s.ctx.Done():
+		l, ok := s.asks.next()
+		if !ok {
 			return
 		}
+		l.flushAsked()
 	}
 }
 
-// flushAsked carries a request out and answers. The lane of a session that is fenced has nothing flushed any more.
+// flushAsked carries a step of a request out. It answers after the last one, and queues the lane again after others. The lane of a
+// session that is fenced has nothing flushed any more.
 func (l *lane) flushAsked() {
 	a, err := decodeAsked(l.notes.asked)
 	if err != nil {
 		l.spoke()
 		return
 	}
-	f := flushed{tag: a.tag()}
-	f.done, f.err = a.flush(func(region uint32, epoch, off, bytes uint64) error {
+	n := &l.notes
+	more, err := a.flush(&n.made, func(region uint32, epoch, off, bytes uint64) error {
 		return l.server.persist(l, region, epoch, off, bytes)
 	}, l.why)
 	l.mu.Lock()
-	l.notes.busy = false
-	e := C.int(0)
-	if l.qp != nil && l.stopped == nil {
-		f.put(l.notes.page[flushedAt:])
-		if l.notes.owed = l.notes.sent; !l.notes.owed {
-			e = l.answer()
-		}
+	defer l.mu.Unlock()
+	if more && l.stopped == nil {
+		l.server.asks.add(l)
+		return
 	}
-	l.mu.Unlock()
-	if e != 0 {
+	n.busy = false
+	if l.qp == nil || l.stopped != nil {
+		return
+	}
+	f := flushed{tag: a.tag(), done: n.made.done, err: err}
+	f.put(n.page[flushedAt:])
+	if n.owed = n.sent; !n.owed {
+		l.answer()
+	}
+}
+
+// answer sends what page has; a lane on which it cannot ends. Preconditions: mu is held, the queue pair is there, no answer is
+// under way.
+func (l *lane) answer() {
+	n := &l.notes
+	n.sent = true
+	if e := C.q_send(l.qp, C.uint64_t(l.id|sendID), address(n.page[flushedAt:]), flushedBytes, n.mr.lkey); e != 0 {
 		l.server.log.Error("verbs fabric: an answer cannot be sent: its lane ends", "session", l.ticket.Session, "error", unix.Errno(e))
 		l.nc.Close() // its goroutine does the rest
 	}
 }
 
-// answer sends what page has. Preconditions: mu is held, the queue pair is there, no answer is under way.
-func (l *lane) answer() C.int {
-	n := &l.notes
-	n.sent = true
-	return C.q_send(l.qp, C.uint64_t(l.id|sendID), address(n.page[flushedAt:]), flushedBytes, n.mr.lkey)
-}
-
-// sent is for an answer that has come to its end. The client may ask again before the node knows.
-func (l *lane) sent() {
+// sent is for an answer that has come to its end. The client may ask again before the node knows. An answer that failed by itself
+// has ended the queue pair: its client is gone, or takes no answer, which is no verb that was refused.
+func (l *lane) sent(status C.uint32_t) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := &l.notes
 	n.sent = false
+	if status != C.IBV_WC_SUCCESS && status != C.IBV_WC_WR_FLUSH_ERR {
+		l.end(rdma.ErrBroken)
+		l.nc.Close() // its goroutine does the rest
+	}
 	if n.owed && l.qp != nil && l.stopped == nil {
 		n.owed = false
 		l.answer()

@@ -31,6 +31,8 @@ type region struct {
 
 	// mu is held while memory is registered or let go, which takes long.
 	mu sync.Mutex
+	// serving is held with mu where memory, epoch or tenant change, and alone by those who flush.
+	serving sync.RWMutex
 	// Invariant: epoch and closed never fall.
 	epoch  uint64                   // served last
 	closed uint64                   // newest epoch that has been closed
@@ -94,14 +96,21 @@ func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m 
 		return fmt.Errorf("region %d: the node stops", number)
 	}
 	rand.Read(r.secret[:])
-	r.memory, r.epoch, r.tenant = m, epoch, m.Tenant()
+	r.serve(m, epoch, m.Tenant())
 	r.closed = max(r.closed, epoch-1)
 	// Now, not at the first client's Open, which would have to wait for it.
 	if err := s.registerFor(r); err != nil {
-		r.memory = nil
 		return errors.Join(err, r.letGo(ctx, false))
 	}
 	return nil
+}
+
+// serve changes what is served. It waits for the steps of flushes that are under way.
+// Preconditions: mu is held.
+func (r *region) serve(m *host.Memory, epoch uint64, tenant uint32) {
+	r.serving.Lock()
+	defer r.serving.Unlock()
+	r.memory, r.epoch, r.tenant = m, epoch, tenant
 }
 
 // registerFor registers a region in the domain of its tenant. Regions register side by side.
@@ -189,7 +198,7 @@ func (r *region) unpin(s *Server, m *host.Memory) error {
 // nothing reaches but through windows.
 // Preconditions: mu is held.
 func (r *region) letGo(ctx context.Context, keep bool) error {
-	r.memory = nil
+	r.serve(nil, r.epoch, r.tenant)
 	for l, g := range r.grants {
 		if err := l.takeBack(ctx, g); err != nil {
 			return fmt.Errorf("region %d: %w", r.number, err)
@@ -302,7 +311,8 @@ func (r *region) register(d *domain, access C.int) (*C.struct_ibv_mr, error) {
 }
 
 // persist flushes a range to stable storage, for lanes without a FLUSH of their own. Like grant,
-// it refuses regions that the lane's ticket does not open, and those of other tenants.
+// it refuses regions that the lane's ticket does not open, and those of other tenants. It does not wait for
+// memory that is being registered.
 func (s *Server) persist(l *lane, number uint32, epoch, off, bytes uint64) error {
 	if !l.ticket.Opens(number, epoch) {
 		return rdma.ErrTicket
@@ -313,8 +323,8 @@ func (s *Server) persist(l *lane, number uint32, epoch, off, bytes uint64) error
 	if r == nil {
 		return rdma.ErrKey
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.serving.RLock()
+	defer r.serving.RUnlock()
 	if r.memory == nil || r.epoch != epoch {
 		return rdma.ErrKey
 	}

@@ -71,7 +71,7 @@ type Server struct {
 	plain    atomic.Bool                  // a window was refused: regions opened from now on have none
 	flushes  bool                         // regions take native FLUSHes
 
-	asks    chan *lane          // whose clients ask to have ranges flushed; each is in it once
+	asks    *turns[*lane]       // lanes that have not ended and whose clients ask to have ranges flushed
 	left    func(serial uint64) // see OnLeft
 	served  sync.WaitGroup      // sockets
 	drained sync.WaitGroup      // drain, meet and flush
@@ -137,7 +137,7 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	s := &Server{
 		limits: limits, log: log, device: dev, patience: joinTimeout, binding: bindTimeout, draining: drainTimeout,
 		regions: make(map[uint32]*region), domains: make(map[uint32]*domain),
-		asks: make(chan *lane, maxLanes), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
+		asks: newTurns[*lane](), failed: make(chan error, 1), sessions: make(map[uint64]*session), lanes: make(map[uint64]*lane), joins: make(map[[16]byte]*lane), offences: make(map[uint64]uint64),
 	}
 	var seed [keyring.SeedBytes]byte
 	rand.Read(seed[:])
@@ -253,6 +253,7 @@ func (s *Server) Close(ctx context.Context) error {
 			return err
 		}
 	}
+	s.quiet()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.device == nil {
@@ -264,9 +265,8 @@ func (s *Server) Close(ctx context.Context) error {
 		}
 		delete(s.domains, tenant)
 	}
-	unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	s.drained.Wait()
 	unix.Close(s.wake)
+	s.wake = -1 // its number may belong to another file
 	if err := problem("destroying the completion queue", C.q_drains_close(s.channel, s.drains)); err != nil {
 		return err
 	}
@@ -277,4 +277,15 @@ func (s *Server) Close(ctx context.Context) error {
 	err := s.device.close()
 	s.device = nil
 	return err
+}
+
+// quiet ends drain, meet and the flushers. It waits for them without mu, which they lock.
+func (s *Server) quiet() {
+	s.asks.close()
+	s.mu.Lock()
+	if s.device != nil {
+		unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
+	s.mu.Unlock()
+	s.drained.Wait()
 }

@@ -91,11 +91,19 @@ func (f Flusher) Persist(mem []byte, off, n uint64) error {
 		return msync(mem, off, n)
 	}
 	if f.way != FenceAlone {
-		f.unit.writeBack(mem, off, n)
+		for end := off + n; off < end; {
+			piece := min(pieceBytes-off%pieceBytes, end-off)
+			f.unit.writeBack(mem, off, piece)
+			off += piece
+		}
 	}
 	f.unit.fence()
 	return nil
 }
+
+// pieceBytes bounds one write-back. It is assembly, in which the runtime cannot stop a goroutine: a garbage
+// collection, and with it the whole process, waits for its end. A multiple of every line's length.
+const pieceBytes = 256 << 10
 
 // msync flushes whole pages around a range.
 func msync(mem []byte, off, n uint64) error {

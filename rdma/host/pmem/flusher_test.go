@@ -37,6 +37,32 @@ func TestWaysRun(t *testing.T) {
 	require.Equal(t, before, mem)
 }
 
+// A long range is written back in pieces, between which a garbage collection can stop the goroutine: each byte once, no line twice,
+// and one fence at the end.
+func TestLongRangesAreWrittenBackInPieces(t *testing.T) {
+	const most = 256 << 10
+	type span struct{ off, n uint64 }
+	var pieces []span
+	fences := 0
+	f := Flusher{way: CLWB, unit: &unit{
+		writeBack: func(_ []byte, off, n uint64) { pieces = append(pieces, span{off, n}) },
+		fence:     func() { fences++ },
+	}}
+	for _, r := range []span{{0, 1}, {100, 64}, {0, most}, {0, most + 1}, {1, most}, {most - 1, 2}, {4097, 10*most + 13}} {
+		pieces, fences = nil, 0
+		require.NoError(t, f.Persist(nil, r.off, r.n))
+		require.Equal(t, 1, fences, "%v", r)
+		at := r.off
+		for i, p := range pieces {
+			require.Equal(t, at, p.off, "%v", r)
+			require.LessOrEqual(t, p.n, uint64(most), "%v", r)
+			require.True(t, i == 0 || at%4096 == 0, "%v: two pieces share a line", r)
+			at += p.n
+		}
+		require.Equal(t, r.off+r.n, at, "%v", r)
+	}
+}
+
 // What is streamed arrives, and nothing beside it changes, at every offset of a line and every length of some lines.
 func TestStream(t *testing.T) {
 	mem := anonymous(t, 4096)

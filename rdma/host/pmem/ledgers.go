@@ -32,8 +32,8 @@ type PowerCut struct {
 
 var ledgersInUse atomic.Pointer[Ledgers]
 
-// UseLedgers has every file below a folder that is mapped from now on, as a whole and as one that keeps what was flushed, flushed
-// through a ledger, until Close. One Ledgers is in use at a time.
+// UseLedgers is for tests; the hook in Map that it sets is in every build. Until Close, files below the folder that are mapped whole
+// and trusted are flushed through a ledger. One Ledgers is in use at a time.
 func UseLedgers(dir string) (*Ledgers, error) {
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
