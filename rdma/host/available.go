@@ -9,12 +9,17 @@ import (
 )
 
 // AvailableMemory is how much more memory this process can have: what the host has
-// available, and what is left of the limits of the process's control groups. MaxUint64
+// available, or its NUMA node if it is bound to one, and what is left of the limits of the process's control groups. MaxUint64
 // where nothing tells.
 func AvailableMemory() uint64 {
 	free := uint64(math.MaxUint64)
 	if kib, ok := fieldOf("/proc/meminfo", "MemAvailable:"); ok {
 		free = kib << 10
+	}
+	if node, bound := BoundNUMA(); bound {
+		if n, ok := numaMemory("/", node); ok {
+			free = min(free, n)
+		}
 	}
 	return min(free, groupMemory("/", "/proc/self/cgroup"))
 }

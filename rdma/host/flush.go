@@ -24,6 +24,9 @@ const (
 	DDIOOff                 // to the memory controller: a READ behind them has pushed them into it
 )
 
+// String is the word that status shows.
+func (d DDIO) String() string { return [...]string{"unknown", "on", "off"}[d] }
+
 // FlushFacts is what a node has seen of its memory and its adapter.
 type FlushFacts struct {
 	Persistent bool  // the memory survives a loss of power once flushed
@@ -31,6 +34,7 @@ type FlushFacts struct {
 	NotNative  error // why the adapter does not make this memory durable by a FLUSH of its own; nil: it does
 	Caches     bool  // a loss of power keeps the processors' caches: eADR
 	DDIO       DDIO  // of the adapter's WRITEs
+	Pages      bool  // a range is durable only when the kernel has written its pages: no adapter can do that
 }
 
 // ChooseFlush is the method that a node tells clients which come through its adapter, or the one of its processors if it has
@@ -52,6 +56,8 @@ func ChooseFlush(want string, f FlushFacts) (rdma.FlushMethod, error) {
 		err = errors.New("this node serves no RDMA, and its processors flush: leave it out")
 	case want == FlushAgent:
 		return rdma.Message, nil
+	case f.Pages:
+		err = errors.New("a range is durable here when the kernel has written its pages (msync), which no adapter has it do: ask for agent")
 	case want == FlushNative && f.NotNative == nil:
 		return rdma.Native, nil
 	case want == FlushNative:
@@ -70,6 +76,8 @@ func (f FlushFacts) best() rdma.FlushMethod {
 		return rdma.NoFlush
 	case !f.Adapter:
 		return rdma.Processor
+	case f.Pages:
+		return rdma.Message
 	case f.NotNative == nil:
 		return rdma.Native
 	case f.Caches, f.DDIO == DDIOOff:

@@ -16,6 +16,8 @@ func TestChooseFlush(t *testing.T) {
 	unknown := FlushFacts{Persistent: true, Adapter: true, NotNative: none}
 	on, off, caches, native := unknown, unknown, unknown, unknown
 	on.DDIO, off.DDIO, caches.Caches, caches.DDIO, native.NotNative = DDIOOn, DDIOOff, true, DDIOOn, nil
+	pages := native
+	pages.DDIO, pages.Pages = DDIOOff, true
 	for _, c := range []struct {
 		name   string
 		facts  FlushFacts
@@ -39,6 +41,10 @@ func TestChooseFlush(t *testing.T) {
 		{"native", native, "auto", rdma.Native, ""},
 		{"native", native, "native", rdma.Native, ""},
 		{"native", native, "agent", rdma.Message, ""},
+		{"msync", pages, "auto", rdma.Message, ""},
+		{"msync", pages, "agent", rdma.Message, ""},
+		{"msync", pages, "appliance", 0, "pages"},
+		{"msync", pages, "native", 0, "pages"},
 		{"native", native, "sometimes", 0, "want auto, native, appliance or agent"},
 	} {
 		m, err := ChooseFlush(c.want, c.facts)

@@ -93,6 +93,9 @@ func populate(f *os.File, bytes uint64, scarce bool) error {
 		return err
 	}
 	defer unix.Munmap(mem)
+	if err := bindMemory(mem); err != nil {
+		return err
+	}
 	Advise(f, mem)
 	for off := uint64(0); off < bytes; off += populateStep {
 		n := min(populateStep, bytes-off)
