@@ -57,7 +57,8 @@ func (a *Allocator) ClaimShadows(reg *slab.Region, class proto.Class) error {
 // for free slabs of their class.
 const lookAgain = 250
 
-// Full reports that ClaimShadows has lately found no slab of the class in a region.
+// Full reports that ClaimShadows has lately found no slab of the class in a region. Each question counts down from
+// lookAgain, also that of an update which then waits for a staging slab.
 func (a *Allocator) Full(reg *slab.Region, class proto.Class) bool {
 	s := a.surveys[reg.ID]
 	if s == nil || s.epoch != reg.Epoch || s.full[class] == 0 {
@@ -68,7 +69,8 @@ func (a *Allocator) Full(reg *slab.Region, class proto.Class) bool {
 }
 
 // openStaging has a region's staging block formatted, and its header cached. nil also where the epoch
-// has ended meanwhile. ErrNoSpace and slab.ErrNoShadow: the block has other slabs, of a client that does not leave it out.
+// has ended meanwhile. ErrNoSpace and slab.ErrNoShadow: a program that does not know the staging block
+// has formatted it for objects.
 func (a *Allocator) openStaging(reg *slab.Region, class proto.Class) error {
 	block := reg.Geometry.StagingBlock()
 	for attempt := 1; ; attempt++ {
@@ -90,7 +92,11 @@ func (a *Allocator) openStaging(reg *slab.Region, class proto.Class) error {
 		case h.State() == proto.BlockActive:
 			return fmt.Errorf("%w: %w: region %d is full, and its last block, which should be for staging, is %v", slab.ErrNoShadow, ErrNoSpace, reg.ID, h)
 		}
-		// It is being formatted, or reclaimed from another use.
+		// It is being formatted, or reclaimed from another use. The question has the session that does it fenced if its
+		// host is lost; the scrub then frees the block.
+		if h := s.headers[block]; h.Session() != 0 {
+			_ = a.lane.Port().HolderFenced(reg.ID, h.Session(), attempt)
+		}
 		if err := a.lane.Port().Pause(attempt); err != nil {
 			return fmt.Errorf("block %d of region %d is %v: %w", block, reg.ID, s.headers[block], err)
 		}

@@ -174,3 +174,41 @@ func TestRepair(t *testing.T) {
 	require.ErrorIs(t, err, client.ErrCorrupt)
 	require.NoError(t, c.Write(ctx, refs[7], []byte("nobody holds it any more")))
 }
+
+// A claim of a session without a record: of a PAIR slab, and of a STAGED one, which may be a shadow and is freed in a
+// second pass.
+func TestRepairFreesClaimsOfNoSession(t *testing.T) {
+	for _, kind := range []client.SlabKind{client.PairSlab, client.StagedSlab} {
+		t.Run(kind.String(), func(t *testing.T) {
+			cluster := testcluster.New(t, testcluster.Options{})
+			cfg := client.Config{Transport: client.TransportTCP, Replicas: 1}
+			c := cluster.Connect(cfg)
+			kept, err := c.Alloc(t.Context(), []byte("x"), client.AllocOptions{Slab: kind})
+			require.NoError(t, err)
+			gone, err := c.Alloc(t.Context(), []byte("y"), client.AllocOptions{Slab: kind})
+			require.NoError(t, err)
+			require.NoError(t, c.Free(t.Context(), gone))
+			require.NoError(t, c.Close())
+			v := newVandal(t, cluster)
+			s, _, _, _ := v.slab(gone)
+			v.swap(0, s.ROff(), func(uint64) uint64 { return uint64(proto.MakeR(proto.MaxSession-7, 5)) })
+			_, err = v.ctl.CloseSession(t.Context(), connect.NewRequest(&quarrypb.CloseSessionRequest{Serial: v.serial, Proof: v.proof}))
+			require.NoError(t, err)
+			check := func() *fsck.Report {
+				rep, err := fsck.Cluster(t.Context(), fsck.Config{Controllers: []string{cluster.Controller.URL()}, Transport: "tcp"})
+				require.NoError(t, err)
+				return rep
+			}
+			rep := check()
+			require.NotEmpty(t, rep.Findings)
+			c = cluster.Connect(cfg)
+			_, err = fsck.Repair(t.Context(), c, rep.Findings)
+			require.NoError(t, err)
+			b, err := c.Read(t.Context(), kept, nil)
+			require.NoError(t, err)
+			require.Equal(t, "x", string(b))
+			require.NoError(t, c.Close())
+			require.Empty(t, check().Findings)
+		})
+	}
+}

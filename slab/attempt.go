@@ -45,7 +45,7 @@ type attempt struct {
 	// redo is what is written before V is changed, of a change of a STAGED slab; home, which img is
 	// for, is written afterwards.
 	redo redo
-	// staging is the slab of the staging block that is the attempt's shadow and that it holds under r;
+	// staging is the slab of the staging block that the attempt has borrowed for its shadow, reserved with r;
 	// offset 0: none.
 	staging proto.Slab
 	// encryption is what the payload to commit is encrypted with; nil: it stays as it is.

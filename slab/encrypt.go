@@ -204,5 +204,5 @@ func (l *Lane) shown(k *reading) ([]byte, Info, error) {
 			return nil, Info{}, err
 		}
 	}
-	return k.payload, infoOf(k.header), nil
+	return k.payload, infoOf(k.header, k.slab), nil
 }

@@ -72,6 +72,49 @@ func TestFencesOfOperations(t *testing.T) {
 	}
 }
 
+// A durable Update takes as many rounds as a volatile one. Over an adapter that flushes by itself, or by a READ behind the WRITEs, that is all;
+// where the node is asked to flush, a chain goes in parts, each ordered behind the answer to the one before: two trips more.
+func TestRoundsOfDurableUpdates(t *testing.T) {
+	for _, c := range []struct{ replicas, rounds, trips int }{{1, 2, 4}, {2, 3, 5}, {3, 3, 5}} {
+		t.Run(fmt.Sprintf("R=%d", c.replicas), func(t *testing.T) {
+			for _, durable := range []bool{false, true} {
+				l := slabtest.New(t, c.replicas).Lane(1)
+				if durable {
+					l.Durable()
+				}
+				ref, err := l.Alloc.Alloc([]byte("first"), alloc.Want{Replicas: c.replicas, Durable: durable})
+				require.NoError(t, err)
+				trips, hooked := 0, l.BeforeDo
+				l.BeforeDo = func(n int, r *rdma.Round) {
+					most := 0
+					for i := range r.Len() {
+						most = max(most, parts(r.At(i).Verbs))
+					}
+					if trips += most; hooked != nil {
+						hooked(n, r)
+					}
+				}
+				before := l.Lane.Tally().Rounds
+				_, err = l.Lane.Update(ref, func([]byte, *slab.Info) ([]byte, error) { return []byte("x"), nil })
+				require.NoError(t, err)
+				require.EqualValues(t, c.rounds, l.Lane.Tally().Rounds-before, "durable: %v", durable)
+				require.Equal(t, map[bool]int{false: c.rounds, true: c.trips}[durable], trips, "durable: %v", durable)
+			}
+		})
+	}
+}
+
+// parts is how many parts a chain has where the node is asked to flush: one more for each request that a verb is ordered behind.
+func parts(verbs []rdma.Verb) int {
+	n := 1
+	for i := range verbs {
+		if v := &verbs[i]; v.Op == rdma.Flush && v.Kind == rdma.Persistent && i+1 < len(verbs) && !rdma.LeftToLater(verbs, i) {
+			n++
+		}
+	}
+	return n
+}
+
 // A batch with slabs of both kinds releases none of them ahead of the CAS of a V, or of a FLUSH, of its chain:
 // otherwise the next session could find R free and V as it was. One fence for each kind of verbs is enough.
 func TestMixedBatchesReleaseBehindV(t *testing.T) {

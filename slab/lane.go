@@ -76,10 +76,12 @@ type Info struct {
 	Born    uint64
 	Tag     uint32
 	Writer  proto.R
+	Kind    proto.Kind  // of the object's slab
+	Class   proto.Class // of the object's slab
 }
 
-func infoOf(h proto.ImageHeader) Info {
-	return Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer}
+func infoOf(h proto.ImageHeader, s proto.Slab) Info {
+	return Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer, Kind: s.Kind, Class: s.Class}
 }
 
 // errAgain: the step changed nothing that others see, and the attempt holds nothing. The

@@ -126,6 +126,9 @@ func (l *Lane) RepairMap(reg *Region, block uint32) (repaired int, err error) {
 	if err != nil || h == 0 {
 		return 0, err
 	}
+	if h.Staging() && block == reg.Geometry.StagingBlock() {
+		return 0, nil // its map is not used
+	}
 	class, n := h.Class(), 0
 	size, piece := class.Bytes(), class.PieceBytes(pieceBytes)
 	buf, err := l.buffer(&l.batch.slabs, piece)

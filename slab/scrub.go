@@ -62,6 +62,23 @@ func (l *Lane) Scrub(reg *Region, dead func(session uint32) bool) (Scrubbed, err
 	return st, l.ScrubClaims(reg, &st)
 }
 
+// ScrubOnly is Scrub of one block. It looks at the other blocks of the region, and settles what is in them, only if the
+// block has claims of the dead that may be shadows: their users may lie anywhere.
+func (l *Lane) ScrubOnly(reg *Region, block uint32, dead func(session uint32) bool) (st Scrubbed, err error) {
+	if err = l.ScrubBlock(reg, block, dead, &st); err != nil || len(st.claims) == 0 {
+		return st, err
+	}
+	for b := range reg.Geometry.Blocks {
+		if b == block {
+			continue
+		}
+		if err := l.ScrubBlock(reg, b, dead, &st); err != nil {
+			return st, err
+		}
+	}
+	return st, l.ScrubClaims(reg, &st)
+}
+
 // ScrubBlock is the first pass of Scrub over one block. Lanes may work on different blocks side by side.
 func (l *Lane) ScrubBlock(reg *Region, block uint32, dead func(session uint32) bool, st *Scrubbed) error {
 	if err := l.scrubBlock(reg, block, dead, st); err != nil {
@@ -251,7 +268,7 @@ func (l *Lane) awaitRelease(reg *Region, n *needed) error {
 // shadowUser is the holder of a slab that needs the shadow: L of a replica leads there, and home is not whole, or the
 // version of the shadow is above V, so that a taker looks for it. 0: the slab has been released, or needs the shadow no
 // more. A client that holds a slab with an old L is not waited for: its callback may take any time. One round
-// for each replica: what is not needed there is not needed later, because only the dead session writes this L.
+// for each replica: once a replica does not need the shadow it never will, because only the dead session led L there.
 func (l *Lane) shadowUser(reg *Region, n *needed) (holder proto.R, err error) {
 	off, bytes, ok := n.slab.ShadowOff(n.lead, reg.Geometry.RegionBytes)
 	if !ok {

@@ -31,7 +31,7 @@ import (
 //   - S4. A version that a session has written a record or shadow of is not given to another change, whether
 //     L has led there or not: a takeover leaves it in L (proto.MakeGone), and the next writer's version is above
 //     it. Otherwise a slow READ could bring the record of a dead writer and V and L of its successor.
-//   - S5. A shadow is a claim of the session that writes it, and not used for anything else before
+//   - S5. A shadow is a claim of the session that writes it, or a borrowed slab of the staging block (S6), and not used for anything else before
 //     R of the slab is released. After the session's death the scrub frees its claims behind
 //     a second pass, when no slab needs them any more.
 //   - S6. A slab of the staging block is held for one update, from before its shadow is written
@@ -198,7 +198,7 @@ func (l *Lane) look(a *attempt) error {
 	return nil
 }
 
-// rollForward makes home of a STAGED slab whole at every replica, and then leaves a version in L of the
+// rollForward makes home of a STAGED slab whole at every replica, and then writes a version into L of the
 // primary that no other change gets: that of the change which the session of before has not committed. Whether
 // that session has written L does not matter, nor whether it has made a change at all. a.seen is as if it had been READ
 // afterwards. At most three rounds: the READ of a shadow, the WRITEs of home, the WRITE of L.
@@ -252,13 +252,13 @@ func (l *Lane) rollForward(a *attempt) error {
 	return l.leave(a, taken, 1)
 }
 
-// leave writes a version that is not to be given to any change into L of the first replicas, so many of them.
+// leave marks a version as used up, in L of the first n replicas: no change gets it.
 // Preconditions and errors are those of rollForward.
-func (l *Lane) leave(a *attempt, version uint64, replicas int) error {
+func (l *Lane) leave(a *attempt, version uint64, n int) error {
 	lead := a.seen[a.slab.LOff()-a.slab.Off:][:8]
 	proto.PutWord(lead, 0, uint64(proto.MakeGone(min(version, proto.MaxVersion))))
 	return l.repeatHeld(a, func() {
-		for i := range replicas {
+		for i := range n {
 			c := l.round.Chain(a.reg.To[i])
 			c.Write(a.slab.LOff(), lead)
 			if a.reg.Durable {

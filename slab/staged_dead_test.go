@@ -264,11 +264,8 @@ func TestTakerWritesHomesOfBackups(t *testing.T) {
 
 // Another session dies when it has taken over the slab whose shadow a scrub is about to free. The scrub takes it over itself.
 func TestScrubTakesOverFromDeadTakers(t *testing.T) {
-	way := stagedWays[1]
-	w := slabtest.New(t, 1)
-	dead, taker, scrub := w.Lane(1), w.Lane(2), w.Lane(3)
-	ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
-	require.NoError(t, err)
+	w, dead, ref, way := shadowed(t)
+	taker, scrub := w.Lane(2), w.Lane(3)
 	next := way.next(nil, 2)
 	dieBehindV(t, dead, ref, next)
 	w.Fence(1)

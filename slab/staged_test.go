@@ -36,6 +36,16 @@ func stagedWant(capacity int) alloc.Want {
 	return alloc.Want{Kind: proto.Staged, Replicas: 1, Capacity: capacity}
 }
 
+// shadowed is a world of one node with an object whose updates need a shadow, and the way they change it. Session 1 has made it.
+func shadowed(t *testing.T) (w *slabtest.World, writer *slabtest.Port, ref proto.Ref, way stagedWay) {
+	way = stagedWays[1]
+	w = slabtest.New(t, 1)
+	writer = w.Lane(1)
+	ref, err := writer.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
+	require.NoError(t, err)
+	return w, writer, ref, way
+}
+
 // update replaces the payload of an object.
 func update(l *slab.Lane, ref proto.Ref, payload []byte) error {
 	_, err := l.Update(ref, func([]byte, *slab.Info) ([]byte, error) { return payload, nil })
@@ -260,11 +270,8 @@ func TestStagedSlabsNeedOneReplica(t *testing.T) {
 // A client takes a slab over and reads the dead writer's shadow; the scrub of the dead writer frees that
 // shadow, and another client uses it, only when the taker has released the slab.
 func TestScrubWaitsForTakers(t *testing.T) {
-	way := stagedWays[1]
-	w := slabtest.New(t, 1)
-	dead, taker, scrub := w.Lane(1), w.Lane(2), w.Lane(3)
-	ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
-	require.NoError(t, err)
+	w, dead, ref, way := shadowed(t)
+	taker, scrub := w.Lane(2), w.Lane(3)
 	next := way.next(nil, 2)
 	dieAfter(t, dead, 3, func() { _ = update(dead.Lane, ref, next) }) // committed, home is not written
 	w.Fence(1)
@@ -313,11 +320,8 @@ func wordsOf(w *slabtest.World, ref proto.Ref) (proto.R, proto.V, proto.Locator)
 // The scrub settles all slabs of the dead before it frees the first claim that may be a shadow, also where
 // the shadow comes first in the region.
 func TestScrubSettlesBeforeItFreesShadows(t *testing.T) {
-	way := stagedWays[1]
-	w := slabtest.New(t, 1)
-	dead, scrub := w.Lane(1), w.Lane(2)
-	ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
-	require.NoError(t, err)
+	w, dead, ref, way := shadowed(t)
+	scrub := w.Lane(2)
 	dieAfter(t, dead, 3, func() { _ = update(dead.Lane, ref, way.next(nil, 2)) })
 	w.Fence(1)
 	_, _, lead := wordsOf(w, ref)
@@ -343,11 +347,8 @@ func TestScrubSettlesBeforeItFreesShadows(t *testing.T) {
 // Between the READ of a slab and that of its shadow the change ends, and the next one of the same
 // session is written to the same shadow: it is not committed, and not what V named.
 func TestReaderComparesTheShadow(t *testing.T) {
-	way := stagedWays[1]
-	w := slabtest.New(t, 1)
-	dead, reader := w.Lane(1), w.Lane(2)
-	ref, err := dead.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
-	require.NoError(t, err)
+	w, dead, ref, way := shadowed(t)
+	reader := w.Lane(2)
 	next := way.next(nil, 2)
 	dieAfter(t, dead, 3, func() { _ = update(dead.Lane, ref, next) })
 	_, v, lead := wordsOf(w, ref)

@@ -14,8 +14,8 @@ import (
 // slabs, and serve all of them.
 //
 // A lane takes one for one update, and gives it back in the chain that writes home. R alone says which are taken:
-// no map bits, no magazine. As many updates as the block has slabs can go on at once; others wait until
-// their deadline, without holding anything. A session that dies with one leaves it to the scrub, as any claim.
+// no map bits, no magazine. As many updates as the block has slabs (15) can run at once. A further one holds nothing
+// while it waits, until its deadline. A session that dies with one leaves it to the scrub, as any claim.
 //
 //	Update in a full region  1  P    CAS R 0 -> r, READ the slab
 //	                         2  P    CAS R of a staging slab 0 -> r, READ R and V of all of them
@@ -27,9 +27,9 @@ const maxBorrows = 3
 // errLent: all staging slabs are taken.
 var errLent = errors.New("all staging slabs are taken")
 
-// shadowFor gets an attempt, whose image is built, a staging slab; or the lane claims, so that the
-// next attempt finds some. waits counts the attempts that have found none. nil: the attempt has a shadow. On an
-// error it holds nothing: errAgain: the operation starts again; another one is final, not done.
+// shadowFor finds a place for the image that an attempt has built. nil: the attempt has borrowed a staging slab.
+// errAgain: the attempt's slab is released, and the operation starts again; the lane may have claimed slabs for it. Any
+// other error: the slab is released, and nothing was done. waits counts the calls that found no place.
 func (l *Lane) shadowFor(a *attempt, waits *int) error {
 	if l.shadows == nil {
 		return l.releaseFor(a, fmt.Errorf("%w: %v, of %d bytes: this lane has no allocator", ErrNoShadow, a.ref, a.slab.Class.Bytes()))
@@ -55,8 +55,10 @@ func (l *Lane) shadowFor(a *attempt, waits *int) error {
 		}
 		return errAgain
 	}
-	// The question has a holder fenced whose host is lost. The scrub frees what it held.
-	_ = l.port.HolderFenced(a.reg.ID, a.holder.Session(), *waits)
+	if a.holder != 0 {
+		// The question has a holder fenced whose host is lost. The scrub frees what it held.
+		_ = l.port.HolderFenced(a.reg.ID, a.holder.Session(), *waits)
+	}
 	if err := l.port.Pause(*waits); err != nil {
 		return fmt.Errorf("%w: all %d staging slabs of region %d are taken, by session %d and others: %w", ErrBusy, proto.MaxStagedClass.Slabs(), a.reg.ID, a.holder.Session(), err)
 	}
@@ -64,7 +66,7 @@ func (l *Lane) shadowFor(a *attempt, waits *int) error {
 }
 
 // borrow takes a staging slab as the attempt's shadow: one round, or up to maxBorrows beside others. errLent:
-// all are taken, a.holder has one of them. ErrNoShadow: the lane has not seen the block formatted. The
+// none is free; a.holder has one, or is 0 where slabs are not FREE for another reason. ErrNoShadow: the lane has not seen the block formatted. The
 // attempt holds its slab then as before; after another error nothing is held, or the session has ended.
 //
 // Preconditions: the attempt holds R, and its image is built.
@@ -103,12 +105,23 @@ func (l *Lane) borrow(a *attempt) error {
 				return err
 			}
 		}
-		a.holder = found
 		if at = freeOf(words, n); at < 0 {
+			a.holder = holderOf(words, n, a.r)
 			return errLent
 		}
 	}
+	a.holder = holderOf(words, n, a.r)
 	return errLent
+}
+
+// holderOf is the first reservation of another attempt among n slabs; 0: none.
+func holderOf(words []byte, n int, own proto.R) proto.R {
+	for i := range n {
+		if r := proto.R(proto.Word(words, 16*i)); r != 0 && r != own {
+			return r
+		}
+	}
+	return 0
 }
 
 // freeOf is the first of n slabs, whose R and V are in words, that is FREE and not reserved; -1: none.

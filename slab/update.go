@@ -56,7 +56,7 @@ func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info)
 		}
 		switch l.commit(&a); a.result {
 		case done:
-			return infoOf(a.header), nil
+			return infoOf(a.header, a.slab), nil
 		case unknown:
 			return Info{}, a.err
 		}
@@ -80,7 +80,7 @@ func (l *Lane) callback(a *attempt, reveal bool, f func(old []byte, info *Info) 
 			return nil, err
 		}
 	}
-	l.info = infoOf(a.header)
+	l.info = infoOf(a.header, a.slab)
 	payload, err := f(a.payload, &l.info)
 	if err == nil {
 		err = l.fits(len(payload), a.slab)
@@ -218,7 +218,7 @@ func (l *Lane) free(ref proto.Ref, version uint64, keep bool) (c Claim, last []b
 		switch l.commit(&a); a.result {
 		case done:
 			c := Claim{Reg: a.reg, Slab: a.slab, Generation: ref.Incarnation.Generation(), R: a.r, V: a.next, Held: keep}
-			return c, a.payload, infoOf(a.header), nil
+			return c, a.payload, infoOf(a.header, a.slab), nil
 		case unknown:
 			return Claim{}, nil, Info{}, a.err
 		}

@@ -48,8 +48,8 @@ func (l *Lane) onlyChain(to *rdma.Target) (i int, c *rdma.Chain) {
 	return i, l.round.Chain(to)
 }
 
-// fenceOnce reports that chain i of a commit has no verb of a kind yet that fenceOnce was asked about: this
-// one is to be fenced, for all of its kind.
+// fenceOnce is true the first time it is asked about a kind of verb in chain i of a commit: that verb gets the fence,
+// for all later ones of its kind.
 func (l *Lane) fenceOnce(i int, k kind) bool {
 	first := l.fenced[i]>>k&1 == 0
 	l.fenced[i] |= 1 << k
