@@ -49,8 +49,8 @@ type Client struct {
 
 // Connect opens a session with a cluster. ctx bounds the connecting only.
 //
-// Errors: ErrUnreachable if no controller answers; ctx's error; a plain error for a Config
-// that is not valid, a wrong token, or RDMA that is required and missing.
+// Errors: ErrUnreachable if no controller answers; ctx's error; ErrArgument for a Config that is
+// not valid; a plain error for a wrong token, or RDMA that is required and missing.
 func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

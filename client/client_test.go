@@ -285,6 +285,7 @@ func TestConfigIsChecked(t *testing.T) {
 		_, err := client.Connect(ctx, cfg)
 		cancel()
 		require.ErrorContains(t, err, want)
+		require.Equal(t, want != "127.0.0.1:1", errors.Is(err, client.ErrArgument), want)
 	}
 	if devices, _ := verbs.Devices(); len(devices) == 0 {
 		_, err := client.Connect(t.Context(), client.Config{Controllers: []string{"http://127.0.0.1:1"}, RequireRDMA: true})

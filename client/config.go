@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -13,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/internal/wire"
 	"github.com/quarrystore/quarry/rdma/tcp"
 )
@@ -82,6 +82,9 @@ type Config struct {
 	// default: the number that its operator set, else 2 if the storage nodes lie in at
 	// least two failure domains, else 1.
 	Replicas int
+	// Slab of mutable objects whose AllocOptions name none, and of the nodes of new trees: PairSlab or
+	// StagedSlab, which needs one replica, and nodes of up to 16 KiB. 0 means PairSlab.
+	Slab SlabKind
 	// Timeout bounds a call whose context has no deadline; 0 means DefaultTimeout.
 	Timeout time.Duration
 	// Logger receives the log; nil means slog.Default, warnings and errors only. The data
@@ -114,17 +117,28 @@ func (c Config) withDefaults() Config {
 	if c.Durability == 0 {
 		c.Durability = Volatile
 	}
+	if c.Slab == 0 {
+		c.Slab = PairSlab
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(warningHandler{slog.Default().Handler()})
 	}
 	return c
 }
 
+// A configError is an ErrArgument that says what is wrong with a Config.
+type configError string
+
+func (e configError) Error() string        { return "client: " + string(e) }
+func (e configError) Is(target error) bool { return target == ErrArgument }
+
+func badConfig(format string, args ...any) error { return configError(fmt.Sprintf(format, args...)) }
+
 // validController refuses what cannot be dialled as a controller.
 func validController(u string) error {
 	p, err := url.Parse(u)
 	if err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {
-		return fmt.Errorf("client: controller %q: want a URL such as http://127.0.0.1:7420", u)
+		return badConfig("controller %q: want a URL such as http://127.0.0.1:7420", u)
 	}
 	return nil
 }
@@ -132,7 +146,7 @@ func validController(u string) error {
 // validate refuses a configuration that no session can have. The defaults have been filled in.
 func (c Config) validate() error {
 	if len(c.Controllers) == 0 {
-		return errors.New("client: no controller given: set Config.Controllers, such as http://127.0.0.1:7420")
+		return badConfig("no controller given: set Config.Controllers, such as http://127.0.0.1:7420")
 	}
 	for _, u := range c.Controllers {
 		if err := validController(u); err != nil {
@@ -141,19 +155,23 @@ func (c Config) validate() error {
 	}
 	switch {
 	case c.Transport != TransportAuto && c.Transport != TransportVerbs && c.Transport != TransportSHM && c.Transport != TransportTCP:
-		return fmt.Errorf("client: transport %q: want auto, verbs, shm or tcp", c.Transport)
+		return badConfig("transport %q: want auto, verbs, shm or tcp", c.Transport)
 	case c.RequireRDMA && c.Transport != TransportAuto && c.Transport != TransportVerbs:
-		return fmt.Errorf("client: transport %s is not RDMA, which is required: use auto", c.Transport)
+		return badConfig("transport %s is not RDMA, which is required: use auto", c.Transport)
 	case c.Lanes < 1 || c.Lanes > maxLanes:
-		return fmt.Errorf("client: %d lanes: want 1 to %d", c.Lanes, maxLanes)
+		return badConfig("%d lanes: want 1 to %d", c.Lanes, maxLanes)
 	case c.Replicas < 0 || c.Replicas > MaxReplicas:
-		return fmt.Errorf("client: %d replicas: want 1 to %d, or 0 for the cluster's default", c.Replicas, MaxReplicas)
+		return badConfig("%d replicas: want 1 to %d, or 0 for the cluster's default", c.Replicas, MaxReplicas)
 	case c.Timeout < 0:
-		return fmt.Errorf("client: timeout %v: want more than 0", c.Timeout)
+		return badConfig("timeout %v: want more than 0", c.Timeout)
 	case c.Durability > Durable:
-		return fmt.Errorf("client: durability %d: want Volatile or Durable", c.Durability)
+		return badConfig("durability %d: want Volatile or Durable", c.Durability)
+	case c.Slab > StagedSlab:
+		return badConfig("slab kind %v: want PairSlab or StagedSlab", c.Slab)
+	case c.Slab == StagedSlab && c.Replicas > 1:
+		return badConfig("%v, not %d: ask for 1 replica, or for PairSlab", alloc.ErrStagedReplicas, c.Replicas)
 	case c.AllowClear && c.Keys == nil:
-		return errors.New("client: AllowClear without Keys: a client without keys reads nothing else")
+		return badConfig("AllowClear without Keys: a client without keys reads nothing else")
 	}
 	return c.validNames()
 }
@@ -162,9 +180,9 @@ func (c Config) validate() error {
 func (c Config) validNames() error {
 	switch {
 	case strings.ContainsAny(c.Name, "\n\r") || len(c.Name) > 255:
-		return fmt.Errorf("client: name %q: want one line of at most 255 bytes", c.Name)
+		return badConfig("name %q: want one line of at most 255 bytes", c.Name)
 	case strings.Trim(c.Tenant, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(c.Tenant) > 63:
-		return fmt.Errorf("client: tenant %q: want at most 63 of a-z, 0-9, - and _", c.Tenant)
+		return badConfig("tenant %q: want at most 63 of a-z, 0-9, - and _", c.Tenant)
 	}
 	return nil
 }

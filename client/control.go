@@ -101,14 +101,15 @@ type try func(context.Context, quarrypbconnect.ControllerClient) error
 // It returns nil, the *connect.Error of the controller's refusal, or one of:
 //   - an error that wraps ctx.Err(): ctx ended. It wraps ErrUnreachable too only if a
 //     controller had failed to answer before.
-//   - ErrUnreachable: each controller has failed to answer triesEach times, and for electionTimeout if one is
-//     there: if it waits for a leader, or closes connections.
+//   - ErrUnreachable: each controller has failed to answer triesEach times. If one waits for a leader, or closes
+//     connections, the call goes on for electionTimeout first.
 //   - ErrUnknown, with atMostOnce: the request may have been carried out.
 func (c *controllerCalls) do(ctx context.Context, opt callOptions, f try) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var last error // why the tries so far failed; not why ctx ended
+	var last error    // why the tries so far failed; not why ctx ended
+	var closes uint64 // a bit for each controller that closed the connection of its last try without an answer
 	elected := clock.In(opt.electionTimeout)
 	clients := c.clients
 	if opt.heartbeat {
@@ -135,10 +136,15 @@ func (c *controllerCalls) do(ctx context.Context, opt callOptions, f try) error 
 		}
 		if ended == nil {
 			c.next(i, err)
-			if electing(err) || !electing(last) { // a standby's answer says more than silence
+			bit := uint64(1) << (i % 64)
+			if closes &^= bit; dropped(err) {
+				closes |= bit
+			}
+			// A standby's answer says more than a closed connection, and that more than silence.
+			if electing(err) || !electing(last) && (dropped(err) || closes == 0) {
 				last = err
 			}
-			if !c.tryAgain(ctx, n, (electing(last) || dropped(last)) && clock.Now() <= elected) {
+			if !c.tryAgain(ctx, n, (electing(last) || closes != 0) && clock.Now() <= elected) {
 				return c.unreachable(opt.rootCause(last))
 			}
 			ended = ctx.Err()

@@ -15,6 +15,20 @@ import (
 // TestDroppedConnectionsAreTriedAgain: a controller's port that strangers flood closes some of this client's
 // connections before they have carried an answer. The call goes on until one has a place.
 func TestDroppedConnectionsAreTriedAgain(t *testing.T) {
+	refuses, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, refuses.Close())
+	ended := "http://" + refuses.Addr().String() // another controller, which has ended
+	for name, controllers := range map[string]func(drops string) []string{
+		"alone":                 func(drops string) []string { return []string{drops} },
+		"before one that ended": func(drops string) []string { return []string{drops, ended} },
+		"behind one that ended": func(drops string) []string { return []string{ended, drops} },
+	} {
+		t.Run(name, func(t *testing.T) { testDropped(t, controllers) })
+	}
+}
+
+func testDropped(t *testing.T, controllers func(drops string) []string) {
 	cluster := testcluster.New(t, testcluster.Options{})
 	controller := strings.TrimPrefix(cluster.Controller.URL(), "http://")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -42,7 +56,7 @@ func TestDroppedConnectionsAreTriedAgain(t *testing.T) {
 			go func() { _, _ = io.Copy(c, to); c.Close() }()
 		}
 	}()
-	c, err := client.Connect(t.Context(), client.Config{Controllers: []string{"http://" + l.Addr().String()}})
+	c, err := client.Connect(t.Context(), client.Config{Controllers: controllers("http://" + l.Addr().String())})
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	require.NoError(t, l.Close())

@@ -122,23 +122,9 @@ func (l *lane) statObject(ref Ref) (Info, error) {
 	if c.large {
 		info.Bytes, info.Chunks = c.index.bytes, len(c.index.chunks)
 	}
-	info.Slab = l.slabOf(ref)
+	info.Slab = slabKindOf(image.Kind)
 	info.WriteOnce = info.Slab == SingleSlab
 	return info, nil
-}
-
-// slabOf is the kind of an object's slab, by the block header that a read of the object has cached; 0 where
-// there is none any more.
-func (l *lane) slabOf(ref Ref) SlabKind {
-	reg, err := l.Region(ref.Addr.Region())
-	if err != nil {
-		return 0
-	}
-	b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
-	if h := reg.Headers.Load(b); ok && h != 0 {
-		return slabKindOf(h.Kind())
-	}
-	return 0
 }
 
 // readRange is ReadAt on a lane.
@@ -386,8 +372,8 @@ func wantVersion(image slab.Info, version uint64) error {
 }
 
 // writeLarge is writeObject where the old or the new payload needs chunks. An object that has an index keeps
-// one, also for a short payload: in its slab a payload has less room than the object's capacity, and nothing
-// would tell the next writer that it may use chunks.
+// one, also for a short payload. Without the index the next writer could not tell that the object may have
+// chunks.
 func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 	reg, err := l.Region(ref.Addr.Region())
 	if err != nil {
@@ -401,12 +387,10 @@ func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
 	if err != nil {
 		return err
 	}
-	b, _ := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
-	h := reg.Headers.Load(b)
-	if h.Kind() == proto.Single {
+	if image.Kind == proto.Single {
 		return fmt.Errorf("%w: %v", ErrImmutable, ref)
 	}
-	room := h.Class().PayloadBytes(h.Kind()) - l.slab.Overhead()
+	room := image.Class.PayloadBytes(image.Kind) - l.slab.Overhead()
 	body, large := payload, len(payload) > room || isIndex(&image)
 	var x index
 	if large {

@@ -163,9 +163,31 @@ func (n *Names) Swap(ctx context.Context, name string, revision uint64, ref Ref)
 	if err != nil {
 		return Name{}, err
 	}
-	now.Ref = ref
-	m, err := requestOnce(n.c.control, ctx, &quarrypb.SwapNameRequest{Name: now.message(), Revision: revision}, quarrypbconnect.ControllerClient.SwapName)
-	return entryOf(name, m, err)
+	now.Ref, now.Revision = ref, revision
+	return n.Change(ctx, now)
+}
+
+// Change gives a name the Ref and the Notes of an entry if it is still at the entry's Revision; ErrConflict
+// otherwise. Under a context of Bind the name changes only while that session is live: ErrFenced otherwise.
+func (n *Names) Change(ctx context.Context, e Name) (Name, error) {
+	s, _ := ctx.Value(boundKey{}).(*session)
+	if s != nil && s.client != n.c {
+		s = nil
+	}
+	return n.change(ctx, e, s)
+}
+
+// change is Change on condition that a session is live. A nil session means no condition.
+func (n *Names) change(ctx context.Context, e Name, s *session) (Name, error) {
+	q := &quarrypb.SwapNameRequest{Name: e.message(), Revision: e.Revision}
+	if s != nil {
+		q.Serial, q.Proof = s.ticket.Serial, s.shown.Load().proof
+	}
+	m, err := requestOnce(n.c.control, ctx, q, quarrypbconnect.ControllerClient.SwapName)
+	if ce := new(connect.Error); s != nil && errors.As(err, &ce) && ce.Code() == connect.CodeFailedPrecondition {
+		return Name{}, fmt.Errorf("%w: name %q: %s", ErrFenced, e.Name, ce.Message())
+	}
+	return entryOf(e.Name, m, err)
 }
 
 // Delete removes a name if its entry is still at a revision; ErrConflict otherwise. Revision

@@ -21,7 +21,7 @@ const MaxReplicas = 3
 type AllocOptions struct {
 	// WriteOnce objects cannot be updated. They take half the memory.
 	WriteOnce bool
-	// Slab of a mutable object: PairSlab or StagedSlab; 0 means PairSlab.
+	// Slab of a mutable object: PairSlab or StagedSlab; 0 means Config.Slab.
 	Slab SlabKind
 	// Tag is a number of the caller's own, at most proto.MaxUserTag (18 bits). Stat and
 	// ReadInfo return it.
@@ -96,6 +96,12 @@ func (c *Client) defaultReplicas() int {
 	return max(1, int(c.clusterReplicas.Load()))
 }
 
+// AllocDefaults are the options of objects whose AllocOptions name none: those of the Config, and where it names
+// none the cluster's replicas, as a controller has sent them last.
+func (c *Client) AllocDefaults() AllocOptions {
+	return AllocOptions{Replicas: c.defaultReplicas(), Durability: c.cfg.Durability, Slab: c.cfg.Slab}
+}
+
 // checkAlloc checks the arguments of Alloc and fills in the defaults.
 func (c *Client) checkAlloc(payload []byte, o *AllocOptions) error {
 	if o.Replicas == 0 {
@@ -116,7 +122,7 @@ func (c *Client) checkAlloc(payload []byte, o *AllocOptions) error {
 	if n := max(len(payload), o.Capacity); n > MaxObjectBytes {
 		return fmt.Errorf("%w: %d bytes, an object holds at most %d", ErrTooLarge, n, MaxObjectBytes)
 	}
-	return checkSlab(o)
+	return checkSlab(o, c.cfg.Slab)
 }
 
 // Read appends the object's payload to dst. One round; two for a large object.

@@ -77,3 +77,14 @@ func (o *Operation) CreateName(ctx context.Context, name, kind string, ref Ref) 
 	}
 	return o.c.Names().create(ctx, name, kind, ref, o.s)
 }
+
+// ChangeName is Names.Change under the session of the operation, as CreateName is Names.Create.
+func (o *Operation) ChangeName(ctx context.Context, e Name) (Name, error) {
+	if o.s == nil {
+		return o.c.Names().Change(ctx, e)
+	}
+	if err := o.s.err(); err != nil {
+		return Name{}, fmt.Errorf("name %q: the object was made under a session that has ended: %w", e.Name, err)
+	}
+	return o.c.Names().change(ctx, e, o.s)
+}

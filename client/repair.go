@@ -44,9 +44,9 @@ func (c *Client) RepairBlock(ctx context.Context, region, block uint32) (changed
 			if err != nil {
 				return err
 			}
-			var st slab.Scrubbed
+			st, err := l.slab.ScrubOnly(reg, block, dead)
 			bits := 0
-			if err = l.slab.ScrubBlock(reg, block, dead, &st); err == nil {
+			if err == nil {
 				bits, err = l.slab.RepairMap(reg, block)
 			}
 			changed += st.Taken + st.Bits + st.Headers + bits

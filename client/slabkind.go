@@ -62,11 +62,12 @@ func slabKindOf(p proto.Kind) SlabKind {
 	return 0
 }
 
-// checkSlab checks the kind of slab that options ask for.
-func checkSlab(o *AllocOptions) error {
+// checkSlab checks the kind of slab that options ask for. standard is that of the Config.
+func checkSlab(o *AllocOptions, standard SlabKind) error {
+	if o.Slab == 0 && !o.WriteOnce {
+		o.Slab = standard
+	}
 	switch {
-	case o.Slab == 0 && !o.WriteOnce:
-		o.Slab = PairSlab
 	case o.Slab > StagedSlab:
 		return fmt.Errorf("%w: %v: want PairSlab or StagedSlab, or WriteOnce", ErrArgument, o.Slab)
 	case o.Slab != 0 && o.WriteOnce:

@@ -39,6 +39,15 @@ func TestStagedObjects(t *testing.T) {
 	_, err = c.Alloc(ctx, nil, client.AllocOptions{Slab: client.SingleSlab})
 	require.ErrorIs(t, err, client.ErrArgument)
 
+	byConfig := cluster.Connect(client.Config{Replicas: 1, Slab: client.StagedSlab})
+	for o, kind := range map[client.AllocOptions]client.SlabKind{{}: client.StagedSlab, {Slab: client.PairSlab}: client.PairSlab, {WriteOnce: true}: client.SingleSlab} {
+		ref, err := byConfig.Alloc(ctx, nil, o)
+		require.NoError(t, err)
+		info, err := c.Stat(ctx, ref)
+		require.NoError(t, err)
+		require.Equal(t, kind, info.Slab, "%+v", o)
+	}
+
 	of := map[client.Ref]client.SlabKind{}
 	for _, x := range []struct {
 		bytes int

@@ -273,12 +273,27 @@ func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.Swap
 	if err := s.admitName(r.Peer(), len(value)); err != nil {
 		return nil, err
 	}
+	t := s.c.term.Load()
+	if t == nil {
+		return nil, s.notLeading()
+	}
 	key := s.c.nameKey(tenant, n.Name)
-	res, err := s.changeName(ctx, tenant, n.Name, clientv3.OpPut(key, value), clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision)))
-	switch {
-	case err != nil:
+	cmps := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", int64(r.Msg.Revision))}
+	if r.Msg.Serial != 0 {
+		cmp, err := s.whileLive(ctx, t, tenant, r.Msg.Serial, r.Msg.Proof)
+		if err != nil {
+			return nil, err
+		}
+		cmps = append(cmps, cmp)
+	}
+	res, err := s.changeName(ctx, tenant, n.Name, clientv3.OpPut(key, value), cmps...)
+	if err != nil {
 		return nil, err
-	case !res.Succeeded:
+	}
+	if !res.Succeeded {
+		if kvs := res.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 && uint64(kvs[0].ModRevision) == r.Msg.Revision {
+			return nil, sessionEnded(r.Msg.Serial)
+		}
 		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("name %q is at revision %d, not %d", n.Name, now.Revision, r.Msg.Revision))
 	}
 	n.Revision = uint64(res.Header.Revision)

@@ -61,8 +61,13 @@ func TestANameUnderASessionNeedsItsProof(t *testing.T) {
 	refused(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "x"}, connect.CodeNotFound, "x")
 	do(t, rpc.CreateName, &quarrypb.CreateNameRequest{Name: goodName("x"), Serial: serial, Proof: victim.Proof})
 	do(t, rpc.CreateNames, &quarrypb.CreateNamesRequest{Names: []*quarrypb.Name{goodName("y")}, Serial: serial, Proof: victim.Proof})
+	n := do(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "x"})
+	refused(t, rpc.SwapName, &quarrypb.SwapNameRequest{Name: goodName("x"), Revision: n.Revision, Serial: serial, Proof: other.Proof}, connect.CodePermissionDenied, "proof")
+	n = do(t, rpc.SwapName, &quarrypb.SwapNameRequest{Name: goodName("x"), Revision: n.Revision, Serial: serial, Proof: victim.Proof})
 	do(t, rpc.CloseSession, &quarrypb.CloseSessionRequest{Serial: serial, Proof: victim.Proof})
 	refused(t, rpc.CreateName, &quarrypb.CreateNameRequest{Name: goodName("z"), Serial: serial, Proof: victim.Proof}, connect.CodeFailedPrecondition, "has ended")
+	refused(t, rpc.SwapName, &quarrypb.SwapNameRequest{Name: goodName("x"), Revision: n.Revision, Serial: serial, Proof: victim.Proof}, connect.CodeFailedPrecondition, "has ended")
+	require.Equal(t, n.Revision, do(t, rpc.LookupName, &quarrypb.LookupNameRequest{Name: "x"}).Revision)
 }
 
 func TestNameLimits(t *testing.T) {

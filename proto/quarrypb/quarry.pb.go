@@ -555,12 +555,14 @@ type Node struct {
 	// What the medium has left for regions, in a registration and in Status; absent: unknown.
 	AvailableBytes *uint64 `protobuf:"varint,16,opt,name=available_bytes,json=availableBytes,proto3,oneof" json:"available_bytes,omitempty"`
 	// In Status only: why the node is left although it answers; empty if it is not.
-	Trouble       string       `protobuf:"bytes,17,opt,name=trouble,proto3" json:"trouble,omitempty"`
-	Key           []byte       `protobuf:"bytes,18,opt,name=key,proto3" json:"key,omitempty"`                                 // of this incarnation, Ed25519: 32 bytes; tickets of its programs name it
-	SecretHash    []byte       `protobuf:"bytes,19,opt,name=secret_hash,json=secretHash,proto3" json:"secret_hash,omitempty"` // SHA-256 of the secret of its registration
-	Persistence   *Persistence `protobuf:"bytes,20,opt,name=persistence,proto3" json:"persistence,omitempty"`                 // what the memory of its regions really has; absent: the node does not say
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Trouble        string       `protobuf:"bytes,17,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Key            []byte       `protobuf:"bytes,18,opt,name=key,proto3" json:"key,omitempty"`                                                     // of this incarnation, Ed25519: 32 bytes; tickets of its programs name it
+	SecretHash     []byte       `protobuf:"bytes,19,opt,name=secret_hash,json=secretHash,proto3" json:"secret_hash,omitempty"`                     // SHA-256 of the secret of its registration
+	Persistence    *Persistence `protobuf:"bytes,20,opt,name=persistence,proto3" json:"persistence,omitempty"`                                     // what the memory of its regions really has; absent: the node does not say
+	Numa           *Numa        `protobuf:"bytes,21,opt,name=numa,proto3" json:"numa,omitempty"`                                                   // absent: a node of an earlier version
+	MissingRegions []uint32     `protobuf:"varint,22,rep,packed,name=missing_regions,json=missingRegions,proto3" json:"missing_regions,omitempty"` // numbers of regions that its folder held, and did not when it started
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -733,6 +735,20 @@ func (x *Node) GetPersistence() *Persistence {
 	return nil
 }
 
+func (x *Node) GetNuma() *Numa {
+	if x != nil {
+		return x.Numa
+	}
+	return nil
+}
+
+func (x *Node) GetMissingRegions() []uint32 {
+	if x != nil {
+		return x.MissingRegions
+	}
+	return nil
+}
+
 // Persistence says what a loss of power leaves of a node's regions, for people.
 type Persistence struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -740,6 +756,7 @@ type Persistence struct {
 	Domain        string                 `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"` // of persistent memory, as its kernel says: cpu_cache, memory_controller or unknown
 	Flush         string                 `protobuf:"bytes,3,opt,name=flush,proto3" json:"flush,omitempty"`   // how a range is flushed: none, msync, clflush, clflushopt, clwb, dc-cvap or fence
 	Method        string                 `protobuf:"bytes,4,opt,name=method,proto3" json:"method,omitempty"` // how clients have that done: none, native, appliance, agent or processor; empty: an earlier version, agent or processor
+	Ddio          string                 `protobuf:"bytes,5,opt,name=ddio,proto3" json:"ddio,omitempty"`     // where WRITEs of its adapter go first: into the processors' caches (on), past them (off), or unknown; empty: no adapter
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -802,6 +819,66 @@ func (x *Persistence) GetMethod() string {
 	return ""
 }
 
+func (x *Persistence) GetDdio() string {
+	if x != nil {
+		return x.Ddio
+	}
+	return ""
+}
+
+// Numa says on which NUMA nodes of its host a node's memory and its adapter are, for people.
+type Numa struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Memory        *uint32                `protobuf:"varint,1,opt,name=memory,proto3,oneof" json:"memory,omitempty"`   // of all regions; absent: the kernel chooses for each page
+	Adapter       *uint32                `protobuf:"varint,2,opt,name=adapter,proto3,oneof" json:"adapter,omitempty"` // absent: no adapter, or one node, or unknown
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Numa) Reset() {
+	*x = Numa{}
+	mi := &file_quarry_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Numa) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Numa) ProtoMessage() {}
+
+func (x *Numa) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Numa.ProtoReflect.Descriptor instead.
+func (*Numa) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Numa) GetMemory() uint32 {
+	if x != nil && x.Memory != nil {
+		return *x.Memory
+	}
+	return 0
+}
+
+func (x *Numa) GetAdapter() uint32 {
+	if x != nil && x.Adapter != nil {
+		return *x.Adapter
+	}
+	return 0
+}
+
 // Connected counts a node's connections by the provider that they use.
 type Connected struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -813,7 +890,7 @@ type Connected struct {
 
 func (x *Connected) Reset() {
 	*x = Connected{}
-	mi := &file_quarry_proto_msgTypes[3]
+	mi := &file_quarry_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +902,7 @@ func (x *Connected) String() string {
 func (*Connected) ProtoMessage() {}
 
 func (x *Connected) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[3]
+	mi := &file_quarry_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +915,7 @@ func (x *Connected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connected.ProtoReflect.Descriptor instead.
 func (*Connected) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{3}
+	return file_quarry_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Connected) GetProvider() Provider {
@@ -867,7 +944,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_quarry_proto_msgTypes[4]
+	mi := &file_quarry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +956,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[4]
+	mi := &file_quarry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +969,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{4}
+	return file_quarry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Replica) GetNode() uint32 {
@@ -944,7 +1021,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_quarry_proto_msgTypes[5]
+	mi := &file_quarry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1033,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[5]
+	mi := &file_quarry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1046,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{5}
+	return file_quarry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Region) GetId() uint32 {
@@ -1062,7 +1139,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_quarry_proto_msgTypes[6]
+	mi := &file_quarry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1074,7 +1151,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[6]
+	mi := &file_quarry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1087,7 +1164,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{6}
+	return file_quarry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Table) GetCluster() []byte {
@@ -1169,7 +1246,7 @@ type ReadTableRequest struct {
 
 func (x *ReadTableRequest) Reset() {
 	*x = ReadTableRequest{}
-	mi := &file_quarry_proto_msgTypes[7]
+	mi := &file_quarry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1258,7 @@ func (x *ReadTableRequest) String() string {
 func (*ReadTableRequest) ProtoMessage() {}
 
 func (x *ReadTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[7]
+	mi := &file_quarry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1271,7 @@ func (x *ReadTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadTableRequest.ProtoReflect.Descriptor instead.
 func (*ReadTableRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{7}
+	return file_quarry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReadTableRequest) GetSinceRevision() uint64 {
@@ -1213,7 +1290,7 @@ type WatchTableRequest struct {
 
 func (x *WatchTableRequest) Reset() {
 	*x = WatchTableRequest{}
-	mi := &file_quarry_proto_msgTypes[8]
+	mi := &file_quarry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1302,7 @@ func (x *WatchTableRequest) String() string {
 func (*WatchTableRequest) ProtoMessage() {}
 
 func (x *WatchTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[8]
+	mi := &file_quarry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1315,7 @@ func (x *WatchTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTableRequest.ProtoReflect.Descriptor instead.
 func (*WatchTableRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{8}
+	return file_quarry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchTableRequest) GetSinceRevision() uint64 {
@@ -1266,7 +1343,7 @@ type CreateRegionRequest struct {
 
 func (x *CreateRegionRequest) Reset() {
 	*x = CreateRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[9]
+	mi := &file_quarry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1355,7 @@ func (x *CreateRegionRequest) String() string {
 func (*CreateRegionRequest) ProtoMessage() {}
 
 func (x *CreateRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[9]
+	mi := &file_quarry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1368,7 @@ func (x *CreateRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRegionRequest.ProtoReflect.Descriptor instead.
 func (*CreateRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{9}
+	return file_quarry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateRegionRequest) GetReplicas() uint32 {
@@ -1345,7 +1422,7 @@ type CreateRegionResponse struct {
 
 func (x *CreateRegionResponse) Reset() {
 	*x = CreateRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[10]
+	mi := &file_quarry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1434,7 @@ func (x *CreateRegionResponse) String() string {
 func (*CreateRegionResponse) ProtoMessage() {}
 
 func (x *CreateRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[10]
+	mi := &file_quarry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1447,7 @@ func (x *CreateRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRegionResponse.ProtoReflect.Descriptor instead.
 func (*CreateRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{10}
+	return file_quarry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateRegionResponse) GetRegions() []*Region {
@@ -1405,7 +1482,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1494,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1507,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{11}
+	return file_quarry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *OpenSessionRequest) GetName() string {
@@ -1525,7 +1602,7 @@ type NodeProgram struct {
 
 func (x *NodeProgram) Reset() {
 	*x = NodeProgram{}
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1537,7 +1614,7 @@ func (x *NodeProgram) String() string {
 func (*NodeProgram) ProtoMessage() {}
 
 func (x *NodeProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1550,7 +1627,7 @@ func (x *NodeProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProgram.ProtoReflect.Descriptor instead.
 func (*NodeProgram) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{12}
+	return file_quarry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeProgram) GetNode() uint32 {
@@ -1607,7 +1684,7 @@ type Ticket struct {
 
 func (x *Ticket) Reset() {
 	*x = Ticket{}
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1696,7 @@ func (x *Ticket) String() string {
 func (*Ticket) ProtoMessage() {}
 
 func (x *Ticket) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1709,7 @@ func (x *Ticket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ticket.ProtoReflect.Descriptor instead.
 func (*Ticket) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{13}
+	return file_quarry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Ticket) GetCluster() []byte {
@@ -1726,7 +1803,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1738,7 +1815,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1751,7 +1828,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{14}
+	return file_quarry_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OpenSessionResponse) GetTicket() *Ticket {
@@ -1812,7 +1889,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +1901,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +1914,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{15}
+	return file_quarry_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HeartbeatRequest) GetSerial() uint64 {
@@ -1908,7 +1985,7 @@ type NodeTrouble struct {
 
 func (x *NodeTrouble) Reset() {
 	*x = NodeTrouble{}
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1920,7 +1997,7 @@ func (x *NodeTrouble) String() string {
 func (*NodeTrouble) ProtoMessage() {}
 
 func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +2010,7 @@ func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTrouble.ProtoReflect.Descriptor instead.
 func (*NodeTrouble) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{16}
+	return file_quarry_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NodeTrouble) GetNode() uint32 {
@@ -1974,7 +2051,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2063,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2076,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{17}
+	return file_quarry_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *HeartbeatResponse) GetLeaseMs() uint32 {
@@ -2061,7 +2138,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2073,7 +2150,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2086,7 +2163,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{18}
+	return file_quarry_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CloseSessionRequest) GetSerial() uint64 {
@@ -2111,7 +2188,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2123,7 +2200,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2136,7 +2213,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{19}
+	return file_quarry_proto_rawDescGZIP(), []int{20}
 }
 
 type RevokeSessionRequest struct {
@@ -2152,7 +2229,7 @@ type RevokeSessionRequest struct {
 
 func (x *RevokeSessionRequest) Reset() {
 	*x = RevokeSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2164,7 +2241,7 @@ func (x *RevokeSessionRequest) String() string {
 func (*RevokeSessionRequest) ProtoMessage() {}
 
 func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2177,7 +2254,7 @@ func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionRequest.ProtoReflect.Descriptor instead.
 func (*RevokeSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{20}
+	return file_quarry_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RevokeSessionRequest) GetSession() uint32 {
@@ -2216,7 +2293,7 @@ type RevokeSessionResponse struct {
 
 func (x *RevokeSessionResponse) Reset() {
 	*x = RevokeSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2305,7 @@ func (x *RevokeSessionResponse) String() string {
 func (*RevokeSessionResponse) ProtoMessage() {}
 
 func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2318,7 @@ func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionResponse.ProtoReflect.Descriptor instead.
 func (*RevokeSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{21}
+	return file_quarry_proto_rawDescGZIP(), []int{22}
 }
 
 type CertifyFenceRequest struct {
@@ -2258,7 +2335,7 @@ type CertifyFenceRequest struct {
 
 func (x *CertifyFenceRequest) Reset() {
 	*x = CertifyFenceRequest{}
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2270,7 +2347,7 @@ func (x *CertifyFenceRequest) String() string {
 func (*CertifyFenceRequest) ProtoMessage() {}
 
 func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2283,7 +2360,7 @@ func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceRequest.ProtoReflect.Descriptor instead.
 func (*CertifyFenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{22}
+	return file_quarry_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CertifyFenceRequest) GetSerial() uint64 {
@@ -2338,7 +2415,7 @@ type CertifyFenceResponse struct {
 
 func (x *CertifyFenceResponse) Reset() {
 	*x = CertifyFenceResponse{}
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2350,7 +2427,7 @@ func (x *CertifyFenceResponse) String() string {
 func (*CertifyFenceResponse) ProtoMessage() {}
 
 func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2363,7 +2440,7 @@ func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceResponse.ProtoReflect.Descriptor instead.
 func (*CertifyFenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{23}
+	return file_quarry_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CertifyFenceResponse) GetFenced() bool {
@@ -2392,7 +2469,7 @@ type PassRequest struct {
 
 func (x *PassRequest) Reset() {
 	*x = PassRequest{}
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2481,7 @@ func (x *PassRequest) String() string {
 func (*PassRequest) ProtoMessage() {}
 
 func (x *PassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2494,7 @@ func (x *PassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassRequest.ProtoReflect.Descriptor instead.
 func (*PassRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{24}
+	return file_quarry_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PassRequest) GetSerial() uint64 {
@@ -2458,7 +2535,7 @@ type PassResponse struct {
 
 func (x *PassResponse) Reset() {
 	*x = PassResponse{}
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2470,7 +2547,7 @@ func (x *PassResponse) String() string {
 func (*PassResponse) ProtoMessage() {}
 
 func (x *PassResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2483,7 +2560,7 @@ func (x *PassResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassResponse.ProtoReflect.Descriptor instead.
 func (*PassResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{25}
+	return file_quarry_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PassResponse) GetEpoch() uint64 {
@@ -2524,7 +2601,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2536,7 +2613,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2549,7 +2626,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{26}
+	return file_quarry_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Session) GetSession() uint32 {
@@ -2665,7 +2742,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +2754,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2690,7 +2767,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{27}
+	return file_quarry_proto_rawDescGZIP(), []int{28}
 }
 
 type ListSessionsResponse struct {
@@ -2702,7 +2779,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2791,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2804,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{28}
+	return file_quarry_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -2752,7 +2829,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2764,7 +2841,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2777,7 +2854,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{29}
+	return file_quarry_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Name) GetName() string {
@@ -2842,7 +2919,7 @@ type CreateNameRequest struct {
 
 func (x *CreateNameRequest) Reset() {
 	*x = CreateNameRequest{}
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +2931,7 @@ func (x *CreateNameRequest) String() string {
 func (*CreateNameRequest) ProtoMessage() {}
 
 func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +2944,7 @@ func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNameRequest.ProtoReflect.Descriptor instead.
 func (*CreateNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{30}
+	return file_quarry_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateNameRequest) GetName() *Name {
@@ -2900,7 +2977,7 @@ type LookupNameRequest struct {
 
 func (x *LookupNameRequest) Reset() {
 	*x = LookupNameRequest{}
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2912,7 +2989,7 @@ func (x *LookupNameRequest) String() string {
 func (*LookupNameRequest) ProtoMessage() {}
 
 func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2925,7 +3002,7 @@ func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNameRequest.ProtoReflect.Descriptor instead.
 func (*LookupNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{31}
+	return file_quarry_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LookupNameRequest) GetName() string {
@@ -2945,7 +3022,7 @@ type LookupNamesRequest struct {
 
 func (x *LookupNamesRequest) Reset() {
 	*x = LookupNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3034,7 @@ func (x *LookupNamesRequest) String() string {
 func (*LookupNamesRequest) ProtoMessage() {}
 
 func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3047,7 @@ func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNamesRequest.ProtoReflect.Descriptor instead.
 func (*LookupNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{32}
+	return file_quarry_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LookupNamesRequest) GetNames() []string {
@@ -2989,7 +3066,7 @@ type LookupNamesResponse struct {
 
 func (x *LookupNamesResponse) Reset() {
 	*x = LookupNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3078,7 @@ func (x *LookupNamesResponse) String() string {
 func (*LookupNamesResponse) ProtoMessage() {}
 
 func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3091,7 @@ func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNamesResponse.ProtoReflect.Descriptor instead.
 func (*LookupNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{33}
+	return file_quarry_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LookupNamesResponse) GetNames() []*Name {
@@ -3035,7 +3112,7 @@ type CreateNamesRequest struct {
 
 func (x *CreateNamesRequest) Reset() {
 	*x = CreateNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3124,7 @@ func (x *CreateNamesRequest) String() string {
 func (*CreateNamesRequest) ProtoMessage() {}
 
 func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3137,7 @@ func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamesRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{34}
+	return file_quarry_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateNamesRequest) GetNames() []*Name {
@@ -3093,7 +3170,7 @@ type CreateNamesResponse struct {
 
 func (x *CreateNamesResponse) Reset() {
 	*x = CreateNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3182,7 @@ func (x *CreateNamesResponse) String() string {
 func (*CreateNamesResponse) ProtoMessage() {}
 
 func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3195,7 @@ func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamesResponse.ProtoReflect.Descriptor instead.
 func (*CreateNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{35}
+	return file_quarry_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateNamesResponse) GetNames() []*Name {
@@ -3132,13 +3209,15 @@ type SwapNameRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          *Name                  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	Serial        uint64                 `protobuf:"varint,3,opt,name=serial,proto3" json:"serial,omitempty"` // as in CreateNameRequest
+	Proof         []byte                 `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"`    // as in CreateNameRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SwapNameRequest) Reset() {
 	*x = SwapNameRequest{}
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3229,7 @@ func (x *SwapNameRequest) String() string {
 func (*SwapNameRequest) ProtoMessage() {}
 
 func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3242,7 @@ func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapNameRequest.ProtoReflect.Descriptor instead.
 func (*SwapNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{36}
+	return file_quarry_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SwapNameRequest) GetName() *Name {
@@ -3180,6 +3259,20 @@ func (x *SwapNameRequest) GetRevision() uint64 {
 	return 0
 }
 
+func (x *SwapNameRequest) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
+func (x *SwapNameRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
 type DeleteNameRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3190,7 +3283,7 @@ type DeleteNameRequest struct {
 
 func (x *DeleteNameRequest) Reset() {
 	*x = DeleteNameRequest{}
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3202,7 +3295,7 @@ func (x *DeleteNameRequest) String() string {
 func (*DeleteNameRequest) ProtoMessage() {}
 
 func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3215,7 +3308,7 @@ func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{37}
+	return file_quarry_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteNameRequest) GetName() string {
@@ -3240,7 +3333,7 @@ type DeleteNameResponse struct {
 
 func (x *DeleteNameResponse) Reset() {
 	*x = DeleteNameResponse{}
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3252,7 +3345,7 @@ func (x *DeleteNameResponse) String() string {
 func (*DeleteNameResponse) ProtoMessage() {}
 
 func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3265,7 +3358,7 @@ func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNameResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{38}
+	return file_quarry_proto_rawDescGZIP(), []int{39}
 }
 
 type ListNamesRequest struct {
@@ -3280,7 +3373,7 @@ type ListNamesRequest struct {
 
 func (x *ListNamesRequest) Reset() {
 	*x = ListNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3292,7 +3385,7 @@ func (x *ListNamesRequest) String() string {
 func (*ListNamesRequest) ProtoMessage() {}
 
 func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3305,7 +3398,7 @@ func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{39}
+	return file_quarry_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListNamesRequest) GetPrefix() string {
@@ -3346,7 +3439,7 @@ type ListNamesResponse struct {
 
 func (x *ListNamesResponse) Reset() {
 	*x = ListNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3451,7 @@ func (x *ListNamesResponse) String() string {
 func (*ListNamesResponse) ProtoMessage() {}
 
 func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3464,7 @@ func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{40}
+	return file_quarry_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListNamesResponse) GetNames() []*Name {
@@ -3401,7 +3494,7 @@ type HostedRegion struct {
 
 func (x *HostedRegion) Reset() {
 	*x = HostedRegion{}
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3413,7 +3506,7 @@ func (x *HostedRegion) String() string {
 func (*HostedRegion) ProtoMessage() {}
 
 func (x *HostedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3426,7 +3519,7 @@ func (x *HostedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostedRegion.ProtoReflect.Descriptor instead.
 func (*HostedRegion) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{41}
+	return file_quarry_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HostedRegion) GetRegion() uint32 {
@@ -3479,7 +3572,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3584,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3597,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{42}
+	return file_quarry_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -3562,7 +3655,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3667,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3680,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{43}
+	return file_quarry_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RegisterNodeResponse) GetId() uint32 {
@@ -3682,7 +3775,7 @@ type NodeHeartbeatRequest struct {
 
 func (x *NodeHeartbeatRequest) Reset() {
 	*x = NodeHeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3694,7 +3787,7 @@ func (x *NodeHeartbeatRequest) String() string {
 func (*NodeHeartbeatRequest) ProtoMessage() {}
 
 func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3707,7 +3800,7 @@ func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{44}
+	return file_quarry_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *NodeHeartbeatRequest) GetId() uint32 {
@@ -3807,7 +3900,7 @@ type NodeHeartbeatResponse struct {
 
 func (x *NodeHeartbeatResponse) Reset() {
 	*x = NodeHeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3819,7 +3912,7 @@ func (x *NodeHeartbeatResponse) String() string {
 func (*NodeHeartbeatResponse) ProtoMessage() {}
 
 func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3832,7 +3925,7 @@ func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{45}
+	return file_quarry_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *NodeHeartbeatResponse) GetUnknown() bool {
@@ -3910,7 +4003,7 @@ type HostRegionRequest struct {
 
 func (x *HostRegionRequest) Reset() {
 	*x = HostRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3922,7 +4015,7 @@ func (x *HostRegionRequest) String() string {
 func (*HostRegionRequest) ProtoMessage() {}
 
 func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3935,7 +4028,7 @@ func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionRequest.ProtoReflect.Descriptor instead.
 func (*HostRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{46}
+	return file_quarry_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *HostRegionRequest) GetRegion() uint32 {
@@ -4009,7 +4102,7 @@ type HostRegionResponse struct {
 
 func (x *HostRegionResponse) Reset() {
 	*x = HostRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4114,7 @@ func (x *HostRegionResponse) String() string {
 func (*HostRegionResponse) ProtoMessage() {}
 
 func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4127,7 @@ func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionResponse.ProtoReflect.Descriptor instead.
 func (*HostRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{48}
 }
 
 type OpenRegionRequest struct {
@@ -4049,7 +4142,7 @@ type OpenRegionRequest struct {
 
 func (x *OpenRegionRequest) Reset() {
 	*x = OpenRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4061,7 +4154,7 @@ func (x *OpenRegionRequest) String() string {
 func (*OpenRegionRequest) ProtoMessage() {}
 
 func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4074,7 +4167,7 @@ func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionRequest.ProtoReflect.Descriptor instead.
 func (*OpenRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OpenRegionRequest) GetRegion() uint32 {
@@ -4113,7 +4206,7 @@ type OpenRegionResponse struct {
 
 func (x *OpenRegionResponse) Reset() {
 	*x = OpenRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4125,7 +4218,7 @@ func (x *OpenRegionResponse) String() string {
 func (*OpenRegionResponse) ProtoMessage() {}
 
 func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4138,7 +4231,7 @@ func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionResponse.ProtoReflect.Descriptor instead.
 func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 // CloseRegion names the newest epoch to close: a replica opened under a later one
@@ -4154,7 +4247,7 @@ type CloseRegionRequest struct {
 
 func (x *CloseRegionRequest) Reset() {
 	*x = CloseRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4259,7 @@ func (x *CloseRegionRequest) String() string {
 func (*CloseRegionRequest) ProtoMessage() {}
 
 func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4272,7 @@ func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionRequest.ProtoReflect.Descriptor instead.
 func (*CloseRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CloseRegionRequest) GetRegion() uint32 {
@@ -4211,7 +4304,7 @@ type CloseRegionResponse struct {
 
 func (x *CloseRegionResponse) Reset() {
 	*x = CloseRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4223,7 +4316,7 @@ func (x *CloseRegionResponse) String() string {
 func (*CloseRegionResponse) ProtoMessage() {}
 
 func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4236,7 +4329,7 @@ func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionResponse.ProtoReflect.Descriptor instead.
 func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 // DropRegion names the region's epoch too: memory that was opened under a later one stays.
@@ -4251,7 +4344,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4263,7 +4356,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4276,7 +4369,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DropRegionRequest) GetRegion() uint32 {
@@ -4308,7 +4401,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4320,7 +4413,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4333,7 +4426,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{53}
+	return file_quarry_proto_rawDescGZIP(), []int{54}
 }
 
 type FenceRequest struct {
@@ -4346,7 +4439,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4358,7 +4451,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4371,7 +4464,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{54}
+	return file_quarry_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FenceRequest) GetSerials() []uint64 {
@@ -4396,7 +4489,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4408,7 +4501,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4421,7 +4514,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{55}
+	return file_quarry_proto_rawDescGZIP(), []int{56}
 }
 
 // WorkPeer is a replica that the program works on.
@@ -4439,7 +4532,7 @@ type WorkPeer struct {
 
 func (x *WorkPeer) Reset() {
 	*x = WorkPeer{}
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4451,7 +4544,7 @@ func (x *WorkPeer) String() string {
 func (*WorkPeer) ProtoMessage() {}
 
 func (x *WorkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4464,7 +4557,7 @@ func (x *WorkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
 func (*WorkPeer) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{56}
+	return file_quarry_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WorkPeer) GetNode() uint32 {
@@ -4529,7 +4622,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4541,7 +4634,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4554,7 +4647,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{57}
+	return file_quarry_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WorkRequest) GetRegion() uint32 {
@@ -4658,7 +4751,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4670,7 +4763,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4683,7 +4776,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{58}
+	return file_quarry_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WorkResponse) GetDone() bool {
@@ -4743,7 +4836,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4755,7 +4848,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4768,7 +4861,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{59}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 type PingResponse struct {
@@ -4784,7 +4877,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4796,7 +4889,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4809,7 +4902,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{60}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -4843,7 +4936,7 @@ type AddNodeRequest struct {
 
 func (x *AddNodeRequest) Reset() {
 	*x = AddNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4855,7 +4948,7 @@ func (x *AddNodeRequest) String() string {
 func (*AddNodeRequest) ProtoMessage() {}
 
 func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4868,7 +4961,7 @@ func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
 func (*AddNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{61}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *AddNodeRequest) GetName() string {
@@ -4887,7 +4980,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4899,7 +4992,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4912,7 +5005,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{62}
+	return file_quarry_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DrainNodeRequest) GetName() string {
@@ -4932,7 +5025,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4944,7 +5037,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4957,7 +5050,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{63}
+	return file_quarry_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -4988,7 +5081,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5093,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5106,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{64}
+	return file_quarry_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveNodeRequest) GetName() string {
@@ -5048,7 +5141,7 @@ type SetDefaultsRequest struct {
 
 func (x *SetDefaultsRequest) Reset() {
 	*x = SetDefaultsRequest{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5060,7 +5153,7 @@ func (x *SetDefaultsRequest) String() string {
 func (*SetDefaultsRequest) ProtoMessage() {}
 
 func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5073,7 +5166,7 @@ func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsRequest.ProtoReflect.Descriptor instead.
 func (*SetDefaultsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SetDefaultsRequest) GetReplicas() uint32 {
@@ -5093,7 +5186,7 @@ type SetDefaultsResponse struct {
 
 func (x *SetDefaultsResponse) Reset() {
 	*x = SetDefaultsResponse{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5105,7 +5198,7 @@ func (x *SetDefaultsResponse) String() string {
 func (*SetDefaultsResponse) ProtoMessage() {}
 
 func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5118,7 +5211,7 @@ func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsResponse.ProtoReflect.Descriptor instead.
 func (*SetDefaultsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SetDefaultsResponse) GetReplicas() uint32 {
@@ -5145,7 +5238,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5157,7 +5250,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5170,7 +5263,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ForgetNodeRequest) GetName() string {
@@ -5188,7 +5281,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5200,7 +5293,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5213,7 +5306,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{68}
+	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
 // RemoveRegion wants a region that is LOST, and lost to be set: what a node may still
@@ -5228,7 +5321,7 @@ type RemoveRegionRequest struct {
 
 func (x *RemoveRegionRequest) Reset() {
 	*x = RemoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5240,7 +5333,7 @@ func (x *RemoveRegionRequest) String() string {
 func (*RemoveRegionRequest) ProtoMessage() {}
 
 func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5253,7 +5346,7 @@ func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{69}
+	return file_quarry_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoveRegionRequest) GetRegion() uint32 {
@@ -5278,7 +5371,7 @@ type RemoveRegionResponse struct {
 
 func (x *RemoveRegionResponse) Reset() {
 	*x = RemoveRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5290,7 +5383,7 @@ func (x *RemoveRegionResponse) String() string {
 func (*RemoveRegionResponse) ProtoMessage() {}
 
 func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5303,7 +5396,7 @@ func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionResponse.ProtoReflect.Descriptor instead.
 func (*RemoveRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{70}
+	return file_quarry_proto_rawDescGZIP(), []int{71}
 }
 
 type MoveRegionRequest struct {
@@ -5317,7 +5410,7 @@ type MoveRegionRequest struct {
 
 func (x *MoveRegionRequest) Reset() {
 	*x = MoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5329,7 +5422,7 @@ func (x *MoveRegionRequest) String() string {
 func (*MoveRegionRequest) ProtoMessage() {}
 
 func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5342,7 +5435,7 @@ func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{71}
+	return file_quarry_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *MoveRegionRequest) GetRegion() uint32 {
@@ -5375,7 +5468,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5387,7 +5480,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5400,7 +5493,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{72}
+	return file_quarry_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -5421,7 +5514,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5433,7 +5526,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5446,7 +5539,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{73}
+	return file_quarry_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Move) GetRegion() uint32 {
@@ -5479,7 +5572,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5491,7 +5584,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5504,7 +5597,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{74}
+	return file_quarry_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RebalanceResponse) GetMoves() []*Move {
@@ -5522,7 +5615,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5534,7 +5627,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5547,7 +5640,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{75}
+	return file_quarry_proto_rawDescGZIP(), []int{76}
 }
 
 type ListKeysRequest struct {
@@ -5558,7 +5651,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5570,7 +5663,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5583,7 +5676,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{76}
+	return file_quarry_proto_rawDescGZIP(), []int{77}
 }
 
 // KeyInfo is a signing key as operators see it.
@@ -5598,7 +5691,7 @@ type KeyInfo struct {
 
 func (x *KeyInfo) Reset() {
 	*x = KeyInfo{}
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5610,7 +5703,7 @@ func (x *KeyInfo) String() string {
 func (*KeyInfo) ProtoMessage() {}
 
 func (x *KeyInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5623,7 +5716,7 @@ func (x *KeyInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyInfo.ProtoReflect.Descriptor instead.
 func (*KeyInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{77}
+	return file_quarry_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *KeyInfo) GetId() uint64 {
@@ -5657,7 +5750,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5669,7 +5762,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5682,7 +5775,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{78}
+	return file_quarry_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *KeysResponse) GetKeys() []*KeyInfo {
@@ -5717,7 +5810,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5729,7 +5822,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5742,7 +5835,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -5827,7 +5920,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +5932,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +5945,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Tenant) GetId() uint32 {
@@ -5924,7 +6017,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5936,7 +6029,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5949,7 +6042,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Grant) GetIdentity() string {
@@ -5993,7 +6086,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6005,7 +6098,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6018,7 +6111,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *TenantUse) GetBytes() uint64 {
@@ -6063,7 +6156,7 @@ type SigningKeys struct {
 
 func (x *SigningKeys) Reset() {
 	*x = SigningKeys{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6168,7 @@ func (x *SigningKeys) String() string {
 func (*SigningKeys) ProtoMessage() {}
 
 func (x *SigningKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6181,7 @@ func (x *SigningKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
 func (*SigningKeys) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *SigningKeys) GetCurrent() *SigningKey {
@@ -6129,7 +6222,7 @@ type SigningKey struct {
 
 func (x *SigningKey) Reset() {
 	*x = SigningKey{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6141,7 +6234,7 @@ func (x *SigningKey) String() string {
 func (*SigningKey) ProtoMessage() {}
 
 func (x *SigningKey) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6154,7 +6247,7 @@ func (x *SigningKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
 func (*SigningKey) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SigningKey) GetSeed() []byte {
@@ -6179,7 +6272,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6191,7 +6284,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6204,7 +6297,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 type ControllerInfo struct {
@@ -6218,7 +6311,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6230,7 +6323,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6243,7 +6336,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -6293,7 +6386,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6305,7 +6398,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6318,7 +6411,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -6431,7 +6524,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6443,7 +6536,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6456,7 +6549,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Member) GetKind() string {
@@ -6541,7 +6634,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6553,7 +6646,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6566,7 +6659,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{89}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -6633,15 +6726,17 @@ func (x *Progress) GetBytesPerSecond() uint64 {
 }
 
 type InspectNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The region whose map is wanted. Without, no map: the node has to count the slabs of each block for one.
+	MapOf         *uint32 `protobuf:"varint,2,opt,name=map_of,json=mapOf,proto3,oneof" json:"map_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6653,7 +6748,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6666,12 +6761,19 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{90}
+	return file_quarry_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
 	if x != nil {
 		return x.Node
+	}
+	return 0
+}
+
+func (x *InspectNodeRequest) GetMapOf() uint32 {
+	if x != nil && x.MapOf != nil {
+		return *x.MapOf
 	}
 	return 0
 }
@@ -6690,7 +6792,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6702,7 +6804,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6715,7 +6817,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{91}
+	return file_quarry_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -6773,7 +6875,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6785,7 +6887,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6798,7 +6900,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{92}
+	return file_quarry_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -6823,7 +6925,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6835,7 +6937,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6848,7 +6950,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{93}
+	return file_quarry_proto_rawDescGZIP(), []int{94}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -6867,7 +6969,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6879,7 +6981,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6892,7 +6994,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{94}
+	return file_quarry_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -6957,7 +7059,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6969,7 +7071,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6982,7 +7084,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{95}
+	return file_quarry_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -7032,7 +7134,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7044,7 +7146,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7057,7 +7159,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{96}
+	return file_quarry_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -7090,7 +7192,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7102,7 +7204,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7115,7 +7217,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{97}
+	return file_quarry_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -7134,7 +7236,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7146,7 +7248,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7159,7 +7261,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{98}
+	return file_quarry_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -7177,7 +7279,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7189,7 +7291,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7202,7 +7304,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{99}
+	return file_quarry_proto_rawDescGZIP(), []int{100}
 }
 
 // Token is what is kept of a token: not the token.
@@ -7219,7 +7321,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7231,7 +7333,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7244,7 +7346,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{100}
+	return file_quarry_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Token) GetId() string {
@@ -7293,7 +7395,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7305,7 +7407,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7318,7 +7420,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{101}
+	return file_quarry_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -7352,7 +7454,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7364,7 +7466,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7377,7 +7479,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{102}
+	return file_quarry_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -7402,7 +7504,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7414,7 +7516,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7427,7 +7529,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{103}
+	return file_quarry_proto_rawDescGZIP(), []int{104}
 }
 
 type ListTokensResponse struct {
@@ -7439,7 +7541,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7451,7 +7553,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7464,7 +7566,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{104}
+	return file_quarry_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7483,7 +7585,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7495,7 +7597,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7508,7 +7610,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{105}
+	return file_quarry_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -7526,7 +7628,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7538,7 +7640,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7551,7 +7653,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{106}
+	return file_quarry_proto_rawDescGZIP(), []int{107}
 }
 
 type CreateTenantRequest struct {
@@ -7566,7 +7668,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7578,7 +7680,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7591,7 +7693,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{107}
+	return file_quarry_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -7634,7 +7736,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +7748,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +7761,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{108}
+	return file_quarry_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SetTenantRequest) GetName() string {
@@ -7700,7 +7802,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7712,7 +7814,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7725,7 +7827,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{109}
+	return file_quarry_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *GrantRequest) GetTenant() string {
@@ -7754,7 +7856,7 @@ type RevokeGrantRequest struct {
 
 func (x *RevokeGrantRequest) Reset() {
 	*x = RevokeGrantRequest{}
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7766,7 +7868,7 @@ func (x *RevokeGrantRequest) String() string {
 func (*RevokeGrantRequest) ProtoMessage() {}
 
 func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7779,7 +7881,7 @@ func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeGrantRequest.ProtoReflect.Descriptor instead.
 func (*RevokeGrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{110}
+	return file_quarry_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RevokeGrantRequest) GetTenant() string {
@@ -7820,7 +7922,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7832,7 +7934,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7845,7 +7947,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{111}
+	return file_quarry_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -7875,7 +7977,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7887,7 +7989,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7900,7 +8002,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{112}
+	return file_quarry_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *DeleteTenantResponse) GetUnderWay() bool {
@@ -7932,7 +8034,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7944,7 +8046,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7957,7 +8059,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{113}
+	return file_quarry_proto_rawDescGZIP(), []int{114}
 }
 
 type ListTenantsResponse struct {
@@ -7969,7 +8071,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7981,7 +8083,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7994,7 +8096,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{114}
+	return file_quarry_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -8027,7 +8129,7 @@ type Delegation struct {
 
 func (x *Delegation) Reset() {
 	*x = Delegation{}
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8039,7 +8141,7 @@ func (x *Delegation) String() string {
 func (*Delegation) ProtoMessage() {}
 
 func (x *Delegation) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8052,7 +8154,7 @@ func (x *Delegation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delegation.ProtoReflect.Descriptor instead.
 func (*Delegation) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{115}
+	return file_quarry_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *Delegation) GetJob() uint64 {
@@ -8150,7 +8252,7 @@ type DelegateJobRequest struct {
 
 func (x *DelegateJobRequest) Reset() {
 	*x = DelegateJobRequest{}
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8162,7 +8264,7 @@ func (x *DelegateJobRequest) String() string {
 func (*DelegateJobRequest) ProtoMessage() {}
 
 func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8175,7 +8277,7 @@ func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelegateJobRequest.ProtoReflect.Descriptor instead.
 func (*DelegateJobRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{116}
+	return file_quarry_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *DelegateJobRequest) GetJob() uint64 {
@@ -8209,7 +8311,7 @@ type EndDelegationRequest struct {
 
 func (x *EndDelegationRequest) Reset() {
 	*x = EndDelegationRequest{}
-	mi := &file_quarry_proto_msgTypes[117]
+	mi := &file_quarry_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8221,7 +8323,7 @@ func (x *EndDelegationRequest) String() string {
 func (*EndDelegationRequest) ProtoMessage() {}
 
 func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[117]
+	mi := &file_quarry_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8234,7 +8336,7 @@ func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelegationRequest.ProtoReflect.Descriptor instead.
 func (*EndDelegationRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{117}
+	return file_quarry_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *EndDelegationRequest) GetJob() uint64 {
@@ -8259,7 +8361,7 @@ type EndDelegationResponse struct {
 
 func (x *EndDelegationResponse) Reset() {
 	*x = EndDelegationResponse{}
-	mi := &file_quarry_proto_msgTypes[118]
+	mi := &file_quarry_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8271,7 +8373,7 @@ func (x *EndDelegationResponse) String() string {
 func (*EndDelegationResponse) ProtoMessage() {}
 
 func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[118]
+	mi := &file_quarry_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8284,7 +8386,7 @@ func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelegationResponse.ProtoReflect.Descriptor instead.
 func (*EndDelegationResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{118}
+	return file_quarry_proto_rawDescGZIP(), []int{119}
 }
 
 // Worker is a process that runs parts of jobs.
@@ -8300,7 +8402,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_quarry_proto_msgTypes[119]
+	mi := &file_quarry_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8312,7 +8414,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[119]
+	mi := &file_quarry_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8325,7 +8427,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{119}
+	return file_quarry_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *Worker) GetName() string {
@@ -8365,7 +8467,7 @@ type PollJobsRequest struct {
 
 func (x *PollJobsRequest) Reset() {
 	*x = PollJobsRequest{}
-	mi := &file_quarry_proto_msgTypes[120]
+	mi := &file_quarry_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8377,7 +8479,7 @@ func (x *PollJobsRequest) String() string {
 func (*PollJobsRequest) ProtoMessage() {}
 
 func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[120]
+	mi := &file_quarry_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8390,7 +8492,7 @@ func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollJobsRequest.ProtoReflect.Descriptor instead.
 func (*PollJobsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{120}
+	return file_quarry_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *PollJobsRequest) GetWorker() *Worker {
@@ -8411,7 +8513,7 @@ type PollJobsResponse struct {
 
 func (x *PollJobsResponse) Reset() {
 	*x = PollJobsResponse{}
-	mi := &file_quarry_proto_msgTypes[121]
+	mi := &file_quarry_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8423,7 +8525,7 @@ func (x *PollJobsResponse) String() string {
 func (*PollJobsResponse) ProtoMessage() {}
 
 func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[121]
+	mi := &file_quarry_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8436,7 +8538,7 @@ func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollJobsResponse.ProtoReflect.Descriptor instead.
 func (*PollJobsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{121}
+	return file_quarry_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *PollJobsResponse) GetAll() bool {
@@ -8461,7 +8563,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_quarry_proto_msgTypes[122]
+	mi := &file_quarry_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8473,7 +8575,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[122]
+	mi := &file_quarry_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8486,7 +8588,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{122}
+	return file_quarry_proto_rawDescGZIP(), []int{123}
 }
 
 type ListWorkersResponse struct {
@@ -8498,7 +8600,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8510,7 +8612,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8523,7 +8625,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{123}
+	return file_quarry_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*Worker {
@@ -8541,7 +8643,7 @@ type ListUserGrantsRequest struct {
 
 func (x *ListUserGrantsRequest) Reset() {
 	*x = ListUserGrantsRequest{}
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8553,7 +8655,7 @@ func (x *ListUserGrantsRequest) String() string {
 func (*ListUserGrantsRequest) ProtoMessage() {}
 
 func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8566,7 +8668,7 @@ func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUserGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListUserGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{124}
+	return file_quarry_proto_rawDescGZIP(), []int{125}
 }
 
 type ListAuditRequest struct {
@@ -8578,7 +8680,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8590,7 +8692,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8603,7 +8705,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{125}
+	return file_quarry_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -8622,7 +8724,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[126]
+	mi := &file_quarry_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8634,7 +8736,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[126]
+	mi := &file_quarry_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8647,7 +8749,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{126}
+	return file_quarry_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -8671,7 +8773,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[127]
+	mi := &file_quarry_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8683,7 +8785,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[127]
+	mi := &file_quarry_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8696,7 +8798,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{127}
+	return file_quarry_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -8750,7 +8852,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x12&\n" +
-	"\x03tls\x18\x04 \x01(\x0e2\x14.quarry.v1.FabricTLSR\x03tls\"\xc4\x05\n" +
+	"\x03tls\x18\x04 \x01(\x0e2\x14.quarry.v1.FabricTLSR\x03tls\"\x92\x06\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -8777,13 +8879,22 @@ const file_quarry_proto_rawDesc = "" +
 	"\x03key\x18\x12 \x01(\fR\x03key\x12\x1f\n" +
 	"\vsecret_hash\x18\x13 \x01(\fR\n" +
 	"secretHash\x128\n" +
-	"\vpersistence\x18\x14 \x01(\v2\x16.quarry.v1.PersistenceR\vpersistenceB\x12\n" +
-	"\x10_available_bytes\"g\n" +
+	"\vpersistence\x18\x14 \x01(\v2\x16.quarry.v1.PersistenceR\vpersistence\x12#\n" +
+	"\x04numa\x18\x15 \x01(\v2\x0f.quarry.v1.NumaR\x04numa\x12'\n" +
+	"\x0fmissing_regions\x18\x16 \x03(\rR\x0emissingRegionsB\x12\n" +
+	"\x10_available_bytes\"{\n" +
 	"\vPersistence\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x14\n" +
 	"\x05flush\x18\x03 \x01(\tR\x05flush\x12\x16\n" +
-	"\x06method\x18\x04 \x01(\tR\x06method\"R\n" +
+	"\x06method\x18\x04 \x01(\tR\x06method\x12\x12\n" +
+	"\x04ddio\x18\x05 \x01(\tR\x04ddio\"Y\n" +
+	"\x04Numa\x12\x1b\n" +
+	"\x06memory\x18\x01 \x01(\rH\x00R\x06memory\x88\x01\x01\x12\x1d\n" +
+	"\aadapter\x18\x02 \x01(\rH\x01R\aadapter\x88\x01\x01B\t\n" +
+	"\a_memoryB\n" +
+	"\n" +
+	"\b_adapter\"R\n" +
 	"\tConnected\x12/\n" +
 	"\bprovider\x18\x01 \x01(\x0e2\x13.quarry.v1.ProviderR\bprovider\x12\x14\n" +
 	"\x05lanes\x18\x02 \x01(\rR\x05lanes\"\x88\x01\n" +
@@ -8971,10 +9082,12 @@ const file_quarry_proto_rawDesc = "" +
 	"\x06serial\x18\x02 \x01(\x04R\x06serial\x12\x14\n" +
 	"\x05proof\x18\x03 \x01(\fR\x05proof\"<\n" +
 	"\x13CreateNamesResponse\x12%\n" +
-	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\"R\n" +
+	"\x05names\x18\x01 \x03(\v2\x0f.quarry.v1.NameR\x05names\"\x80\x01\n" +
 	"\x0fSwapNameRequest\x12#\n" +
 	"\x04name\x18\x01 \x01(\v2\x0f.quarry.v1.NameR\x04name\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"C\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x16\n" +
+	"\x06serial\x18\x03 \x01(\x04R\x06serial\x12\x14\n" +
+	"\x05proof\x18\x04 \x01(\fR\x05proof\"C\n" +
 	"\x11DeleteNameRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\"\x14\n" +
@@ -9246,9 +9359,11 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"used_bytes\x18\a \x01(\x04R\tusedBytes\x12!\n" +
 	"\fpassed_bytes\x18\b \x01(\x04R\vpassedBytes\x12(\n" +
-	"\x10bytes_per_second\x18\t \x01(\x04R\x0ebytesPerSecond\"(\n" +
+	"\x10bytes_per_second\x18\t \x01(\x04R\x0ebytesPerSecond\"O\n" +
 	"\x12InspectNodeRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\rR\x04node\"\xc1\x02\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x1a\n" +
+	"\x06map_of\x18\x02 \x01(\rH\x00R\x05mapOf\x88\x01\x01B\t\n" +
+	"\a_map_of\"\xc1\x02\n" +
 	"\x13InspectNodeResponse\x12.\n" +
 	"\aregions\x18\x01 \x03(\v2\x14.quarry.v1.RegionMapR\aregions\x12?\n" +
 	"\x05lanes\x18\x02 \x03(\v2).quarry.v1.InspectNodeResponse.LanesEntryR\x05lanes\x12\x14\n" +
@@ -9526,7 +9641,7 @@ func file_quarry_proto_rawDescGZIP() []byte {
 }
 
 var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 130)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 131)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
@@ -9539,320 +9654,322 @@ var file_quarry_proto_goTypes = []any{
 	(*Endpoint)(nil),                 // 8: quarry.v1.Endpoint
 	(*Node)(nil),                     // 9: quarry.v1.Node
 	(*Persistence)(nil),              // 10: quarry.v1.Persistence
-	(*Connected)(nil),                // 11: quarry.v1.Connected
-	(*Replica)(nil),                  // 12: quarry.v1.Replica
-	(*Region)(nil),                   // 13: quarry.v1.Region
-	(*Table)(nil),                    // 14: quarry.v1.Table
-	(*ReadTableRequest)(nil),         // 15: quarry.v1.ReadTableRequest
-	(*WatchTableRequest)(nil),        // 16: quarry.v1.WatchTableRequest
-	(*CreateRegionRequest)(nil),      // 17: quarry.v1.CreateRegionRequest
-	(*CreateRegionResponse)(nil),     // 18: quarry.v1.CreateRegionResponse
-	(*OpenSessionRequest)(nil),       // 19: quarry.v1.OpenSessionRequest
-	(*NodeProgram)(nil),              // 20: quarry.v1.NodeProgram
-	(*Ticket)(nil),                   // 21: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),      // 22: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),         // 23: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),              // 24: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),        // 25: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),      // 26: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),     // 27: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),     // 28: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil),    // 29: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),      // 30: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),     // 31: quarry.v1.CertifyFenceResponse
-	(*PassRequest)(nil),              // 32: quarry.v1.PassRequest
-	(*PassResponse)(nil),             // 33: quarry.v1.PassResponse
-	(*Session)(nil),                  // 34: quarry.v1.Session
-	(*ListSessionsRequest)(nil),      // 35: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),     // 36: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                     // 37: quarry.v1.Name
-	(*CreateNameRequest)(nil),        // 38: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),        // 39: quarry.v1.LookupNameRequest
-	(*LookupNamesRequest)(nil),       // 40: quarry.v1.LookupNamesRequest
-	(*LookupNamesResponse)(nil),      // 41: quarry.v1.LookupNamesResponse
-	(*CreateNamesRequest)(nil),       // 42: quarry.v1.CreateNamesRequest
-	(*CreateNamesResponse)(nil),      // 43: quarry.v1.CreateNamesResponse
-	(*SwapNameRequest)(nil),          // 44: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),        // 45: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),       // 46: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),         // 47: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),        // 48: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),             // 49: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),      // 50: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),     // 51: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),     // 52: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil),    // 53: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),        // 54: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),       // 55: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),        // 56: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),       // 57: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),       // 58: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),      // 59: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),        // 60: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),       // 61: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),             // 62: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),            // 63: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),                 // 64: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),              // 65: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),             // 66: quarry.v1.WorkResponse
-	(*PingRequest)(nil),              // 67: quarry.v1.PingRequest
-	(*PingResponse)(nil),             // 68: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),           // 69: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),         // 70: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),        // 71: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),        // 72: quarry.v1.RemoveNodeRequest
-	(*SetDefaultsRequest)(nil),       // 73: quarry.v1.SetDefaultsRequest
-	(*SetDefaultsResponse)(nil),      // 74: quarry.v1.SetDefaultsResponse
-	(*ForgetNodeRequest)(nil),        // 75: quarry.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),       // 76: quarry.v1.ForgetNodeResponse
-	(*RemoveRegionRequest)(nil),      // 77: quarry.v1.RemoveRegionRequest
-	(*RemoveRegionResponse)(nil),     // 78: quarry.v1.RemoveRegionResponse
-	(*MoveRegionRequest)(nil),        // 79: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),         // 80: quarry.v1.RebalanceRequest
-	(*Move)(nil),                     // 81: quarry.v1.Move
-	(*RebalanceResponse)(nil),        // 82: quarry.v1.RebalanceResponse
-	(*RotateKeyRequest)(nil),         // 83: quarry.v1.RotateKeyRequest
-	(*ListKeysRequest)(nil),          // 84: quarry.v1.ListKeysRequest
-	(*KeyInfo)(nil),                  // 85: quarry.v1.KeyInfo
-	(*KeysResponse)(nil),             // 86: quarry.v1.KeysResponse
-	(*Cluster)(nil),                  // 87: quarry.v1.Cluster
-	(*Tenant)(nil),                   // 88: quarry.v1.Tenant
-	(*Grant)(nil),                    // 89: quarry.v1.Grant
-	(*TenantUse)(nil),                // 90: quarry.v1.TenantUse
-	(*SigningKeys)(nil),              // 91: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 92: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 93: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 94: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 95: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 96: quarry.v1.Member
-	(*Progress)(nil),                 // 97: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 98: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 99: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 100: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 101: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 102: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 103: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 104: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 105: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 106: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 107: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 108: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 109: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 110: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 111: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 112: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 113: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 114: quarry.v1.RevokeTokenResponse
-	(*CreateTenantRequest)(nil),      // 115: quarry.v1.CreateTenantRequest
-	(*SetTenantRequest)(nil),         // 116: quarry.v1.SetTenantRequest
-	(*GrantRequest)(nil),             // 117: quarry.v1.GrantRequest
-	(*RevokeGrantRequest)(nil),       // 118: quarry.v1.RevokeGrantRequest
-	(*DeleteTenantRequest)(nil),      // 119: quarry.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),     // 120: quarry.v1.DeleteTenantResponse
-	(*ListTenantsRequest)(nil),       // 121: quarry.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 122: quarry.v1.ListTenantsResponse
-	(*Delegation)(nil),               // 123: quarry.v1.Delegation
-	(*DelegateJobRequest)(nil),       // 124: quarry.v1.DelegateJobRequest
-	(*EndDelegationRequest)(nil),     // 125: quarry.v1.EndDelegationRequest
-	(*EndDelegationResponse)(nil),    // 126: quarry.v1.EndDelegationResponse
-	(*Worker)(nil),                   // 127: quarry.v1.Worker
-	(*PollJobsRequest)(nil),          // 128: quarry.v1.PollJobsRequest
-	(*PollJobsResponse)(nil),         // 129: quarry.v1.PollJobsResponse
-	(*ListWorkersRequest)(nil),       // 130: quarry.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),      // 131: quarry.v1.ListWorkersResponse
-	(*ListUserGrantsRequest)(nil),    // 132: quarry.v1.ListUserGrantsRequest
-	(*ListAuditRequest)(nil),         // 133: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 134: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 135: quarry.v1.AuditEntry
-	nil,                              // 136: quarry.v1.Name.NotesEntry
-	nil,                              // 137: quarry.v1.InspectNodeResponse.LanesEntry
+	(*Numa)(nil),                     // 11: quarry.v1.Numa
+	(*Connected)(nil),                // 12: quarry.v1.Connected
+	(*Replica)(nil),                  // 13: quarry.v1.Replica
+	(*Region)(nil),                   // 14: quarry.v1.Region
+	(*Table)(nil),                    // 15: quarry.v1.Table
+	(*ReadTableRequest)(nil),         // 16: quarry.v1.ReadTableRequest
+	(*WatchTableRequest)(nil),        // 17: quarry.v1.WatchTableRequest
+	(*CreateRegionRequest)(nil),      // 18: quarry.v1.CreateRegionRequest
+	(*CreateRegionResponse)(nil),     // 19: quarry.v1.CreateRegionResponse
+	(*OpenSessionRequest)(nil),       // 20: quarry.v1.OpenSessionRequest
+	(*NodeProgram)(nil),              // 21: quarry.v1.NodeProgram
+	(*Ticket)(nil),                   // 22: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),      // 23: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),         // 24: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),              // 25: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),        // 26: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),      // 27: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),     // 28: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),     // 29: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil),    // 30: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),      // 31: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),     // 32: quarry.v1.CertifyFenceResponse
+	(*PassRequest)(nil),              // 33: quarry.v1.PassRequest
+	(*PassResponse)(nil),             // 34: quarry.v1.PassResponse
+	(*Session)(nil),                  // 35: quarry.v1.Session
+	(*ListSessionsRequest)(nil),      // 36: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 37: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                     // 38: quarry.v1.Name
+	(*CreateNameRequest)(nil),        // 39: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),        // 40: quarry.v1.LookupNameRequest
+	(*LookupNamesRequest)(nil),       // 41: quarry.v1.LookupNamesRequest
+	(*LookupNamesResponse)(nil),      // 42: quarry.v1.LookupNamesResponse
+	(*CreateNamesRequest)(nil),       // 43: quarry.v1.CreateNamesRequest
+	(*CreateNamesResponse)(nil),      // 44: quarry.v1.CreateNamesResponse
+	(*SwapNameRequest)(nil),          // 45: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),        // 46: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),       // 47: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),         // 48: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),        // 49: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),             // 50: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),      // 51: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 52: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),     // 53: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil),    // 54: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),        // 55: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),       // 56: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),        // 57: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),       // 58: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),       // 59: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),      // 60: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),        // 61: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),       // 62: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),             // 63: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),            // 64: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),                 // 65: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),              // 66: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),             // 67: quarry.v1.WorkResponse
+	(*PingRequest)(nil),              // 68: quarry.v1.PingRequest
+	(*PingResponse)(nil),             // 69: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),           // 70: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),         // 71: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 72: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),        // 73: quarry.v1.RemoveNodeRequest
+	(*SetDefaultsRequest)(nil),       // 74: quarry.v1.SetDefaultsRequest
+	(*SetDefaultsResponse)(nil),      // 75: quarry.v1.SetDefaultsResponse
+	(*ForgetNodeRequest)(nil),        // 76: quarry.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),       // 77: quarry.v1.ForgetNodeResponse
+	(*RemoveRegionRequest)(nil),      // 78: quarry.v1.RemoveRegionRequest
+	(*RemoveRegionResponse)(nil),     // 79: quarry.v1.RemoveRegionResponse
+	(*MoveRegionRequest)(nil),        // 80: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),         // 81: quarry.v1.RebalanceRequest
+	(*Move)(nil),                     // 82: quarry.v1.Move
+	(*RebalanceResponse)(nil),        // 83: quarry.v1.RebalanceResponse
+	(*RotateKeyRequest)(nil),         // 84: quarry.v1.RotateKeyRequest
+	(*ListKeysRequest)(nil),          // 85: quarry.v1.ListKeysRequest
+	(*KeyInfo)(nil),                  // 86: quarry.v1.KeyInfo
+	(*KeysResponse)(nil),             // 87: quarry.v1.KeysResponse
+	(*Cluster)(nil),                  // 88: quarry.v1.Cluster
+	(*Tenant)(nil),                   // 89: quarry.v1.Tenant
+	(*Grant)(nil),                    // 90: quarry.v1.Grant
+	(*TenantUse)(nil),                // 91: quarry.v1.TenantUse
+	(*SigningKeys)(nil),              // 92: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 93: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 94: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 95: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 96: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 97: quarry.v1.Member
+	(*Progress)(nil),                 // 98: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 99: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 100: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 101: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 102: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 103: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 104: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 105: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 106: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 107: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 108: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 109: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 110: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 111: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 112: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 113: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 114: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 115: quarry.v1.RevokeTokenResponse
+	(*CreateTenantRequest)(nil),      // 116: quarry.v1.CreateTenantRequest
+	(*SetTenantRequest)(nil),         // 117: quarry.v1.SetTenantRequest
+	(*GrantRequest)(nil),             // 118: quarry.v1.GrantRequest
+	(*RevokeGrantRequest)(nil),       // 119: quarry.v1.RevokeGrantRequest
+	(*DeleteTenantRequest)(nil),      // 120: quarry.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),     // 121: quarry.v1.DeleteTenantResponse
+	(*ListTenantsRequest)(nil),       // 122: quarry.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 123: quarry.v1.ListTenantsResponse
+	(*Delegation)(nil),               // 124: quarry.v1.Delegation
+	(*DelegateJobRequest)(nil),       // 125: quarry.v1.DelegateJobRequest
+	(*EndDelegationRequest)(nil),     // 126: quarry.v1.EndDelegationRequest
+	(*EndDelegationResponse)(nil),    // 127: quarry.v1.EndDelegationResponse
+	(*Worker)(nil),                   // 128: quarry.v1.Worker
+	(*PollJobsRequest)(nil),          // 129: quarry.v1.PollJobsRequest
+	(*PollJobsResponse)(nil),         // 130: quarry.v1.PollJobsResponse
+	(*ListWorkersRequest)(nil),       // 131: quarry.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),      // 132: quarry.v1.ListWorkersResponse
+	(*ListUserGrantsRequest)(nil),    // 133: quarry.v1.ListUserGrantsRequest
+	(*ListAuditRequest)(nil),         // 134: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 135: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 136: quarry.v1.AuditEntry
+	nil,                              // 137: quarry.v1.Name.NotesEntry
+	nil,                              // 138: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
 	1,   // 1: quarry.v1.Endpoint.tls:type_name -> quarry.v1.FabricTLS
 	8,   // 2: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
 	2,   // 3: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
-	11,  // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
+	12,  // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
 	10,  // 5: quarry.v1.Node.persistence:type_name -> quarry.v1.Persistence
-	0,   // 6: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
-	3,   // 7: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
-	12,  // 8: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
-	4,   // 9: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
-	5,   // 10: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
-	4,   // 11: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
-	9,   // 12: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	13,  // 13: quarry.v1.Table.regions:type_name -> quarry.v1.Region
-	5,   // 14: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	13,  // 15: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	20,  // 16: quarry.v1.OpenSessionRequest.program:type_name -> quarry.v1.NodeProgram
-	21,  // 17: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	14,  // 18: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	24,  // 19: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	21,  // 20: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
-	14,  // 21: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	21,  // 22: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
-	34,  // 23: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	136, // 24: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	37,  // 25: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	37,  // 26: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
-	37,  // 27: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
-	37,  // 28: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
-	37,  // 29: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	37,  // 30: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	9,   // 31: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	49,  // 32: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	11,  // 33: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	5,   // 34: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	6,   // 35: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	64,  // 36: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	21,  // 37: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	9,   // 38: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	81,  // 39: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	85,  // 40: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	81,  // 41: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	90,  // 42: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	89,  // 43: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
-	7,   // 44: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
-	92,  // 45: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	92,  // 46: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	92,  // 47: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	14,  // 48: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	94,  // 49: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	97,  // 50: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	96,  // 51: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	88,  // 52: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
-	6,   // 53: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	100, // 54: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	137, // 55: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	102, // 56: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	108, // 57: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	108, // 58: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	89,  // 59: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
-	88,  // 60: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	89,  // 61: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
-	127, // 62: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
-	123, // 63: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
-	127, // 64: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
-	135, // 65: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	19,  // 66: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	23,  // 67: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	26,  // 68: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	28,  // 69: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	30,  // 70: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	35,  // 71: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	32,  // 72: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	15,  // 73: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	16,  // 74: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	17,  // 75: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	38,  // 76: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	39,  // 77: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	40,  // 78: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	42,  // 79: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	44,  // 80: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	45,  // 81: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	47,  // 82: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	50,  // 83: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	52,  // 84: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	69,  // 85: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	70,  // 86: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	72,  // 87: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	73,  // 88: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	75,  // 89: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	77,  // 90: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	79,  // 91: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	80,  // 92: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	101, // 93: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	104, // 94: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	106, // 95: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	109, // 96: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	111, // 97: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	113, // 98: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	133, // 99: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	115, // 100: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	116, // 101: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	119, // 102: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	121, // 103: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	117, // 104: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
-	118, // 105: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
-	124, // 106: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
-	125, // 107: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
-	128, // 108: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
-	130, // 109: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
-	132, // 110: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
-	83,  // 111: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	84,  // 112: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	93,  // 113: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	98,  // 114: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	54,  // 115: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	56,  // 116: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	58,  // 117: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	60,  // 118: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	62,  // 119: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	65,  // 120: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	67,  // 121: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	98,  // 122: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	22,  // 123: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	25,  // 124: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	27,  // 125: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	29,  // 126: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	31,  // 127: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	36,  // 128: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	33,  // 129: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	14,  // 130: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	14,  // 131: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	18,  // 132: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	37,  // 133: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	37,  // 134: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	41,  // 135: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	43,  // 136: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	37,  // 137: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	46,  // 138: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	48,  // 139: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	51,  // 140: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	53,  // 141: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	9,   // 142: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	71,  // 143: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	9,   // 144: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	74,  // 145: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	76,  // 146: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	78,  // 147: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	13,  // 148: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	82,  // 149: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	103, // 150: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	105, // 151: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	107, // 152: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	110, // 153: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	112, // 154: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	114, // 155: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	134, // 156: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	88,  // 157: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	88,  // 158: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	120, // 159: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	122, // 160: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	88,  // 161: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	88,  // 162: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	123, // 163: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
-	126, // 164: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
-	129, // 165: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
-	131, // 166: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
-	122, // 167: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
-	86,  // 168: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	86,  // 169: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	95,  // 170: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	99,  // 171: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	55,  // 172: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	57,  // 173: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	59,  // 174: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	61,  // 175: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	63,  // 176: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	66,  // 177: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	68,  // 178: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	99,  // 179: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	123, // [123:180] is the sub-list for method output_type
-	66,  // [66:123] is the sub-list for method input_type
-	66,  // [66:66] is the sub-list for extension type_name
-	66,  // [66:66] is the sub-list for extension extendee
-	0,   // [0:66] is the sub-list for field type_name
+	11,  // 6: quarry.v1.Node.numa:type_name -> quarry.v1.Numa
+	0,   // 7: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
+	3,   // 8: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
+	13,  // 9: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
+	4,   // 10: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
+	5,   // 11: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
+	4,   // 12: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
+	9,   // 13: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	14,  // 14: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	5,   // 15: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
+	14,  // 16: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	21,  // 17: quarry.v1.OpenSessionRequest.program:type_name -> quarry.v1.NodeProgram
+	22,  // 18: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	15,  // 19: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	25,  // 20: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	22,  // 21: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
+	15,  // 22: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	22,  // 23: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
+	35,  // 24: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	137, // 25: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	38,  // 26: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	38,  // 27: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	38,  // 28: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	38,  // 29: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	38,  // 30: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	38,  // 31: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	9,   // 32: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	50,  // 33: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	12,  // 34: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	5,   // 35: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	6,   // 36: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	65,  // 37: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	22,  // 38: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	9,   // 39: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	82,  // 40: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	86,  // 41: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	82,  // 42: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	91,  // 43: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	90,  // 44: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
+	7,   // 45: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
+	93,  // 46: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	93,  // 47: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	93,  // 48: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	15,  // 49: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	95,  // 50: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	98,  // 51: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	97,  // 52: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	89,  // 53: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
+	6,   // 54: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	101, // 55: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	138, // 56: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	103, // 57: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	109, // 58: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	109, // 59: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	90,  // 60: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
+	89,  // 61: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	90,  // 62: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
+	128, // 63: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
+	124, // 64: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
+	128, // 65: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
+	136, // 66: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	20,  // 67: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	24,  // 68: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	27,  // 69: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	29,  // 70: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	31,  // 71: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	36,  // 72: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	33,  // 73: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	16,  // 74: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	17,  // 75: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	18,  // 76: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	39,  // 77: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	40,  // 78: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	41,  // 79: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	43,  // 80: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	45,  // 81: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	46,  // 82: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	48,  // 83: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	51,  // 84: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	53,  // 85: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	70,  // 86: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	71,  // 87: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	73,  // 88: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	74,  // 89: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	76,  // 90: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	78,  // 91: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	80,  // 92: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	81,  // 93: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	102, // 94: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	105, // 95: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	107, // 96: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	110, // 97: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	112, // 98: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	114, // 99: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	134, // 100: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	116, // 101: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	117, // 102: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	120, // 103: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	122, // 104: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	118, // 105: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	119, // 106: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	125, // 107: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
+	126, // 108: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
+	129, // 109: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
+	131, // 110: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
+	133, // 111: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
+	84,  // 112: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	85,  // 113: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	94,  // 114: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	99,  // 115: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	55,  // 116: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	57,  // 117: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	59,  // 118: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	61,  // 119: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	63,  // 120: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	66,  // 121: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	68,  // 122: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	99,  // 123: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	23,  // 124: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	26,  // 125: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	28,  // 126: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	30,  // 127: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	32,  // 128: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	37,  // 129: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	34,  // 130: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	15,  // 131: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	15,  // 132: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	19,  // 133: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	38,  // 134: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	38,  // 135: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	42,  // 136: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	44,  // 137: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	38,  // 138: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	47,  // 139: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	49,  // 140: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	52,  // 141: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	54,  // 142: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	9,   // 143: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	72,  // 144: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	9,   // 145: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	75,  // 146: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	77,  // 147: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	79,  // 148: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	14,  // 149: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	83,  // 150: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	104, // 151: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	106, // 152: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	108, // 153: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	111, // 154: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	113, // 155: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	115, // 156: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	135, // 157: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	89,  // 158: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	89,  // 159: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	121, // 160: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	123, // 161: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	89,  // 162: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	89,  // 163: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	124, // 164: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
+	127, // 165: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
+	130, // 166: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
+	132, // 167: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
+	123, // 168: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
+	87,  // 169: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	87,  // 170: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	96,  // 171: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	100, // 172: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	56,  // 173: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	58,  // 174: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	60,  // 175: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	62,  // 176: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	64,  // 177: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	67,  // 178: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	69,  // 179: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	100, // 180: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	124, // [124:181] is the sub-list for method output_type
+	67,  // [67:124] is the sub-list for method input_type
+	67,  // [67:67] is the sub-list for extension type_name
+	67,  // [67:67] is the sub-list for extension extendee
+	0,   // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -9861,18 +9978,20 @@ func file_quarry_proto_init() {
 		return
 	}
 	file_quarry_proto_msgTypes[1].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[9].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[44].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[65].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[108].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[110].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[3].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[10].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[45].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[66].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[91].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[109].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[111].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   130,
+			NumMessages:   131,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
