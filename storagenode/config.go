@@ -16,6 +16,7 @@ import (
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/internal/wire"
+	"github.com/quarrystore/quarry/rdma/host/ddio"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/tcp"
 )
@@ -39,6 +40,12 @@ type Config struct {
 	// Flush is how clients that come through an adapter make regions durable: auto, native, appliance or agent; see
 	// host.ChooseFlush. Default auto.
 	Flush string
+	// DDIO switches the adapter's WRITEs into the processors' caches or past them while the node runs: ddio.On, ddio.Off, or ddio.Keep,
+	// the default. Only at root ports that package ddio knows, and as root.
+	DDIO string
+	// NUMA is the NUMA node whose processors and memory this process uses: a number, or NUMAAuto for the one of the adapter;
+	// default none. It holds for the whole process.
+	NUMA string
 	// HugepageBytes of the pages that anonymous regions lie on; 0 means ordinary ones.
 	// They are set aside when a region is made. Not with Dir.
 	HugepageBytes uint64
@@ -84,8 +91,10 @@ type Config struct {
 const (
 	defaultCapacity = 64 << 30
 	noSocket        = "none"
-	maxNameBytes    = 64
-	maxSocketBytes  = 107 // of a path: the kernel's limit
+	// NUMAAuto is the NUMA node that the adapter is attached to, if the kernel says which.
+	NUMAAuto       = "auto"
+	maxNameBytes   = 64
+	maxSocketBytes = 107 // of a path: the kernel's limit
 )
 
 var domain = regexp.MustCompile(`^(/[A-Za-z0-9._-]{1,64}){1,8}$`)
@@ -141,6 +150,8 @@ func (c Config) validate() error {
 		return errors.New("storage node: huge pages are for regions in memory: give --hugepages or --data, not both")
 	case c.Format && c.device == nil && !pmem.IsDevice(c.Dir):
 		return fmt.Errorf("storage node: --format is for a device given by --data, such as /dev/dax0.0, and %q is none", c.Dir)
+	case c.DDIO != "" && c.DDIO != ddio.On && c.DDIO != ddio.Off && c.DDIO != ddio.Keep:
+		return fmt.Errorf("storage node: --ddio %s: want on, off or keep", c.DDIO)
 	case c.MaxSessions < 0 || c.MaxConnections < 0:
 		return fmt.Errorf("storage node: at most %d sessions and %d connections: want at least 1, or 0 for the defaults", c.MaxSessions, c.MaxConnections)
 	case len(c.Controllers) == 0:

@@ -21,8 +21,10 @@ type keeper interface {
 	// save replaces it, encoded.
 	save(b []byte) error
 	// scan checks every region, then maps all. What is no region, or not this cluster's, stops the node: the error says which, and
-	// nothing is changed.
-	scan(ctx context.Context, kept state.Kept) ([]found, error)
+	// nothing is changed. missing are regions that were here and are not any more.
+	scan(ctx context.Context, kept state.Kept) (list []found, missing []uint32, err error)
+	// settle keeps in mind which regions are here, once controllers know which are missing.
+	settle(here []state.Region) error
 	// create makes a region, all zero but for its header, with all of its memory reserved: after a crash there is one or
 	// none. host.ErrNoSpace if there is no room; then there is none.
 	create(h *proto.RegionHeader) (*host.Memory, error)
@@ -103,7 +105,8 @@ func (d *device) save(b []byte) error {
 	return d.dir.write(d.dir.extents, slices.Clone(b))
 }
 
-func (d *device) scan(_ context.Context, kept state.Kept) (out []found, err error) {
+// scan misses nothing: the directory is what there is.
+func (d *device) scan(_ context.Context, kept state.Kept) (out []found, missing []uint32, err error) {
 	defer func() {
 		if err != nil {
 			for _, f := range out {
@@ -116,7 +119,7 @@ func (d *device) scan(_ context.Context, kept state.Kept) (out []found, err erro
 	for _, e := range d.dir.extents {
 		h, m, err := d.open(e)
 		if err != nil {
-			return out, err
+			return out, nil, err
 		}
 		out = append(out, found{memory: m, region: state.Region{Number: h.Region, UUID: h.UUID, Cluster: h.Cluster, Bytes: h.RegionBytes, Persistent: m.Persistent(), Epoch: h.Epoch}})
 		if cluster == [16]byte{} {
@@ -124,15 +127,17 @@ func (d *device) scan(_ context.Context, kept state.Kept) (out []found, err erro
 		}
 		switch {
 		case h.Region != e.region:
-			return out, fmt.Errorf("%s holds region %d where its directory says %d", d.dev.Path, h.Region, e.region)
+			return out, nil, fmt.Errorf("%s holds region %d where its directory says %d", d.dev.Path, h.Region, e.region)
 		case h.Cluster != cluster:
-			return out, fmt.Errorf("%s: region %d belongs to cluster %x, the node to %x", d.dev.Path, h.Region, h.Cluster, cluster)
+			return out, nil, fmt.Errorf("%s: region %d belongs to cluster %x, the node to %x", d.dev.Path, h.Region, h.Cluster, cluster)
 		case h.Domain != d.domain:
-			return out, fmt.Errorf("%s holds region %d of the domain %v, this node serves the domain %v: start it as it was (--fabric)", d.dev.Path, h.Region, h.Domain, d.domain)
+			return out, nil, fmt.Errorf("%s holds region %d of the domain %v, this node serves the domain %v: start it as it was (--fabric)", d.dev.Path, h.Region, h.Domain, d.domain)
 		}
 	}
-	return out, nil
+	return out, nil, nil
 }
+
+func (d *device) settle([]state.Region) error { return nil }
 
 // open maps a region and reads its header.
 func (d *device) open(e extent) (h proto.RegionHeader, _ *host.Memory, err error) {

@@ -196,8 +196,9 @@ func TestRegionsOnADevice(t *testing.T) {
 	kept, err := d.load()
 	require.NoError(t, err)
 	require.EqualValues(t, 7, kept.Term)
-	list, err := d.scan(t.Context(), kept)
+	list, missing, err := d.scan(t.Context(), kept)
 	require.NoError(t, err)
+	require.Empty(t, missing)
 	require.Len(t, list, 2)
 	for i, region := range []uint32{1, 3} {
 		require.Equal(t, region, list[i].region.Number)
@@ -212,10 +213,10 @@ func TestRegionsOnADevice(t *testing.T) {
 	require.Equal(t, total-3*small, d.space().AvailableBytes)
 
 	// Another cluster's, another domain's, and a damaged region stop the node.
-	_, err = d.scan(t.Context(), state.Kept{Cluster: [16]byte{8}})
+	_, _, err = d.scan(t.Context(), state.Kept{Cluster: [16]byte{8}})
 	require.ErrorContains(t, err, "belongs to cluster")
 	d.domain = proto.DomainAdapter
-	_, err = d.scan(t.Context(), kept)
+	_, _, err = d.scan(t.Context(), kept)
 	require.ErrorContains(t, err, "serves the domain")
 	d.domain = proto.DomainCPU
 	first := d.dir.extents[0].off
@@ -229,6 +230,6 @@ func TestRegionsOnADevice(t *testing.T) {
 	d, err = openDevice(dev, proto.DomainCPU, false)
 	require.NoError(t, err)
 	defer d.close()
-	_, err = d.scan(t.Context(), kept)
+	_, _, err = d.scan(t.Context(), kept)
 	require.ErrorContains(t, err, "region 1")
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,9 @@ type folder struct {
 	lock *os.File
 	// domain of the node: it refuses files of regions of another one.
 	domain proto.Domain
+
+	mu     sync.Mutex // guards roster, and its file
+	roster roster
 }
 
 const (
@@ -89,7 +93,17 @@ type found struct {
 
 // scan checks every region file, then maps all. A file that is no region, or not
 // this cluster's, stops the node: the error says which, and nothing is changed.
-func (d *folder) scan(ctx context.Context, kept state.Kept) (out []found, err error) {
+func (d *folder) scan(ctx context.Context, kept state.Kept) (out []found, missing []uint32, err error) {
+	if d.roster, err = d.readRoster(); err != nil {
+		return nil, nil, err
+	}
+	if out, err = d.open(ctx, kept); err != nil {
+		return nil, nil, err
+	}
+	return out, d.roster.compare(out), nil
+}
+
+func (d *folder) open(ctx context.Context, kept state.Kept) (out []found, err error) {
 	defer func() {
 		if err != nil {
 			for _, f := range out {
@@ -206,11 +220,21 @@ func (d *folder) create(h *proto.RegionHeader) (*host.Memory, error) {
 	if err := d.replace(p, h.Encode(), h.RegionBytes); err != nil {
 		return nil, err
 	}
-	return host.OpenMemory(p, h.RegionBytes, false)
+	m, err := host.OpenMemory(p, h.RegionBytes, false)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.enroll(func(r roster) { r[h.Region] = h.UUID }); err != nil {
+		return nil, errors.Join(err, m.Close(), os.Remove(p))
+	}
+	return m, nil
 }
 
 // remove deletes a region's file.
 func (d *folder) remove(region uint32) error {
+	if err := d.enroll(func(r roster) { delete(r, region) }); err != nil {
+		return err
+	}
 	if err := os.Remove(d.path(region)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("region file: %w", err)
 	}

@@ -1,11 +1,13 @@
 package storagenode_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -135,6 +137,18 @@ func TestBadFoldersAreRefusedUntouched(t *testing.T) {
 		{"another domain", []string{"region-00000001.quarry", "domain adapter"}, func(t *testing.T, dir string) {
 			rewriteHeader(t, regionFile(dir, 1), func(h *proto.RegionHeader) { h.Domain = proto.DomainAdapter })
 		}},
+		{"garbage list", []string{"regions.list", "checksum is wrong", "remove it if all region files are there"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "regions.list"), []byte("quarry regions 1\n1 00\n"), 0o600))
+		}},
+		{"flipped list", []string{"regions.list", "checksum is wrong"}, func(t *testing.T, dir string) {
+			poke(t, filepath.Join(dir, "regions.list"), 17, '7')
+		}},
+		{"empty list", []string{"regions.list", "checksum is wrong"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Truncate(filepath.Join(dir, "regions.list"), 0))
+		}},
+		{"huge list", []string{"regions.list", "more than"}, func(t *testing.T, dir string) {
+			require.NoError(t, os.Truncate(filepath.Join(dir, "regions.list"), 1<<20))
+		}},
 		{"garbage state", []string{"node.state", "not the state of a quarry node"}, func(t *testing.T, dir string) {
 			require.NoError(t, os.WriteFile(filepath.Join(dir, "node.state"), []byte("what is this"), 0o600))
 		}},
@@ -234,6 +248,76 @@ func TestRestartReportsFilesAndServesNone(t *testing.T) {
 	k, err := state.DecodeKept(kept)
 	require.NoError(t, err)
 	require.Equal(t, uint64(1), k.Term)
+}
+
+// A node that comes back with some of its region files says which are gone, serves none of them, and serves the rest as it was. What the
+// controllers have been told once is not told again; files that are put back are found; a folder of an earlier version misses nothing.
+func TestComesBackWithHalfItsFiles(t *testing.T) {
+	b := newBoss(t)
+	dir := t.TempDir()
+	n := b.start(b.config(dir))
+	for region := uint32(1); region <= 4; region++ {
+		b.hostAndOpen(n, region, 1)
+	}
+	c, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 2, 1)
+	require.NoError(t, err)
+	require.NoError(t, c.write(dataOff, 0x5a))
+	require.Zero(t, call(t, b.agent(n).DropRegion, &quarrypb.DropRegionRequest{Region: 4, Epoch: 1, ControllerTerm: 1}))
+	require.NoError(t, n.Close())
+	aside := t.TempDir()
+	for _, region := range []int{1, 3} {
+		require.NoError(t, os.Rename(regionFile(dir, region), regionFile(aside, region)))
+	}
+	// The place of one is taken by another region of the same number, such as of an older copy of the folder.
+	copyFile(t, regionFile(aside, 3), regionFile(dir, 3))
+	rewriteHeader(t, regionFile(dir, 3), func(h *proto.RegionHeader) { h.UUID = [16]byte{0xee} })
+
+	var log bytes.Buffer
+	cfg := b.config(dir)
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	n = b.start(cfg)
+	last := b.registrations()[len(b.registrations())-1]
+	require.Equal(t, []uint32{1, 3}, last.Node.MissingRegions, "not the one that was dropped")
+	require.Len(t, last.Found, 2)
+	require.Equal(t, uint32(2), last.Found[0].Region)
+	require.Equal(t, append([]byte{0xee}, make([]byte, 15)...), last.Found[1].Uuid, "as what it is")
+	require.Contains(t, log.String(), `missing="[1 3]" found=2`)
+	require.NoFileExists(t, regionFile(dir, 1), "nothing is made in its place")
+	for _, region := range []uint32{1, 3} {
+		must := b.hostReq(1, region)
+		must.MustExist = true
+		require.NotZero(t, call(t, b.agent(n).HostRegion, must), "region %d", region)
+		_, err := b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, region, 2)
+		require.Error(t, err)
+	}
+	require.NoFileExists(t, regionFile(dir, 1))
+	must := b.hostReq(1, 2)
+	must.MustExist = true
+	require.Zero(t, call(t, b.agent(n).HostRegion, must))
+	require.Zero(t, call(t, b.agent(n).OpenRegion, &quarrypb.OpenRegionRequest{Region: 2, Epoch: 2, ControllerTerm: 1}))
+	c, err = b.dial(tcp.Dialer{}, n.Stats().TCP, 1, 0, 2, 2)
+	require.NoError(t, err)
+	got, err := c.read(dataOff, 8)
+	require.NoError(t, err)
+	require.Equal(t, byte(0x5a), got[0])
+	require.NoError(t, n.Close())
+
+	for _, region := range []int{1, 3} {
+		require.NoError(t, os.Rename(regionFile(aside, region), regionFile(dir, region)))
+	}
+	require.NoError(t, os.Remove(filepath.Join(dir, "regions.list")))
+	n = b.start(b.config(dir))
+	last = b.registrations()[len(b.registrations())-1]
+	require.Empty(t, last.Node.MissingRegions)
+	require.Len(t, last.Found, 3)
+	require.NoError(t, n.Close())
+	require.NoError(t, os.Remove(regionFile(dir, 3)))
+	for _, want := range [][]uint32{{3}, nil} { // known from the registration on, not from a region that is made
+		n = b.start(b.config(dir))
+		last = b.registrations()[len(b.registrations())-1]
+		require.Equal(t, want, last.Node.MissingRegions)
+		require.NoError(t, n.Close())
+	}
 }
 
 func TestAFolderBelongsToOneNode(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/ddio"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
@@ -44,8 +45,12 @@ type Node struct {
 	hostID      string
 	domain      proto.Domain     // of all regions
 	persistence pmem.Persistence // of all regions
+	missing     []uint32         // regions that the keeper had and has not any more
 	device      verbs.Config
-	notNative   error // why the adapter does not make regions durable by a FLUSH of its own
+	adapter     string     // such as mlx5_0; empty: none
+	ddio        host.DDIO  // of the adapter's root port
+	port        *ddio.Port // whose switch the node relies on; nil: none
+	notNative   error      // why the adapter does not make regions durable by a FLUSH of its own
 
 	tcpListener net.Listener
 	tcpAddress  string // as the table shows it
@@ -129,6 +134,9 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := n.chooseDomain(); err != nil {
 		return nil, err
 	}
+	if err := errors.Join(n.bindNUMA(), n.switchDDIO("/")); err != nil {
+		return nil, fmt.Errorf("storage node %s: %w", cfg.Name, err)
+	}
 	if err := n.recall(ctx); err != nil {
 		return nil, err
 	}
@@ -184,7 +192,7 @@ func (n *Node) recall(ctx context.Context) error {
 		if kept, err = k.load(); err != nil {
 			return err
 		}
-		list, err := k.scan(ctx, kept)
+		list, missing, err := k.scan(ctx, kept)
 		if err != nil {
 			return err
 		}
@@ -192,6 +200,9 @@ func (n *Node) recall(ctx context.Context) error {
 			n.memories[f.region.Number] = f.memory
 			regions = append(regions, f.region)
 			kept.Cluster = f.region.Cluster
+		}
+		if n.missing = missing; len(missing) > 0 {
+			n.cfg.Logger.Error("storage node: regions that were here are missing: the controllers take other replicas; to have these back, stop this node, restore their files and start it", "node", n.cfg.Name, "data", n.cfg.Dir, "missing", missing, "found", len(list))
 		}
 		if n.persistence, limits.Volatile, err = k.persistence(); err != nil {
 			return fmt.Errorf("storage node %s: %s: %w", n.cfg.Name, n.cfg.Dir, err)
@@ -357,6 +368,10 @@ func (n *Node) self() *quarrypb.Node {
 		Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: n.tcpAddress, Tls: fabricTLS[n.cfg.FabricTLS.Mode()]}},
 		Key:       n.own.Holder[:], PageBytes: n.cfg.HugepageBytes, Medium: n.medium.name, HostedBytes: n.state.HostedSize, AvailableBytes: n.medium.left(),
 		Persistence: &quarrypb.Persistence{Kind: n.persistence.Kind, Domain: n.persistence.Domain, Flush: n.persistence.Flush, Method: n.persistence.Method},
+		Numa:        n.numa(), MissingRegions: n.missing,
+	}
+	if n.adapter != "" {
+		p.Persistence.Ddio = n.ddio.String()
 	}
 	if n.verbsListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_VERBS, Address: n.verbsAddress})
@@ -423,6 +438,9 @@ func (n *Node) close() error {
 		n.shmListener.Close()
 	}
 	n.wg.Wait()
+	if n.port != nil {
+		errs = append(errs, n.port.Restore())
+	}
 	for _, m := range memories {
 		errs = append(errs, m.Close())
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -173,9 +174,23 @@ func (n *Node) registerOnce(ctx context.Context) error {
 	if err == nil {
 		n.counts.registrations.Add(1)
 		n.learnSeeds(res.Pulse)
+		n.settle()
 		n.serve()
 	}
 	return err
+}
+
+// settle has the keeper note which regions are here, before the node takes commands that change it.
+func (n *Node) settle() {
+	n.mu.Lock()
+	here, served := slices.Clone(n.state.Regions), n.served
+	n.mu.Unlock()
+	if n.keeper == nil || served {
+		return
+	}
+	if err := n.keeper.settle(here); err != nil {
+		n.cfg.Logger.Warn("storage node: which regions are here is not kept: those that go missing will not be noticed", "node", n.cfg.Name, "error", err)
+	}
 }
 
 // learnKeys takes the public keys of the controllers, in the place of those of before.

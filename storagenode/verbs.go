@@ -64,7 +64,7 @@ func (n *Node) chooseDomain() error {
 	caps, err := n.probe(c)
 	switch {
 	case err == nil:
-		n.domain, n.device = proto.DomainAdapter, c
+		n.domain, n.device, n.adapter = proto.DomainAdapter, c, caps.Device
 		n.cfg.Logger.Info("storage node: serving RDMA", "node", n.cfg.Name, "device", caps.Device, "port", caps.Port, "address", caps.GID, "mtu", caps.MTU, "atomics", caps.Atomics)
 		n.warnMemlock()
 		return nil
@@ -118,7 +118,7 @@ func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
 // chooseFlush chooses how clients make the node's regions durable, once it is known what these lie on.
 func (n *Node) chooseFlush() error {
 	facts := host.FlushFacts{Persistent: n.state.Limits.Persistent, Adapter: n.domain == proto.DomainAdapter, NotNative: n.notNative,
-		Caches: n.persistence.Flush == pmem.FenceAlone.String()}
+		Caches: n.persistence.Flush == pmem.FenceAlone.String(), DDIO: n.ddio, Pages: n.persistence.Flush == pmem.Msync.String()}
 	m, err := host.ChooseFlush(n.cfg.Flush, facts)
 	if err != nil {
 		return fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
@@ -126,7 +126,7 @@ func (n *Node) chooseFlush() error {
 	n.persistence.Method, n.device.Flush = m.String(), m
 	switch {
 	case !facts.Adapter || m == rdma.NoFlush:
-	case m == rdma.ReadAfterWrite && !facts.Caches:
+	case m == rdma.ReadAfterWrite && !facts.Caches && facts.DDIO != host.DDIOOff:
 		n.cfg.Logger.Warn("storage node: regions are made durable by READs behind WRITEs, as --flush says: that loses acknowledged changes where the adapter writes into the processors' caches (DDIO on, Soft-RoCE)",
 			"node", n.cfg.Name, "method", m.String())
 	default:
