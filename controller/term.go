@@ -65,8 +65,7 @@ const (
 	// Nodes show signs of life more often than clients: the death of one is to be
 	// seen, and a region open again, within a second.
 	beatsInLease     = 12
-	calmInLease      = 4 // while their pulse is heard
-	mostCalm         = time.Second
+	mostCalm         = 2 * time.Second // between them while their pulse is heard, which then tells sooner of a death
 	minNodeHeartbeat = 50 * time.Millisecond
 	scrubEvery       = 2 * time.Second
 	reclaimEvery     = 5 * time.Second // at once where there is no room for another region
@@ -75,6 +74,9 @@ const (
 func (c *Controller) nodeHeartbeat() time.Duration {
 	return max(c.cfg.Lease/beatsInLease, minNodeHeartbeat)
 }
+
+// calmHeartbeat is the time between the heartbeats of a node whose pulse is heard.
+func (c *Controller) calmHeartbeat() time.Duration { return min(c.cfg.Lease*2/3, mostCalm) }
 
 // newTerm makes the machine of all the records.
 // Preconditions: no leader before this one can still answer.
@@ -87,7 +89,7 @@ func (c *Controller) newTerm(ctx context.Context, e *concurrency.Election, lease
 	rand.Read(random)
 	var err error
 	t.machine, t.first, err = state.New(state.Config{
-		Lease: c.cfg.Lease, NodeHeartbeat: c.nodeHeartbeat(), CalmHeartbeat: min(c.cfg.Lease/calmInLease, mostCalm), RegionBytes: c.cfg.RegionBytes, Version: Version,
+		Lease: c.cfg.Lease, NodeHeartbeat: c.nodeHeartbeat(), CalmHeartbeat: c.calmHeartbeat(), RegionBytes: c.cfg.RegionBytes, Version: Version,
 		ReplaceAfter: c.cfg.ReplaceAfter, ProbeTimeout: c.cfg.ProbeTimeout, ScrubEvery: scrubEvery, ReclaimEvery: reclaimEvery, RebuildBytesPerSecond: c.cfg.RebuildBytesPerSecond,
 	}, uint64(t.rev), now(), records, random)
 	if err != nil {

@@ -71,20 +71,17 @@ func New(cfg Config) *Console {
 
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.handler.ServeHTTP(w, r) }
 
-// Run gathers until the context ends: once a second while the page is open, and once in watched
-// otherwise, so that it has the events of the time before. It asks the
-// controllers at these URLs.
+// Run gathers until the context ends: once a second while the page is open. Otherwise it reads the status once in
+// watched, for the events of the time before; nodes are asked nothing. It asks the controllers at these URLs.
 func (c *Console) Run(ctx context.Context, controllers ...string) {
 	c.urls = controllers
 	defer c.http.CloseIdleConnections()
 	for {
-		c.gather(ctx)
-		c.mu.Lock()
-		wait := watched
-		if time.Since(c.last) <= watched {
+		wait, open := watched, c.open()
+		if open {
 			wait = every
 		}
-		c.mu.Unlock()
+		c.gather(ctx, open)
 		select {
 		case <-ctx.Done():
 			return
@@ -92,6 +89,13 @@ func (c *Console) Run(ctx context.Context, controllers ...string) {
 		case <-c.look:
 		}
 	}
+}
+
+// open says whether a page has asked lately.
+func (c *Console) open() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Since(c.last) <= watched
 }
 
 // ask puts a question to the controllers.

@@ -37,9 +37,10 @@ func (c *Console) routes() http.Handler {
 }
 
 func (c *Console) state(w http.ResponseWriter, r *http.Request) {
+	opens := !c.open()
 	c.mu.Lock()
 	c.last = time.Now()
-	old := time.Since(c.snap.At) > 2*every
+	old := opens || time.Since(c.snap.At) > 2*every
 	b, err := json.Marshal(c.snap)
 	c.mu.Unlock()
 	if old {
@@ -65,7 +66,7 @@ func (c *Console) blocks(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), askFor)
 	defer cancel()
-	l, err := ask(ctx, c, &quarrypb.InspectNodeRequest{Node: uint32(node)}, quarrypbconnect.ControllerClient.InspectNode)
+	l, err := ask(ctx, c, &quarrypb.InspectNodeRequest{Node: uint32(node), MapOf: new(uint32(region))}, quarrypbconnect.ControllerClient.InspectNode)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return

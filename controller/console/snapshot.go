@@ -62,6 +62,7 @@ type Node struct {
 	Resident    uint64            `json:"resident"`
 	Lanes       map[string]uint32 `json:"lanes"`
 	AnswerUS    int64             `json:"answer_us"` // how long its agent took to answer, through the leader
+	Asked       bool              `json:"asked"`     // false until the page has been open for a moment
 	Answers     bool              `json:"answers"`
 	incarnation uint64
 }
@@ -98,8 +99,8 @@ type Event struct {
 	Text string    `json:"text"`
 }
 
-// gather asks for everything once.
-func (c *Console) gather(ctx context.Context) {
+// gather asks once: for the status, and if the page is open for what nodes and jobs do.
+func (c *Console) gather(ctx context.Context, open bool) {
 	ctx, cancel := context.WithTimeout(ctx, askFor)
 	defer cancel()
 	st, err := ask(ctx, c, &quarrypb.StatusRequest{}, quarrypbconnect.ControllerClient.Status)
@@ -139,8 +140,11 @@ func (c *Console) gather(ctx context.Context) {
 	}
 	slices.SortFunc(now.Nodes, func(a, b Node) int { return strings.Compare(a.Domain, b.Domain) })
 	slices.SortFunc(now.Regions, func(a, b Region) int { return int(a.ID) - int(b.ID) })
-	looks := c.inspect(ctx, now.Nodes)
-	if c.cfg.Jobs != nil {
+	looks := make([]*quarrypb.InspectNodeResponse, len(now.Nodes))
+	if open {
+		c.inspect(ctx, now.Nodes, looks)
+	}
+	if open && c.cfg.Jobs != nil {
 		if jobs, err := c.cfg.Jobs(ctx, c.urls); err == nil && jobs != nil {
 			now.Jobs = jobs
 		}
@@ -165,9 +169,8 @@ func (c *Console) gather(ctx context.Context) {
 	c.snap, c.known = now, true
 }
 
-// inspect looks at all nodes at once. Those that do not answer have nothing to show.
-func (c *Console) inspect(ctx context.Context, nodes []Node) []*quarrypb.InspectNodeResponse {
-	looks := make([]*quarrypb.InspectNodeResponse, len(nodes))
+// inspect looks at all nodes at once, and stores what they answer in looks. Those that do not answer have nothing to show.
+func (c *Console) inspect(ctx context.Context, nodes []Node, looks []*quarrypb.InspectNodeResponse) {
 	ctx, cancel := context.WithTimeout(ctx, every)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -176,6 +179,7 @@ func (c *Console) inspect(ctx context.Context, nodes []Node) []*quarrypb.Inspect
 		if n.State == "removed" {
 			continue
 		}
+		n.Asked = true
 		wg.Go(func() {
 			began := time.Now()
 			l, err := ask(ctx, c, &quarrypb.InspectNodeRequest{Node: n.ID}, quarrypbconnect.ControllerClient.InspectNode)
@@ -187,7 +191,6 @@ func (c *Console) inspect(ctx context.Context, nodes []Node) []*quarrypb.Inspect
 		})
 	}
 	wg.Wait()
-	return looks
 }
 
 // rate adds the rate since the last look. Call with mu held.

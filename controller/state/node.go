@@ -178,6 +178,9 @@ func (m *Machine) admit(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		}
 		if restarted {
 			m.note("node %s (%d) restarted at %s", rec.Name, rec.Id, rec.AgentUrl)
+			if len(rec.MissingRegions) > 0 {
+				m.note("node %s has lost its memory of regions %v", rec.Name, rec.MissingRegions)
+			}
 		}
 	}
 	first := !n.seen // by this leader, or since it was taken back
@@ -305,13 +308,13 @@ func (m *Machine) checkNode(r *quarrypb.RegisterNodeRequest) *Error {
 	if err := checkPlace(n); err != nil {
 		return err
 	}
-	if len(n.Endpoints) > MaxEndpoints || len(r.Found) > MaxFound {
-		return errorf(Invalid, "node %s: %d endpoints and %d regions, above the limits %d and %d", n.Name, len(n.Endpoints), len(r.Found), MaxEndpoints, MaxFound)
+	if len(n.Endpoints) > MaxEndpoints || len(r.Found) > MaxFound || len(n.MissingRegions) > MaxFound {
+		return errorf(Invalid, "node %s: %d endpoints and %d regions, above the limits %d and %d", n.Name, len(n.Endpoints), max(len(r.Found), len(n.MissingRegions)), MaxEndpoints, MaxFound)
 	}
 	if n.PageBytes&(n.PageBytes-1) != 0 || n.PageBytes > wire.MaxRegionBytes || len(n.Medium) > maxMediumBytes || !utf8.ValidString(n.Medium) {
 		return errorf(Invalid, "node %s: pages of %d bytes in %q: want a power of two up to %d, and a short text", n.Name, n.PageBytes, n.Medium, wire.MaxRegionBytes)
 	}
-	for _, s := range []string{n.Persistence.GetKind(), n.Persistence.GetDomain(), n.Persistence.GetFlush(), n.Persistence.GetMethod()} {
+	for _, s := range []string{n.Persistence.GetKind(), n.Persistence.GetDomain(), n.Persistence.GetFlush(), n.Persistence.GetMethod(), n.Persistence.GetDdio()} {
 		if len(s) > maxWordBytes || !utf8.ValidString(s) {
 			return errorf(Invalid, "node %s: persistence %q: want short words", n.Name, s)
 		}

@@ -187,8 +187,10 @@ func TestReplaceMember(t *testing.T) {
 	require.NoError(t, err)
 	for _, m := range list.Members {
 		if m.Name == "m2" {
-			_, err = cli.MemberRemove(t.Context(), m.ID)
-			require.NoError(t, err)
+			require.Eventually(t, func() bool { // etcd refuses until it has seen the connection to the member end
+				_, err = cli.MemberRemove(t.Context(), m.ID)
+				return err == nil
+			}, patience, 100*time.Millisecond, "%v", err)
 		}
 	}
 	unlisted := Config{Dir: t.TempDir(), Name: "m2", PeerURL: urls[2], InitialCluster: all}

@@ -29,6 +29,21 @@ var (
 	httpRefused = Process.Counter("quarry_http_refused_total", "Requests and connections that a port refused: calls without a token, compressed ones, bodies over the procedure's limit; a Host or Origin that a browser was led to; connections that authenticated nothing and were closed for newer ones or after 32 KiB (preauth), or were too many (full).", "port", "reason")
 )
 
+var certEnds = Process.Gauge("quarry_certificate_end_seconds", "When the certificate of this process that is in use ends, in seconds since 1970. Absent without a certificate.").Rarely()
+
+// Certificate is the collector of a process's certificate.
+type Certificate struct{ Trust *identity.Source }
+
+// Describe implements prometheus.Collector; Process describes the metric.
+func (Certificate) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c Certificate) Collect(ch chan<- prometheus.Metric) {
+	if end := c.Trust.Expires(); !end.IsZero() {
+		ch <- certEnds.Value(float64(end.Unix()))
+	}
+}
+
 type process struct{ version, role string }
 
 func (process) Describe(ch chan<- *prometheus.Desc) { Process.Describe(ch) }

@@ -8,5 +8,5 @@
 // Slack lets the kernel expire timers a little later, together. The runtime's monitor thread looks
 // every 20 us while anything runs, and wakes at each timer beside the thread that waits for it. That
 // thread wakes twice, because the runtime rounds the time it waits for down to milliseconds. With a
-// slack of a millisecond these are half as many wakes.
+// slack of 4 ms these are half as many wakes.
 package procs

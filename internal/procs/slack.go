@@ -10,12 +10,13 @@ import (
 )
 
 // Slack is how late the kernel may expire a timer of a thread, so that timers that are near each
-// other cost one interrupt. The kernel's default is 50 us.
-const slack = time.Millisecond
+// other cost one interrupt. The kernel's default is 50 us. It is a tenth of the pulse's tick, the shortest
+// interval that an idle controller waits for.
+const slack = 4 * time.Millisecond
 
 // Slack executes the program again, with the same arguments, environment and process id, so that all
-// timers of all its threads have a slack of a millisecond. It returns nil if they have it, and an error if
-// the program cannot be executed again: then it goes on as it is.
+// timers of all its threads have that slack. It returns nil if they have it, and an error if
+// the program cannot be executed again: then it goes on; the main thread and those that it creates have the slack.
 //
 // Threads inherit the slack of the thread that creates them. The runtime's monitor thread, which has
 // most of the wakes of an idle process, exists before any code of the program runs.
