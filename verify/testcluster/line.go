@@ -20,9 +20,11 @@ import (
 type Line struct {
 	URL string
 
-	mu   sync.Mutex
-	open chan struct{}            // closed while requests pass
-	lose func(method string) bool // see Lose; may be nil
+	mu     sync.Mutex
+	open   chan struct{}            // closed while requests pass
+	lose   func(method string) bool // see Lose; may be nil
+	broken func(method string) bool // see Break; may be nil
+	done   bool                     // broken: after the controller has carried the request out
 }
 
 // Line makes a way to the controller.
@@ -38,7 +40,7 @@ func (c *Cluster) Line() *Line {
 	close(l.open)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		l.mu.Lock()
-		open, lose := l.open, l.lose
+		open, lose, broken, done := l.open, l.lose, l.broken, l.done
 		l.mu.Unlock()
 		if lose != nil && lose(path.Base(r.URL.Path)) {
 			_, _ = io.Copy(io.Discard, r.Body) // or else the server does not see the connection end
@@ -47,6 +49,12 @@ func (c *Cluster) Line() *Line {
 		}
 		select {
 		case <-open:
+			if broken != nil && broken(path.Base(r.URL.Path)) {
+				if done {
+					proxy.ServeHTTP(httptest.NewRecorder(), r)
+				}
+				panic(http.ErrAbortHandler)
+			}
 			proxy.ServeHTTP(w, r)
 		case <-r.Context().Done():
 		}
@@ -69,6 +77,14 @@ func (l *Line) Lose(lost func(method string) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lose = lost
+}
+
+// Break ends the connections of requests for which broken returns true, without an answer; with done after the
+// controller has carried them out. broken is called as Lose does; nil breaks none.
+func (l *Line) Break(done bool, broken func(method string) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.broken, l.done = broken, done
 }
 
 // Restore lets requests pass again, those that wait too.
