@@ -1,5 +1,5 @@
 // Package btree is an ordered key-value store in slabs: a B-link tree whose nodes
-// are PAIR slabs, as a program over the slab operations Read, Update, Alloc, Free.
+// are PAIR or STAGED slabs, as a program over the slab operations Read, Update, Alloc, Free.
 // No coordinator, no lock: any number of clients work on a tree, and a client may
 // die at any verb.
 //
@@ -12,7 +12,7 @@
 //
 // # A node
 //
-// The payload of one PAIR slab; all numbers little endian, the layout is part of
+// The payload of one slab; all numbers little endian, the layout is part of
 // the format:
 //
 //	+0   format:8  level:8  class:8  flags:8  count:16  slots:16

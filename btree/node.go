@@ -200,7 +200,8 @@ func validOutside(b []byte) bool {
 		return false
 	}
 	n, k := uvarint(b[proto.RefBytes:])
-	return k == len(b)-proto.RefBytes && n <= MaxValueBytes && (n > 0 || k == 1)
+	// A last byte of 0 is a layer's: no longer length may end with it.
+	return k == len(b)-proto.RefBytes && n <= MaxValueBytes && (k == 1 || b[len(b)-1] != 0)
 }
 
 // outside is where an external value is, and how long it is.

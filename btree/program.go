@@ -54,7 +54,7 @@ const (
 	DefaultNodeBytes = 4 << 10
 	minNodeBytes     = 1 << 10
 	maxNodeBytes     = 64 << 10
-	// maxStagedNodeBytes keeps offsets within a node of one image in 15 bits.
+	// maxStagedNodeBytes is the largest node in a STAGED slab: it keeps offsets within a node of one image in 15 bits.
 	maxStagedNodeBytes = 16 << 10
 	// nodeSlabExtra is what a node's slab has more: R, V and the headers of the images.
 	nodeSlabExtra = 64
@@ -169,7 +169,8 @@ type Config struct {
 	// Their slabs have 64 B more. Part of the tree: for Create only.
 	NodeBytes int
 	// Staged: the nodes lie in STAGED slabs, which have one image where others have two, so that a node has twice
-	// the room. Part of the tree: for Make, and Attach has to be told. The Store makes and keeps them so.
+	// the room. Part of the tree: Make and Attach must be given the same value, and the Store must allocate nodes so.
+	// Package kv fills it in.
 	Staged bool
 	// CacheBytes bounds the inner nodes kept in this process; 0 means 32 MiB,
 	// negative none.

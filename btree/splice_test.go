@@ -356,3 +356,18 @@ func FuzzEdits(f *testing.F) {
 		}
 	})
 }
+
+// The last byte of an external value says whether it is a layer: a length that ends with 0 is not valid.
+func TestExternalValuesAreNoLayers(t *testing.T) {
+	ref, err := aRef.AppendBinary(nil)
+	require.NoError(t, err)
+	for _, length := range [][]byte{{0x81, 0}, {0x80, 0}, {0x80, 0x80, 0}} {
+		require.False(t, validOutside(slices.Concat(ref, length)), "% x", length)
+	}
+	far := leafEntry{external: true, value: slices.Concat(ref, []byte{0x81, 1})}
+	require.True(t, validOutside(far.value))
+	require.False(t, far.layer())
+	layer := leafEntry{external: true, value: layerValue(aRef)}
+	require.True(t, validOutside(layer.value))
+	require.True(t, layer.layer())
+}

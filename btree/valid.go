@@ -77,8 +77,7 @@ func (v *view) validIn(edges []uint64) error {
 // edge marks where entries that lie side by side begin or end. Two marks in one place are none.
 func edge(edges []uint64, at int) { edges[at/64] ^= 1 << (at % 64) }
 
-// covered counts the bytes that belong to an odd number of entries: as many as all entries have, unless
-// two overlap.
+// covered counts the bytes that lie in an odd number of entries. If no two overlap, that is the sum of their lengths.
 func covered(edges []uint64) (n int) {
 	in := uint64(0) // all ones where the last byte before a word belongs to such a number
 	for _, x := range edges {

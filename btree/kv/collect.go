@@ -73,22 +73,41 @@ func (s *survey) Named(met func(btree.Ref)) (whole bool, err error) {
 	}
 	s.out = Collected{Trees: len(before)}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
-		t, err := Open(s.ctx, s.c, name, btree.Config{CacheBytes: -1})
-		if err == nil {
-			err = t.Walk(s.ctx, func(o btree.Object) error {
-				s.out.Reached++
-				met(o.Ref)
-				return nil
-			})
-		}
-		if errors.Is(err, client.ErrNoName) || errors.Is(err, btree.ErrNoTree) {
+		e := client.Name{Name: name, Ref: before[name].ref}
+		if err := s.walk(e, met); errors.Is(err, btree.ErrNoTree) {
 			return false, nil // dropped meanwhile
 		} else if err != nil {
-			return false, fmt.Errorf("tree %q: %w", name, err)
+			return false, err
+		}
+		beside, err := replacementsOf(client.Name{Name: name, Notes: map[string]string{replacementNote: before[name].beside}})
+		if err != nil {
+			return false, err
+		}
+		for _, r := range beside {
+			e.Ref = r.Ref
+			if err := s.walk(e, met); err != nil && !errors.Is(err, btree.ErrNoTree) { // Settle has freed it, and the name has not changed yet
+				return false, err
+			}
 		}
 	}
 	after, err := trees(s.ctx, s.c)
 	return maps.Equal(before, after), err
+}
+
+// walk meets the objects of one tree.
+func (s *survey) walk(e client.Name, met func(btree.Ref)) error {
+	t, err := attach(s.ctx, s.c, e, btree.Config{CacheBytes: -1})
+	if err == nil {
+		err = t.Walk(s.ctx, func(o btree.Object) error {
+			s.out.Reached++
+			met(o.Ref)
+			return nil
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("tree %q: %w", e.Name, err)
+	}
+	return nil
 }
 
 // freeOrphans frees orphans and adds them to out.
@@ -114,6 +133,7 @@ const collectTries = 5
 // named is the object of a name. A name that was deleted and created has another revision.
 type named struct {
 	ref      btree.Ref
+	beside   string // the note of replacements; see Stage
 	revision uint64
 }
 
@@ -121,7 +141,7 @@ type named struct {
 func trees(ctx context.Context, c *client.Client) (map[string]named, error) {
 	out := map[string]named{}
 	err := c.Names().List(ctx, "", NameKind, func(n client.Name) error {
-		out[n.Name] = named{n.Ref, n.Revision}
+		out[n.Name] = named{n.Ref, n.Notes[replacementNote], n.Revision}
 		return nil
 	})
 	return out, err

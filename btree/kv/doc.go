@@ -12,6 +12,10 @@
 // combine.go. Inner nodes are cached for all goroutines of a Tree: open a tree once.
 // Trees under one name in several processes are one tree.
 //
+// # Replacement
+//
+// Stage, Commit and Settle replace the content of a tree as a whole; see replace.go.
+//
 // # Orphans
 //
 // Objects that a dead client made and linked nowhere are freed by Collect.

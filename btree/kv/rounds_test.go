@@ -14,14 +14,15 @@ import (
 )
 
 // TestRoundsOfTheTable pins what docs/DESIGN.md#operations promises for keys, through a client,
-// on real connections, with one replica and with two.
+// on real connections, with one replica in slabs of both kinds, and with two.
 func TestRoundsOfTheTable(t *testing.T) {
 	ctx := t.Context()
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
 	for _, transport := range []string{client.TransportSHM, client.TransportTCP} {
-		for replicas, put := range map[int]uint64{1: 2, 2: 3} {
-			c := cluster.Connect(client.Config{Replicas: replicas, Transport: transport, Lanes: 1})
-			tree, err := kv.Create(ctx, c, fmt.Sprint("rounds/", transport, replicas), btree.Config{})
+		for _, o := range []client.AllocOptions{{Replicas: 1}, {Replicas: 1, Slab: client.StagedSlab}, {Replicas: 2}} {
+			replicas, put := o.Replicas, uint64(1+o.Replicas)
+			c := cluster.Connect(client.Config{Replicas: replicas, Slab: o.Slab, Transport: transport, Lanes: 1})
+			tree, err := kv.Create(ctx, c, fmt.Sprint("rounds/", transport, replicas, o.Slab), btree.Config{})
 			require.NoError(t, err)
 			const n = 2000
 			key := func(i int) []byte { return fmt.Appendf(nil, "key%05d", i) }

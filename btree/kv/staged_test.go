@@ -21,16 +21,17 @@ import (
 func TestStagedTree(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
 	ctx := t.Context()
-	c, other := cluster.Connect(client.Config{Replicas: 1}), cluster.Connect(client.Config{Replicas: 2})
-	_, err := kv.Create(ctx, other, "two", btree.Config{Staged: true})
-	require.ErrorIs(t, err, alloc.ErrStagedReplicas)
-	_, err = kv.Create(ctx, c, "large", btree.Config{Staged: true, NodeBytes: 32 << 10})
+	pair, c, other := cluster.Connect(client.Config{Replicas: 1}), cluster.Connect(client.Config{Replicas: 1, Slab: client.StagedSlab}), cluster.Connect(client.Config{Replicas: 2})
+	_, err := client.Connect(ctx, client.Config{Controllers: []string{cluster.Controller.URL()}, Replicas: 2, Slab: client.StagedSlab})
+	require.ErrorIs(t, err, client.ErrArgument)
+	require.ErrorContains(t, err, alloc.ErrStagedReplicas.Error())
+	_, err = kv.Create(ctx, c, "large", btree.Config{NodeBytes: 32 << 10})
 	require.ErrorContains(t, err, "at most 16384")
 
 	leaves := map[bool]int{}
 	for _, staged := range []bool{false, true} {
 		name := fmt.Sprint("staged ", staged)
-		_, err := kv.Create(ctx, c, name, btree.Config{Staged: staged})
+		_, err := kv.Create(ctx, map[bool]*client.Client{false: pair, true: c}[staged], name, btree.Config{})
 		require.NoError(t, err)
 		tree, err := kv.Open(ctx, other, name, btree.Config{})
 		require.NoError(t, err)

@@ -25,6 +25,7 @@ type Tree struct {
 	*btree.Shared
 	name     client.Name
 	c        *client.Client
+	staged   bool // its nodes lie in STAGED slabs
 	programs sync.Pool
 	gates    [gates]gate
 	shared   atomic.Uint64
@@ -91,10 +92,12 @@ func (o *objects) end() {
 }
 
 // Create makes an empty tree under a name; client.ErrNameExists if the name is taken.
-// Its nodes and values get the replicas and the durability of the creating client's Config. STAGED nodes
-// (cfg.Staged) need one replica.
+// Its nodes and values get the replicas and the durability of the creating client's Config, and its nodes the kind
+// of slab.
 func Create(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
-	st := &objects{c: c, ctx: ctx, slab: slabOf(cfg.Staged)}
+	o := c.AllocDefaults()
+	cfg.Staged = o.Slab == client.StagedSlab
+	st := &objects{c: c, ctx: ctx, replicas: o.Replicas, durability: o.Durability, slab: o.Slab}
 	defer st.end()
 	st.Begin()
 	cfg.Overhead, cfg.Seed = c.PayloadOverhead(), rand.Uint64()
@@ -122,26 +125,38 @@ func slabOf(staged bool) client.SlabKind {
 
 // Open finds the tree with a name.
 func Open(ctx context.Context, c *client.Client, name string, cfg btree.Config) (*Tree, error) {
-	n, err := c.Names().Lookup(ctx, name)
+	n, err := lookup(ctx, c, name)
 	if err != nil {
 		return nil, fmt.Errorf("open tree: %w", err)
 	}
-	if n.Kind != NameKind {
-		return nil, fmt.Errorf("open tree: %q is of kind %q: %w", name, n.Kind, ErrNotTree)
+	return attach(ctx, c, n, cfg)
+}
+
+// lookup finds the entry of a tree's name.
+func lookup(ctx context.Context, c *client.Client, name string) (client.Name, error) {
+	n, err := c.Names().Lookup(ctx, name)
+	if err == nil && n.Kind != NameKind {
+		err = fmt.Errorf("%q is of kind %q: %w", name, n.Kind, ErrNotTree)
 	}
+	return n, err
+}
+
+// attach opens the tree that an entry stands for.
+func attach(ctx context.Context, c *client.Client, n client.Name, cfg btree.Config) (*Tree, error) {
+	var err error
 	cfg.Overhead, cfg.Seed = c.PayloadOverhead(), rand.Uint64()
-	if cfg.Staged, err = staged(ctx, c, n.Ref); err != nil {
-		return nil, fmt.Errorf("open tree %q: %w", name, err)
+	if cfg.Staged, err = inStaged(ctx, c, n.Ref); err != nil {
+		return nil, fmt.Errorf("open tree %q: %w", n.Name, err)
 	}
 	sh, err := btree.Attach(&objects{c: c, ctx: ctx}, n.Ref, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("open tree %q: %w", name, err)
+		return nil, fmt.Errorf("open tree %q: %w", n.Name, err)
 	}
 	return newTreeOf(c, n, sh, cfg.Staged), nil
 }
 
-// staged reports that a tree's nodes lie in STAGED slabs, as its root does.
-func staged(ctx context.Context, c *client.Client, root btree.Ref) (bool, error) {
+// inStaged reports that a tree's nodes lie in STAGED slabs, as its root does.
+func inStaged(ctx context.Context, c *client.Client, root btree.Ref) (bool, error) {
 	if c.Replicas(root) > 1 {
 		return false, nil // without a round
 	}
@@ -170,7 +185,7 @@ func OpenOrCreate(ctx context.Context, c *client.Client, name string, cfg btree.
 }
 
 func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared, staged bool) *Tree {
-	t := &Tree{Shared: sh, name: n, c: c}
+	t := &Tree{Shared: sh, name: n, c: c, staged: staged}
 	replicas, durability := c.Replicas(n.Ref), c.Durability(n.Ref) // all nodes and values have the root's, whichever client makes them
 	t.programs.New = func() any {
 		p := &program{objects: objects{c: c, replicas: replicas, durability: durability, slab: slabOf(staged)}}
@@ -457,6 +472,11 @@ func (t *Tree) Drop(ctx context.Context) error {
 	if err := t.c.Names().Delete(ctx, t.name.Name, t.name.Revision); err != nil {
 		return fmt.Errorf("drop tree: %w", err)
 	}
+	return t.free(ctx)
+}
+
+// free frees the tree's objects.
+func (t *Tree) free(ctx context.Context) error {
 	p := t.program(ctx)
 	err := p.Drop()
 	t.done(p)

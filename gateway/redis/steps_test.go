@@ -232,8 +232,9 @@ func rounds(c *client.Client) (n uint64) {
 // TestRoundsOfCommands pins what commands cost, as docs/REDIS.md says.
 func TestRoundsOfCommands(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
-	for replicas := 1; replicas <= 2; replicas++ {
-		c := cluster.Connect(client.Config{Replicas: replicas, Transport: client.TransportSHM, Lanes: 1})
+	for _, o := range []client.AllocOptions{{Replicas: 1}, {Replicas: 1, Slab: client.StagedSlab}, {Replicas: 2}} {
+		replicas := o.Replicas
+		c := cluster.Connect(client.Config{Replicas: replicas, Slab: o.Slab, Transport: client.TransportSHM, Lanes: 1})
 		w := uint64(1 + replicas) // of a write
 		for name, costs := range map[string][]cost{
 			"one": {
@@ -252,7 +253,7 @@ func TestRoundsOfCommands(t *testing.T) {
 			},
 			"more members": {{"ZADD z 1 f", 1 + w + w + w + w + w + 1 + w}, {several("ZADD z", "# g#"), 1 + w + w + w + 1}},
 		} {
-			r := newRigOf(t, c, fmt.Sprint("rounds of ", name, replicas))
+			r := newRigOf(t, c, fmt.Sprint("rounds of ", name, replicas, o.Slab))
 			a := newSchedule(t, 1).add(r.trees[0])
 			for i := 85; i < 100; i++ { // room in the last leaf, so that it is not split
 				require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
