@@ -178,8 +178,11 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 // attempt runs the part in its phase.
 func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) (err error) {
 	defer survive(&err)
-	if p.Phase == phasePlan {
+	switch p.Phase {
+	case phasePlan:
 		return w.makePlan(ctx, j, p)
+	case phaseReplace:
+		return w.commit(ctx, j)
 	}
 	if err := w.allows(&j.Spec); err != nil {
 		return err
@@ -201,11 +204,13 @@ func (w *worker) makePlan(ctx context.Context, j *Job, p *Part) error {
 			return err
 		}
 	}
-	if _, err := kv.Open(ctx, w.c, j.Spec.Output, btree.Config{}); errors.Is(err, client.ErrNoName) {
-		if _, err = kv.Create(ctx, w.c, j.Spec.Output, btree.Config{}); err != nil && !errors.Is(err, client.ErrNameExists) {
-			return fmt.Errorf("output: %w", err)
-		}
-	} else if err != nil {
+	var err error
+	if j.Spec.Replace {
+		err = w.stage(ctx, j)
+	} else {
+		_, err = kv.OpenOrCreate(ctx, w.c, j.Spec.Output, btree.Config{})
+	}
+	if err != nil {
 		return fmt.Errorf("output: %w", err)
 	}
 	parts, err := plan(ctx, w.c, j)
@@ -246,8 +251,11 @@ func (w *worker) program(ctx context.Context, s *Spec) (program, error) {
 	if m.SHA256 != s.Module {
 		return nil, fmt.Errorf("module %s was replaced after the job was submitted: submit it again", name)
 	}
-	w.compiling.Lock()
-	defer w.compiling.Unlock()
+	end, err := w.mayCompile(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	if have := w.modules[m.SHA256]; have != nil {
 		return have, nil
 	}
@@ -262,4 +270,14 @@ func (w *worker) program(ctx context.Context, s *Spec) (program, error) {
 	have := &module{About: m.About, rt: w.rt, code: code}
 	w.modules[m.SHA256] = have
 	return have, nil
+}
+
+// mayCompile waits until no other module is compiled. A part waits no longer than its own time.
+func (w *worker) mayCompile(ctx context.Context) (end func(), err error) {
+	select {
+	case w.compiling <- struct{}{}:
+		return func() { <-w.compiling }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }

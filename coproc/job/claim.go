@@ -6,32 +6,66 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
 )
 
-// claim claims a part, and advances jobs whose parts are all done.
+// claim claims a part, and advances jobs whose parts are all done. Jobs take turns: the one after the last
+// that a part was claimed of comes first.
 func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
-	if j, p, err := w.claimReady(ctx); err != nil || p != nil {
-		return j, p, err
-	}
 	ids, err := w.store.active(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+	w.mu.Lock()
+	turn := w.turn
+	w.mu.Unlock()
+	first, _ := slices.BinarySearch(ids, turn+1)
+	ids = append(ids[first:len(ids):len(ids)], ids[:first]...)
+	var listed []uint64
 	for _, id := range ids {
-		j, p, err := w.claimOf(ctx, id)
-		if unsound(err) {
-			w.refuse(ctx, id, err)
-			continue
+		j, p, fresh, err := w.claimReady(ctx, id)
+		if err == nil && p == nil && !fresh {
+			j, p, err = w.look(ctx, id)
 		}
 		if err != nil || p != nil {
+			w.took(id)
+			return j, p, err
+		}
+		if fresh {
+			listed = append(listed, id)
+		}
+	}
+	for _, id := range listed { // nothing else is to be done
+		if j, p, err := w.look(ctx, id); err != nil || p != nil {
+			w.took(id)
 			return j, p, err
 		}
 	}
 	return nil, nil, nil
+}
+
+// took notes whose turn it was. An error counts: the other jobs come before it is met again.
+func (w *worker) took(id uint64) {
+	w.mu.Lock()
+	w.turn = id
+	w.mu.Unlock()
+}
+
+// look is claimOf that refuses a job whose records were changed.
+func (w *worker) look(ctx context.Context, id uint64) (*Job, *Part, error) {
+	j, p, err := w.claimOf(ctx, id)
+	if unsound(err) {
+		w.refuse(ctx, id, err)
+		return nil, nil, nil
+	}
+	if err == nil && p == nil {
+		w.list(id, nil)
+	}
+	return j, p, err
 }
 
 // claimOf claims a part of one job, and advances the job if its parts are all done.
@@ -85,35 +119,63 @@ func survive(err *error) {
 // another worker has claimed since costs one failed compare-and-swap.
 const readyFor = time.Second
 
-// claimReady claims one of the parts that were unclaimed when they were last listed. To list all
-// parts for each claim would take a time that grows with the square of their number.
-func (w *worker) claimReady(ctx context.Context) (*Job, *Part, error) {
+// listing is what was unclaimed when a job's parts were last listed.
+type listing struct {
+	parts []*Part
+	at    time.Time
+}
+
+// list keeps what is left of a job's parts for later claims.
+func (w *worker) list(id uint64, parts []*Part) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.ready) >= maxReady {
+		clear(w.ready)
+	}
+	w.ready[id] = listing{parts, time.Now()}
+}
+
+// maxReady bounds the jobs with a listing.
+const maxReady = 1024
+
+// relist forgets a listing of which nothing is left: the job may have come further.
+func (w *worker) relist(id uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.ready[id].parts) == 0 {
+		delete(w.ready, id)
+	}
+}
+
+// claimReady claims one of the parts of a job that were unclaimed when they were last listed. To list all
+// parts for each claim would take a time that grows with the square of their number. fresh: they were listed a moment ago.
+func (w *worker) claimReady(ctx context.Context, id uint64) (j *Job, p *Part, fresh bool, err error) {
 	for {
 		w.mu.Lock()
-		if time.Since(w.looked) > readyFor {
-			w.ready = nil
-		}
-		var p *Part
-		if n := len(w.ready); n > 0 {
-			p, w.ready = w.ready[n-1], w.ready[:n-1]
+		l, ok := w.ready[id]
+		if fresh = ok && time.Since(l.at) <= readyFor; !fresh {
+			delete(w.ready, id)
+		} else if n := len(l.parts); n > 0 {
+			p, l.parts = l.parts[n-1], l.parts[:n-1]
+			w.ready[id] = l
 		}
 		w.mu.Unlock()
 		if p == nil {
-			return nil, nil, nil
+			return nil, nil, fresh, nil
 		}
-		j, err := w.job(ctx, p.Job)
-		if unsound(err) {
-			continue // claimOf refuses it
+		if j, err = w.job(ctx, id); unsound(err) {
+			return nil, nil, false, nil // claimOf refuses it
+		} else if err != nil {
+			return nil, nil, fresh, err
 		}
-		if err != nil {
-			return nil, nil, err
+		if ok := !j.State.Ended() && j.Phase == p.Phase && w.can(j); ok {
+			if ok, err = w.take(ctx, p); err != nil {
+				return nil, nil, fresh, err
+			} else if ok {
+				return j, p, fresh, nil
+			}
 		}
-		if j.State.Ended() || j.Phase != p.Phase || !w.can(j) {
-			continue
-		}
-		if ok, err := w.take(ctx, p); err != nil || ok {
-			return j, p, err
-		}
+		p = nil
 	}
 }
 
@@ -215,9 +277,11 @@ func (w *worker) rank(p *Part, staff *staff) int {
 	return 1
 }
 
-// can says whether the worker has what the present phase of a job runs: nothing to plan, else the plugin, compiled in
+// can says whether the worker has what the present phase of a job runs: nothing to plan and to replace, else the plugin, compiled in
 // or as the module that was submitted. A job waits for a worker that can.
-func (w *worker) can(j *Job) bool { return j.Phase == phasePlan || j.runsOn(&w.me) }
+func (w *worker) can(j *Job) bool {
+	return j.Phase == phasePlan || j.Phase == phaseReplace || j.runsOn(&w.me)
+}
 
 // choose claims a part of a phase, if the worker can run it. done: all parts of it are done.
 func (w *worker) choose(ctx context.Context, parts []*Part, can bool) (claimed *Part, done bool, err error) {
@@ -251,9 +315,7 @@ func (w *worker) choose(ctx context.Context, parts []*Part, can bool) (claimed *
 			return nil, false, err
 		}
 		if ok {
-			w.mu.Lock()
-			w.ready, w.looked = best[i+1:], time.Now()
-			w.mu.Unlock()
+			w.list(p.Job, best[i+1:])
 			return p, false, nil
 		}
 	}
@@ -276,6 +338,9 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 		}
 		j.Phase = phaseReduce
 	}
+	if len(next) == 0 && j.Spec.Replace && j.Phase != phaseReplace {
+		next, j.Phase = []*Part{{Job: j.ID, Phase: phaseReplace, State: Pending}}, phaseReplace
+	}
 	for _, p := range next {
 		if err := w.store.t.PutIfAbsent(ctx, partKey(p.Job, p.Phase, p.Index), encode(p)); err != nil && !errors.Is(err, btree.ErrKeyExists) {
 			return nil, err
@@ -296,18 +361,31 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 }
 
 // cleanUp frees the runs between the phases of an ended job, once no worker can be writing
-// them, and removes the job from the list of active ones.
+// them, then the output that it has replaced, and removes the job from the list of active ones.
 func (w *worker) cleanUp(ctx context.Context, j *Job) error {
+	if !j.Freed {
+		if freed, err := w.dropAll(ctx, j); err != nil || !freed {
+			return err
+		}
+	}
+	if settled, err := w.settle(ctx, j); err != nil || !settled {
+		return err
+	}
+	return w.retire(ctx, j.ID, j.State, j.Delegated)
+}
+
+// dropAll frees the runs of an ended job; false: an attempt may still be writing some.
+func (w *worker) dropAll(ctx context.Context, j *Job) (bool, error) {
 	parts, err := w.store.Parts(ctx, j.ID, "")
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, p := range parts {
 		if p.State == Running && w.still(string(partKey(p.Job, p.Phase, p.Index)), p.Beat<<8|uint64(p.Attempt)) <= w.Lease {
-			return nil // it will see that the job has ended
+			return false, nil // it will see that the job has ended
 		}
 		if !w.halted(ctx, p) {
-			return nil
+			return false, nil
 		}
 	}
 	for _, p := range parts {
@@ -319,15 +397,12 @@ func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 			p.State = Cancelled
 		}
 		if err := w.store.swapPart(ctx, p); errors.Is(err, errLost) {
-			return nil // another worker does it, or the part was alive; look again
+			return false, nil // another worker does it, or the part was alive; look again
 		} else if err != nil {
-			return err
+			return false, err
 		}
 	}
-	if err := w.dropManifests(ctx, j.ID); err != nil {
-		return err
-	}
-	return w.retire(ctx, j.ID, j.State, j.Delegated)
+	return true, w.dropManifests(ctx, j.ID)
 }
 
 // retire removes an ended job from the list of active ones.

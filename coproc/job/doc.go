@@ -6,7 +6,7 @@
 //	job/ID            what to do, and the phase it is in
 //	active/ID         jobs that have not ended
 //	part/ID/PHASE/N   one part: pending -> running -> done, or failed
-//	runs/ID/N/ATTEMPT manifest: the objects that an attempt of a map part has made
+//	runs/ID/PHASE/N/ATTEMPT manifest: the objects of runs that an attempt has made
 //	worker/NAME       a live worker, and its plugins
 //
 // A worker runs beside a storage node and prefers parts whose memory that node
@@ -20,6 +20,9 @@
 // later, to begin another attempt or to free what this one has left, first has the controllers certify that the
 // session is fenced, or has seen the attempt return. A part is done with the swap that says so; a job, with the swap
 // of its record after all its parts.
+//
+// With Spec.Replace the parts write a tree that kv.Stage has put beside the output, and a last phase of one part
+// commits it. The tree that the output's name does not stand for is freed when the job has ended: kv.Settle.
 //
 // Between map and reduce records go through the store itself, as sorted runs in
 // write-once objects, one list of them for each reduce part.

@@ -147,7 +147,7 @@ func (e *env) open(name string) (*tree, error) {
 			return nil, err
 		}
 	}
-	kt, err := e.w.trees.tree(e.ctx, e.job.ID, name, writable)
+	kt, err := e.w.trees.tree(e.ctx, e.job.opened(name, writable))
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ func (s *Store) Forget(ctx context.Context, id uint64) error {
 	}
 	switch _, err := s.t.Get(ctx, activeKey(id), nil); {
 	case err == nil:
-		return fmt.Errorf("job %d is %s: %w: a worker has still to free its intermediate results: try again", id, j.State, ErrNotEnded)
+		return fmt.Errorf("job %d is %s: %w: a worker has still to free its intermediate results, or the output that it has replaced: try again", id, j.State, ErrNotEnded)
 	case !errors.Is(err, btree.ErrNoKey):
 		return err
 	}

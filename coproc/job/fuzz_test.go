@@ -96,7 +96,7 @@ func FuzzGuest(f *testing.F) {
 		type heard struct{ frames, err string }
 		listen := func(piece int) (h heard) {
 			frames := []byte(nil)
-			g := &guest{handle: func(_ *guest, kind byte, a, b []byte) error {
+			g := &guest{ctx: t.Context(), handle: func(_ *guest, kind byte, a, b []byte) error {
 				if kind == coproc.FrameDone && len(frames) > 1<<10 {
 					return errors.New("enough")
 				}

@@ -28,6 +28,7 @@ import (
 	"github.com/quarrystore/quarry/coproc/plugins/nearest"
 	"github.com/quarrystore/quarry/coproc/plugins/search"
 	"github.com/quarrystore/quarry/coproc/plugins/words"
+	"github.com/quarrystore/quarry/fsck"
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
@@ -501,6 +502,40 @@ func (group) Reduce(_ coproc.Env, key []byte, values iter.Seq[[]byte], emit copr
 
 func init() {
 	coproc.Register("group", "groups keys by value", func() coproc.Plugin { return group{} })
+}
+
+// A reduce part of more runs than are read at a time merges them into fewer ones first, and frees those.
+func TestManyRunsAreMergedInPasses(t *testing.T) {
+	r := newRig(t)
+	in, want := map[string]string{}, map[string]int{}
+	for i := range 3000 {
+		v := fmt.Sprint("group", i%7)
+		in[fmt.Sprintf("k%05d", i)] = v
+		want[v]++
+	}
+	r.tree("in", in)
+	tally := &job.Tally{}
+	r.worker("a", func(c *job.Config) { c.Tally = tally })
+	const maps = 70
+	j := r.done(job.Spec{Plugin: "group", Input: job.Source{Tree: "in"}, Output: "out", MapParts: maps, ReduceParts: 1})
+	require.Equal(t, maps, j.Maps)
+	for v, n := range r.read("out") {
+		require.Equal(t, strconv.Itoa(want[v]), n, v)
+		delete(want, v)
+	}
+	require.Empty(t, want)
+	require.EqualValues(t, maps+3, tally.Stats().Read["runs"].Objects, "each run once, and the three that they are merged into")
+	free := func() (n int) {
+		objects := 0
+		_, err := fsck.Cluster(t.Context(), fsck.Config{Controllers: []string{r.cluster.Controller.URL()}, Object: func(o fsck.Object) {
+			if o.Tag == 0 {
+				objects++
+			}
+		}})
+		require.NoError(t, err)
+		return objects
+	}
+	require.Eventually(t, func() bool { return free() == 0 }, patience, 20*time.Millisecond, "no run is left")
 }
 
 func TestGroupsComeWhole(t *testing.T) {

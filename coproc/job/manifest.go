@@ -17,9 +17,9 @@ type manifest struct {
 
 func manifests(id uint64) string { return fmt.Sprintf("runs/%012d/", id) }
 
-// manifest is for one attempt of a map part: the function adds an object.
+// manifest is for one attempt of a part: the function adds an object.
 func (w *worker) manifest(ctx context.Context, p *Part) func(proto.Ref) error {
-	key := fmt.Appendf(nil, "%s%06d/%d", manifests(p.Job), p.Index, p.Attempt)
+	key := fmt.Appendf(nil, "%s%s/%06d/%d", manifests(p.Job), p.Phase, p.Index, p.Attempt)
 	var m manifest
 	return func(ref proto.Ref) error {
 		m.Objects = append(m.Objects, ref)

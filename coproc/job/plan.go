@@ -129,7 +129,7 @@ func (e *env) input(p *Part, f func(key, value []byte) error) error {
 		}
 		return nil
 	}
-	t, err := e.w.trees.tree(ctx, j.ID, j.Spec.Input.Tree, false)
+	t, err := e.w.trees.tree(ctx, j.opened(j.Spec.Input.Tree, false))
 	if err != nil {
 		return err
 	}

@@ -64,8 +64,13 @@ type process struct {
 
 // process starts one. It is killed when the test ends.
 func (r *rig) process(beat time.Duration, transport string) *process {
+	return r.processAt(r.cluster.Controller.URL(), beat, transport)
+}
+
+// processAt starts one that reaches the controller at a URL.
+func (r *rig) processAt(url string, beat time.Duration, transport string) *process {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), workerEnv+"="+r.cluster.Controller.URL(), leaseEnv+"="+beat.String(), transportEnv+"="+transport)
+	cmd.Env = append(os.Environ(), workerEnv+"="+url, leaseEnv+"="+beat.String(), transportEnv+"="+transport)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	require.NoError(r, err)
@@ -79,6 +84,7 @@ func (r *rig) process(beat time.Duration, transport string) *process {
 // says returns when the process has written a line with these words.
 func (p *process) says(words string) {
 	p.Helper()
+	defer time.AfterFunc(patience, func() { _ = p.Process.Kill() }).Stop() // its output ends with it
 	for {
 		line, err := p.out.ReadString('\n')
 		require.NoError(p, err, "it has not said %q", words)

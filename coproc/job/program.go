@@ -139,6 +139,11 @@ func (w *worker) runReduce(ctx context.Context, prog program, j *Job, p *Part, e
 	var failed error
 	r := e.reads(fromRuns)
 	defer r.flush()
+	m := &merger{ctx: ctx, c: w.c, read: r, wrote: &w.Tally.shuffled, note: w.manifest(ctx, p)}
+	defer m.drop(w.tidy)
+	if runs, err = m.narrow(runs); err != nil {
+		return err
+	}
 	counted := func(yield func([]byte, iter.Seq[[]byte]) bool) {
 		for key, values := range merge(ctx, w.c, runs, r, &failed) {
 			p.Records++

@@ -53,6 +53,8 @@ const (
 	phasePlan   = "plan"
 	phaseMap    = string(coproc.PhaseMap)
 	phaseReduce = string(coproc.PhaseReduce)
+	// phaseReplace makes the output's name stand for what the parts have written, with Spec.Replace.
+	phaseReplace = "replace"
 )
 
 // Spec is what a job is to do.
@@ -78,6 +80,10 @@ type Spec struct {
 	// Keep is how long the records of the job stay after its end; 0 means DefaultKeep. A later submission
 	// removes them.
 	Keep time.Duration `json:"keep_ns,omitempty"`
+	// Replace: the parts write a tree of their own, and when all are done the output's name stands for it. Nothing of
+	// the former output is left; Linger is how long readers that have it open can go on reading it, 0 means DefaultLinger.
+	Replace bool          `json:"replace,omitempty"`
+	Linger  time.Duration `json:"linger_ns,omitempty"`
 }
 
 // Source of records: tree:NAME, redis:NAME#DATABASE or objects:PREFIX.
@@ -187,6 +193,10 @@ func (s *Spec) checkLimits() error {
 		return fmt.Errorf("job: it lasts %v, want %v to %v", s.Lasts, time.Second, MaxLasts)
 	case s.Keep != 0 && (s.Keep < time.Second || s.Keep > MaxKeep):
 		return fmt.Errorf("job: it is kept for %v, want %v to %v", s.Keep, time.Second, MaxKeep)
+	case s.Linger != 0 && !s.Replace:
+		return fmt.Errorf("job: a former output lingers for %v, and the job does not replace its output", s.Linger)
+	case s.Linger < 0 || s.Linger > MaxLinger:
+		return fmt.Errorf("job: the former output lingers for %v, want more than 0 and at most %v", s.Linger, MaxLinger)
 	case s.CompileTimeout < 0:
 		return fmt.Errorf("job: compile timeout %v, want more than 0", s.CompileTimeout)
 	}
@@ -206,6 +216,8 @@ type Job struct {
 	Error   string    `json:"error,omitempty"` // why it failed
 	// Delegated says that workers act for the submitter: they have a delegation for the job.
 	Delegated bool `json:"delegated,omitempty"`
+	// Freed says that the intermediate results of an ended job are freed; a former output may be left.
+	Freed bool `json:"freed,omitempty"`
 
 	version uint64 // of the record when it was read; a change is conditional on it
 }
@@ -227,7 +239,7 @@ func (j *Job) digest() []byte {
 // check refuses a record of a job that goes on if Submit and workers do not write such ones: the digest is of
 // the ID and the Spec alone, and a submitter may give the digest of any Spec.
 func (j *Job) check(id uint64) error {
-	phase := j.Phase == phasePlan || j.Phase == phaseMap || j.Phase == phaseReduce
+	phase := j.Phase == phasePlan || j.Phase == phaseMap || j.Phase == phaseReduce || j.Phase == phaseReplace && j.Spec.Replace
 	switch err := j.Spec.check(); {
 	case j.ID != id:
 		return fmt.Errorf("job %d: %w: it is that of job %d", id, errDamaged, j.ID)
@@ -244,7 +256,7 @@ func (j *Job) check(id uint64) error {
 // Part is one part as it stands.
 type Part struct {
 	Job     uint64 `json:"job"`               // number of the job
-	Phase   string `json:"phase"`             // plan, map or reduce
+	Phase   string `json:"phase"`             // plan, map, reduce or replace
 	Index   int    `json:"index"`             // within the phase, from 0
 	State   State  `json:"state"`             // Pending, Running under Worker, or final
 	Attempt int    `json:"attempt,omitempty"` // begun so far; MaxAttempts of them fail the job

@@ -15,7 +15,7 @@ import (
 
 // How attempts end, where parts run, and what is read, for Stats.
 var (
-	phases   = [...]string{phasePlan, phaseMap, phaseReduce}
+	phases   = [...]string{phasePlan, phaseMap, phaseReduce, phaseReplace}
 	outcomes = [...]string{"done", "failed", "cancelled", "lost"}
 	places   = [...]string{"near", "elsewhere", "anywhere"}
 	origins  = [...]string{"tree", "objects", "runs"}
@@ -113,7 +113,7 @@ type Stats struct {
 	Worker      string // "" before it works
 	Slots, Busy int    // parts that can run, and that do run, at the same time
 	Staff       int    // workers that it knows of, itself among them
-	// Attempts by phase (plan, map, reduce) and outcome (done, failed, cancelled,
+	// Attempts by phase (plan, map, reduce, replace) and outcome (done, failed, cancelled,
 	// lost), and how long they took.
 	Attempts map[string]map[string]uint64
 	Took     map[string]latency.Snapshot

@@ -25,6 +25,12 @@ type opened struct {
 	job      uint64 // its number
 	name     string
 	writable bool // read-only trees are opened apart
+	staged   bool // by the job, to replace the tree with that name
+}
+
+// opened is a tree of a job: its output is the one that it has staged, if it replaces the output.
+func (j *Job) opened(name string, writable bool) opened {
+	return opened{j.ID, name, writable, j.Spec.Replace && name == j.Spec.Output}
 }
 
 const (
@@ -40,15 +46,20 @@ func newTrees(c *client.Client, state *kv.Tree) *trees {
 }
 
 // tree finds a tree for a job.
-func (t *trees) tree(ctx context.Context, job uint64, name string, writable bool) (*kv.Tree, error) {
-	key := opened{job, name, writable}
+func (t *trees) tree(ctx context.Context, key opened) (*kv.Tree, error) {
 	t.mu.Lock()
 	have := t.open[key]
 	t.mu.Unlock()
 	if have != nil {
 		return have, nil
 	}
-	fresh, err := kv.Open(ctx, t.c, name, btree.Config{ReadOnly: !writable})
+	var fresh *kv.Tree
+	var err error
+	if key.staged {
+		fresh, err = kv.OpenStaged(ctx, t.c, key.name, owner(key.job))
+	} else {
+		fresh, err = kv.Open(ctx, t.c, key.name, btree.Config{ReadOnly: !key.writable})
+	}
 	if err != nil {
 		return nil, err
 	}

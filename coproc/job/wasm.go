@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"time"
 
 	"github.com/tetratelabs/wazero"
@@ -31,7 +32,7 @@ const (
 	// describeTimeout bounds how long a module may take to answer with its About.
 	describeTimeout = 10 * time.Second
 	maxStderr       = 4 << 10
-	// DefaultCompileTimeout bounds the compilation of a module by a worker; one of 32 MiB takes seconds.
+	// DefaultCompileTimeout bounds the compilation of a module by a worker between functions; one of 32 MiB takes seconds.
 	DefaultCompileTimeout = 2 * time.Minute
 	compilers             = 2
 )
@@ -50,7 +51,7 @@ func newRuntime(ctx context.Context, cfg wazero.RuntimeConfig, memoryBytes int) 
 	// Modules are rewritten to call check. With WithCloseOnContextDone compiled loops would call the host at each turn.
 	cfg = cfg.WithMemoryLimitPages(uint32(max(1, memoryBytes/wasmPage)))
 	r := &runtime{wazero.NewRuntimeWithConfig(ctx, cfg), ctx}
-	wasi_snapshot_preview1.MustInstantiate(ctx, r)
+	wasi_snapshot_preview1.MustInstantiate(experimental.WithFunctionListenerFactory(ctx, experimental.FunctionListenerFactoryFunc(checkCalls)), r)
 	host := r.NewHostModuleBuilder(hostModule).NewFunctionBuilder().WithGoModuleFunction(api.GoModuleFunc(check), nil, nil).Export(checkFunction)
 	if _, err := host.Instantiate(ctx); err != nil {
 		panic(err) // a constant module in a new runtime
@@ -71,6 +72,27 @@ func check(ctx context.Context, m api.Module, _ []uint64) {
 	}
 	_ = m.CloseWithExitCode(ctx, sys.ExitCodeContextCanceled)
 	panic(sys.NewExitError(sys.ExitCodeContextCanceled)) // wazero's way to end a call
+}
+
+// checkCalls has check called before each call of the host: a module is charged for loops and calls, whatever they cost.
+func checkCalls(api.FunctionDefinition) experimental.FunctionListener {
+	return experimental.FunctionListenerFunc(func(ctx context.Context, m api.Module, _ api.FunctionDefinition, _ []uint64, _ experimental.StackIterator) {
+		check(ctx, m, nil)
+	})
+}
+
+// randoms are the random numbers of a module, in pieces, until the context ends. Each instance gets the same: an attempt
+// that is repeated does what the first one did.
+type randoms struct {
+	ctx    context.Context
+	source *rand.ChaCha8
+}
+
+func (r *randoms) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.source.Read(p[:min(len(p), inputBytes)])
 }
 
 func (r *runtime) close() { _ = r.Close(r.ctx) }
@@ -118,7 +140,7 @@ func sleep(ctx context.Context, ns int64) {
 }
 
 // compile makes a module's machine code, with calls of check in it. With several compilers wazero looks at the context
-// between functions, and with one it does not.
+// between functions, and with one it does not. One function is compiled to its end all the same; Insert bounds it.
 func (r *runtime) compile(ctx context.Context, wasm []byte, limit time.Duration) (wazero.CompiledModule, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("compiling takes longer than %v", limit))
 	defer cancel()
@@ -182,9 +204,10 @@ func (r *runtime) run(ctx context.Context, m wazero.CompiledModule, g *guest, me
 		}
 	}()
 	ctx = experimental.WithMemoryAllocator(ctx, allocator(memoryBytes))
-	var stderr tail
+	g.ctx = ctx
+	stderr := tail{ctx: ctx}
 	cfg := wazero.NewModuleConfig().WithName("").WithStdin(g).WithStdout(g).WithStderr(&stderr).
-		WithSysWalltime().WithSysNanotime().WithNanosleep(func(ns int64) { sleep(ctx, ns) })
+		WithRandSource(&randoms{ctx, rand.NewChaCha8([32]byte{})}).WithSysWalltime().WithSysNanotime().WithNanosleep(func(ns int64) { sleep(ctx, ns) })
 	mod, err := r.InstantiateModule(ctx, m, cfg)
 	if mod != nil {
 		_ = mod.Close(ctx)
@@ -208,9 +231,15 @@ func (r *runtime) run(ctx context.Context, m wazero.CompiledModule, g *guest, me
 }
 
 // tail keeps the beginning of what a module writes to standard error.
-type tail struct{ b []byte }
+type tail struct {
+	ctx context.Context
+	b   []byte
+}
 
 func (t *tail) Write(p []byte) (int, error) {
+	if t.ctx.Err() != nil {
+		return 0, context.Cause(t.ctx)
+	}
 	t.b = append(t.b, p[:min(len(p), maxStderr-len(t.b))]...)
 	return len(p), nil
 }
@@ -218,18 +247,28 @@ func (t *tail) Write(p []byte) (int, error) {
 // guest is a module's standard input and output. Both are called from inside of
 // the module, one at a time.
 type guest struct {
+	ctx    context.Context                              // of the instance: reads and writes fail when it has ended; set by run
 	in     []byte                                       // frames not yet read
 	room   []byte                                       // the buffer of in
+	owed   int                                          // bytes of in up to the end of an answer that is not read; 0: none
 	more   func(dst []byte) []byte                      // appends frames; nothing at the end of the input
 	out    []byte                                       // the bytes of an incomplete frame
 	handle func(g *guest, kind byte, a, b []byte) error // called for each complete frame that the module writes
 	err    error                                        // why the module was stopped; the next read or write of the module fails with it
 }
 
+// ended says why the module is stopped, if it is.
+func (g *guest) ended() error {
+	if g.err == nil && g.ctx.Err() != nil {
+		g.err = context.Cause(g.ctx)
+	}
+	return g.err
+}
+
 // Read is a read of the module from its standard input.
 func (g *guest) Read(p []byte) (int, error) {
-	if g.err != nil {
-		return 0, g.err
+	if err := g.ended(); err != nil {
+		return 0, err
 	}
 	if len(g.in) == 0 && g.more != nil {
 		g.room = g.more(g.room[:0])
@@ -241,13 +280,14 @@ func (g *guest) Read(p []byte) (int, error) {
 	}
 	n := copy(p, g.in)
 	g.in = g.in[n:]
+	g.owed = max(0, g.owed-n)
 	return n, nil
 }
 
 // Write is a write of the module to its standard output: frames, in any pieces.
 func (g *guest) Write(p []byte) (int, error) {
-	if g.err != nil {
-		return 0, g.err
+	if err := g.ended(); err != nil {
+		return 0, err
 	}
 	b := p
 	if len(g.out) > 0 {
@@ -259,6 +299,9 @@ func (g *guest) Write(p []byte) (int, error) {
 		if err == nil && !ok {
 			g.out = append(g.out[:0], rest...)
 			return len(p), nil
+		}
+		if err == nil {
+			err = g.ended() // a write may have many frames
 		}
 		if err == nil {
 			b = rest
@@ -284,6 +327,7 @@ func (g *guest) answer(result []byte, err error) {
 	}
 	g.room = coproc.AppendFrame(append(g.room[:0:0], g.in...), coproc.FrameAnswer, result, []byte(text))
 	g.in = g.room
+	g.owed = len(g.in)
 }
 
 // module is an uploaded plugin.
@@ -382,6 +426,9 @@ func (m *module) part(e *env, emit coproc.Emit, more func(dst []byte) []byte) er
 		case kind == coproc.FrameProgress && len(a) == 16:
 			e.Progress(binary.LittleEndian.Uint64(a), binary.LittleEndian.Uint64(a[8:]))
 		case kind == coproc.FrameCall:
+			if g.owed > 0 { // answers are outside of the memory that a module may have: one at a time
+				return fmt.Errorf("%w: a call before the answer to the last one is read", coproc.ErrFrame)
+			}
 			var c coproc.Call
 			if err := json.Unmarshal(a, &c); err != nil {
 				return coproc.ErrFrame

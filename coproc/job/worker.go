@@ -84,15 +84,15 @@ type worker struct {
 
 	staff atomic.Pointer[staff] // replaced by lookAround, read by the slots
 
-	compiling sync.Mutex         // one module at a time; not mu, which the worker's beat needs
+	compiling chan struct{}      // of one place, which is taken to compile: one module at a time
 	modules   map[string]*module // by hash; guarded by compiling
 
-	mu     sync.Mutex          // guards seen, ready, looked and here
-	seen   map[string]sighting // of parts and workers
-	ready  []*Part             // unclaimed when the parts were last listed
-	looked time.Time           // when that was
-	here   map[string]bool     // parts with an attempt of this worker that has not ended, by key
-	me     Worker              // the worker's own record; once Work serves, beWatched alone changes it: its beat
+	mu    sync.Mutex          // guards seen, ready, turn and here
+	seen  map[string]sighting // of parts and workers
+	ready map[uint64]listing  // by job
+	turn  uint64              // job that a part was last claimed of
+	here  map[string]bool     // parts with an attempt of this worker that has not ended, by key
+	me    Worker              // the worker's own record; once Work serves, beWatched alone changes it: its beat
 }
 
 // staff are the live workers, as last listed.
@@ -200,7 +200,7 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 		return nil, err
 	}
 	store.d = d
-	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]bool{}, modules: map[string]*module{},
+	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]bool{}, ready: map[uint64]listing{}, compiling: make(chan struct{}, 1), modules: map[string]*module{},
 		trees: newTrees(cfg.Client, store.t), outer: outer, bound: ctx, tidy: context.WithoutCancel(ctx), slots: slots}
 	w.staff.Store(&staff{})
 	if cfg.Node != "" {
@@ -306,6 +306,7 @@ func (w *worker) loop(ctx context.Context) {
 			if broken := w.work(ctx, j, p); broken != nil {
 				w.refuse(ctx, j.ID, broken)
 			}
+			w.relist(j.ID)
 		}
 		<-w.slots
 		switch {
