@@ -181,6 +181,9 @@ func (c *controllerServeCmd) Run(ctx context.Context, a *app) error {
 	go pages.Run(look, srv.URL())
 	go procs.Follow(look)
 	port.watch(collect.NewController(srv))
+	if len(c.Etcd) == 0 {
+		port.watch(collect.Etcd{})
+	}
 	wctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := srv.WaitLeader(wctx); err != nil {

@@ -1,10 +1,15 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -114,6 +119,29 @@ func TestControllerBeginsAloneAndGrows(t *testing.T) {
 		return strings.Count(alone("controller", "list").out, "voter")+strings.Count(alone("controller", "list").out, "leader") >= 3
 	}, patience, 200*time.Millisecond, alone("controller", "list").out)
 	require.Contains(t, alone("controller", "remove", "nobody").err, "quarry controller list")
+}
+
+// TestFirstStartSaysWhatItWaitsFor: the first of several controllers is not ready before the others run, and names them.
+func TestFirstStartSaysWhatItWaitsFor(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a process; not with -short")
+	}
+	ports := freePeerURLs(t, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, executable(t), "controller", "--name", "a", "--listen", "127.0.0.1:0", "--data", t.TempDir(),
+		"--etcd-peer", ports[0], "--initial-cluster", "a="+ports[0]+",b="+ports[1])
+	text, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines, said := bufio.NewScanner(text), false
+	for !said && lines.Scan() {
+		said = strings.HasPrefix(lines.Text(), "quarry: first start: waiting for controller b at "+ports[1])
+	}
+	require.True(t, said, "the process has ended without it")
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	_, _ = io.Copy(io.Discard, text)
+	require.Error(t, cmd.Wait(), "it has never been ready")
 }
 
 // TestControllerUsage: what would end a member at its next start is refused at the first.

@@ -83,7 +83,7 @@ func exitCode(err error) int {
 		return exitNoSpace
 	case is(client.ErrArgument, btree.ErrBadKey, kv.ErrNotTree, client.ErrKey, client.ErrNotEncrypted):
 		return exitUsage
-	case is(client.ErrCorrupt, client.ErrNotAuthentic, btree.ErrCorrupt, errFindings):
+	case is(client.ErrCorrupt, client.ErrNotAuthentic, btree.ErrCorrupt, btree.ErrFormat, errFindings):
 		return exitDamaged
 	case is(context.Canceled):
 		return exitInterrupted

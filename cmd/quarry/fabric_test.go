@@ -40,7 +40,7 @@ func TestRDMARequired(t *testing.T) {
 	}
 	on(t, "slab", "alloc", "--data", "x", "--require-rdma").fails(t, 1, "RDMA is required")
 	on(t, "slab", "alloc", "--data", "x", "--fabric", "verbs").fails(t, 1, "RDMA is required")
-	on(t, "slab", "alloc", "--data", "x", "--fabric", "tcp", "--require-rdma").fails(t, 1, "is not RDMA")
+	on(t, "slab", "alloc", "--data", "x", "--fabric", "tcp", "--require-rdma").fails(t, exitUsage, "is not RDMA")
 	on(t, "storage", "--name", "r", "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0", "--require-rdma").fails(t, 1, "storage node r", "RDMA is required")
 	on(t, "storage", "--name", "r", "--listen", "127.0.0.1:0", "--agent", "127.0.0.1:0", "--rdma-device", "a/b").fails(t, 1, "port \"b\"")
 	on(t, "litmus").fails(t, 1, "RDMA")

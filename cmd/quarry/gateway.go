@@ -37,6 +37,7 @@ type gatewayRedisCmd struct {
 	Create       bool     `help:"Make the tree if there is none."`
 	Replicas     int      `short:"r" placeholder:"N" help:"Replicas of the tree's regions, with --create; default is the cluster's."`
 	Durable      bool     `help:"With --create: acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
+	Slab         string   `enum:"pair,staged" default:"pair" help:"With --create: slabs of the tree's nodes, pair or staged, as quarry kv create makes them."`
 	PasswordFile string   `placeholder:"FILE" help:"File whose first line is the password that clients must give."`
 	ACLFile      string   `name:"acl-file" placeholder:"FILE" help:"Users in the form of Redis's aclfile; ACL LOAD reads it again, ACL SAVE writes it. A line for the user default takes the place of --password-file."`
 	Grants       bool     `help:"Users other than default work in the tenants of their grants (quarry tenant grant --identity redis:NAME), and those without grants in none."`
@@ -74,7 +75,9 @@ func (g *gatewayRedisCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer port.close()
-	c, err := a.connect(ctx, func(c *client.Config) { c.Replicas, c.Durability = g.Replicas, durability(g.Durable) })
+	c, err := a.connect(ctx, func(c *client.Config) {
+		c.Replicas, c.Durability, c.Slab = g.Replicas, durability(g.Durable), slabKind(g.Slab)
+	})
 	if err != nil {
 		return err
 	}

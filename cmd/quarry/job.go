@@ -74,6 +74,8 @@ type jobRunCmd struct {
 	Compile time.Duration     `name:"compile-timeout" placeholder:"DURATION" help:"Longest time to compile a WASM module; default and most are the worker's --compile-timeout."`
 	Lasts   time.Duration     `placeholder:"DURATION" help:"How long workers may act for you; a job that takes longer fails. Default a day, at most 30."`
 	Keep    time.Duration     `placeholder:"DURATION" help:"How long quarry job status shows the job after its end; default 720h."`
+	Replace bool              `help:"Replace the output: its name stands for what the job writes when all of it is written, and nothing of the former content is left."`
+	Linger  time.Duration     `placeholder:"DURATION" help:"With --replace: how long programs that have the former content open can go on reading it; default 30s."`
 	Wait    bool              `default:"true" negatable:"" help:"Wait for the end."`
 }
 
@@ -91,7 +93,7 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 		return usagef("--output %q: want tree:NAME", c.Output)
 	}
 	return a.jobs(ctx, 0, func(ctx context.Context, s *job.Store) error {
-		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, Lasts: c.Lasts, Keep: c.Keep})
+		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, Lasts: c.Lasts, Keep: c.Keep, Replace: c.Replace, Linger: c.Linger})
 		if err != nil {
 			return err
 		}

@@ -105,13 +105,15 @@ type kvCreateCmd struct {
 	NodeBytes sizeFlag `default:"4KiB" help:"Size of a node, a power of two from 1KiB to 64KiB; its slab has 64 B more."`
 	Replicas  int      `short:"r" placeholder:"N" help:"Replicas of the tree's regions; default is the cluster's."`
 	Durable   bool     `help:"Acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
-	Staged    bool     `help:"Nodes have one image instead of two: about half the memory for each key, somewhat slower puts. With one replica, and nodes of up to 16KiB."`
+	Slab      string   `enum:"pair,staged" default:"pair" help:"Slabs of the nodes: pair, or staged, which have one image instead of two: about half the memory for each key, somewhat slower puts. With one replica, and nodes of up to 16KiB."`
 }
 
 func (x *kvCreateCmd) Run(ctx context.Context, a *app) error {
 	k := &a.cli.KV
-	return a.with(ctx, func(c *client.Config) { c.Replicas, c.Durability = x.Replicas, durability(x.Durable) }, func(ctx context.Context, c *client.Client) error {
-		t, err := kv.Create(ctx, c, k.Tree, btree.Config{NodeBytes: int(x.NodeBytes), Staged: x.Staged})
+	return a.with(ctx, func(c *client.Config) {
+		c.Replicas, c.Durability, c.Slab = x.Replicas, durability(x.Durable), slabKind(x.Slab)
+	}, func(ctx context.Context, c *client.Client) error {
+		t, err := kv.Create(ctx, c, k.Tree, btree.Config{NodeBytes: int(x.NodeBytes)})
 		if err != nil {
 			return err
 		}

@@ -113,7 +113,7 @@ func (a *app) checkTrees(ctx context.Context, tenant string, rep *fsck.Report) (
 			v.Encrypted = "encrypted: content not checked: " + oneLine(oerr)
 		case errors.Is(oerr, client.ErrNotEncrypted):
 			v.Unchecked = oneLine(oerr)
-		case errors.Is(oerr, client.ErrNotAuthentic), errors.Is(oerr, btree.ErrCorrupt), errors.Is(oerr, btree.ErrNoTree), errors.Is(oerr, client.ErrCorrupt), errors.Is(oerr, client.ErrFreed), errors.Is(oerr, kv.ErrNotTree):
+		case errors.Is(oerr, client.ErrNotAuthentic), errors.Is(oerr, btree.ErrCorrupt), errors.Is(oerr, btree.ErrFormat), errors.Is(oerr, btree.ErrNoTree), errors.Is(oerr, client.ErrCorrupt), errors.Is(oerr, client.ErrFreed), errors.Is(oerr, kv.ErrNotTree):
 			rep.Add(fsck.Finding{Region: n.Ref.Addr.Region(), Where: fmt.Sprintf("tree %s of tenant %s", n.Name, tenant), Kind: fsck.KindTree, What: oneLine(oerr)})
 		case len(rep.Unchecked) > 0 && (late || errors.Is(oerr, client.ErrUnreachable)):
 			v.Unchecked = oneLine(oerr)

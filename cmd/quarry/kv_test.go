@@ -216,6 +216,24 @@ func TestKVDamage(t *testing.T) {
 	on(t, "fsck").ok(t)
 }
 
+// TestKVOfAnotherFormat: a root of another format is a finding too, and the trees behind it are checked.
+func TestKVOfAnotherFormat(t *testing.T) {
+	const old, damaged = "kv/format-a", "kv/format-b"
+	var roots [2]struct{ Root string }
+	for i, tree := range []string{old, damaged} {
+		quarry(t, []string{"QUARRY_CONTROLLER=" + cluster(t).URL}, "", "kv", "create", "--tree", tree, "--json").decode(t, &roots[i])
+	}
+	on(t, "slab", "write", roots[0].Root, "-d", "\x01 of an earlier build").ok(t)
+	on(t, "slab", "free", roots[1].Root).ok(t)
+	on(t, "fsck").fails(t, exitDamaged, "2 findings", old, "node format 1")
+	kvOn(t, old, "", "get", "a").fails(t, exitDamaged, "node format 1")
+	on(t, "slab", "free", roots[0].Root).ok(t)
+	for _, tree := range []string{old, damaged} {
+		on(t, "name", "delete", tree).ok(t)
+	}
+	on(t, "fsck").ok(t)
+}
+
 func TestKVBench(t *testing.T) {
 	var b struct {
 		Rows []struct {

@@ -42,6 +42,9 @@ func (f *metricsFlags) open(ctx context.Context, a *app, role string) (*metricsP
 		return nil, usagef("--metrics-tls: %w", err)
 	}
 	p := &metricsPort{registry: metrics.NewRegistry(version, role)}
+	if a.trust != nil {
+		p.registry.MustRegister(metrics.Certificate{Trust: a.trust})
+	}
 	p.server, err = metrics.Serve(ctx, f.MetricsListen, p.registry, f.Pprof, secured)
 	return p, err
 }

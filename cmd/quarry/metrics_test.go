@@ -20,8 +20,10 @@ import (
 	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/client/prom"
 	"github.com/quarrystore/quarry/cmd/quarry/collect"
+	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/local"
 	"github.com/quarrystore/quarry/internal/metrics"
+	"github.com/quarrystore/quarry/verify/certs"
 )
 
 // docs/METRICS.md is made from the code: quarry metrics list --markdown > docs/METRICS.md
@@ -187,4 +189,18 @@ func TestMetricsPortInUse(t *testing.T) {
 	quarry(t, nil, "", "dev", "--listen", "127.0.0.1:0", "--workers", "1", "--worker-metrics-listen", "127.0.0.1:0").fails(t, exitUsage, "--worker-metrics-listen")
 	quarry(t, nil, "", "dev", "--listen", "127.0.0.1:0", "--workers", "2", "--worker-metrics-listen", "127.0.0.1:65535").fails(t, exitUsage, "--worker-metrics-listen")
 	quarry(t, nil, "", "dev", "--listen", "127.0.0.1:0", "--metrics-listen", "nonsense").fails(t, exitFailed, "--metrics-listen")
+}
+
+// A controller passes on what its etcd measures, and a process with a certificate says when that ends.
+func TestControllerServesEtcdAndItsCertificate(t *testing.T) {
+	ca := certs.New(t, "prod")
+	own := ca.Files(identity.Controller, "c1", "127.0.0.1")
+	p, err := local.Spawn(t.Context(), executable(t), "controller", "--listen", "127.0.0.1:0", "--gossip-listen", "none", "--data", t.TempDir(),
+		"--tls-cert", own.Cert, "--tls-key", own.Key, "--tls-ca", own.CA, "--metrics-listen", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Stop()) })
+	families := scrape(t, p.Ready["metrics"])
+	require.Positive(t, families["etcd_disk_wal_fsync_duration_seconds"].GetMetric()[0].GetHistogram().GetSampleCount())
+	require.Equal(t, 1.0, families["etcd_server_has_leader"].GetMetric()[0].GetGauge().GetValue())
+	require.Greater(t, families["quarry_certificate_end_seconds"].GetMetric()[0].GetGauge().GetValue(), float64(time.Now().Unix()))
 }

@@ -111,6 +111,8 @@ type storageCmd struct {
 	Data           string   `placeholder:"DIR" help:"Keep regions as files there, or on a device DAX such as /dev/dax0.0; without, in memory only."`
 	Format         bool     `help:"Make a directory on a device given by --data that has none, and give up what it held. One that has a directory is used as it is."`
 	Flush          string   `enum:"auto,native,appliance,agent" default:"auto" help:"How RDMA clients make persistent memory durable: by the adapter's FLUSH (native), a READ behind the WRITEs (appliance), or the node's processors (agent); auto takes what is seen to hold."`
+	DDIO           string   `name:"ddio" enum:"on,off,keep" default:"keep" help:"While the node runs, have its adapter write into the processors' caches (on) or past them (off): Intel's DDIO, for all devices behind the adapter's root port. As root, on known parts."`
+	NUMA           string   `name:"numa" placeholder:"auto|N" help:"Use the processors and the memory of one NUMA node: a number, or that of the adapter (auto). Default: all."`
 	Capacity       sizeFlag `default:"64GiB" help:"Most bytes of all regions together. A region takes all of its memory, or disk, when it is made."`
 	Hugepages      sizeFlag `placeholder:"SIZE" help:"Keep regions on huge pages of this size, 2MiB or 1GiB, set aside when a region is made; not with --data."`
 	Listen         string   `default:"127.0.0.1:7421" placeholder:"HOST:PORT" help:"Port of the tcp fabric."`
@@ -145,7 +147,7 @@ func (s *storageCmd) Run(ctx context.Context, a *app) error {
 	}
 	defer port.close()
 	storagenode.Version = version
-	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data, Format: s.Format, Flush: s.Flush,
+	n, err := storagenode.Start(ctx, storagenode.Config{Controllers: a.cli.Controller, Name: cmp.Or(s.Name, own.Name), ID: own, FailureDomain: s.Domain, Dir: s.Data, Format: s.Format, Flush: s.Flush, DDIO: s.DDIO, NUMA: s.NUMA,
 		HugepageBytes: uint64(s.Hugepages), CapacityBytes: uint64(s.Capacity), Advertise: s.Advertise, Listen: s.Listen, AgentListen: s.Agent, GossipListen: s.Gossip, Socket: s.Socket, MaxSessions: s.MaxSessions, MaxConnections: s.MaxConnections, RDMA: a.rdma(s.Verbs), Token: a.cli.Token, TLS: cert, ControllerTLS: calls, FabricTLS: a.fabric, Logger: a.log})
 	if err != nil {
 		return inUse(err)

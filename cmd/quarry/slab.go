@@ -83,8 +83,8 @@ type slabAllocCmd struct {
 	payloadFlags
 	Replicas  int      `short:"r" placeholder:"N" help:"Replicas of the object, each in another failure domain: 1 to 3; default is the cluster's."`
 	Durable   bool     `help:"Acknowledged changes survive a power failure of all nodes. Uses only regions of nodes with persistent memory or disks."`
-	WriteOnce bool     `xor:"kind" help:"Cannot be updated; takes half the memory."`
-	Staged    bool     `xor:"kind" help:"Has one image instead of two: half the memory, slower updates. With one replica only."`
+	WriteOnce bool     `help:"Cannot be updated; takes half the memory."`
+	Slab      string   `enum:"pair,staged" default:"pair" help:"pair, or staged, which has one image instead of two: half the memory, slower updates; with one replica only."`
 	Capacity  sizeFlag `placeholder:"SIZE" help:"Bytes to reserve for larger payloads later; default is what the payload needs."`
 	Tag       uint32   `placeholder:"N" help:"What the object is for, a number of yours."`
 	Name      string   `placeholder:"NAME" help:"Give it this name, too."`
@@ -102,8 +102,15 @@ func (s *slabAllocCmd) Run(ctx context.Context, a *app) error {
 			c.Replicas = s.Replicas // a client that asks for few is warned
 		}
 	}
+	kind := slabKind(s.Slab)
+	switch {
+	case s.WriteOnce && kind == client.StagedSlab:
+		return usagef("--slab staged: an object with --write-once has one image anyway: leave one of them out")
+	case s.WriteOnce:
+		kind = 0
+	}
 	return a.with(ctx, few, func(ctx context.Context, c *client.Client) error {
-		ref, err := c.Alloc(ctx, b, client.AllocOptions{WriteOnce: s.WriteOnce, Slab: slabKind(s.Staged), Tag: s.Tag, Capacity: int(s.Capacity), Replicas: s.Replicas, Durability: durability(s.Durable)})
+		ref, err := c.Alloc(ctx, b, client.AllocOptions{WriteOnce: s.WriteOnce, Slab: kind, Tag: s.Tag, Capacity: int(s.Capacity), Replicas: s.Replicas, Durability: durability(s.Durable)})
 		if err != nil {
 			return err
 		}
@@ -127,12 +134,9 @@ func durability(durable bool) client.Durability {
 	return client.Volatile
 }
 
-// slabKind of mutable objects that a command makes; 0 is the default.
-func slabKind(staged bool) client.SlabKind {
-	if staged {
-		return client.StagedSlab
-	}
-	return 0
+// slabKind is what --slab says.
+func slabKind(flag string) client.SlabKind {
+	return map[string]client.SlabKind{"pair": client.PairSlab, "staged": client.StagedSlab}[flag]
 }
 
 type slabReadCmd struct {

@@ -36,6 +36,13 @@ type nodeView struct {
 	// FlushMethod is the last of these: native, appliance, agent or processor, none of volatile regions; empty if the node
 	// does not say.
 	FlushMethod string `json:"flush_method"`
+	// DDIO says where WRITEs of its adapter go first: into the processors' caches (on), past them (off), unknown; empty without
+	// an adapter.
+	DDIO string `json:"ddio,omitempty"`
+	// NUMA says on which NUMA nodes the memory of its regions and its adapter are.
+	NUMA *numaView `json:"numa,omitempty"`
+	// MissingRegions were in its folder, and were not when it started.
+	MissingRegions []uint32 `json:"missing_regions,omitempty"`
 	// Connected is how many connections each provider carries.
 	Connected map[string]uint32 `json:"connections"`
 	// Trouble is why the controllers treat the node as lost although it answers.
@@ -155,6 +162,34 @@ func persistenceText(p *quarrypb.Persistence) string {
 	return text
 }
 
+// numaView is the NUMA nodes of a storage node; nil: the kernel does not say, or chooses for each page.
+type numaView struct {
+	Memory  *uint32 `json:"memory,omitempty"`
+	Adapter *uint32 `json:"adapter,omitempty"`
+}
+
+func numaOf(n *quarrypb.Numa) *numaView {
+	if n == nil || n.Memory == nil && n.Adapter == nil {
+		return nil
+	}
+	return &numaView{n.Memory, n.Adapter}
+}
+
+// String is the node of the memory, and that of the adapter where they differ: each access then crosses between processors.
+func (v *numaView) String() string {
+	switch {
+	case v == nil:
+		return "-"
+	case v.Adapter == nil:
+		return fmt.Sprint(*v.Memory)
+	case v.Memory == nil:
+		return fmt.Sprintf("any, adapter %d", *v.Adapter)
+	case *v.Memory == *v.Adapter:
+		return fmt.Sprint(*v.Memory)
+	}
+	return fmt.Sprintf("%d, adapter %d (far)", *v.Memory, *v.Adapter)
+}
+
 // viewOf translates an answer of the controller. Lists are empty rather than null in JSON.
 func viewOf(s *quarrypb.StatusResponse) statusView {
 	v := statusView{Cluster: fmt.Sprintf("%x", s.GetTable().GetCluster()), Revision: s.GetTable().GetRevision(), LiveSessions: s.LiveSessions, Insecure: s.Insecure,
@@ -166,7 +201,8 @@ func viewOf(s *quarrypb.StatusResponse) statusView {
 	for _, n := range s.GetTable().GetNodes() {
 		names[n.Id] = n.Name
 		nv := nodeView{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State), Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, Trouble: n.Trouble, Agent: n.AgentUrl, Endpoints: []string{}, Connected: map[string]uint32{}}
-		nv.Persistence, nv.FlushMethod = persistenceText(n.Persistence), n.Persistence.GetMethod()
+		nv.Persistence, nv.FlushMethod, nv.DDIO, nv.NUMA = persistenceText(n.Persistence), n.Persistence.GetMethod(), n.Persistence.GetDdio(), numaOf(n.Numa)
+		nv.MissingRegions = n.MissingRegions
 		for _, c := range n.Connected {
 			nv.Connected[quarrypb.Word(c.Provider)] = c.Lanes
 		}

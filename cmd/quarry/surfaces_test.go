@@ -179,11 +179,13 @@ func TestSurfacesAgree(t *testing.T) {
 			require.Contains(t, string(alerts), "expr: "+alert+" > 0\n")
 		}
 	}
-	by := func(state string) string { return fmt.Sprintf(`max(quarry_cluster_regions{state="%s"})`, state) }
+	by := func(state string) string {
+		return fmt.Sprintf(`max by (cluster) (quarry_cluster_regions{state="%s"})`, state)
+	}
 
 	agree("open", doctor.OK, true, "")
 	require.NoError(t, c.Nodes[1].Close())
-	agree("degraded", doctor.Warning, true, "max(quarry_cluster_degraded_regions)")
+	agree("degraded", doctor.Warning, true, "max by (cluster) (quarry_cluster_degraded_regions)")
 
 	// A session that renews its lease and does not acknowledge holds a new epoch up.
 	key := rdma.NewCredentials()

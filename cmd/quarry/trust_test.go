@@ -110,7 +110,7 @@ func TestEncryptedFabric(t *testing.T) {
 	as(t, c, identity.Client, "--fabric", "tcp", "--fabric-tls", "off", "slab", "read", "@n").fails(t, exitUnreachable, "the node takes encrypted connections only")
 	out := as(t, c, identity.Operator, "status").ok(t)
 	require.Contains(t, out, "FABRIC TLS")
-	require.Regexp(t, `n1 .* required +volatile\n`, as(t, c, identity.Operator, "node", "list").ok(t))
+	require.Regexp(t, `n1 .* required +- +volatile\n`, as(t, c, identity.Operator, "node", "list").ok(t))
 	require.Regexp(t, `n1 .* required +shm:`, strings.ReplaceAll(out, "tcp:", "shm:"))
 	require.Contains(t, as(t, c, identity.Operator, "--json", "status").ok(t), `"fabric_tls": "required"`)
 	require.Contains(t, as(t, c, identity.Operator, "doctor").ok(t), "encryption is required")

@@ -9,11 +9,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/quarrystore/quarry/client"
@@ -177,7 +175,7 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 		cmd.Stderr = a.errOut
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 		cmd.WaitDelay = 5 * time.Second
-		err := runWith(cmd)
+		err := runConfined(cmd, a.cli.RDMA || a.cli.Transport == client.TransportVerbs)
 		if ctx.Err() != nil {
 			return
 		}
@@ -191,13 +189,4 @@ func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, 
 		}
 		pause = min(2*pause, restartMax)
 	}
-}
-
-// runWith runs a process that ends with this one. Linux ends a child with the thread
-// that has made it, so the thread has to stay.
-func runWith(cmd *exec.Cmd) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	return cmd.Run()
 }

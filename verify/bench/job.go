@@ -22,19 +22,16 @@ type Job struct {
 	Duration time.Duration `json:"duration_ns"`
 	Replicas int           `json:"replicas"`
 	Durable  bool          `json:"durable"` // objects survive the loss of all power
-	Staged   bool          `json:"staged"`  // objects and nodes of trees lie in STAGED slabs
-	Batch    int           `json:"batch"`   // objects of a readmany or writemany
-	Objects  int           `json:"objects"` // of each client
-	Rate     float64       `json:"rate"`    // operations a second of each client; 0: as fast as it goes
+	// Slab of objects and of nodes of trees; 0 means PAIR.
+	Slab    client.SlabKind `json:"slab"`
+	Batch   int             `json:"batch"`   // objects of a readmany or writemany
+	Objects int             `json:"objects"` // of each client
+	Rate    float64         `json:"rate"`    // operations a second of each client; 0: as fast as it goes
 }
 
 // options of its objects.
 func (j Job) options() client.AllocOptions {
-	o := client.AllocOptions{Tag: Tag, Replicas: j.Replicas, Durability: j.durability()}
-	if j.Staged {
-		o.Slab = client.StagedSlab
-	}
-	return o
+	return client.AllocOptions{Tag: Tag, Replicas: j.Replicas, Durability: j.durability(), Slab: j.Slab}
 }
 
 func (j Job) durability() client.Durability {
@@ -58,7 +55,7 @@ func (j Job) validate() error {
 		return fmt.Errorf("batch of %d: want 1 to 4096", j.Batch)
 	case j.Objects < 0 || j.Objects > 1<<24:
 		return fmt.Errorf("%d objects: want up to %d", j.Objects, 1<<24)
-	case j.Staged && j.Replicas != 1:
+	case j.Slab == client.StagedSlab && j.Replicas != 1:
 		return fmt.Errorf("%w, not %d", alloc.ErrStagedReplicas, j.Replicas)
 	case j.Rate < 0:
 		return fmt.Errorf("rate %v: want 0 or more", j.Rate)

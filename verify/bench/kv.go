@@ -106,7 +106,7 @@ func kvRun(ctx context.Context, cfg Config, cc client.Config, size int, ops []st
 	if err := j.validate(); err != nil {
 		return err
 	}
-	cc.Lanes, cc.Replicas, cc.Durability = j.Clients, j.Replicas, j.durability()
+	cc.Lanes, cc.Replicas, cc.Durability, cc.Slab = j.Clients, j.Replicas, j.durability(), j.Slab
 	cc.Logger = slog.New(slog.DiscardHandler) // fewer replicas than the cluster's default are meant
 	c, err := client.Connect(ctx, cc)
 	if err != nil {
@@ -183,7 +183,7 @@ func (b *kvBench) run(ctx context.Context, cfg Config, what string, ops []string
 
 func (b *kvBench) create(ctx context.Context, name string) (*kv.Tree, error) {
 	name = fmt.Sprintf("bench/%s/%d/%d", name, os.Getpid(), time.Now().UnixNano())
-	return kv.Create(ctx, b.c, name, btree.Config{CacheBytes: 256 << 20, Staged: b.j.Staged})
+	return kv.Create(ctx, b.c, name, btree.Config{CacheBytes: 256 << 20})
 }
 
 // load makes a tree at once.

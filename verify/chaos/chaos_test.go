@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/verify/testbinary"
 )
 
@@ -61,14 +62,23 @@ func datagram(what, address string) int {
 // TestShortRun hurts real processes a few times. What it cannot do here, because
 // there are no network namespaces, it says and leaves out.
 func TestShortRun(t *testing.T) {
+	shortRun(t, Config{Faults: []string{"node-kill", "link-down", "client-stop", "leader-kill"}})
+}
+
+// TestShortRunOfStagedSlabs: the same with one replica, objects and trees in STAGED slabs.
+func TestShortRunOfStagedSlabs(t *testing.T) {
+	shortRun(t, Config{Replicas: 1, Slab: client.StagedSlab, Faults: []string{"node-kill", "client-kill", "node-drain", "full"}})
+}
+
+func shortRun(t *testing.T, cfg Config) {
 	if testing.Short() {
 		t.Skip("real processes and real leases take half a minute; not with -short")
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
 	binary := filepath.Join(testbinary.Build(t, "./cmd/quarry"), "quarry")
-	rep, err := Run(t.Context(), Config{Binary: binary, Self: self, Repeats: 1, Lease: 3 * time.Second, Pace: 5 * time.Millisecond,
-		Faults: []string{"node-kill", "link-down", "client-stop", "leader-kill"}, Say: t.Logf})
+	cfg.Binary, cfg.Self, cfg.Repeats, cfg.Lease, cfg.Pace, cfg.Say = binary, self, 1, 3*time.Second, 5*time.Millisecond, t.Logf
+	rep, err := Run(t.Context(), cfg)
 	require.NoError(t, err)
 	var table strings.Builder
 	rep.Text(&table)

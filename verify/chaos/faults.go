@@ -17,10 +17,22 @@ type fault struct {
 	name    string
 	what    string
 	network bool // needs namespaces
+	loses   bool // what a node has is lost: needs another replica
 	// inject hurts; heal undoes it, after the time held. hold is that time, from the lease.
 	inject func(context.Context, *run) error
 	hold   func(lease time.Duration) time.Duration
 	heal   func(context.Context, *run) error
+}
+
+// needs says what a run lacks for the fault; "" where nothing.
+func (f *fault) needs(cfg Config, rep *Report) string {
+	switch {
+	case f.network && rep.Network != "namespaces":
+		return "network namespaces"
+	case f.loses && cfg.Replicas == 1:
+		return "more than one replica"
+	}
+	return ""
 }
 
 // beyond is long enough for a lease to run out, as all sides count it.
@@ -33,7 +45,7 @@ var faults = []fault{
 	{name: "node-kill", what: "a storage node is killed, and started again with its files", hold: short,
 		inject: func(_ context.Context, r *run) error { return r.kill(r.pickNode()) },
 		heal:   func(ctx context.Context, r *run) error { return r.cluster.Restart(ctx, r.target) }},
-	{name: "node-reformat", what: "a storage node is killed, and started again with nothing", hold: short,
+	{name: "node-reformat", what: "a storage node is killed, and started again with nothing", hold: short, loses: true,
 		inject: func(_ context.Context, r *run) error { return r.kill(r.pickNode()) },
 		heal: func(ctx context.Context, r *run) error {
 			if err := os.RemoveAll(r.cluster.NodeDir(r.target)); err != nil {
@@ -155,7 +167,7 @@ var faults = []fault{
 			}
 			return r.replaceWorker(ctx)
 		}},
-	{name: "rot", what: "bits of a storage node's memory flip, and fsck repairs the images that no reader has repaired", hold: short, inject: rot, heal: repair},
+	{name: "rot", what: "bits of a storage node's memory flip, and fsck repairs the images that no reader has repaired", hold: short, loses: true, inject: rot, heal: repair},
 	{name: "node-disk", what: "writes to a storage node's data folder do not end, while a client has to be fenced", hold: beyond,
 		inject: func(_ context.Context, r *run) error {
 			r.targets = []string{r.pickNode()}

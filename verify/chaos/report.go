@@ -6,19 +6,22 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/quarrystore/quarry/client"
 )
 
 // Report is what a number of runs have shown.
 type Report struct {
-	Network     string   `json:"network"` // namespaces, or why not
-	Controllers int      `json:"controllers"`
-	Nodes       int      `json:"nodes"`
-	Replicas    int      `json:"replicas"`
-	Lease       string   `json:"lease"`
-	Trust       string   `json:"trust"` // mutual TLS, or none
-	Rows        []*Row   `json:"rows"`
-	Skipped     []string `json:"skipped,omitempty"`
-	Seconds     float64  `json:"seconds"`
+	Network     string          `json:"network"` // namespaces, or why not
+	Controllers int             `json:"controllers"`
+	Nodes       int             `json:"nodes"`
+	Replicas    int             `json:"replicas"`
+	Slab        client.SlabKind `json:"slab,omitempty"` // of all mutable objects; 0: PAIR
+	Lease       string          `json:"lease"`
+	Trust       string          `json:"trust"` // mutual TLS, or none
+	Rows        []*Row          `json:"rows"`
+	Skipped     []string        `json:"skipped,omitempty"`
+	Seconds     float64         `json:"seconds"`
 }
 
 // Row is about one fault.
@@ -116,7 +119,11 @@ func (r *Row) String() string {
 
 // Text prints the report as a table.
 func (r *Report) Text(out io.Writer) {
-	fmt.Fprintf(out, "\n%d controllers, %d storage nodes, %d replicas, lease %s; network: %s; trust: %s; %.0f s\n\n", r.Controllers, r.Nodes, r.Replicas, r.Lease, r.Network, r.Trust, r.Seconds)
+	slabs := ""
+	if r.Slab != 0 {
+		slabs = fmt.Sprintf(", %v slabs", r.Slab)
+	}
+	fmt.Fprintf(out, "\n%d controllers, %d storage nodes, %d replicas%s, lease %s; network: %s; trust: %s; %.0f s\n\n", r.Controllers, r.Nodes, r.Replicas, slabs, r.Lease, r.Network, r.Trust, r.Seconds)
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "FAULT\tRUNS\tOPERATIONS\tUNKNOWN\tGAP s\tMEDIAN\tOF CHANGES s\tMEDIAN\tLOST\tILLEGAL\tFINDINGS\tPROBLEMS\t")
 	for _, row := range r.Rows {

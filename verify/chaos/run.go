@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/quarrystore/quarry/client"
 	"github.com/quarrystore/quarry/internal/identity"
 	"github.com/quarrystore/quarry/internal/local"
 )
@@ -29,6 +30,8 @@ type Config struct {
 	Repeats int
 	// Nodes and Replicas; 0 means 4 and 2.
 	Nodes, Replicas int
+	// Slab of objects and of nodes of the tree, as client.Config.Slab says. StagedSlab is for one replica.
+	Slab client.SlabKind
 	// Controllers; 0 means 3.
 	Controllers int
 	// Lease of sessions; 0 means 3 s, the default of a controller.
@@ -91,7 +94,7 @@ const (
 // the report.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	cfg = cfg.withDefaults()
-	rep := &Report{Nodes: cfg.Nodes, Replicas: cfg.Replicas, Controllers: cfg.Controllers, Lease: cfg.Lease.String(), Trust: map[bool]string{true: "none", false: "mutual TLS"}[cfg.Plain]}
+	rep := &Report{Nodes: cfg.Nodes, Replicas: cfg.Replicas, Slab: cfg.Slab, Controllers: cfg.Controllers, Lease: cfg.Lease.String(), Trust: map[bool]string{true: "none", false: "mutual TLS"}[cfg.Plain]}
 	var net *network
 	if cfg.Loopback {
 		rep.Network = "loopback, as asked"
@@ -109,9 +112,9 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 			if err != nil {
 				return nil, err
 			}
-			if f.network && rep.Network != "namespaces" {
+			if why := f.needs(cfg, rep); why != "" {
 				if lap == 0 {
-					rep.Skipped = append(rep.Skipped, name+": needs network namespaces")
+					rep.Skipped = append(rep.Skipped, name+": needs "+why)
 				}
 				continue
 			}
@@ -276,7 +279,7 @@ func (r *run) start(ctx context.Context) error {
 func (r *run) spawn(ctx context.Context, place string, w workerConfig) (*clientProcess, error) {
 	r.nextID++
 	w.ID = r.nextID
-	w.Controllers, w.Replicas, w.Threads, w.Pace, w.Timeout = r.cluster.URLs, r.cfg.Replicas, threads, r.cfg.Pace, opTimeout
+	w.Controllers, w.Replicas, w.Slab, w.Threads, w.Pace, w.Timeout = r.cluster.URLs, r.cfg.Replicas, r.cfg.Slab, threads, r.cfg.Pace, opTimeout
 	if w.Objects == nil {
 		w.Objects = r.objects
 	}

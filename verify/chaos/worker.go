@@ -34,18 +34,19 @@ const (
 
 // workerConfig is the configuration of a client process, as JSON in a file.
 type workerConfig struct {
-	ID          int           `json:"id"`
-	Role        string        `json:"role"`
-	Controllers []string      `json:"controllers"`
-	Transport   string        `json:"transport"`
-	Replicas    int           `json:"replicas"`
-	Journal     string        `json:"journal"`
-	Objects     []string      `json:"objects"` // shared ones; for roleFinal all
-	Groups      []int64       `json:"groups"`  // of commands, for roleFinal
-	Count       int           `json:"count"`   // of objects to make, for roleSetup
-	Threads     int           `json:"threads"`
-	Pace        time.Duration `json:"pace"`    // between two operations of a thread
-	Timeout     time.Duration `json:"timeout"` // of one operation
+	ID          int             `json:"id"`
+	Role        string          `json:"role"`
+	Controllers []string        `json:"controllers"`
+	Transport   string          `json:"transport"`
+	Replicas    int             `json:"replicas"`
+	Slab        client.SlabKind `json:"slab"`
+	Journal     string          `json:"journal"`
+	Objects     []string        `json:"objects"` // shared ones; for roleFinal all
+	Groups      []int64         `json:"groups"`  // of commands, for roleFinal
+	Count       int             `json:"count"`   // of objects to make, for roleSetup
+	Threads     int             `json:"threads"`
+	Pace        time.Duration   `json:"pace"`    // between two operations of a thread
+	Timeout     time.Duration   `json:"timeout"` // of one operation
 }
 
 // IsWorker says whether this process is a client of a run.
@@ -148,7 +149,7 @@ func (w *worker) connect(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	return w.insist(ctx, func(ctx context.Context) (err error) {
-		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, TLS: env.TLS, Transport: w.Transport, Replicas: w.Replicas,
+		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, TLS: env.TLS, Transport: w.Transport, Replicas: w.Replicas, Slab: w.Slab,
 			Name: fmt.Sprintf("worker-%d", w.ID), Logger: log, Lanes: max(4, w.Threads+connections+2)})
 		return err
 	})

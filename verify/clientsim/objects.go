@@ -287,7 +287,7 @@ func (r *run) alloc(w *worker, l *incarnation) {
 	e.in = r.h.value()
 	b := payload(e.in, r.size(large))
 	err := w.call(r.ctx, l, "alloc", func(ctx context.Context) (err error) {
-		o.ref, err = l.cl.Alloc(ctx, b, client.AllocOptions{Capacity: r.capacity(large), Slab: r.opt.slab()})
+		o.ref, err = l.cl.Alloc(ctx, b, client.AllocOptions{Capacity: r.capacity(large)})
 		return err
 	})
 	s.mu.Lock()

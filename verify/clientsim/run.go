@@ -214,9 +214,9 @@ func (r *run) prepare() bool {
 	if !r.opt.Tree {
 		return true
 	}
-	p, cl, err := r.Client(ctx, "prepare", client.Config{Lanes: 1, Replicas: r.opt.replicas()})
+	p, cl, err := r.Client(ctx, "prepare", client.Config{Lanes: 1, Replicas: r.opt.replicas(), Slab: r.opt.slab()})
 	if err == nil {
-		_, err = kv.Create(ctx, cl, treeName, btree.Config{NodeBytes: 1 << 10, Staged: r.opt.Staged})
+		_, err = kv.Create(ctx, cl, treeName, btree.Config{NodeBytes: 1 << 10})
 		err = errors.Join(err, cl.Close())
 	}
 	if err != nil {
@@ -273,12 +273,12 @@ func (r *run) collect(ctx context.Context, p *Proc) error {
 }
 
 func (r *run) connectAs(ctx context.Context, p *Proc) (*client.Client, error) {
-	return client.Connect(ctx, r.config(p, client.Config{Lanes: 2, Replicas: r.opt.replicas(), Keys: r.keys()}))
+	return client.Connect(ctx, r.config(p, client.Config{Lanes: 2, Replicas: r.opt.replicas(), Slab: r.opt.slab(), Keys: r.keys()}))
 }
 
 // connectKeyless is connectAs of a program that has no keys.
 func (r *run) connectKeyless(ctx context.Context, p *Proc) (*client.Client, error) {
-	return client.Connect(ctx, r.config(p, client.Config{Lanes: 2, Replicas: r.opt.replicas()}))
+	return client.Connect(ctx, r.config(p, client.Config{Lanes: 2, Replicas: r.opt.replicas(), Slab: r.opt.slab()}))
 }
 
 func (r *run) collectWith(ctx context.Context, p *Proc, cl *client.Client, dry bool) (kv.Collected, error) {

@@ -215,7 +215,7 @@ func (r *run) load(ctx context.Context, p *Proc, name string) error {
 		r.mu.Unlock()
 	}()
 	x := &load{name: name}
-	tree, err := kv.Create(ctx, cl, x.name, btree.Config{NodeBytes: 1 << 10, Staged: r.opt.Staged})
+	tree, err := kv.Create(ctx, cl, x.name, btree.Config{NodeBytes: 1 << 10})
 	if err == nil {
 		n := 10 + r.intn(40)
 		slow := r.span(400 * time.Millisecond)

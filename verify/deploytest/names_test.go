@@ -68,6 +68,9 @@ func TestEveryMetricNamedExists(t *testing.T) {
 	}
 	named := 0
 	for _, file := range files(t, "deploy", "docs") {
+		if filepath.Base(file) == "C.md" { // functions of libquarry begin with quarry_, too
+			continue
+		}
 		if !slices.Contains([]string{".json", ".yml", ".yaml", ".md", ".tpl"}, filepath.Ext(file)) {
 			continue
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/quarrystore/quarry/internal/userdir"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 )
 
@@ -179,6 +180,12 @@ func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out [
 		if p := n.Persistence; p.GetMethod() != "" && p.Method != rdma.NoFlush.String() {
 			out = append(out, durability(n))
 		}
+		if len(n.MissingRegions) > 0 {
+			out = append(out, found("missing", Warning, "stop the node, restore their files in its folder and start it; without them the controllers make other replicas", "%s started without the files of regions %v, which it had", n.Name, n.MissingRegions))
+		}
+		if p := n.Numa; p != nil && p.Memory != nil && p.Adapter != nil && *p.Memory != *p.Adapter {
+			out = append(out, found("numa", Warning, "quarry storage --numa auto, and a device DAX of the adapter's NUMA node", "%s: its regions lie on NUMA node %d, its adapter is on node %d: each access crosses between processors", n.Name, *p.Memory, *p.Adapter))
+		}
 		if left := n.AvailableBytes; left != nil && *left < leastRoom && n.CapacityBytes-min(n.CapacityBytes, n.HostedBytes) >= leastRoom {
 			out = append(out, found("capacity", Error, "free some there, make it larger, or add a node", "%s has %s left in %s, where it may host %s more: no further region can be made there", n.Name, size(*left), n.Medium, size(n.CapacityBytes-n.HostedBytes)))
 		}
@@ -194,10 +201,14 @@ func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out [
 func durability(n *quarrypb.Node) Finding {
 	const check = "durability"
 	p := n.Persistence
-	if p.Method == rdma.ReadAfterWrite.String() && p.Flush != pmem.FenceAlone.String() {
+	if p.Method == rdma.ReadAfterWrite.String() && p.Flush != pmem.FenceAlone.String() && p.Ddio != host.DDIOOff.String() {
 		return found(check, Warning, "--flush auto asks the node's processors, unless it can prove better", "%s has RDMA clients make changes durable by a READ behind them (appliance), on its operator's word that the adapter's WRITEs go past the processors' caches", n.Name)
 	}
-	return ok(check, "%s: regions on %s are flushed by %s, for clients: %s", n.Name, p.Kind, p.Flush, p.Method)
+	text := ""
+	if p.Ddio != "" {
+		text = ", DDIO is " + p.Ddio
+	}
+	return ok(check, "%s: regions on %s are flushed by %s, for clients: %s%s", n.Name, p.Kind, p.Flush, p.Method, text)
 }
 
 func reach(ctx context.Context, address string) (time.Duration, error) {

@@ -29,24 +29,24 @@ func TestClusterThatIsWell(t *testing.T) {
 	c := Cluster{Version: "v1", Controllers: []string{service(t, "v1", 200, 0), service(t, "v1", 200, 0), service(t, "v1", 200, 0)},
 		Status: &quarrypb.StatusResponse{Table: &quarrypb.Table{
 			Nodes: []*quarrypb.Node{{Id: 1, Name: "n1", State: quarrypb.NodeState_NODE_STATE_UP, AgentUrl: agent, FailureDomain: "/a/b/c",
-				Persistence: &quarrypb.Persistence{Kind: "devdax", Domain: "memory_controller", Flush: "clwb", Method: "agent"},
+				Persistence: &quarrypb.Persistence{Kind: "devdax", Domain: "memory_controller", Flush: "clwb", Method: "appliance", Ddio: "off"},
 				Endpoints:   []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: strings.TrimPrefix(agent, "http://")}, {Provider: quarrypb.Provider_PROVIDER_SHM, Address: "/not/looked/at"}}}},
 			Regions: []*quarrypb.Region{{Id: 1, State: quarrypb.RegionState_REGION_STATE_OPEN, WantReplicas: 1, Replicas: []*quarrypb.Replica{{Node: 1, State: quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC}}}},
 		}}}
 	list := c.Check(t.Context())
 	require.Equal(t, OK, Worst(list), "%+v", list)
-	require.Contains(t, list, ok("durability", "n1: regions on devdax are flushed by clwb, for clients: agent"))
+	require.Contains(t, list, ok("durability", "n1: regions on devdax are flushed by clwb, for clients: appliance, DDIO is off"))
 }
 
 func TestClusterThatIsNot(t *testing.T) {
-	gone := "http://127.0.0.1:1"
+	gone, one := "http://127.0.0.1:1", uint32(1)
 	replica := func(s quarrypb.ReplicaState) []*quarrypb.Replica { return []*quarrypb.Replica{{Node: 1, State: s}} }
 	c := Cluster{Version: "v2", Controllers: []string{service(t, "v1", 200, time.Hour), service(t, "v1", http.StatusServiceUnavailable, 0), gone},
 		Status: &quarrypb.StatusResponse{
 			Controllers: []*quarrypb.ControllerInfo{{Url: service(t, "v1", 200, 0)}},
 			Table: &quarrypb.Table{
 				Nodes: []*quarrypb.Node{
-					{Id: 1, Name: "cut-off", State: quarrypb.NodeState_NODE_STATE_UP, AgentUrl: gone, CapacityBytes: 100, HostedBytes: 95, Persistence: &quarrypb.Persistence{Kind: "devdax", Flush: "clwb", Method: "appliance"}, Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "127.0.0.1:1"}}},
+					{Id: 1, Name: "cut-off", State: quarrypb.NodeState_NODE_STATE_UP, AgentUrl: gone, CapacityBytes: 100, HostedBytes: 95, Persistence: &quarrypb.Persistence{Kind: "devdax", Flush: "clwb", Method: "appliance"}, MissingRegions: []uint32{4, 7}, Numa: &quarrypb.Numa{Memory: new(uint32), Adapter: &one}, Endpoints: []*quarrypb.Endpoint{{Provider: quarrypb.Provider_PROVIDER_TCP, Address: "127.0.0.1:1"}}},
 					{Id: 2, Name: "asleep", State: quarrypb.NodeState_NODE_STATE_SILENT},
 					{Id: 3, Name: "gone", State: quarrypb.NodeState_NODE_STATE_DOWN}},
 				Regions: []*quarrypb.Region{
@@ -67,7 +67,7 @@ func TestClusterThatIsNot(t *testing.T) {
 	}
 	for _, want := range []string{
 		"error http://127.0.0.1:1: ", "error " + c.Controllers[1] + ": answers 503", "warning the wall clock of " + c.Controllers[0], "error asleep", "is silent",
-		"error agent of cut-off", "error tcp of cut-off", "warning cut-off hosts 95 B of 100 B", "warning cut-off has RDMA clients make changes durable by a READ", "error region 1 is lost", "error region 2 is recovering",
+		"error agent of cut-off", "error tcp of cut-off", "warning cut-off hosts 95 B of 100 B", "warning cut-off has RDMA clients make changes durable by a READ", "warning cut-off started without the files of regions [4 7]", "warning cut-off: its regions lie on NUMA node 0, its adapter is on node 1", "error region 1 is lost", "error region 2 is recovering",
 		"warning 1 regions are degraded", "error region 4 is unavailable: of its replicas in sync asleep is silent", "info gone () is removed", "warning 2 run side by side: v1", "info 4 controllers survive",
 	} {
 		require.Contains(t, text, want)

@@ -221,10 +221,10 @@ func (h Host) numa(Plan) []Finding {
 	if nodes < 2 {
 		return []Finding{ok("numa", "one node")}
 	}
-	out := []Finding{found("numa", Info, "one storage node for each NUMA node: numactl --cpunodebind=N --membind=N, or NUMAPolicy= and NUMAMask= in the unit", "%d nodes", nodes)}
+	out := []Finding{found("numa", Info, "one storage node for each NUMA node: quarry storage --numa N, or auto for that of the adapter", "%d nodes", nodes)}
 	for _, d := range h.adapters() {
 		if n := h.text("sys/class/infiniband/" + d + "/device/numa_node"); n != "" && n != "-1" {
-			out = append(out, found("numa", Info, "bind the storage node that uses it to that node", "adapter %s is on NUMA node %s", d, n))
+			out = append(out, found("numa", Info, "quarry storage --numa auto", "adapter %s is on NUMA node %s", d, n))
 		}
 	}
 	return out

@@ -3,6 +3,7 @@ package doctor
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -113,6 +114,27 @@ func TestNUMA(t *testing.T) {
 		text += f.What
 	}
 	require.Contains(t, text, "adapter mlx5_0 is on NUMA node 1")
+}
+
+// What the switch of an adapter's root port says, and why nothing is known of it.
+func TestDDIO(t *testing.T) {
+	root := t.TempDir()
+	port, class := filepath.Join(root, "sys/devices/pci0000:17/0000:17:00.0"), filepath.Join(root, "sys/class/infiniband/mlx5_0")
+	require.NoError(t, os.MkdirAll(filepath.Join(port, "0000:18:00.0"), 0o700))
+	require.NoError(t, os.MkdirAll(class, 0o700))
+	require.Contains(t, Host{root}.ddio("mlx5_0").What, "no PCI device")
+	require.NoError(t, os.Symlink(filepath.Join(port, "0000:18:00.0"), filepath.Join(class, "device")))
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(port, name), []byte(text), 0o600))
+	}
+	write("vendor", "0x8086\n")
+	write("device", "0x2030\n")
+	write("config", strings.Repeat("\x80", 4096))
+	require.Equal(t, ok("ddio", "mlx5_0 is behind root port 0000:17:00.0, whose DDIO is on"), Host{root}.ddio("mlx5_0"))
+	write("config", strings.Repeat("\x01", 4096))
+	require.Contains(t, Host{root}.ddio("mlx5_0").What, "DDIO is off")
+	write("config", strings.Repeat("\x01", 64))
+	require.Equal(t, "run this as root", Host{root}.ddio("mlx5_0").Remedy)
 }
 
 func TestClocks(t *testing.T) {

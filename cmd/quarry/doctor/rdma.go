@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/quarrystore/quarry/rdma/host/ddio"
 	"github.com/quarrystore/quarry/rdma/verbs"
 )
 
@@ -73,6 +74,7 @@ func (h Host) adapter(name string) (out []Finding) {
 	case len(h.list("dev/infiniband/"+uverbs)) == 0:
 		out = append(out, found(check, Error, "pass /dev/infiniband/"+uverbs+" to the container: a device plugin does it on Kubernetes", "%s: /dev/infiniband/%s is not there", name, uverbs))
 	}
+	out = append(out, h.ddio(name))
 	active := 0
 	for _, port := range h.list(dir + "/ports/*") {
 		n := filepath.Base(port)
@@ -95,6 +97,20 @@ func (h Host) adapter(name string) (out []Finding) {
 		out = append(out, found(check, Error, "see the ports above", "%s has no active port", name))
 	}
 	return out
+}
+
+// ddio says where WRITEs of an adapter go first, which decides how they are made durable.
+func (h Host) ddio(name string) Finding {
+	const check = "ddio"
+	port, err := ddio.Find(h.Root, name)
+	if err != nil {
+		return found(check, Info, "", "%v: it counts as on, and durable changes of RDMA clients are flushed by the node's processors or by the adapter", err)
+	}
+	now, err := port.Read()
+	if err != nil {
+		return found(check, Info, "run this as root", "%v", err)
+	}
+	return ok(check, "%s is behind root port %s, whose DDIO is %s", name, port.Address, now)
 }
 
 // gids counts the addresses of a port by kind.

@@ -21,7 +21,7 @@ func main() {
 		os.Exit(chaos.Worker())
 	}
 	var cfg chaos.Config
-	var names string
+	var names, slab string
 	var asJSON bool
 	flag.StringVar(&cfg.Binary, "binary", "bin/quarry", "quarry executable")
 	flag.StringVar(&names, "faults", "", "faults, comma separated, of "+strings.Join(chaos.FaultNames(), ", ")+"; all by default")
@@ -29,6 +29,7 @@ func main() {
 	flag.IntVar(&cfg.Repeats, "repeats", 0, "times that each run injects its fault (default 3)")
 	flag.IntVar(&cfg.Nodes, "nodes", 0, "storage nodes (default 4)")
 	flag.IntVar(&cfg.Replicas, "replicas", 0, "replicas of each object (default 2)")
+	flag.StringVar(&slab, "slab", "pair", "slabs of objects and of nodes of the tree: pair, or staged with -replicas 1")
 	flag.DurationVar(&cfg.Lease, "lease", 0, "lease of sessions (default 3s)")
 	flag.DurationVar(&cfg.Pace, "pace", 0, "mean time between operations of a thread (default 2ms)")
 	flag.BoolVar(&cfg.Loopback, "loopback", false, "no network namespaces")
@@ -38,6 +39,10 @@ func main() {
 	flag.Parse()
 	if names != "" {
 		cfg.Faults = strings.Split(names, ",")
+	}
+	if err := cfg.Slab.UnmarshalText([]byte(strings.ToUpper(slab))); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(2)
 	}
 	start := time.Now()
 	cfg.Say = func(format string, args ...any) {

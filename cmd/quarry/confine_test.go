@@ -1,0 +1,88 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/internal/local"
+)
+
+var capabilityLine = regexp.MustCompile(`(?m)^(Cap\w+|NoNewPrivs):\t(\w+)$`)
+
+// capabilities of a thread, by the names of /proc/PID/status.
+func capabilities(t *testing.T, status string) map[string]string {
+	t.Helper()
+	b, err := os.ReadFile(status)
+	require.NoError(t, err)
+	out := map[string]string{}
+	for _, m := range capabilityLine.FindAllStringSubmatch(string(b), -1) {
+		out[m[1]] = m[2]
+	}
+	require.Len(t, out, 6)
+	return out
+}
+
+// processWith finds the process that has all of these arguments.
+func processWith(args ...string) (pid string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if have := strings.Split(string(b), "\x00"); err == nil && !slices.ContainsFunc(args, func(a string) bool { return !slices.Contains(have, a) }) {
+			return filepath.Base(filepath.Dir(file))
+		}
+	}
+	return ""
+}
+
+// A storage node that may kill and read processes of other users gives its workers, which run users' code, none of
+// that, and keeps it itself.
+func TestWorkersHaveNoCapabilities(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("gives a node capabilities: needs root")
+	}
+	c, err := local.Start(t.Context(), local.Config{Binary: executable(t), Nodes: 1, Capacity: "256MiB", RegionBytes: "64MiB", NodeArgs: []string{"--workers", "1"}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Stop()) })
+	var worker string
+	require.Eventually(t, func() bool {
+		worker = processWith("worker", c.URL)
+		return worker != ""
+	}, patience, 20*time.Millisecond)
+	none := strings.Repeat("0", 16)
+	threads, err := filepath.Glob("/proc/" + worker + "/task/*/status")
+	require.NoError(t, err)
+	for _, status := range threads {
+		require.Equal(t, map[string]string{"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1"}, capabilities(t, status))
+	}
+	main := capabilities(t, "/proc/"+processWith("storage", c.URL)+"/status")
+	require.NotEqual(t, none, main["CapEff"], "the node keeps its own")
+	require.Equal(t, "0", main["NoNewPrivs"])
+	require.Eventually(t, func() bool {
+		return strings.Contains(quarry(t, nil, "", "job", "plugins", "-C", c.URL).out, "worker n1-1")
+	}, patience, 50*time.Millisecond, "the worker works")
+}
+
+// With an adapter a worker keeps the right to lock memory, also across the program's execution.
+func TestWorkersMayLockMemory(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("starts a process with capabilities: needs root")
+	}
+	var out strings.Builder
+	cmd := exec.CommandContext(t.Context(), "cat", "/proc/self/status")
+	cmd.Stdout = &out
+	require.NoError(t, runConfined(cmd, true))
+	for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapAmb", "CapBnd"} {
+		require.Contains(t, out.String(), fmt.Sprintf("%s:\t%016x\n", set, uint64(1)<<unix.CAP_IPC_LOCK))
+	}
+	require.NotEqual(t, strings.Repeat("0", 16), capabilities(t, "/proc/self/status")["CapEff"], "other threads keep theirs")
+}
