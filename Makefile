@@ -7,13 +7,16 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo build-rdma test test-rdma test-pmem test-rdma-2 race mutants chaos fuzz bench dist generate lint tools clean
+.PHONY: help build lib demo build-rdma test test-rdma test-pmem test-rdma-2 race mutants chaos fuzz bench dist generate lint tools clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build-rdma: ## bin/quarry with verbs; needs gcc, libibverbs-dev, librdmacm-dev; runs with libibverbs1, librdmacm1
 	CGO_ENABLED=1 $(GO) build -trimpath -tags verbs -ldflags '$(LDFLAGS)' -o $(BIN)/quarry ./cmd/quarry
+
+lib: ## bin/lib: libquarry.so.1, the client for C and languages that call C, with quarry.h
+	GO=$(GO) sh cmd/libquarry/build.sh $(BIN)/lib $(VERSION)
 
 build: ## bin/quarry, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/quarry ./cmd/quarry
