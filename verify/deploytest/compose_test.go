@@ -16,15 +16,18 @@ const composeFile = "docker-compose.yml"
 
 func TestComposeIsRead(t *testing.T) {
 	compose := tool(t, "docker-compose", "apt-get install docker-compose")
-	config := func(token string) ([]byte, error) {
+	config := func(token, password string) ([]byte, error) {
 		cmd := exec.CommandContext(t.Context(), compose, "-f", composeFile, "config", "-q")
 		cmd.Dir = filepath.Join(root, "deploy", "compose")
-		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+token)
+		cmd.Env = append(os.Environ(), "QUARRY_TOKEN="+token, "QUARRY_REDIS_PASSWORD_FILE="+password)
 		return cmd.CombinedOutput()
 	}
-	out, err := config("secret")
+	out, err := config("secret", "/redis-password")
 	require.NoError(t, err, "%s", out)
-	out, err = config("")
+	out, err = config("secret", "")
+	require.Error(t, err, "any client of this host would be served")
+	require.Contains(t, string(out), "QUARRY_REDIS_PASSWORD_FILE")
+	out, err = config("", "/redis-password")
 	require.Error(t, err, "the services listen on all addresses")
 	require.Contains(t, string(out), "QUARRY_TOKEN")
 }
@@ -78,7 +81,9 @@ func TestComposeServices(t *testing.T) {
 	for name, s := range f.Services {
 		for _, v := range s.Volumes {
 			from, _, _ := strings.Cut(v, ":")
-			if strings.HasPrefix(from, ".") {
+			if strings.HasPrefix(v, "${") { // a file of the operator's
+				require.True(t, strings.HasSuffix(v, ":ro") && strings.Contains(v, ":?"), "%s: %s", name, v)
+			} else if strings.HasPrefix(from, ".") {
 				_, err := os.Stat(filepath.Join(dir, from))
 				require.NoError(t, err, name)
 			} else {
@@ -97,7 +102,7 @@ func TestComposeServices(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, map[string]int{"controller": 3, "storage": 3, "status": 1}, roles)
+	require.Equal(t, map[string]int{"controller": 3, "storage": 3, "gateway": 1, "status": 1}, roles)
 }
 
 var (

@@ -101,13 +101,15 @@ quarry slab alloc --data kept --replicas 2 --name kept`,
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 	"KV.md": `quarry dev --nodes 1 &
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
+	"C.md": `ln -s "$ROOT/examples" examples
+sh "$ROOT/cmd/libquarry/build.sh" "$PWD/bin/lib" # make is not run here`,
 	"JOBS.md": `mkdir texts; printf 'the collector of garbage\n' > texts/a; printf 'a stone is a stone\n' > texts/b`,
 	"TUNING.md": `quarry dev --nodes 2 --replicas 1 &
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 }
 
 // executed are the pages of which every command works, in their order.
-var executed = []string{"INSTALL.md", "FIRST-HOUR.md", "OPERATIONS.md", "TUNING.md", "SECURITY.md", "PROTOCOL.md", "KV.md", "REDIS.md", "JOBS.md"}
+var executed = []string{"INSTALL.md", "FIRST-HOUR.md", "OPERATIONS.md", "TUNING.md", "SECURITY.md", "PROTOCOL.md", "KV.md", "REDIS.md", "JOBS.md", "C.md"}
 
 // unexecuted says of commands on other pages, and in blocks that are not sh, why they are not run.
 var unexecuted = map[string]string{
@@ -167,6 +169,11 @@ func runPage(t *testing.T, page string) {
 	if page == "REDIS.md" {
 		tool(t, "redis-cli", "apt-get install redis-server")
 	}
+	if page == "C.md" {
+		for name, remedy := range map[string]string{"cc": "apt-get install gcc libc6-dev", "pkg-config": "apt-get install pkgconf", "python3": "apt-get install python3"} {
+			tool(t, name, remedy)
+		}
+	}
 	abs, err := filepath.Abs(root)
 	require.NoError(t, err)
 	dir, err := os.MkdirTemp("", "qd") // short: sockets lie in it
@@ -194,7 +201,7 @@ func runPage(t *testing.T, page string) {
 	cmd := exec.CommandContext(ctx, self)
 	cmd.Dir = work
 	cmd.Env = []string{asShell + "=" + file, "PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + work, "TMPDIR=" + dir, "ROOT=" + abs, "STAGE=" + stage, "HELM=" + helm}
-	if page == "JOBS.md" { // builds programs, from what is on this host
+	if page == "JOBS.md" || page == "C.md" { // builds programs, from what is on this host
 		goTool := tool(t, "go", "it is needed to build plugins")
 		cmd.Env = append(cmd.Env, "GO="+goTool, "GOPROXY=off", "GOTOOLCHAIN=local", "CGO_ENABLED=0")
 		for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH", "GOFLAGS"} { // what other tests have built serves here too

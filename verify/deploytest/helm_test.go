@@ -44,26 +44,31 @@ type manifest struct {
 		Groups         []any
 		MaxUnavailable int `yaml:"maxUnavailable"`
 		Endpoints      []struct{ Port string }
-		Template       struct {
-			Metadata struct{ Labels, Annotations map[string]string }
-			Spec     struct {
-				Containers []container
-				Volumes    []struct {
-					Name   string
-					Secret struct {
-						SecretName  string `yaml:"secretName"`
-						DefaultMode int    `yaml:"defaultMode"`
-					}
-				}
-				Automount                 bool             `yaml:"automountServiceAccountToken"`
-				SecurityContext           map[string]any   `yaml:"securityContext"`
-				TopologySpreadConstraints []map[string]any `yaml:"topologySpreadConstraints"`
-			}
-		}
+		Template       podTemplate
+		JobTemplate    struct {
+			Spec struct{ Template podTemplate }
+		} `yaml:"jobTemplate"`
 		VolumeClaimTemplates []struct{ Metadata struct{ Name string } } `yaml:"volumeClaimTemplates"`
 	}
 	Data       map[string]string
 	StringData map[string]string `yaml:"stringData"`
+}
+
+type podTemplate struct {
+	Metadata struct{ Labels, Annotations map[string]string }
+	Spec     struct {
+		Containers []container
+		Volumes    []struct {
+			Name   string
+			Secret struct {
+				SecretName  string `yaml:"secretName"`
+				DefaultMode int    `yaml:"defaultMode"`
+			}
+		}
+		Automount                 bool             `yaml:"automountServiceAccountToken"`
+		SecurityContext           map[string]any   `yaml:"securityContext"`
+		TopologySpreadConstraints []map[string]any `yaml:"topologySpreadConstraints"`
+	}
 }
 
 type container struct {
@@ -117,14 +122,21 @@ func render(t *testing.T, args ...string) map[string]manifest {
 
 var kubeVariable = regexp.MustCompile(`\$\((\w+)\)`)
 
-// sound checks what must hold whatever the values are.
-func sound(t *testing.T, all map[string]manifest) {
+// confined checks that the command takes a pod's command lines, that the pod has what they name, and no right more than it needs.
+func confined(t *testing.T, key string, m manifest, pod podTemplate) {
 	t.Helper()
-	for key, m := range all {
-		if m.Kind != "StatefulSet" {
-			continue
-		}
-		c := m.container()
+	volumes := map[string]bool{}
+	for _, v := range pod.Spec.Volumes {
+		volumes[v.Name] = true
+	}
+	for _, v := range m.Spec.VolumeClaimTemplates {
+		volumes[v.Metadata.Name] = true
+	}
+	require.Equal(t, true, pod.Spec.SecurityContext["runAsNonRoot"], key)
+	require.NotEqual(t, 0, pod.Spec.SecurityContext["runAsUser"], key)
+	require.False(t, pod.Spec.Automount, key)
+	require.NotEmpty(t, pod.Spec.Containers, key)
+	for _, c := range pod.Spec.Containers {
 		env := map[string]bool{}
 		for _, e := range c.Env {
 			env[e.Name] = true
@@ -137,25 +149,36 @@ func sound(t *testing.T, all map[string]manifest) {
 			args = append(args, kubeVariable.ReplaceAllString(a, "x-0"))
 		}
 		understood(t, key, args...)
-		volumes := map[string]bool{}
-		for _, v := range m.Spec.Template.Spec.Volumes {
-			volumes[v.Name] = true
-		}
-		for _, v := range m.Spec.VolumeClaimTemplates {
-			volumes[v.Metadata.Name] = true
-		}
 		for _, v := range c.VolumeMounts {
 			require.True(t, volumes[v.Name], "%s mounts %s", key, v.Name)
 		}
 		require.Len(t, volumes, len(c.VolumeMounts), "%s: a volume that nobody mounts", key)
 		require.Contains(t, c.Security.Capabilities.Drop, "ALL", key)
-		require.Equal(t, true, m.Spec.Template.Spec.SecurityContext["runAsNonRoot"], key)
-		require.NotEqual(t, 0, m.Spec.Template.Spec.SecurityContext["runAsUser"], key)
 		require.True(t, c.Security.ReadOnlyRootFilesystem, key)
-		require.False(t, m.Spec.Template.Spec.Automount, key)
-		require.True(t, env["QUARRY_TOKEN"], "%s listens on all addresses without a token", key)
-		require.NotEmpty(t, m.Spec.Template.Spec.TopologySpreadConstraints, key)
-		service := all["Service/"+strings.TrimPrefix(m.Spec.ServiceName, "t-quarry-")]
+		require.True(t, env["QUARRY_TOKEN"], "%s has no token", key)
+		require.NotEmpty(t, c.Resources.Requests["memory"], key)
+	}
+}
+
+// sound checks what must hold whatever the values are.
+func sound(t *testing.T, all map[string]manifest) {
+	t.Helper()
+	for key, m := range all {
+		pod := m.Spec.Template
+		switch m.Kind {
+		case "StatefulSet", "Deployment":
+			require.NotEmpty(t, pod.Spec.TopologySpreadConstraints, key)
+		case "CronJob":
+			pod = m.Spec.JobTemplate.Spec.Template
+		default:
+			continue
+		}
+		confined(t, key, m, pod)
+		if m.Kind == "CronJob" {
+			continue
+		}
+		c := m.container()
+		service := all["Service/"+strings.TrimPrefix(m.Metadata.Name, "t-quarry-")]
 		ports := map[string]bool{}
 		for _, p := range c.Ports {
 			ports[p.Name] = true
@@ -189,7 +212,7 @@ func TestChartForARack(t *testing.T) {
 	storage := all["StatefulSet/storage"].container()
 	require.Contains(t, storage.Args, "--require-rdma")
 	require.Contains(t, storage.Args, "--hugepages=1GiB")
-	require.Contains(t, storage.Args, "--domain=/dc1/$(RACK)/$(NODE_NAME)")
+	require.Contains(t, storage.Args, "--domain=/$(ZONE)/$(RACK)/$(NODE_NAME)")
 	require.Equal(t, []string{"IPC_LOCK"}, storage.Security.Capabilities.Add)
 	require.Equal(t, "quarry-storage-tls", all["StatefulSet/storage"].secret("tls"))
 	require.Equal(t, "quarry-controller-tls", all["StatefulSet/controller"].secret("tls"), "no pod has the key of another role")

@@ -54,8 +54,8 @@ func TestPromtool(t *testing.T) {
 }
 
 type rule struct {
-	Record, Alert, Expr string
-	Labels, Annotations map[string]string
+	Record, Alert, Expr, For string
+	Labels, Annotations      map[string]string
 }
 
 func rules(t *testing.T) (out []rule) {
@@ -79,8 +79,42 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 		require.Contains(t, []string{"critical", "warning", "info"}, r.Labels["severity"], r.Alert)
 		require.NotEmpty(t, r.Annotations["summary"], r.Alert)
 		require.Greater(t, len(r.Annotations["remedy"]), 20, r.Alert)
+		require.Equal(t, runbook+strings.ToLower(r.Alert), r.Annotations["runbook_url"], r.Alert)
 	}
 }
+
+const runbook = "https://github.com/quarrystore/quarry/blob/main/docs/ALERTS.md#"
+
+// docs/ALERTS.md, where the alerts' links lead, says of each what raises it and what to do.
+func TestAlertsHaveARunbook(t *testing.T) {
+	page := "# Alerts\n\n<!-- Made from deploy/prometheus/rules/alerts.yml: go test ./verify/deploytest -run TestAlertsHaveARunbook -args -update -->\n\n" +
+		"Each alert of `deploy/prometheus/rules/alerts.yml` and of the chart links here. Alerts of one cluster have its label `cluster`, which the scrape\n" +
+		"configuration gives. `quarry doctor` and `quarry status` show the same conditions without Prometheus; [OPERATIONS.md](OPERATIONS.md#when-things-fail) says what fails how.\n"
+	for _, r := range rules(t) {
+		if r.Alert != "" {
+			page += fmt.Sprintf("\n## %s\n\n%s", r.Alert, r.Labels["severity"])
+			if r.For != "" {
+				page += ", after " + r.For
+			}
+			page += ". " + r.Annotations["remedy"] + "\n\n```text\n" + r.Expr + "\n```\n"
+		}
+	}
+	if *update {
+		require.NoError(t, os.WriteFile(filepath.Join(root, "docs", "ALERTS.md"), []byte(page), 0o644))
+	}
+	require.Equal(t, page, read(t, "docs", "ALERTS.md"))
+}
+
+// One cluster's trouble is not hidden by another one: what is summed or compared is so by cluster.
+func TestRulesTellClustersApart(t *testing.T) {
+	for _, r := range rules(t) {
+		for _, m := range aggregation.FindAllStringSubmatch(r.Expr, -1) {
+			require.True(t, strings.HasPrefix(m[1], "by (cluster"), "%s%s: %s", r.Alert, r.Record, m[0])
+		}
+	}
+}
+
+var aggregation = regexp.MustCompile(`\b(?:sum|max|min|count|avg)\b ?((?:by \([^)]*\))?)`)
 
 // watched is a real Prometheus that scrapes a running cluster with a client at work.
 type watched struct{ url string }
@@ -338,7 +372,7 @@ func TestPanelsShowARunningCluster(t *testing.T) {
 		t.Errorf("%s shows nothing: %s", x.where, x.query)
 	}
 	legends(t, w)
-	for _, a := range w.ask(t, `ALERTS{alertname=~"QuarryTargetDown|QuarryNoLeader|QuarryNodeNotUp|QuarryRegion.*|QuarryClientsBreakRules|QuarryTicketsRefused|QuarryCommitsFail|QuarryJobStandsStill|QuarryWorkersDie"}`) {
+	for _, a := range w.ask(t, `ALERTS{alertname=~"QuarryTargetDown|QuarryTargetsAbsent|QuarryNoLeader|QuarryEtcdNoLeader|QuarryRebuildStalls|QuarryUnknown.*|QuarryGatewayRefuses|QuarryNodeNotUp|QuarryRegion.*|QuarryClientsBreakRules|QuarryTicketsRefused|QuarryCommitsFail|QuarryJobStandsStill|QuarryWorkersDie"}`) {
 		t.Errorf("a cluster that is well raises %v", a.Metric)
 	}
 }

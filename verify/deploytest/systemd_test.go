@@ -19,16 +19,16 @@ func read(t *testing.T, parts ...string) string {
 	return string(b)
 }
 
-var execStart = regexp.MustCompile(`(?m)^ExecStart=(/usr/bin/quarry) (\w+) --config /etc/quarry/(\w+\.yml)$`)
+var execStart = regexp.MustCompile(`(?m)^ExecStart=(/usr/bin/quarry) ([a-z ]+) --config /etc/quarry/(\w+\.yml)$`)
 
 func TestUnits(t *testing.T) {
 	dir := t.TempDir()
 	var units []string
-	for _, name := range []string{"quarry-controller.service", "quarry-storage.service"} {
+	for _, name := range []string{"quarry-controller.service", "quarry-storage.service", "quarry-gateway.service"} {
 		text := read(t, "deploy", "systemd", name)
 		m := execStart.FindStringSubmatch(text)
 		require.NotNil(t, m, name)
-		understood(t, name, m[2], "--config", filepath.Join(root, "deploy", "systemd", m[3]))
+		understood(t, name, append(strings.Fields(m[2]), "--config", filepath.Join(root, "deploy", "systemd", m[3]))...)
 		unit := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(unit, []byte(strings.ReplaceAll(text, m[1], binary(t))), 0o644))
 		units = append(units, unit)
@@ -46,7 +46,7 @@ func TestUnits(t *testing.T) {
 }
 
 // most is the exposure that systemd-analyze may find, in tenths; 3.5 and 4.1 before.
-var most = map[string]int{"quarry-controller.service": 20, "quarry-storage.service": 20}
+var most = map[string]int{"quarry-controller.service": 20, "quarry-storage.service": 20, "quarry-gateway.service": 20}
 
 func TestUnitsAreConfined(t *testing.T) {
 	analyze := tool(t, "systemd-analyze", "apt-get install systemd")
@@ -76,12 +76,12 @@ var option = regexp.MustCompile(`(?m)^( *)# ([a-z-]+: .*)$`)
 
 // The example files are good as they are, and with every key that they only suggest.
 func TestExampleConfigurations(t *testing.T) {
-	for role, file := range map[string]string{"controller": "controller.yml", "storage": "storage.yml"} {
+	for role, file := range map[string]string{"controller": "controller.yml", "storage": "storage.yml", "gateway redis": "gateway.yml"} {
 		text := read(t, "deploy", "systemd", file)
-		understood(t, file, role, "--config", filepath.Join(root, "deploy", "systemd", file))
+		understood(t, file, append(strings.Fields(role), "--config", filepath.Join(root, "deploy", "systemd", file))...)
 		all := filepath.Join(t.TempDir(), file)
 		require.Greater(t, len(option.FindAllString(text, -1)), 3, file)
 		require.NoError(t, os.WriteFile(all, []byte(option.ReplaceAllString(text, "$1$2")), 0o600))
-		understood(t, file+" with all keys", role, "--config", all)
+		understood(t, file+" with all keys", append(strings.Fields(role), "--config", all)...)
 	}
 }
