@@ -129,18 +129,21 @@ func (c *nodeDrainCmd) Run(ctx context.Context, a *app) error {
 	defer b.end()
 	waiting, cancel := a.waiting(ctx)
 	defer cancel()
+	goesOn := func(err error) error {
+		return ifInterrupted(ctx, err, "the drain of node %s goes on, %d replicas are still there: quarry node drain %s --wait follows it, quarry node add %s ends it", c.Name, res.Replicas, c.Name, c.Name)
+	}
 	for c.Wait && res.Replicas > 0 {
 		// Of every region: its share of blocks copied.
 		b.set(int(total-res.Replicas)*100+a.copied(waiting, res.Node.Id), int(total)*100)
 		if err := a.pause(ctx, waiting, fmt.Sprintf("node %s still holds %d replicas; it goes on being drained", c.Name, res.Replicas)); err != nil {
-			return err
+			return goesOn(err)
 		}
 		next, err := ask(waiting, a, q, quarrypbconnect.ControllerClient.DrainNode)
 		switch {
 		case err == nil:
 			res = next
 		case waiting.Err() == nil || ctx.Err() != nil:
-			return err
+			return goesOn(err)
 		default:
 			continue // pause says that the time is over
 		}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+
+	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
+	"github.com/quarrystore/quarry/verify/testcluster"
+)
+
+// TestInterruptedDrain: Ctrl-C ends node drain --wait and not the drain, and the message says so, and how to end it.
+func TestInterruptedDrain(t *testing.T) {
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	_, err := c.Control().CreateRegion(t.Context(), connect.NewRequest(&quarrypb.CreateRegionRequest{Replicas: 1, Durability: quarrypb.Durability_DURABILITY_MEM}))
+	require.NoError(t, err)
+	holder := ""
+	for _, n := range c.Table().Nodes {
+		if n.Id == c.Table().Regions[0].Replicas[0].Node {
+			holder = n.Name
+		}
+	}
+	// The command asks once for the drain and then how far it is: all questions but the first get no answer.
+	target, err := url.Parse(c.Controller.URL())
+	require.NoError(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	var calls atomic.Int32
+	follows, end := make(chan struct{}), make(chan struct{})
+	announce := sync.OnceFunc(func() { close(follows) })
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == quarrypbconnect.ControllerDrainNodeProcedure && calls.Add(1) >= 2 {
+			announce()
+			<-end
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	defer front.Close()
+	defer close(end)
+
+	ctx, interrupt := context.WithCancel(t.Context())
+	var out, errOut bytes.Buffer
+	ended := make(chan error, 1)
+	go func() {
+		ended <- dispatch(ctx, []string{"-C", front.URL, "node", "drain", holder, "--wait"}, nil, &out, &errOut)
+	}()
+	select {
+	case <-follows:
+	case err := <-ended:
+		t.Fatalf("the command ended by itself: %v %s", err, errOut.String())
+	}
+	interrupt()
+	err = <-ended
+	require.Equal(t, exitInterrupted, exitCode(err))
+	require.ErrorContains(t, err, "interrupted: the drain of node "+holder+" goes on, ")
+	require.ErrorContains(t, err, "quarry node add "+holder+" ends it")
+	for _, n := range c.Table().Nodes {
+		require.Equal(t, n.Name == holder, n.State == quarrypb.NodeState_NODE_STATE_DRAINING, n.Name)
+	}
+}
