@@ -141,6 +141,7 @@ func (c *conn) unposted(p *posted, taken int, err error) {
 // if the answer is yes. Nothing happens while there is no room.
 func (c *conn) write(p *posted) bool {
 	ch := p.chain
+	p.wrs = 0 // of an earlier part, or of an earlier queue pair
 	if c.slots == 1<<slots-1 {
 		return false
 	}
@@ -465,6 +466,9 @@ func (c *conn) overtaken(p *posted, at int) bool {
 	fenced, changes := firstChange(p.chain.Verbs[p.from+at+1 : p.to])
 	for i := 0; i < len(c.queue) && !fenced && !changes && c.queue[i].sent; i++ {
 		q := &c.queue[i]
+		if q == p { // Step: what is behind the verb in its own chain has been looked at
+			continue
+		}
 		fenced, changes = firstChange(q.chain.Verbs[q.from:q.to])
 	}
 	return changes

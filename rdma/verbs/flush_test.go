@@ -332,6 +332,30 @@ func TestAgentsFlushSideBySide(t *testing.T) {
 	require.Equal(t, 3, r.At(1).Done)
 }
 
+// A chain whose first verb is refused while the client looks at its first part, beside a chain to another node, was not
+// overtaken by its own first verb: its outcome is known.
+func TestRefusedSideBySide(t *testing.T) {
+	first, _ := persistentNode(t)
+	second, _ := persistentNode(t)
+	d := newDialer(t)
+	c, a := open(t, d, first.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	_, b := open(t, d, second.addr, ticket(1, 0, rdma.ReadWrite), 0)
+	c.windows[0].rkey ^= 0x5500
+	r := rdma.Round{Deadline: clock.In(guard)}
+	for _, to := range []*rdma.Target{a, b} {
+		ch := r.Chain(to)
+		ch.CAS(64, 0, 1)
+		ch.Flush(rdma.Persistent, 64, 8)
+		ch.Read(64, make([]byte, 8))
+		ch.Fenced()
+	}
+	rdma.Do(&r)
+	require.ErrorIs(t, r.At(0).Err, rdma.ErrKey)
+	require.Zero(t, r.At(0).Done)
+	require.NoError(t, r.At(1).Err)
+	require.Equal(t, 3, r.At(1).Done)
+}
+
 // A request for an epoch that is over is refused, a session that is fenced gets nothing flushed, and the node drains lanes that have
 // asked as any others.
 func TestAgentRefuses(t *testing.T) {

@@ -73,6 +73,31 @@ func TestRefusedReadLeavesTheRestUnknown(t *testing.T) {
 	}
 }
 
+// A chain that was held back by a refusal, and whose window the node does not grant any more when the chain is sent again, is
+// refused at once.
+func TestHeldBackAndRefused(t *testing.T) {
+	n := startNode(t, testCluster)
+	require.NoError(t, n.OpenRegion(t.Context(), 1, 1))
+	c, to := open(t, newDialer(t), n.addr, ticket(3, 0, rdma.ReadWrite), 0)
+	good := c.windows[0].rkey
+	c.windows[0].rkey ^= 0x5500
+	var rounds [2]rdma.Round
+	var chains [2]*rdma.Chain
+	for i := range rounds {
+		rounds[i].Deadline = clock.In(guard)
+		chains[i] = rounds[i].Chain(to)
+		chains[i].Read(0, make([]byte, 8))
+		c.Post(chains[i])
+	}
+	c.windows[0].rkey = good
+	c.Wait(chains[0], rounds[0].Deadline)
+	require.ErrorIs(t, chains[0].Err, rdma.ErrKey)
+	to.Window.Key++
+	c.Wait(chains[1], rounds[1].Deadline)
+	require.ErrorIs(t, chains[1].Err, rdma.ErrKey)
+	require.Zero(t, chains[1].Done)
+}
+
 // A queue pair that never drains ends the node, in bounded time.
 func TestDrainWithoutEnd(t *testing.T) {
 	n := startNode(t, testCluster)
