@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"log"
 	"log/slog"
 	"testing"
 
@@ -11,8 +12,12 @@ import (
 // TestQuietByDefault: a program that gives no Logger gets warnings in its own log, and no news.
 func TestQuietByDefault(t *testing.T) {
 	var text bytes.Buffer
-	was := slog.Default()
-	t.Cleanup(func() { slog.SetDefault(was) })
+	was, output, flags := slog.Default(), log.Writer(), log.Flags()
+	t.Cleanup(func() {
+		slog.SetDefault(was)
+		log.SetOutput(output) // slog.SetDefault sends package log to the handler, and does not take that back
+		log.SetFlags(flags)
+	})
 	slog.SetDefault(slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	l := Config{}.withDefaults().Logger
 	for _, l := range []*slog.Logger{l, l.With("a", 1), l.WithGroup("g")} {

@@ -39,7 +39,7 @@ func newKit(t testing.TB) *kit {
 	run(t, nil, "sh", "build.sh", k.dir, "v1.2.3-test")
 	bin := testbinary.Build(t, "./cmd/quarry", "./examples/...")
 	var err error
-	k.cluster, err = local.Start(t.Context(), local.Config{Binary: filepath.Join(bin, "quarry"), Nodes: 1, RegionBytes: "64MiB"})
+	k.cluster, err = local.Start(t.Context(), local.Config{Binary: filepath.Join(bin, "quarry"), Nodes: 1, RegionBytes: "64MiB", Lease: "30s"})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, k.cluster.Stop()) })
 	return k

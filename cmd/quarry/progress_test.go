@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -21,6 +22,9 @@ func openTerminal(t *testing.T) *os.File {
 	n, err := unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN)
 	require.NoError(t, err)
 	its, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skip("no /dev/pts is mounted")
+	}
 	require.NoError(t, err)
 	t.Cleanup(func() { its.Close() })
 	return its

@@ -3,6 +3,7 @@ package job_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -41,9 +42,17 @@ func TestJobsTakeTurns(t *testing.T) {
 	r.tree("one", map[string]string{"a": "1"})
 	r.worker("a", func(c *job.Config) { c.Slots = 1 })
 	const parts = 40
+	step := func() {
+		t.Helper()
+		select {
+		case steps <- true:
+		case <-time.After(patience):
+			t.Fatal("no part of the large job runs")
+		}
+	}
 	large, err := r.store.Submit(t.Context(), job.Spec{Plugin: "stepwise", Input: job.Source{Tree: "many"}, Output: "none", MapParts: parts})
 	require.NoError(t, err)
-	steps <- true // its parts run
+	step() // its parts run
 	small, err := r.store.Submit(t.Context(), job.Spec{Plugin: "odd", Input: job.Source{Tree: "one"}, Output: "out", MapParts: 1})
 	require.NoError(t, err)
 	ended := func(id uint64) bool {
@@ -53,12 +62,12 @@ func TestJobsTakeTurns(t *testing.T) {
 	}
 	taken := 1
 	for ; taken < parts && !ended(small.ID); taken++ {
-		steps <- true
+		step()
 	}
 	// A step for the part that runs when the job is submitted, one for each of its two phases, and one to see its end.
 	require.LessOrEqual(t, taken, 6, "parts of the large job before the small one had ended")
 	for ; taken < parts; taken++ {
-		steps <- true
+		step()
 	}
 	require.Equal(t, job.Done, r.wait(large.ID).State)
 }

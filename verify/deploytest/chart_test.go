@@ -56,6 +56,9 @@ func kube(t *testing.T) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "kube")
 	out, err := exec.CommandContext(t.Context(), tool(t, "go", "it builds the decoder"), "build", "-C", "kube", "-o", bin, ".").CombinedOutput()
+	if err != nil && os.Getenv("QUARRY_NO_INSTALL") != "" {
+		t.Skipf("the decoder's modules are not here: %s", out)
+	}
 	require.NoError(t, err, "%s", out)
 	return bin
 }

@@ -101,8 +101,7 @@ quarry slab alloc --data kept --replicas 2 --name kept`,
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
 	"KV.md": `quarry dev --nodes 1 &
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
-	"C.md": `ln -s "$ROOT/examples" examples
-sh "$ROOT/cmd/libquarry/build.sh" "$PWD/bin/lib" # make is not run here`,
+	"C.md":    `ln -s "$ROOT/examples" examples`,
 	"JOBS.md": `mkdir texts; printf 'the collector of garbage\n' > texts/a; printf 'a stone is a stone\n' > texts/b`,
 	"TUNING.md": `quarry dev --nodes 2 --replicas 1 &
 until quarry status 2>/dev/null | grep -q open; do sleep 0.1; done`,
@@ -184,6 +183,9 @@ func runPage(t *testing.T, page string) {
 		require.NoError(t, os.Mkdir(d, 0o755))
 	}
 	require.NoError(t, os.Symlink(binary(t), filepath.Join(bin, "quarry")))
+	if page == "C.md" { // make is not run here; the build may take a minute, which is not part of the page's time
+		run(t, root, "sh", "cmd/libquarry/build.sh", filepath.Join(work, "bin", "lib"))
+	}
 	for name, body := range stubs {
 		require.NoError(t, os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/bash\n"+body+"\n"), 0o755))
 	}
@@ -200,7 +202,7 @@ func runPage(t *testing.T, page string) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, self)
 	cmd.Dir = work
-	cmd.Env = []string{asShell + "=" + file, "PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + work, "TMPDIR=" + dir, "ROOT=" + abs, "STAGE=" + stage, "HELM=" + helm}
+	cmd.Env = []string{asShell + "=" + file, "PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + work, "TMPDIR=" + dir, "ROOT=" + abs, "STAGE=" + stage, "HELM=" + helm, "PYTHONDONTWRITEBYTECODE=1"}
 	if page == "JOBS.md" || page == "C.md" { // builds programs, from what is on this host
 		goTool := tool(t, "go", "it is needed to build plugins")
 		cmd.Env = append(cmd.Env, "GO="+goTool, "GOPROXY=off", "GOTOOLCHAIN=local", "CGO_ENABLED=0")
