@@ -13,8 +13,11 @@ type Addr uint64
 // MakeAddr packs a region number and an offset.
 func MakeAddr(region, off uint32) Addr { return Addr(uint64(region)<<32 | uint64(off)) }
 
+// Region is the number of the region, from 1.
 func (a Addr) Region() uint32 { return uint32(a >> 32) }
-func (a Addr) Off() uint32    { return uint32(a) }
+
+// Off is the offset in the region, in bytes.
+func (a Addr) Off() uint32 { return uint32(a) }
 
 // String is the text form, region in decimal and offset in hexadecimal: "7:0x00500040".
 func (a Addr) String() string { return fmt.Sprintf("%d:0x%08x", a.Region(), a.Off()) }
@@ -30,15 +33,15 @@ func ParseAddr(s string) (Addr, error) {
 	return MakeAddr(uint32(r), uint32(o)), nil
 }
 
-// Ref names one object for ever: reuse of its slab changes Born, reuse of its
-// block changes the generation. The zero Ref names nothing.
+// Ref names one object for ever. Another object in the same slab has another Born; another use of
+// the same block has another generation. The zero Ref names nothing.
 type Ref struct {
 	Addr        Addr
 	Incarnation Incarnation
 }
 
-// Incarnation tells apart the objects that lived at one address:
-// generation of the block (20 bits) and version of the object's birth (44 bits).
+// Incarnation tells the objects apart that have used one address: the generation of the block (20
+// bits), and the version at which the object was born (44 bits).
 type Incarnation uint64
 
 // MakeIncarnation packs a generation and a born version.
@@ -46,8 +49,11 @@ func MakeIncarnation(generation uint32, born uint64) Incarnation {
 	return Incarnation(uint64(generation)<<VersionBits | born)
 }
 
+// Generation is that of the block when the object was born.
 func (l Incarnation) Generation() uint32 { return uint32(l >> VersionBits) }
-func (l Incarnation) Born() uint64       { return uint64(l) & MaxVersion }
+
+// Born is the version of the object's first image.
+func (l Incarnation) Born() uint64 { return uint64(l) & MaxVersion }
 
 // RefBytes is the size of an encoded Ref.
 const RefBytes = 16
@@ -55,8 +61,9 @@ const RefBytes = 16
 // IsZero says whether r names nothing.
 func (r Ref) IsZero() bool { return r == Ref{} }
 
-// Valid says whether r can name an object: a numbered region, an offset where
-// a slab of some class may begin, behind the region header, a born version.
+// Valid says whether r can name an object: the region has a number, the offset is behind the
+// region header and aligned as slabs are, and Born is not 0. It does not look whether there is
+// such an object.
 func (r Ref) Valid() bool {
 	return r.Addr.Region() != 0 && r.Addr.Off() >= RegionHeaderBytes &&
 		r.Addr.Off()%SlabAlign == 0 && r.Incarnation.Born() != 0

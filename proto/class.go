@@ -157,9 +157,9 @@ func ClassFor(payloadBytes int, k Kind) (Class, bool) {
 	return 0, false
 }
 
-// Slab places the parts of one slab: offsets are from the start of the region.
+// Slab says where the parts of one slab are. Offsets are in bytes from the start of the region.
 type Slab struct {
-	Off   uint64
+	Off   uint64 // of the slab
 	Class Class
 	Kind  Kind
 }

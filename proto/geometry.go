@@ -5,22 +5,26 @@ import "fmt"
 const (
 	// DefaultRegionBytes is 2 GiB, US 2017/0149890 [0047].
 	DefaultRegionBytes = 2 << 30
-	MinRegionBytes     = 16 << 20
+	// MinRegionBytes leaves room for metadata and a few blocks.
+	MinRegionBytes = 16 << 20
 	// MaxRegionBytes keeps every offset within Addr's 32 bits.
 	MaxRegionBytes = 2 << 30
 
+	// BlockBytes is the size of a block, and so of the largest slab.
 	BlockBytes = 1 << 20
-	MapBytes   = BlockBytes / MinSlabBytes / 8
+	// MapBytes is the size of a block's free-slab map: one bit for each slab of the smallest class.
+	MapBytes = BlockBytes / MinSlabBytes / 8
 
 	headersOff = RegionHeaderBytes
 )
 
-// Geometry places blocks, headers and maps in a region of a given size.
+// Geometry says where the headers, maps and blocks of a region lie. Offsets are in bytes from the
+// start of the region. It follows from the size alone.
 type Geometry struct {
-	RegionBytes uint64
-	Blocks      uint32
-	mapsOff     uint64
-	dataOff     uint64
+	RegionBytes uint64 // whole MiB
+	Blocks      uint32 // as many as fit beside their headers and maps
+	mapsOff     uint64 // of the first map; aligned to MapBytes
+	dataOff     uint64 // of the first block; aligned to BlockBytes
 }
 
 // NewGeometry computes the layout of a region. The size is a whole number of MiB

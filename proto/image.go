@@ -6,6 +6,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
+// This file has images: a header, its checksum, and the payload of one version of an object.
+
 // Word reads the little-endian word at byte offset at.
 func Word(b []byte, at int) uint64 { return binary.LittleEndian.Uint64(b[at:]) }
 
@@ -21,18 +23,18 @@ const (
 	MaxUserTag        = TagChunk - 1
 )
 
-// ImageHeader is everything in an image but checksum and payload.
+// ImageHeader is what stands in an image between the checksum and the payload.
 type ImageHeader struct {
-	Length  int    // payload bytes
+	Length  int    // of the payload, in bytes
 	Version uint64 // equals V's version while the image is active
-	Tag     uint32 // 20 bits, what the object is for
-	Born    uint64 // version of the object's first image
-	Writer  R      // reservation under which the image was written
+	Tag     uint32 // 20 bits; says what the object is for
+	Born    uint64 // version of the object's first image; part of its incarnation
+	Writer  R      // reservation under which the image was written; a repair keeps it
 }
 
-// Seed is the part of a checksum that names the place: region, offset, generation.
-// An image moved to another place, or left from another incarnation of the block, does
-// not match.
+// Seed is the seed of the checksums of one slab's images. It names the place: region, offset, and
+// generation of the block. So the checksum of an image that was copied to another place, or left
+// from another generation, does not match.
 func Seed(regionSeed, slabOff uint64, generation uint32) uint64 {
 	// offset:32 | generation:20 fill 52 bits; the mixer is a bijection, so two
 	// places of one region never share a seed (splitmix64's finalizer).
@@ -68,7 +70,7 @@ func PutImageHeader(img []byte, h ImageHeader) {
 	PutWord(img, 24, uint64(h.Writer))
 }
 
-// Header decodes an image's header without checking the checksum.
+// ParseImageHeader decodes an image's header. It does not check the checksum.
 // Preconditions: len(img) >= ImageHeaderBytes.
 func ParseImageHeader(img []byte) ImageHeader {
 	lv, tb := Word(img, 8), Word(img, 16)
@@ -81,8 +83,9 @@ func ParseImageHeader(img []byte) ImageHeader {
 	}
 }
 
-// DecodeImage decodes an image and checks its checksum. The payload aliases img.
-// ok is false for an image that is torn, damaged, misplaced or of another incarnation.
+// DecodeImage decodes an image and checks its checksum. The payload aliases img. ok is false for
+// an image that is torn or damaged, or that belongs to another place or generation; h is not to
+// be trusted then.
 func DecodeImage(img []byte, seed uint64) (h ImageHeader, payload []byte, ok bool) {
 	h = ParseImageHeader(img)
 	end := ImageHeaderBytes + h.Length

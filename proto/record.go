@@ -40,8 +40,9 @@ const (
 	RecordShadow RecordKind = 1
 	// RecordMoved is reserved: home is in another slab. Valid refuses it.
 	RecordMoved RecordKind = 2
-	// RecordGone: there is no record. The locator has the version of one that a dead session left,
-	// which no other change may have.
+	// RecordGone: there is no record. L has a version instead, which a dead session may have
+	// given to a record. No other change may get it, because a slow READ could join the dead record
+	// with the V of that change.
 	RecordGone RecordKind = 3
 )
 
@@ -59,8 +60,9 @@ func (k RecordKind) String() string {
 	return fmt.Sprintf("record kind %d", uint8(k))
 }
 
-// Locator is a STAGED slab's word L. It is written by WRITE and never trusted: what it leads
-// to counts if its checksum and version are right.
+// Locator is the word L of a STAGED slab. It is changed by WRITE, so that a reader may see an old
+// one: what it leads to counts only if the checksum is right and the version is the one that V
+// names.
 type Locator uint64
 
 const (
@@ -79,7 +81,7 @@ func MakeLocator(k RecordKind, off uint32, bytes int) Locator {
 // Preconditions: version <= MaxVersion.
 func MakeGone(version uint64) Locator { return Locator(uint64(RecordGone)<<locatorKindPos | version) }
 
-// Gone is the version in a valid locator of RecordGone; 0 in any other.
+// Gone is the version that no other change may get; 0 if l is not a valid locator of RecordGone.
 func (l Locator) Gone() uint64 {
 	if l.Kind() != RecordGone || !l.Valid() {
 		return 0
@@ -87,9 +89,15 @@ func (l Locator) Gone() uint64 {
 	return uint64(l) & MaxVersion
 }
 
+// Kind says where the record is.
 func (l Locator) Kind() RecordKind { return RecordKind(l >> locatorKindPos & 3) }
-func (l Locator) Off() uint32      { return uint32(l >> locatorOffPos) }
-func (l Locator) Bytes() int       { return int(l & (1<<LengthBits - 1)) }
+
+// Off is where the record begins: in the slab if it is inline, the shadow's slab in the region
+// otherwise. In bytes; without meaning for RecordGone.
+func (l Locator) Off() uint32 { return uint32(l >> locatorOffPos) }
+
+// Bytes is the length of the record, or of the shadow's image. Without meaning for RecordGone.
+func (l Locator) Bytes() int { return int(l & (1<<LengthBits - 1)) }
 
 // Valid says whether the spare bits are zero and the kind is one that this build follows.
 func (l Locator) Valid() bool {
@@ -109,8 +117,9 @@ func (l Locator) String() string {
 	return fmt.Sprintf("%s record at %#x, %d B", l.Kind(), l.Off(), l.Bytes())
 }
 
-// InlineRecordRoom is the room for a record in a STAGED slab beside two images of so many
-// bytes, the one that home has and the next one; negative if there is none.
+// InlineRecordRoom is how many bytes of a STAGED slab a record may take. It must overlap neither
+// home as it is, of oldLen bytes, nor home as it will be, of newLen bytes. Negative: there is no
+// room.
 func InlineRecordRoom(slabBytes, oldLen, newLen int) int {
 	return slabBytes - StagedLead - max(oldLen, newLen)
 }
@@ -155,11 +164,12 @@ func DecodeRecord(rec []byte, seed uint64) (version uint64, patch []byte, ok boo
 	return version, rec[RecordHeaderBytes:end:end], true
 }
 
-// AppendPatch appends to dst the ranges that turn old into new. They name every byte in which
-// the two differ, and every byte of new behind the end of old, because replicas may differ there:
-// applied to any mixture of old and new, at any replica, they give new. ok is false if they
-// take more than room bytes, or an image is longer than MaxPatchedBytes. Nothing is allocated
-// while dst has room.
+// AppendPatch appends to dst the ranges that turn old into new. They name every byte in which the
+// two differ, and every byte of new behind the end of old, where replicas may differ. So the
+// ranges make new of any mixture of old and new, at any replica.
+//
+// ok is false if the ranges take more than room bytes, or an image is longer than
+// MaxPatchedBytes. Nothing is allocated while dst has room.
 // Preconditions: old and new are images as EncodeImage returns them, of whole words.
 func AppendPatch(dst, old, new []byte, room int) (patch []byte, ok bool) {
 	if len(old) > MaxPatchedBytes || len(new) > MaxPatchedBytes {
@@ -209,6 +219,7 @@ func AppendPatch(dst, old, new []byte, room int) (patch []byte, ok bool) {
 	return appendRange(dst, new, start, end, room)
 }
 
+// appendRange appends one range, img[start:end], unless dst would be longer than room.
 func appendRange(dst, img []byte, start, end, room int) ([]byte, bool) {
 	if len(dst)+rangeBytes+end-start > room {
 		return dst, false

@@ -1,5 +1,8 @@
 package proto
 
+// This file reads STAGED slabs: it finds the image of a version in home, in the record, or tells
+// that it is in a shadow. docs/LAYOUT2.md has the protocol.
+
 // Source says where the image of a version of a STAGED slab was found.
 type Source uint8
 
@@ -10,16 +13,17 @@ const (
 	FromRecord
 	// FromShadow: the image is in the slab that the locator names.
 	FromShadow
-	// FromNowhere: neither is of the version and whole. The slab is damaged, or the parts of the READ are
-	// of different moments.
+	// FromNowhere: neither home nor the record is whole and of the version. The slab is damaged,
+	// or the READ has taken its parts at different moments.
 	FromNowhere
 )
 
 // LocatorIn is L of a STAGED slab that has been READ whole into buf.
 func (s Slab) LocatorIn(buf []byte) Locator { return Locator(Word(buf, wordsBytes)) }
 
-// RecordIn is the record that the locator in buf leads to, if there is one in the slab and it is whole. buf
-// is the whole slab as READ; the patch aliases it.
+// RecordIn is the record in the slab that L leads to, if L leads to one and the record is whole.
+// buf is the whole slab as READ; the patch aliases it. version is that of the image that the
+// record makes of home.
 func (s Slab) RecordIn(buf []byte, seed uint64) (version uint64, patch []byte, ok bool) {
 	l := s.LocatorIn(buf)
 	off, n := int(l.Off()), l.Bytes()
@@ -29,16 +33,21 @@ func (s Slab) RecordIn(buf []byte, seed uint64) (version uint64, patch []byte, o
 	return DecodeRecord(buf[off:off+n], seed)
 }
 
-// ShadowOff is where the image begins to which the locator leads in a region of so many bytes; false
-// unless it leads to a shadow that an image of the slab can have.
+// ShadowOff is the offset and length, in the region, of the image that l leads to. ok is false
+// unless l leads to a shadow, within a region of regionBytes, whose length an image of this slab
+// can have.
 func (s Slab) ShadowOff(l Locator, regionBytes uint64) (off uint64, bytes int, ok bool) {
 	off, bytes = uint64(l.Off())+StagedLead, l.Bytes()
 	ok = l.Valid() && l.Kind() == RecordShadow && bytes >= ImageHeaderBytes && bytes <= s.Class.ImageBytes(Staged) && off+uint64(bytes) <= regionBytes
 	return off, bytes, ok
 }
 
-// Compose finds the image of a version of a STAGED slab that has been READ whole into buf. FromRecord: home
-// in buf has been turned into it. FromShadow, FromNowhere: h and payload are not valid.
+// Compose finds the image of a version of a STAGED slab that has been READ whole into buf.
+//
+//   - FromHome: home is the image.
+//   - FromRecord: it was home with the record applied. buf has been changed: home in it is the image now.
+//   - FromShadow: L leads to a shadow, which the caller has to READ. h and payload are not valid.
+//   - FromNowhere: the image was not found. h and payload are not valid, and home in buf may have been changed.
 func (s Slab) Compose(buf []byte, version, seed uint64) (h ImageHeader, payload []byte, from Source) {
 	home := buf[StagedLead:]
 	if ParseImageHeader(home).Version == version {

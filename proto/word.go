@@ -2,15 +2,17 @@ package proto
 
 import "fmt"
 
-// Widths of the fields. Part of the format, never change.
+// This file has the words that are changed by CAS: V and R of a slab, and a block's header.
+
+// Widths of the fields, in bits. They are part of the format and never change.
 const (
-	SessionBits    = 18
-	SequenceBits   = 46
-	VersionBits    = 44
-	GenerationBits = 20
-	TagBits        = 20
-	LengthBits     = 20
-	ClassBits      = 7
+	SessionBits    = 18 // number of a session, in R and in the header of a block being formatted
+	SequenceBits   = 46 // number of an attempt within its session, in R
+	VersionBits    = 44 // version of a slab
+	GenerationBits = 20 // how often a block was reclaimed
+	TagBits        = 20 // of an image: what the object is for
+	LengthBits     = 20 // of a payload or record, in bytes
+	ClassBits      = 7  // size class of a block's slabs
 
 	MaxSession    = 1<<SessionBits - 1
 	MaxSequence   = 1<<SequenceBits - 1
@@ -19,9 +21,9 @@ const (
 	MaxTag        = 1<<TagBits - 1
 )
 
-// The fields of each word fill it, or leave spare bits that are checked: R; V with 18
-// of them; length and version, tag and born of an image header; generation and born
-// of a Ref's incarnation.
+// The fields fill their words exactly, or with spare bits that Valid checks. In this order: R; V,
+// which has 18 spare bits; length and version of an image header; tag and born of an image
+// header; generation and born of a Ref's incarnation.
 var (
 	_ = [1]struct{}{}[SessionBits+SequenceBits-64]
 	_ = [1]struct{}{}[18+2+VersionBits-64]
@@ -34,9 +36,12 @@ var (
 type State uint8
 
 const (
+	// StateFree: there is no object. The version is that of the tombstone, or 0 if there never was one.
 	StateFree State = 0
+	// StateLive: the object's value is the image of the version.
 	StateLive State = 1
-	// StateBad marks a slab of which no replica has a whole image.
+	// StateBad: no in-sync replica had a whole image when a reconcile looked. Reads fail with
+	// ErrCorrupt for ever.
 	StateBad State = 2
 )
 
@@ -52,8 +57,8 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", uint8(s))
 }
 
-// V is a slab's version word. Changing it by CAS is the commit of every
-// operation on the slab.
+// V is a slab's version word. The CAS of V at the primary commits an operation on the slab; the
+// CASes of V at the backups come before it.
 type V uint64
 
 // MakeV packs a state and a version.
@@ -62,7 +67,10 @@ func MakeV(s State, version uint64) V {
 	return V(uint64(s)<<VersionBits | version)
 }
 
-func (v V) State() State    { return State(v >> VersionBits & 3) }
+// State is the state of the slab.
+func (v V) State() State { return State(v >> VersionBits & 3) }
+
+// Version is the version of the image that V names, or of the tombstone.
 func (v V) Version() uint64 { return uint64(v) & MaxVersion }
 
 // Valid says whether the spare bits are zero and the state is a known one.
@@ -70,9 +78,9 @@ func (v V) Valid() bool { return v>>(VersionBits+2) == 0 && v.State() <= StateBa
 
 func (v V) String() string { return fmt.Sprintf("%s@%d", v.State(), v.Version()) }
 
-// R is a slab's reservation word: 0, or the session that may commit to the slab
-// and the sequence number of its attempt. No two reservations ever carry the
-// same value, so that finding one's own value in R proves one's own CAS ran.
+// R is a slab's reservation word: 0, or the session that may change the slab and the sequence
+// number of its attempt. Two attempts never write the same value. So a lane that finds its own
+// value in R knows that its own CAS has taken effect.
 type R uint64
 
 // MakeR packs a reservation.
@@ -81,7 +89,10 @@ func MakeR(session uint32, sequence uint64) R {
 	return R(uint64(session)<<SequenceBits | sequence)
 }
 
-func (r R) Session() uint32  { return uint32(r >> SequenceBits) }
+// Session is the number of the session that holds the slab; 0: none.
+func (r R) Session() uint32 { return uint32(r >> SequenceBits) }
+
+// Sequence is the number of the attempt within the session.
 func (r R) Sequence() uint64 { return uint64(r) & MaxSequence }
 
 // Valid says whether r is 0 or names a session.
@@ -98,11 +109,11 @@ func (r R) String() string {
 type BlockState uint8
 
 const (
-	BlockFree       BlockState = 0
+	BlockFree       BlockState = 0 // no class yet; may be formatted
 	BlockFormatting BlockState = 1 // a client is setting class and kind
 	BlockActive     BlockState = 2 // slabs may be claimed
 	BlockDraining   BlockState = 3 // no new claims; still readable
-	BlockReclaim    BlockState = 4 // generation raised; being zeroed
+	BlockReclaim    BlockState = 4 // generation raised; about to be zeroed and freed
 )
 
 func (s BlockState) String() string {
@@ -121,18 +132,18 @@ func (s BlockState) String() string {
 	return fmt.Sprintf("block state %d", uint8(s))
 }
 
-// Open says whether refs into a block of this state may be followed.
+// Open says whether a reference into a block of this state may be followed.
 func (s BlockState) Open() bool { return s == BlockActive || s == BlockDraining }
 
 // Kind of the slabs of a block.
 type Kind uint8
 
 const (
-	// Pair slabs hold two images, and are updated in place of the inactive one.
+	// Pair slabs hold two images. An update writes the one that V does not name.
 	Pair Kind = 0
-	// Single slabs are written once, between Birth and Free.
+	// Single slabs hold one image, which Birth writes and nothing changes until Free.
 	Single Kind = 1
-	// Staged slabs hold one image, and room for a redo record of its next change.
+	// Staged slabs hold one image, and a redo record of its next change where there is room.
 	Staged Kind = 2
 )
 
@@ -151,7 +162,9 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
-// Header is a block's header word. Changed by CAS only.
+// Header is a block's header word: what the block is used for, and which slabs it has. It is
+// changed by CAS only. The generation rises with every reclaim, so that references from before it
+// name nothing.
 type Header uint64
 
 const (
@@ -178,13 +191,13 @@ func (h Header) Class() Class       { return Class(h >> headerClassPos & (1<<Cla
 func (h Header) Generation() uint32 { return uint32(h >> headerGenPos & MaxGeneration) }
 func (h Header) Session() uint32    { return uint32(h >> headerSessionPos & MaxSession) }
 
-// With returns h in another state, naming no session.
+// With returns h in another state and without a session.
 func (h Header) With(s BlockState) Header {
 	return MakeHeader(s, h.Kind(), h.Class(), h.Generation(), 0)
 }
 
-// Staging says whether h can be that of a staging block that has been formatted; see
-// Geometry.StagingBlock.
+// Staging says whether h is the header of a formatted staging block, provided that the block is
+// the one of Geometry.StagingBlock.
 func (h Header) Staging() bool {
 	return h.State() == BlockActive && h.Kind() == Staged && h.Class() == MaxStagedClass
 }

@@ -9,10 +9,11 @@ import (
 
 // Outcomes of a chain.
 var (
-	// ErrRefused: the responder refused a verb; it and those behind it never run.
-	// The causes below wrap it.
+	// ErrRefused: the responder has refused a verb. That verb and those behind it never run. The
+	// errors below wrap it, and say why.
 	ErrRefused = errors.New("refused by the node")
-	// ErrBroken: no answer. What was posted may have run, or may still run, until Reset.
+	// ErrBroken: no answer came. What was posted may have run, and may still run until Reset of
+	// the connection has returned nil.
 	ErrBroken = errors.New("connection broken")
 	// ErrTLS is why a connection was not made: one side requires encryption that the other one does
 	// not have. It is always ErrBroken too.
@@ -21,7 +22,8 @@ var (
 
 // Causes of a refusal; each wraps ErrRefused.
 var (
-	// ErrKey: the window's key is not, or no longer, valid here.
+	// ErrKey: the window's key is not valid, or no longer: the node serves the region in another
+	// epoch, or not at all.
 	ErrKey = refusal("access key not valid")
 	// ErrBounds: the verb reaches outside of the window.
 	ErrBounds = refusal("outside of the window")
@@ -38,8 +40,8 @@ var (
 	// ErrTicket: the ticket is not one of this node's cluster, or is not for what is asked, or
 	// the client that shows it does not hold its key.
 	ErrTicket = refusal("ticket not valid here")
-	// ErrDomain: the way taken reaches the memory by another unit than the one that
-	// makes its atomics atomic.
+	// ErrDomain: this provider's atomics would be executed by another unit (processor or adapter)
+	// than the one that executes all other atomics on the region.
 	ErrDomain = refusal("the region's atomics belong to another domain: a region of an RDMA adapter is reached by verbs or tcp, not by shm")
 	// ErrFull: the node has no room for another session or connection. Nothing is wrong with
 	// it; there may be room later.
@@ -90,11 +92,10 @@ type Peer interface {
 	Peer() (node uint32, incarnation uint64)
 }
 
-// Near is implemented by connections whose verbs run in this process.
+// Near is implemented by connections whose verbs the client's own processor executes.
 type Near interface {
-	// Prefetch asks the processor for memory that a verb is about to touch, so that it
-	// is on its way before the verb runs. It has no effect that could be seen, and
-	// refuses nothing: a window that is gone is none.
+	// Prefetch asks the processor for memory that a verb is about to touch. It has no other
+	// effect and no error. If the window is closed it does nothing.
 	Prefetch(w *Window, off uint64, bytes int)
 }
 
@@ -102,8 +103,8 @@ type Near interface {
 type Rights uint8
 
 const (
-	ReadOnly  Rights = 1
-	ReadWrite Rights = 2
+	ReadOnly  Rights = 1 // READ alone
+	ReadWrite Rights = 2 // every verb
 )
 
 // Dialer makes connections of one provider.

@@ -6,11 +6,11 @@ import "fmt"
 type Op uint8
 
 const (
-	Read Op = iota + 1
-	Write
-	CompareSwap
-	FetchAdd
-	Flush
+	Read        Op = iota + 1 // memory to Buf
+	Write                     // Buf to memory
+	CompareSwap               // a word, if it has the expected value
+	FetchAdd                  // adds to a word
+	Flush                     // waits until earlier WRITEs and atomics are visible, or persistent
 	ops
 )
 
@@ -37,7 +37,7 @@ func (o Op) String() string {
 type FlushKind uint8
 
 const (
-	// Visible: earlier WRITEs of the chain are visible to everyone.
+	// Visible: the WRITEs and atomics that it is ordered behind are visible to every process.
 	Visible FlushKind = iota
 	// Persistent: they also survive a loss of power. Refused by memory that is not persistent.
 	Persistent
@@ -72,8 +72,9 @@ func (v *Verb) Len() uint64 {
 	return 8
 }
 
-// Swapped says whether a completed CAS changed the word or had done so before:
-// repeating a CAS that finds its own new value counts as done.
+// Swapped says whether the word has the new value because of this CAS, or had it before. The
+// second case is that of a CAS which is repeated after a lost answer, and finds what its first
+// try wrote; the caller makes sure that no other operation can have written that value.
 func (v *Verb) Swapped() bool { return v.Old == v.Expect || v.Old == v.New }
 
 // Limits of one chain and one verb. A chain beyond them is refused with ErrLimit
