@@ -8,6 +8,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// This file gives regions new epochs: it judges the health of their replicas, chooses the
+// configuration of the next epoch, and opens it (steps 3 to 8 of a failover).
+
 const (
 	inSync     = quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC
 	rebuilding = quarrypb.ReplicaState_REPLICA_STATE_REBUILDING
@@ -18,16 +21,17 @@ const (
 	regionLost = quarrypb.RegionState_REGION_STATE_LOST
 )
 
-// health of a replica, by what is known of its node.
+// health of a replica follows from what this leader knows of its node.
 type health uint8
 
 const (
-	well    health = iota
-	unsure         // not heard by this leader, or being probed: nothing is decided by it
-	missing        // lost, perhaps with all it has
-	stale          // its node has another incarnation, or has been removed: it may have missed writes since
+	well    health = iota // its node's incarnation is the replica's, and has been heard lately
+	unsure                // not heard by this leader yet, silent, or being probed. It may be either: nothing is decided meanwhile
+	missing               // lost: the node does not answer, or was given up. Its memory may be intact
+	stale                 // its node has another incarnation, or has been removed: the replica may have missed writes
 )
 
+// health judges a replica. The order matters: a lost node that has restarted is stale.
 func (m *Machine) health(r *quarrypb.Replica) health {
 	n := m.node(r.Node)
 	switch {
@@ -41,8 +45,8 @@ func (m *Machine) health(r *quarrypb.Replica) health {
 	return well
 }
 
-// giveUpMaking ends the creation of a region of which a node is lost or has restarted. It waits
-// for a node that is unsure, which may have made its memory already.
+// giveUpMaking fails the creation of a region if one of its nodes is lost or has restarted. A
+// node that is unsure is waited for: it may have made its memory already.
 func (rc *reconfig) giveUpMaking(g *region) {
 	if g.job == nil || !g.job.give {
 		return
@@ -61,15 +65,17 @@ func (rc *reconfig) giveUpMaking(g *region) {
 // needs one.
 //
 // If no replica is lost or stale, a RECOVERING region begins another epoch at once, also while
-// some replicas are unsure. If one is, nothing is decided until none is unsure. Then:
+// some replicas are unsure. Otherwise nothing is decided until no replica is unsure. Then one of
+// these applies, where only in-sync replicas count:
 //
-//   - An in-sync replica is well, and each such has answered a probe sent after the loss
-//     was known: the lost and stale ones go OUT.
-//   - None is well and one is silent: the region waits, because that one may have changes
-//     that the others have not.
-//   - None is well and all have another incarnation or were removed: those whose node found the memory of the
-//     region again (its uuid and size) continue, because no epoch was opened without them.
-//     If none has found it, the region is LOST.
+//   - Some are well, and each of these has answered a probe sent after the loss was known
+//     (survivorsAnswer): the lost and stale ones go OUT. If one has not, it is probed now and
+//     reassess is called again with the outcome.
+//   - None is well and one is missing: the region waits, because the missing one may have
+//     changes that the stale ones have not.
+//   - None is well and all are stale: those whose node found the region's memory (its uuid and
+//     size) continue, because no epoch was opened without them. If none has found it, the region
+//     is LOST (restart).
 func (rc *reconfig) reassess(g *region) {
 	if !published(g.rec) {
 		rc.giveUpMaking(g)
@@ -106,7 +112,8 @@ func (rc *reconfig) reassess(g *region) {
 	rc.updateCondition(g)
 }
 
-// leaveOut gives a region a configuration without the replicas that are not well.
+// leaveOut changes a region to a configuration in which the replicas that are not well are OUT.
+// Preconditions: an in-sync replica is well, and none is unsure.
 func (rc *reconfig) leaveOut(g *region) {
 	rec := proto.CloneOf(g.rec)
 	for _, r := range rec.Replicas {
@@ -124,7 +131,9 @@ func (rc *reconfig) leaveOut(g *region) {
 	rc.change(g, rec)
 }
 
-// restart brings a region back whose in-sync replicas all have other incarnations.
+// restart continues a region whose in-sync replicas are all stale with the memory that their
+// nodes have found. It does nothing while a node has not registered, and says LOST if no memory
+// is left.
 func (rc *reconfig) restart(g *region) {
 	rec := proto.CloneOf(g.rec)
 	found, silent := false, false
@@ -166,6 +175,8 @@ func (rc *reconfig) restart(g *region) {
 	rc.change(g, rec)
 }
 
+// rank orders the replicas of a new configuration; the lowest becomes the primary. In-sync
+// replicas come before rebuilding ones, and those that stay before those that leave.
 func (m *Machine) rank(r *quarrypb.Replica) int {
 	switch {
 	case r.State == inSync && !m.leaves(r):
@@ -202,9 +213,13 @@ func (m *Machine) foundBy(rec *quarrypb.Region, r *quarrypb.Replica) *quarrypb.H
 	return n.found[i]
 }
 
-// change gives a region a new epoch with the replicas of rec; reconfigure opens it for
-// clients under the epoch after that. All other work on the region ends. extra changes are
-// part of the same transaction.
+// change gives a region a new epoch with the replicas of rec. The record becomes RECOVERING, and
+// when it is committed reconfigure opens it for clients, under the epoch after that. All other
+// work on the region ends. extra changes are part of the same transaction.
+//
+// The region is exposed from the call on, and not from the commit on: a certificate that is given
+// in between would rest on a configuration that is about to end.
+// Preconditions: rec has at least one in-sync replica, and rec is a copy that nothing else uses.
 func (rc *reconfig) change(g *region, rec *quarrypb.Region, extra ...change) {
 	// The first in-sync replica is the primary.
 	slices.SortStableFunc(rec.Replicas, func(a, b *quarrypb.Replica) int { return rc.m.rank(a) - rc.m.rank(b) })
@@ -237,14 +252,15 @@ func (rc *reconfig) change(g *region, rec *quarrypb.Region, extra ...change) {
 	}))...)
 }
 
-// reconfigure opens a region whose new epoch is in the table: steps 5 to 8 of a failover
-// (see the package's comment). The table never calls the first of the two epochs open, so
-// only the agent that reconciles has keys of it.
+// reconfigure opens a region whose new epoch is in the table: steps 5 to 8 of a failover (see the
+// package's comment). Each j.step is called when all legs of the step before have succeeded. The
+// table never shows the first of the two epochs OPEN, so that only the agent that reconciles has
+// keys of it.
 // Preconditions: the record is RECOVERING and committed at rev.
 func (rc *reconfig) reconfigure(g *region, rev uint64) {
 	regions := []*region{g}
 	j := rc.m.agents.newJob(regions)
-	// began is when both the table was acknowledged and the memory confirmed, in ns: the region
+	// began is when both the table was acknowledged and the memory was confirmed, in ns. The region
 	// waits for the fences that had begun by then.
 	acknowledged, began := false, int64(0)
 	rc.m.waits.awaitTable(rev, func() { acknowledged, began, rc.m.agents.dirty = true, rc.m.now, true })
@@ -277,7 +293,8 @@ func (rc *reconfig) reconfigure(g *region, rev uint64) {
 	})
 }
 
-// reconcile is the call of the primary's agent that makes the replicas alike.
+// reconcile is the call that has the primary's agent make the replicas alike. The agent answers
+// within workWait, done or not, and is called again until it is done.
 func (rc *reconfig) reconcile(g *region) *leg {
 	return &leg{n: rc.m.node(g.rec.Replicas[0].Node), timeout: workTimeout,
 		msg: rc.m.workRequest(g, quarrypb.WorkKind_WORK_KIND_RECONCILE, g.rec.Epoch),
@@ -288,7 +305,8 @@ func (rc *reconfig) reconcile(g *region) *leg {
 		}}
 }
 
-// workRequest is the request of a program over a region as it is.
+// workRequest describes a program and the region that it works on: the epoch and the replicas
+// that are not OUT, the primary first.
 func (m *Machine) workRequest(g *region, kind quarrypb.WorkKind, id uint64) *quarrypb.WorkRequest {
 	w := &quarrypb.WorkRequest{
 		Region: g.rec.Id, Epoch: g.rec.Epoch, ControllerTerm: m.term, Kind: kind, Id: id,

@@ -9,26 +9,31 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// certificate is a request that waits until a session is fenced, in a region or everywhere.
+// This file has the fences of sessions: when they begin, which nodes have to acknowledge them,
+// when they are complete, and the certificates that clients wait for.
+
+// certificate is a request of a client that waits until a session is fenced, in one region or in
+// all.
 type certificate struct {
-	waiter   uint64
-	target   *session
-	region   uint32 // 0: every one
-	leaseEnd int64  // of the target when asked
-	giveUp   int64
+	waiter   uint64   // of the request
+	target   *session // whose fence is waited for
+	region   uint32   // 0: every one
+	leaseEnd int64    // of the target when asked
+	giveUp   int64    // ns; the request is then answered with "not fenced"
 }
 
-// fences are the fences of sessions: which are under way, which requests wait for a certificate, and
-// which regions are exposed.
+// fences are the fences of sessions that are under way, the requests that wait for certificates,
+// and the number of regions in which no fence can be complete.
 type fences struct {
 	m *Machine
 	// pending are the sessions in the states closing and fencing, in the order in which their
 	// fences began.
 	pending []*session
-	certs   []*certificate
+	certs   []*certificate // in the order in which they were asked for
 	// exposed is the number of regions with exposed set.
 	exposed int
 	// early counts fences that began before the lease was over, because connections had ended.
+	// For Status only.
 	early     uint64
 	nextSweep int64 // ns; expired sessions are looked for then
 	// dirty and certsDirty say that some fence, or certificate, may be complete. They are
@@ -39,10 +44,11 @@ type fences struct {
 // next is when sweep is due.
 func (f *fences) next() int64 { return f.nextSweep }
 
-// begin begins the fence of a live session: as closing, or as fencing.
-//
-// Invariant: a decision that rests on the end of a lease calls begin first, so that no
-// heartbeat renews the lease.
+// begin begins the fence of a live session. state is stateClosing for one that its client has
+// closed, and stateFencing otherwise.
+// Preconditions: s is live.
+// Invariant: a decision that rests on the end of a lease calls begin first, so that no heartbeat
+// renews the lease.
 func (f *fences) begin(s *session, state string) {
 	rec := proto.CloneOf(s.rec)
 	rec.State = state
@@ -53,8 +59,9 @@ func (f *fences) begin(s *session, state string) {
 	f.dirty = true // without nodes no acknowledgement comes that would set it
 }
 
-// owe makes every node owe the fence of s. Nodes that host nothing are told too,
-// for they may host something later; only those that do are waited for.
+// owe makes every node owe the acknowledgement of the fence of s, and calls the nodes. Nodes that
+// host no region are called too, because they may host one later; fencedEverywhere waits only for
+// those that host one.
 func (f *fences) owe(s *session) {
 	f.pending = append(f.pending, s)
 	s.fenceBegan = f.m.now
@@ -69,10 +76,10 @@ func (f *fences) owe(s *session) {
 	}
 }
 
-// maybeBegin begins the fence of a session whose process seems to have died, without
-// waiting for its lease: two processes that know nothing of each other have seen its
-// connections end. It counts for nothing else. A live client that is mistaken for a dead
-// one loses its session and opens another.
+// maybeBegin begins the fence of a session whose process has probably died, without waiting for
+// the end of its lease. Two processes have to say so independently: this controller, which saw
+// the connection of the heartbeats end, and a storage node, which saw the session's last
+// connection to it end. If the client is alive it loses its session and opens another.
 func (f *fences) maybeBegin(s *session) {
 	if s.unheard && s.unconnected && s.rec.State == stateLive {
 		f.m.note("session %d (serial %d, %s) is fenced: its connections have ended", s.rec.Session, s.rec.Serial, s.rec.Name)
@@ -89,11 +96,13 @@ func (f *fences) oldestAge() uint64 {
 	return uint64(f.m.now-f.pending[0].fenceBegan) / uint64(time.Millisecond)
 }
 
-// oweAll makes a node that registers owe every fence there is, complete or not. Its
-// answer lists them too, but that answer may be lost, or the node may fail to act on it,
-// and go on to obey; it may have missed them while it was removed or hosted nothing.
-// A former incarnation is asked no more: its regions are exposed until the others have closed
-// the epochs it was in.
+// oweAll makes a node that registers owe every fence, complete or not. The answer to the
+// registration lists the fenced sessions too, but that answer may be lost, or the node may fail
+// to act on it and still obey later calls. The node may also have missed fences while it was
+// removed or hosted nothing.
+//
+// restarted: the former incarnation is not called any more. Its regions are exposed until the
+// other replicas have closed the epochs that it took part in (exposeNode).
 func (f *fences) oweAll(n *node, restarted bool) {
 	n.owed = n.owed[:0]
 	for _, s := range f.m.sessions {
@@ -108,7 +117,8 @@ func (f *fences) oweAll(n *node, restarted bool) {
 	f.pump(n)
 }
 
-// pump tells a node what it owes, one call at a time.
+// pump sends a node the fences that it owes: at most fenceBatch in a call, and one call at a
+// time.
 func (f *fences) pump(n *node) {
 	if n.fenceOut || len(n.owed) == 0 || f.m.now < n.fenceNext || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
 		return
@@ -135,17 +145,17 @@ func (f *fences) pump(n *node) {
 	})
 }
 
-// fencedIn says whether no verb of s can take effect in a region. Then a certificate for the
-// region may be given, also while other regions still wait for theirs.
+// fencedIn says whether no verb of s can take effect in a region any more. Then a certificate for
+// the region may be given, also while the fence is not complete in other regions.
 //
-// A replica that has left a configuration is not asked for an acknowledgement: its
-// node may be gone. Verbs of s may still land there. They do harm while the replicas that
-// stayed serve the same epoch, and P, the primary, is the one that left: a session with the old
-// table could take over from s at P, and roll back on the others what s is about to commit at P.
-// So no session counts as fenced in a region while the region is exposed.
+// A replica that is OUT is not asked for an acknowledgement: its node may be gone. So it may
+// still execute verbs of s, and that does harm while the other replicas serve the same epoch and
+// the replica that left was the primary P. Example: client C has the old table and a certificate
+// for s. C takes a slab over from s at P and rolls the backups back, while a verb of s commits
+// the change at P. Therefore no session counts as fenced in a region while the region is exposed.
 //
-// Invariant: a certificate that was given stays true: a node that joins g acknowledges all
-// that it owes before it is opened (owesNothing). While g is exposed no certificate is given.
+// Invariant: a certificate that was given stays true. A node that joins g acknowledges all fences
+// that it owes before it is opened (owesNothing), and while g is exposed no certificate is given.
 // Preconditions: serves(g.rec), and the fence of s has begun.
 func (f *fences) fencedIn(s *session, g *region) bool {
 	if g.exposed {
@@ -159,10 +169,10 @@ func (f *fences) fencedIn(s *session, g *region) bool {
 	return true
 }
 
-// fencedEverywhere says whether s is fenced in every region that clients may know.
-// One that has ended in good order has nothing posted and nothing reserved: its fence
-// only ends its ticket, and does not wait for nodes that are lost. They learn it when
-// they answer or register again.
+// fencedEverywhere says whether s is fenced in every region that clients may know. A session that
+// its client has closed has nothing posted and nothing reserved: its fence only makes the ticket
+// useless, so it does not wait for nodes that are lost. These learn it when they answer or
+// register again.
 func (f *fences) fencedEverywhere(s *session) bool {
 	closing := s.rec.State == stateClosing
 	if f.exposed > 0 && !closing {
@@ -176,19 +186,18 @@ func (f *fences) fencedEverywhere(s *session) bool {
 	return true
 }
 
-// owes says whether the node has not acknowledged the fence of a session.
+// owes says whether the node has not acknowledged the fence of the session with a serial.
 func (n *node) owes(serial uint64) bool {
 	_, owes := slices.BinarySearch(n.owed, serial)
 	return owes
 }
 
-// expose notes that a replica leaves a region's configuration, or has been replaced by
-// another incarnation of its node, while the others still serve the epoch it was in. No session
-// counts as fenced in an exposed region: the replica that left is not asked any more, and
-// may still execute verbs of that epoch. A region that is not published or that is lost has
-// no keys of clients, and is never exposed.
-//
-// Invariant: m.fences.exposed is the number of regions with exposed set.
+// expose marks a region as exposed: a replica has left its configuration, or its node has another
+// incarnation now, while the other replicas still serve the epoch that the replica took part in.
+// That replica is not asked for acknowledgements any more, and may still execute verbs of the
+// epoch. So no session counts as fenced in the region. A region that is not published, or LOST,
+// has no keys of clients and is never exposed.
+// Invariant: f.exposed is the number of regions with exposed set.
 func (f *fences) expose(g *region) {
 	if serves(g.rec) && !g.exposed {
 		g.exposed = true
@@ -196,8 +205,9 @@ func (f *fences) expose(g *region) {
 	}
 }
 
-// unexpose notes that every replica of the present configuration has closed all earlier
-// epochs, so that the keys of a replica that left are of no use; or that there is none.
+// unexpose ends expose: every replica of the present configuration has closed all earlier epochs,
+// so that verbs at a replica that left can commit nothing; or the region is LOST and has no
+// replicas in use.
 func (f *fences) unexpose(g *region) {
 	if g.exposed {
 		g.exposed = false
@@ -206,8 +216,8 @@ func (f *fences) unexpose(g *region) {
 	}
 }
 
-// exposeNode exposes the regions that have a replica on a node whose incarnation has ended
-// without proof: it may still serve its sessions.
+// exposeNode exposes the regions with a replica on a node that has another incarnation now:
+// nothing proves that the former one has ended, and it may still execute verbs of its sessions.
 func (f *fences) exposeNode(n *node) {
 	for _, g := range f.m.regions {
 		if r := g.on(n.rec.Id); r != nil && r.State != out {
@@ -216,7 +226,8 @@ func (f *fences) exposeNode(n *node) {
 	}
 }
 
-// check completes the fences that are.
+// check looks which fences have become complete, and records them: a closed session lets its id
+// rest, any other becomes FENCED.
 func (f *fences) check() {
 	f.dirty = false
 	var done []*session
@@ -247,8 +258,8 @@ func (f *fences) check() {
 	}
 }
 
-// certified says whether a certificate may be given for s in a region; 0: in every one. For a
-// region that does not exist or is LOST the fence of the whole session counts.
+// certified says whether a certificate may be given for s in a region; region 0: in all. Where
+// the region does not exist or is LOST, the fence has to be complete in all.
 func (f *fences) certified(s *session, region uint32) bool {
 	if s.rec.State == stateFenced || s.resting || f.m.byID[s.rec.Session] != s {
 		return true
@@ -257,6 +268,8 @@ func (f *fences) certified(s *session, region uint32) bool {
 	return s.rec.State != stateLive && g != nil && serves(g.rec) && f.fencedIn(s, g)
 }
 
+// revokeSession answers when the fence of the session is complete everywhere. An operator names
+// the session by its number or serial; a session that ends itself shows its proof.
 func (f *fences) revokeSession(waiter uint64, r *quarrypb.RevokeSessionRequest) {
 	s := f.m.byID[r.Session]
 	if r.Serial != 0 {
@@ -290,6 +303,9 @@ func (f *fences) revokeSession(waiter uint64, r *quarrypb.RevokeSessionRequest) 
 	}
 }
 
+// certify answers when a session is fenced in a region, or after a time with how long the asker
+// should wait before it READs the reservation again. It does not begin a fence while the lease of
+// the session runs: see checkCertificates.
 func (f *fences) certify(waiter uint64, r *quarrypb.CertifyFenceRequest) {
 	asker, err := f.m.callOf(r.Serial, r.Proof)
 	switch {
@@ -320,13 +336,13 @@ func (f *fences) certify(waiter uint64, r *quarrypb.CertifyFenceRequest) {
 	f.certsDirty = true
 }
 
-// cancel drops the certificates that a caller waits for no more.
+// cancel drops a request whose caller has given up.
 func (f *fences) cancel(waiter uint64) {
 	f.certs = slices.DeleteFunc(f.certs, func(c *certificate) bool { return c.waiter == waiter })
 }
 
-// checkCertificates answers the requests that wait for fences, and begins the fence of
-// those whose lease is over and who are asked about.
+// checkCertificates answers the requests whose session is fenced, or whose time is up. Where the
+// lease of a session that is asked for is over, it begins the fence.
 func (f *fences) checkCertificates() {
 	f.certsDirty = false
 	var ended []*session
@@ -361,8 +377,8 @@ func (f *fences) checkCertificates() {
 // sweepEvery is how often expired sessions are looked for.
 const sweepEvery = 100 * time.Millisecond
 
-// sweep fences sessions that have been silent for a lease beyond their lease, and those that
-// hold up a grace period (endGrace).
+// sweep begins the fence of each session that has not been heard for two leases, and has endGrace
+// look for sessions that do not acknowledge a reclaim epoch.
 func (f *fences) sweep() {
 	f.nextSweep = f.m.now + int64(sweepEvery)
 	if f.m.now >= f.m.waits.next() {

@@ -13,16 +13,19 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// TickEvery is how often the machine has to be stepped, and CalmTick how often while
-// nothing is going on: see Active.
+// This file has Machine: its parts, its start from stored records, and the dispatch of events.
+
+// TickEvery is how often the machine has to be stepped, and CalmTick how often while Active has
+// said false for a time.
 const (
 	TickEvery = 25 * time.Millisecond
 	CalmTick  = clock.Grain
 )
 
-// Active says whether a step shows that something is going on: anything but time, the
-// leadership and heartbeats that go well, questions, and reclaims, which begin every few seconds and
-// have nothing that waits for them. The answer to a program counts by what the machine does about it.
+// Active says whether a step shows that something is going on, so that the caller has to step
+// often. Not counted are time and the leadership, heartbeats that are answered as usual,
+// questions, and reclaims, which begin every few seconds and for which nothing waits. The answer
+// to a program counts by the actions that follow from it.
 func Active(ev Event, actions []Action) bool {
 	switch ev := ev.(type) {
 	case Tick, Lead:
@@ -90,28 +93,32 @@ const (
 	workTimeout    = 4 * time.Second
 )
 
-// Machine is a controller's state. It keeps the records, the store and the table log, and
-// hands events to the components, each of which owns its state and its next deadline.
-// See the package comment for its rules.
+// Machine is a controller's state. The goroutine that calls Step owns it and everything that it
+// leads to; there is no lock.
+//
+// Machine itself keeps the records, the store and the table log. It hands events to its
+// components, each of which owns its state and its next deadline. See the package comment for
+// what the machine promises.
 type Machine struct {
-	cfg Config
+	cfg Config // never changes
 	leadership
 	records
-	store store
-	keys  keys
-	log   tableLog
+	store store    // changes on their way to the records, and actions that wait for them
+	keys  keys     // signing keys of tickets and commands
+	log   tableLog // which row of the table changed at which revision
 
-	agents   agents
-	ids      sessionIDs
-	fences   fences
-	waits    waits
-	reconfig reconfig
-	scrubs   scrubs
-	reclaims reclaims
-	balance  balance
+	agents   agents     // calls to storage nodes that have no answer yet
+	ids      sessionIDs // numbers of sessions: in use, resting, free
+	fences   fences     // fences under way, certificates waited for
+	waits    waits      // waits for sessions to acknowledge a table or a reclaim epoch
+	reconfig reconfig   // changes of regions' configurations
+	scrubs   scrubs     // scrubs for dead sessions
+	reclaims reclaims   // reclaims of empty blocks
+	balance  balance    // planned moves of replicas and primaries
 }
 
-// leadership is the time that this machine leads.
+// leadership is when this machine leads, and what it has told of that. Times are those of the
+// caller's clock, which nothing outside of this process knows.
 type leadership struct {
 	term  uint64 // sent to agents; rises with every leader
 	now   int64  // ns, of the last step. Invariant: never falls
@@ -120,13 +127,14 @@ type leadership struct {
 	down  bool   // the machine has said StepDown
 }
 
-// records are the cluster's records as they are staged, and indexes of them.
+// records are the cluster's records as they are staged: with the changes that are not committed
+// yet. The maps are indexes of the slices.
 type records struct {
-	cluster  *quarrypb.Cluster
-	nodes    []*node    // Invariant: sorted by id
-	regions  []*region  // Invariant: sorted by id
-	sessions []*session // Invariant: sorted by serial
-	live     int        // sessions in state live
+	cluster  *quarrypb.Cluster // replaced by a new message for each change, never edited
+	nodes    []*node           // Invariant: sorted by id
+	regions  []*region         // Invariant: sorted by id
+	sessions []*session        // Invariant: sorted by serial
+	live     int               // sessions in state live
 	tenants  tenants
 
 	// Never ranged over: the order of a map is random.
@@ -177,7 +185,8 @@ func New(cfg Config, term uint64, now int64, stored []Record, random []byte) (*M
 	return m, m.release(), nil
 }
 
-// resume sorts what load has read and carries on with what is half done.
+// resume sorts what load has read, makes the indexes, and continues what the leader before has
+// left half done. Health of nodes is not known then: it comes with registrations and probes.
 func (m *Machine) resume() {
 	slices.SortFunc(m.nodes, func(a, b *node) int { return cmp.Compare(a.rec.Id, b.rec.Id) })
 	slices.SortFunc(m.regions, func(a, b *region) int { return cmp.Compare(a.rec.Id, b.rec.Id) })
@@ -221,7 +230,8 @@ func (m *Machine) resume() {
 // Cluster is the cluster's uuid.
 func (m *Machine) Cluster() []byte { return m.cluster.Uuid }
 
-// Step takes an event and returns what is to be done, in order.
+// Step takes an event and returns the actions that follow from it, in order. After StepDown it
+// returns nothing any more.
 // Preconditions: now is not before that of the step before.
 func (m *Machine) Step(now int64, ev Event) []Action {
 	m.now = max(m.now, now)
@@ -378,7 +388,8 @@ func (m *Machine) askRegion(a Ask) (known bool) {
 	return true
 }
 
-// tick runs what is due.
+// tick does what is due by now: it repeats fence calls, ends leases, watches nodes, improves
+// regions, and continues scrubs, reclaims and programs.
 func (m *Machine) tick() {
 	for _, n := range m.nodes {
 		m.fences.pump(n)
@@ -403,6 +414,7 @@ func (m *Machine) tick() {
 	}
 }
 
+// emit appends an action. It is carried out when all changes staged before it are committed.
 func (m *Machine) emit(a Action) { m.store.actions = append(m.store.actions, a) }
 func (m *Machine) note(format string, args ...any) {
 	m.emit(Note{Text: errorf(0, format, args...).Text})

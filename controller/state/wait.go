@@ -2,16 +2,19 @@ package state
 
 import "slices"
 
-// wait is a wait for the acknowledgements of sessions.
+// This file has the waits for acknowledgements of sessions: of a table, before a region opens
+// under a new epoch; and of a reclaim epoch, which is a grace period.
+
+// wait is a wait until each session that was there when the wait began is satisfied.
 type wait struct {
-	owing []*session // not known to be satisfied. Checked from the end.
-	table uint64     // the revision waited for, by awaitTable
-	done  func()     // runs once, when owing is empty
-	// satisfied reports that the wait need not go on for s. It may begin the fence of s.
-	// Invariant: once true for a session, it stays true.
+	owing []*session // those that may not be satisfied yet. check takes satisfied ones off the end
+	table uint64     // revision that awaitTable waits for; 0 in other waits
+	done  func()     // runs once, when owing is empty; nil afterwards
+	// satisfied reports that s holds the wait up no more. It may begin the fence of s.
+	// Invariant: once it has returned true for a session, it always does.
 	satisfied func(s *session) bool
-	// patience is when sessions that renew their lease and have not acknowledged are
-	// fenced; 0 once they have been, and for waits that endGrace ends.
+	// patience is when, in ns, the sessions that are still owing are fenced
+	// (fenceUnacknowledged). 0 after that, and in waits that endGrace ends.
 	patience int64
 }
 
@@ -26,17 +29,18 @@ type waits struct {
 // next is when endGrace is due.
 func (ws *waits) next() int64 { return ws.grace.until }
 
-// Leases that a session may renew without acknowledging. A client counts as idle while
-// it waits or runs a callback, so it acknowledges a table within milliseconds. A reclaim
-// epoch it acknowledges when the calls have ended that began before.
+// How many leases a session may renew without acknowledging before it is fenced. A session
+// acknowledges a table within milliseconds, because calls that wait or run a callback work by no
+// table. It acknowledges a reclaim epoch when every call has ended that began before.
 const (
-	tableLeases = 2
-	passLeases  = 20
+	tableLeases = 2    // for a table
+	passLeases  = 20   // for a reclaim epoch
 	agentGraces = 1000 // 20000 leases, hours: so long may the copy of a large region last
 )
 
-// await calls done once every present session is satisfied, at the earliest at the end of the
-// step. Sessions that open later start with what is waited for.
+// await calls done when each present session is satisfied, at the end of this step at the
+// earliest. Sessions that open later need not be waited for: they begin with the table and the
+// reclaim epoch that is waited for.
 func (ws *waits) await(satisfied func(*session) bool, done func()) *wait {
 	w := &wait{owing: slices.Clone(ws.m.sessions), satisfied: satisfied, done: done}
 	ws.list = append(ws.list, w)
@@ -44,9 +48,9 @@ func (ws *waits) await(satisfied func(*session) bool, done func()) *wait {
 	return w
 }
 
-// fenceUntold fences the clients that have not acknowledged in time: they would hold up the
-// others for as long as they renew their leases.
-func (ws *waits) fenceUntold(w *wait) {
+// fenceUnacknowledged fences the clients that still owe an acknowledgement when the patience of a
+// wait is over. Otherwise they would hold the region up as long as they renew their leases.
+func (ws *waits) fenceUnacknowledged(w *wait) {
 	w.patience = 0
 	for _, s := range w.owing {
 		if s.rec.State == stateLive && !w.satisfied(s) && s.rec.State == stateLive {
@@ -56,16 +60,19 @@ func (ws *waits) fenceUntold(w *wait) {
 	}
 }
 
-// grace is a reclaim epoch that clients have passLeases to acknowledge.
+// grace is the reclaim epoch that endGrace looks for next.
 type grace struct {
-	epoch uint64
-	until int64
+	epoch uint64 // each session has to acknowledge it, or a later one
+	until int64  // ns; a client that has not acknowledged then is fenced
 }
 
-// endGrace fences the clients that have not acknowledged an epoch in time. It runs every
-// passLeases, so their fences begin after at most twice as many. Agents acknowledge when
-// the work ends that the grace period may be part of: they have agentGraces times as long,
-// unless they are programs of an epoch that is over.
+// endGrace fences the clients that have not acknowledged ws.grace.epoch, and starts the clock for
+// the present reclaim epoch. It runs every passLeases leases, so that a client is fenced after
+// one to two times passLeases.
+//
+// An agent acknowledges when the program ends that the grace period may be part of. So agents
+// have agentGraces times as long, unless their program belongs to an epoch of its region that is
+// over.
 func (ws *waits) endGrace() {
 	for _, s := range ws.m.sessions {
 		if s.rec.State != stateLive || s.ackReclaim >= ws.grace.epoch {
@@ -80,13 +87,13 @@ func (ws *waits) endGrace() {
 	ws.grace = grace{ws.m.log.reclaim, ws.m.now + passLeases*int64(ws.m.cfg.Lease)}
 }
 
-// check ends the waits that are over.
+// check ends the waits in which no session is owing any more.
 func (ws *waits) check() {
 	ws.dirty = false
 	for i := 0; i < len(ws.list); i++ {
 		w := ws.list[i]
 		if w.patience != 0 && ws.m.now >= w.patience {
-			ws.fenceUntold(w)
+			ws.fenceUnacknowledged(w)
 		}
 		for len(w.owing) > 0 && w.satisfied(w.owing[len(w.owing)-1]) {
 			w.owing = w.owing[:len(w.owing)-1]
@@ -100,17 +107,19 @@ func (ws *waits) check() {
 	ws.list = slices.DeleteFunc(ws.list, func(w *wait) bool { return w.done == nil })
 }
 
-// gone says whether a session has left in good order or been scrubbed.
+// gone says whether a session has been closed by its client, or fenced and scrubbed.
 func (ws *waits) gone(s *session) bool {
 	return s.rec.State == stateClosing || ws.m.byID[s.rec.Session] != s
 }
 
-// awaitTable waits until no client answers reads by a table older than rev: each session
-// whose lease is not over, fenced or not, has acknowledged rev (docs/DESIGN.md#failover).
-// It takes at most tableLeases and one lease more. Programs of agents are not waited for:
-// their reads answer no user, and their keys are dead. Regions that one transaction has
-// changed wait together: the death of a node changes many, and each wait looks at every
-// session.
+// awaitTable calls done when no client can answer a read by a table older than rev: each session
+// has acknowledged rev, or its lease is over (docs/DESIGN.md#failover). A fence alone does not
+// count, because a fenced client may still trust what it has read until its lease is over. The
+// wait takes at most tableLeases and one lease more.
+//
+// Programs of agents are not waited for: what they read answers no user, and their keys are dead.
+// Regions that one transaction has changed share one wait: the death of a node changes many, and
+// each wait looks at every session.
 func (ws *waits) awaitTable(rev uint64, done func()) {
 	if n := len(ws.list); n > 0 && ws.list[n-1].table == rev && ws.list[n-1].done != nil {
 		w, before := ws.list[n-1], ws.list[n-1].done
@@ -146,9 +155,9 @@ func (ws *waits) awaitGrace(passed func(epoch uint64)) {
 	})
 }
 
-// acknowledged reports that no operation that a session began in a region before a reclaim
-// epoch is under way; region 0: in any region. The end of its lease does not show that: it
-// stops no write.
+// acknowledged reports that no operation is under way that a session began before a reclaim
+// epoch; in one region, or in any if region is 0. The end of a lease does not show that, because
+// it stops no write: the session must acknowledge, close, or be fenced.
 func (ws *waits) acknowledged(s *session, epoch uint64, region uint32) bool {
 	return s.ackReclaim >= epoch || ws.gone(s) || ws.m.fences.certified(s, region)
 }

@@ -7,45 +7,51 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// A node is lost when three probes of this controller in a row have not had the right
-// answer. Late heartbeats, calls without an answer, complaints of clients, the pulse and
-// connections that end make it suspect, so that it is probed. Two kinds of nodes are given
-// up although they answer probes: see sick.go.
+// This file watches storage nodes: what makes a node suspect, how it is probed, and when it is
+// lost.
+
+// A node is lost when three probes of this controller in a row have not been answered by its
+// incarnation. Anything that may be a sign of trouble makes it suspect, so that it is probed:
+// late heartbeats, calls without an answer, complaints of clients, the pulse, connections that
+// end. Two kinds of nodes are given up although they answer probes: see sick.go.
 const (
-	suspectProbes = 3                      // in a row without the right answer
-	probeGap      = 50 * time.Millisecond  // between two while it is open what they say
-	probeLost     = 500 * time.Millisecond // between two of a lost node
-	probeCalm     = 100 * time.Millisecond // after a good one no suspicion counts
+	suspectProbes = 3                      // probes in a row without the right answer make a node lost
+	probeGap      = 50 * time.Millisecond  // from the outcome of a failed probe of a suspect node to the next
+	probeLost     = 500 * time.Millisecond // the same for a node that is lost or unfit
+	probeCalm     = 100 * time.Millisecond // after an answered probe no suspicion is taken up
 	// rejoinAfter is how long a node must have answered before its replicas are
 	// rebuilt there; it doubles with every loss, up to rejoinMost.
 	rejoinAfter = time.Second
 	rejoinMost  = time.Minute
 )
 
-// DefaultProbeTimeout is of one probe.
+// DefaultProbeTimeout is how long a node has for the answer to one probe.
 const DefaultProbeTimeout = 500 * time.Millisecond
 
-// suspectAfter is the silence that raises a suspicion. Nodes send two heartbeats in NodeHeartbeat.
+// suspectAfter is the silence, in ns, after which a node becomes suspect. Nodes send two
+// heartbeats in NodeHeartbeat, so that three are missing then.
 func (m *Machine) suspectAfter() int64 { return int64(m.cfg.NodeHeartbeat) * 3 / 2 }
 
-// calm says whether a node may show signs of life seldom: its pulse tells sooner of its end.
+// calm says whether a node may send heartbeats rarely (Config.CalmHeartbeat): the pulse would
+// show its end sooner.
 func (m *Machine) calm(n *node) bool {
 	return m.cfg.CalmHeartbeat > m.cfg.NodeHeartbeat && !n.stopping && !n.suspect && m.up(n)
 }
 
-// beaten notes a heartbeat, and when the next is due.
+// beaten records a heartbeat. next is how long the node may take for the next one.
 func (m *Machine) beaten(n *node, next time.Duration) {
 	n.heard, n.due = m.now, m.now+m.suspectAfter()+int64(next)
 }
 
-// pulseLate expects heartbeats of a node often again; the answer to the next one asks for them.
+// pulseLate ends calm for a node whose pulse is not heard: it becomes suspect unless its
+// heartbeats come often again. The answer to the next one asks for that.
 func (m *Machine) pulseLate(ev PulseLate) {
 	if n := m.node(ev.Node); n != nil && n.rec.Incarnation == ev.Incarnation {
 		n.due = min(n.due, m.now+m.suspectAfter())
 	}
 }
 
-// doubt has a node probed now.
+// doubt makes a node suspect, and probes it now.
 func (m *Machine) doubt(n *node) {
 	if n.suspect || n.lost || n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN || m.now < n.calmUntil {
 		return
@@ -54,7 +60,7 @@ func (m *Machine) doubt(n *node) {
 	m.probe(n)
 }
 
-// watch looks after the nodes.
+// watch makes nodes suspect whose heartbeats are late, and sends the probes that are due.
 func (m *Machine) watch() {
 	for _, n := range m.nodes {
 		if n.rec.State == quarrypb.NodeState_NODE_STATE_DOWN {
@@ -68,6 +74,8 @@ func (m *Machine) watch() {
 	}
 }
 
+// probe sends a Ping to a node that is suspect, lost or unfit, if it is due and none is under
+// way. Only the answer of the same incarnation counts as an answer.
 func (m *Machine) probe(n *node) {
 	if n.probing || !n.suspect && !n.lost && n.unfit == "" || m.now < n.probeNext {
 		return
@@ -88,7 +96,9 @@ func (m *Machine) probe(n *node) {
 	})
 }
 
-// probed: the node has answered a probe sent at a time.
+// probed records that a node has answered a probe sent at a time, in ns. A lost node is well
+// again unless it is in quarantine (sickUntil). The regions of a node that was doubted are
+// reassessed.
 func (m *Machine) probed(n *node, sent int64) {
 	doubted := n.lost || n.fails > 0 || !m.up(n) || n.wanted
 	n.proved, n.provedAt, n.wanted = true, sent, false
@@ -115,7 +125,7 @@ func (m *Machine) probed(n *node, sent int64) {
 	}
 }
 
-// unanswered counts a probe without the right answer.
+// unanswered counts a probe without the right answer. The third in a row makes the node lost.
 func (m *Machine) unanswered(n *node) {
 	n.fails++
 	n.probeNext = m.now + int64(probeGap)
@@ -133,7 +143,7 @@ func (m *Machine) unanswered(n *node) {
 	m.lose(n)
 }
 
-// lose takes a node for lost.
+// lose makes a node lost: its replicas are missing from now on, and their regions are reassessed.
 func (m *Machine) lose(n *node) {
 	n.lost, n.suspect = true, false
 	n.goneAt, n.proved, n.wanted = m.now, false, false
@@ -143,11 +153,11 @@ func (m *Machine) lose(n *node) {
 	m.reconfig.reassessNode(n)
 }
 
-// survivorsAnswer says whether every replica of a region that is to go on without
-// others has answered a probe sent since it became known that those are gone. What
-// took the one may have taken the other a moment later: a heartbeat of before says
-// nothing, and a region must not give up the last replica that has its memory for
-// one that is dead. Those that have not are probed.
+// survivorsAnswer says whether each in-sync replica that is to stay has answered a probe which
+// was sent after the loss of the others was known. An earlier sign of life does not count: what
+// ended one node may have ended another a moment later, and a region must not give up the last
+// replica that has its memory for one that is dead. It probes those that have not answered yet;
+// probed then has the region reassessed.
 func (m *Machine) survivorsAnswer(g *region) bool {
 	since := m.began
 	for _, r := range g.rec.Replicas {
@@ -166,7 +176,7 @@ func (m *Machine) survivorsAnswer(g *region) bool {
 	return all
 }
 
-// reassessNode settles the regions of a node of which more is known now.
+// reassessNode reassesses every region with a replica on a node whose health may have changed.
 func (rc *reconfig) reassessNode(n *node) {
 	for _, g := range slices.Clone(rc.m.regions) {
 		if g.on(n.rec.Id) != nil {
@@ -175,14 +185,16 @@ func (rc *reconfig) reassessNode(n *node) {
 	}
 }
 
-// steady says whether a node has been well for long enough to be given a replica to rebuild.
+// steady says whether a node may be given a replica to rebuild: it is up, and has been so for
+// rejoinAfter, doubled with each of its losses. So a node that comes and goes does not have
+// regions rebuilt in vain.
 func (m *Machine) steady(n *node) bool {
 	wait := min(rejoinAfter<<min(n.losses, 10), rejoinMost)
 	return m.up(n) && n.fails == 0 && !n.stopping && n.rec.State == quarrypb.NodeState_NODE_STATE_UP &&
 		m.now >= n.upSince+int64(wait) && m.now >= n.refusedUntil
 }
 
-// troubled takes what a client says of nodes that it cannot work with.
+// troubled records the complaints of a client about nodes that it cannot work with.
 func (m *Machine) troubled(s *session, troubles []*quarrypb.NodeTrouble) {
 	if s.rec.Agent {
 		return // a node opens such sessions at will, and may not decide by them that others are sick
