@@ -6,26 +6,27 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// attempt is one try of an operation at one slab: what it holds, what it has learned, and
-// what has become of its commit. An operation that starts again takes a new attempt.
+// attempt is one try of an operation at one slab: what it holds, what it has learned, and the
+// outcome of its commit. An operation that starts again takes a new attempt.
 //
-// The steps take several attempts together, one round for all of them. A single
-// operation is a batch of one. Together they take the path without failures; an attempt
-// whose step fails is decided by itself.
+// The steps of the protocol take several attempts together and send one round for all of them; a
+// single operation is a batch of one. Where a step fails for an attempt, that attempt is settled
+// by itself.
 type attempt struct {
 	object
-	// anyKind allows a write-once slab to be changed: Free and repairs.
+	// anyKind allows the operation at a write-once slab: Free and repairs set it.
 	anyKind bool
 	// index is the object's place in the caller's list.
 	index int
 
-	// r is the value of R that this attempt writes. No other attempt writes it while a word or
-	// an operation may name it (session ids rest before they are used again). So finding it, or
-	// not finding it any more, decides a CAS whose answer was lost.
+	// r is the value of R that this attempt writes. No other attempt writes it while a word or an
+	// operation may name it (session ids rest before they are used again). So if a READ finds it
+	// in R, the attempt's CAS of R has taken effect; if it does not, the CAS has not, or R was
+	// released.
 	r proto.R
-	// holder is R as the CAS of this attempt found it: 0 if the attempt took it.
+	// holder is R as this attempt's CAS found it; 0: the attempt holds the slab.
 	holder proto.R
-	// lost: the chain of the reservation had no answer.
+	// lost: the chain that was to reserve the slab had no answer.
 	lost bool
 	// seen is what was READ under the reservation, from off on, in the lane's memory: the
 	// whole slab, or V alone where a copier has READ the slab before.
@@ -34,23 +35,24 @@ type attempt struct {
 	// sight is what seen shows; v in it is V of the primary. Invariant: while the attempt
 	// holds R, no other session changes V.
 	sight
-	// backups[i] is V that replica i is expected to have, or was found to have.
+	// backups[i] is the V that replica i is expected to have, and its next CAS expects. An answer
+	// that shows another V replaces it. backups[0] is not used.
 	backups [MaxListed]proto.V
 
-	// next is V to commit, and img the image that it names, with its checksum: nil for a
-	// tombstone. keep keeps the reservation.
+	// next is the V to commit. img is the image that next names, with its checksum; nil: next is
+	// a tombstone. keep: the reservation is kept behind the commit, as a claim.
 	next proto.V
 	img  []byte
 	keep bool
-	// redo is what is written before V is changed, of a change of a STAGED slab; home, which img is
-	// for, is written afterwards.
+	// redo is what is written before V of a STAGED slab is changed. Its img is for home, and is
+	// written behind V.
 	redo redo
-	// staging is the slab of the staging block that the attempt has borrowed for its shadow, reserved with r;
-	// offset 0: none.
+	// staging is the slab of the staging block that the attempt has borrowed for its shadow, and
+	// reserved with r; offset 0: none.
 	staging proto.Slab
-	// encryption is what the payload to commit is encrypted with; nil: it stays as it is.
+	// encryption is what the new payload is encrypted with; nil: it is written as it is.
 	encryption *encryption
-	// chain and verb say where the last round has the attempt's CAS.
+	// chain and verb are the indexes of the attempt's CAS in the last round.
 	chain, verb int
 	result      result
 	err         error // why the result is unknown
@@ -83,14 +85,14 @@ func (a *attempt) answer() error {
 	return a.err
 }
 
-// outcomeLost sets the result of an attempt of which nothing is under way at the present
-// epoch's replicas, and whose outcome can no longer be found out.
+// outcomeLost sets the result to unknown. None of the attempt's verbs is under way at a replica
+// of the present epoch, and nothing that can be READ tells any more what they did.
 func (a *attempt) outcomeLost(err error) {
 	a.result, a.err = unknown, fmt.Errorf("%w (%w)", ErrUnknown, err)
 }
 
-// unsettled sets the result of an attempt of which verbs may still be under way. It ends
-// the session: fence and scrub decide the commit then.
+// unsettled sets the result to unknown where verbs of the attempt may still be under way. It ends
+// the session, so that fence and scrub decide whether the commit takes effect.
 func (l *Lane) unsettled(a *attempt, err error) {
 	l.port.EndSession(fmt.Errorf("commit of %v could not be settled: %w", a.ref.Addr, err))
 	a.outcomeLost(err)

@@ -12,35 +12,38 @@ import (
 // Limits of one batch round: verbs fit one chain, bytes fit a lane's scratch.
 const (
 	batchVerbs = rdma.MaxChainVerbs / 2
-	// maxWrites bounds the objects of one WriteMany round.
+	// maxWrites bounds the objects of one round of WriteMany.
 	maxWrites  = batchVerbs / 2
 	batchBytes = 1 << 20
-	// localBytes is batchBytes where rounds are free: what is read stays in the
-	// second-level cache until its checksum has been computed and it has been copied.
+	// localBytes takes the place of batchBytes where this process executes the verbs: rounds cost
+	// nothing there, and what was READ stays in the second-level cache until it has been checked
+	// and copied.
 	localBytes = 256 << 10
 )
 
-// batch is the lane's storage for calls with many objects.
+// batch is the lane's storage for calls with many objects. It is empty between calls; the memory
+// is kept.
 type batch struct {
-	readings []reading
-	reading  []*reading // of readings: what the next round READs
-	attempts []attempt
-	held     []*attempt // of attempts: those that hold their slabs
-	retry    []int      // indices of what ReadMany reads by itself
-	slabs    []byte
-	imgs     []byte
+	readings []reading   // of one round
+	reading  []*reading  // of readings: what the next round READs
+	attempts []attempt   // of one round
+	held     []*attempt  // of attempts: those that hold their slabs
+	retry    []int       // indices of what ReadMany reads by itself
+	slabs    []byte      // slabs as READ; verbs use it
+	imgs     []byte      // images to WRITE; verbs use it
 	rest     []proto.Ref // chunks that ReadChunks could not read in place
 	ats      []int       // and where their payloads go
 }
 
-// ReadMany reads objects and calls fn at most once for each, in any order, with its payload
-// or its error. If it returns nil, fn was called for every object; if it returns an error,
-// the call has ended before the objects for which fn was not called. Payloads alias scratch
-// memory. One round for up to 128 objects and 1 MiB of slabs, one more if some of them
-// were expected in the other half of their slabs; what a concurrent writer disturbs is
-// read again by itself.
+// ReadMany reads objects and calls fn at most once for each, in any order, with its payload or
+// its error. nil: fn was called for every object. An error: the call has ended before the objects
+// for which fn was not called. Payloads are in scratch memory, valid during the call of fn.
 //
-// Linearizes like Read, each object by itself.
+// One round is for up to 128 objects and 1 MiB of slabs. Another one follows if some objects turn
+// out to be in the other half of their slabs. An object that a concurrent writer disturbs is read
+// again by itself.
+//
+// Linearizes at: the READ of each object, as in Read; not all at one instant.
 func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, info Info, err error)) error {
 	b := &l.batch
 	for next := 0; next < len(refs); {
@@ -63,8 +66,8 @@ func (l *Lane) ReadMany(refs []proto.Ref, fn func(i int, payload []byte, info In
 	return nil
 }
 
-// gatherReads plans the readings of one round, from refs[next] on, and returns the first
-// object that has no room in it.
+// gatherReads plans the readings of one round, from refs[next] on. It returns the index of the
+// first object that has no room in the round.
 func (l *Lane) gatherReads(refs []proto.Ref, next int, fn func(i int, payload []byte, info Info, err error)) int {
 	b := &l.batch
 	b.readings, b.reading, b.retry = b.readings[:0], b.reading[:0], b.retry[:0]
@@ -97,8 +100,8 @@ func (l *Lane) gatherReads(refs []proto.Ref, next int, fn func(i int, payload []
 	return next
 }
 
-// readGathered READs the batch in one round and calls fn for what that answers. What
-// is left in the batch is to be READ again, whole; b.retry goes by itself.
+// readGathered READs the batch in one round and calls fn for the objects that this answers. On
+// return b.reading are those to READ again, whole, and b.retry those to read by themselves.
 func (l *Lane) readGathered(fn func(i int, payload []byte, info Info, err error)) error {
 	b := &l.batch
 	bytes := 0
@@ -151,13 +154,12 @@ func (l *Lane) readGathered(fn func(i int, payload []byte, info Info, err error)
 	return err
 }
 
-// WriteMany replaces the payloads of objects; errs[i] is the answer for refs[i], as that
-// of Update. Two rounds (three with backups) for up to 64 objects (51 if a region is durable or slabs are
-// STAGED, 28 if both) and 1 MiB. An object that
-// another session holds is written by itself afterwards, so that no client waits for one
-// object while it holds another.
+// WriteMany replaces the payloads of objects; errs[i] is the answer for refs[i], as that of
+// Update. Two rounds, three with backups, for up to 64 objects and 1 MiB; for 51 objects if the
+// region is durable or the slabs are STAGED, for 28 if both. An object that another session holds
+// is written by itself afterwards, so that no client waits for one object while it holds another.
 //
-// Linearizes like Update, each object by itself.
+// Linearizes at: the CAS of V of each object, as in Update; not all at one instant.
 func (l *Lane) WriteMany(refs []proto.Ref, payloads [][]byte, errs []error) {
 	for next := 0; next < len(refs); {
 		if next > 0 {
@@ -175,9 +177,8 @@ func (l *Lane) WriteMany(refs []proto.Ref, payloads [][]byte, errs []error) {
 // ErrIndex: WriteMany left the object alone because it is an index; see proto.TagIndex.
 var ErrIndex = errors.New("object is an index")
 
-// writeBatch writes as many of the first objects as fit one batch, and returns how many.
-// errAgain in errs marks those that the batch cannot write: they are written by themselves
-// at the end.
+// writeBatch writes as many of the first objects as fit one batch, and returns their number. An
+// object that the batch cannot write has errAgain in errs until writeOne writes it at the end.
 func (l *Lane) writeBatch(refs []proto.Ref, payloads [][]byte, errs []error) int {
 	b := &l.batch
 	n, imgs := l.gatherWrites(refs, payloads, errs)
@@ -219,8 +220,8 @@ func (o *object) verbsOfWrite() int {
 	return 3
 }
 
-// gatherWrites makes attempts of the first objects, as many as fit one batch. n of them
-// are dealt with; imgs is how many bytes their images take.
+// gatherWrites makes attempts for the first objects, as many as fit one batch. n objects have an
+// attempt or an error; imgs is how many bytes their images take.
 func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (n, imgs int) {
 	b := &l.batch
 	b.attempts = b.attempts[:0]
@@ -249,8 +250,8 @@ func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (
 	return n, imgs
 }
 
-// reserveGathered reserves the slabs of the batch's attempts in one round. b.held are those
-// that it holds afterwards, errs the answers of the others.
+// reserveGathered reserves the slabs of the batch's attempts in one round. b.held are the
+// attempts that hold their slabs afterwards; the others have an error in errs.
 func (l *Lane) reserveGathered(imgs int, errs []error) {
 	b := &l.batch
 	bytes := 0
@@ -298,8 +299,8 @@ func (l *Lane) reserveGathered(imgs int, errs []error) {
 	}
 }
 
-// stageHeld builds the images of the slabs that the batch holds. It releases those that
-// it cannot write, and takes them out of b.held.
+// stageHeld builds the images for the slabs that the batch holds. A slab that it cannot write is
+// released and taken out of b.held.
 func (l *Lane) stageHeld(payloads [][]byte, errs []error) {
 	b := &l.batch
 	imgs, all := b.imgs, b.held

@@ -7,16 +7,16 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// ReadChunks reads the payloads of write-once slabs into dst[at:], one behind the
-// other: size bytes each, the last one what is left. Everything from own on may have
-// been overwritten when it fails; the bytes before own are the caller's, and are not
-// written at any time. ErrFreed when one of the slabs has been freed.
+// ReadChunks reads the payloads of write-once slabs into dst[at:], one behind the other: size
+// bytes each, the last one the rest. ErrFreed: one of the slabs has been freed. If it fails,
+// everything from own on may have been overwritten. The bytes before own are the caller's, and
+// are never written.
 //
-// Where verbs run in this process a slab is READ straight to where its payload
-// belongs, and what the slab has in front of it is laid over the bytes before for
-// as long as the checksum is computed: one pass over cold memory and one over the cache
-// instead of three. Elsewhere, and for what a concurrent change disturbs, it is
-// ReadMany.
+// Where this process executes the verbs, a slab is READ to the place where its payload belongs.
+// The words and header in front of the payload then lie over the bytes before for as long as the
+// checksum is computed; those bytes are saved and put back. That takes one pass over cold memory
+// and one over the cache, instead of three. Elsewhere, and where a concurrent change disturbs the
+// READ, it is ReadMany.
 func (l *Lane) ReadChunks(refs []proto.Ref, dst []byte, own, at, size int) error {
 	b := &l.batch
 	b.rest, b.ats = b.rest[:0], b.ats[:0]
@@ -61,12 +61,12 @@ func chunkLength(ref proto.Ref, got, want int) error {
 	return fmt.Errorf("%w: chunk %v has %d bytes, its index says %d", ErrCorrupt, ref, got, want)
 }
 
-// readInPlace READs a SINGLE slab so that its payload of n bytes comes to stand at
-// dst[at]. false: it did not, and the payload is to be read in another way. The
-// proto.SingleLead bytes before change for as long as the READ and the checksum take.
+// readInPlace READs a SINGLE slab so that its payload of n bytes lies at dst[at]. false: it does
+// not, and the payload has to be read in another way. The proto.SingleLead bytes before at are
+// changed for as long as the READ and the checksum take.
 //
-// Linearizes like Read: V, header and payload come from one READ of unordered
-// lines, and the checksum tells whether they belong together.
+// Linearizes at: the READ, as in Read. V, header and payload come from one READ, whose lines may
+// be of different moments; the checksum shows whether they belong together.
 func (l *Lane) readInPlace(ref proto.Ref, dst []byte, at, n int) (bool, error) {
 	var k reading
 	if err := l.resolve(&k.object, ref); err != nil {

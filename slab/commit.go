@@ -7,26 +7,27 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// commit makes the changes of attempts that hold their slabs: steps 2 and 3 of Update,
-// Birth, Free and repairs. One round with one replica, two with more.
+// commit makes the changes of attempts that hold their slabs: steps 2 and 3 of Update, Birth,
+// Free and repairs. One round with one replica, two with more.
 //
 //	step 2   image to all replicas, V of the backups      one round for all attempts
 //	step 3   V of the primary, then R to 0                one round for all attempts
 //
-// Of a STAGED slab step 2 writes the record or shadow. With one replica home is written between V
-// and R; with more it follows in a round of its own, and R in another.
+// In a STAGED slab step 2 writes the record or shadow in place of the image. Home is written
+// after V: with one replica in the chain of step 3, between V and R; with more in a round of its
+// own, and R is released in another.
 //
-// Preconditions: a.r is held; a.v is V of the primary and of every in-sync backup; a.next
-// is set, and names the place that a.v does not name. Several attempts all have images, and
-// their verbs fit into one chain to each target: see verbsOfWrite.
+// Preconditions: a.r is held; a.v is V of the primary and of every in-sync backup; a.next is set,
+// and its image place is not the one that a.v names. Several attempts together all have images,
+// and their verbs fit into one chain to each target (verbsOfWrite).
 //
-// Linearizes at: the CAS of V at the primary, in step 3; or, if the epoch ends between
-// step 2 and that CAS, at the opening of the next epoch, if Reconcile has kept the change.
+// Linearizes at: the CAS of V at the primary, in step 3. If the epoch ends between step 2 and
+// that CAS and Reconcile keeps the change, at the opening of the next epoch.
 //
-// On return every attempt is done, notDone or unknown; see result. A client that dies
-// after step 2 leaves V of the backups ahead of the primary's: a takeover of the slab
-// rolls them back (rollBack), or a failover takes the highest V (Reconcile). No reader has
-// seen the new value then.
+// On return every attempt is done, notDone or unknown; see result. A client that dies during or
+// after step 2 leaves V of backups ahead of the primary's. No reader has seen the new value then:
+// a takeover of the slab rolls V back (rollBack), or, if the epoch ends first, Reconcile takes
+// the highest V.
 func (l *Lane) commit(as ...*attempt) {
 	l.commitBackups(as)
 	l.commitPrimaries(as)
@@ -40,11 +41,11 @@ func (l *Lane) commit(as ...*attempt) {
 	}
 }
 
-// commitBackups is step 2: the image to all replicas, V to the backups. It leaves those
-// attempts undecided for which step 3 may follow.
+// commitBackups is step 2: the image to all replicas, and V of the backups. On return an attempt
+// is undecided if step 3 may follow; otherwise its result is set.
 //
-// Repeating the step is safe while R is held: no V names the image place, and a CAS that
-// finds its own new value counts as done. So if the round of a batch fails in any chain, each
+// The step may be repeated while R is held: no V names the image place that it writes, and a CAS
+// that finds its own new value counts as done. If the round of a batch fails in any chain, each
 // attempt is repeated by itself.
 func (l *Lane) commitBackups(as []*attempt) {
 	for _, a := range as {
@@ -106,8 +107,8 @@ const (
 	kindRelease             // CAS of R to 0
 )
 
-// stageBackups appends verbs of one kind of step 2 of an attempt: a chain to the primary for the image,
-// and one to each backup.
+// stageBackups appends the verbs of one kind of step 2 for an attempt: to the primary the image
+// alone, to each backup the image and V.
 func (l *Lane) stageBackups(a *attempt, k kind) {
 	if k == kindImage {
 		_, c := l.onlyChain(a.reg.P())
@@ -126,10 +127,10 @@ func (l *Lane) stageBackups(a *attempt, k kind) {
 	}
 }
 
-// forceRebuilding looks at the answers of an attempt's own step 2. An in-sync backup must
-// have had the attempt's V. A rebuilding replica may have an older one, where the copier
-// has not passed the slab: the next try moves V forward from there. None is ahead. It returns
-// true if there is to be another try.
+// forceRebuilding looks at the answers of step 2 of one attempt. Every in-sync backup must have
+// had the V that the attempt expects. A rebuilding replica may have an older one, where the
+// copier has not passed the slab: then the next try expects that V. None may be ahead. again:
+// another try is needed.
 func (l *Lane) forceRebuilding(a *attempt) (again bool) {
 	for i := 1; i < a.reg.N; i++ {
 		old, ok := casOf(l.round.At(i))
@@ -149,8 +150,8 @@ func (l *Lane) forceRebuilding(a *attempt) (again bool) {
 	return again
 }
 
-// commitPrimaries is step 3: V of the primary, then R to 0. With one replica the image
-// goes ahead in the same chain. It decides every attempt.
+// commitPrimaries is step 3: V of the primary, then R to 0. With one replica the image goes first
+// in the same chain. On return every attempt has a result.
 func (l *Lane) commitPrimaries(as []*attempt) {
 	together := l.primaryRound(as)
 	for i, a := range as {
@@ -166,8 +167,8 @@ func (l *Lane) commitPrimaries(as []*attempt) {
 	}
 }
 
-// primaryRound posts step 3 of the undecided attempts and decides those that have an
-// answer. The others are settled when it returns nil; an error is that of settling.
+// primaryRound posts step 3 of the undecided attempts and sets the result of those that have an
+// answer. nil: the failed chains, if any, have been settled. An error is that of settling.
 func (l *Lane) primaryRound(as []*attempt) error {
 	l.round.Reset()
 	for k := kindImage; k <= kindRelease; k++ {
@@ -206,7 +207,7 @@ func (l *Lane) primaryRound(as []*attempt) error {
 	return l.settle(as[0].reg)
 }
 
-// stagePrimary appends verbs of one kind of step 3 of an attempt.
+// stagePrimary appends the verbs of one kind of step 3 for an attempt.
 func (l *Lane) stagePrimary(a *attempt, k kind) {
 	i, c := l.onlyChain(a.reg.P())
 	switch k {
@@ -236,11 +237,14 @@ func (l *Lane) stagePrimary(a *attempt, k kind) {
 	}
 }
 
-// settlePrimary finds out what has become of a step 3 without an answer. The connection has
-// ended, so nothing of this attempt runs any more. Another session can take R over only after
-// this session's fence at the primary, and then the READ here has no answer. So another R
-// means that the chain has released it. An attempt that it leaves undecided has not changed V:
-// step 3 is repeated.
+// settlePrimary finds out what a step 3 without an answer did. Its connection has ended, so no
+// verb of the attempt is still executing. It READs R and V of the primary:
+//
+//   - R is not the attempt's: the chain has released it, behind the CAS of V: done. Another
+//     session cannot have taken R over, because it may do so only after this session's fence
+//     at the primary, and then the READ has no answer.
+//   - R is the attempt's and V is new: done, but for what follows V in the chain.
+//   - R is the attempt's and V is old: the attempt stays undecided, and step 3 is repeated.
 func (l *Lane) settlePrimary(a *attempt) {
 	if l.epochOver(a) {
 		l.readBack(a)
@@ -280,8 +284,8 @@ func (l *Lane) settlePrimary(a *attempt) {
 	a.result = done
 }
 
-// flushPrimary makes V of the primary persistent. It leaves the attempt undecided, or
-// settles it under a new epoch.
+// flushPrimary makes V of the primary persistent. If the epoch ends meanwhile it sets the
+// attempt's result; otherwise the attempt stays undecided.
 func (l *Lane) flushPrimary(a *attempt) {
 	for {
 		l.round.Reset()
@@ -296,8 +300,8 @@ func (l *Lane) flushPrimary(a *attempt) {
 	}
 }
 
-// settleCommit settles a failed round of a commit. In the same epoch it leaves the
-// attempt undecided: the round is repeated. Otherwise it decides the attempt.
+// settleCommit settles a failed round of a commit. Within the same epoch the attempt stays
+// undecided, and the round may be repeated. Otherwise the attempt gets its result.
 func (l *Lane) settleCommit(a *attempt) {
 	if err := l.settle(a.reg); err != nil {
 		l.unsettled(a, err)
@@ -308,13 +312,13 @@ func (l *Lane) settleCommit(a *attempt) {
 	}
 }
 
-// readBack decides a commit that a change of epoch has cut short. The replicas of the new
-// epoch have closed the old one and Reconcile has cleared the reservations: the change is in
-// place on all of them, or on none.
+// readBack finds the result of a commit during which the epoch ended. The replicas of the new
+// epoch have closed the old one, and Reconcile has made them alike and cleared the reservations.
+// So the change is in place on all of them or on none.
 //
-// V and the image tell which: V as it was means notDone; V of the change with an image
-// that names this reservation means done. Otherwise the outcome is unknown: others have
-// written since, or the change was a tombstone, which names no writer.
+// V is as it was: notDone. V is that of the change, and the image names this reservation: done.
+// Otherwise the result is unknown: others have written since, or the change was a tombstone,
+// which names no writer.
 func (l *Lane) readBack(a *attempt) {
 	a.redo.rec, a.staging = nil, proto.Slab{} // R is gone with its epoch: Reconcile has written home
 	for {
@@ -352,6 +356,7 @@ func (l *Lane) readBack(a *attempt) {
 	}
 }
 
+// judgeReadBack sets the result from the slab as READ in the new epoch.
 func (l *Lane) judgeReadBack(a *attempt, buf []byte) {
 	_, v := a.slab.Words(buf)
 	if v == a.v {

@@ -16,17 +16,17 @@ type Copied struct {
 	Bad    int // images that no replica in sync has whole, copied as they are
 }
 
-// Copy brings the rebuilding replicas of a region up to date while clients work:
-// when it returns nil, every slab of the region has been passed within reg's
-// epoch, and the rebuilding replicas may be called in sync.
+// Copy brings the rebuilding replicas of a region up to date while clients work. nil: it has
+// passed every slab of the region within reg's epoch, and the rebuilding replicas may be called
+// in sync.
 //
-// A LIVE slab is copied under its reservation, image first, then V; of a FREE slab
-// only V is copied, by CAS from the lower value read. That needs no reservation: in one epoch
-// V of the primary only rises, and the CAS moves it up only. The copier never lowers V of a rebuilding
-// replica: a higher one was written by a client of this epoch.
+// A LIVE slab is copied under its reservation: the image first, then V. Of a FREE slab only V is
+// copied, by CAS from the lower V that the replica has. That needs no reservation: within one
+// epoch V of the primary only rises, and this CAS only raises V of the replica. The copier never
+// lowers V of a rebuilding replica: a higher one was written by a client of this epoch.
 //
-// Preconditions: the rebuilding replica was zeroed before the epoch began, and has the
-// block headers. The lane's session does nothing else.
+// Preconditions: the rebuilding replica was zeroed before the epoch began, and has the block
+// headers. The lane's session does nothing else.
 func (l *Lane) Copy(reg *Region) (Copied, error) {
 	var st Copied
 	for b := range reg.Geometry.Blocks {
@@ -49,6 +49,8 @@ func (l *Lane) CopyBlock(reg *Region, block uint32, st *Copied) error {
 	return nil
 }
 
+// copyBlock copies an open block piece by piece. Of a block that is not open there is nothing to
+// copy: the client that opens it writes to the rebuilding replica too.
 func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 	off := reg.Geometry.HeaderOff(block)
 	if err := l.repeat(reg, func() { l.round.Chain(reg.P()).Read(off, l.word[:8]) }); err != nil {
@@ -99,7 +101,7 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 	return nil
 }
 
-// copySlab passes one slab by itself. v is V of the primary as last read.
+// copySlab copies one slab by itself. v is V of the primary as last READ.
 func (l *Lane) copySlab(reg *Region, s proto.Slab, gen uint32, v proto.V, st *Copied) error {
 	for held := 1; v.State() == proto.StateLive; {
 		a := attempt{object: anyObject(reg, s, gen)}
@@ -153,10 +155,11 @@ func (l *Lane) copySlab(reg *Region, s proto.Slab, gen uint32, v proto.V, st *Co
 	return l.copyWord(reg, s, v)
 }
 
-// copyImage writes the active image and V of a slab that the attempt holds to every
-// rebuilding replica that is behind. a.img is nil if the primary's image is damaged. One that
-// is damaged on every replica in sync is copied as it is, so that its readers get ErrCorrupt
-// from any replica and the rebuild goes on with the other objects.
+// copyImage writes the image that V names, and V, of a slab that the attempt holds to every
+// rebuilding replica that is behind. a.img is nil if the primary's image is damaged: then it is
+// taken from another in-sync replica. If it is damaged on all of them it is copied as it is, so
+// that its readers get ErrCorrupt from any replica, and the rebuild continues with the other
+// objects.
 func (l *Lane) copyImage(a *attempt, st *Copied) error {
 	if a.img == nil {
 		var err error
@@ -192,8 +195,8 @@ func (l *Lane) copyImage(a *attempt, st *Copied) error {
 	return nil
 }
 
-// noteRebuilding looks at the answers of rebuilding replicas: again if V of one of them was
-// another, which is the V that the next try expects.
+// noteRebuilding looks at the answers of rebuilding replicas. again: one of them had another V,
+// which the next try expects.
 func (l *Lane) noteRebuilding(a *attempt) (again bool) {
 	k := 0
 	for i := 1; i < a.reg.N; i++ {
@@ -213,7 +216,7 @@ func (l *Lane) noteRebuilding(a *attempt) (again bool) {
 	return again
 }
 
-// copyWord moves V of each rebuilding replica forward to that of a FREE slab.
+// copyWord raises V of each rebuilding replica to v, that of a FREE slab.
 func (l *Lane) copyWord(reg *Region, s proto.Slab, v proto.V) error {
 	o := object{reg: reg, slab: s}
 	for i := 1; i < reg.N; i++ {

@@ -6,32 +6,34 @@ import (
 )
 
 const (
-	// copyBytes is how much of a block a copier READs at once unless CopyBy has been called.
+	// copyBytes is how many bytes of a block a copier READs at once unless CopyBy was called.
 	copyBytes = 64 << 10
 	// maxCopied slabs are reserved, copied and released together: three rounds for
 	// all of them.
 	maxCopied = 512
-	// frameBytes of images go into one chain: what a responder behind a socket takes
-	// in one piece, while the next chain is on its way.
+	// frameBytes bounds the images of one chain: as much as a server behind a socket reads at
+	// once, while the next chain is on its way.
 	frameBytes = 48 << 10
 )
 
-// CopyBy says how much of a block Copy READs at once from the next piece on: the most
-// that it holds reserved, and that a rebuilding replica receives without a pause. More costs
-// fewer rounds and keeps others waiting longer. A slab is never divided.
+// CopyBy sets how many bytes of a block Copy READs at once, from its next piece on. That is also
+// the most that it holds reserved, and that a rebuilding replica receives without a pause. A
+// larger piece costs fewer rounds and keeps other sessions waiting longer. A slab is never
+// divided.
 // Preconditions: bytes is above 0, and at most a block.
 func (l *Lane) CopyBy(bytes int) { l.copyBytes = bytes }
 
 // copies is what a copier gathers from one piece of a block.
 type copies struct {
-	live   []copying
-	free   []word
+	live   []copying  // LIVE slabs
+	free   []word     // V of FREE slabs
 	trying []*attempt // of live: those reserved together
 }
 
-// copying is a LIVE slab that is being copied. Its img was READ before the slab was reserved: an image of
-// one version is written once, and not changed before V is, so under the reservation V
-// alone is READ again. img is nil if what was READ is not whole.
+// copying is a LIVE slab that is being copied. Its img was READ before the slab was reserved, and
+// only V is READ again under the reservation: if V is the same, the image is too, because the
+// image of a version is written once and before V names it. img is nil if what was READ is not
+// whole.
 type copying struct {
 	attempt
 	fate fate
@@ -43,13 +45,13 @@ type word struct {
 	v    proto.V
 }
 
-// fate of a slab that was to be copied with others.
+// fate says how a slab is copied that was gathered with others.
 type fate uint8
 
 const (
-	copied  fate = iota // released with the others
-	alone               // not held, or to be released with the others, and copied alone then
-	waiting             // held, and to be copied alone before it is released
+	copied  fate = iota // with the others
+	alone               // by itself; it is not held, or is released with the others first
+	waiting             // by itself; it stays held until then
 )
 
 // copies is the lane's storage for what it gathers.
@@ -100,7 +102,8 @@ func (l *Lane) chains(to *rdma.Target) chains {
 	return chains{round: &l.round, to: to, first: l.round.Len()}
 }
 
-// next is a chain with room, and its number among those of the target.
+// next returns a chain to the target with room for so many verbs and bytes of WRITEs, and its
+// number among the chains of the target.
 func (cs *chains) next(verbs, bytes int) (*rdma.Chain, int) {
 	n := cs.round.Len()
 	if n > cs.first {
@@ -114,7 +117,8 @@ func (cs *chains) next(verbs, bytes int) (*rdma.Chain, int) {
 	return cs.round.Chain(cs.to), n - cs.first
 }
 
-// copyMany copies LIVE slabs together. What does not go smoothly is copied alone.
+// copyMany copies LIVE slabs together, in three rounds: reserve, write, release. Slabs with which
+// anything goes otherwise than expected are copied by themselves afterwards.
 func (l *Lane) copyMany(reg *Region, gen uint32, slabs []copying, st *Copied) error {
 	words, err := l.buffer(&l.batch.imgs, 8*len(slabs))
 	if err != nil {
@@ -230,9 +234,9 @@ func (l *Lane) releaseMany(reg *Region, slabs []copying) error {
 	return l.releaseAll(reg, slabs)
 }
 
-// releaseAll settles a failed round and releases, one by one, what the lane may
-// hold and is not to copy alone first: the values of R are the lane's own, so that it
-// can be repeated.
+// releaseAll settles a failed round, and releases one by one the slabs that the lane may hold,
+// but those that wait to be copied. It may be repeated, because the values of R are the lane's
+// own.
 func (l *Lane) releaseAll(reg *Region, slabs []copying) error {
 	if err := l.again(&slabs[0].attempt); err != nil {
 		return err
@@ -247,7 +251,7 @@ func (l *Lane) releaseAll(reg *Region, slabs []copying) error {
 	return nil
 }
 
-// copyRest copies alone what could not be copied with the others.
+// copyRest copies by themselves the slabs that could not be copied with the others.
 func (l *Lane) copyRest(reg *Region, gen uint32, slabs []copying, st *Copied) error {
 	// Those that are held first: others wait for them.
 	for i := range slabs {
@@ -273,8 +277,8 @@ func (l *Lane) copyRest(reg *Region, gen uint32, slabs []copying, st *Copied) er
 	return nil
 }
 
-// copyWords moves V of FREE slabs forward together, from 0; those that are found
-// otherwise are moved alone.
+// copyWords raises V of FREE slabs together, from 0. A replica that has another V is served by
+// copyWord.
 func (l *Lane) copyWords(reg *Region, words []word, st *Copied) error {
 	st.Words += len(words)
 	var at [maxCopied]struct{ chain, verb int }

@@ -26,16 +26,18 @@ var (
 	ErrNotAuthentic = errors.New("not authentic")
 )
 
-// encryption is what a lane encrypts with.
+// encryption is what a lane encrypts and decrypts with. Only the lane's goroutine uses it.
 type encryption struct {
 	keys *payloadkey.Ring
-	// ad is what is authenticated beside a payload: the region's seed, offset and generation, the header of
-	// the image, the envelope word. With the index behind, of an index.
+	// ad is scratch memory for the data that is authenticated beside a payload: the region's
+	// seed, the slab's offset and generation, the header of the image, the envelope word; of an
+	// index also the index itself.
 	ad []byte
 }
 
-// Encrypt has the lane encrypt what it writes with the first of the keys, and read what is encrypted with any.
-// Without keys in the ring payloads stay clear, and its name is for errors alone.
+// Encrypt sets the keys. The lane encrypts what it writes with the first of them, and decrypts
+// with any. If the ring has no keys, payloads are written as they are, and the ring is used for
+// errors only.
 // Preconditions: no operation has begun.
 func (l *Lane) Encrypt(keys *payloadkey.Ring) {
 	l.keys, l.encryption, l.unclear = keys, nil, proto.TagEncrypted
@@ -44,7 +46,7 @@ func (l *Lane) Encrypt(keys *payloadkey.Ring) {
 	}
 }
 
-// Overhead is by how many bytes a payload is longer in its slab.
+// Overhead is how many bytes encryption adds to a payload; 0 without keys.
 func (l *Lane) Overhead() int { return l.encryption.overhead() }
 
 func (e *encryption) overhead() int {
@@ -82,7 +84,8 @@ func (e *encryption) bind(o *object, h proto.ImageHeader, envelope proto.Envelop
 	e.ad = append(e.ad[:0], b[:]...)
 }
 
-// seal encrypts a payload into img. It sets the header as it becomes: tag and length.
+// seal encrypts a payload into img. It sets tag and length of the header as they are for the
+// ciphertext.
 func (e *encryption) seal(o *object, img []byte, h *proto.ImageHeader, payload []byte) {
 	key, index := e.keys.First(), h.Tag&proto.TagIndex != 0
 	envelope := proto.MakeEnvelope(h.Tag, key.ID())
@@ -99,7 +102,7 @@ func (e *encryption) seal(o *object, img []byte, h *proto.ImageHeader, payload [
 	key.Seal(out, nonce, payload, e.ad)
 }
 
-// open decrypts the payload of an image in its place. h has the tag of what is inside.
+// open decrypts the payload of an image in its place. The tag in h is that of the payload inside.
 // Preconditions: proto.InnerTag has accepted the payload, with this tag.
 func (e *encryption) open(key *payloadkey.Cipher, o *object, h proto.ImageHeader, payload []byte) ([]byte, error) {
 	index := h.Tag&proto.TagIndex != 0
@@ -116,7 +119,8 @@ func (e *encryption) open(key *payloadkey.Cipher, o *object, h proto.ImageHeader
 }
 
 // admit decides whether the lane may use the payload of a live image, and sets the tag to that of
-// what is inside. key is nil for one that is clear.
+// the payload inside. key is nil for a payload that is not encrypted. ErrNotEncrypted,
+// ErrNotAuthentic, ErrKey: the payload must not be used.
 func (l *Lane) admit(o *object, s *sight) (key *payloadkey.Cipher, err error) {
 	if !proto.IsEncrypted(s.header.Tag) {
 		if l.encryption != nil && !l.keys.Clear() {
@@ -152,7 +156,7 @@ func (l *Lane) refuse(why payloadkey.Refusal) {
 	}
 }
 
-// reveal makes the payload of a live image clear, in its place.
+// reveal decrypts the payload of a live image in its place, if it is encrypted.
 func (l *Lane) reveal(o *object, s *sight) error {
 	key, err := l.admit(o, s)
 	if err != nil {
@@ -161,7 +165,8 @@ func (l *Lane) reveal(o *object, s *sight) error {
 	return l.decrypt(key, o, s)
 }
 
-// revealToOverwrite is reveal for who replaces the payload: only an index is decrypted.
+// revealToOverwrite is reveal for an operation that replaces the payload: it decrypts only an
+// index.
 func (l *Lane) revealToOverwrite(o *object, s *sight) error {
 	key, err := l.admit(o, s)
 	if err != nil || s.header.Tag&proto.TagIndex == 0 {
@@ -170,7 +175,8 @@ func (l *Lane) revealToOverwrite(o *object, s *sight) error {
 	return l.decrypt(key, o, s)
 }
 
-// revealToFree is reveal for who frees the object: no key is wanted but for an index.
+// revealToFree is reveal for an operation that frees the object: it needs a key only for an
+// index.
 func (l *Lane) revealToFree(o *object, s *sight) error {
 	switch tag, _, ok := proto.InnerTag(s.header.Tag, s.payload); {
 	case ok && tag&proto.TagIndex != 0:
@@ -183,7 +189,8 @@ func (l *Lane) revealToFree(o *object, s *sight) error {
 	return nil
 }
 
-// decrypt makes the payload clear that admit has found to be encrypted with a key; nil: it is clear.
+// decrypt decrypts a payload with the key that admit has returned; nil: there is nothing to
+// decrypt.
 func (l *Lane) decrypt(key *payloadkey.Cipher, o *object, s *sight) error {
 	if key == nil {
 		return nil

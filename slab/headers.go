@@ -7,11 +7,12 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// Headers caches the block headers of a region for one epoch and one reclaim
-// epoch: when the session learns of a later one, it starts an empty cache.
-// Shared by the lanes of a session; 0 is not cached (no open header is 0).
+// Headers caches the block headers of one region, for one epoch and one reclaim epoch: when the
+// session learns of a later one of either, it starts with an empty cache. The lanes of a session
+// share it, and read and write it with atomics. 0 means: not cached (no header of an open block
+// is 0).
 type Headers struct {
-	blocks uint32
+	blocks uint32                          // of the region
 	words  atomic.Pointer[[]atomic.Uint64] // nil until there is one: most regions of a large cluster are never used
 }
 
@@ -27,8 +28,8 @@ func (h *Headers) Load(block uint32) proto.Header {
 	return proto.Header((*w)[block].Load())
 }
 
-// Store caches a header just read under this epoch. Only open blocks are kept:
-// any other state is about to change.
+// Store caches a header that was READ under this epoch. It keeps headers of open blocks only: any
+// other state is about to change.
 func (h *Headers) Store(block uint32, w proto.Header) {
 	if !w.State().Open() {
 		w = 0
@@ -42,12 +43,16 @@ func (h *Headers) Store(block uint32, w proto.Header) {
 	(*words)[block].Store(uint64(w))
 }
 
-// maxHeaderReads bounds the READs behind the cached header in the search for an open header
-// of the ref's generation: one, and three more for blocks that change their state.
+// maxHeaderReads bounds how often locate READs a header: once for a cached header that is out of
+// date, and three times more for a block that changes its state meanwhile.
 const maxHeaderReads = 4
 
-// locate finds the slab that a ref names: header first, no verb goes to a slab
-// whose header was not checked. ErrFreed when the block has moved on.
+// locate finds the slab that a reference names, by the header of its block. No verb goes to a
+// slab before the header has been checked: its class says where slabs are, and its generation
+// whether the block was reclaimed since the reference was made.
+//
+// ErrFreed: the block has a later generation. ErrBadRef: no such object was ever there. errAgain:
+// no answer.
 func (l *Lane) locate(reg *Region, ref proto.Ref) (proto.Slab, error) {
 	off := uint64(ref.Addr.Off())
 	block, ok := reg.Geometry.BlockOf(off)

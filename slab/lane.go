@@ -8,41 +8,45 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// Lane runs the operations of the slab protocol, one at a time, and owns the scratch
-// memory that they need.
+// Lane runs the operations of the slab protocol, one at a time, and owns the scratch memory that
+// they need.
 //
-// One goroutine at a time uses a lane, and every field belongs to it; there is no lock.
-// What an operation knows is in local variables (object, attempt). The lane keeps only
-// what outlives an operation and memory that is used again.
+// One goroutine at a time uses a lane, and owns every field; there is no lock. What one operation
+// knows is in its local variables (object, attempt, reading). The lane keeps what outlives an
+// operation, and memory that is used again.
 type Lane struct {
-	// port is the lane's access to fabric, table and session. Never changes.
+	// port is the lane's access to fabric, table, session and time. Never changes.
 	port Port
-	// round is the round that is being built, or whose answers are being read.
-	// Invariant: a step reads all answers that it needs before the next one resets it.
+	// round is the round that is being built, or that has been answered.
+	// Invariant: a step reads all answers that it needs before the next step resets the round.
 	round rdma.Round
 	// tally counts what the lane has sent. It only grows.
 	tally rdma.Tally
-	// halves guesses which half of a slab is worth a READ. A wrong guess costs one round
-	// and nothing else.
+	// halves guesses which half of a slab holds the active image. A wrong guess costs one more
+	// round and nothing else.
 	halves halves
 	// batch is the storage of ReadMany, WriteMany and ReadChunks. Empty between calls.
 	batch batch
 	// gathered is the storage of a copier, nil until the lane copies.
 	gathered *copies
-	// copyBytes is how much of a block a copier READs at once, and one slab at least.
+	// copyBytes is how many bytes of a block a copier READs at once; one slab at least.
 	copyBytes int
-	// keys are those of Encrypt, encryption what the lane encrypts with: nil without keys.
+	// keys are those of Encrypt; encryption is what the lane encrypts with. Both are nil without
+	// keys. Set before the first operation, and never changed.
 	keys       *payloadkey.Ring
 	encryption *encryption
-	// shadows lends slabs for changes that no record has room for; nil: none.
+	// shadows lends slabs for updates of STAGED slabs that no record has room for; nil: none. Set
+	// once.
 	shadows Shadows
-	// fenced has, for each chain of a commit's round, a bit for each kind of verbs that has its fence.
+	// fenced belongs to the chains of a commit's round: for each chain a bit for each kind of
+	// verbs that has its fence already. See fenceOnce.
 	fenced [maxWrites * MaxListed]uint8
-	// unclear is the least tag of an image whose payload is not simply that of the image: 0
-	// with keys, for then a clear one is an exception too.
+	// unclear is the least tag of an image whose payload needs a look before it is used. Without
+	// keys that is the lowest tag of encrypted payloads. With keys it is 0, because then a
+	// payload that is not encrypted needs a look too.
 	unclear uint32
-	// info is lent to the callback of Update for the time of the call: a local
-	// variable would escape to the heap.
+	// info is lent to the callback of Update for the time of the call: a local variable would
+	// escape to the heap.
 	info Info
 
 	// Memory that verbs can use. The contents belong to the step that has READ them or is
@@ -80,21 +84,22 @@ type Info struct {
 	Class   proto.Class // of the object's slab
 }
 
+// infoOf describes an image with header h in slab s.
 func infoOf(h proto.ImageHeader, s proto.Slab) Info {
 	return Info{Version: h.Version, Born: h.Born, Tag: h.Tag, Writer: h.Writer, Kind: s.Kind, Class: s.Class}
 }
 
-// errAgain: the step changed nothing that others see, and the attempt holds nothing. The
+// errAgain: the step has changed nothing that others see, and the attempt holds nothing. The
 // operation starts again under the present table. It never leaves the package.
 var errAgain = errors.New("start again")
 
+// do sends the lane's round, waits for all its answers and counts it.
 func (l *Lane) do() {
 	l.port.Do(&l.round)
 	l.tally.Count(&l.round)
 }
 
-// settle waits until nothing that failed in the last round can run any more; see
-// Port.Settle.
+// settle returns nil when nothing of the failed round can execute any more; see Port.Settle.
 func (l *Lane) settle(reg *Region) error { return l.port.Settle(reg, &l.round) }
 
 // answer checks the lease before an answer drawn from a READ is given: a failover does not

@@ -2,17 +2,18 @@ package slab
 
 import "github.com/quarrystore/quarry/proto"
 
-// object is a slab under one view of its region, with the reference through which it is
-// used. The view's epoch is the epoch of everything that is done with the object.
+// object is a slab under one view of its region, with the reference through which it is used.
+// Everything that is done with the object belongs to the epoch of that view.
 type object struct {
-	ref  proto.Ref
-	reg  *Region
-	slab proto.Slab
-	seed uint64 // of the checksums of the slab's images
+	ref  proto.Ref  // without an incarnation in scans; see anyObject
+	reg  *Region    // the view
+	slab proto.Slab // where it is, with class and kind as the block's header says
+	seed uint64     // of the checksums of the slab's images
 }
 
-// resolve finds region and slab of a reference. errAgain: a READ of the block header had
-// no answer. Another error is final: the reference names nothing that can be used.
+// resolve finds the region and the slab of a reference. It sends a round only if the block's
+// header is not cached. errAgain: that round had no answer. Any other error is final: the
+// reference names nothing that can be used.
 func (l *Lane) resolve(o *object, ref proto.Ref) error {
 	reg, err := l.port.Region(ref.Addr.Region())
 	if err != nil {
@@ -27,8 +28,8 @@ func (l *Lane) resolve(o *object, ref proto.Ref) error {
 	return nil
 }
 
-// anyObject is a slab as scans see it: its reference has the address and no incarnation, so that
-// it matches any object in the slab.
+// anyObject is a slab as scans use it. Its reference has the address and no incarnation: the scan
+// works on whatever object is in the slab.
 func anyObject(reg *Region, s proto.Slab, generation uint32) object {
 	return object{ref: proto.Ref{Addr: proto.MakeAddr(reg.ID, uint32(s.Off))}, reg: reg, slab: s,
 		seed: proto.Seed(reg.Seed, s.Off, generation)}
@@ -55,8 +56,8 @@ type sight struct {
 	from    proto.Source      // of the active image of a STAGED slab
 }
 
-// inspect judges a slab, or a part of it, that has been READ at off into buf; see
-// proto.Slab.ImageIn.
+// inspect judges a slab, or the part of it, that has been READ from offset off into buf, and sets
+// s. The payload in s aliases buf.
 func (l *Lane) inspect(o *object, off uint64, buf []byte, s *sight) {
 	_, v := o.slab.WordsIn(off, buf)
 	s.v = v
@@ -89,7 +90,8 @@ func (l *Lane) inspect(o *object, off uint64, buf []byte, s *sight) {
 	}
 }
 
-// inspectStaged judges a STAGED slab that has been READ whole into buf, and whose V is LIVE.
+// inspectStaged judges a STAGED slab whose V is LIVE, and that has been READ whole into buf. It
+// may turn home in buf into the image that V names (proto.Slab.Compose).
 func (o *object) inspectStaged(buf []byte, s *sight) {
 	s.header, s.payload, s.from = o.slab.Compose(buf, s.v.Version(), o.seed)
 	switch {
@@ -104,8 +106,8 @@ func (o *object) inspectStaged(buf []byte, s *sight) {
 	}
 }
 
-// whole is the image of a version in a buffer that holds an image place, trimmed to what
-// has to be written; nil if it is damaged or of another version.
+// whole returns the image of a version in img, cut to the bytes that have to be written; nil if
+// img has another version or is damaged.
 func (o *object) whole(img []byte, version uint64) []byte {
 	h, _, ok := proto.DecodeImage(img, o.seed)
 	if !ok || h.Version != version {

@@ -60,10 +60,9 @@ type Seen struct {
 	Key       uint64
 }
 
-// Survey is a way to look at a cluster for orphans: objects that nothing names and
-// nothing will ever name. An object is named by a reference in another object that is
-// named, or by the placement library. Orphans calls the methods in the order in which
-// they stand here.
+// Survey is a way to look at a cluster for orphans: objects that nothing names and nothing will
+// ever name. An object is named by a reference in another named object, or by the placement
+// library. Orphans calls the methods in the order in which they stand here.
 //
 // The rule. Three steps, in this order:
 //
@@ -71,22 +70,25 @@ type Seen struct {
 //  2. The sessions are listed: that session is over.
 //  3. Everything that is named is walked: the object is not among it.
 //
-// Why it holds. An operation commits a reference to an object that it has made only
-// under the session that made it: a tree's operation by btree.Store.Begin, a large
-// object's because one call writes it on one lane. So if the object was never named,
-// only the session that wrote the image can still name it. That session is over at
-// step 2: the object is named before the walk or never. If the object was named once
-// and is not any more, no operation names it again: a commit names only what its
-// operation has made, and what it has read from objects whose stamp or version the
-// commit checks. A repair leaves the writer of an image as it is.
+// Why it holds. An operation commits a reference to an object that it has made only under the
+// session that made the object: a tree's operation by btree.Store.Begin, a large object's because
+// one call writes it on one lane. There are two cases:
 //
-// The order matters. A list of sessions from before step 1 says nothing about the
-// object, for the id of its writer may belong to a new session since. A walk from
-// before step 2 misses what the session has named between the two.
+//   - The object was never named. Only the session that wrote it can still name it, and that
+//     session is over at step 2. So the object is named before the walk or never.
+//   - The object was named once, and is not any more. No operation names it again: a commit names
+//     only what its operation has made, and what it has read from objects whose stamp or version
+//     the commit checks.
 //
-// What the rule has found stays an orphan for ever, and may be freed at any later
-// time. FreeVersion frees it at the version of step 1: a repair may have changed it,
-// and anything else would show that the rule is broken.
+// A repair keeps the writer of an image, so it does not change the answer.
+//
+// The order matters. A list of sessions from before step 1 says nothing about the object: a new
+// session may have got the id of its writer since. A walk from before step 2 misses what the
+// session has named between the two.
+//
+// What the rule has found stays an orphan for ever, and may be freed at any later time.
+// FreeVersion frees it at the version of step 1. If the version has changed since, a repair has
+// changed it, or the rule is broken.
 type Survey interface {
 	// Objects reads every object that may be an orphan.
 	Objects(saw func(Seen)) error

@@ -7,72 +7,82 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
+// This file has what a program sees of the world: Port, a view of a region, and the errors.
+
 // MaxListed bounds the replicas that a row of the table lists, in sync or rebuilding: those that
-// the region wants, at most client.MaxReplicas, and the ones that take their place.
+// the region wants, at most client.MaxReplicas, and those that are about to replace some of them.
 const MaxListed = 5
 
-// Port is what a program sees of the world: one lane of one session.
+// Port is what a program sees of the world: one lane of one session. The client, the programs of
+// storage nodes and the simulator implement it. The lane's goroutine alone calls it.
 type Port interface {
-	// Do performs a round. The only call that waits for the fabric.
+	// Do sends a round and returns when every chain has its outcome. It is the only call that
+	// waits for the fabric.
 	Do(r *rdma.Round)
-	// Region is the session's present view of a region. Cold calls may wait.
-	// ErrNoRegion if the table has none of that number; ErrUnavailable if no replica
-	// can be used and the operation has nothing to settle.
+	// Region is the session's present view of a region. It may wait, when the region has not been
+	// opened yet or is RECOVERING. ErrNoRegion: the table has no region of that number.
+	// ErrUnavailable: no replica can be used, and the operation has nothing to settle.
 	Region(id uint32) (*Region, error)
-	// Settle is called after a round in which a chain failed. It returns nil when
-	// nothing that this lane posted can still run at a replica of the region's present epoch,
-	// and the view of the region is that of the present table: compare epochs. An error is terminal for the
-	// operation: the deadline has passed, the session is over, or the node's
-	// refusal is one that no retry changes.
+	// Settle is called after a round in which a chain failed. It returns nil when two things
+	// hold: nothing that this lane has posted can still execute at a replica of the region's
+	// present epoch; and Region answers from the present table, so that the caller can compare
+	// epochs. An error ends the operation: the deadline has passed, the session is over, or no
+	// retry changes the node's refusal.
 	Settle(reg *Region, r *rdma.Round) error
-	// Pause backs off before attempt n (from 1), with full jitter. An error means
-	// that the caller has given up, or that the deadline leaves no room for another
-	// attempt. Attempt 0 is no attempt: a program of many rounds has done a piece and
-	// holds nothing, so that others may go first, and the program may end here.
+	// Pause waits a random time before attempt n (from 1), longer with each attempt. An error
+	// means that the caller has given up, or that the deadline leaves no room for another
+	// attempt.
+	//
+	// Attempt 0 does not wait. A program of many rounds calls it between two pieces of work, when
+	// it holds nothing: others may go first, and the program may end here.
 	Pause(attempt int) error
-	// HolderFenced says whether a session found holding a reservation in a region is
-	// known to be fenced at every replica of it: the certificate, which holds for that
-	// region alone. It may ask the controller, no more often than makes sense at this
-	// attempt; false means go on waiting.
+	// HolderFenced says whether a session, found as the holder of a reservation, is certified
+	// fenced in the region: at every replica of that region, and of that one alone. It may ask a
+	// controller, as often as is sensible at this attempt. false: unknown, so the caller goes on
+	// waiting.
 	HolderFenced(region, session uint32, attempt int) bool
-	// LeaseValid says whether answers drawn from a READ that has completed may be given.
+	// LeaseValid says whether the session's lease still runs. It is asked after a READ has
+	// completed and before an answer is drawn from it.
 	LeaseValid() bool
-	// Reservation is a new value for R: no one else writes it while a word may have it.
+	// Reservation is a new value for R. No other operation writes it while a word may hold it.
 	Reservation() proto.R
-	// EndSession gives the session up: it has posted what it cannot settle.
+	// EndSession ends the session because it has posted verbs that it cannot settle. The
+	// controllers fence it, and takers and the scrub settle the slabs.
 	EndSession(reason error)
-	// Buffer returns n bytes that verbs can use, for the life of the lane.
+	// Buffer returns n bytes that verbs can use, as long as the lane exists.
 	Buffer(n int) ([]byte, error)
 }
 
-// Region is a view of a region under one epoch. It is immutable but for the
-// cache of headers; another epoch is another Region.
+// Region is a view of a region under one epoch. It is immutable but for the cache of headers;
+// another epoch, or another reclaim epoch, is another Region.
 type Region struct {
-	ID       uint32
-	Epoch    uint64
+	ID       uint32 // number in the table
+	Epoch    uint64 // of the region's configuration; every key and reservation belongs to it
 	Seed     uint64 // proto.RegionSeed of its uuid
 	Geometry proto.Geometry
 	ReadOnly bool // the session may not write: what is damaged is read elsewhere, not repaired
 	Durable  bool // every commit is flushed to persistence before it is acknowledged
-	// Want is how many replicas the region should have; 0 stands for N. N is smaller while
-	// one is lost, and larger while one is rebuilt or moved.
+	// Want is how many replicas the region should have; 0 stands for N. N is smaller while one is
+	// lost, and larger while one is replaced or moved.
 	Want int
-	// Replicas; the first is the primary.
+	// The replicas that are not OUT are To[:N]; the first is the primary. Rebuilding says which of
+	// them are still being copied: writers write to them, readers and Reconcile do not use them.
 	N          int
 	To         [MaxListed]*rdma.Target
 	Rebuilding [MaxListed]bool
-	// Fresh: a rebuilding replica whose slabs are known to be all zero: Reconcile
-	// need not look at them.
+	// Fresh: a rebuilding replica whose slabs are known to be all zero. Reconcile does not READ
+	// them.
 	Fresh [MaxListed]bool
-	// Local: the primary's verbs run in this process, so that a round costs nothing
-	// and batches may be small enough to stay in the cache.
+	// Local: this process executes the primary's verbs itself, so that a round costs nothing, and
+	// batches may be small enough to stay in the cache.
 	Local bool
-	// Near is the primary's memory where it is Local, or else nil.
-	Near    rdma.Near
+	// Near prefetches the primary's memory where it is Local; nil otherwise.
+	Near rdma.Near
+	// Headers are the cached headers of its blocks, shared by all lanes of the session.
 	Headers *Headers
 }
 
-// Replicas is how many the region is to have.
+// Replicas is how many replicas the region is meant to have.
 func (r *Region) Replicas() int {
 	if r.Want == 0 {
 		return r.N

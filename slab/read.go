@@ -8,24 +8,27 @@ import (
 )
 
 const (
-	// maxReads bounds the READs of one Read while V keeps moving: a retry follows
-	// a commit in between, a torn image or the wrong half, so 64 is a very hot slab or a bug.
+	// maxReads bounds the READs of one Read while V keeps changing. A READ is repeated when a
+	// commit came between, the image was torn, or the wrong half was READ; 64 in a row are a very
+	// hot slab or a bug.
 	maxReads = 64
-	// stillReads READs in a row that find the same V span a time in which V stood
-	// still during all but the first and last of them: a wrong checksum is damage then.
+	// stillReads READs in a row have found the same V: V has not changed between the first and
+	// the last of them. A wrong checksum in the READs between is not torn, but damage.
 	stillReads = 3
-	// maxRepairs bounds the damage that one operation repairs on its way: a slab that
-	// is damaged again and again has a memory that should be replaced.
+	// maxRepairs bounds the repairs of one operation. Memory that damages one slab so often
+	// should be replaced.
 	maxRepairs = 4
 	// maxRestarts bounds how often one operation starts again under a new table.
 	maxRestarts = 64
 )
 
-// Read returns the object's payload, appended to dst. One round, one verb when warm;
-// another when a large slab was expected at a version of the other parity.
+// Read appends the object's payload to dst. One round with one verb when the header is cached;
+// another round when a large slab was expected to have its image in the other half.
 //
-// Linearizes at: the READ of V at the primary, if the active image then read is
-// whole. R plays no part: the active image of a reserved slab is intact.
+// Linearizes at: the READ of V at the primary, if the image that the same READ has brought is the
+// one that V names. R is not looked at: a writer that holds R does not change that image.
+//
+// Errors: ErrFreed, ErrBadRef, ErrCorrupt, ErrLease, ErrBusy, and those of the port.
 func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
 	payload, info, err := l.View(ref)
 	if err != nil {
@@ -34,7 +37,8 @@ func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
 	return append(dst, payload...), info, nil
 }
 
-// View is Read without the copy: the payload is the lane's, until its next operation.
+// View is Read without the copy. The payload is in the lane's scratch memory, and valid until the
+// lane's next operation.
 func (l *Lane) View(ref proto.Ref) ([]byte, Info, error) {
 	var k0 reading
 	k := &k0
@@ -48,7 +52,8 @@ func (l *Lane) View(ref proto.Ref) ([]byte, Info, error) {
 	return l.shown(k)
 }
 
-// viewAgain is View after a first READ that has not shown a live image.
+// viewAgain continues View when the first READ has not shown a live image. k and err are of that
+// READ.
 func (l *Lane) viewAgain(k *reading, ref proto.Ref, err error) ([]byte, Info, error) {
 	restarts, last, still, repairs := 0, proto.V(0), 0, 0
 	for i := 1; ; i++ {
@@ -81,7 +86,7 @@ func (l *Lane) viewAgain(k *reading, ref proto.Ref, err error) ([]byte, Info, er
 			last, still = k.v, 1
 		}
 		if still >= stillReads {
-			// Not torn: damaged, or the block has moved on under a cached header.
+			// Not torn: the image is damaged, or the cached header is of an earlier use of the block.
 			if repairs >= maxRepairs {
 				return nil, Info{}, fmt.Errorf("%w: %v", ErrCorrupt, ref)
 			}
@@ -102,8 +107,9 @@ func (l *Lane) viewAgain(k *reading, ref proto.Ref, err error) ([]byte, Info, er
 	}
 }
 
-// viewDamaged deals with a slab whose image was wrong while V stood still. found: it
-// returns the image of another replica. nil and not found: look again.
+// viewDamaged deals with a slab whose image stayed wrong while V did not change. It looks first
+// whether the block has been reclaimed. Then it has the object repaired, or, in a session that
+// may only read, takes the image from a backup: found. nil and not found: View looks again.
 func (l *Lane) viewDamaged(k *reading) (payload []byte, info Info, found bool, err error) {
 	block, _ := k.reg.Geometry.BlockOf(k.slab.Off)
 	k.reg.Headers.Store(block, 0)
@@ -126,26 +132,26 @@ func (l *Lane) viewDamaged(k *reading) (payload []byte, info Info, found bool, e
 	return nil, Info{}, false, err
 }
 
-// reading is one READ of an object: of its whole slab, or of the half that is expected to
-// hold the active image. One READ takes V and image together.
+// reading is one READ of an object: of its whole slab, or of the half that is expected to hold
+// the active image. Either way one READ takes V and the image together.
 type reading struct {
 	object
 	index int    // of a batch: the object's place in the caller's list
-	off   uint64 // READ so many bytes from here
-	bytes int
-	buf   []byte // into this
-	chain int    // of the last round
+	off   uint64 // where the READ begins, in the region
+	bytes int    // how much is READ
+	buf   []byte // where to; in the lane's memory
+	chain int    // index of its chain in the last round
 	lost  bool   // the chain had no answer
 	sight
 }
 
-// planWhole has the whole slab READ.
+// planWhole plans a READ of the whole slab.
 func (k *reading) planWhole() { k.off, k.bytes = k.slab.Off, k.slab.Class.Bytes() }
 
-// planHalf has the half READ that is expected to hold the active image.
+// planHalf plans a READ of the half that is expected to hold the active image.
 func (l *Lane) planHalf(k *reading) { k.off, k.bytes = l.halves.part(&k.object) }
 
-// readRound READs objects at their primaries, in one round.
+// readRound READs objects at their primaries, in one round, and sets lost of each.
 func (l *Lane) readRound(ks ...*reading) {
 	l.round.Reset()
 	for _, k := range ks {
@@ -159,14 +165,14 @@ func (l *Lane) readRound(ks ...*reading) {
 	}
 }
 
-// judgeRead says what a reading that has an answer shows, and sets its V. The payload
-// aliases the reading's buffer.
+// judgeRead sets the sight of a reading that has an answer. The payload aliases the reading's
+// buffer.
 func (l *Lane) judgeRead(k *reading) {
 	l.inspect(&k.object, k.off, k.buf, &k.sight)
 }
 
-// readOnce READs one object, or the half of its slab that is expected to do, and judges
-// it. The payload is in the lane's memory. errAgain: no answer.
+// readOnce READs one object and judges it. With half it READs only the half of a slab that is
+// expected to be enough. The payload is in the lane's memory. errAgain: no answer.
 func (l *Lane) readOnce(k *reading, ref proto.Ref, half bool) error {
 	err := l.resolve(&k.object, ref)
 	if err != nil {
@@ -190,12 +196,13 @@ func (l *Lane) readOnce(k *reading, ref proto.Ref, half bool) error {
 	return nil
 }
 
-// prefetchBytes bounds what Prefetch asks for: as much as a processor can have under way.
+// prefetchBytes bounds what Prefetch asks for: a processor has about this many bytes of loads
+// under way at once.
 const prefetchBytes = 4 << 10
 
-// Prefetch asks the processor for the memory of an object that is going to be read, where
-// verbs run in this process. It sends nothing and learns nothing, so it may come before
-// the operation begins, and reg may be of an earlier table.
+// Prefetch asks the processor for the memory of an object that is about to be read, where this
+// process executes the verbs. It sends nothing and has no result. So it may be called before the
+// operation begins, and reg may be of an earlier table.
 func (l *Lane) Prefetch(reg *Region, ref proto.Ref) {
 	block, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off()))
 	if !ok {

@@ -9,16 +9,16 @@ import (
 
 // Reconcile makes the replicas of a region alike, for a new epoch (docs/DESIGN.md#failover).
 //
-// Preconditions: these replicas have closed every earlier epoch, and the table does not call
-// this one open, so that only this program has keys, and plain stores are allowed. reg lists
-// the in-sync survivors, the next primary first, and the rebuilding ones, flagged.
+// Preconditions: these replicas have closed every earlier epoch, and the table does not show this
+// one OPEN. So only this program has keys, and it may store words with WRITE. reg lists the
+// in-sync survivors, the next primary first, and the rebuilding ones, flagged.
 //
-//	per header   the highest generation wins; ACTIVE or DRAINING alike on all in-sync
-//	             replicas becomes ACTIVE; RECLAIM anywhere becomes FREE; so does a block
-//	             that some replica does not have open, for its format was cut short
-//	per slab     the highest V with a whole image wins (FREE is whole by itself); its
-//	             image goes to all that have another V; reservations are cleared; V of a
-//	             rebuilding replica that is another is set to 0 for the copier
+//	per header   the highest generation wins. ACTIVE or DRAINING alike on all in-sync
+//	             replicas becomes ACTIVE. A block that is RECLAIM on some replica becomes FREE; so
+//	             does one that is not open on some replica, because its format was cut short
+//	per slab     the highest V with a whole image wins (FREE is whole by itself). Its
+//	             image goes to all replicas that have another V; reservations are cleared. V of a
+//	             rebuilding replica that has another V is set to 0 for the copier
 //	per block    the free map is made again
 //
 // Running it again after any failure gives the same result as running it once.
@@ -48,9 +48,10 @@ type Reconciled struct {
 	Bad     int // slabs of which no replica had a whole image
 }
 
-// pieceBytes is how much of each replica a scan READs at once, and one slab at least.
+// pieceBytes is how many bytes of each replica a scan READs at once; one slab at least.
 const pieceBytes = 128 << 10
 
+// reconcileBlock chooses the block's header, makes its slabs alike, and stores the header last.
 func (l *Lane) reconcileBlock(reg *Region, block uint32, st *Reconciled) error {
 	off := reg.Geometry.HeaderOff(block)
 	var was [MaxListed]proto.Header
@@ -85,11 +86,12 @@ func (l *Lane) reconcileBlock(reg *Region, block uint32, st *Reconciled) error {
 	return l.doPlain()
 }
 
-// chooseHeader picks the header that all replicas shall have from those of the in-sync
-// replicas; zero says that the block's words are to be cleared. A header that is damaged
-// says nothing if another replica has one that is not. If all are damaged the block keeps
-// the damaged header and its contents, and its readers get ErrCorrupt: a class or generation that was made up could
-// make old references name other objects.
+// chooseHeader picks the header that all replicas shall have, from those of the in-sync replicas.
+// zero: the block's words are to be cleared.
+//
+// A damaged header is ignored if another replica has a valid one. If all are damaged the block
+// keeps the damaged header and its contents, and its readers get ErrCorrupt: a class or
+// generation that was made up could make old references name other objects.
 func chooseHeader(reg *Region, was []proto.Header) (h proto.Header, zero bool) {
 	gen, reclaim, alike, valid := uint32(0), false, true, false
 	first := proto.Header(0)
@@ -123,7 +125,8 @@ func chooseHeader(reg *Region, was []proto.Header) (h proto.Header, zero bool) {
 	return proto.MakeHeader(proto.BlockFree, 0, 0, gen, 0), zero
 }
 
-// plain appends a store of a word, flushed where the region is durable.
+// plain appends a WRITE of a word, with a FLUSH where the region is durable. buf is memory for
+// the word.
 func (l *Lane) plain(reg *Region, c *rdma.Chain, off, w uint64, buf []byte) {
 	proto.PutWord(buf, 0, w)
 	c.Write(off, buf[:8])
@@ -132,8 +135,8 @@ func (l *Lane) plain(reg *Region, c *rdma.Chain, off, w uint64, buf []byte) {
 	}
 }
 
-// doPlain sends the round, if there is one. Reconcile gives up at the first
-// failure: the caller starts it again, or with fewer replicas.
+// doPlain sends the round, unless it is empty. Reconcile gives up at the first failure: the
+// caller starts it again, or with fewer replicas.
 func (l *Lane) doPlain() error {
 	if l.round.Len() == 0 {
 		return nil
@@ -142,6 +145,7 @@ func (l *Lane) doPlain() error {
 	return l.round.Err()
 }
 
+// zeroBlock clears a block and its map on every replica.
 func (l *Lane) zeroBlock(reg *Region, block uint32) error {
 	zero, err := l.buffer(&l.slab, pieceBytes)
 	if err != nil {
@@ -224,7 +228,8 @@ func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Rec
 	return l.writeMap(reg, block, words)
 }
 
-// fixFull sends the fixes gathered so far when a chain might not hold another slab's.
+// fixFull sends the fixes gathered so far when a chain may have no room for those of another
+// slab.
 func (l *Lane) fixFull(reg *Region) error {
 	for i := range l.round.Len() {
 		if len(l.round.At(i).Verbs) > rdma.MaxChainVerbs-8 {
@@ -241,6 +246,7 @@ func (l *Lane) fixFull(reg *Region) error {
 	return nil
 }
 
+// sendFixes sends the round if any of its chains has a verb.
 func (l *Lane) sendFixes() error {
 	for i := range l.round.Len() {
 		if len(l.round.At(i).Verbs) > 0 {
@@ -250,9 +256,9 @@ func (l *Lane) sendFixes() error {
 	return nil
 }
 
-// fixSlab appends the stores that make one slab alike on all replicas, and reports whether
-// its map bit is to be set. The stores take their bytes from buf, which has room for piece
-// bytes of the block of each replica; the slab is at offset in of each.
+// fixSlab appends the stores that make slab i of a block alike on all replicas. taken: its map
+// bit is to be set. buf has piece bytes of the block of each replica; the slab is at offset in of
+// each. The stores take their bytes from buf.
 func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []byte, piece, in int, st *Reconciled) (taken bool, err error) {
 	c := copiesOf(reg, reg.Geometry.Slab(block, i, h), h.Generation(), buf, piece, in)
 	if c.unused() {
@@ -274,11 +280,11 @@ func (l *Lane) fixSlab(reg *Region, block uint32, h proto.Header, i int, buf []b
 	return best.State() != proto.StateFree, nil
 }
 
-// slabCopies is one slab as READ at every replica of a region.
+// slabCopies is one slab as READ at every replica of a region. The arrays are indexed by replica.
 type slabCopies struct {
 	reg   *Region
 	slab  proto.Slab
-	bytes [MaxListed][]byte
+	bytes [MaxListed][]byte // the slab; fixReplica writes from it
 	r     [MaxListed]proto.R
 	v     [MaxListed]proto.V
 	// whole: V is FREE, or names an image that is whole. Never set for a rebuilding
@@ -286,7 +292,7 @@ type slabCopies struct {
 	whole [MaxListed]bool
 	// away: home of a STAGED slab is not the image that V names; bytes has it where whole is set.
 	away [MaxListed]bool
-	seed uint64
+	seed uint64 // of the checksums of its images
 }
 
 // copiesOf finds a slab in buf; see fixSlab.
@@ -313,8 +319,8 @@ func copiesOf(reg *Region, s proto.Slab, generation uint32, buf []byte, piece, i
 	return c
 }
 
-// readShadows READs the images of a STAGED slab that are in shadows, in rounds of their own: the lane's
-// round is under construction.
+// readShadows READs the images of a STAGED slab that are in shadows. It uses a round of its own,
+// because the lane's round is being built.
 func (l *Lane) readShadows(c *slabCopies) error {
 	for k := range c.reg.N {
 		if !c.away[k] || c.whole[k] {
@@ -343,9 +349,9 @@ func (l *Lane) readShadows(c *slabCopies) error {
 	return nil
 }
 
-// leftover reports that L of a STAGED slab whose home is whole leads to a shadow, or to a record of a
-// version above V, which nothing has committed: L must not lead a reader there when another
-// change has the version. No READ of an earlier epoch is under way, so no version need be left.
+// leftover reports that L of a STAGED slab on replica k leads to a record or shadow that nothing
+// has committed, while home is whole. L must not lead a reader there when a later change gets the
+// same version. No READ of an earlier epoch is under way, so that L need not keep that version.
 func (c *slabCopies) leftover(k int) bool {
 	if c.slab.Kind != proto.Staged || c.away[k] || c.v[k].State() != proto.StateLive {
 		return false
@@ -377,9 +383,9 @@ func (c *slabCopies) unused() bool {
 	return true
 }
 
-// choose returns the V that all replicas shall have, and a replica that has its image: the
-// highest V that is whole. Two replicas with the same V have the same image. A slab that is
-// whole nowhere becomes BAD, and from is -1: its readers get an error for ever, never zeros.
+// choose returns the V that all replicas shall have: the highest V with a whole image; and a
+// replica that has the image. Two replicas with the same V have the same image. A slab that is
+// whole nowhere becomes BAD, and from is -1: its readers get ErrCorrupt for ever, never zeros.
 func (c *slabCopies) choose() (best proto.V, from int) {
 	top := proto.V(0)
 	from = -1
@@ -401,8 +407,8 @@ func (c *slabCopies) choose() (best proto.V, from int) {
 	return best, from
 }
 
-// fixReplica appends the stores for replica k. A rebuilding replica with another V gets 0:
-// the copier brings it up to date.
+// fixReplica appends the stores for replica k. V of a rebuilding replica that differs is set to
+// 0, so that the copier copies the slab.
 func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reconciled) {
 	c, v := l.round.At(k), best
 	switch {
@@ -442,6 +448,7 @@ func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reco
 	}
 }
 
+// writeMap stores the free map of a block on every replica.
 func (l *Lane) writeMap(reg *Region, block uint32, words []uint64) error {
 	buf, err := l.buffer(&l.slab, proto.MapBytes)
 	if err != nil {

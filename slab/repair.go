@@ -7,24 +7,24 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// Repair repairs an object whose active image is damaged at the primary. Under a
-// reservation it READs the image of the primary's version from a backup, and commits it as
-// the next version (PAIR) or writes the same bytes again (SINGLE, STAGED, and what is encrypted). The image keeps its
-// writer, because the orphan rule (Survey) judges an object by it.
+// Repair repairs an object whose active image is damaged at the primary. It reserves the slab and
+// READs the image that V names from a backup. A clear image of a PAIR slab is committed as the
+// next version; in SINGLE and STAGED slabs, and if it is encrypted, the same bytes are written
+// again. The image keeps its writer, because the orphan rule (Survey) judges an object by it.
 //
 // An object that is whole is left as it is. Readers see the same value before and after.
 //
 // nil: the primary has a whole image, or the object is freed. ErrFreed: the damaged image
-// belonged to another object. ErrCorrupt: no replica has a whole image. ErrBusy,
-// ErrVersions: not done.
+// belonged to another object. ErrCorrupt: no replica has a whole image. ErrBusy, ErrVersions: not
+// done.
 func (l *Lane) Repair(ref proto.Ref) error {
 	return l.repeatRepair(ref, l.repairOnce)
 }
 
-// repeatRepair repeats one step of a repair until it is done. It is also repeated when the
-// outcome of its commit is unknown, for it changes nothing that a reader sees: the image
-// of a repair does not name the repair as its writer, so a commit that a failover has kept
-// is not recognized.
+// repeatRepair repeats one step of a repair until it is done. A step whose outcome is unknown is
+// repeated too: a repair changes nothing that a reader sees, so that it may be done twice. (The
+// image of a repair does not name the repair as its writer. So readBack cannot recognise a commit
+// that Reconcile has kept.)
 func (l *Lane) repeatRepair(ref proto.Ref, step func(proto.Ref) error) error {
 	for tries := 1; ; tries++ {
 		err := step(ref)
@@ -37,6 +37,7 @@ func (l *Lane) repeatRepair(ref proto.Ref, step func(proto.Ref) error) error {
 	}
 }
 
+// repairOnce is one try of Repair.
 func (l *Lane) repairOnce(ref proto.Ref) error {
 	var a attempt
 	if err := l.resolve(&a.object, ref); err != nil {
@@ -81,8 +82,8 @@ func (l *Lane) repairFrom(a *attempt, img []byte) error {
 	return l.commitSame(a, h, payload)
 }
 
-// commitSame commits the payload once more, under the next version and with the writer
-// that the header names.
+// commitSame commits the payload again, under the next version and with the writer that the
+// header names.
 func (l *Lane) commitSame(a *attempt, h proto.ImageHeader, payload []byte) error {
 	if err := l.stageInLane(a, &h, payload); err != nil {
 		return errors.Join(err, l.release(a))
@@ -91,9 +92,9 @@ func (l *Lane) commitSame(a *attempt, h proto.ImageHeader, payload []byte) error
 	return a.answer()
 }
 
-// imageElsewhere READs the image that V of the primary names at the other replicas, into
-// the lane's image buffer, until one has it whole; nil if none has. On an error nothing is
-// held, or the session has ended.
+// imageElsewhere READs the image that V of the primary names at the in-sync backups, one after
+// the other, into the lane's image buffer; nil if none has it whole. On an error nothing is held,
+// or the session has ended.
 // Preconditions: the attempt holds R, and a.v is V of the primary.
 func (l *Lane) imageElsewhere(a *attempt) ([]byte, error) {
 	buf, err := l.buffer(&l.image, a.slab.Class.ImageBytes(a.slab.Kind))
@@ -129,9 +130,9 @@ func (l *Lane) rewrite(a *attempt, img []byte) error {
 	})
 }
 
-// elsewhere is for a session that may not repair: the image of the version that V of the
-// primary was seen to name, from a backup that has it whole. ErrCorrupt when none has. The
-// payload is in the lane's memory.
+// elsewhere finds an object's image for a session that may not repair: the image of the version
+// v, which V of the primary had, from a backup that has it whole. ErrCorrupt: none has. errAgain:
+// no answer. The payload is in the lane's memory.
 func (l *Lane) elsewhere(o *object, v proto.V) ([]byte, Info, error) {
 	img, err := l.buffer(&l.image, o.slab.Class.ImageBytes(o.slab.Kind))
 	if err != nil {

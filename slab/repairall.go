@@ -6,10 +6,10 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// RepairAll makes all replicas of an object whole and alike: the primary first, with
-// Repair, then every backup from the primary. The payload of a PAIR is committed again
-// under the next version; the bytes of a SINGLE or STAGED, and ciphertext, are written again in place. L of a
-// STAGED is written anew.
+// RepairAll makes all replicas of an object whole and alike: the primary first, with Repair, then
+// every backup from the primary. A clear payload in a PAIR slab is committed again under the next
+// version; otherwise the same bytes are written again in place. L of a STAGED slab is written
+// anew.
 //
 // nil: all replicas are whole and alike. ErrCorrupt: no replica has a whole image.
 func (l *Lane) RepairAll(ref proto.Ref) error {
@@ -48,9 +48,8 @@ func (l *Lane) repairAllOnce(ref proto.Ref) error {
 	return l.commitSame(&a, a.header, a.payload)
 }
 
-// rewriteBackups writes the primary's image to every backup, V
-// behind it, and releases the slab. Preconditions: as for rollBack; the image in a.seen is
-// whole.
+// rewriteBackups writes the primary's image to every backup, then V, and releases the slab.
+// Preconditions: those of rollBack; the image in a.seen is whole.
 func (l *Lane) rewriteBackups(a *attempt, length int) error {
 	img := a.slab.Image(a.seen, a.v.Version())[:proto.ImageLen(length)]
 	err := l.repeatHeld(a, func() {
@@ -72,8 +71,8 @@ func (l *Lane) rewriteBackups(a *attempt, length int) error {
 	return l.releaseRepaired(a)
 }
 
-// releaseRepaired releases a slab whose images are whole at all replicas. L of a STAGED slab, which may be damaged, leads to
-// nothing then.
+// releaseRepaired releases a slab whose images are whole at all replicas. In a STAGED slab it
+// first makes L lead to nothing, because L may be damaged.
 func (l *Lane) releaseRepaired(a *attempt) error {
 	if a.slab.Kind == proto.Staged {
 		if err := l.leave(a, nextVersion(a), a.reg.N); err != nil {

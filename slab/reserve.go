@@ -11,13 +11,13 @@ import (
 // of the port ends the wait long before, but in the simulator deadlines are long.
 const maxHeld = 100_000
 
-// reserve takes the slab's reservation and READs it whole, in one round: step 1 of Update,
-// Free and repairs. It waits for a holder that is alive, and takes over from one that is
-// fenced.
+// reserve takes the slab's reservation and READs the slab whole, in one round: step 1 of Update,
+// Free and repairs. While another session holds the slab it waits if that session is alive, and
+// takes the slab over if its fence is certified.
 //
-// On nil the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica, and
-// the active image is whole and of the reference's incarnation: a.header, a.payload. On an
-// error the attempt holds nothing, or the session has ended.
+// nil: the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica, and the active
+// image is whole and of the reference's incarnation: a.header, a.payload. Any error: the attempt
+// holds nothing, or the session has ended.
 func (l *Lane) reserve(a *attempt, ref proto.Ref) error {
 	if err := l.reserveOnce(a, ref); err != nil {
 		return l.reserveAgain(a, ref, err)
@@ -63,8 +63,8 @@ func (l *Lane) reserveAgain(a *attempt, ref proto.Ref, err error) error {
 	}
 }
 
-// waitForHolder takes the slab over if its holder is fenced, or else pauses. taken: as
-// takeover. Otherwise the attempt holds nothing, or the session has ended.
+// waitForHolder takes the slab over if its holder is fenced; otherwise it pauses. taken is that
+// of takeover. If it is false the attempt holds nothing, or the session has ended.
 func (l *Lane) waitForHolder(a *attempt, held int) (taken bool, err error) {
 	if l.port.HolderFenced(a.reg.ID, a.holder.Session(), held) {
 		return l.takeover(a, a.holder)
@@ -82,8 +82,8 @@ var errHeld = errors.New("held")
 // released.
 var errDamaged = errors.New("damaged")
 
-// reserveOnce is one try of reserve: one round. Besides final errors it returns
-// errAgain, errHeld and errDamaged.
+// reserveOnce is one try of reserve, of one round. Besides final errors it returns errAgain,
+// errHeld and errDamaged.
 func (l *Lane) reserveOnce(a *attempt, ref proto.Ref) error {
 	if err := l.resolve(&a.object, ref); err != nil {
 		return err
@@ -108,7 +108,7 @@ func (l *Lane) reserveOnce(a *attempt, ref proto.Ref) error {
 	return l.judge(a)
 }
 
-// seeWhole makes the lane's slab buffer the place for the whole slab.
+// seeWhole has the whole slab READ into the lane's slab buffer.
 func (l *Lane) seeWhole(a *attempt) (err error) {
 	a.off = a.slab.Off
 	a.seen, err = l.buffer(&l.slab, a.slab.Class.Bytes())
@@ -133,9 +133,12 @@ func (l *Lane) reserveRound(as ...*attempt) {
 	}
 }
 
-// judge looks at a slab that was READ under the attempt's own reservation. V cannot
-// change any more, so a wrong checksum is damage. It sets a.sight, and releases a slab that
-// is not live: errDamaged or ErrFreed. ErrLease: the lease is over, and the slab is released.
+// judge looks at a slab that was READ under the attempt's own reservation. V cannot change any
+// more, so a wrong checksum is damage and not a torn READ.
+//
+// nil: the slab is held, its image is live, and a.sight is set. Otherwise the slab is released:
+// ErrFreed, errDamaged, or ErrLease if the lease is over. An error of releasing has ended the
+// session.
 func (l *Lane) judge(a *attempt) error {
 	err := l.look(a)
 	if err != nil {
@@ -167,9 +170,9 @@ func (l *Lane) settleReserve(a *attempt) error {
 	return l.releaseLost(a)
 }
 
-// releaseLost finds out what a CAS of R without an answer did, and releases what it took. The
-// value of this attempt is unique, so a READ of R behind the Reset shows whether the CAS took
-// effect. It returns errAgain, or the error that has ended the session.
+// releaseLost finds out what a CAS of R without an answer did, and releases the slab if it was
+// taken. The attempt's value of R is unique, so a READ of R after the Reset shows whether the CAS
+// took effect. It returns errAgain, or the error that has ended the session.
 // Preconditions: the failed round has been settled.
 func (l *Lane) releaseLost(a *attempt) error {
 	for {
@@ -199,10 +202,10 @@ func (l *Lane) readWords(a *attempt) (proto.R, proto.V, error) {
 	return proto.R(proto.Word(l.word, 0)), proto.V(proto.Word(l.word, 8)), l.round.At(0).Err
 }
 
-// epochOver looks whether the table has moved on from the attempt's epoch. True: the
-// reservation is gone with its epoch, or the session has been ended because that could not be
-// learned: the call's deadline had passed or the session was over, the attempt may still hold
-// the slab, and fence and scrub settle what it has posted.
+// epochOver says whether the table has another epoch than the attempt. Then the reservation is
+// gone with its epoch. It is also true if that could not be learned, because the call's deadline
+// has passed or the session is over: then the session has been ended, and fence and scrub settle
+// what the attempt may still hold.
 func (l *Lane) epochOver(a *attempt) bool {
 	reg, err := l.port.Region(a.reg.ID)
 	if err != nil {
@@ -212,9 +215,9 @@ func (l *Lane) epochOver(a *attempt) bool {
 	return reg.Epoch != a.reg.Epoch
 }
 
-// again settles a failed round of an attempt that holds the slab, or may hold it. nil:
-// the same epoch, the round may be repeated. errAgain: the epoch is over, and the
-// reservation with it. Another error has ended the session.
+// again settles a failed round of an attempt that holds the slab, or may hold it. nil: the epoch
+// is the same, and the round may be repeated. errAgain: the epoch is over, and the reservation
+// with it. Another error has ended the session.
 func (l *Lane) again(a *attempt) error {
 	if err := l.settle(a.reg); err != nil {
 		return l.abandon(a, err)
@@ -225,8 +228,9 @@ func (l *Lane) again(a *attempt) error {
 	return nil
 }
 
-// repeatHeld sends the round that build makes until it has an answer, in the attempt's
-// epoch. It returns at once if build makes no chain. Errors are those of again.
+// repeatHeld sends the round that build makes until it has an answer, within the attempt's epoch.
+// If build makes no chain it returns nil at once. Errors are those of again.
+// Preconditions: the round may be executed more than once.
 func (l *Lane) repeatHeld(a *attempt, build func()) error {
 	for {
 		l.round.Reset()
@@ -244,9 +248,9 @@ func (l *Lane) repeatHeld(a *attempt, build func()) error {
 	}
 }
 
-// release gives the reservation back. On nil R is cleared, or the epoch is over, or the
-// session has ended; an error has ended the session.
-// Preconditions: no CAS of V has been posted that has not been answered or rolled back.
+// release gives the reservation back. nil: R does not name the attempt any more, or the epoch is
+// over. An error has ended the session.
+// Preconditions: every CAS of V that the attempt has posted was answered, or rolled back.
 func (l *Lane) release(a *attempt) error {
 	err := l.repeatHeld(a, func() {
 		c := l.round.Chain(a.reg.P())
@@ -259,9 +263,9 @@ func (l *Lane) release(a *attempt) error {
 	return err
 }
 
-// abandon ends the session of an attempt that cannot settle what it has posted: fence and
-// scrub release the slab. It returns err. Nothing that a reader sees was changed, so
-// the operation is not done.
+// abandon ends the session of an attempt that cannot settle what it has posted: fence and scrub
+// release the slab. It returns err. No reader can have seen a change, so the operation is not
+// done.
 func (l *Lane) abandon(a *attempt, err error) error {
 	l.port.EndSession(fmt.Errorf("slab %v could not be released: %w", a.ref.Addr, err))
 	return err

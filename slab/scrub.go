@@ -7,51 +7,53 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// Scrubbed counts what a scrub has settled.
+// Scrubbed counts what a scrub has settled. It also carries what the first pass leaves to the
+// second.
 type Scrubbed struct {
 	Slabs   int // looked at
 	Taken   int // reservations of the dead, rolled back and released
 	Bits    int // map bits cleared: taken, unreserved, FREE
-	Headers int // blocks that a dead session was formatting
+	Headers int // blocks freed that a dead session was formatting
 
-	claims []deadClaim // of STAGED slabs: for ScrubClaims
-	needed []needed
+	claims []deadClaim // in STAGED blocks: for ScrubClaims
+	needed []needed    // shadows that slabs under change may need: for ScrubClaims
 }
 
-// deadClaim is a claim of a dead session that may be a shadow.
+// deadClaim is a reserved slab of a dead session, without an object. It may be the shadow of a
+// slab elsewhere in the region.
 type deadClaim struct {
 	slab       proto.Slab
-	generation uint32
+	generation uint32 // of its block
 	r          proto.R
 	block      uint32
 	index      int
 	word       uint64 // of the map, as last seen
 }
 
-// needed is a shadow that a slab under change needs until it is released.
+// needed is a slab that is reserved and whose L leads to a shadow.
 type needed struct {
 	slab       proto.Slab
 	generation uint32
 	lead       proto.Locator
 }
 
-// Add adds what another lane has found.
+// Add adds what the scrub of other blocks, on another lane, has found.
 func (st *Scrubbed) Add(o *Scrubbed) {
 	st.Slabs, st.Taken, st.Bits, st.Headers = st.Slabs+o.Slabs, st.Taken+o.Taken, st.Bits+o.Bits, st.Headers+o.Headers
 	st.claims, st.needed = append(st.claims, o.claims...), append(st.needed, o.needed...)
 }
 
-// Scrub settles what dead sessions left in a region: reservations, claims, half formatted
-// blocks, and map bits of slabs that are free. dead reports that a session is certified
-// fenced at every replica.
+// Scrub settles what dead sessions have left in a region: reservations, claims, half formatted
+// blocks, and map bits of slabs that are free. dead reports that a session is certified fenced at
+// every replica.
 //
-// It makes two passes. The first, ScrubBlock, settles. The second, ScrubClaims, frees those claims
-// that may be shadows: one that was freed before its slab is settled could be written to while
-// a taker, or the scrub, still reads the only whole copy of a committed image there.
+// It makes two passes. The first, ScrubBlock, settles. The second, ScrubClaims, frees claims that
+// may be shadows. They must not be freed in the first: as long as the slab that uses a shadow is
+// not settled, the shadow may be the only whole copy of a committed image.
 //
-// It runs beside clients, under a session of its own, and changes words by CAS
-// only. A bit cleared under a claimer that has not yet written R of its claim does no
-// harm: R decides whose the slab is.
+// It runs beside clients, under a session of its own, and changes words by CAS only. It may clear
+// a map bit just before the claimer of that slab writes R. That does no harm: R decides who has
+// the slab (clearLeak).
 func (l *Lane) Scrub(reg *Region, dead func(session uint32) bool) (Scrubbed, error) {
 	var st Scrubbed
 	for b := range reg.Geometry.Blocks {
@@ -62,8 +64,8 @@ func (l *Lane) Scrub(reg *Region, dead func(session uint32) bool) (Scrubbed, err
 	return st, l.ScrubClaims(reg, &st)
 }
 
-// ScrubOnly is Scrub of one block. It looks at the other blocks of the region, and settles what is in them, only if the
-// block has claims of the dead that may be shadows: their users may lie anywhere.
+// ScrubOnly is Scrub of one block. If the block has claims of the dead that may be shadows, it
+// settles the other blocks too: the slabs that use them may be anywhere in the region.
 func (l *Lane) ScrubOnly(reg *Region, block uint32, dead func(session uint32) bool) (st Scrubbed, err error) {
 	if err = l.ScrubBlock(reg, block, dead, &st); err != nil || len(st.claims) == 0 {
 		return st, err
@@ -84,17 +86,17 @@ func (l *Lane) ScrubBlock(reg *Region, block uint32, dead func(session uint32) b
 	if err := l.scrubBlock(reg, block, dead, st); err != nil {
 		return fmt.Errorf("scrub block %d of region %d: %w", block, reg.ID, err)
 	}
-	// That nothing of the dead is left is an answer drawn from READs: without a lease
-	// they may have been of a primary that has been removed.
+	// That nothing of the dead is left is drawn from READs. If the lease is over, they may have been
+	// of a primary that has been replaced.
 	return l.answer(nil)
 }
 
-// ErrEpochOver: the region's epoch has changed; start again under the present one.
+// ErrEpochOver: the region has another epoch now. Start again under that one.
 var ErrEpochOver = errors.New("the region's epoch is over")
 
-// sameEpoch settles a failed round of a scan: nil means repeat it. ErrEpochOver if the region
-// has another epoch or has been removed. Another error is that of the port, such as that
-// the deadline has passed.
+// sameEpoch settles a failed round of a scan. nil: the round may be repeated. ErrEpochOver: the
+// region has another epoch, or has been removed. Any other error is that of the port, such as a
+// deadline that has passed.
 func (l *Lane) sameEpoch(reg *Region) error {
 	if err := l.settle(reg); err != nil {
 		return err
@@ -110,7 +112,8 @@ func (l *Lane) sameEpoch(reg *Region) error {
 	return nil
 }
 
-// repeat sends the round that build makes until it has an answer, in one epoch.
+// repeat sends the round that build makes until it has an answer, within one epoch.
+// Preconditions: the round may be executed more than once.
 func (l *Lane) repeat(reg *Region, build func()) error {
 	for {
 		l.round.Reset()
@@ -125,6 +128,7 @@ func (l *Lane) repeat(reg *Region, build func()) error {
 	}
 }
 
+// scrubBlock is ScrubBlock without the check of the lease.
 func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st *Scrubbed) error {
 	off := reg.Geometry.HeaderOff(block)
 	if err := l.repeat(reg, func() { l.round.Chain(reg.P()).Read(off, l.word[:8]) }); err != nil {
@@ -194,8 +198,8 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 	return nil
 }
 
-// settleSlab takes a dead session's slab over, which settles it, and releases it. free reports that
-// the slab is FREE and not reserved, taken is false where another session was faster.
+// settleSlab takes over a slab that a dead session holds, which settles it, and releases it.
+// free: the slab is FREE and not reserved. Not taken: another session was faster.
 func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (free, taken bool, err error) {
 	a := attempt{object: anyObject(reg, s, gen)}
 	if err := l.seeWhole(&a); err != nil {
@@ -217,9 +221,9 @@ func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (
 	}
 }
 
-// ScrubClaims is the second pass of Scrub: it frees the claims that the first pass over all blocks of the
-// region has left in st. Before it frees one that a slab under change names as its shadow, it waits
-// until that slab does not need it: a taker may be reading there.
+// ScrubClaims is the second pass of Scrub: it frees the claims that the first pass over all
+// blocks has left in st. Where a slab under change names a claim as its shadow, it waits first
+// until that slab does not need the shadow any more: a taker may be reading it.
 func (l *Lane) ScrubClaims(reg *Region, st *Scrubbed) error {
 	for i := range st.claims {
 		c := &st.claims[i]
@@ -246,8 +250,8 @@ func (l *Lane) ScrubClaims(reg *Region, st *Scrubbed) error {
 	return l.answer(nil)
 }
 
-// awaitRelease waits until a slab does not need a shadow any more; see shadowUser. It takes the slab over
-// from a holder that is fenced.
+// awaitRelease waits until a slab does not need its shadow any more (shadowUser). If the holder
+// of the slab is fenced it takes the slab over.
 func (l *Lane) awaitRelease(reg *Region, n *needed) error {
 	for attempt := 1; ; attempt++ {
 		holder, err := l.shadowUser(reg, n)
@@ -265,10 +269,13 @@ func (l *Lane) awaitRelease(reg *Region, n *needed) error {
 	}
 }
 
-// shadowUser is the holder of a slab that needs the shadow: L of a replica leads there, and home is not whole, or the
-// version of the shadow is above V, so that a taker looks for it. 0: the slab has been released, or needs the shadow no
-// more. A client that holds a slab with an old L is not waited for: its callback may take any time. One round
-// for each replica: once a replica does not need the shadow it never will, because only the dead session led L there.
+// shadowUser returns the holder of a slab that still needs its shadow; 0: the slab has been
+// released, or does not need the shadow any more. One round for each replica.
+//
+// A slab needs the shadow if L of a replica leads there, and either home is not whole, or the
+// shadow's version is above V, so that a taker looks for it. A client that holds the slab under
+// an L of before is not waited for: its callback may take any time. Once a replica does not need
+// the shadow it never will again, because only the dead session wrote L there.
 func (l *Lane) shadowUser(reg *Region, n *needed) (holder proto.R, err error) {
 	off, bytes, ok := n.slab.ShadowOff(n.lead, reg.Geometry.RegionBytes)
 	if !ok {
@@ -306,10 +313,10 @@ func (l *Lane) shadowUser(reg *Region, n *needed) (holder proto.R, err error) {
 	return 0, nil
 }
 
-// clearLeak clears the map bit of a slab that is free and not reserved, and sets it again
-// if the slab has been claimed meanwhile. A claimer READs its bits once more after it has
-// written R. So either the claimer sees the bit cleared, or the scrub sees R: no slab in
-// use stays free in the map.
+// clearLeak clears the map bit of a slab that is free and not reserved, and sets it again if the
+// slab has been claimed meanwhile. A claimer writes R and then READs its bits once more. So
+// either the claimer finds the bit cleared, or the scrub finds R: no slab in use stays free in
+// the map.
 func (l *Lane) clearLeak(reg *Region, block uint32, i int, s proto.Slab, guess uint64) error {
 	if err := l.clearBit(reg, block, i, guess); err != nil {
 		return err
@@ -334,7 +341,7 @@ func (l *Lane) clearLeak(reg *Region, block uint32, i int, s proto.Slab, guess u
 	}
 }
 
-// clearBit clears one bit of a map word.
+// clearBit clears bit i of a block's map. guess is the map word as last READ.
 func (l *Lane) clearBit(reg *Region, block uint32, i int, guess uint64) error {
 	off := reg.Geometry.MapOff(block) + uint64(i/64*8)
 	bit := uint64(1) << (i % 64)

@@ -27,9 +27,12 @@ const maxBorrows = 3
 // errLent: all staging slabs are taken.
 var errLent = errors.New("all staging slabs are taken")
 
-// shadowFor finds a place for the image that an attempt has built. nil: the attempt has borrowed a staging slab.
-// errAgain: the attempt's slab is released, and the operation starts again; the lane may have claimed slabs for it. Any
-// other error: the slab is released, and nothing was done. waits counts the calls that found no place.
+// shadowFor finds a place for the image that an attempt has built. waits counts the calls of one
+// operation that found none.
+//
+// nil: the attempt has borrowed a staging slab. errAgain: the attempt's slab is released, and the
+// operation starts again; the lane may have claimed slabs for it. Any other error: the slab is
+// released, and nothing was done.
 func (l *Lane) shadowFor(a *attempt, waits *int) error {
 	if l.shadows == nil {
 		return l.releaseFor(a, fmt.Errorf("%w: %v, of %d bytes: this lane has no allocator", ErrNoShadow, a.ref, a.slab.Class.Bytes()))
@@ -56,7 +59,8 @@ func (l *Lane) shadowFor(a *attempt, waits *int) error {
 		return errAgain
 	}
 	if a.holder != 0 {
-		// The question has a holder fenced whose host is lost. The scrub frees what it held.
+		// The question makes the controllers fence a holder whose lease is over. The scrub then frees
+		// what it held.
 		_ = l.port.HolderFenced(a.reg.ID, a.holder.Session(), *waits)
 	}
 	if err := l.port.Pause(*waits); err != nil {
@@ -65,9 +69,13 @@ func (l *Lane) shadowFor(a *attempt, waits *int) error {
 	return errAgain
 }
 
-// borrow takes a staging slab as the attempt's shadow: one round, or up to maxBorrows beside others. errLent:
-// none is free; a.holder has one, or is 0 where slabs are not FREE for another reason. ErrNoShadow: the lane has not seen the block formatted. The
-// attempt holds its slab then as before; after another error nothing is held, or the session has ended.
+// borrow reserves a staging slab as the attempt's shadow: one round, or up to maxBorrows where
+// other lanes take slabs meanwhile.
+//
+// nil: the attempt has a.staging. errLent: none is free; a.holder holds one, or is 0 where slabs
+// are not FREE for another reason. ErrNoShadow: the lane's cache has no header of a formatted
+// staging block. In these cases the attempt still holds its slab. After any other error nothing
+// is held, or the session has ended.
 //
 // Preconditions: the attempt holds R, and its image is built.
 func (l *Lane) borrow(a *attempt) error {

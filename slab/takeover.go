@@ -7,21 +7,22 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// takeover makes a fenced session's reservation the attempt's own and rolls the backups back.
-// On nil V of every in-sync replica names the image that the primary's V names, whichever part
-// of a commit the session has left. It costs one round after the reserve that met the holder,
-// and a second one if V of a backup differs. What is under way in a STAGED slab is rolled
-// forward then: see rollForward.
+// takeover changes R from a fenced session's value to the attempt's own, and settles what that
+// session left: V of the backups is set back to the primary's, and home of a STAGED slab is made
+// whole (rollForward). So it does not matter at which verb of a commit that session stopped.
+//
+// It costs one round after the reserve that met the holder, and a second one if V of a backup
+// differs.
 //
 //	1  P  CAS R dead -> r, READ the slab;  B  READ V
 //	2  B  CAS V back to the primary's                      where it differs
 //
-// Preconditions: the holder is certified fenced at every replica. Otherwise a late WRITE of
-// the holder could land in the image that the attempt writes next. a.seen is for the whole slab.
+// Preconditions: the holder is certified fenced at every replica. Otherwise a late WRITE of the
+// holder could land in the image that the attempt writes next. a.seen is for the whole slab.
 //
-// taken and nil: the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica.
-// Not taken and nil: another session was faster. errAgain: nothing is held. Any other error
-// has ended the session.
+// taken and nil: the attempt holds R, a.seen is the slab, a.v is V of every in-sync replica. Not
+// taken and nil: R has changed, because another session was faster. errAgain: nothing is held.
+// Any other error has ended the session.
 func (l *Lane) takeover(a *attempt, dead proto.R) (taken bool, err error) {
 	a.r = l.port.Reservation()
 	l.round.Reset()
@@ -38,9 +39,9 @@ func (l *Lane) takeover(a *attempt, dead proto.R) (taken bool, err error) {
 	return true, l.settleTaken(a)
 }
 
-// readReplicas appends the READs of a takeover: the slab at the primary, to the chain that
-// there is, and V of the backups. What the dead session has changed and not flushed is
-// made durable as it is, or a loss of power could undo what the taker has seen and decided.
+// readReplicas appends the READs of a takeover: of the slab to the chain of the primary, which
+// exists already, and of V at the backups. On a durable region it flushes what the dead session
+// has changed: otherwise a loss of power could undo what the taker has seen and built on.
 func (l *Lane) readReplicas(a *attempt) {
 	for i := range a.reg.N {
 		var c *rdma.Chain
@@ -68,7 +69,7 @@ func (l *Lane) noteReplicas(a *attempt) {
 	}
 }
 
-// takeoverUnknown decides a takeover without an answer, by R of the primary.
+// takeoverUnknown settles a takeover whose round had no answer, by a READ of R at the primary.
 func (l *Lane) takeoverUnknown(a *attempt) (taken bool, err error) {
 	for {
 		if err := l.again(a); err != nil {
@@ -102,14 +103,16 @@ func (l *Lane) settleTaken(a *attempt) error {
 	return l.rollForward(a)
 }
 
-// rollBack makes V of every backup equal to the primary's. The image that V names is
-// intact on every in-sync replica, because a commit writes the other place only. That
-// holds for a rebuilding replica too, if the copier has passed the slab; if not, it
-// will. No image is written: if the attempt's view is of an earlier table, the replica that
-// it calls rebuilding may be in sync by now and hold the only whole image.
+// rollBack sets V of every backup to the primary's.
 //
-// Preconditions: R is held; a.v is V of the primary and a.backups V of the backups, READ
-// under it. On errAgain the epoch is over and nothing is held.
+// It writes no image, because none is needed. A commit writes only the image place that V does
+// not name, so every in-sync replica still has the image of the old V whole. So has a rebuilding
+// replica that the copier has passed; one that it has not passed is copied later. And none may be
+// written: if the attempt's view is of an earlier table, the replica that it takes for a
+// rebuilding one may be in sync by now, and have the only whole image.
+//
+// Preconditions: R is held; a.v is V of the primary and a.backups V of the backups, READ under
+// it. On errAgain the epoch is over and nothing is held.
 func (l *Lane) rollBack(a *attempt) error {
 	err := l.repeatHeld(a, func() {
 		for i := 1; i < a.reg.N; i++ {
@@ -126,8 +129,8 @@ func (l *Lane) rollBack(a *attempt) error {
 	return l.checkSwapped(a)
 }
 
-// checkSwapped looks at the answers of a round that changes V of backups under the
-// reservation: no other session may have changed them.
+// checkSwapped checks the answers of a round that changed V of backups under the reservation. A
+// CAS that found another V shows that some session has changed it without holding R.
 func (l *Lane) checkSwapped(a *attempt) error {
 	for i := range l.round.Len() {
 		if old, ok := casOf(l.round.At(i)); !ok {

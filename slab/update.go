@@ -7,17 +7,17 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// Update replaces the payload by what f makes of the present one. Two rounds with one
-// replica, three with more:
+// Update replaces the payload by what f makes of the present one. Two rounds with one replica,
+// three with more:
 //
 //	1  reserve          P  CAS R 0 -> r, READ the slab
 //	   f, stageImage       the image of the next version, in the lane's memory
 //	2  commitBackups    all  WRITE the image, B  CAS V        not with one replica
 //	3  commitPrimaries  P  CAS V, CAS R r -> 0
 //
-// f may be called more than once; an error from it leaves the object as it was. It may
-// change info.Tag, and must not keep old. R is held while it runs: other writers of the object
-// wait for it, readers and failovers do not.
+// f may be called more than once. If it returns an error the object stays as it was. It may
+// change info.Tag, and must not keep old, which is in the lane's memory. The slab is reserved
+// while f runs: other writers of the object wait, readers do not.
 //
 // Linearizes at: the CAS of V at the primary, in step 3; see commit for a change of epoch.
 //
@@ -26,12 +26,13 @@ func (l *Lane) Update(ref proto.Ref, f func(old []byte, info *Info) ([]byte, err
 	return l.update(ref, true, f)
 }
 
-// Overwrite is Update by an f that looks at the old payload of an index only: of others it may be
-// given ciphertext.
+// Overwrite is Update for a callback that needs the old payload of an index only. The callback
+// may be given ciphertext in place of any other payload.
 func (l *Lane) Overwrite(ref proto.Ref, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
 	return l.update(ref, false, f)
 }
 
+// update is Update, with reveal, and Overwrite.
 func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info) ([]byte, error)) (Info, error) {
 	for tries, waits := 1, 0; ; {
 		var a attempt
@@ -67,7 +68,8 @@ func (l *Lane) update(ref proto.Ref, reveal bool, f func(old []byte, info *Info)
 	}
 }
 
-// callback runs f, which sees the payload of the slab that the attempt holds as it is inside.
+// callback runs f on the decrypted payload of a slab that the attempt holds, and checks the
+// length of the result.
 func (l *Lane) callback(a *attempt, reveal bool, f func(old []byte, info *Info) ([]byte, error)) ([]byte, error) {
 	if a.header.Tag >= l.unclear {
 		var err error
@@ -88,7 +90,8 @@ func (l *Lane) callback(a *attempt, reveal bool, f func(old []byte, info *Info) 
 	return payload, err
 }
 
-// releaseFor releases a slab because of err, and returns err, or the error of releasing.
+// releaseFor releases a slab because of err. It returns err, or, if releasing fails too, that
+// error.
 func (l *Lane) releaseFor(a *attempt, err error) error {
 	if rerr := l.release(a); rerr != nil {
 		return rerr
@@ -96,8 +99,8 @@ func (l *Lane) releaseFor(a *attempt, err error) error {
 	return err
 }
 
-// startAgain pauses before an operation whose commit was not done starts again. An error
-// is final, and nothing was done.
+// startAgain pauses before an operation whose commit was notDone starts again. If it returns an
+// error the operation ends, not done.
 func (l *Lane) startAgain(ref proto.Ref, tries int) error {
 	if tries > maxRestarts {
 		return fmt.Errorf("%w: %v: the table kept changing", ErrBusy, ref)
@@ -143,13 +146,16 @@ func (l *Lane) stageInLane(a *attempt, h *proto.ImageHeader, payload []byte) err
 	return l.stageRedo(a, buf[size:], nil)
 }
 
-// nextVersion is the smallest version of the inactive image's parity above both V and the
-// version in the inactive image's header; above both V and the version in L of a STAGED slab. The image that a dead writer left at the primary must
-// not share its version with another one: a slow READ could bring that image with the V of
-// the other one, and its value was never committed.
+// nextVersion is the version of the attempt's change: the smallest that is above V, has the
+// parity of the inactive image place, and is above the version in that image's header. In a
+// STAGED slab it is above V and above the version that L marks as taken.
 //
-// A version further ahead than maxSkip is damage, not a writer's: following it would
-// use up the slab's versions.
+// A dead writer may have left an image in that place. The new image must have another version:
+// otherwise a slow READ could join the dead writer's image with the new V, and return a value
+// that was never committed.
+//
+// A version that is further ahead than maxSkip was not left by a writer, but by damage. It is
+// ignored: to go beyond it would use up the slab's versions.
 func nextVersion(a *attempt) uint64 {
 	n := a.v.Version() + 1
 	if a.slab.Kind == proto.Staged {
@@ -165,15 +171,18 @@ func nextVersion(a *attempt) uint64 {
 	return n
 }
 
-// maxSkip is more than the writers that can have died on a slab between two
-// commits, and little of the 44 bits.
+// maxSkip is more than the number of writers that can have died on a slab between two commits,
+// and a small part of the 44 bits of a version.
 const maxSkip = 1 << 32
 
-// Free ends the object: it commits a tombstone on the version of the incarnation that the
-// ref names, so a second Free fails. With keep the reservation stays with the lane and
-// the slab is returned as a Claim; otherwise R is cleared and the claim only says
-// which map bit may be cleared. last is the payload that was freed, as it lay in memory unless
-// it was an index; it is in the lane's scratch memory. An index wants the key, anything else none. The rounds of Update; no image is written.
+// Free ends the object. It commits a tombstone behind the version of the incarnation that the
+// reference names, so that a second Free fails. The rounds are those of Update; no image is
+// written.
+//
+// With keep the lane keeps the reservation, and c is a claim of the slab. Otherwise R is cleared,
+// and c says only which map bit may be cleared. last is the payload that was freed, in the lane's
+// scratch memory: as it lay in memory, or decrypted if it is an index. Only an index needs the
+// key.
 //
 // Linearizes at: the CAS of V at the primary.
 //
@@ -182,7 +191,7 @@ func (l *Lane) Free(ref proto.Ref, keep bool) (c Claim, last []byte, info Info, 
 	return l.free(ref, 0, keep)
 }
 
-// FreeVersion is Free of an object that is still at a version; ErrConflict otherwise.
+// FreeVersion is Free if the object is still at a version; ErrConflict otherwise.
 func (l *Lane) FreeVersion(ref proto.Ref, version uint64, keep bool) (c Claim, last []byte, info Info, err error) {
 	return l.free(ref, version, keep)
 }

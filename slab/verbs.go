@@ -17,8 +17,8 @@ import (
 // one kind of verb for all of them before the next kind, and fence the first of each kind alone:
 // everything behind a fence is ordered by it too.
 
-// chainFor finds or opens the round's chain for a target that has room for so many
-// verbs. The chain is number i of the round.
+// chainFor returns the round's chain to a target that has room for so many more verbs, and opens
+// one if there is none. The chain is number i of the round.
 func (l *Lane) chainFor(to *rdma.Target, verbs int) (i int, c *rdma.Chain) {
 	if l.round.Len() == 0 {
 		return 0, l.round.Chain(to) // a batch of one is not worth the loop
@@ -26,6 +26,7 @@ func (l *Lane) chainFor(to *rdma.Target, verbs int) (i int, c *rdma.Chain) {
 	return l.chainAmong(to, verbs)
 }
 
+// chainAmong is chainFor in a round that has chains already.
 func (l *Lane) chainAmong(to *rdma.Target, verbs int) (i int, c *rdma.Chain) {
 	for i := range l.round.Len() {
 		if c := l.round.At(i); c.To == to && len(c.Verbs)+verbs <= rdma.MaxChainVerbs {
@@ -35,8 +36,10 @@ func (l *Lane) chainAmong(to *rdma.Target, verbs int) (i int, c *rdma.Chain) {
 	return l.round.Len(), l.round.Chain(to)
 }
 
-// onlyChain finds or opens the round's chain for a target. The chain is number i of the round.
-// Preconditions: all verbs to a target fit into one chain, and the round is of at most maxWrites slabs.
+// onlyChain returns the round's chain to a target, and opens one if there is none. The chain is
+// number i of the round.
+// Preconditions: all verbs to a target fit into one chain, and the round is for at most maxWrites
+// slabs.
 func (l *Lane) onlyChain(to *rdma.Target) (i int, c *rdma.Chain) {
 	for i := range l.round.Len() {
 		if c := l.round.At(i); c.To == to {
@@ -48,8 +51,8 @@ func (l *Lane) onlyChain(to *rdma.Target) (i int, c *rdma.Chain) {
 	return i, l.round.Chain(to)
 }
 
-// fenceOnce is true the first time it is asked about a kind of verb in chain i of a commit: that verb gets the fence,
-// for all later ones of its kind.
+// fenceOnce is true for the first verb of a kind in chain i of a commit. That verb gets a fence,
+// which orders the later verbs of the kind too.
 func (l *Lane) fenceOnce(i int, k kind) bool {
 	first := l.fenced[i]>>k&1 == 0
 	l.fenced[i] |= 1 << k
@@ -67,10 +70,10 @@ func dropR(c *rdma.Chain, a *attempt) {
 	c.CAS(a.slab.ROff(), uint64(a.r), 0)
 }
 
-// replaceV appends what brings one replica from V = expect to V = v: WRITE of the image
+// replaceV appends the verbs that bring one replica from V = expect to V = v: WRITE of the image
 // that v names, unless img is nil, and CAS of V behind it. It returns the index of the CAS.
 //
-// The image comes first: no replica may name an image that it does not have.
+// The image comes first, so that no replica's V names an image that the replica does not have.
 func replaceV(c *rdma.Chain, o *object, expect, v proto.V, img []byte) int {
 	writeImage(c, o, v, img)
 	cas := changeV(c, o, expect, v, img != nil)
@@ -78,8 +81,8 @@ func replaceV(c *rdma.Chain, o *object, expect, v proto.V, img []byte) int {
 	return cas
 }
 
-// changeV appends CAS of V. On a durable region fenced keeps it behind the FLUSHes of images, so
-// that V names no image that a loss of power takes away.
+// changeV appends the CAS of V. On a durable region fenced puts it behind the FLUSHes of the
+// images, so that V never names an image that a loss of power could take away.
 func changeV(c *rdma.Chain, o *object, expect, v proto.V, fenced bool) int {
 	cas := c.CAS(o.slab.VOff(), uint64(expect), uint64(v))
 	if o.reg.Durable && fenced {
@@ -126,7 +129,8 @@ func fence(c *rdma.Chain) {
 	c.Fenced()
 }
 
-// casOf is the CAS of a chain that has one: whether it took effect, and what it found.
+// casOf returns the answer of the first CAS in a chain: the word that it found, and whether it
+// took effect. A chain without a CAS counts as swapped.
 func casOf(c *rdma.Chain) (old uint64, swapped bool) {
 	for i := range c.Verbs {
 		if v := &c.Verbs[i]; v.Op == rdma.CompareSwap {
