@@ -9,6 +9,8 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
+// This file has Allocator and its operations for callers: Alloc, Free, and giving claims back.
+
 var (
 	// ErrNoSpace: no region has room for a slab of the class, and none can be made.
 	ErrNoSpace = errors.New("no space")
@@ -18,35 +20,38 @@ var (
 	ErrStagedReplicas = errors.New("staged slabs need regions with one replica")
 )
 
-// Source is what the allocator sees of the cluster.
+// Source is what the allocator sees of the cluster beside its lane's Port. The client implements
+// it.
 type Source interface {
-	// Regions lists the open regions of a kind, in ascending order. The slice is immutable.
+	// Regions lists the open regions of a kind by number, in ascending order. The slice is
+	// immutable.
 	Regions(h Home) []uint32
-	// Grow asks for another region of a kind, unless one with a higher number than newest
-	// exists already. nil: call Regions again. ErrNoSpace: the cluster has no room for
-	// another region. Alloc returns any other error as it is.
+	// Grow asks for another region of a kind, unless one with a number above newest exists
+	// already. nil: call Regions again. ErrNoSpace: the cluster has no room for another region.
+	// Alloc returns any other error as it is.
 	Grow(h Home, newest uint32) error
-	// Random is a random number, for spreading clients over regions and words.
+	// Random is a random number. It spreads clients over regions, blocks and words of maps.
 	Random() uint64
 }
 
 const (
 	// claimSlabs is how many slabs one refill claims at most: one word of a map.
 	claimSlabs = 64
-	// claimBytes bounds a refill of large slabs.
+	// claimBytes bounds the claims of one refill, in bytes.
 	claimBytes = 1 << 20
-	// magazineSlabs is how many claims of a kind and class a lane keeps.
+	// magazineSlabs is how many claims a magazine keeps at most.
 	magazineSlabs = 2 * claimSlabs
-	// MaxHeldBytes bounds the claims of a lane in all magazines, beside those of the last refill.
+	// MaxHeldBytes bounds the claims of a lane in all its magazines together, without those of
+	// the refill under way.
 	MaxHeldBytes = 4 << 20
-	// maxStale bounds the claims of earlier epochs that one Alloc drops.
+	// maxStale bounds the claims of ended epochs that one Alloc drops before it gives up.
 	maxStale = 16
 )
 
-// Home is the kind of regions that an object lives in. Objects of one kind never use room
-// in regions of another.
+// Home is the kind of regions that an object lives in. An object is only put into regions of its
+// own kind.
 type Home struct {
-	Replicas int
+	Replicas int  // that the region is meant to have
 	Durable  bool // acknowledged changes survive the loss of all power
 }
 
@@ -57,42 +62,48 @@ func (h Home) String() string {
 	return fmt.Sprintf("regions with %d replicas", h.Replicas)
 }
 
-// Want is what an object needs.
+// Want is what a new object needs.
 type Want struct {
-	Kind     proto.Kind
-	Capacity int // largest payload it will ever hold; the payload's length if smaller
+	Kind     proto.Kind // of its slab
+	Capacity int        // largest payload it will ever hold; the payload's length if smaller
 	Replicas int
 	Durable  bool
-	Tag      uint32
+	Tag      uint32 // of its images; see proto.ImageHeader
 }
 
-// Home is the kind of regions for it.
+// Home is the kind of regions that the object is put into.
 func (w *Want) Home() Home { return Home{w.Replicas, w.Durable} }
 
-// Allocator hands out slabs on one lane. All fields belong to the lane's goroutine.
+// Allocator hands out slabs on one lane. It holds claims, in magazines, so that most calls of
+// Alloc need no round to find a slab.
+//
+// All fields belong to the goroutine of the lane; there is no lock.
+// Invariant: each claim in a magazine is reserved by this lane's session, in its epoch.
 type Allocator struct {
-	lane *slab.Lane
-	src  Source
+	lane *slab.Lane // carries the rounds; never changes
+	src  Source     // never changes
 
-	// mags are the magazines, and order lists their keys as they were made: the simulator
-	// needs the same order in each run.
+	// mags are the magazines. order lists their keys in the order in which they were made: loops
+	// use it, because the simulator needs the same order in each run.
 	mags  map[magKey]*magazine
 	order []magKey
-	held  int // bytes of the claims in all magazines
-	// surveys has what is known of the blocks of each region, by region number.
+	held  int // bytes of the slabs of all claims in magazines; see recount
+	// surveys has what is known of the blocks of each region, by region number. It may be out of
+	// date: every claim READs the block's header.
 	surveys map[uint32]*survey
-	// cleared are map bits to clear: of slabs that were freed, and of claims with an
-	// unknown outcome.
+	// cleared are the map bits that this lane has to clear: those of slabs that it has freed, and
+	// of claims whose outcome is unknown.
 	cleared []clearing
 
-	// Memory that verbs can use, valid until the next round.
+	// Memory that verbs can use. The contents are valid until the next round.
 	headers  []byte // the block headers of a region, as READ
-	maps     []byte // the map of a block, as READ
+	maps     []byte // the free map of a block, as READ
 	pairs    []byte // R and V of each slab of a refill
 	wordRead []byte // one word of each replica
-	block    []byte // a whole block, nil until something is reclaimed
+	block    []byte // a whole block; nil until the first reclaim
 }
 
+// magKey names a magazine: the regions, the kind and the size class of its slabs.
 type magKey struct {
 	home  Home
 	kind  proto.Kind
@@ -101,8 +112,8 @@ type magKey struct {
 
 // magazine holds claimed slabs of one kind of region, slab kind and class.
 type magazine struct {
-	claims []slab.Claim
-	at     cursor // the block that is claimed from
+	claims []slab.Claim // Alloc takes the last one, refills append
+	at     cursor       // the block that the next refill claims from; empty: none
 }
 
 // New makes an allocator on a lane.
@@ -117,7 +128,7 @@ func New(l *slab.Lane, src Source) (*Allocator, error) {
 	return a, errors.Join(err1, err2, err3)
 }
 
-// classFor is the size class of an object, best fit.
+// classFor is the smallest size class whose slabs hold the payload. ErrTooLarge: there is none.
 func (a *Allocator) classFor(payloadBytes int, k proto.Kind) (proto.Class, error) {
 	c, ok := proto.ClassFor(payloadBytes+a.lane.Overhead(), k)
 	if !ok {
@@ -126,6 +137,7 @@ func (a *Allocator) classFor(payloadBytes int, k proto.Kind) (proto.Class, error
 	return c, nil
 }
 
+// magazine returns the magazine of a key, and makes it if there is none.
 func (a *Allocator) magazine(k magKey) *magazine {
 	m := a.mags[k]
 	if m == nil {
@@ -136,13 +148,14 @@ func (a *Allocator) magazine(k magKey) *magazine {
 	return m
 }
 
-// Alloc claims a slab and writes its first payload. A claim from the magazine costs no
-// round; a refill costs two. Birth's rounds follow. Where there is no room left for the
-// class of best fit, and no further region can be had, a free slab of up to twice its size
-// serves.
+// Alloc takes a claim and writes an object's first payload into its slab. If the magazine is
+// empty a refill costs two rounds. Birth's rounds follow: one with one replica, two with more.
 //
-// nil: done. slab.ErrUnknown: the object may exist; no reference to it was returned. Any
-// other error: not done.
+// If the best fitting class has no room left, and no further region can be had, a slab of up to
+// twice the size is used.
+//
+// nil: done. slab.ErrUnknown: the object may exist; no reference to it was returned. Any other
+// error: not done.
 func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 	if w.Kind == proto.Staged && w.Replicas != 1 {
 		return proto.Ref{}, fmt.Errorf("%w, not %v", ErrStagedReplicas, w.Home())
@@ -161,7 +174,7 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 	return ref, err
 }
 
-// allocAs is Alloc in a slab of a class; grow bounds how many regions it asks for.
+// allocAs is Alloc in a slab of a class; grow bounds how many new regions it asks for.
 func (a *Allocator) allocAs(class proto.Class, grow int, payload []byte, w *Want) (proto.Ref, error) {
 	k := magKey{w.Home(), w.Kind, class}
 	m := a.magazine(k)
@@ -203,14 +216,14 @@ func (a *Allocator) allocAs(class proto.Class, grow int, payload []byte, w *Want
 	}
 }
 
-// unreachable reports that a call has changed nothing because a region cannot be used:
-// the caller may try another region.
+// unreachable reports that a call has changed nothing, because no replica of the region can be
+// used. The caller may try another region.
 func unreachable(err error) bool {
 	return errors.Is(err, slab.ErrUnavailable) && !errors.Is(err, slab.ErrUnknown)
 }
 
-// dropEpoch forgets what belongs to an ended epoch of a region, or to an earlier one:
-// Reconcile has released the claims. Claims of a later epoch are still held.
+// dropEpoch forgets what belongs to an epoch of a region that has ended, or to an earlier one:
+// Reconcile has cleared the reservations. Claims of a later epoch are kept.
 func (a *Allocator) dropEpoch(over *slab.Region) {
 	if s := a.surveys[over.ID]; s != nil && s.epoch <= over.Epoch {
 		delete(a.surveys, over.ID)
@@ -234,20 +247,24 @@ func (a *Allocator) dropEpoch(over *slab.Region) {
 	a.recount()
 }
 
-// Free ends an object. If the lane's magazine has room, it keeps the slab as a claim, so
-// that neither R nor the map bit has to be cleared. Otherwise the bit is cleared later,
+// Free ends an object. If the magazine has room the lane keeps the slab as a claim: then neither
+// R nor the map bit has to be cleared. Otherwise R is cleared at once, and the map bit later,
 // together with others. last is the payload that was freed, in the lane's scratch memory.
+//
+// Errors: those of slab.Lane.Free.
 func (a *Allocator) Free(ref proto.Ref) (last []byte, info slab.Info, err error) {
 	return a.free(ref, a.lane.Free)
 }
 
-// FreeVersion is Free of an object that is still at a version; slab.ErrConflict otherwise.
+// FreeVersion is Free if the object is still at a version; slab.ErrConflict otherwise.
 func (a *Allocator) FreeVersion(ref proto.Ref, version uint64) (last []byte, info slab.Info, err error) {
 	return a.free(ref, func(ref proto.Ref, keep bool) (slab.Claim, []byte, slab.Info, error) {
 		return a.lane.FreeVersion(ref, version, keep)
 	})
 }
 
+// free is Free by a function that frees the slab and keeps it, or not. To keep it, the block must
+// be ACTIVE, because claims in a DRAINING block would stop its reclaim.
 func (a *Allocator) free(ref proto.Ref, free func(ref proto.Ref, keep bool) (slab.Claim, []byte, slab.Info, error)) (last []byte, info slab.Info, err error) {
 	keep, home := false, Home{}
 	if reg, err := a.lane.Port().Region(ref.Addr.Region()); err == nil {
@@ -271,8 +288,8 @@ func (a *Allocator) free(ref proto.Ref, free func(ref proto.Ref, keep bool) (sla
 	return last, info, nil
 }
 
-// Tidy clears the map bits of freed slabs once there are many. Call it between operations.
-// The slabs are free already; searches skip them until their bits are cleared.
+// Tidy clears the map bits of freed slabs when there are many. The caller calls it between
+// operations. The slabs are free already, but searches skip them until their bits are cleared.
 func (a *Allocator) Tidy() error {
 	if len(a.cleared) < claimSlabs {
 		return nil
@@ -280,8 +297,8 @@ func (a *Allocator) Tidy() error {
 	return a.flushCleared()
 }
 
-// Forget drops the claims and pending bits of regions for which over reports that the
-// epoch has ended: Reconcile has released them.
+// Forget drops the claims and the map bits to clear of regions for which over says that their
+// epoch has ended: Reconcile has cleared the reservations and made the maps again.
 func (a *Allocator) Forget(over func(*slab.Region) bool) {
 	a.cleared = slices.DeleteFunc(a.cleared, func(c clearing) bool { return over(c.reg) })
 	for _, k := range a.keys() {
@@ -291,11 +308,11 @@ func (a *Allocator) Forget(over func(*slab.Region) bool) {
 	a.recount()
 }
 
-// Idle reports that there is nothing to give back.
+// Idle says that there are no claims and no map bits to clear.
 func (a *Allocator) Idle() bool { return len(a.cleared) == 0 && a.Held() == 0 }
 
-// Trim gives every claim back but those in regions that cannot be used now: they stay
-// in the magazines, and pending bits of such regions stay pending.
+// Trim gives all claims back, and clears all map bits. What belongs to regions that cannot be
+// used now is kept.
 func (a *Allocator) Trim() error {
 	var errs []error
 	for _, k := range a.keys() {
@@ -308,9 +325,9 @@ func (a *Allocator) Trim() error {
 	return errors.Join(append(errs, a.flushCleared())...)
 }
 
-// Close gives every claim back. Claims that cannot be given back are left to the scrub,
-// and the session ends. Pending bits of regions that cannot be used now stay pending: see
-// Idle. The allocator may be used again.
+// Close gives all claims back. If some cannot be given back the session ends, so that the scrub
+// frees them. Map bits in regions that cannot be used now are kept: Idle then says false. The
+// allocator may be used again.
 func (a *Allocator) Close() error {
 	var errs []error
 	for _, k := range a.keys() {

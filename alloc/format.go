@@ -8,16 +8,19 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// format gives a free block a class and a kind, in three steps:
+// format gives a FREE block a class and a kind, in three steps:
 //
 //	1  P  CAS header FREE -> FORMATTING, which names the session
 //	2  B  CAS header -> ACTIVE                 one backup after the other
 //	3  P  CAS header FORMATTING -> ACTIVE
 //
-// So a block that is open at the primary has its class on every replica, and a client that
-// dies while it formats leaves a block that was never open.
+// So a block that is open at the primary has its class on every replica, and the block of a
+// client that dies while it formats was never open: the scrub, or Reconcile, makes it FREE again.
 //
 // Linearizes at: the CAS to ACTIVE at the primary.
+//
+// errFull: another lane has changed the header first, or the epoch is over. After any other error
+// the session has ended.
 func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.Header, s *survey) (cursor, error) {
 	session := a.lane.Port().Reservation().Session()
 	mine := proto.MakeHeader(proto.BlockFormatting, k.kind, k.class, was.Generation(), session)
@@ -59,8 +62,8 @@ func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.H
 	return c, nil
 }
 
-// orphan ends the session because of a FORMATTING header that it cannot settle: the scrub
-// frees the block. If the epoch is over, Reconcile has done so already. It returns err.
+// orphan ends the session because it cannot settle a FORMATTING header: the scrub makes the block
+// FREE. If the epoch is over Reconcile has done so already. It returns err.
 func (a *Allocator) orphan(reg *slab.Region, block uint32, err error) error {
 	if over, _ := a.epochOver(reg); !over {
 		a.lane.Port().EndSession(fmt.Errorf("format of block %d of region %d could not be settled: %w", block, reg.ID, err))
@@ -68,9 +71,10 @@ func (a *Allocator) orphan(reg *slab.Region, block uint32, err error) error {
 	return err
 }
 
-// casHeader changes a block header on replica i and returns the header that it found: was
-// if the CAS, or an earlier try of the same CAS, took effect. FORMATTING names a session and
-// not a lane; one lane alone formats a block, because only one CAS from FREE succeeds.
+// casHeader changes a block header on replica i and returns the header that it found: was if the
+// CAS, or an earlier try of the same CAS, took effect. FORMATTING names a session and not a lane.
+// That is enough, because only one CAS from FREE succeeds, so that one lane alone formats a
+// block.
 func (a *Allocator) casHeader(reg *slab.Region, i int, block uint32, was, now proto.Header) (proto.Header, error) {
 	off := reg.Geometry.HeaderOff(block)
 	var found proto.Header

@@ -10,16 +10,18 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// clearing is a map bit that may be cleared: its slab is FREE and unreserved.
+// This file gives claims back and clears map bits.
+
+// clearing is a map bit to clear. Its slab was FREE and unreserved when it was recorded.
 type clearing struct {
 	reg        *slab.Region
 	slab       proto.Slab
-	generation uint32
+	generation uint32 // of the slab's block
 }
 
-// giveBack releases claims and clears their bits: R first, because a slab whose bit is
-// clear may be claimed at once. held and reason are those of releaseClaims; err is why the
-// other claims could not be released.
+// giveBack releases claims and clears their map bits. R is cleared first, because another session
+// may claim a slab as soon as its bit is clear. held and reason are those of releaseClaims; err
+// is why other claims could not be released.
 func (a *Allocator) giveBack(claims []slab.Claim) (held []slab.Claim, reason, err error) {
 	held, reason, err = a.releaseClaims(claims)
 	if err != nil {
@@ -36,9 +38,9 @@ func (a *Allocator) giveBack(claims []slab.Claim) (held []slab.Claim, reason, er
 	return held, reason, a.flushCleared()
 }
 
-// releaseClaims clears R of claims, as many in one chain as fit. held are the claims, in
-// their order, in regions that cannot be used now: nothing was posted for them, and reason
-// says why. After another error the session has ended.
+// releaseClaims clears R of claims, with as many in one chain as fit. held are the claims, in
+// their order, of regions that cannot be used now: nothing was posted for them, and reason says
+// why. If err is not nil the session has ended.
 func (a *Allocator) releaseClaims(claims []slab.Claim) (held []slab.Claim, reason, err error) {
 	for len(claims) > 0 {
 		reg := claims[0].Reg
@@ -78,7 +80,7 @@ func (a *Allocator) abandonClaims(reg *slab.Region, reason error) {
 	a.lane.Port().EndSession(fmt.Errorf("claims in region %d could not be given back: %w", reg.ID, reason))
 }
 
-// flushCleared clears the bits of freed slabs, word by word.
+// flushCleared clears all recorded map bits, one map word after the other.
 func (a *Allocator) flushCleared() error {
 	later, err := a.recheck()
 	if err != nil {
@@ -112,10 +114,11 @@ func (a *Allocator) flushCleared() error {
 	return a.lookBehind(all)
 }
 
-// recheck drops pending bits of blocks that have been reclaimed since their slabs were
-// freed. The session has another view of a region after each rise of the reclaim epoch; the
-// block's header then tells by its generation whether the block was reclaimed. No reclaim
-// ends during the call. later are the bits of regions that cannot be reached now.
+// recheck drops recorded bits of blocks that have been reclaimed since. The session has another
+// view of a region after each rise of the reclaim epoch; then the generation in the block's
+// header tells whether the block was reclaimed. No reclaim ends during the call, because the
+// call's session has not acknowledged the present reclaim epoch. later are the bits of regions
+// that cannot be used now.
 func (a *Allocator) recheck() (later []clearing, _ error) {
 	var kept []clearing
 	var at *slab.Region
@@ -155,10 +158,10 @@ func (a *Allocator) recheck() (later []clearing, _ error) {
 	return later, nil
 }
 
-// lookBehind READs R and V of slabs whose bits have just been cleared, and sets the bit of
-// a slab that is in use again: a scrub may have cleared the bit before, and another session
-// may have claimed the slab since. A claimer READs its bits once more after it has written
-// R. So either the claimer sees the bit cleared, or this lane sees R.
+// lookBehind READs R and V of slabs whose bits have just been cleared, and sets the bit of a slab
+// that is in use again: a scrub may have cleared the bit before, and another session may have
+// claimed the slab. A claimer writes R and then READs its bits once more. So either the claimer
+// finds the bit cleared, or this lane finds R.
 func (a *Allocator) lookBehind(cleared []clearing) error {
 	for len(cleared) > 0 {
 		reg, n := cleared[0].reg, 1
@@ -206,11 +209,11 @@ func (a *Allocator) lookBehind(cleared []clearing) error {
 	return nil
 }
 
-// clearBits clears bits of one map word that are this lane's to clear.
+// clearBits clears bits of one map word. They are this lane's to clear.
 //
-// A CAS of unknown outcome is repeated for the bits that are still set. That may clear a
-// bit that another session has claimed since. It does no harm: R of that slab is set, so
-// the next session that claims the slab finds it reserved and sets the bit again.
+// A CAS of unknown outcome is repeated for the bits that are still set. That may clear a bit that
+// another session has claimed since. It does no harm: R of that slab is set, so the next session
+// that claims the slab finds it reserved and sets the bit again.
 func (a *Allocator) clearBits(reg *slab.Region, block uint32, word int, bits uint64) error {
 	if over, err := a.epochOver(reg); over || err != nil {
 		return err

@@ -5,15 +5,15 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// What a lane claims in advance is bounded over all kinds and classes: a program that uses
-// many sizes would otherwise keep a megabyte of each. Each magazine has an equal share of
-// MaxHeldBytes. A refill that would go beyond the sum first gives back what other magazines
-// have above their share, from the time when there were fewer of them.
+// This file bounds what a lane holds. Claims are bounded over all magazines together: a program
+// that uses many sizes would otherwise hold a megabyte of each. Every magazine has an equal share
+// of MaxHeldBytes. A refill that would exceed the sum first gives back what other magazines have
+// above their share, which was larger while there were fewer magazines.
 
-// share is how many bytes of claims a magazine may keep.
+// share is how many bytes of claims one magazine may keep.
 func (a *Allocator) share() int { return min(claimBytes, MaxHeldBytes/max(1, len(a.order))) }
 
-// room is how many claims of a class a magazine keeps.
+// room is how many claims of a class one magazine keeps.
 func (a *Allocator) room(c proto.Class) int { return max(1, min(magazineSlabs, a.share()/c.Bytes())) }
 
 // refillSlabs is how many slabs of a class a refill claims at most.
@@ -27,7 +27,7 @@ func (a *Allocator) put(m *magazine, claims ...slab.Claim) {
 	}
 }
 
-// recount sums up the claims in all magazines.
+// recount computes held anew.
 func (a *Allocator) recount() {
 	a.held = 0
 	for _, k := range a.keys() {
@@ -35,9 +35,9 @@ func (a *Allocator) recount() {
 	}
 }
 
-// makeRoom gives claims back so that a refill of magazine m keeps the sum below
-// MaxHeldBytes. Claims in regions that cannot be used now stay. An error is that of giving back:
-// the refill has not begun.
+// makeRoom gives claims back so that a refill of magazine m keeps the sum below MaxHeldBytes.
+// Claims in regions that cannot be used now are kept. If it returns an error, that is of giving
+// back: the refill has not begun.
 func (a *Allocator) makeRoom(k magKey, m *magazine) error {
 	if a.held+a.refillSlabs(k.class)*k.class.Bytes() <= MaxHeldBytes {
 		return nil

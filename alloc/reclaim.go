@@ -9,12 +9,12 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// ErrInUse: another session has changed the block's header.
+// ErrInUse: another session has changed the block's header, although Turn excludes that.
 var ErrInUse = errors.New("block is in use")
 
-// Reclaim makes empty blocks FREE, so that they can be formatted for another class. Blocks
-// in use stay as they were. All blocks share the same two grace periods, which take longer
-// than everything else.
+// Reclaim makes empty blocks FREE, so that they can be formatted for another class. Blocks that
+// are in use stay as they were. All blocks share two grace periods, which take longer than
+// everything else.
 //
 //	ACTIVE ── P ──> DRAINING        no new claims
 //	   grace period                 no session uses a header that it cached before
@@ -24,16 +24,17 @@ var ErrInUse = errors.New("block is in use")
 //	zero all replicas
 //	──── B, P ────> FREE gen+1
 //
-// pass waits for one grace period: it returns when every session has acknowledged a new
-// reclaim epoch or is fenced. If the region's epoch ends meanwhile, Reconcile settles the
-// rest: it finishes RECLAIM, and makes DRAINING ACTIVE again. freed counts the blocks that
-// are FREE now, also if err is not nil.
+// pass waits for one grace period: it returns when every session has acknowledged a new reclaim
+// epoch or is fenced. freed counts the blocks that are FREE now, also if err is not nil. If the
+// region's epoch ends meanwhile, Reconcile finishes blocks in RECLAIM and makes DRAINING ones
+// ACTIVE again.
 //
 // Preconditions: the lane's session does nothing else, and Turn has returned: no verb of an
 // earlier reclaim of the region is under way.
 //
-// Hazard 20: without the first grace period a client that has cached the header could still
-// claim a slab; without the second one a client could still CAS a word of the old class.
+// Why two grace periods (docs/HAZARDS.md, hazard 20): without the first, a client that has cached
+// the header could still claim a slab in the empty block; without the second, a client could
+// still CAS a word of the old class in the zeroed block.
 func (a *Allocator) Reclaim(reg *slab.Region, blocks []uint32, pass func() error) (freed int, err error) {
 	switch freed, err = a.reclaim(reg, blocks, pass); {
 	case errors.Is(err, errFull):
@@ -46,22 +47,24 @@ func (a *Allocator) Reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	return freed, err
 }
 
-// taking is a block on its way back.
+// taking is a block that is being reclaimed.
 type taking struct {
-	block uint32
-	h     proto.Header // while it was ACTIVE
-	gone  proto.Header // in RECLAIM
+	block uint32       // its number
+	h     proto.Header // its header while it was ACTIVE
+	gone  proto.Header // its header in RECLAIM, with the next generation
 	stage stage
 }
 
+// stage is how far the reclaim of a block has come.
 type stage uint8
 
 const (
-	stageDraining stage = iota // no new claims; next: a grace period, then READ the block
-	stageEmpty                 // found empty; it must not become ACTIVE again
-	stageGone                  // RECLAIM on all replicas; next: a grace period, then zeros
+	stageDraining stage = iota // no new claims; a grace period and a READ of the block come next
+	stageEmpty                 // found empty: it must not become ACTIVE again, and becomes RECLAIM next
+	stageGone                  // RECLAIM on all replicas; a grace period and zeros come next
 )
 
+// reclaim is Reclaim without the end of the session after an error.
 func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error) (freed int, err error) {
 	var all []taking
 	var odd []error // blocks that another session has changed, in spite of Turn
@@ -120,7 +123,8 @@ func (a *Allocator) reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	return a.finishAll(reg, kept, odd)
 }
 
-// finishAll zeroes condemned blocks and makes them FREE; odd are the errors of blocks that were left out before.
+// finishAll zeroes blocks that are in RECLAIM and makes them FREE. odd are errors of other
+// blocks, to be returned too.
 // Preconditions: a grace period has passed since every replica had RECLAIM for each block.
 func (a *Allocator) finishAll(reg *slab.Region, condemned []taking, odd []error) (freed int, err error) {
 	for _, t := range condemned {
@@ -137,8 +141,9 @@ func (a *Allocator) finishAll(reg *slab.Region, condemned []taking, odd []error)
 	return freed, errors.Join(odd...)
 }
 
-// drain keeps new claims from a block. It continues a reclaim whose client died: from the
-// beginning if no replica has RECLAIM, otherwise from there. ok is false if the block cannot
+// drain changes an ACTIVE block to DRAINING at the primary, so that no session claims slabs in
+// it. If a client has died in the middle of an earlier reclaim, drain continues that: from
+// RECLAIM if some replica has it, from the beginning otherwise. ok is false if the block cannot
 // be reclaimed.
 func (a *Allocator) drain(reg *slab.Region, block uint32) (t taking, ok bool, err error) {
 	h, err := a.header(reg, block)
@@ -168,9 +173,9 @@ func (a *Allocator) drain(reg *slab.Region, block uint32) (t taking, ok bool, er
 	return t, true, err
 }
 
-// markUsed sets the map bit of a slab in use, so that the next reclaim does not choose its
-// block again. A client that frees the slab clears the bit after it has changed R and V.
-// markUsed READs R and V after it has set the bit, and clears it if the slab is free: so one
+// markUsed sets the map bit of slab i, which is in use, so that the next reclaim does not choose
+// its block again. A client that frees the slab clears the bit after it has changed R and V;
+// markUsed READs R and V after it has set the bit, and clears the bit if the slab is free. So one
 // of the two clears it.
 func (a *Allocator) markUsed(reg *slab.Region, t *taking, i int) error {
 	bit := uint64(1) << (i % 64)
@@ -191,6 +196,7 @@ func (a *Allocator) markUsed(reg *slab.Region, t *taking, i int) error {
 	return a.clearBits(reg, t.block, i/64, bit)
 }
 
+// draining is the header of the block in DRAINING.
 func (t *taking) draining() proto.Header { return t.h.With(proto.BlockDraining) }
 
 // condemn changes the header of an empty block to RECLAIM, at the primary last.
@@ -208,9 +214,9 @@ func (a *Allocator) condemn(reg *slab.Region, t *taking) error {
 	return nil
 }
 
-// onBackup reports that a backup of a draining block has RECLAIM already. Then the block was
-// found empty, and must not become ACTIVE again: Reconcile finishes any RECLAIM that it
-// finds.
+// onBackup says whether a backup of a draining block has RECLAIM already. Then an earlier reclaim
+// has found the block empty, and it must not become ACTIVE again: Reconcile would finish the
+// RECLAIM.
 func (a *Allocator) onBackup(reg *slab.Region, block uint32, gone proto.Header) (bool, error) {
 	for i := 1; i < reg.N; i++ {
 		var found proto.Header
@@ -229,9 +235,9 @@ func (a *Allocator) onBackup(reg *slab.Region, block uint32, gone proto.Header) 
 	return false, nil
 }
 
-// FinishReclaim zeroes a block that is in RECLAIM and frees it.
-// Preconditions: a grace period has passed since RECLAIM was written, or no key of the
-// region is open.
+// FinishReclaim zeroes a block that is in RECLAIM on all replicas, and makes it FREE.
+// Preconditions: a grace period has passed since RECLAIM was written, or no key of the region is
+// open. Otherwise a CAS of the old class could meet the zeros.
 func (a *Allocator) FinishReclaim(reg *slab.Region, block uint32, gone, free proto.Header) error {
 	zero, err := a.blockBuffer()
 	if err != nil {
@@ -266,6 +272,7 @@ func (a *Allocator) FinishReclaim(reg *slab.Region, block uint32, gone, free pro
 	return nil
 }
 
+// changed is the error for a header that was not what this reclaim had written.
 func (a *Allocator) changed(block uint32, reg *slab.Region, found proto.Header, err error) error {
 	if err != nil {
 		return err
@@ -273,7 +280,7 @@ func (a *Allocator) changed(block uint32, reg *slab.Region, found proto.Header, 
 	return fmt.Errorf("%w: block %d of region %d became %v", ErrInUse, block, reg.ID, found)
 }
 
-// reopen makes those blocks ACTIVE again that were not found empty yet.
+// reopen makes the blocks ACTIVE again that are still draining.
 func (a *Allocator) reopen(reg *slab.Region, all []taking) (err error) {
 	for _, t := range all {
 		if t.stage == stageDraining && err == nil {
@@ -283,6 +290,7 @@ func (a *Allocator) reopen(reg *slab.Region, all []taking) (err error) {
 	return err
 }
 
+// header READs a block's header at the primary.
 func (a *Allocator) header(reg *slab.Region, block uint32) (proto.Header, error) {
 	err := a.retry(reg, func() bool {
 		r := a.lane.Round()
@@ -302,13 +310,13 @@ func (a *Allocator) blockBuffer() (b []byte, err error) {
 	return a.block, err
 }
 
-// used returns the first slab of a draining block that is reserved or not FREE, -1 if there
-// is none. An empty block stays empty: claims need ACTIVE, and the grace period has ended
-// every operation from before.
+// used returns the number of a slab in a draining block that is reserved or not FREE; -1: none. A
+// block that is empty stays empty: claims need ACTIVE, and the grace period has ended every
+// operation from before.
 //
-// used READs the block twice, because one READ may take V before a birth and R behind it: it
-// then shows FREE and unreserved for a slab that is LIVE. The first READ shows that no slab is
-// claimed, so that no birth can follow it; the second one that all are FREE.
+// It READs the block twice, because one READ may take V before a birth and R after it: then a
+// slab that is LIVE looks FREE and unreserved. The first READ shows that no slab is claimed, so
+// that no birth can follow; the second one that all are FREE.
 func (a *Allocator) used(reg *slab.Region, block uint32, h proto.Header) (int, error) {
 	buf, err := a.blockBuffer()
 	if err != nil {

@@ -9,24 +9,27 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// cursor is the block that a magazine claims from, with the map as last seen.
+// This file refills magazines: it chooses a block, claims bits of its map and reserves the slabs.
+
+// cursor is the block that a magazine claims from, with its free map as last seen. reg is nil in
+// an empty cursor.
 type cursor struct {
-	reg    *slab.Region
-	block  uint32
-	header proto.Header
-	words  []uint64
-	word   int // where to look first
+	reg    *slab.Region // under whose epoch the block was chosen
+	block  uint32       // its number
+	header proto.Header // ACTIVE, with the magazine's kind and class
+	words  []uint64     // of the map, 1 = taken; the bits of this lane's claims are set
+	word   int          // index of the word to search first
 }
 
-// errFull: the block or region has no free slab of the class, or its epoch is over.
+// errFull: the block or the region has no free slab of the class, or its epoch is over.
 var errFull = errors.New("full")
 
 // maxGrow bounds how often one refill asks for another region.
 const maxGrow = 3
 
-// refill claims slabs for a magazine: from the block in use, from another block
-// of the class (most filled first), from a block formatted for it, in two random
-// regions, in any region, in up to grow new ones.
+// refill claims slabs for a magazine. It tries, in this order: the block that the magazine claims
+// from; in two random regions, and then in all others, another block of the class (the most
+// filled first) or a free block, which it formats; up to grow new regions.
 func (a *Allocator) refill(k magKey, m *magazine, grow int) error {
 	if err := a.makeRoom(k, m); err != nil {
 		return err
@@ -68,6 +71,8 @@ func noRoom(k magKey, ids []uint32, cause error) error {
 	return fmt.Errorf("%v slab of %d bytes: none in %d %v: %w", k.kind, k.class.Bytes(), len(ids), k.home, cause)
 }
 
+// refillFrom claims slabs in one of the regions. Of two random ones, the one with more free
+// blocks comes first.
 func (a *Allocator) refillFrom(k magKey, m *magazine, ids []uint32) error {
 	n := len(ids)
 	if n == 0 {
@@ -94,6 +99,8 @@ func (a *Allocator) refillFrom(k magKey, m *magazine, ids []uint32) error {
 // maxBlocks bounds the blocks that one refill tries in a region before it calls it full.
 const maxBlocks = 64
 
+// refillRegion claims slabs in one region. It goes by the survey, and READs the headers again
+// before it says errFull.
 func (a *Allocator) refillRegion(k magKey, m *magazine, id uint32) error {
 	fresh := false
 	for tries := 0; ; tries++ {
@@ -141,7 +148,7 @@ func (a *Allocator) refillRegion(k magKey, m *magazine, id uint32) error {
 	}
 }
 
-// open READs the map of an ACTIVE block.
+// open READs the map of an ACTIVE block and returns a cursor to it. errFull: no slab is free.
 func (a *Allocator) open(reg *slab.Region, block uint32, h proto.Header, s *survey) (cursor, error) {
 	n := h.Class().MapWords()
 	buf := a.maps[:8*n]
@@ -169,11 +176,11 @@ func (a *Allocator) open(reg *slab.Region, block uint32, h proto.Header, s *surv
 	return c, nil
 }
 
-// freeBits are the bits of map word i that stand for free slabs.
+// freeBits are the bits of free slabs in word i of a map.
 func freeBits(c proto.Class, i int, w uint64) uint64 { return ^w & c.MapMask(i) }
 
-// claim takes up to 64 slabs of the block in use: the two rounds of a refill.
-// errFull when the block has none left.
+// claim takes up to 64 slabs of the block at the magazine's cursor: the two rounds of a refill.
+// errFull: the block has no free slab left, is not what it was, or its epoch is over.
 func (a *Allocator) claim(k magKey, m *magazine) error {
 	c := &m.at
 	over, err := a.epochOver(c.reg)
@@ -224,7 +231,7 @@ func (a *Allocator) claim(k magKey, m *magazine) error {
 	}
 }
 
-// lowest keeps the lowest n bits that are set.
+// lowest keeps the n lowest bits of w.
 func lowest(w uint64, n int) uint64 {
 	if bits.OnesCount64(w) <= n {
 		return w
@@ -238,8 +245,9 @@ func lowest(w uint64, n int) uint64 {
 	return out
 }
 
-// claimBits is round 1. false: the map word has changed, and c.words has the present one;
-// or the block has another class by now, and c is emptied.
+// claimBits is round 1 of a refill: CAS of map word i to set the bits of take, and READ of the
+// block's header. false: the word had changed, and c.words has it as it is now; or the block's
+// header has changed, and c is empty.
 func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 	reg := c.reg
 	off := reg.Geometry.MapOff(c.block) + 8*uint64(i)
@@ -304,10 +312,10 @@ func (a *Allocator) claimBits(c *cursor, i int, take uint64) (bool, error) {
 	return true, nil
 }
 
-// mayBeSet notes bits of a claim that the call gave up before it knew whether they are set.
-// They are cleared together with those of freed slabs, because the scrub does not look for
-// sessions that were closed in good order. If the slab turns out to belong to another
-// session, lookBehind sets its bit again.
+// mayBeSet records bits of a claim that the call gave up before it knew whether they were set.
+// They are cleared later, together with those of freed slabs: no scrub looks for them if the
+// session is closed by its client. If the slab is another session's, lookBehind sets its bit
+// again.
 func (a *Allocator) mayBeSet(c *cursor, i int, take uint64) {
 	for w := take; w != 0; w &= w - 1 {
 		a.cleared = append(a.cleared, clearing{c.reg, c.reg.Geometry.Slab(c.block, 64*i+bits.TrailingZeros64(w), c.header), c.header.Generation()})
@@ -315,8 +323,9 @@ func (a *Allocator) mayBeSet(c *cursor, i int, take uint64) {
 	*c = cursor{} // its words may be wrong
 }
 
-// stamp is round 2: it writes the session into R of every claimed slab. A slab that is not
-// free is dropped: its bit stays set, and R is released if the CAS took it.
+// stamp is round 2 of a refill: CAS of R from 0 to the session for each slab, and READ of its V.
+// A slab that turns out not to be free is left out: its bit stays set, and R is released if the
+// CAS took it.
 func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 	reg := c.reg
 	var claims []slab.Claim
@@ -371,7 +380,7 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 	return kept, err
 }
 
-// setBits sets bits of a map word that was last READ as was: bits of slabs in use.
+// setBits sets the bits of slabs in use in a map word, which was last READ as was.
 func (a *Allocator) setBits(reg *slab.Region, off, bits, was uint64) error {
 	for bits&^was != 0 {
 		var old uint64
@@ -395,8 +404,9 @@ func (a *Allocator) setBits(reg *slab.Region, off, bits, was uint64) error {
 	return nil
 }
 
-// retry repeats an idempotent round until it has an answer, in one epoch. errFull
-// when the epoch is over.
+// retry repeats a round until it has an answer, within one epoch. round builds and sends it, and
+// says whether it has an answer. errFull: the epoch is over.
+// Preconditions: the round may be executed more than once.
 func (a *Allocator) retry(reg *slab.Region, round func() bool) error {
 	for !round() {
 		if err := a.lane.Settle(reg); err != nil {
@@ -411,8 +421,8 @@ func (a *Allocator) retry(reg *slab.Region, round func() bool) error {
 	return nil
 }
 
-// epochOver reports that the table has a later epoch than reg: Reconcile has settled what
-// was held under it. An error means that this is not known.
+// epochOver says whether the table has another epoch than reg. Then Reconcile has settled what
+// was held under reg. An error: it could not be learned.
 func (a *Allocator) epochOver(reg *slab.Region) (bool, error) {
 	now, err := a.lane.Port().Region(reg.ID)
 	if err != nil {

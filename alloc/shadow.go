@@ -8,11 +8,13 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// The allocator lends the lane's claims to updates of STAGED slabs (slab.Shadows). A claim stays in its
-// magazine meanwhile: the lane does one operation at a time, and one that ends without an answer
-// from the region ends the session, which leaves its claims to the scrub.
+// This file lends the lane's claims to updates of STAGED slabs, as shadows (slab.Shadows). A
+// claim stays in its magazine while it is lent. That is safe: the lane does one operation at a
+// time, and an operation that cannot settle its verbs ends the session, which leaves its claims
+// to the scrub.
 
-// Shadow is the i-th claim from the end of a STAGED class in a region, under its epoch.
+// Shadow is the i-th claim, from the end of the magazine, of STAGED slabs of a class in a region,
+// in the region's present epoch. false: there are not so many.
 func (a *Allocator) Shadow(reg *slab.Region, class proto.Class, i int) (slab.Claim, bool) {
 	m := a.mags[shadowKey(reg, class)]
 	if m == nil {
@@ -29,12 +31,15 @@ func (a *Allocator) Shadow(reg *slab.Region, class proto.Class, i int) (slab.Cla
 	return slab.Claim{}, false
 }
 
+// shadowKey names the magazine of the STAGED slabs of a class in regions such as reg.
 func shadowKey(reg *slab.Region, class proto.Class) magKey {
 	return magKey{Home{reg.Replicas(), reg.Durable}, proto.Staged, class}
 }
 
-// ClaimShadows claims STAGED slabs of a class in one region, as a refill does. ErrNoSpace: the
-// region has none, and no free block. nil also where the epoch has ended meanwhile.
+// ClaimShadows claims STAGED slabs of a class in one region, as a refill does. If the region has
+// none and no free block, it formats the staging block instead, and Full says so from then on.
+//
+// nil: one of the two is done, or the epoch has ended meanwhile. An error: neither.
 func (a *Allocator) ClaimShadows(reg *slab.Region, class proto.Class) error {
 	k := shadowKey(reg, class)
 	m := a.magazine(k)
@@ -53,12 +58,13 @@ func (a *Allocator) ClaimShadows(reg *slab.Region, class proto.Class) error {
 	return err
 }
 
-// lookAgain is how many updates in a full region go by staging slabs before the lane looks again
-// for free slabs of their class.
+// lookAgain is how many updates in a full region use staging slabs before the lane looks for free
+// slabs of their class again.
 const lookAgain = 250
 
-// Full reports that ClaimShadows has lately found no slab of the class in a region. Each question counts down from
-// lookAgain, also that of an update which then waits for a staging slab.
+// Full reports that ClaimShadows has lately found no slab of the class in a region. Each call
+// that says so counts down from lookAgain, also that of an update which then waits for a staging
+// slab.
 func (a *Allocator) Full(reg *slab.Region, class proto.Class) bool {
 	s := a.surveys[reg.ID]
 	if s == nil || s.epoch != reg.Epoch || s.full[class] == 0 {
@@ -68,9 +74,9 @@ func (a *Allocator) Full(reg *slab.Region, class proto.Class) bool {
 	return true
 }
 
-// openStaging has a region's staging block formatted, and its header cached. nil also where the epoch
-// has ended meanwhile. ErrNoSpace and slab.ErrNoShadow: a program that does not know the staging block
-// has formatted it for objects.
+// openStaging formats the staging block of a region, if that is not done yet, and caches its
+// header. nil also if the epoch has ended meanwhile. ErrNoSpace and slab.ErrNoShadow: a program
+// of an earlier version, which does not know the staging block, has formatted it for objects.
 func (a *Allocator) openStaging(reg *slab.Region, class proto.Class) error {
 	block := reg.Geometry.StagingBlock()
 	for attempt := 1; ; attempt++ {

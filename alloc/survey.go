@@ -5,16 +5,18 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// survey is what a lane knows of the blocks of a region: their headers as of one READ, and
-// how many slabs of each were free when its map was last READ. It is a search aid: every
-// claim checks the header again.
+// survey is what a lane knows of the blocks of one region: the headers as of one READ, and how
+// many slabs of each block were free when its map was last READ. Every claim checks the header
+// again, so a survey that is out of date costs rounds and nothing else.
 type survey struct {
-	epoch   uint64
-	headers []proto.Header
-	left    []int32 // free slabs; unknownLeft until the map has been seen
-	// objects is how many blocks are for objects: all but the staging block, where there is one.
+	epoch   uint64         // of the region, in which the headers were READ
+	headers []proto.Header // by block
+	left    []int32        // free slabs, by block; unknownLeft until the map has been READ
+	// objects is how many blocks may hold objects: all but the staging block of a region with one
+	// replica.
 	objects int
-	// full counts, for each class of STAGED slabs, the updates for which the region still counts as full.
+	// full says, for each class of STAGED slabs, for how many more updates the region counts as
+	// full.
 	full [proto.Classes]uint8
 }
 
@@ -60,14 +62,16 @@ func (a *Allocator) survey(reg *slab.Region, fresh bool) (*survey, error) {
 	return s, nil
 }
 
+// set records a block's header; what was known of its map is void.
 func (s *survey) set(block uint32, h proto.Header) {
 	s.headers[block], s.left[block] = h, unknownLeft
 }
 
+// fill records how many slabs of a block are free.
 func (s *survey) fill(block uint32, left int) { s.left[block] = int32(left) }
 
-// best is the most filled active block of the class that may have a free slab.
-// Blocks whose map has not been seen count as half full.
+// best is the ACTIVE block of the class that has the fewest free slabs, but some. A block whose
+// map has not been READ counts as half full. To fill blocks up leaves others empty for a reclaim.
 func (s *survey) best(k magKey) (block uint32, h proto.Header, ok bool) {
 	least := int32(1<<31 - 1)
 	for i, h := range s.headers[:s.objects] {
@@ -88,8 +92,8 @@ func (s *survey) best(k magKey) (block uint32, h proto.Header, ok bool) {
 	return block, s.headers[block], true
 }
 
-// free is a block that can be formatted. The search begins at a random block, so that
-// clients do not all choose the same one.
+// free is a FREE block. The search begins at a random block, so that clients do not all format
+// the same one.
 func (s *survey) free(random uint64) (block uint32, h proto.Header, ok bool) {
 	n := uint64(s.objects)
 	for i := range n {
@@ -101,14 +105,15 @@ func (s *survey) free(random uint64) (block uint32, h proto.Header, ok bool) {
 	return 0, 0, false
 }
 
-// stages reports that STAGED objects may lie in the region: its last block is the staging block, or can become it.
+// stages says whether STAGED objects may be put into the region: its last block is the staging
+// block, or can become it.
 func (s *survey) stages() bool {
 	h := s.headers[len(s.headers)-1]
 	return h.State() == proto.BlockFree || h.Kind() == proto.Staged && h.Class() == proto.MaxStagedClass
 }
 
-// freeBlocks is the number of unformatted blocks of a region in its survey. A region
-// without a survey counts as empty.
+// freeBlocks is the number of FREE blocks of a region, as the survey has it. A region without a
+// survey counts as empty.
 func (a *Allocator) freeBlocks(id uint32) int {
 	s := a.surveys[id]
 	if s == nil {

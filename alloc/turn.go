@@ -1,27 +1,28 @@
 package alloc
 
-// Epochs gives a reclaim access to the sessions' acknowledgements. A session acknowledges a
-// reclaim epoch when no operation that it began before is under way.
+// Epochs is a session's access to reclaim epochs. A session acknowledges a reclaim epoch when no
+// operation that it began before the epoch was raised is under way.
 type Epochs interface {
 	// Raise raises the reclaim epoch.
 	Raise() (epoch uint64, err error)
-	// Passed reports that every other session has acknowledged an epoch, or is fenced in
-	// the region. Otherwise it waits a little and returns false.
+	// Passed reports that every other session has acknowledged an epoch, or is fenced in the
+	// region. If not, it waits a little and returns false.
 	Passed(epoch uint64) (bool, error)
-	// Hold keeps the session from acknowledging anything later than epoch. False: it has already.
+	// Hold keeps the session from acknowledging any epoch later than this one. false: it has
+	// acknowledged a later one already.
 	Hold(epoch uint64) bool
 	// Free ends Hold: the session acknowledges every epoch again.
 	Free()
 }
 
-// Turn serialises reclaims of a region. It raises the reclaim epoch and returns when every
-// operation that was begun before has finished, or is fenced in the region: a late CAS to
-// RECLAIM of an earlier reclaim would make this one skip its grace periods.
+// Turn serialises the reclaims of a region. It raises the reclaim epoch, and returns when every
+// operation that began before has ended, or is fenced in the region. Without it, a late CAS to
+// RECLAIM from an earlier reclaim could make the new one skip its grace periods.
 //
-// Invariant: from Turn to Free the session acknowledges no later epoch, so that Turn does
-// not return for any other session. Hence at most one reclaim runs, and no two wait for
-// each other's grace period. If two sessions are in Turn, the one that has acknowledged the
-// epoch of the other raises a new one.
+// Invariant: from Turn to Free the session acknowledges no later epoch, so that Turn returns for
+// no other session. Therefore at most one reclaim runs, and no two wait for each other's grace
+// period. If two sessions are in Turn, the one that has acknowledged the other's epoch raises a
+// new one.
 func Turn(e Epochs) error {
 	for {
 		e.Free()
