@@ -57,6 +57,7 @@ var (
 // Part of the tcp format: append only.
 var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain, ErrFull, ErrMapping, ErrProcess}
 
+// refusalError is a cause of a refusal; it is an ErrRefused.
 type refusalError struct{ cause string }
 
 func refusal(cause string) error          { return &refusalError{cause} }

@@ -178,6 +178,7 @@ func (c *Chain) Fenced() *Chain {
 	return c
 }
 
+// add appends a verb and returns its index.
 func (c *Chain) add(v Verb) int {
 	c.Verbs = append(c.Verbs, v)
 	return len(c.Verbs) - 1

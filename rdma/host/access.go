@@ -53,6 +53,7 @@ func (l *Limits) Room(sessions, lanes int, number uint32) bool {
 	return sessions < l.Sessions && lanes < l.Lanes
 }
 
+// withDefaults replaces zero limits by the defaults.
 func (l Limits) withDefaults() Limits {
 	if l.Sessions == 0 {
 		l.Sessions = DefaultSessions

@@ -107,6 +107,7 @@ func PersistenceOf(dir string) (pmem.Persistence, error) {
 	return m.Persistence(), unix.Munmap(m.Mem)
 }
 
+// fileSystem describes the file system that an open file is in.
 func fileSystem(f *os.File) (FileSystem, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {

@@ -70,6 +70,7 @@ func ChooseFlush(want string, f FlushFacts) (rdma.FlushMethod, error) {
 	return 0, fmt.Errorf("--flush %s: %w", want, err)
 }
 
+// best is the cheapest method that makes a range durable under these facts.
 func (f FlushFacts) best() rdma.FlushMethod {
 	switch {
 	case !f.Persistent:

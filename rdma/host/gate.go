@@ -72,6 +72,9 @@ type wait struct {
 	naps  int    // pauses so far; each is longer, up to 1 ms
 }
 
+// idleSince says whether the lane has been outside of a chain at some moment since the wait
+// began. busy is odd while a chain runs, so that another value than the first one shows that this
+// chain has ended.
 func (p *page) idleSince(w *wait) bool {
 	now := atomic.LoadUint64(&p.busy)
 	if now&1 == 0 {

@@ -126,6 +126,7 @@ func (h *Hello) Append(b []byte) []byte {
 	return append(b, h.Proof[:]...)
 }
 
+// checkMagic checks length, magic and version of a message of the handshake.
 func checkMagic(b []byte, n int) error {
 	if len(b) != n {
 		return ErrHello
@@ -133,6 +134,7 @@ func checkMagic(b []byte, n int) error {
 	return checkVersion(b, binary.LittleEndian.Uint32(b[8:]))
 }
 
+// checkVersion says whether the peer speaks this build's protocol; the error tells both versions.
 func checkVersion(b []byte, v uint32) error {
 	if [8]byte(b) != helloMagic {
 		return ErrHello

@@ -237,6 +237,8 @@ func (o *ousting) killForeign(pid int) error {
 	return nil
 }
 
+// reason says why a process has to be killed: because of memory that it still holds, or because
+// that could not be found out.
 func reason(m *Memory, err error) string {
 	switch {
 	case err != nil:

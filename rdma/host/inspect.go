@@ -25,6 +25,7 @@ type fileIdentity struct {
 	inode  uint64 // the same in /proc/PID/maps and stat(2)
 }
 
+// identify finds device and inode of the memory's file, and its text form in /proc/PID/maps.
 func (m *Memory) identify() (id fileIdentity, err error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(m.file.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_INO, &st); err != nil {
@@ -80,6 +81,7 @@ type sight struct {
 	ids      []fileIdentity // of memories, at the same index
 }
 
+// newSight prepares a search of processes for mappings and descriptors of these memories.
 func newSight(memories []*Memory) (*sight, error) {
 	s := &sight{memories: memories}
 	for _, m := range memories {
@@ -136,6 +138,8 @@ func seen(err error) error {
 	return err
 }
 
+// mappings looks through the mappings of a task, and sets found of the memories that it has
+// mapped for writing. any: it has mappings at all.
 func (s *sight) mappings(task, process string, found []bool) (any bool, err error) {
 	err = eachMapping(filepath.Join(task, "maps"), func(at, file []byte) bool {
 		any = true
@@ -149,6 +153,8 @@ func (s *sight) mappings(task, process string, found []bool) (any bool, err erro
 	return any, err
 }
 
+// descriptors looks through the open files of a task, and sets found of the memories that one of
+// them could write to. parked: a descriptor may be on its way in a socket.
 func (s *sight) descriptors(task string, found []bool) (parked bool, err error) {
 	dir, err := os.Open(filepath.Join(task, "fd"))
 	if err != nil {
@@ -198,6 +204,7 @@ func unreceived(info string) bool {
 	return ok && !bytes.HasPrefix(count, []byte("0\n"))
 }
 
+// names lists a folder.
 func names(dir string) ([]string, error) {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -233,6 +233,7 @@ func (l *Lane) Leave() {
 	l.access.finish(context.Background(), []*Lane{l})
 }
 
+// stop calls stopping, once, so that the provider ends the connection.
 func (l *Lane) stop() {
 	l.stopOnce.Do(func() {
 		if l.stopping != nil {

@@ -40,6 +40,7 @@ func (l *Loop) Lane(ctx context.Context, t *rdma.Ticket) (RelayLane, error) {
 	return &loopLane{loop: l, number: number, conn: c, targets: make(map[uint32]*rdma.Target)}, nil
 }
 
+// loopLane is one connection of a Loop. The lane that the relay serves owns it.
 type loopLane struct {
 	loop    *Loop                   // the relay that made it
 	number  uint32                  // of the loop session's lane at the provider
@@ -48,6 +49,7 @@ type loopLane struct {
 	targets map[uint32]*rdma.Target // by region
 }
 
+// Open opens a region on the adapter for the relayed lane.
 func (l *loopLane) Open(ctx context.Context, region uint32, epoch uint64) (*rdma.Target, error) {
 	if err := l.reconnect(ctx); err != nil {
 		return nil, err
@@ -74,6 +76,7 @@ func (l *loopLane) reconnect(ctx context.Context) error {
 	return nil
 }
 
+// Do runs a chain on the adapter. After a broken chain it makes the connection again first.
 func (l *loopLane) Do(c *rdma.Chain) {
 	if l.broken {
 		ctx, cancel := context.WithTimeout(context.Background(), chainPatience)
@@ -91,4 +94,5 @@ func (l *loopLane) Do(c *rdma.Chain) {
 	}
 }
 
+// Close ends the connection. Its verbs have ended then.
 func (l *loopLane) Close() error { return l.conn.Close() }

@@ -96,6 +96,8 @@ func OpenMemory(path string, bytes uint64, create bool) (*Memory, error) {
 	return m, nil
 }
 
+// openMemory locks a region's file, checks it and maps it. create: an empty file is made as long as
+// bytes. After an error the caller closes the file.
 func openMemory(f *os.File, path string, bytes uint64, create bool) (*Memory, error) {
 	// The lock belongs to the open file, which every writing client of the region
 	// shares through the descriptor it is sent, and holds by its mapping.
@@ -151,6 +153,7 @@ func checkFile(f *os.File, path string, want, size uint64) error {
 	return nil
 }
 
+// mapMemory maps bytes of a file, and makes the file as long if grow is set.
 func mapMemory(name string, f *os.File, bytes uint64, grow bool) (*Memory, error) {
 	page := uint64(os.Getpagesize())
 	if bytes == 0 || bytes%page != 0 || bytes > 1<<40 {
@@ -299,6 +302,7 @@ func (m *Memory) Descriptor(write bool) (*os.File, error) {
 // it any more, so that no lane can still be executing on it.
 func (m *Memory) Close() error { return m.release() }
 
+// retain keeps the memory mapped until release. It fails if the memory has been closed.
 func (m *Memory) retain() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -309,12 +313,14 @@ func (m *Memory) retain() error {
 	return nil
 }
 
+// isClosed says whether the last use has ended.
 func (m *Memory) isClosed() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.refs == 0
 }
 
+// release ends a use. The last one unmaps the memory and closes its file.
 func (m *Memory) release() error {
 	m.mu.Lock()
 	if m.refs == 0 {

@@ -145,6 +145,7 @@ func DeviceNUMA(f *os.File) (int, bool) {
 	return 0, false
 }
 
+// numaOf reads the NUMA node that a file of sysfs names; false if it names none.
 func numaOf(path string) (int, bool) {
 	b, err := os.ReadFile(path)
 	n, bad := strconv.Atoi(strings.TrimSpace(string(b)))

@@ -113,6 +113,7 @@ func populate(f *os.File, bytes uint64, scarce bool) error {
 	return nil
 }
 
+// ignoringEINTR repeats a system call that a signal has interrupted.
 func ignoringEINTR(f func() error) error {
 	for {
 		if err := f(); err != unix.EINTR {
@@ -121,4 +122,5 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
+// sizeText is a size for people.
 func sizeText(n uint64) string { return fmt.Sprintf("%.4g MiB", float64(n)/(1<<20)) }

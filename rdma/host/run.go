@@ -39,6 +39,7 @@ func NewRunner(mem []byte, rights rdma.Rights) (*Runner, error) {
 	return r, r.init(mem, rights)
 }
 
+// init takes over the gate page of a lane, which is unmapped with the Runner.
 func (r *Runner) init(mem []byte, rights rdma.Rights) error {
 	if len(mem) < PageBytes {
 		return fmt.Errorf("gate page of %d bytes: want %d", len(mem), PageBytes)

@@ -19,6 +19,7 @@ type Usage struct {
 	Offences     uint64 // refusals that a correct client does not cause
 }
 
+// add adds the usage of another lane.
 func (u *Usage) add(v Usage) {
 	u.Chains += v.Chains
 	u.Verbs += v.Verbs
@@ -28,6 +29,7 @@ func (u *Usage) add(v Usage) {
 	u.Offences += v.Offences
 }
 
+// usage reads the lane's counters from its gate page, while the lane counts on.
 func (l *Lane) usage() Usage {
 	p := l.page
 	return Usage{
@@ -124,6 +126,7 @@ type counters struct {
 	refusals                                                 []atomic.Uint64 // by place in rdma.Refusals
 }
 
+// refuse counts a refusal by its cause.
 func (c *counters) refuse(err error) {
 	for i, cause := range rdma.Refusals {
 		if errors.Is(err, cause) {

@@ -68,6 +68,7 @@ type answer struct {
 	memory *os.File // nil where there is no window; the receiver closes it
 }
 
+// connect makes the connection's link: socket, gate page and lane.
 func (c *conn) connect(ctx context.Context) error {
 	l, err := c.dialer.link(ctx, c.addr, &c.as, c.lane)
 	if err != nil {
@@ -83,6 +84,7 @@ func (c *conn) connect(ctx context.Context) error {
 	return nil
 }
 
+// link connects to the node's socket, and shakes hands.
 func (d *Dialer) link(ctx context.Context, addr string, as *rdma.Credentials, lane uint32) (*link, error) {
 	var dialer net.Dialer
 	generic, err := dialer.DialContext(ctx, "unixpacket", addr)
@@ -109,6 +111,8 @@ func (d *Dialer) link(ctx context.Context, addr string, as *rdma.Credentials, la
 	return l, nil
 }
 
+// shake proves on a new socket that the client holds its ticket's key, and receives the gate
+// page.
 func shake(socket *net.UnixConn, as *rdma.Credentials, lane uint32) (*link, error) {
 	buf := make([]byte, maxMessage)
 	b, page, err := receive(socket, buf)
@@ -195,6 +199,7 @@ func (l *link) read(m *mappings) {
 	close(l.ended)
 }
 
+// discard closes memory that was received and is not used.
 func (a *answer) discard() {
 	if a.memory != nil {
 		a.memory.Close()
@@ -240,6 +245,7 @@ func (l *link) use(m *mappings, slot int32, a *answer, write bool) error {
 	return nil
 }
 
+// Provider is "shm".
 func (c *conn) Provider() string { return "shm" }
 
 // Peer is the node that answered.
@@ -275,6 +281,7 @@ func (c *conn) drop(slot int32) {
 // Wait has nothing to wait for.
 func (c *conn) Wait(*rdma.Chain, int64) {}
 
+// Open has the node send the region's memory, and maps it.
 func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
 	slot, err := c.opened.slot(region)
 	if err != nil {
@@ -288,6 +295,7 @@ func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Wind
 	return w, nil
 }
 
+// open is Open into a slot. Memory that the slot had before is unmapped first.
 func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32) (rdma.Window, error) {
 	l := c.link
 	c.drop(slot)
@@ -316,6 +324,8 @@ func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32
 	}
 }
 
+// Reset ends the link: the node answers a new one only when nothing of the old one runs. It opens
+// the windows again.
 func (c *conn) Reset(ctx context.Context) error {
 	c.link.close()
 	if err := c.connect(ctx); err != nil {
@@ -332,6 +342,7 @@ func (c *conn) Reset(ctx context.Context) error {
 	return nil
 }
 
+// Close ends the link. Any goroutine may call it.
 func (c *conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

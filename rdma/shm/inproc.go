@@ -60,6 +60,7 @@ type inprocConn struct {
 	closed bool       // Close was called: connect refuses from now on
 }
 
+// connect admits a lane at the node with the connection's ticket.
 func (c *inprocConn) connect(ctx context.Context) error {
 	c.dialer.mu.Lock()
 	a := c.dialer.nodes[c.addr]
@@ -86,6 +87,7 @@ func (c *inprocConn) connect(ctx context.Context) error {
 	return nil
 }
 
+// Provider is "inproc".
 func (c *inprocConn) Provider() string { return "inproc" }
 
 // Peer is the node that answered.
@@ -100,6 +102,7 @@ func (c *inprocConn) Post(ch *rdma.Chain) {
 // Wait has nothing to wait for.
 func (c *inprocConn) Wait(*rdma.Chain, int64) {}
 
+// Open opens a region. The memory is this process's own: nothing is mapped.
 func (c *inprocConn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
 	slot, err := c.opened.slot(region)
 	if err != nil {
@@ -112,6 +115,8 @@ func (c *inprocConn) Open(ctx context.Context, region uint32, epoch uint64) (rdm
 	return w, err
 }
 
+// Reset leaves the node, which waits for the lane's verbs, and enters again. It opens the windows
+// again.
 func (c *inprocConn) Reset(ctx context.Context) error {
 	c.lane.Leave()
 	if err := c.connect(ctx); err != nil {
@@ -128,6 +133,7 @@ func (c *inprocConn) Reset(ctx context.Context) error {
 	return nil
 }
 
+// Close leaves the node. Any goroutine may call it.
 func (c *inprocConn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,4 +159,5 @@ func (ws *windows) slot(region uint32) (int32, error) {
 	return int32(len(*ws) - 1), nil
 }
 
+// keep records an open window by its slot.
 func (ws windows) keep(w rdma.Window) { ws[w.Slot] = w }

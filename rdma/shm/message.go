@@ -50,6 +50,7 @@ func receive(c *net.UnixConn, b []byte) ([]byte, *os.File, error) {
 	return b[:n], nil, nil
 }
 
+// descriptors are the files that a message has brought.
 func descriptors(oob []byte) (fds []int) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

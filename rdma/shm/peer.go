@@ -31,6 +31,7 @@ func rightPeer(socket *net.UnixConn, path string) error {
 	return trusted(peer.Uid, uint32(os.Getuid()), dir.Uid)
 }
 
+// trusted refuses a server that another user could have put in the node's place.
 func trusted(peer, self, owner uint32) error {
 	if peer == 0 || peer == self || peer == owner {
 		return nil

@@ -123,6 +123,8 @@ func (s *Server) Close() error {
 	return nil
 }
 
+// serve serves one client: the handshake, then its requests to open regions. The client executes
+// its verbs itself. When the connection ends the lane leaves.
 func (s *Server) serve(c *net.UnixConn) {
 	var sending sync.Mutex // memory, against the end of the lane's access
 	lane, err := s.handshake(c, &sending)
@@ -188,6 +190,8 @@ func (s *Server) handshake(c *net.UnixConn, sending *sync.Mutex) (*host.Lane, er
 	return lane, err
 }
 
+// admit makes the lane of a client whose hello was read, and its gate page. The process of the
+// client is found first, so that memory can be taken back from it.
 func (s *Server) admit(c *net.UnixConn, sending *sync.Mutex, hello *host.Hello, challenge *host.Challenge) (*host.Lane, *os.File, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -237,6 +237,7 @@ func (c *Conn) complete(p *pending) {
 	c.answer(ch, err)
 }
 
+// recycle keeps the storage of a chain that has ended for another.
 func (f *Fabric) recycle(p *pending) {
 	p.chain = nil
 	f.spare = append(f.spare, p)
@@ -381,6 +382,7 @@ func (c *Conn) Wait(ch *rdma.Chain, _ int64) {
 	}
 }
 
+// waits says whether a chain is still under way on the connection.
 func (c *Conn) waits(ch *rdma.Chain) bool {
 	for _, p := range c.queue {
 		if p.chain == ch {
@@ -448,6 +450,7 @@ func (c *Conn) pick(p *pending) int {
 	return may[c.fabric.Choose(n)]
 }
 
+// allowed is why the responder refuses a verb; nil: it executes it.
 func (c *Conn) allowed(m *Memory, p *pending, v *rdma.Verb) error {
 	n := v.Len()
 	switch {
@@ -472,6 +475,8 @@ func (c *Conn) allowed(m *Memory, p *pending, v *rdma.Verb) error {
 	return nil
 }
 
+// execute carries out a verb, or the part of a READ or WRITE that this step of the schedule
+// grants.
 func (c *Conn) execute(m *Memory, p *pending, v *rdma.Verb, s *verbState) {
 	f := c.fabric
 	switch v.Op {
@@ -499,6 +504,7 @@ func (c *Conn) execute(m *Memory, p *pending, v *rdma.Verb, s *verbState) {
 	}
 }
 
+// swap stores a word that a CAS has changed, and tells the checker.
 func (c *Conn) swap(m *Memory, off, old, new uint64) {
 	m.Set(off, new)
 	if old != new && c.fabric.Watch != nil {

@@ -131,6 +131,7 @@ func (m *Memory) Open(epoch uint64) {
 // keyOf is the key of a session's windows.
 func (m *Memory) keyOf(session uint32) uint64 { return mix(m.key^uint64(session)<<1) | 1 }
 
+// mix is splitmix64's finalizer: it spreads the bits of a seed.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
@@ -194,6 +195,7 @@ func (f *Fabric) Dial(session uint32, n *Node) (*Conn, error) {
 	return nil, fmt.Errorf("%w: the simulated fabric has %d connections", rdma.ErrLimit, MaxConns)
 }
 
+// cut says whether the schedule has cut a session off from a node.
 func (f *Fabric) cut(session uint32, n *Node) bool { return f.Cut != nil && f.Cut(session, n) }
 
 // StepAny moves one connection, by choice; false if there is nothing to do.

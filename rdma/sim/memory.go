@@ -71,6 +71,7 @@ func (m *Memory) Zero() {
 	m.touched = m.touched[:0]
 }
 
+// page is the page with an offset, made when it is first touched.
 func (m *Memory) page(off uint64) *page {
 	i := off / pageBytes
 	p := m.pages[i]

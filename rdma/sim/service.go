@@ -148,12 +148,15 @@ type lane struct {
 	ticket  rdma.Ticket // of its hello
 }
 
+// Post posts under the service's lock, because several clients share one simulated fabric.
 func (l *lane) Post(ch *rdma.Chain) {
 	l.service.mu.Lock()
 	defer l.service.mu.Unlock()
 	l.Conn.Post(ch)
 }
 
+// Wait steps the fabric until the chain has ended. Where nothing can move any more the answer is
+// lost.
 func (l *lane) Wait(ch *rdma.Chain, _ int64) {
 	for {
 		l.service.mu.Lock()
@@ -168,6 +171,7 @@ func (l *lane) Wait(ch *rdma.Chain, _ int64) {
 	}
 }
 
+// Open opens a region of the ticket's tenant.
 func (l *lane) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
 	l.service.mu.Lock()
 	defer l.service.mu.Unlock()
@@ -177,6 +181,7 @@ func (l *lane) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Wind
 	return l.Conn.Open(ctx, region, epoch)
 }
 
+// Reset is that of the simulated connection, and opens the windows again.
 func (l *lane) Reset(ctx context.Context) error {
 	l.service.mu.Lock()
 	defer l.service.mu.Unlock()
@@ -187,6 +192,7 @@ func (l *lane) Reset(ctx context.Context) error {
 	return nil
 }
 
+// Close takes the lane out of the service.
 func (l *lane) Close() error {
 	l.service.mu.Lock()
 	defer l.service.mu.Unlock()

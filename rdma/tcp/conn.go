@@ -73,6 +73,7 @@ type posted struct {
 	err   error       // outcome known before it was sent
 }
 
+// Provider is "tcp".
 func (c *conn) Provider() string { return "tcp" }
 
 // Peer is the node that answered.
@@ -80,6 +81,7 @@ func (c *conn) Peer() (node uint32, incarnation uint64) {
 	return c.welcome.Node, c.welcome.Incarnation
 }
 
+// connect dials the node and shakes hands, with TLS if the dialer has it.
 func (c *conn) connect(ctx context.Context) error {
 	var d net.Dialer
 	generic, err := d.DialContext(ctx, "tcp", c.addr)
@@ -346,6 +348,7 @@ func (c *conn) take(b []byte, deadline int64) error {
 	return nil
 }
 
+// takeWord takes a word of 8 bytes off the input, and waits for it until the deadline.
 func (c *conn) takeWord(deadline int64) (uint64, error) {
 	if err := c.need(8, deadline); err != nil {
 		return 0, err

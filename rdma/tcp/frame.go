@@ -38,6 +38,7 @@ type head struct {
 	key     uint64 // of the window
 }
 
+// append encodes a frame's head; the layout is in the package comment.
 func (h *head) append(b []byte) []byte {
 	b = append(b, h.kind, 0)
 	b = binary.LittleEndian.AppendUint16(b, uint16(h.verbs))
@@ -68,6 +69,7 @@ func decodeHead(b []byte) (head, error) {
 	return h, errFrame
 }
 
+// appendVerb encodes a verb, without the bytes of a WRITE.
 func appendVerb(b []byte, v *rdma.Verb) []byte {
 	var flags byte
 	if v.Fence {

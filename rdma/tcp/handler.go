@@ -51,10 +51,13 @@ type handler struct {
 	busy chan struct{}   // has an element for each long chain of the server
 }
 
+// newHandler makes the handler of one connection. busy is the server's, and bounds the long chains
+// that it executes at once.
 func newHandler(ctx context.Context, nc net.Conn, lane *host.Lane, busy chan struct{}) *handler {
 	return &handler{ctx: ctx, nc: nc, lane: lane, busy: busy, rx: make([]byte, idleBytes), tx: make([]byte, idleBytes)}
 }
 
+// serve answers frames, in their order, until the connection or the lane ends.
 func (h *handler) serve() error {
 	for {
 		err := h.frame()
@@ -204,6 +207,7 @@ func (h *handler) answer(b []byte, f *head, done, end int, err error, last bool)
 	return h.send(b[:end])
 }
 
+// send writes to the client, which has peerTimeout to take it.
 func (h *handler) send(b []byte) error {
 	if now := clock.Now(); now-h.waited > int64(time.Second) {
 		// Moving the deadline costs as much as a short copy: once in a second.
@@ -214,6 +218,7 @@ func (h *handler) send(b []byte) error {
 	return err
 }
 
+// open answers a request to open a region.
 func (h *handler) open(f *head) error {
 	if err := h.need(headBytes + host.OpenRequestBytes); err != nil {
 		return err

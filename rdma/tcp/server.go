@@ -100,6 +100,7 @@ func (s *Server) Close() {
 	s.served.Wait()
 }
 
+// serve serves one connection from the handshake to its end.
 func (s *Server) serve(nc net.Conn) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()

@@ -45,6 +45,7 @@ type socket struct {
 	err             error                 // of the callback, EAGAIN where it would have to wait
 }
 
+// attach takes a new connection in the place of the old one.
 func (s *socket) attach(nc *net.TCPConn, raw syscall.RawConn, over *tls.Conn) {
 	if s.onRead == nil {
 		s.onRead, s.onWrite = s.readOnce, s.writeOnce
@@ -109,6 +110,7 @@ func (s *socket) record(segment []byte) []byte {
 	return s.sealed[s.away:]
 }
 
+// writeOnce makes one write. The poller calls it when the socket can take bytes.
 func (s *socket) writeOnce(fd uintptr) bool {
 	s.n, s.err = unix.Write(int(fd), s.buf)
 	if s.err == unix.EINTR {
@@ -117,6 +119,7 @@ func (s *socket) writeOnce(fd uintptr) bool {
 	return true
 }
 
+// readOnce makes one read. false: nothing has come yet, and the poller waits.
 func (s *socket) readOnce(fd uintptr) bool {
 	for {
 		s.n, s.err = unix.Read(int(fd), s.buf)
@@ -179,6 +182,7 @@ func (s *socket) before(deadline int64) {
 	}
 }
 
+// arm sets the deadline of reads and writes; 0: none.
 func (s *socket) arm(deadline int64) {
 	s.armed = deadline
 	var at time.Time

@@ -142,6 +142,7 @@ type records struct {
 	socket *socket // nil until the welcome
 }
 
+// Read gives TLS the records that have come. During the handshake it reads the connection itself.
 func (r *records) Read(b []byte) (int, error) {
 	if r.socket == nil {
 		return r.TCPConn.Read(b)
@@ -149,6 +150,7 @@ func (r *records) Read(b []byte) (int, error) {
 	return r.socket.receive(b, r.socket.deadline)
 }
 
+// Write keeps a record until the socket sends it together with others.
 func (r *records) Write(b []byte) (int, error) {
 	if r.socket == nil {
 		return r.TCPConn.Write(b)

@@ -47,6 +47,7 @@ func (a asked) add(off, bytes uint64) {
 	binary.LittleEndian.PutUint32(a.b[4:], uint32(a.ranges()+1))
 }
 
+// tag and the following functions decode the fields of a request to flush ranges.
 func (a asked) tag() uint32    { return binary.LittleEndian.Uint32(a.b) }
 func (a asked) ranges() int    { return int(binary.LittleEndian.Uint32(a.b[4:])) }
 func (a asked) region() uint32 { return binary.LittleEndian.Uint32(a.b[8:]) }
@@ -156,6 +157,7 @@ func unpushed(verbs []rdma.Verb, at int, asked bool) (first int, overtaken bool)
 	return at, false
 }
 
+// persistent says whether v is a FLUSH that must survive a loss of power.
 func persistent(v *rdma.Verb) bool { return v.Op == rdma.Flush && v.Kind == rdma.Persistent }
 
 // nextPersistent is the index of the next persistent FLUSH. Preconditions: there is one.

@@ -35,6 +35,7 @@ type span struct {
 	lkey       uint32           // of mr, 0 in ranges
 }
 
+// has says whether the span covers the bytes from start to end.
 func (s *span) has(start, end uint64) bool { return s.start <= start && end <= s.end }
 
 // add makes memory known. It is pinned when first used.
@@ -125,6 +126,8 @@ func (b *buffers) forget(mem []byte) error {
 	return errors.Join(errs...)
 }
 
+// close deregisters all buffers.
+// Preconditions: no verb uses them.
 func (b *buffers) close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -133,6 +133,8 @@ func (c *conn) post(n int, sequence uint64) (taken int, err error) {
 	return int(count), err
 }
 
+// unposted ends the connection because the adapter has taken only the first work requests of a
+// chain.
 func (c *conn) unposted(p *posted, taken int, err error) {
 	c.fail(fmt.Errorf("posting %d verbs, %d of them done: %w", p.wrs, taken, err))
 }

@@ -171,6 +171,7 @@ const (
 
 const defaultSpin = 100 * time.Microsecond
 
+// withDefaults replaces zero values by the defaults.
 func (c Config) withDefaults() Config {
 	if c.Spin == 0 {
 		c.Spin = defaultSpin

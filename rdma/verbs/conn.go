@@ -61,6 +61,7 @@ type window struct {
 
 var errClosed = fmt.Errorf("%w: closed", rdma.ErrBroken)
 
+// Provider is "verbs".
 func (c *conn) Provider() string { return "verbs" }
 
 // Peer is the node that answered.
@@ -330,6 +331,7 @@ func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Wind
 	return w.Window, nil
 }
 
+// open asks the node for a key of the region, for the window in slot.
 func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32) (window, error) {
 	a, err := c.ask(ctx, request{kind: kindOpen, region: region, slot: slot, epoch: epoch})
 	if err == nil {

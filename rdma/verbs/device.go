@@ -118,6 +118,7 @@ func choose(all []candidate, c Config) (*device, error) {
 	return all[0].open(c)
 }
 
+// open opens the device, for queue pairs and registrations.
 func (f *candidate) open(c Config) (*device, error) {
 	ctx := C.q_open(f.device)
 	if ctx == nil {
@@ -141,6 +142,8 @@ func (d *device) own() Config {
 	return c
 }
 
+// close closes the device.
+// Preconditions: nothing that was made on it is left.
 func (d *device) close() error { return problem("closing "+d.caps.Device, C.q_close(d.ctx)) }
 
 // probe lists the addresses of a device that can be used, or says why there are none.

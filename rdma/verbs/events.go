@@ -38,6 +38,7 @@ const (
 	eventFatal                  // nothing that was opened on the device works any more
 )
 
+// kindOf sorts an asynchronous event by what has to be done about it.
 func kindOf(event C.int) eventKind {
 	switch event {
 	case C.IBV_EVENT_PORT_ACTIVE, C.IBV_EVENT_COMM_EST:
@@ -61,6 +62,7 @@ func (d *device) follow(heard func(event string, kind eventKind)) (*events, erro
 	return e, nil
 }
 
+// read reads the device's events until close.
 func (e *events) read() {
 	defer close(e.ended)
 	raw, err := e.file.SyscallConn()
@@ -90,12 +92,14 @@ func (e *events) read() {
 	}
 }
 
+// snapshot counts the events so far, by their names.
 func (e *events) snapshot() map[string]uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return maps.Clone(e.counts)
 }
 
+// close ends read, and waits for its end.
 func (e *events) close() {
 	e.closed.Store(true)
 	e.file.Close()

@@ -115,6 +115,8 @@ func (s *Server) EndBelow(ctx context.Context, next uint64, live []uint64) error
 	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
 }
 
+// endSessions ends the chosen sessions. It returns nil when all their queue pairs are destroyed
+// or drained, so that none of their verbs can execute.
 func (s *Server) endSessions(ctx context.Context, chosen func(serial uint64) bool) error {
 	s.mu.Lock()
 	var lanes []*lane

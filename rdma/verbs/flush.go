@@ -83,6 +83,7 @@ func (c *conn) describeFlush(d *C.q_verb, n int, w *window, p *posted) (full boo
 	return false, nil
 }
 
+// flushBy makes a work request of a FLUSH that the adapter carries out itself.
 func (c *conn) flushBy(d *C.q_verb, v *rdma.Verb, what C.uint8_t) {
 	d.op, d.len, d.flush = C.Q_FLUSH, C.uint32_t(v.Bytes), what
 	c.dialer.flushed.Add(1)
@@ -208,6 +209,8 @@ func NotNative(c Config, mem []byte) error {
 	return errors.Join(d.notNative(mem), d.close())
 }
 
+// notNative says why the adapter cannot make this memory durable by a FLUSH of its own; nil: it
+// can.
 func (d *device) notNative(mem []byte) error {
 	name := d.caps.Device
 	if !d.caps.Persistent {

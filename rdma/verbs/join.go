@@ -120,6 +120,7 @@ func (s *Server) listen() error {
 	return nil
 }
 
+// deafen ends the acceptance of queue pairs.
 func (s *Server) deafen() error {
 	return problem("closing the listener", C.q_listen_close(s.events, s.listener))
 }

@@ -133,6 +133,7 @@ func (l *lane) joined() bool {
 	return l.cm != nil
 }
 
+// send answers a request of the client; answers of several goroutines go out one by one.
 func (l *lane) send(a *answer) error {
 	l.sendMu.Lock()
 	defer l.sendMu.Unlock()

@@ -42,6 +42,7 @@ const (
 
 var errPeer = errors.New("the peer does not speak the verbs protocol of this version")
 
+// appendMagic begins a message; checkMagic checks that.
 func appendMagic(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, magic)
 	return binary.LittleEndian.AppendUint16(b, version)
@@ -58,8 +59,10 @@ func checkMagic(b []byte, n int) error {
 	return nil
 }
 
+// appendIntro encodes the first message of either side.
 func appendIntro(b []byte) []byte { return append(appendMagic(b), 0, 0) }
 
+// checkIntro checks the peer's first message.
 func checkIntro(b []byte) error {
 	if err := checkMagic(b, introBytes); err != nil {
 		return err
@@ -78,12 +81,14 @@ type endpoint struct {
 	nonce [16]byte // of the lane that this endpoint was made for; not 0
 }
 
+// append encodes where the node's queue pairs are connected.
 func (e *endpoint) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint16(appendMagic(b), e.port)
 	b = append(b, e.addr[:]...)
 	return append(b, e.nonce[:]...)
 }
 
+// decodeEndpoint is the client's side of endpoint.append.
 func decodeEndpoint(b []byte) (endpoint, error) {
 	if err := checkMagic(b, endpointBytes); err != nil {
 		return endpoint{}, err
@@ -102,6 +107,7 @@ type claim struct {
 	nonce [16]byte // of the endpoint; proves that its sender has got the welcome
 }
 
+// append encodes which lane a queue pair belongs to; the nonce proves it.
 func (c *claim) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint16(appendMagic(b), claimBytes)
 	b = binary.LittleEndian.AppendUint32(b, c.lane)
@@ -126,6 +132,7 @@ type request struct {
 	epoch             uint64
 }
 
+// append encodes a request of the client.
 func (r *request) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, r.kind)
 	b = binary.LittleEndian.AppendUint32(b, r.tag)
@@ -153,6 +160,7 @@ type answer struct {
 	rkey       uint32           // the adapter's key of the window
 }
 
+// append encodes an answer of the node.
 func (a *answer) append(b []byte) []byte {
 	var flags uint32
 	if a.flush != rdma.NoFlush {

@@ -55,6 +55,7 @@ type registration struct {
 	memory *host.Memory
 }
 
+// region returns the server's entry of a region, and makes it if there is none.
 func (s *Server) region(number uint32) *region {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,6 +178,7 @@ func (s *Server) forgive() {
 	clear(s.offences)
 }
 
+// cut ends all access to the region, and returns when no verb reaches it any more.
 func (r *region) cut(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

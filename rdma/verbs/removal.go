@@ -53,6 +53,7 @@ func (d *device) watch(removed func()) (*removal, error) {
 	return w, nil
 }
 
+// close ends the watch for the adapter's removal.
 func (w *removal) close() error {
 	w.file.Close()
 	<-w.ended

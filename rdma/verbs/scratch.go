@@ -40,6 +40,7 @@ type scratch struct {
 	cached span // the piece that find returned last
 }
 
+// prepare makes and registers the memory that the answers of atomics go to.
 func (c *conn) prepare() (err error) {
 	c.answers, c.answersMR, err = c.pinned(slots * rdma.MaxChainVerbs * 8)
 	if err != nil {
@@ -49,6 +50,7 @@ func (c *conn) prepare() (err error) {
 	return nil
 }
 
+// pinned maps memory and registers it with the adapter.
 func (c *conn) pinned(bytes int) ([]byte, *C.struct_ibv_mr, error) {
 	mem, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

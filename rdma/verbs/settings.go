@@ -28,6 +28,7 @@ type settings struct {
 	access              C.int // what the queue pair lets the other end do
 }
 
+// querySettings asks the adapter what a queue pair was set to.
 func querySettings(qp *C.struct_ibv_qp) (settings, error) {
 	var q C.q_settings
 	if e := C.q_query(qp, &q); e != 0 {
@@ -49,6 +50,7 @@ func (s *Server) ends(c *conn) (client, node settings, err error) {
 	return client, node, s.sessions[c.as.Serial].lanes[c.number].settings(&node)
 }
 
+// settings asks for those of the lane's queue pair.
 func (l *lane) settings(out *settings) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -82,6 +82,8 @@ func (s *sleeper) wait(sequence C.uint64_t, limit int64) C.int {
 	}
 }
 
+// close frees the epoll instance.
+// Preconditions: nothing waits on it.
 func (s *sleeper) close() {
 	s.lane.epoll = -1
 	s.file.Close()

@@ -15,6 +15,7 @@ type turns[T comparable] struct {
 	closed bool
 }
 
+// newTurns makes an empty queue of turns.
 func newTurns[T comparable]() *turns[T] {
 	q := &turns[T]{}
 	q.some.L = &q.mu
