@@ -16,14 +16,15 @@ const (
 	cacheWays = 4
 )
 
-// Cache keeps inner nodes. It is never invalidated: the fences of the leaf show whether the cached
-// path was right. Bounded in bytes, safe for many goroutines, no locks: a node is in one of four
-// places that its Ref determines.
+// Cache keeps copies of inner nodes. Commits do not invalidate it: an outdated node may lead a
+// descent to the wrong leaf, and the fences of that leaf, which is always READ, show that. It is
+// bounded in bytes and safe for many goroutines without locks: the Ref of a node determines the
+// four slots that it may be in, and slots are changed by atomics.
 type Cache struct {
-	slots []atomic.Pointer[page]
-	node  int
-	hits  atomic.Uint64
-	miss  atomic.Uint64
+	slots []atomic.Pointer[page] // sets of cacheWays; nil: empty. A page in a slot is never changed, but for its atomics
+	node  int                    // bytes of one node, with its page
+	hits  atomic.Uint64          // inner nodes taken from the cache
+	miss  atomic.Uint64          // inner nodes READ
 }
 
 // newCache makes a cache for nodes of so many bytes of payload; 0 bytes keep nothing.
@@ -67,10 +68,11 @@ const (
 	beyond = ^uint64(0)
 )
 
-// groups is how many a cached node has.
+// groups is how many groups of entries a cached node has.
 func (pg *page) groups() int { return (int(pg.kids) + groupEntries - 1) / groupEntries }
 
-// indexed prepares a cached node for descents.
+// indexed prepares a node for the cache: it makes the numbers that descents compare in place of
+// keys.
 func (pg *page) indexed() {
 	pg.shared, pg.height, pg.kids = uint16(pg.prefix), uint8(pg.level), uint16(pg.count)
 	if pg.count > 1 {
@@ -194,7 +196,8 @@ func (pg *page) routeFar(key []byte, want uint64, orEqual bool) int {
 	return lo - 1
 }
 
-// beginning is that of the separator i.
+// beginning is the number of separator i: its first bytes behind prefix and lead, and their
+// count.
 func (pg *page) beginning(i int) uint64 {
 	if g := i / groupEntries; i%groupEntries == 0 && pg.far != nil {
 		return pg.far[g]
@@ -219,8 +222,8 @@ func (pg *page) kid(i int) proto.Ref {
 	return proto.Ref{Addr: proto.Addr(pg.index[at]), Incarnation: proto.Incarnation(pg.index[at+1])}
 }
 
-// quick is the node of a level that should have a key, by the cache. It compares no fences: those of
-// the node, once READ, show whether it is the right one.
+// quick is the node of a level that should have a key, as far as the cache leads there. It
+// compares no fences on the way: those of the node, once READ, show whether it is the right one.
 func (p *Program) quick(key []byte, level int) (ref Ref, ok bool) {
 	pg := p.cache.load(p.root)
 	if pg != nil && int(pg.height) == level {
@@ -244,8 +247,8 @@ func (p *Program) quick(key []byte, level int) (ref Ref, ok bool) {
 	return ref, false
 }
 
-// link finds child i of a cached node in the cache, and stores the pointer in the node, which saves the
-// search next time.
+// link finds child i of a cached node in the cache, and stores a pointer to it in the node, so
+// that the next descent need not search.
 func (c *Cache) link(pg *page, i int) *page {
 	kid := c.load(pg.kid(i))
 	if kid == nil {
@@ -260,8 +263,9 @@ func (c *Cache) link(pg *page, i int) *page {
 	return kid
 }
 
-// leave removes the pointers to a node that is not in the cache any more. Whichever of leave and link
-// comes second sees the store of the first.
+// leave removes the pointer to a node that has left the cache. leave stores gone and then loads
+// above; link stores above and then loads gone. So whichever comes second sees the other's store,
+// and no node keeps a pointer to one that has left.
 func (pg *page) leave() {
 	pg.gone.Store(true)
 	if way := pg.above.Load(); way != nil {
@@ -269,6 +273,7 @@ func (pg *page) leave() {
 	}
 }
 
+// set is the slots that a node may be in.
 func (c *Cache) set(ref proto.Ref) []atomic.Pointer[page] {
 	if len(c.slots) == 0 {
 		return nil
@@ -279,6 +284,7 @@ func (c *Cache) set(ref proto.Ref) []atomic.Pointer[page] {
 	return c.slots[at : at+cacheWays]
 }
 
+// load is the cached node of a Ref, and marks it as used; nil: it is not cached.
 func (c *Cache) load(ref proto.Ref) *page {
 	set := c.set(ref)
 	for i := range set {
@@ -292,8 +298,9 @@ func (c *Cache) load(ref proto.Ref) *page {
 	return nil
 }
 
-// store caches a copy of an inner node just read. The place of a node that has not
-// been used since another was stored beside it goes first, the lowest level before others.
+// store caches a copy of an inner node that has just been READ. It replaces an outdated copy, or
+// takes an empty slot, or the slot of a node that has not been used since the last store in the
+// set.
 func (c *Cache) store(from *page) {
 	set := c.set(from.ref)
 	if set == nil || from.level == 0 {
@@ -331,6 +338,7 @@ func (c *Cache) store(from *page) {
 	}
 }
 
+// drop takes a node out of the cache, because it led a descent to a wrong place or is freed.
 func (c *Cache) drop(ref proto.Ref) {
 	set := c.set(ref)
 	for i := range set {
@@ -344,12 +352,12 @@ func (c *Cache) drop(ref proto.Ref) {
 
 // CacheStats are the counters of a cache.
 type CacheStats struct {
-	Hits     uint64 `json:"hits"`
-	Misses   uint64 `json:"misses"`
-	Nodes    int    `json:"nodes"`
-	Bytes    int    `json:"bytes"`
-	MaxBytes int    `json:"max_bytes"`
-	Levels   int    `json:"levels"` // of the tree as far as the cache knows: 1 where it has no inner node
+	Hits     uint64 `json:"hits"`      // inner nodes taken from the cache
+	Misses   uint64 `json:"misses"`    // inner nodes READ
+	Nodes    int    `json:"nodes"`     // in the cache now
+	Bytes    int    `json:"bytes"`     // that they take
+	MaxBytes int    `json:"max_bytes"` // that the cache may take
+	Levels   int    `json:"levels"`    // of the tree as far as the cache knows: 1 where it has no inner node
 }
 
 // Stats of the cache. Not for the hot path.

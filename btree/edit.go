@@ -8,27 +8,31 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// entry is an entry with its whole key, without the node: a value or a child.
+// This file makes whole nodes: it decodes a node into entries, changes these, and encodes them
+// again. Splits, merges and loads use it; a write of one key changes the encoded node
+// (splice.go).
+
+// entry is one entry with its whole key. In a leaf it is a value, in an inner node a child.
 type entry struct {
-	key      []byte
-	value    []byte
-	external bool
-	version  uint64
-	child    proto.Ref
+	key      []byte    // with the node's prefix
+	value    []byte    // or Ref and length of an external one
+	external bool      // the value is an object of its own, or a layer
+	version  uint64    // stamp of the commit that put the value
+	child    proto.Ref // of an inner entry
 }
 
-// node is a decoded node, for splits and merges.
+// node is a decoded node. Its fields are those of the layout in the package comment.
 type node struct {
-	level   int
-	class   proto.Class
-	stamp   uint64
-	right   proto.Ref
-	by      proto.Ref // zero: not frozen
-	at      uint64
-	dead    bool
-	low     []byte
-	high    []byte // nil: no upper end
-	entries []entry
+	level   int         // 0: a leaf
+	class   proto.Class // of its slab
+	stamp   uint64      // rises with every commit of the node
+	right   proto.Ref   // its right sibling; zero: none
+	by      proto.Ref   // the node that is to absorb it; zero: not frozen
+	at      uint64      // the stamp that by had when it froze this node
+	dead    bool        // the root of a layer that has been given up
+	low     []byte      // low fence: the smallest key that it may hold
+	high    []byte      // nil: no upper end
+	entries []entry     // in the order of their keys
 }
 
 // node decodes v. The copy owns its keys; values alias v.
@@ -55,6 +59,7 @@ func (v *view) node() *node {
 	return n
 }
 
+// common is the number of bytes that two keys share at their beginning.
 func common(a, b []byte) int {
 	n := min(len(a), len(b))
 	for i := range n {
@@ -65,6 +70,7 @@ func common(a, b []byte) int {
 	return n
 }
 
+// prefix is how many bytes all keys of the node share, by its fences.
 func (n *node) prefix() int {
 	if n.high == nil {
 		return 0
@@ -72,6 +78,7 @@ func (n *node) prefix() int {
 	return common(n.low, n.high)
 }
 
+// varintBytes is the length of a varint.
 func varintBytes(x uint64) int {
 	k := 1
 	for ; x >= 0x80; x >>= 7 {
@@ -93,6 +100,7 @@ func leafBytes(suffix, value int, external bool, version uint64) int {
 	return 2 + varintBytes(uint64(suffix)) + varintBytes(valueHead(value, external)) + varintBytes(version) + suffix + value
 }
 
+// entrySize is how many bytes entry i takes in a node with that prefix.
 func (n *node) entrySize(i, prefix int) int {
 	e := &n.entries[i]
 	if n.level == 0 {
@@ -178,6 +186,7 @@ func appendHead(b []byte, n *node, prefix, slots int) []byte {
 	return append(b, n.low...)
 }
 
+// appendLeaf encodes an entry of a leaf.
 func appendLeaf(b, suffix, value []byte, external bool, version uint64) []byte {
 	b = binary.AppendUvarint(b, uint64(len(suffix)))
 	b = append(b, suffix...)

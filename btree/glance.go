@@ -5,16 +5,16 @@ import (
 	"fmt"
 )
 
-// glance is a look at one leaf where it lies in the lane's memory: most Gets need no
-// copy of it.
+// glance looks at a leaf where it lies in the lane's memory, so that most Gets copy only the
+// value. It belongs to its Program.
 type glance struct {
 	look  func([]byte) error // run, bound once
-	key   []byte
-	dst   []byte
-	entry leafEntry
-	found bool
-	here  bool // the key is in the range of the leaf
-	ext   []byte
+	key   []byte             // looked for; set for one look
+	dst   []byte             // the value is appended to it
+	entry leafEntry          // of the key, if found
+	found bool               // the leaf has the key
+	here  bool               // the key is in the range of the leaf
+	ext   []byte             // memory for a copy of an external entry
 }
 
 // look finds a key in the leaf that the cache leads to. Not ok: that leaf is the wrong one, frozen or

@@ -4,9 +4,9 @@ import "errors"
 
 // Write is one change of a key that can share a reservation with others.
 type Write struct {
-	Key, Value []byte
-	Cond       Cond
-	Remove     bool
+	Key, Value []byte // Value is not used by a removal
+	Cond       Cond   // must hold for the write
+	Remove     bool   // the key is removed
 	// Edit, if there is one, makes Value and Remove of what the key has, in the place of
 	// a condition; version is 0 if it has nothing. An error from it is the answer. It may
 	// be called more than once, on another goroutine, and must not keep old. The value
@@ -20,12 +20,12 @@ type Write struct {
 
 	// Version and Err are the answer, unless Alone says that the write has to be
 	// made by Put or Delete: nothing of it was done.
-	Version uint64
+	Version uint64 // of the new value
 	Base    uint64 // version of what the write replaced; 0: the key was not there
-	Err     error
-	Alone   bool
+	Err     error  // nil, a condition that does not hold, or why the write failed
+	Alone   bool   // nothing was done: make it by Put or Delete
 
-	old Ref
+	old Ref // external value that was replaced; freed after the commit
 }
 
 // MaxGroup bounds the writes that share a reservation, so that other processes get
@@ -42,17 +42,17 @@ func (p *Program) Leaf(w *Write) (ref Ref, ok bool) {
 	return p.quick(w.Key, 0)
 }
 
-// group is the state of WriteGroup.
+// group is the state of one WriteGroup. It belongs to its Program, and is used again.
 type group struct {
 	p     *Program
-	apply func([]byte) ([]byte, error)
-	next  func() *Write
-	taken []*Write
-	left  int
-	empty bool // a removal left the leaf under-full
-	full  Ref  // the leaf, if the first write found no room: the next write splits it first
-	leaf  Ref
-	bufs  [2][]byte
+	apply func([]byte) ([]byte, error) // the callback of Update, bound once
+	next  func() *Write                // gives the next write; nil: no more
+	taken []*Write                     // those of this group, in their order
+	left  int                          // bytes in the leaf after the last write
+	empty bool                         // a removal left the leaf under-full
+	full  Ref                          // the leaf, if the first write found no room: the next write splits it first
+	leaf  Ref                          // that all writes are for
+	bufs  [2][]byte                    // the leaf after a write, in turn
 }
 
 var errNothing = errors.New("no write of the group changes anything")

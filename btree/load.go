@@ -54,14 +54,15 @@ func (p *Program) LoadFrom(next func() (key, value []byte, err error)) (n int, e
 
 // input is what Load reads, one entry ahead.
 type input struct {
-	p          *Program
-	next       func() (key, value []byte, err error)
-	key, value []byte // valid until advance
-	ok         bool
-	last       []byte
-	read       int
+	p          *Program                              // whose limits the entries have to keep
+	next       func() (key, value []byte, err error) // io.EOF at the end
+	key, value []byte                                // valid until advance
+	ok         bool                                  // there is an entry in key and value
+	last       []byte                                // the key before, to check the order
+	read       int                                   // calls of next
 }
 
+// advance reads the next entry and checks its order.
 func (in *input) advance() error {
 	in.read++
 	var err error
@@ -168,24 +169,25 @@ func (b *builder) undo() {
 	}
 }
 
-// builder makes the nodes of all levels as entries come in.
+// builder makes the nodes of all levels as entries come in, in rising order.
 type builder struct {
 	p      *Program
-	stamp  uint64
-	levels []*building
-	made   []Ref
-	layers []Ref // roots
+	stamp  uint64      // of all nodes
+	levels []*building // from the leaves up
+	made   []Ref       // everything allocated, to free it after a failure
+	layers []Ref       // roots
 }
 
 // building is one level: nodes complete but for their right link, and the one that
 // grows. The first of the nodes has its slab already, for its left neighbour to link to.
 type building struct {
-	nodes []*node
-	first Ref
-	now   *node
-	size  int
+	nodes []*node // complete, waiting for their slabs
+	first Ref     // slab of nodes[0]
+	now   *node   // grows
+	size  int     // bytes of its entries
 }
 
+// add puts an entry into a level, and begins another node where it does not fit.
 func (b *builder) add(level int, e entry) error {
 	if level == len(b.levels) {
 		if level > maxLevel {
@@ -250,6 +252,7 @@ func (b *builder) complete(l *building, n *node) {
 	b.complete(l, right)
 }
 
+// node is an empty node of a level that begins at low.
 func (b *builder) node(level int, low []byte) *node {
 	return &node{level: level, class: b.p.class, stamp: b.stamp, low: low}
 }

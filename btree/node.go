@@ -33,33 +33,42 @@ var (
 	ErrFormat = errors.New("btree: tree of another format")
 )
 
-// view is an encoded node. It aliases the payload.
+// view is an encoded node whose head has been parsed. Its slices alias raw.
+// Invariant: valid has accepted raw, or the caller does so before it follows an offset.
 type view struct {
-	raw    []byte
-	level  int
-	class  proto.Class
-	flags  uint8
-	count  int
-	stamp  uint64
-	right  proto.Ref
-	by     proto.Ref // the node that is to absorb this one, as long as it has the stamp at; zero: not frozen
-	at     uint64
-	low    []byte
-	high   []byte // none: no upper end
-	prefix int
-	slots  int // where the slots begin
-	heap   int // where they end, and the heap begins
-	waste  int // bytes of the heap that belong to nothing
+	raw    []byte      // the payload
+	level  int         // 0: a leaf
+	class  proto.Class // of its slab
+	flags  uint8       // flagDead, flagLayers
+	count  int         // entries
+	stamp  uint64      // rises with every commit of the node
+	right  proto.Ref   // its right sibling; zero: none
+	by     proto.Ref   // the node that is to absorb this one, as long as it has the stamp at; zero: not frozen
+	at     uint64      // see by
+	low    []byte      // low fence
+	high   []byte      // none: no upper end
+	prefix int         // bytes that all keys share, and entries leave out
+	slots  int         // where the slots begin
+	heap   int         // where they end, and the heap begins
+	waste  int         // bytes of the heap that belong to nothing
 }
 
+// bounded says whether the node has an upper end.
 func (v *view) bounded() bool { return len(v.high) > 0 }
-func (v *view) frozen() bool  { return !v.by.IsZero() }
-func (v *view) dead() bool    { return v.flags&flagDead != 0 }
-func (v *view) layers() bool  { return v.flags&flagLayers != 0 }
+
+// frozen says whether another node is about to absorb it, or has.
+func (v *view) frozen() bool { return !v.by.IsZero() }
+
+// dead says whether it is the root of a layer that has been given up.
+func (v *view) dead() bool { return v.flags&flagDead != 0 }
+
+// layers says whether entries may lead to layers.
+func (v *view) layers() bool { return v.flags&flagLayers != 0 }
 
 // filled is the length of the node without waste and spare slots.
 func (v *view) filled() int { return len(v.raw) - v.waste - (v.heap - v.slots) + 2*v.count }
 
+// corrupt is the error for a node that no program of this version has written.
 func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 }
@@ -148,12 +157,13 @@ func uvarint(b []byte) (uint64, int) {
 
 // leafEntry is an entry of a leaf; its slices alias the node.
 type leafEntry struct {
-	suffix   []byte
+	suffix   []byte // of the key
 	value    []byte // or Ref and length of an external one
-	external bool
-	version  uint64
+	external bool   // the value is an object of its own, or a layer
+	version  uint64 // stamp of the commit that put the value
 }
 
+// leaf is entry i of a leaf; false if it is damaged.
 func (v *view) leaf(i int) (e leafEntry, ok bool) {
 	at, ok := v.from(i)
 	if !ok {
@@ -214,6 +224,7 @@ func (e *leafEntry) outside() (proto.Ref, int) {
 // never empty.
 func (e *leafEntry) layer() bool { return e.external && e.value[len(e.value)-1] == 0 }
 
+// child is the child in entry i of an inner node; false if the entry is damaged.
 func (v *view) child(i int) (proto.Ref, bool) {
 	at, ok := v.from(i)
 	if !ok {
@@ -295,9 +306,9 @@ func (v *view) lookup(key []byte) (i int, e leafEntry, found bool, err error) {
 // probe is the target of a descent: the node whose range has key; with before, the one whose range has
 // the keys directly before key; with end, the last of the level.
 type probe struct {
-	key    []byte
-	before bool
-	end    bool
+	key    []byte // within the layer
+	before bool   // the keys directly before key
+	end    bool   // the last keys of the level; key is not used
 }
 
 // place says where the probe's node is, relative to v: -1 left, 0 v itself, 1 right.

@@ -93,12 +93,12 @@ type Limits struct {
 	SlabBytes int `json:"slab_bytes"` // of the slab of a node
 	// Slab is the kind of that slab: PAIR or STAGED.
 	Slab string `json:"slab"`
-	Room int    `json:"room"`
+	Room int    `json:"room"` // bytes for entries, fence and slots in a node
 	// InlineKeyBytes: a key takes one node, and a round, more for each so many bytes
 	// that it is longer.
 	InlineKeyBytes int `json:"inline_key_bytes"`
 	MaxKeyBytes    int `json:"max_key_bytes"`
-	entry          int
+	entry          int // bytes of the largest entry
 }
 
 // entryHead is the most that an entry has beside key and value: slot, lengths, version.
@@ -129,17 +129,18 @@ func limits(class proto.Class, kind proto.Kind, overhead int) Limits {
 	return Limits{NodeBytes: class.Bytes() - nodeSlabExtra, SlabBytes: class.Bytes(), Slab: kind.String(), Room: class.PayloadBytes(kind) - overhead, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - overhead - 2*key) / 3}
 }
 
-// Shared is the state that the Programs of one tree in one process share.
+// Shared is what the Programs of one tree in one process share. It is safe for many goroutines:
+// all fields but the contents of cache, stats and whole never change.
 type Shared struct {
-	root   Ref
-	class  proto.Class
-	limits Limits
-	cache  *Cache
-	stats  counters
+	root   Ref         // of the tree; never changes
+	class  proto.Class // of the slabs of its nodes
+	limits Limits      // that follow from class and kind
+	cache  *Cache      // of inner nodes
+	stats  counters    // of structural changes
 	// readOnly: operations repair nothing.
 	readOnly bool
-	fill     int
-	whole    *whole
+	fill     int    // per cent of a node that Load fills
+	whole    *whole // leaves that need not be examined again
 }
 
 // counters of structural changes; the client counts calls, rounds and verbs.
@@ -272,21 +273,22 @@ func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
 	return newShared(root, v.class, cfg, fill), nil
 }
 
-// page is a node as read, or as cached.
+// page is a node as READ, which belongs to one Program, or as cached, which all Programs of the
+// tree share and nobody changes but for the atomics.
 type page struct {
 	// What a descent through the cache looks at comes first, in four cache lines that
 	// can be asked for at once; see indexed.
 	ref    Ref
-	index  []uint64
-	shared uint16 // prefix
-	kids   uint16 // count
-	height uint8  // level
-	cached bool
-	used   atomic.Bool
+	index  []uint64    // groups of beginnings and children; see indexed. nil: not cached
+	shared uint16      // prefix
+	kids   uint16      // count
+	height uint8       // level
+	cached bool        // taken from the cache: it may be out of date
+	used   atomic.Bool // since another node was stored in its set
 	gone   atomic.Bool // from the cache
 	_      [8]byte
-	lead   []byte // of all separators of a cached node, without the prefix
-	far    []uint64
+	lead   []byte             // of all separators of a cached node, without the prefix
+	far    []uint64           // first beginnings of the groups of a node that has many
 	space  [16]byte           // of lead
 	near   [nearGroups]uint64 // the first beginning of each group, or else they are in far
 
@@ -296,31 +298,32 @@ type page struct {
 	above atomic.Pointer[atomic.Pointer[page]]
 
 	view
-	buf []byte
+	buf []byte   // memory of view; kept for the next node
 	_   [24]byte // to 512: the allocator puts objects of that size on lines of their own
 }
 
-// Program runs operations on a tree, one at a time.
+// Program runs operations on a tree, one at a time. One goroutine at a time uses it, and owns all
+// fields but *Shared.
 type Program struct {
 	*Shared
-	root    Ref    // of the present layer
-	floor   uint64 // all versions in the present layer are above
-	lower   *Program
-	mark    []byte
-	store   Store
-	pages   []*page // not in use
-	lent    []*page // in use by the present operation
-	depth   int
-	repairs []repair
-	w       write
+	root    Ref                          // of the present layer
+	floor   uint64                       // all versions in the present layer are above
+	lower   *Program                     // for the layers below; nil before the first
+	mark    []byte                       // scratch: key of the entry that leads to a layer
+	store   Store                        // the slabs; see Store
+	pages   []*page                      // not in use
+	lent    []*page                      // in use by the present operation
+	depth   int                          // of nested finds
+	repairs []repair                     // splits and merges of others to complete at the end of the operation
+	w       write                        // the present write; apply runs it
 	apply   func([]byte) ([]byte, error) // w.apply, bound once
-	group   group
-	glance  glance
-	batch   []Write
-	out     []byte
-	enc     []byte
-	hits    uint64 // of the cache, not yet added to its counters
-	touched uint64 // see route
+	group   group                        // the present WriteGroup
+	glance  glance                       // the present look at a leaf
+	batch   []Write                      // scratch of operations on many keys
+	out     []byte                       // scratch: an encoded node
+	enc     []byte                       // scratch: an encoded entry
+	hits    uint64                       // of the cache, not yet added to its counters
+	touched uint64                       // see route
 }
 
 // NewProgram makes a program on a store.

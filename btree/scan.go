@@ -68,21 +68,22 @@ const (
 	enough
 )
 
+// scan is one Scan in one layer. A layer below has a scan of its own.
 type scan struct {
 	Range
 	p      *Program
-	fn     func(key, value []byte, version uint64) bool
-	prefix []byte // of all keys of the layer
-	from   []byte // bounds in the present layer
-	to     []byte
-	probe  probe
-	cursor []byte // the fence that the scan has come to
-	ahead  int    // leaves to read in the next round
-	refs   []Ref
-	leaves []*page
-	slots  []*page
-	key    []byte
-	given  int
+	fn     func(key, value []byte, version uint64) bool // gets the entries; false ends the scan
+	prefix []byte                                       // of all keys of the layer
+	from   []byte                                       // bounds in the present layer
+	to     []byte                                       // nil: no upper end
+	probe  probe                                        // of the next leaf
+	cursor []byte                                       // the fence that the scan has come to
+	ahead  int                                          // leaves to read in the next round
+	refs   []Ref                                        // of the leaves to read
+	leaves []*page                                      // read, in the order of the scan
+	slots  []*page                                      // leaves as READ, by their index in refs; nil: freed
+	key    []byte                                       // memory of the key that fn gets
+	given  int                                          // entries, for Limit
 }
 
 // fetch reads the next leaves, at least one, each beginning where the last ends.

@@ -26,8 +26,8 @@ type Client struct {
 
 	// ctx ends when Close ends the background goroutines, which wg counts.
 	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	cancel context.CancelFunc // of ctx
+	wg     sync.WaitGroup     // of heartbeats, table streams, trims and deferred frees
 	// disposals counts the goroutines that wait for a busy lane of an ended session before
 	// they free the session's memory (dispose). disposing is their number, for Close.
 	disposals sync.WaitGroup
@@ -35,13 +35,13 @@ type Client struct {
 
 	// current is the session for new calls; never nil after Connect. It may have ended.
 	current atomic.Pointer[session]
-	binds   atomic.Bool // Bind was called
-	mu      sync.Mutex
+	binds   atomic.Bool   // Bind was called
+	mu      sync.Mutex    // guards closed and opening
 	closed  bool          // guarded by mu; Close has begun
 	opening chan struct{} // guarded by mu; closed when the session that is being opened is current; nil if none is
 
-	deferredFrees   deferredFrees
-	payloadKeys     payloadKeys
+	deferredFrees   deferredFrees // chunks of large objects still to be freed
+	payloadKeys     payloadKeys   // what payloads are encrypted with, by tenant
 	providers       sync.Map      // node id -> nodeProvider: the provider that worked for the node
 	past            pastStats     // sums of ended sessions
 	clusterReplicas atomic.Uint32 // the cluster's default, as last heard from a controller; 0 before

@@ -100,6 +100,7 @@ type Config struct {
 // maxLanes bounds Config.Lanes: the number of a lane takes 8 bits of each reservation.
 const maxLanes = 256
 
+// withDefaults replaces zero values by the defaults.
 func (c Config) withDefaults() Config {
 	if c.Name == "" {
 		host, _ := os.Hostname()

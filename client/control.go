@@ -48,6 +48,7 @@ const (
 	triesEach = 2
 )
 
+// newControllerCalls prepares calls to the controllers of a Config. It makes no connection.
 func newControllerCalls(cfg Config) *controllerCalls {
 	c := &controllerCalls{}
 	for i := range c.http {
@@ -69,6 +70,7 @@ func newControllerCalls(cfg Config) *controllerCalls {
 	return c
 }
 
+// close closes idle connections to the controllers.
 func (c *controllerCalls) close() {
 	for _, h := range c.http {
 		h.CloseIdleConnections()

@@ -33,8 +33,8 @@ type callCounters struct {
 
 // callCost is a number of calls of one kind and the verbs that they have cost.
 type callCost struct {
-	calls uint64
-	tally rdma.Tally
+	calls uint64     // finished
+	tally rdma.Tally // of these calls' verbs and rounds
 }
 
 // kindStats are the published counts of calls of one kind. The lane's owner writes, any
@@ -51,6 +51,7 @@ func (c *callCounters) switchKind(k Kind, tally *rdma.Tally) {
 	c.kind = k
 }
 
+// failed counts a call that has ended with an error.
 func (c *callCounters) failed(err error) {
 	c.stats[c.kind].errors.Add(1)
 	if errors.Is(err, ErrUnknown) {
@@ -58,6 +59,7 @@ func (c *callCounters) failed(err error) {
 	}
 }
 
+// took counts the time of a call that was measured.
 func (c *callCounters) took(d time.Duration) { c.stats[c.kind].took.Observe(d) }
 
 // attribute adds the calls, and the verbs since the last attribute, to the present kind. The

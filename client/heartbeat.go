@@ -211,8 +211,8 @@ func (s *session) refresh(ctx context.Context) error {
 
 // tableStream is a stream of table changes.
 type tableStream struct {
-	controller int32 // index of the controller that sends it
-	cancel     context.CancelFunc
+	controller int32              // index of the controller that sends it
+	cancel     context.CancelFunc // ends the stream
 }
 
 // watchTable installs table changes as a controller sends them. Heartbeats bring the same
@@ -275,6 +275,7 @@ func (t *troubleReports) row(node uint32) *quarrypb.NodeTrouble {
 	return t.rows[len(t.rows)-1]
 }
 
+// any says whether there is something to report.
 func (t *troubleReports) any() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

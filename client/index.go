@@ -31,6 +31,7 @@ type index struct {
 	chunks []Ref // in the order of the payload
 }
 
+// encode is the payload of an index; decodeIndex reads it.
 func (x index) encode() []byte {
 	b := make([]byte, indexHeaderBytes, indexHeaderBytes+proto.RefBytes*len(x.chunks))
 	proto.PutWord(b, 0, uint64(x.bytes))

@@ -117,6 +117,7 @@ func (c *Client) askKeys(ctx context.Context, tenant string) ([]PayloadKey, erro
 	return keys, nil
 }
 
+// keyMissed has the key files read again: a payload has named a key that is not known.
 func (c *Client) keyMissed() {
 	select {
 	case c.payloadKeys.missed <- struct{}{}:

@@ -17,14 +17,19 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// lane carries one call at a time: it implements slab.Port and alloc.Source with connections,
-// scratch memory and magazines of its own. A lane stays with its session.
+// This file has lane, the Port of one call: how a call begins and ends, which table it works by,
+// and how it waits.
+
+// lane carries one call at a time. It implements slab.Port and alloc.Source with connections,
+// scratch memory and magazines of its own, and stays with its session.
 //
-// The goroutine that has set busy owns the lane. Fields without another word are the owner's.
+// The goroutine that has set busy owns the lane. Fields that say nothing else belong to the
+// owner.
 type lane struct {
 	session *session // never changes
 	number  uint32   // index in session.lanes, part of each reservation; never changes
-	busy    atomic.Bool
+	// busy: a call has the lane. acquire sets it by CAS, release clears it.
+	busy atomic.Bool
 
 	// The next three say which tables the running call works by. The owner writes them;
 	// session.acknowledgeable reads them.
@@ -47,15 +52,16 @@ type lane struct {
 	deadline     int64              // 0: the caller's context has none, and until was not called yet
 	overrunCause error              // why the call had to end
 	cancel       context.CancelFunc // of ctx, while overrunCause is set
-	// unsettled: a round that may have changed memory has failed, and no new attempt has
-	// begun. Invariant: while it is set the call does not end before Settle has succeeded, or
-	// its session ends.
+	// unsettled: a round that may have changed memory has failed, and no new attempt has begun.
+	// Invariant: while it is set the call does not end before Settle has succeeded, or its
+	// session ends.
 	unsettled bool
 
 	waited  time.Duration // time that the running call has paused
 	askedAt time.Duration // waited, when HolderFenced asked the controller last
-	// hasParked: the running call has been parked, so the session may have acknowledged a
-	// later table than the one its regions are of. From then on Do checks each chain.
+	// hasParked: the running call has been parked. The session may have acknowledged a later
+	// table than the one that the call's regions are of, so Do compares the epoch of each chain
+	// from now on.
 	hasParked bool
 	// parkedUntilRound: the call is parked until its next round. Implies hasParked.
 	parkedUntilRound bool
@@ -66,14 +72,15 @@ type lane struct {
 	conns   map[uint32]*nodeConn   // open connections by node
 	remote  bool                   // a connection was opened whose verbs do not run in this process
 
-	sequence  uint64 // of reservations; only rises. A session ends before it wraps around.
-	rng       *rand.Rand
-	counters  callCounters
-	sampler   uint64 // state of the generator that chooses the calls to measure
-	startedAt int64  // clock.Now at the start of the running call if it is measured, else 0
-	events    laneEvents
+	sequence  uint64       // of reservations; only rises. A session ends before it wraps around.
+	rng       *rand.Rand   // of pauses, and of the allocator
+	counters  callCounters // of finished calls
+	sampler   uint64       // state of the generator that chooses the calls to measure
+	startedAt int64        // clock.Now at the start of the running call if it is measured, else 0
+	events    laneEvents   // what slowed calls down
 }
 
+// newLane makes an idle lane. It opens no connection: the first call does.
 func newLane(s *session, number uint32) *lane {
 	random := rand.Uint64
 	if w := s.client.cfg.Wire; w != nil {
@@ -83,7 +90,9 @@ func newLane(s *session, number uint32) *lane {
 		rng: rand.New(rand.NewPCG(random(), random()))}
 }
 
-// start begins a call of a kind. ctx.Err if the context has ended already.
+// start begins a call of a kind: it sets the call's bounds and adopts the session's present
+// table. An error: the context has ended already, or the session has.
+// Preconditions: the caller owns the lane.
 func (l *lane) start(ctx context.Context, k Kind) error {
 	if l.slab == nil {
 		var err error
@@ -124,11 +133,12 @@ func (l *lane) start(ctx context.Context, k Kind) error {
 	return nil
 }
 
-// adoptStartView lets the call work by the session's present view.
+// adoptStartView makes the call work by the session's present view.
 //
 // The lane stores startView and then loads the session's view again. A goroutine that
-// acknowledges a table stores the session's view first and loads startView then. So of the
-// two, the one that stores second finds what the other has stored.
+// acknowledges a table stores the session's view and then loads startView. So whichever stores
+// second loads what the other has stored: the lane sees the new view, or the goroutine sees that
+// the call works by the old one.
 func (l *lane) adoptStartView() {
 	for {
 		v := l.session.view.Load()
@@ -139,9 +149,9 @@ func (l *lane) adoptStartView() {
 	}
 }
 
-// park lets the call work by no table until unpark, so that the session can acknowledge later
-// ones while the call waits. Otherwise a failover would wait for the call, and the call for
-// the failover. The reclaim epoch stays that of startView. false if the call is parked already.
+// park makes the call work by no table until unpark, so that the session can acknowledge later
+// tables while the call waits. Otherwise the call could wait for a failover that waits for the
+// call. The reclaim epoch stays that of startView. false: the call is parked already.
 //
 // Preconditions: no in-flight verb's result may be treated as current after this call.
 func (l *lane) park() bool {
@@ -154,7 +164,7 @@ func (l *lane) park() bool {
 	return true
 }
 
-// unpark ends park, or parkUntilRound, and adopts the session's present view. The order of
+// unpark ends park and parkUntilRound: the call works by the session's present view. The order of
 // stores and loads is that of adoptStartView.
 func (l *lane) unpark() {
 	l.parkedUntilRound = false
@@ -204,7 +214,7 @@ func (l *lane) parkUntilRound() {
 	}
 }
 
-// finish ends the running call, whose answer is err.
+// finish ends the running call: it works by no view any more, and is counted. err is its answer.
 func (l *lane) finish(err error) {
 	l.startView.Store(nil)
 	if l.hasParked {
@@ -227,7 +237,8 @@ func (l *lane) finish(err error) {
 	l.ctx = nil
 }
 
-// Do performs a round; see slab.Port.
+// Do performs a round; see slab.Port. Where a verb may have to wait for another process the
+// call's deadline bounds the round.
 func (l *lane) Do(r *rdma.Round) {
 	if r.Deadline = 0; l.remote {
 		r.Deadline = l.until()
@@ -242,9 +253,10 @@ func (l *lane) Do(r *rdma.Round) {
 // errStaleEpoch: the verb belongs to an epoch of its region that the session has given up.
 var errStaleEpoch = fmt.Errorf("%w: the region has a later epoch", rdma.ErrKey)
 
-// doChecked performs a round of a call that has been parked. The session may have acknowledged
-// a later table since the round's targets were looked up. So chains to regions of the adopted
-// epoch are posted, and the others fail as their node would make them fail.
+// doChecked performs a round of a call that has been parked. The session may have acknowledged a
+// later table since the targets of the round were looked up, so that reading at an old primary is
+// not allowed any more. Chains whose region has the same epoch in the adopted table are posted;
+// the others fail as their node would make them fail.
 func (l *lane) doChecked(r *rdma.Round) {
 	if l.parkedUntilRound {
 		l.parkedUntilRound = false
@@ -281,7 +293,8 @@ const (
 	askTimeout = 100 * time.Millisecond
 )
 
-// Pause waits before a new attempt; see slab.Port. Nothing is unsettled then.
+// Pause waits before a new attempt; see slab.Port. It clears unsettled: an attempt that starts
+// again has settled its verbs.
 func (l *lane) Pause(attempt int) error {
 	if err := l.endErr(); err != nil {
 		return err
@@ -293,7 +306,7 @@ func (l *lane) Pause(attempt int) error {
 	return l.backOff(attempt)
 }
 
-// backOff is Pause in the middle of an attempt: a change may be unsettled.
+// backOff is Pause in the middle of an attempt, where a change may be unsettled.
 func (l *lane) backOff(attempt int) error {
 	if err := l.waitErr(); err != nil {
 		return err
@@ -346,6 +359,7 @@ func (l *lane) HolderFenced(region, holder uint32, attempt int) bool {
 	return true
 }
 
+// LeaseValid says whether the session's lease still runs; see slab.Port.
 func (l *lane) LeaseValid() bool { return l.session.leaseValid() }
 
 // Reservation returns the session's number, the lane's number and a sequence number that the
@@ -361,17 +375,24 @@ const sequenceBits = proto.SequenceBits - 8
 
 var _ = [1]struct{}{}[maxLanes-1<<(proto.SequenceBits-sequenceBits)]
 
-func (l *lane) EndSession(reason error)       { l.session.end(reason) }
-func (l *lane) Buffer(n int) ([]byte, error)  { return l.session.arena.Alloc(n) }
+// EndSession ends the session for all its lanes; see slab.Port.
+func (l *lane) EndSession(reason error) { l.session.end(reason) }
+
+// Buffer takes scratch memory from the session's arena; see slab.Port.
+func (l *lane) Buffer(n int) ([]byte, error) { return l.session.arena.Alloc(n) }
+
+// Regions lists usable regions of a kind; see alloc.Source.
 func (l *lane) Regions(h alloc.Home) []uint32 { return *l.session.view.Load().usable.of(h) }
-func (l *lane) Random() uint64                { return l.rng.Uint64() }
+
+// Random is a random number; see alloc.Source.
+func (l *lane) Random() uint64 { return l.rng.Uint64() }
 
 // errBitsLeft: slabs were freed in a region that became unavailable before their map bits were
 // cleared. The session must not be closed in order, because no scrub follows that.
 var errBitsLeft = fmt.Errorf("%w: map bits of freed slabs are left to the scrub", ErrUnreachable)
 
-// close gives back the lane's claimed slabs and closes its connections. After an error the
-// session must not be closed in order.
+// close gives back the lane's claims and closes its connections. If it returns an error the
+// session must not be closed by CloseSession: fence and scrub have to settle what is left.
 // Preconditions: the caller owns the lane.
 func (l *lane) close(ctx context.Context) error {
 	var err error

@@ -16,27 +16,32 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
+// This file opens regions for a lane: it connects to the nodes of the replicas and opens their
+// windows, and keeps regions and connections in agreement with the table.
+
 // openRegion is a region that a lane has opened under one epoch. The embedded slab.Region is
 // immutable: a change of the table row makes another openRegion.
 type openRegion struct {
-	slab.Region
-	row *quarrypb.Region // of the table, as the region was opened
-	*regionAccess
+	slab.Region                    // what the slab protocol works with
+	row           *quarrypb.Region // of the table, as the region was opened
+	*regionAccess                  // shared with the openRegion that the row replaced in the same epoch
 }
 
 // regionAccess is how a lane reaches the replicas of a region in one epoch. slab.Region.To
 // points into targets; a new connection to a node changes its target in place, so that an
 // operation that holds the slab.Region goes on with the new connection.
 type regionAccess struct {
-	ready   bool // false: the region must be opened again before its next use
-	targets [slab.MaxListed]rdma.Target
+	// ready: the region may be used. false: it must be opened again first, because a connection
+	// was dropped or a node has refused its key.
+	ready   bool                        // false: the region must be opened again before its next use
+	targets [slab.MaxListed]rdma.Target // by replica; slab.Region.To points here
 }
 
 // nodeConn is a lane's connection to one incarnation of a node.
 type nodeConn struct {
 	rdma.Conn
-	node        uint32
-	incarnation uint64
+	node        uint32      // number in the table
+	incarnation uint64      // of the node, when the connection was made
 	cut         atomic.Bool // install has closed it because the table has removed the node
 }
 
@@ -68,8 +73,8 @@ func (l *lane) Region(id uint32) (*slab.Region, error) {
 	return l.await(id)
 }
 
-// await opens a region. It waits while the table says that the region is being recovered, but
-// not for a region that is unavailable, unless the call has a change to settle.
+// await opens a region. It waits while the region is RECOVERING, parked, so that the table can
+// change meanwhile. It waits for an unavailable region only if the call has a change to settle.
 func (l *lane) await(id uint32) (*slab.Region, error) {
 	if l.park() {
 		defer func() {
@@ -112,7 +117,8 @@ func (l *lane) await(id uint32) (*slab.Region, error) {
 	}
 }
 
-// adopt makes the lane's regions and connections agree with a view.
+// adopt makes the lane's regions and connections agree with a view: it drops connections to nodes
+// that the view has not in service, and regions that have another epoch or are not open.
 func (l *lane) adopt(v *tableView) {
 	l.adopted, l.last = v, nil
 	for id, c := range l.conns {
@@ -158,8 +164,8 @@ var (
 
 // unusableError says why the table has a region that cannot be used.
 type unusableError struct {
-	why       string
-	temporary bool // a later table may have the region usable in the same epoch
+	why       string // for the error's text
+	temporary bool   // a later table may have the region usable in the same epoch
 }
 
 func (u *unusableError) Error() string { return ErrUnreachable.Error() + ": " + u.why }
@@ -328,8 +334,7 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 	return c, nil
 }
 
-// drop closes a connection. Regions that were opened through it are opened again before their
-// next use.
+// drop closes a connection. Regions that were opened through it are not ready any more.
 func (l *lane) drop(c *nodeConn) {
 	l.session.discard(c)
 	if l.conns[c.node] == c {

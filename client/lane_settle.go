@@ -8,14 +8,16 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
-// Settle makes sure that no chain of a failed round can still run; see slab.Port. A chain is
-// settled in one of two ways: its connection was reset, so that its node has confirmed that
-// nothing of it runs any more; or the table has a later epoch of its region, so that its key
-// is void. Meanwhile the call is parked, so what the other chains have read is out of date.
-// A call that must end gets settleTime for this.
+// This file settles rounds without an answer: see Settle in slab.Port.
+
+// Settle returns when no chain of a failed round can execute any more; see slab.Port. A chain is
+// settled in one of two ways: its connection was reset, so that the node has confirmed that
+// nothing of it runs; or the table has a later epoch of its region, so that its key is void. The
+// call is parked meanwhile, so that what the other chains have read is out of date afterwards.
 //
-// A round of READs has nothing to settle. Its connections are closed, and the call ends with
-// ErrUnreachable as soon as the table says that the region is unavailable.
+// A call that must end gets settleTime for this. If the round only READs, there is nothing to
+// settle: its connections are closed, and the call ends with ErrUnreachable as soon as the table
+// says that the region is unavailable.
 func (l *lane) Settle(_ *slab.Region, r *rdma.Round) error {
 	if l.park() {
 		defer l.unpark()
@@ -45,8 +47,8 @@ func (l *lane) Settle(_ *slab.Region, r *rdma.Round) error {
 	}
 }
 
-// settleChains tries to settle every failed chain of a round. again means that one of them may
-// still run.
+// settleChains tries once to settle every failed chain of a round. again: one of them may still
+// run.
 func (l *lane) settleChains(r *rdma.Round, attempt int) (again bool, err error) {
 	l.adopt(l.session.view.Load())
 	for i := range r.Len() {
@@ -79,7 +81,9 @@ func (l *lane) settleChains(r *rdma.Round, attempt int) (again bool, err error) 
 	return again, l.session.err()
 }
 
-// settleBroken tries to settle a chain that has brought no answer.
+// settleBroken tries once to settle a chain without an answer: by a reset of its connection, or
+// by a later epoch, or by a new connection, because a node ends a lane's old connection before it
+// accepts another.
 func (l *lane) settleBroken(c *rdma.Chain, attempt int) (settled bool, _ error) {
 	w := &c.To.Window
 	for _, nc := range l.conns {

@@ -21,6 +21,7 @@ type laneQueue struct {
 // and its magazine has slabs.
 type laneHint struct{ at int }
 
+// init prepares the queue of so many lanes. Each CPU begins with another lane.
 func (q *laneQueue) init(lanes int) {
 	q.freed = make(chan struct{}, lanes)
 	var next atomic.Int32
@@ -48,6 +49,8 @@ func (s *session) acquire(ctx context.Context) (*lane, error) {
 	return s.acquireSlow(ctx)
 }
 
+// acquireSlow is acquire when every lane was busy: it registers as waiting before it looks again,
+// so that release does not miss it.
 func (s *session) acquireSlow(ctx context.Context) (*lane, error) {
 	q := &s.queue
 	q.waiting.Add(1)

@@ -37,6 +37,7 @@ type Name struct {
 	Notes    map[string]string `json:"notes,omitempty"` // chosen by the caller
 }
 
+// nameOf is a name as a controller has sent it.
 func nameOf(m *quarrypb.Name) (Name, error) {
 	if len(m.GetRef()) != proto.RefBytes {
 		return Name{}, fmt.Errorf("name %q: the controller sent a reference of %d bytes", m.GetName(), len(m.GetRef()))
@@ -45,6 +46,7 @@ func nameOf(m *quarrypb.Name) (Name, error) {
 		Created: time.Unix(m.CreatedUnixS, 0).UTC(), Notes: m.Notes}, nil
 }
 
+// message is the name as it is sent to a controller.
 func (n Name) message() *quarrypb.Name {
 	ref, _ := n.Ref.AppendBinary(nil)
 	return &quarrypb.Name{Name: n.Name, Kind: n.Kind, Ref: ref, Owner: n.Owner, Notes: n.Notes}

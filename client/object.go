@@ -292,6 +292,7 @@ func (c *Client) CompareAndFree(ctx context.Context, ref Ref, version uint64) er
 	return c.free(ctx, ref, version)
 }
 
+// free is Free, and CompareAndFree unless version is anyVersion.
 func (c *Client) free(ctx context.Context, ref Ref, version uint64) error {
 	l, err := c.lane(ctx, KindFree)
 	if err != nil {

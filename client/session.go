@@ -27,14 +27,14 @@ import (
 //
 // Fields without a word about their owner never change once openSession has returned.
 type session struct {
-	client *Client
+	client *Client          // whose session it is
 	ticket rdma.Credentials // as the session was opened; a renewed one names the same session and rights
 	// shown is what the session shows now. A heartbeat replaces it when the controllers' key has changed.
 	shown atomic.Pointer[shown]
 	arena *rdma.Arena      // scratch memory of all lanes; free returns it
 	keys  *payloadkey.Ring // of the session's tenant; never changes
-	lanes []*lane
-	queue laneQueue
+	lanes []*lane          // all that there are, from the beginning
+	queue laneQueue        // hands lanes to calls; safe for concurrent use
 
 	// leaseUntil is the end of the lease in clock.Now time. Invariant: it only rises.
 	leaseUntil atomic.Int64
@@ -46,7 +46,7 @@ type session struct {
 
 	// view is what new calls work by; never nil after openSession. Writers hold mu.
 	view atomic.Pointer[tableView]
-	mu   sync.Mutex
+	mu   sync.Mutex // guards conns, and writes of view
 	// conns are the open connections of all lanes; guarded by mu. install cuts those to nodes
 	// that the table has removed.
 	conns map[*nodeConn]struct{}
@@ -55,7 +55,7 @@ type session struct {
 	done  chan struct{}         // closed when ended is set
 	// active ends when close begins. From then on the lanes belong to close.
 	active     context.Context
-	deactivate context.CancelFunc
+	deactivate context.CancelFunc // of active
 
 	renewing      bool                                  // the next heartbeat goes on with the renewal of the ticket; of the heartbeat loop
 	signingKey    uint64                                // the key that signs tickets, as the latest heartbeat says; of the heartbeat loop
@@ -85,8 +85,8 @@ func (b *byHome[T]) of(h alloc.Home) *T {
 // tableView is what calls work by: one revision of the distribution table, and the caches of
 // block headers that are valid under it. Immutable but for the contents of the caches.
 type tableView struct {
-	serial  uint64 // number of the view in its session, from 1
-	table   *table.Table
+	serial  uint64                   // number of the view in its session, from 1
+	table   *table.Table             // one revision; never changes
 	headers map[uint32]*slab.Headers // region -> cache; valid for one epoch and one reclaim epoch
 	usable  byHome[[]uint32]         // usable regions of each kind that are the tenant's, ascending
 }

@@ -76,8 +76,8 @@ type Stats struct {
 
 // Events counts what slows calls down.
 type Events struct {
-	Waits        uint64 `json:"waits"` // pauses, for another session's reservation or for a region
-	WaitedNS     uint64 `json:"waited_ns"`
+	Waits        uint64 `json:"waits"`        // pauses, for another session's reservation or for a region
+	WaitedNS     uint64 `json:"waited_ns"`    // length of these pauses, in ns
 	Certificates uint64 `json:"certificates"` // reservations that were taken over from a fenced session
 	Resets       uint64 `json:"resets"`       // resets of broken connections
 	StaleKeys    uint64 `json:"stale_keys"`   // chains that a node refused because the region has a later epoch
@@ -92,6 +92,7 @@ type laneEvents struct {
 	claims                                           atomic.Int64 // slabs in magazines when the lane was last idle
 }
 
+// sum adds the lane's events to into.
 func (e *laneEvents) sum(into *Events) {
 	into.Waits += e.waits.Load()
 	into.WaitedNS += e.waitedNS.Load()
@@ -108,6 +109,7 @@ type pastStats struct {
 	sessions uint64
 }
 
+// add adds the counts of a session that has ended.
 func (p *pastStats) add(s *session) {
 	s.harvest()
 	p.mu.Lock()
@@ -117,6 +119,7 @@ func (p *pastStats) add(s *session) {
 	p.sessions++
 }
 
+// sum adds the counts of the session's lanes, by kind of call.
 func (s *session) sum(into *[kinds]KindStats) {
 	for _, l := range s.lanes {
 		for k := range l.counters.stats {
@@ -141,6 +144,7 @@ func (s *session) sum(into *[kinds]KindStats) {
 	}
 }
 
+// sumEvents adds the events of the session's lanes.
 func (s *session) sumEvents(into *Events) {
 	for _, l := range s.lanes {
 		l.events.sum(into)

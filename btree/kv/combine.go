@@ -21,8 +21,8 @@ const gates = 64
 
 // gate is where the writers of some leaves meet.
 type gate struct {
-	mu      sync.Mutex
-	busy    bool
+	mu      sync.Mutex   // guards busy and queue
+	busy    bool         // a program is writing for all that wait
 	waiting atomic.Int32 // len(queue)
 	queue   []*program   // longest wait first
 	_       [16]byte

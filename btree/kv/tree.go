@@ -23,26 +23,27 @@ var ErrNotTree = errors.New("not a tree")
 // Tree is a tree under a name, used through a client. Safe for many goroutines.
 type Tree struct {
 	*btree.Shared
-	name     client.Name
-	c        *client.Client
-	staged   bool // its nodes lie in STAGED slabs
-	programs sync.Pool
-	gates    [gates]gate
-	shared   atomic.Uint64
+	name     client.Name    // with the Ref of the root
+	c        *client.Client // outlives the tree
+	staged   bool           // its nodes lie in STAGED slabs
+	programs sync.Pool      // of *program, one for each running call
+	gates    [gates]gate    // where writers of the same leaves meet
+	shared   atomic.Uint64  // writes that shared a reservation of another
 }
 
-// objects is the Store of one call.
+// objects is the Store of one call: it maps the tree's slabs to objects of the client.
 type objects struct {
 	c          *client.Client
-	ctx        context.Context
-	op         client.Operation
-	replicas   int // of new objects; 0 means the client's
-	durability client.Durability
+	ctx        context.Context    // of the call
+	op         client.Operation   // objects are made and linked under its session
+	replicas   int                // of new objects; 0 means the client's
+	durability client.Durability  // of new objects
 	slab       client.SlabKind    // of new nodes; 0 means PAIR
 	late       context.Context    // of Free, when ctx has ended
 	cancel     context.CancelFunc // of late
 }
 
+// Begin begins an operation: what it makes, it links under one session or not at all.
 func (o *objects) Begin() { o.op = o.c.Operation() }
 
 func (o *objects) Read(ref btree.Ref, dst []byte) ([]byte, error) { return o.c.Read(o.ctx, ref, dst) }
@@ -184,6 +185,7 @@ func OpenOrCreate(ctx context.Context, c *client.Client, name string, cfg btree.
 	}
 }
 
+// newTreeOf opens a tree whose root is known.
 func newTreeOf(c *client.Client, n client.Name, sh *btree.Shared, staged bool) *Tree {
 	t := &Tree{Shared: sh, name: n, c: c, staged: staged}
 	replicas, durability := c.Replicas(n.Ref), c.Durability(n.Ref) // all nodes and values have the root's, whichever client makes them
@@ -207,16 +209,16 @@ type program struct {
 	objects objects
 
 	// For writes that share a reservation; see combine.go.
-	writes []btree.Write // for leaf
-	at     int           // of writes: how many a leader has taken
-	single [1]btree.Write
-	leaf   btree.Ref
-	gate   *gate
-	wake   chan bool
-	next   func() *btree.Write
-	giver  *program   // whose writes nextWrite returns at present
-	given  []*program // others with writes in the present group
-	many   *many      // nil before the first PutMany
+	writes []btree.Write       // for leaf
+	at     int                 // of writes: how many a leader has taken
+	single [1]btree.Write      // writes of a call with one key
+	leaf   btree.Ref           // of the writes
+	gate   *gate               // of that leaf
+	wake   chan bool           // true: this program leads now; false: its writes are done
+	next   func() *btree.Write // nextWrite, bound once
+	giver  *program            // whose writes nextWrite returns at present
+	given  []*program          // others with writes in the present group
+	many   *many               // nil before the first PutMany
 }
 
 // program takes a program for one call; done gives it back.
@@ -226,6 +228,7 @@ func (t *Tree) program(ctx context.Context) *program {
 	return p
 }
 
+// done ends a call: its program is kept for another.
 func (t *Tree) done(p *program) {
 	p.objects.end()
 	t.programs.Put(p)
