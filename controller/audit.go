@@ -27,6 +27,7 @@ const (
 // auditor notes calls once they are answered. A standby's refusals are none: nothing was asked of the cluster.
 type auditor struct{ c *Controller }
 
+// WrapUnary records calls that change the cluster, with their outcome.
 func (a auditor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		res, err := next(ctx, r)
@@ -61,8 +62,10 @@ func own(msg any) bool {
 	return ok && q.Session == 0
 }
 
+// method is the name of a call without its service.
 func method(procedure string) string { return procedure[strings.LastIndexByte(procedure, '/')+1:] }
 
+// outcome is how a call ended, for people.
 func outcome(err error) string {
 	if err == nil {
 		return "ok"
@@ -70,6 +73,7 @@ func outcome(err error) string {
 	return shortened(fmt.Sprintf("%s: %v", connect.CodeOf(err), err), maxAuditOutcome)
 }
 
+// shortened cuts a text for the record.
 func shortened(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -99,6 +103,7 @@ func (c *Controller) audit(ctx context.Context, e *quarrypb.AuditEntry) {
 
 func (c *Controller) auditPrefix() string { return c.cfg.Prefix + "audit/" }
 
+// keepAudit writes an entry, and deletes the oldest ones.
 func (c *Controller) keepAudit(ctx context.Context, e *quarrypb.AuditEntry) error {
 	value, err := proto.Marshal(e)
 	if err != nil {

@@ -82,6 +82,7 @@ func (c *Controller) page(pages http.Handler) http.Handler {
 	})
 }
 
+// denied is the error for a caller without the right to a call.
 func denied(format string, args ...any) error {
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(format, args...))
 }

@@ -45,6 +45,7 @@ func (c *Controller) campaign() {
 	}
 }
 
+// electionPrefix is where candidates put their keys.
 func (c *Controller) electionPrefix() string { return c.cfg.Prefix + "leader" }
 
 // leadOnce campaigns, leads, and returns when the leadership is over.
@@ -152,6 +153,7 @@ func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop
 	return func() { cancel(); <-done }
 }
 
+// observeFor learns from etcd for a time which candidate leads.
 func (c *Controller) observeFor(ctx context.Context, e *concurrency.Election, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()

@@ -103,6 +103,7 @@ func (c *Config) host() string {
 
 const minLease = 300 * time.Millisecond
 
+// withDefaults replaces zero values by the defaults.
 func (c Config) withDefaults() Config {
 	if c.Prefix == "" {
 		c.Prefix = "/quarry/"
@@ -140,6 +141,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// validate refuses values beyond their limits.
 func (c Config) validate() error {
 	switch {
 	case c.Etcd == nil:

@@ -12,11 +12,11 @@ import (
 // beats is the node and the sessions whose heartbeats come over one connection. The
 // connections of a process end when it is killed, which is the earliest sign of its end.
 type beats struct {
-	mu          sync.Mutex
-	node        uint32
-	incarnation uint64
+	mu          sync.Mutex          // guards the fields below
+	node        uint32              // 0: none has sent heartbeats
+	incarnation uint64              // of that node
 	sessions    map[uint64]struct{} // serials
-	ended       bool
+	ended       bool                // the connection has
 }
 
 type beatsKey struct{}

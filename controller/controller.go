@@ -25,25 +25,25 @@ var Version = "dev"
 
 // Controller is a running controller.
 type Controller struct {
-	cfg     Config
-	url     string
-	server  *httpserver.Server
-	unserve func() // with Config.Wire
-	ctx     context.Context
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
+	cfg     Config             // with defaults; never changes
+	url     string             // where others reach it
+	server  *httpserver.Server // of its RPCs and pages
+	unserve func()             // with Config.Wire
+	ctx     context.Context    // ends when Close begins
+	cancel  context.CancelFunc // of ctx
+	wg      sync.WaitGroup     // of its goroutines
 
 	// term is the present leadership, nil on a standby.
 	term atomic.Pointer[term]
 	// leader is the present leader as far as it is known; empty if it is not.
 	leader  atomic.Pointer[candidacy]
 	changed atomic.Pointer[chan struct{}] // closed when term changes
-	failed  chan error
-	counted counted
-	pulse   watch
-	heard   sync.Map     // serial of a session -> *beats that its last heartbeat came over
-	probes  *http.Client // of the leader
-	upkeep  upkeep
+	failed  chan error                    // why it cannot go on; read by Err
+	counted counted                       // for metrics
+	pulse   watch                         // its part in the cluster's pulse
+	heard   sync.Map                      // serial of a session -> *beats that its last heartbeat came over
+	probes  *http.Client                  // of the leader
+	upkeep  upkeep                        // of etcd's size
 	// nameRates bounds the name changes of each client host.
 	nameRates nameRates
 	tokens    tokens

@@ -42,18 +42,20 @@ const (
 type jobs struct {
 	opened atomic.Bool // a session for a job has been opened, or may have been
 
-	mu      sync.Mutex
+	mu      sync.Mutex             // guards the fields below
 	list    []*quarrypb.Delegation // read a moment ago
-	until   time.Time
-	workers map[string]seenWorker // that have polled, by name
+	until   time.Time              // list is read again then
+	workers map[string]seenWorker  // that have polled, by name
 }
 
+// seenWorker is a worker as its last poll has shown it.
 type seenWorker struct {
 	rec     *quarrypb.Worker
-	at      time.Time
-	tenants []string // that it serves; none: all
+	at      time.Time // of that poll
+	tenants []string  // that it serves; none: all
 }
 
+// delegationKey is where a delegation's record is.
 func (c *Controller) delegationKey(tenant uint32, job uint64) string {
 	return fmt.Sprintf("%sdelegation/%08x/%020d", c.cfg.Prefix, tenant, job)
 }
@@ -63,6 +65,7 @@ func worksOnly(c rights.Caller) bool {
 	return c.Is(identity.Worker) && !c.Is(identity.Client, identity.Gateway, identity.Operator)
 }
 
+// submitterOf is the caller for whom the workers of a delegation act.
 func submitterOf(d *quarrypb.Delegation) rights.Caller {
 	c := rights.Caller{Name: d.Submitter, Token: d.Token}
 	for _, r := range d.Roles {
@@ -134,6 +137,7 @@ func (c *Controller) actingBy(ctx context.Context, d *quarrypb.Delegation, worke
 	return in, err
 }
 
+// tenantID is the number of a tenant with a name; false: there is none.
 func tenantID(list []*quarrypb.Tenant, name string) (uint32, bool) {
 	if name == quarrypb.DefaultTenant {
 		return 0, true
@@ -158,6 +162,7 @@ func served(list []*quarrypb.Tenant, worker rights.Caller) (names []string) {
 	return names
 }
 
+// serves says whether a worker that serves these tenants serves this one.
 func serves(tenants []string, tenant string) bool {
 	return len(tenants) == 0 || slices.Contains(tenants, tenant)
 }
@@ -268,6 +273,7 @@ func (c *Controller) delegationList(ctx context.Context, latest bool) ([]*quarry
 	return list, nil
 }
 
+// forgetDelegations has the records read again by the next call that needs them.
 func (c *Controller) forgetDelegations() {
 	c.jobs.mu.Lock()
 	defer c.jobs.mu.Unlock()

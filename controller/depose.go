@@ -59,16 +59,17 @@ const (
 type candidacy struct {
 	URL         string `json:"-"`
 	Name        string `json:"-"`
-	Pulse       string `json:"pulse,omitempty"`
-	Incarnation uint64 `json:"incarnation,omitempty"`
-	HoldMs      uint32 `json:"hold_ms,omitempty"` // 0: not known
-	Member      uint64 `json:"member,omitempty"`  // of etcd, inside the controller; 0: none, or not known
+	Pulse       string `json:"pulse,omitempty"`       // UDP address of its pulse; "": none
+	Incarnation uint64 `json:"incarnation,omitempty"` // in the pulse
+	HoldMs      uint32 `json:"hold_ms,omitempty"`     // 0: not known
+	Member      uint64 `json:"member,omitempty"`      // of etcd, inside the controller; 0: none, or not known
 	// Key, Rev and Lease are those of the key that the candidacy was read from.
 	Key   string `json:"-"`
 	Rev   int64  `json:"-"`
 	Lease int64  `json:"-"`
 }
 
+// encode is the value of the election key.
 func (k candidacy) encode() string {
 	b, err := json.Marshal(k)
 	if err != nil {
@@ -77,6 +78,7 @@ func (k candidacy) encode() string {
 	return k.URL + " " + strings.ReplaceAll(k.Name, "\n", " ") + "\n" + string(b)
 }
 
+// decodeCandidacy reads a candidacy, also one of another version: what it does not have is zero.
 func decodeCandidacy(value []byte) (k candidacy) {
 	line, more, _ := strings.Cut(string(value), "\n")
 	if json.Unmarshal([]byte(more), &k) != nil {
@@ -86,6 +88,7 @@ func decodeCandidacy(value []byte) (k candidacy) {
 	return k
 }
 
+// candidacy is this controller's.
 func (c *Controller) candidacy() candidacy {
 	k := candidacy{URL: c.url, Name: c.cfg.Name, Incarnation: c.pulse.incarnation, HoldMs: uint32(c.cfg.hold().Milliseconds())}
 	if p := c.pulse.port; p != nil {
@@ -185,6 +188,7 @@ func unreachable(err error) bool {
 // incarnationHeader of /healthz says which incarnation of a controller answers.
 const incarnationHeader = "Quarry-Controller-Incarnation"
 
+// deposedPrefix is where the marks of deposed leaderships are.
 func (c *Controller) deposedPrefix() string { return c.cfg.Prefix + "deposed/" }
 
 // depose writes the mark, then revokes the lease; false if the leader has lost its

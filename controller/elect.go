@@ -46,9 +46,9 @@ type Member interface {
 
 // votes is what a member of etcd sees before it decides whether to campaign.
 type votes struct {
-	now    int64 // ns
-	self   uint64
-	voters []uint64
+	now    int64    // ns
+	self   uint64   // this member
+	voters []uint64 // all members with a vote
 	lead   uint64   // 0: none that is known
 	heard  []uint64 // voters whose processes answer the pulse
 	// gone: the process of the member that led last answers neither the pulse of any

@@ -233,6 +233,7 @@ func patiently(ctx context.Context, change func(context.Context) error) error {
 	}
 }
 
+// memberError explains an error of etcd's membership: not done, or unknown.
 func memberError(what string, err error) error {
 	if errors.Is(err, rpctypes.ErrUnhealthy) || errors.Is(err, rpctypes.ErrMemberNotEnoughStarted) {
 		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%s: not done: too few of the other controllers are connected (%w); start them, or replace the ones that are lost first", what, err))

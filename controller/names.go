@@ -37,10 +37,12 @@ func (c *Controller) nameKey(tenant uint32, name string) string {
 	return c.cfg.Prefix + state.NamesOf(tenant) + name
 }
 
+// invalid is the error for a request that can never succeed.
 func invalid(format string, args ...any) error {
 	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
 }
 
+// checkName refuses what no name can be.
 func checkName(name string) error {
 	switch {
 	case name == "" || len(name) > state.MaxNameBytes:
@@ -51,6 +53,7 @@ func checkName(name string) error {
 	return nil
 }
 
+// checkEntry refuses an entry beyond the limits.
 func checkEntry(n *quarrypb.Name) error {
 	if n == nil {
 		return invalid("no name given")
@@ -78,6 +81,7 @@ func checkEntry(n *quarrypb.Name) error {
 // etcdTimeout bounds a request to an etcd that may have no quorum.
 const etcdTimeout = 5 * time.Second
 
+// etcdError is the error where etcd does not answer.
 func etcdError(err error) error {
 	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("etcd: %w", err))
 }
@@ -88,6 +92,7 @@ func unknown(name string, err error) error {
 	return connect.NewError(connect.CodeUnknown, fmt.Errorf("name %q may have been changed or not, look it up: etcd: %w", name, err))
 }
 
+// encodeName is the value of a name's record.
 func encodeName(n *quarrypb.Name) (string, error) {
 	n = proto.Clone(n).(*quarrypb.Name)
 	n.Revision = 0 // etcd's
@@ -95,6 +100,7 @@ func encodeName(n *quarrypb.Name) (string, error) {
 	return string(b), err
 }
 
+// decodeName reads a name's record; rev is its revision.
 func decodeName(value []byte, rev int64) (*quarrypb.Name, error) {
 	var n quarrypb.Name
 	if err := proto.Unmarshal(value, &n); err != nil {
@@ -218,6 +224,7 @@ func nothingMade(tenant uint32, serial uint64) error {
 	return sessionEnded(serial)
 }
 
+// sessionEnded is the error for a name that is created under a session that is over.
 func sessionEnded(serial uint64) error {
 	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the session with serial %d has ended", serial))
 }
@@ -234,6 +241,7 @@ func (s *service) LookupName(ctx context.Context, r *connect.Request[quarrypb.Lo
 	return connect.NewResponse(n), nil
 }
 
+// lookup reads a name from etcd, with quorum.
 func (s *service) lookup(ctx context.Context, tenant uint32, name string) (*quarrypb.Name, error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -396,6 +404,7 @@ func (c *Controller) candidacies(ctx context.Context) []candidacy {
 	return out
 }
 
+// candidaciesOf reads the candidates of the election, the leader first.
 func (c *Controller) candidaciesOf(ctx context.Context, opts ...clientv3.OpOption) (out []candidacy, err error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()

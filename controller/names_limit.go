@@ -38,8 +38,8 @@ const (
 // nameCount counts names. Only the leader changes names, so that it counts once, and then
 // its own changes.
 type nameCount struct {
-	mu    sync.Mutex
-	known bool
+	mu    sync.Mutex // guards both
+	known bool       // n was counted in this term
 	n     uint64
 }
 

@@ -44,7 +44,7 @@ type watch struct {
 	incarnation uint64
 	list        atomic.Pointer[pulse.List] // nil until the cluster is known
 
-	mu    sync.Mutex
+	mu    sync.Mutex        // guards the fields below
 	names map[uint64]string // of controllers, by incarnation
 	known []string          // addresses where controllers are heard, as last read
 	stand []candidacy       // as last read

@@ -29,9 +29,9 @@ const tenantHold = time.Second
 
 // tenants are the records that were read a moment ago.
 type tenants struct {
-	mu    sync.Mutex
+	mu    sync.Mutex // guards both
 	list  []*quarrypb.Tenant
-	until time.Time
+	until time.Time // they are read again then
 }
 
 // tenantList is at most tenantHold old; latest: it is read now.
@@ -72,14 +72,14 @@ const (
 
 // acting is the tenant that a call is made in, and what its caller may do there.
 type acting struct {
-	id     uint32
-	name   string
-	caller string
-	all    bool // else what the grants say
-	leaves bool // the tenant is being deleted
-	grants []*quarrypb.Grant
-	job    uint64 // not 0: a worker acts for the submitter of this job
-	keeps  bool   // names: the role of the submitter deletes none
+	id     uint32            // of the tenant
+	name   string            // of the tenant
+	caller string            // as errors name it
+	all    bool              // else what the grants say
+	leaves bool              // the tenant is being deleted
+	grants []*quarrypb.Grant // of the caller, in this tenant
+	job    uint64            // not 0: a worker acts for the submitter of this job
+	keeps  bool              // names: the role of the submitter deletes none
 }
 
 // acting finds out which tenant a call is made in. Operators work in any. A caller with grants works in the
@@ -185,6 +185,7 @@ func (in *acting) some(right quarrypb.Right) bool {
 	return in.all || slices.ContainsFunc(in.grants, func(g *quarrypb.Grant) bool { return slices.Contains(g.Rights, right) })
 }
 
+// lacks is the error for a caller without a right.
 func (in *acting) lacks(right quarrypb.Right, to string) error {
 	return denied("%s may not %s %s in tenant %s: its grants there do not say so (quarry tenant grants %s)", in.caller, quarrypb.Word(right), to, in.name, in.name)
 }
@@ -228,6 +229,7 @@ func (c *Controller) whileTenant(id uint32) []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(c.cfg.Prefix+state.TenantKey(id)), ">", 0)}
 }
 
+// tenantGone is the error for a tenant that was deleted meanwhile.
 func tenantGone(id uint32) error {
 	return connect.NewError(connect.CodeNotFound, fmt.Errorf("tenant %d has been deleted", id))
 }

@@ -27,31 +27,32 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-// term is one leadership: the machine and its hands. Only run steps the machine.
+// term is one leadership: the machine, and what carries out its actions. The goroutine of run
+// alone steps the machine; RPCs reach it through events.
 type term struct {
 	c       *Controller
-	machine *state.Machine
-	first   []state.Action
-	key     string // of the election
-	rev     int64
-	lease   clientv3.LeaseID
-	etcdTTL time.Duration
-	http    *http.Client
-	leased  atomic.Int64 // until then the lease is there, as etcd has said last
-	cluster [16]byte
+	machine *state.Machine                    // of run's goroutine
+	first   []state.Action                    // of New, carried out when run begins
+	key     string                            // of the election
+	rev     int64                             // creation revision of that key: the number of the term
+	lease   clientv3.LeaseID                  // of that key
+	etcdTTL time.Duration                     // of the lease
+	http    *http.Client                      // to agents
+	leased  atomic.Int64                      // until then the lease is there, as etcd has said last
+	cluster [16]byte                          // its uuid
 	keys    atomic.Pointer[state.Credentials] // as of the machine's latest turn
-	events  chan state.Event
-	over    chan struct{} // closed when the term ends
-	why     error         // good once over is closed
+	events  chan state.Event                  // for the machine; at most maxEvents wait
+	over    chan struct{}                     // closed when the term ends
+	why     error                             // good once over is closed
 
-	mu      sync.Mutex
-	waiters map[uint64]chan state.Answer
-	lastID  atomic.Uint64
-	round   atomic.Pointer[round] // of the table
+	mu      sync.Mutex                   // guards waiters
+	waiters map[uint64]chan state.Answer // of requests without an answer, by number
+	lastID  atomic.Uint64                // number of the last request
+	round   atomic.Pointer[round]        // of the table
 	names   nameCount
-	wg      sync.WaitGroup
-	turns   atomic.Int64 // of run; hung once watchTurns has ended the term
-	end     sync.Once
+	wg      sync.WaitGroup // of calls to agents and transactions under way
+	turns   atomic.Int64   // of run; hung once watchTurns has ended the term
+	end     sync.Once      // closes over
 }
 
 // now is the machine's time. It goes on while the host sleeps: a leader that wakes
@@ -71,6 +72,7 @@ const (
 	reclaimEvery     = 5 * time.Second // at once where there is no room for another region
 )
 
+// nodeHeartbeat is the time in which a node sends two heartbeats.
 func (c *Controller) nodeHeartbeat() time.Duration {
 	return max(c.cfg.Lease/beatsInLease, minNodeHeartbeat)
 }
@@ -177,10 +179,10 @@ const busyFor = int64(time.Second)
 
 // pace ticks often while something is going on.
 type pace struct {
-	timer *time.Timer
-	slow  time.Duration
-	calm  bool
-	until int64
+	timer *time.Timer   // fires at the next tick
+	slow  time.Duration // between ticks while it is calm
+	calm  bool          // nothing has gone on for busyFor
+	until int64         // ns; it becomes calm then
 }
 
 // newPace makes a pace that becomes slow, but not slower than CalmTick.

@@ -37,24 +37,26 @@ const (
 
 // tokenRecord is the value of a token's key.
 type tokenRecord struct {
-	Role    identity.Role `json:"role"`
-	Hash    string        `json:"sha256"` // of the secret's bytes, which are random: no salt is needed
-	Note    string        `json:"note,omitempty"`
+	Role    identity.Role `json:"role"`           // of the callers that show it
+	Hash    string        `json:"sha256"`         // of the secret's bytes, which are random: no salt is needed
+	Note    string        `json:"note,omitempty"` // for people
 	Node    string        `json:"node,omitempty"` // of role node: the one node that shows it
 	Created int64         `json:"created_unix"`
 }
 
 // tokens are the records that were read a moment ago, by id.
 type tokens struct {
-	mu   sync.Mutex
+	mu   sync.Mutex // guards read
 	read map[string]heldToken
 }
 
+// heldToken is a token's record as it was read.
 type heldToken struct {
 	rec   tokenRecord
-	until time.Time
+	until time.Time // it is read again then
 }
 
+// tokenKey is where a token's record is.
 func (c *Controller) tokenKey(id string) string { return c.cfg.Prefix + "token/" + id }
 
 // tokenCaller is the holder of a token.
@@ -145,6 +147,7 @@ func (s *service) CreateToken(ctx context.Context, r *connect.Request[quarrypb.C
 	return connect.NewResponse(&quarrypb.CreateTokenResponse{Token: rec.message(id), Secret: tokenPrefix + id + "_" + hex.EncodeToString(key)}), nil
 }
 
+// message is the token without its hash.
 func (t tokenRecord) message(id string) *quarrypb.Token {
 	return &quarrypb.Token{Id: id, Role: string(t.Role), Note: t.Note, Node: t.Node, CreatedUnix: t.Created}
 }
@@ -165,6 +168,7 @@ func (s *service) lead(ctx context.Context, op clientv3.Op) error {
 	return nil
 }
 
+// tokenList reads all tokens.
 func (c *Controller) tokenList(ctx context.Context) ([]*quarrypb.Token, error) {
 	prefix := c.tokenKey("")
 	res, err := c.cfg.Etcd.Get(ctx, prefix, clientv3.WithPrefix())

@@ -58,20 +58,20 @@ const (
 type StoreSize struct {
 	FileBytes  uint64 // of the file: what the quota is compared with
 	UsedBytes  uint64 // of it, in use
-	QuotaBytes uint64
-	Full       bool // etcd refuses to write
+	QuotaBytes uint64 // beyond which etcd refuses to write
+	Full       bool   // etcd refuses to write
 }
 
 // upkeep is what a controller knows of etcd's size.
 type upkeep struct {
-	size  atomic.Pointer[StoreSize]
-	grown atomic.Uint64 // bytes of name changes since size was read, at most
-	wake  chan struct{}
+	size  atomic.Pointer[StoreSize] // nil until it was read
+	grown atomic.Uint64             // bytes of name changes since size was read, at most
+	wake  chan struct{}             // of capacity 1: look now
 	// Of the loop alone:
 	compacted uint64     // bytes in use after the last compaction
 	dropped   int64      // the revision of the last compaction
 	seen      []revision // newest last: the last one older than keepHistory, and those after it
-	warned    bool
+	warned    bool       // the log has said that etcd is nearly full
 }
 
 // revision is etcd's revision at a time.

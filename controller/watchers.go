@@ -9,12 +9,13 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// round is the time between two changes of the table, and what watchers share in it:
-// thousands of clients that all have the last table cost one call of the machine.
+// round is the time between two changes of the table. Watchers that have the same revision share
+// one answer in it: thousands of clients that all have the last table cost one call of the
+// machine.
 type round struct {
 	over chan struct{} // closed when the table changes
 
-	mu    sync.Mutex
+	mu    sync.Mutex             // guards since
 	since map[uint64]*difference // by the revision that a watcher has; at most maxShared
 }
 
@@ -24,11 +25,12 @@ const maxShared = 16
 
 // difference is what a watcher lacks. Read only: it is sent to many.
 type difference struct {
-	ready chan struct{} // closed when the others are set
-	table *quarrypb.Table
-	err   error
+	ready chan struct{}   // closed when the others are set
+	table *quarrypb.Table // what has changed since
+	err   error           // why there is no table
 }
 
+// newRound begins a round.
 func newRound() *round {
 	return &round{over: make(chan struct{}), since: map[uint64]*difference{}}
 }

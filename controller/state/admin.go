@@ -21,8 +21,8 @@ const maxMoves = 64
 // stays in the cluster's record until the region's record shows the rebuilding replica.
 type move struct {
 	g        *region
-	from, to *node
-	begun    bool // its memory is being made
+	from, to *node // the replica leaves one and is rebuilt on the other
+	begun    bool  // its memory is being made
 }
 
 // setMoves changes the plan, in the record too.
@@ -48,6 +48,7 @@ func (b *balance) resumeMoves() {
 	}
 }
 
+// named is the node with a name.
 func (m *Machine) named(name string) (*node, *Error) {
 	n := m.nodeByName[name]
 	if n == nil {
@@ -178,6 +179,7 @@ func (rc *reconfig) moveRegion(waiter uint64, r *quarrypb.MoveRegionRequest) {
 	rc.addReplica(g, to, from, waiter)
 }
 
+// checkMove finds what a move is about, and refuses one that cannot be made now.
 func (rc *reconfig) checkMove(r *quarrypb.MoveRegionRequest) (g *region, from, to *node, err *Error) {
 	if g = rc.m.region(r.Region); g == nil || !published(g.rec) || g.rec.State == removed {
 		return nil, nil, nil, errorf(NotFound, "region %d: no such region", r.Region)

@@ -13,9 +13,9 @@ type agents struct {
 	m        *Machine
 	pending  map[uint64]func(Reply) // calls without an answer, by number
 	lastCall uint64                 // its number
-	jobs     []*job
-	programs []*program
-	dirty    bool // some job may go on
+	jobs     []*job                 // under way, in the order in which they began
+	programs []*program             // that agents run over regions
+	dirty    bool                   // some job may go on
 }
 
 // reply passes the outcome of a call to the function that call was given.
@@ -45,6 +45,7 @@ func (a *agents) call(n *node, msg proto.Message, timeout time.Duration, done fu
 	})
 }
 
+// callURL emits a call; done gets its Reply.
 func (a *agents) callURL(c Call, done func(Reply)) {
 	a.lastCall++
 	c.ID = a.lastCall

@@ -7,6 +7,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// This file decides which replicas become primaries, so that no node does the reads of all.
+
 // A failover makes a backup the primary, and the node that comes back is rebuilt as
 // a backup: after some failures one node would do the reads of all. So primaries go
 // back to where there are few, one at a time, when nothing else is going on. Each
@@ -106,6 +108,7 @@ func (m *Machine) fewestFirst(set []*node, primaries []int) {
 	primaries[first.at]++
 }
 
+// allWell says whether every replica of a region is well.
 func (m *Machine) allWell(g *region) bool {
 	for _, r := range g.rec.Replicas {
 		if m.health(r) != well {

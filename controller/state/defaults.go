@@ -22,6 +22,7 @@ func (m *Machine) defaultReplicas() uint32 {
 	return 1
 }
 
+// setDefaults changes the cluster's defaults, and answers with those that hold from now on.
 func (m *Machine) setDefaults(waiter uint64, r *quarrypb.SetDefaultsRequest) {
 	if r.Replicas != nil {
 		if *r.Replicas > MaxReplicas {

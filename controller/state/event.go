@@ -16,7 +16,7 @@ type Event interface{ event() }
 // quarrypb.Controller that concern sessions, the table or nodes, or Scrubbed.
 type Ask struct {
 	Waiter uint64 // named again in the Answer; never used twice
-	Msg    any
+	Msg    any    // the request
 	// Random feeds what must not be guessed or collide: 16 bytes for each region of a CreateRegionRequest.
 	Random []byte
 }
@@ -26,7 +26,7 @@ type Cancel struct{ Waiter uint64 }
 
 // Reply is the outcome of a Call.
 type Reply struct {
-	Call uint64
+	Call uint64        // ID of the Call
 	Msg  proto.Message // nil if Err is set
 	Err  error
 	// Refused: the agent has answered, with Err. False: what it did is unknown.
@@ -94,7 +94,7 @@ type Commit struct{ Ops []Op }
 
 // Op puts or deletes one record.
 type Op struct {
-	Key   string
+	Key   string // of the record
 	Value []byte // nil: delete
 	Prev  uint64 // the record's revision so far; 0: there is none
 	Empty string // a key prefix under which there must be nothing; "": none
@@ -102,11 +102,11 @@ type Op struct {
 
 // Call asks the agent at URL.
 type Call struct {
-	ID   uint64
+	ID   uint64 // names the call in its Reply
 	Node uint32
 	// Incarnation that the call is for; a node in another one refuses it. 0: any.
 	Incarnation uint64
-	URL         string
+	URL         string        // of the agent
 	Msg         proto.Message // a request message of quarrypb.Agent
 	Timeout     int64         // ns
 }

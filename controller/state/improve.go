@@ -7,6 +7,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// This file brings regions back to the replicas that they should have: it rebuilds, adds and
+// drops replicas.
+
 const (
 	improveEvery = int64(100_000_000) // ns, between two looks at what regions lack
 	refusedFor   = int64(5e9)         // a node that has refused a replica is not asked again
@@ -24,13 +27,15 @@ type reconfig struct {
 // next is when improve is due.
 func (rc *reconfig) next() int64 { return rc.nextImprove }
 
-// leaves says whether a replica is to be given up once enough others are in sync.
+// leaves says whether a replica is to be given up once enough others are in sync: the record says
+// so, or its node is stopping or draining.
 func (m *Machine) leaves(r *quarrypb.Replica) bool {
 	n := m.node(r.Node)
 	return r.Leaving || n.stopping || n.rec.State == draining
 }
 
-// updateLacks sets lacks of a region.
+// updateLacks records whether a region lacks something: its replicas are not as many as it wants,
+// in sync, and to stay. improve looks only at such regions.
 func (rc *reconfig) updateLacks(g *region) {
 	lacks := len(g.rec.Replicas) != int(g.rec.WantReplicas)
 	for _, r := range g.rec.Replicas {
@@ -45,7 +50,8 @@ func (rc *reconfig) updateLacks(g *region) {
 	}
 }
 
-// improve brings regions that are open back to the replicas that they should have.
+// improve does the next step for each open region that lacks something, for planned moves, and
+// for the balance of primaries. It runs every improveEvery.
 func (rc *reconfig) improve() {
 	rc.nextImprove = rc.m.now + improveEvery
 	lacking, growing := rc.lackingRegions()
@@ -116,6 +122,7 @@ func (rc *reconfig) improveRegion(g *region, mayAdd bool) (added bool) {
 	return true
 }
 
+// isRebuilding says whether a replica is still being copied.
 func isRebuilding(r *quarrypb.Replica) bool { return r.State == rebuilding }
 
 // candidate is the node that a replica is to be rebuilt on: the one that had it, or a spare
@@ -167,10 +174,11 @@ func (rc *reconfig) spare(g *region) *node {
 	return best
 }
 
-// addReplica gives a region a replica on n, in two parts. First the memory is made or
-// zeroed, while the region goes on as it is: a node that has no room interrupts
-// no client. Then a new epoch lists it as REBUILDING. leaves is a replica that is
-// given up once that one is in sync, or nil; waiter, if it is not 0, is answered with the epoch.
+// addReplica gives a region a replica on n, in two parts. First the memory is made or zeroed
+// while the region is open as it was: so a node that turns out to have no room interrupts no
+// client. Then a new epoch lists the replica as REBUILDING. leaves is the node whose replica is
+// given up once this one is in sync; nil: none. waiter, if not 0, is answered with the record of
+// the new epoch.
 func (rc *reconfig) addReplica(g *region, n *node, leaves *node, waiter uint64) {
 	epoch, incarnation := g.rec.Epoch, n.rec.Incarnation
 	j := rc.m.agents.newJob([]*region{g})
@@ -222,10 +230,10 @@ func (rc *reconfig) addReplica(g *region, n *node, leaves *node, waiter uint64) 
 	})
 }
 
-// stayersAnswer says whether every replica that stays has answered a probe sent since
-// the last of them came in sync. A copy may end without a look at a rebuilding replica that has
-// died meanwhile, for instance where nothing was left to copy: a replica that leaves
-// must not be given up for one that is dead. Those that have not answered are probed.
+// stayersAnswer says whether every replica that stays has answered a probe sent since the last of
+// them came in sync; it probes those that have not. A copy may end without a verb to a rebuilding
+// replica whose node has died, for instance where nothing was left to copy. A replica that leaves
+// must not be given up for a dead one.
 func (m *Machine) stayersAnswer(g *region) bool { return m.answeredSince(g, 0) }
 
 // answeredSince is stayersAnswer for probes that were sent at since or later.
@@ -244,9 +252,9 @@ func (m *Machine) answeredSince(g *region, since int64) bool {
 	return all
 }
 
-// dropReplicas takes out of a region's record what it does not need: replicas that are
-// out, those that leave, and those above what it wants. To give up a replica in sync costs
-// an epoch.
+// dropReplicas takes replicas out of a region's record that it does not need: those that are OUT,
+// those that leave, and those beyond what it wants. To give up a replica that is in sync costs an
+// epoch.
 func (rc *reconfig) dropReplicas(g *region, leaving bool) {
 	synced := 0
 	for _, r := range g.rec.Replicas {
@@ -283,9 +291,9 @@ func (rc *reconfig) dropReplicas(g *region, leaving bool) {
 	}
 }
 
-// makeRoom takes one replica out of the record of a region that lists as many as it can and
-// has to list another one: the oldest that is OUT, else one that leaves, if more others
-// than the region wants are in sync.
+// makeRoom takes one replica out of the record of a region that lists as many as it can
+// (MaxListed) and has to list another: the oldest that is OUT; or else one that leaves, if enough
+// others are in sync.
 func (rc *reconfig) makeRoom(g *region) {
 	leaves := func(r *quarrypb.Replica) bool { return r.State == inSync && rc.m.leaves(r) }
 	rec := proto.CloneOf(g.rec)
@@ -310,8 +318,8 @@ func (rc *reconfig) makeRoom(g *region) {
 	rc.discard(g, gone)
 }
 
-// discard has memory given back that is no replica any more. It is tried once; what
-// stays is found when the node registers again.
+// discard tells a node to give back memory that is no replica any more. It is tried once; memory
+// that stays is found when the node registers again (dropOrphans).
 func (rc *reconfig) discard(g *region, n *node) {
 	if n.rec.State != quarrypb.NodeState_NODE_STATE_DOWN && !n.lost {
 		rc.m.agents.call(n, &quarrypb.DropRegionRequest{Region: g.rec.Id, ControllerTerm: rc.m.term, Epoch: g.rec.Epoch}, callTimeout, func(Reply) {})

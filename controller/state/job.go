@@ -7,40 +7,43 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// job is work with agents that takes more than one step: a list of calls, and what
-// follows when all have succeeded.
+// This file runs jobs: sequences of steps, each of which calls some agents and ends when all have
+// succeeded.
+
+// job is work with agents that takes several steps. A step is a set of calls (legs), a gate that
+// must be open, and what follows when all legs are done.
 type job struct {
 	a       *agents
-	regions []*region
-	waiters []uint64
-	began   int64
-	legs    []*leg
+	regions []*region   // that it works on; their field job leads here
+	waiters []uint64    // of the requests that its end answers
+	began   int64       // ns
+	legs    []*leg      // of the present step
 	then    func()      // when every leg is done
-	gate    func() bool // looked at until every leg is done; nil: open
-	// A job with give fails as soon as a leg is refused, or is not answered for
-	// createPatience; fail is called once no leg is out. Without it legs are repeated
-	// for ever: the job ends when its region's configuration changes.
+	gate    func() bool // until it is true no leg is started; nil: open
+	// give: the job fails as soon as a leg is refused, or not answered for createPatience.
+	// Without it legs are repeated until the region's configuration changes, which ends the job.
 	give bool
-	fail func(*Error)
-	quit func() // called when it ends, however
-	err  *Error
-	over bool
+	fail func(*Error) // of a job with give: called once, when no leg is out any more
+	quit func()       // called when the job ends, in any way; nil: nothing
+	err  *Error       // why a job with give is failing
+	over bool         // it has ended: answers are ignored
 }
 
 // leg is one call of a job.
 type leg struct {
-	n       *node
-	msg     proto.Message
-	timeout time.Duration
-	// more says of an answer that the call has to be made again at once. May be nil.
+	n       *node         // whose agent is called
+	msg     proto.Message // the request
+	timeout time.Duration // of one try
+	// more says of an answer that the call has to be made again at once; nil: never.
 	more func(proto.Message) bool
-	// waive says that the call need not succeed any more. May be nil.
+	// waive says that the call need not succeed any more; nil: it must.
 	waive func() bool
-	out   bool
-	done  bool
-	next  int64 // no call before
+	out   bool  // under way
+	done  bool  // has succeeded, or is waived
+	next  int64 // ns; no try before
 }
 
+// newJob begins a job on regions. Its first step follows.
 func (a *agents) newJob(regions []*region) *job {
 	j := &job{a: a, regions: regions, began: a.m.now}
 	a.jobs = append(a.jobs, j)
@@ -81,6 +84,7 @@ func (j *job) abort(err *Error) {
 	j.a.dirty = true
 }
 
+// advance starts the legs that are due, and continues with the next step when all are done.
 func (j *job) advance() {
 	if j.over || j.legs == nil && j.then == nil && j.err == nil {
 		return
@@ -117,6 +121,7 @@ func (j *job) advance() {
 	}
 }
 
+// start makes the call of a leg.
 func (j *job) start(l *leg) {
 	l.out = true
 	j.a.call(l.n, l.msg, l.timeout, func(r Reply) {

@@ -61,6 +61,7 @@ func (k *keys) use(rec *quarrypb.SigningKeys) {
 	k.current, k.next, k.previous = signerOf(rec.Current), signerOf(rec.Next), signerOf(rec.Previous)
 }
 
+// signerOf is a signing key of the records; nil: none.
 func signerOf(k *quarrypb.SigningKey) *keyring.Signer {
 	if k == nil {
 		return nil
@@ -125,6 +126,7 @@ func (c *Credentials) proof(serial uint64) []byte {
 	return c.proofBy(c.Signer, serial)
 }
 
+// proofBy is the proof of a session by one of the keys.
 func (c *Credentials) proofBy(k *keyring.Signer, serial uint64) []byte {
 	b := append(c.cluster[:len(c.cluster):len(c.cluster)], make([]byte, 8)...)
 	binary.LittleEndian.PutUint64(b[len(c.cluster):], serial)

@@ -18,15 +18,18 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// node is a storage node: its record, and what this leader has seen of it.
+// This file has storage nodes: their registration, their heartbeats, and what is known of them.
+
+// node is a storage node: its record, and what this leader has seen of it. Times are in ns of the
+// machine's clock.
 type node struct {
 	rec *quarrypb.Node // as staged
 	pub *quarrypb.Node // as committed; nil before the first commit
 	rev uint64         // of pub
 
 	seen      bool  // has registered with this leader
-	heard     int64 // its last sign of life
-	due       int64 // when it is suspect if there is no other
+	heard     int64 // when it gave its last sign of life
+	due       int64 // it becomes suspect then unless it gives another
 	found     []*quarrypb.HostedRegion
 	connected []*quarrypb.Connected // as last heard
 	keyIDs    []uint64              // of the keys that it verifies with, as last heard
@@ -34,21 +37,21 @@ type node struct {
 
 	// How it is watched: see watch.go.
 	suspect, probing     bool
-	fails                int   // probes in a row without the right answer
-	probeNext, calmUntil int64 // no probe before; no suspicion before
-	lost                 bool  // treated as gone: unreachable, unfit or sick. Ends with a good probe, not before sickUntil, or with a new incarnation
-	goneAt               int64 // when its loss or its new incarnation was learned
-	proved               bool  // it has answered a probe of this leader in this incarnation ...
-	provedAt             int64 // ... the last such was sent then
-	wanted               bool  // a region waits for a newer proof
-	registering          bool  // another incarnation registers; the last one is being looked for
-	losses               int
-	upSince              int64
-	refusedUntil         int64 // it has refused a replica: none before
-	fullUntil            int64 // it has refused one for want of room: no new region before
-	complaints           []complaint
-	sickUntil            int64  // left for what clients or itself said, however it answers
-	unfit                string // why it calls itself unfit; "": it does not
+	fails                int         // probes in a row without the right answer
+	probeNext, calmUntil int64       // no probe before; no suspicion before
+	lost                 bool        // treated as gone: unreachable, unfit or sick. Ends with a good probe, not before sickUntil, or with a new incarnation
+	goneAt               int64       // when its loss or its new incarnation was learned
+	proved               bool        // it has answered a probe of this leader in this incarnation ...
+	provedAt             int64       // ... the last such was sent then
+	wanted               bool        // a region waits for a newer proof
+	registering          bool        // another incarnation registers; the last one is being looked for
+	losses               int         // how often it was lost; delays its next replica, see steady
+	upSince              int64       // when it registered or answered again
+	refusedUntil         int64       // it has refused a replica: none before
+	fullUntil            int64       // it has refused one for want of room: no new region before
+	complaints           []complaint // of clients, see sick.go
+	sickUntil            int64       // left for what clients or itself said, however it answers
+	unfit                string      // why it calls itself unfit; "": it does not
 
 	stopping      bool  // its process ends when no region needs it; see stop.go
 	stoppingSince int64 // when stopping changed
@@ -94,6 +97,8 @@ func (m *Machine) up(n *node) bool {
 		n.rec.State != quarrypb.NodeState_NODE_STATE_DOWN
 }
 
+// registerNode takes a node in. If the record has another incarnation of the name, the old
+// process is looked for first: two processes must not serve as one node.
 func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 	if err := m.checkNode(r); err != nil {
 		m.fail(waiter, err)
@@ -374,6 +379,7 @@ func goodName(s string) bool {
 		strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }
 
+// goodDomain says whether a failure domain has the form /dc/rack/host.
 func goodDomain(s string) bool {
 	parts := strings.Split(s, "/")
 	if len(s) > MaxNameBytes || len(parts) != 4 || parts[0] != "" {

@@ -12,10 +12,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// This file chooses the nodes of new regions.
+
 // placed is a region to be made: its nodes, the primary first, and its size.
 type placed struct {
 	nodes []*node
-	bytes uint64
+	bytes uint64 // of the region
 }
 
 // place chooses the nodes of a new region of r.SizeBytes among those whose pages have at
@@ -193,10 +195,13 @@ func (m *Machine) placeOne(r *quarrypb.CreateRegionRequest, taken []uint64, whol
 	}
 }
 
+// roundUp is the next multiple of unit.
 func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }
 
+// hostOf is the whole failure domain of a node.
 func hostOf(n *node) string { return n.rec.FailureDomain }
 
+// rackOf is the failure domain without its host.
 func rackOf(n *node) string {
 	return n.rec.FailureDomain[:strings.LastIndexByte(n.rec.FailureDomain, '/')]
 }

@@ -9,16 +9,18 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// This file runs programs of agents over open regions: copies, scrubs and reclaims.
+
 // program is a program that an agent runs over an open region while clients work. It
 // ends with the region's epoch.
 type program struct {
 	g    *region
-	n    *node
-	msg  *quarrypb.WorkRequest
-	out  bool
-	next int64 // no call before
-	last *quarrypb.WorkResponse
-	over bool
+	n    *node                  // has the region's primary, and runs the program
+	msg  *quarrypb.WorkRequest  // sent again until the program has ended
+	out  bool                   // a call is under way
+	next int64                  // no call before
+	last *quarrypb.WorkResponse // the progress, as heard last
+	over bool                   // it has ended
 	// patience is how long the agent may fail to answer before the program is given up.
 	// It is given up at once if the agent refuses it, or its node is lost. 0: never.
 	patience int64
@@ -34,6 +36,7 @@ func (a *agents) run(g *region, msg *quarrypb.WorkRequest, ended func(done bool)
 	return t
 }
 
+// finish ends a program for the machine. done: it has come to its end in the region's epoch.
 func (a *agents) finish(t *program, done bool) {
 	if t.over {
 		return
@@ -74,6 +77,7 @@ func (m *Machine) ofProgram(r *quarrypb.OpenSessionRequest) *Error {
 // region run side by side, and each closes its session.
 const maxProgramSessions = 16
 
+// programSessions counts the live sessions of programs over a region.
 func (m *Machine) programSessions(region uint32) (count int) {
 	for _, s := range m.sessions {
 		if s.rec.State == stateLive && s.rec.Agent && s.rec.Region == region {

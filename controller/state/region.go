@@ -8,25 +8,29 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// region is a region's record, and the work on it.
+// This file has regions: their records, their creation, and the calls that a job makes at their
+// agents.
+
+// region is a region's record, and the work on it. Times are in ns of the machine's clock.
 type region struct {
 	rec *quarrypb.Region // as staged
 	pub *quarrypb.Region // as committed; nil while it is not in the table
 	rev uint64           // of pub
-	job *job
+	job *job             // creation or change of configuration under way; nil: none
 
-	exposed   bool  // from a new configuration until each of its replicas has closed all earlier epochs; see expose
-	changing  bool  // a new epoch is on its way into the table
-	lacks     bool  // its replicas are not those that it should have: too few or too many, OUT, leaving
-	synced    int64 // when a rebuilding replica came in sync last
-	opened    int64 // when it was opened last by this leader
-	short     int64 // since when it has lacked something
-	next      int64 // improve does not look before
-	joining   *node // whose memory is being made for it
-	fresh     fresh
-	copier    *program
-	scrubbing bool
-	// How often in a row a scrub or a reclaim has been given up, and when the next may begin.
+	exposed   bool     // from a new configuration until each of its replicas has closed all earlier epochs; see expose
+	changing  bool     // a new epoch is on its way into the table
+	lacks     bool     // its replicas are not those that it should have: too few or too many, OUT, leaving
+	synced    int64    // when a rebuilding replica came in sync last; its probes must be later
+	opened    int64    // when it was opened last by this leader
+	short     int64    // since when it has lacked something
+	next      int64    // improve leaves the region alone before
+	joining   *node    // whose memory is being made for it
+	fresh     fresh    // a rebuilding replica that reconcile need not READ
+	copier    *program // copies to rebuilding replicas; nil: none runs
+	scrubbing bool     // a scrub runs here
+	// failures is how often in a row a scrub or a reclaim has been given up here; none begins before
+	// idle.
 	failures int
 	idle     int64
 	progress *quarrypb.WorkResponse // of a reconcile
@@ -34,8 +38,8 @@ type region struct {
 
 // fresh is a rebuilding replica whose memory was zeroed before an epoch, and was not open since.
 type fresh struct {
-	node  uint32
-	epoch uint64
+	node  uint32 // that has it
+	epoch uint64 // of the region, the first with this replica
 }
 
 // published says whether a record belongs into the table.
@@ -104,6 +108,8 @@ func (m *Machine) regionChange(g *region, rec *quarrypb.Region, then func(rev ui
 	}}
 }
 
+// createRegion makes regions, or answers with newer ones of the kind that others have asked for.
+// The answer comes when they are open.
 func (rc *reconfig) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest, random []byte) {
 	r = proto.CloneOf(r)
 	if r.Count == 0 {
@@ -207,6 +213,7 @@ func (rc *reconfig) publish(j *job, made []*region) {
 	}
 }
 
+// checkCreate refuses requests beyond the limits.
 func (rc *reconfig) checkCreate(r *quarrypb.CreateRegionRequest, random []byte) *Error {
 	if r.Replicas < 1 || r.Replicas > MaxReplicas {
 		return errorf(Invalid, "%d replicas: want 1 to %d", r.Replicas, MaxReplicas)
@@ -305,6 +312,7 @@ func (m *Machine) legs(regions []*region, call func(g *region, n *node) *leg) []
 	return legs
 }
 
+// host is a leg that makes a replica's memory; with mustExist it only confirms that it is there.
 func (m *Machine) host(mustExist bool) func(g *region, n *node) *leg {
 	return func(g *region, n *node) *leg {
 		return &leg{n: n, timeout: hostTimeout, msg: &quarrypb.HostRegionRequest{
@@ -315,12 +323,14 @@ func (m *Machine) host(mustExist bool) func(g *region, n *node) *leg {
 	}
 }
 
+// openAt is a leg that opens a replica under an epoch.
 func (m *Machine) openAt(epoch uint64) func(g *region, n *node) *leg {
 	return func(g *region, n *node) *leg {
 		return &leg{n: n, timeout: callTimeout, msg: &quarrypb.OpenRegionRequest{Region: g.rec.Id, Epoch: epoch, ControllerTerm: m.term, Tenant: g.rec.Tenant}}
 	}
 }
 
+// shut is a leg that closes all epochs of a replica before the region's present one.
 func (m *Machine) shut(g *region, n *node) *leg {
 	return &leg{n: n, timeout: callTimeout, msg: &quarrypb.CloseRegionRequest{Region: g.rec.Id, Epoch: g.rec.Epoch - 1, ControllerTerm: m.term}}
 }

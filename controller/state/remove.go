@@ -133,6 +133,7 @@ func (m *Machine) forgetNode(waiter uint64, r *quarrypb.ForgetNodeRequest) {
 	m.answer(waiter, &quarrypb.ForgetNodeResponse{})
 }
 
+// canForget refuses to delete the record of a node that is not removed, or that a region names.
 func (m *Machine) canForget(n *node) *Error {
 	if n.rec.State != nodeDown {
 		return errorf(Precondition, "node %s has not been removed: quarry node remove %s comes first", n.rec.Name, n.rec.Name)

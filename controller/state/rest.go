@@ -6,6 +6,8 @@ import (
 	wire "github.com/quarrystore/quarry/proto"
 )
 
+// This file keeps the numbers of ended sessions out of use until no operation can meet them.
+
 // maxResting bounds the ids that rest before the reclaim epoch is raised for them.
 const maxResting = 1 << 14
 
@@ -34,7 +36,7 @@ type resting struct {
 type sessionIDs struct {
 	m       *Machine
 	used    [idWords]uint64 // a bit for each id that must not be given out
-	highest uint32
+	highest uint32          // no session gets a higher id
 	// forAgents is how many ids only agents get. A scrub has a session of its own: if ended
 	// sessions that wait for a scrub had all the ids, there would never be another scrub.
 	forAgents int

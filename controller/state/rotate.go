@@ -28,6 +28,7 @@ const rotateEvery = int64(200 * time.Millisecond)
 // be under way.
 const lateProofs = int64(3 * time.Second)
 
+// rotateKey begins a rotation: another signing key is made, and nodes learn it before it signs.
 func (m *Machine) rotateKey(waiter uint64, random []byte) {
 	k := &m.keys
 	switch {
@@ -48,6 +49,7 @@ func (m *Machine) rotateKey(waiter uint64, random []byte) {
 	m.listKeys(waiter)
 }
 
+// listKeys answers with the signing keys and what still depends on them.
 func (m *Machine) listKeys(waiter uint64) {
 	k := &m.keys
 	resp := &quarrypb.KeysResponse{}

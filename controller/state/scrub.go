@@ -6,6 +6,8 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
+// This file runs scrubs, after which the numbers of fenced sessions may be used again.
+
 const (
 	maxScrubbing = 2    // regions that are scrubbed at the same time
 	maxBatches   = 4096 // scrubs under way: sessions beyond wait for one of them
@@ -15,26 +17,26 @@ const (
 // scrubs are the scrubs under way.
 type scrubs struct {
 	m         *Machine
-	batches   []*scrub
-	nextBatch int64  // ns; a batch begins then if there is something to scrub for
-	last      uint64 // number of the last scrub under this term
-	running   int    // regions that are being scrubbed
+	batches   []*scrub // at most maxBatches
+	nextBatch int64    // ns; a batch begins then if there is something to scrub for
+	last      uint64   // number of the last scrub under this term
+	running   int      // regions that are being scrubbed
 }
 
-// scrub is a walk over all regions for a batch of sessions. In each region it begins
-// when all of them are fenced there. When it has passed every region, and they are
-// fenced everywhere, none of their ids is in any word.
+// scrub visits all regions for a batch of sessions that are over. It begins in a region when all
+// of them are fenced there. When it has visited every region, and all of them are fenced
+// everywhere, none of their numbers is in any word.
 //
-// A region that cannot be scrubbed (its nodes are silent, or its program fails) holds
-// back the ids of the batch. Another batch begins meanwhile, so that what dead
-// sessions have left elsewhere is settled.
+// A region that cannot be scrubbed (its nodes are silent, or its program fails) keeps the numbers
+// of the batch out of use. Another batch may begin meanwhile, so that what dead sessions have
+// left elsewhere is settled.
 type scrub struct {
-	id      uint64
-	serials []uint64
-	dead    []uint32
-	left    []*region
-	running int
-	next    int64 // it waits: no look before
+	id      uint64    // of its programs; 0: none yet
+	serials []uint64  // of its sessions
+	dead    []uint32  // their numbers
+	left    []*region // still to be visited
+	running int       // regions where its program runs
+	next    int64     // ns; carryOn does not look before
 }
 
 // act carries on with the scrubs, and begins one when there is something to
@@ -129,6 +131,7 @@ func (sc *scrubs) merge(s *scrub) {
 	}
 }
 
+// scrubRegion starts the scrub's program over one region.
 func (sc *scrubs) scrubRegion(s *scrub, g *region) {
 	// Agents refuse a number below one that they have been given since, by another batch.
 	if s.id != sc.m.term<<20+sc.last {

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// This file has sessions: opening, heartbeats, closing, and the numbers that they get.
+
 // States of a session's record. "expired" is one that is live with its lease over.
 const (
 	stateLive    = "live"
@@ -22,29 +24,33 @@ const (
 
 const idWords = (wire.MaxSession + 1) / 64
 
-// session is a session's record and what this leader has heard of it.
+// session is a session's record and what this leader has heard of it. Times are in ns of the
+// machine's clock.
 type session struct {
 	rec *quarrypb.Session // as staged
-	// until is when the lease is over as we count: from receipt, plus drift.
+	// until is when the lease is over by this machine's count: from the receipt of the last
+	// heartbeat, and longer by driftPercent. A new leader begins with a whole lease.
 	until      int64
-	ackTable   uint64
-	ackReclaim uint64
+	ackTable   uint64   // no call of it works by a table older than this revision
+	ackReclaim uint64   // no call of it has begun before this reclaim epoch
 	revokers   []uint64 // waiters of RevokeSession
 	keyID      uint64   // of the key that has signed its ticket, as its latest heartbeat says
 	graces     int      // calls of endGrace in a row that have found it behind
 	fenceBegan int64    // when its fence began, or when this leader found it begun
-	// Since the last heartbeat: the connection that it came over has ended; the last
-	// connection to some storage node has. See maybeBegin.
+	// unheard: the connection over which its last heartbeat came has ended since. unconnected:
+	// since that heartbeat its last connection to some storage node has. Both: see maybeBegin.
 	unheard, unconnected bool
 	batched              bool // some scrub is for it
 	retiring             bool // scrubbed, and waits for the others: see retire
 	resting              bool // closed and fenced; the record stays until its id has rested: see resting
 }
 
-// lease is how long we count a lease: a client whose clock is slower than ours
-// still counts on it.
+// lease is how long the machine counts a lease, in ns: a client whose clock is slower than this
+// one still relies on it.
 func (m *Machine) lease() int64 { return int64(m.cfg.Lease) / 100 * (100 + driftPercent) }
 
+// openSession makes a session and answers with its ticket and the whole table. Refused: when
+// sessions, lanes or ids are used up, or the program that it is for is over.
 func (m *Machine) openSession(waiter uint64, r *quarrypb.OpenSessionRequest) {
 	rights := rdma.Rights(r.Rights)
 	if r.Rights == 0 {
@@ -132,6 +138,7 @@ func (m *Machine) forget(s *session) {
 	m.stage(change{sessionKey(s.rec.Serial), nil, nil})
 }
 
+// session is the session with a serial; nil: there is none.
 func (m *Machine) session(serial uint64) *session {
 	i, ok := slices.BinarySearchFunc(m.sessions, serial, func(s *session, serial uint64) int {
 		switch {
@@ -157,6 +164,8 @@ func (m *Machine) liveSession(serial uint64) (*session, *Error) {
 	return s, nil
 }
 
+// heartbeat renews a lease, takes what the session acknowledges, and answers with the changes of
+// the table.
 func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
 	s, err := m.callOf(r.Serial, r.Proof)
 	if err != nil {
@@ -176,6 +185,7 @@ func (m *Machine) heartbeat(waiter uint64, r *quarrypb.HeartbeatRequest) {
 	m.emit(Answer{Waiter: waiter, since: r.TableRevision, bare: r.NoRows, bounded: s.rec.Bounded, tenant: s.rec.Tenant, Msg: res})
 }
 
+// closeSession ends a session that has nothing posted and nothing reserved.
 func (m *Machine) closeSession(waiter uint64, r *quarrypb.CloseSessionRequest) {
 	s, err := m.callOf(r.Serial, r.Proof)
 	if err != nil {
@@ -187,6 +197,7 @@ func (m *Machine) closeSession(waiter uint64, r *quarrypb.CloseSessionRequest) {
 	m.answer(waiter, &quarrypb.CloseSessionResponse{})
 }
 
+// listSessions answers with all sessions but those whose ids only rest.
 func (m *Machine) listSessions(waiter uint64) {
 	resp := &quarrypb.ListSessionsResponse{}
 	for _, s := range m.sessions {
@@ -243,8 +254,8 @@ func (x *sessionIDs) retire(serials []uint64, done func()) {
 
 // retired are scrubbed sessions, and what to do when they are forgotten.
 type retired struct {
-	serials []uint64
-	done    func()
+	serials []uint64 // of sessions
+	done    func()   // runs when they are forgotten
 }
 
 // retireNext forgets the first n and raises the epoch for the others together: one
@@ -264,6 +275,7 @@ func (x *sessionIDs) retireNext(n int) {
 	}
 }
 
+// status answers with what the leader knows of the cluster at this moment.
 func (m *Machine) status(waiter uint64) {
 	m.answer(waiter, &quarrypb.StatusResponse{
 		DefaultReplicas: m.defaultReplicas(),

@@ -41,8 +41,8 @@ func (m *Machine) judgeFit(n *node, unfit string) {
 
 // complaint is what one client says of one node.
 type complaint struct {
-	serial      uint64
-	first, last int64
+	serial      uint64 // of the client's session
+	first, last int64  // ns; when it complained first, without a break since, and last
 }
 
 // complain takes a client's trouble with a node.

@@ -9,6 +9,9 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
+// This file stages changes of records, and holds back whatever would show them until they are
+// committed.
+
 // Keys of the records. Part of the format of the store: append only.
 const (
 	clusterKey    = ClusterKey
@@ -39,18 +42,18 @@ func IsLive(rec *quarrypb.Session) bool { return rec.State == stateLive }
 
 // batch is a transaction in the making, and what is held back until it is in.
 type batch struct {
-	ops  []Op
+	ops  []Op                        // one for each key
 	at   map[string]int              // where a key is in ops
 	then map[string]func(rev uint64) // what a record's commit changes in memory
-	held []Action
+	held []Action                    // of the steps that have added to ops, and later ones
 }
 
 // store queues changes. Invariant: only the last of queue still grows; queue[0] is
 // the one that is out, if any is.
 type store struct {
 	revs  map[string]uint64 // committed revision of every record
-	queue []*batch
-	out   bool
+	queue []*batch          // not committed, in their order
+	out   bool              // queue[0] is with the caller
 	// actions are those of this step; ready are those of earlier steps whose transaction is
 	// committed.
 	actions, ready []Action
@@ -58,9 +61,9 @@ type store struct {
 
 // change is one record's new value; a nil message deletes it.
 type change struct {
-	key  string
-	msg  proto.Message
-	then func(rev uint64)
+	key  string           // of the record
+	msg  proto.Message    // the new value; nil: none
+	then func(rev uint64) // runs when it is committed, at that revision
 }
 
 // stage queues changes that take effect together or not at all.
@@ -142,6 +145,7 @@ func (m *Machine) committed(rev uint64) {
 	m.waits.dirty = true
 }
 
+// filled is fill for each of the actions.
 func (m *Machine) filled(acts []Action) []Action {
 	for i := range acts {
 		acts[i] = m.fill(acts[i])
@@ -232,6 +236,7 @@ func (m *Machine) load(r Record) error {
 	return nil
 }
 
+// putCluster stages a new cluster record.
 func (m *Machine) putCluster(c *quarrypb.Cluster) { m.stage(m.clusterChange(c)) }
 
 // clusterChange is the change to a new cluster record, which the machine uses at once.

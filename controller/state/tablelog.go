@@ -10,6 +10,8 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
+// This file makes tables out of the committed records: whole, or as the changes since a revision.
+
 // tableLog knows at which revision each row of the committed table changed last,
 // so that a client with any earlier table gets the difference.
 type tableLog struct {
@@ -19,24 +21,27 @@ type tableLog struct {
 	entries []logEntry
 }
 
+// logEntry says that a row changed at a revision.
 type logEntry struct {
-	rev  uint64
-	id   uint32
-	node bool // else a region
+	rev  uint64 // of the store
+	id   uint32 // of a node or region
+	node bool   // else a region
 }
 
+// add records a committed change of a row.
 func (l *tableLog) add(rev uint64, id uint32, node bool) {
 	l.entries = append(l.entries, logEntry{rev, id, node})
 	l.revision = rev
 }
 
-// compact drops entries that later ones have made idle.
+// compact drops entries of rows that have changed again since, when there are many.
 func (l *tableLog) compact(m *Machine) {
 	if len(l.entries) > 2*(len(m.nodes)+len(m.regions))+1024 {
 		l.rebuild(m)
 	}
 }
 
+// rebuild makes the entries from the rows: one for each.
 func (l *tableLog) rebuild(m *Machine) {
 	l.entries = l.entries[:0]
 	for _, n := range m.nodes {
@@ -137,6 +142,7 @@ func (m *Machine) statusTable() *quarrypb.Table {
 	return t
 }
 
+// node is the node with a number; nil: there is none.
 func (m *Machine) node(id uint32) *node {
 	// Ids rise by one: that is where it is unless one before it was forgotten.
 	if i := int(id) - 1; i >= 0 && i < len(m.nodes) && m.nodes[i].rec.Id == id {
@@ -149,6 +155,7 @@ func (m *Machine) node(id uint32) *node {
 	return m.nodes[i]
 }
 
+// region is the region with a number; nil: there is none.
 func (m *Machine) region(id uint32) *region {
 	i, ok := slices.BinarySearchFunc(m.regions, id, func(g *region, id uint32) int { return cmp.Compare(g.rec.Id, id) })
 	if !ok {

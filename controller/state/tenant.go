@@ -38,8 +38,8 @@ const (
 type tenant struct {
 	rec             *quarrypb.Tenant // as staged; nil: there is none
 	bytes           uint64           // of regions, those in the making included, times their replicas
-	regions         int
-	sessions, lanes int // of live sessions that are not agents'
+	regions         int              // of the tenant
+	sessions, lanes int              // of live sessions that are not agents'
 }
 
 // tenants are indexed by number. Never ranged over: the order of a map is random.
@@ -87,6 +87,7 @@ func (m *Machine) tenant(id uint32) (*tenant, *Error) {
 	return t, nil
 }
 
+// tenantNamed is the tenant with a name.
 func (m *Machine) tenantNamed(name string) (*tenant, *Error) {
 	for _, t := range m.tenants.all() {
 		if t.rec.Name == name {
@@ -124,6 +125,7 @@ func (m *Machine) countSession(rec *quarrypb.Session, sign int) {
 	t.lanes += sign * lanesOf(rec.Lanes)
 }
 
+// lanesOf is how many lanes a session counts: what it has announced, or as many as a node allows.
 func lanesOf(announced uint32) int {
 	if announced == 0 {
 		return nodeLanes
@@ -172,10 +174,12 @@ func (t *tenant) full(what, used, quota, remedy string) *Error {
 	return errorf(Exhausted, "tenant %s: quota of %s: %s of %s are used, %s (quarry tenant set %s)", t.rec.Name, what, used, quota, remedy, t.rec.Name)
 }
 
+// goodTenantName says whether a tenant can have a name.
 func goodTenantName(name string) bool {
 	return name != "" && len(name) <= maxTenantNameBytes && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_") == ""
 }
 
+// createTenant makes a tenant, with a number that was never used.
 func (m *Machine) createTenant(waiter uint64, r *quarrypb.CreateTenantRequest) {
 	_, missing := m.tenantNamed(r.Name)
 	switch {
@@ -198,6 +202,7 @@ func (m *Machine) createTenant(waiter uint64, r *quarrypb.CreateTenantRequest) {
 	m.answer(waiter, t.answer())
 }
 
+// setTenant changes quotas. Quotas below the present use stop growth and end nothing.
 func (m *Machine) setTenant(waiter uint64, r *quarrypb.SetTenantRequest) {
 	t, err := m.tenantNamed(r.Name)
 	if err != nil {
@@ -221,6 +226,7 @@ func (m *Machine) setTenant(waiter uint64, r *quarrypb.SetTenantRequest) {
 	m.answer(waiter, t.answer())
 }
 
+// deleteTenant deletes a tenant that has nothing left, or begins to delete one with its data.
 func (m *Machine) deleteTenant(waiter uint64, r *quarrypb.DeleteTenantRequest) {
 	t, err := m.tenantNamed(r.Name)
 	switch {
@@ -290,6 +296,7 @@ func admitted(t *quarrypb.Tenant, identity string) bool {
 	return slices.ContainsFunc(t.Grants, func(g *quarrypb.Grant) bool { return g.Identity == identity && !g.ByAdmin })
 }
 
+// goodGrant refuses a grant that can never be given.
 func goodGrant(g *quarrypb.Grant) *Error {
 	switch {
 	case g == nil || g.Identity == "" || len(g.Identity) > MaxNameBytes || !goodName(g.Identity):
@@ -309,6 +316,7 @@ func goodGrant(g *quarrypb.Grant) *Error {
 	return nil
 }
 
+// revokeGrant takes grants of an identity away. Sessions that are open continue.
 func (m *Machine) revokeGrant(waiter uint64, r *quarrypb.RevokeGrantRequest) {
 	t, err := m.tenantNamed(r.Tenant)
 	if err != nil {
@@ -341,6 +349,7 @@ func (m *Machine) setRecord(t *tenant, rec *quarrypb.Tenant) {
 	m.stage(change{tenantKey(rec.Id), rec, nil})
 }
 
+// regionsOf names the regions of a tenant.
 func (m *Machine) regionsOf(tenant uint32) (out []string) {
 	for _, g := range m.regions {
 		if g.rec.Tenant == tenant {
@@ -350,6 +359,7 @@ func (m *Machine) regionsOf(tenant uint32) (out []string) {
 	return out
 }
 
+// listTenants answers with all tenants, their grants and what they use.
 func (m *Machine) listTenants(waiter uint64) {
 	resp := &quarrypb.ListTenantsResponse{}
 	for _, t := range m.tenants.all() {
