@@ -80,7 +80,8 @@ func (Provider) EnumDescriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{0}
 }
 
-// The challenge of a connection says the same as its endpoint.
+// FabricTLS says whether a node's tcp connections are encrypted. The challenge at the beginning of a
+// connection says the same as the node's endpoint.
 type FabricTLS int32
 
 const (
@@ -554,13 +555,13 @@ type Node struct {
 	Medium    string `protobuf:"bytes,15,opt,name=medium,proto3" json:"medium,omitempty"` // for people: where the memory of regions is taken from
 	// What the medium has left for regions, in a registration and in Status; absent: unknown.
 	AvailableBytes *uint64 `protobuf:"varint,16,opt,name=available_bytes,json=availableBytes,proto3,oneof" json:"available_bytes,omitempty"`
-	// In Status only: why the node is left although it answers; empty if it is not.
+	// In Status only: why the controllers treat the node as lost although it answers; empty if they do not.
 	Trouble        string       `protobuf:"bytes,17,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	Key            []byte       `protobuf:"bytes,18,opt,name=key,proto3" json:"key,omitempty"`                                                     // of this incarnation, Ed25519: 32 bytes; tickets of its programs name it
 	SecretHash     []byte       `protobuf:"bytes,19,opt,name=secret_hash,json=secretHash,proto3" json:"secret_hash,omitempty"`                     // SHA-256 of the secret of its registration
 	Persistence    *Persistence `protobuf:"bytes,20,opt,name=persistence,proto3" json:"persistence,omitempty"`                                     // what the memory of its regions really has; absent: the node does not say
 	Numa           *Numa        `protobuf:"bytes,21,opt,name=numa,proto3" json:"numa,omitempty"`                                                   // absent: a node of an earlier version
-	MissingRegions []uint32     `protobuf:"varint,22,rep,packed,name=missing_regions,json=missingRegions,proto3" json:"missing_regions,omitempty"` // numbers of regions that its folder held, and did not when it started
+	MissingRegions []uint32     `protobuf:"varint,22,rep,packed,name=missing_regions,json=missingRegions,proto3" json:"missing_regions,omitempty"` // numbers of regions whose files were in its folder before, and were missing when it started
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1462,8 +1463,8 @@ type OpenSessionRequest struct {
 	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`      // for people: program, host, pid
 	Rights uint32                 `protobuf:"varint,2,opt,name=rights,proto3" json:"rights,omitempty"` // rdma.Rights; 0 means read-write
 	Token  string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`    // bearer token, where the cluster asks for one
-	// Of a check by an operator, or set by the controller for a program of a storage node. They
-	// give no user answers drawn from what they read, so no new epoch waits for them before it opens.
+	// Set by an operator's check, and by the controller for a program of a storage node. What these
+	// sessions read answers no user, so a region need not wait for them before it opens under a new epoch.
 	Agent bool `protobuf:"varint,4,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The table of the answer has no rows, only its revision and reclaim epoch: for a
 	// program that is told the rows it works on, and whose answers are to stay small.
@@ -1587,8 +1588,8 @@ func (x *OpenSessionRequest) GetBounded() bool {
 	return false
 }
 
-// Says over which region a storage node runs the program that a session is for. The session's ticket
-// opens this region under this epoch, and nothing else.
+// NodeProgram names the region over which a storage node runs the program that a session is for. The
+// session's ticket opens this region under this epoch, and nothing else.
 type NodeProgram struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // has the region's primary
@@ -2220,7 +2221,7 @@ type RevokeSessionRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session uint32                 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
 	Reason  string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Names the session in the place of its id, which may be another's by now. Programs use it.
+	// Serial of the session, in place of its id, which another session may have by now. Programs use it.
 	Serial        uint64 `protobuf:"varint,3,opt,name=serial,proto3" json:"serial,omitempty"`
 	Proof         []byte `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"` // with a serial: a session ends itself
 	unknownFields protoimpl.UnknownFields
@@ -2323,12 +2324,12 @@ func (*RevokeSessionResponse) Descriptor() ([]byte, []int) {
 
 type CertifyFenceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`               // who asks
-	Session       uint32                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`             // who is dead
+	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`               // the session that asks
+	Session       uint32                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`             // whose fence is asked for
 	WaitMs        uint32                 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // how long to wait for the fence; 0: as long as the controller allows
 	Region        uint32                 `protobuf:"varint,4,opt,name=region,proto3" json:"region,omitempty"`               // where; 0: in every region. A certificate holds for that region alone
-	Proof         []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                  // of who asks
-	Target        uint64                 `protobuf:"varint,6,opt,name=target,proto3" json:"target,omitempty"`               // serial of who is dead, because ids are used again; 0: the session that has the id now
+	Proof         []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                  // of the session that asks
+	Target        uint64                 `protobuf:"varint,6,opt,name=target,proto3" json:"target,omitempty"`               // serial of that session, because ids are used again; 0: the session that has the id now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2459,10 +2460,10 @@ func (x *CertifyFenceResponse) GetRetryMs() uint32 {
 
 type PassRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"` // who asks
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`   // whose pass; 0 raises the reclaim epoch
-	Region        uint32                 `protobuf:"varint,3,opt,name=region,proto3" json:"region,omitempty"` // a session that is fenced in this region has passed; 0: only one that is fenced in every region
-	Proof         []byte                 `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"`    // of who asks
+	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"` // the session that asks
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`   // whose grace period is asked for; 0 raises the reclaim epoch
+	Region        uint32                 `protobuf:"varint,3,opt,name=region,proto3" json:"region,omitempty"` // a session need not acknowledge if it is fenced in this region; 0: if it is fenced in every region
+	Proof         []byte                 `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"`    // of the session that asks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5067,7 +5068,7 @@ func (x *DrainNodeResponse) GetReplicas() uint32 {
 	return 0
 }
 
-// RemoveNode strikes a node out. It must be empty, or, with force, be gone: its
+// RemoveNode takes a node out of the cluster. It must be empty, or, with force, be gone: its
 // replicas are given up. The last replica in sync of a region is given up only with
 // accept_loss: the region goes on with the memory that restarted nodes found, or is LOST.
 type RemoveNodeRequest struct {
@@ -5228,7 +5229,7 @@ func (x *SetDefaultsResponse) GetChosen() bool {
 	return false
 }
 
-// ForgetNode wants a removed node that no region names any more.
+// ForgetNode deletes the record of a node. The node must have been removed, and no region may name it.
 type ForgetNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -5309,8 +5310,8 @@ func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
-// RemoveRegion wants a region that is LOST, and lost to be set: what a node may still
-// hold of the region is deleted when that node comes back.
+// RemoveRegion deletes a region. The region must be LOST and the field lost must be set: memory of the
+// region that a node may still hold is deleted when that node comes back.
 type RemoveRegionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Region        uint32                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"`

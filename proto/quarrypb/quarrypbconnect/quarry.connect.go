@@ -179,9 +179,9 @@ type ControllerClient interface {
 	// otherwise.
 	CertifyFence(context.Context, *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error)
 	ListSessions(context.Context, *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error)
-	// Pass raises the reclaim epoch, or says whether the pass of one raised before is
-	// complete: every session but the one that asks has acknowledged it or is fenced
-	// (in the region that is named).
+	// Pass with epoch 0 raises the reclaim epoch. With another epoch it says whether the grace
+	// period of that epoch is over: every session but the one that asks has acknowledged it or
+	// is fenced (in the region that is named).
 	Pass(context.Context, *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error)
 	// Table.
 	ReadTable(context.Context, *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error)
@@ -201,12 +201,13 @@ type ControllerClient interface {
 	// Storage nodes.
 	RegisterNode(context.Context, *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error)
 	NodeHeartbeat(context.Context, *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error)
-	// Node and region administration. What a call decides is in the table when it returns;
-	// the moving of data goes on behind it, and shows in Status.
+	// Node and region administration. When a call returns, its decision is in the table. Data is
+	// moved afterwards; Status shows the progress.
 	AddNode(context.Context, *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error)
 	DrainNode(context.Context, *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error)
 	RemoveNode(context.Context, *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error)
-	// SetDefaults changes what clients get that do not say; it answers what holds from now on.
+	// SetDefaults changes what holds for clients whose requests and configurations name no value.
+	// It answers the defaults that hold from now on.
 	SetDefaults(context.Context, *connect.Request[quarrypb.SetDefaultsRequest]) (*connect.Response[quarrypb.SetDefaultsResponse], error)
 	// ForgetNode deletes the record of a removed node.
 	ForgetNode(context.Context, *connect.Request[quarrypb.ForgetNodeRequest]) (*connect.Response[quarrypb.ForgetNodeResponse], error)
@@ -214,7 +215,7 @@ type ControllerClient interface {
 	RemoveRegion(context.Context, *connect.Request[quarrypb.RemoveRegionRequest]) (*connect.Response[quarrypb.RemoveRegionResponse], error)
 	MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error)
 	Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error)
-	// Controllers: the members of the etcd that runs inside them.
+	// Controllers are the members of the etcd that runs inside them.
 	ListControllers(context.Context, *connect.Request[quarrypb.ListControllersRequest]) (*connect.Response[quarrypb.ListControllersResponse], error)
 	// AddController makes room for a controller that has not started yet. It has no vote
 	// until it has copied the log.
@@ -223,7 +224,8 @@ type ControllerClient interface {
 	// Tokens of one role each, for programs without a certificate. CreateToken alone answers the token.
 	CreateToken(context.Context, *connect.Request[quarrypb.CreateTokenRequest]) (*connect.Response[quarrypb.CreateTokenResponse], error)
 	ListTokens(context.Context, *connect.Request[quarrypb.ListTokensRequest]) (*connect.Response[quarrypb.ListTokensResponse], error)
-	// RevokeToken: no call with the token is taken after it returns. Sessions that are open go on.
+	// RevokeToken: when it returns, no further call with the token is accepted. Open sessions
+	// continue.
 	RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error)
 	// ListAudit answers the latest calls that changed the cluster, newest first.
 	ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error)
@@ -232,17 +234,17 @@ type ControllerClient interface {
 	CreateTenant(context.Context, *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	// SetTenant changes the quotas that the request has.
 	SetTenant(context.Context, *connect.Request[quarrypb.SetTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
-	// DeleteTenant wants a tenant without regions, names and live sessions.
+	// DeleteTenant fails unless the tenant has no regions, names and live sessions.
 	DeleteTenant(context.Context, *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error)
-	// Grant lets an identity work in a tenant. Sessions that are open go on after RevokeGrant.
+	// Grant lets an identity work in a tenant. RevokeGrant ends no session that is open.
 	Grant(context.Context, *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	RevokeGrant(context.Context, *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	// DelegateJob lets workers act for the caller in one job: in the tenant of the call, with the caller's rights as
 	// they are then, while the delegation lasts. A worker names the job in the header Quarry-Job and its tenant in
-	// Quarry-Tenant. Twice the same is once.
+	// Quarry-Tenant. A repeated call has no further effect.
 	DelegateJob(context.Context, *connect.Request[quarrypb.DelegateJobRequest]) (*connect.Response[quarrypb.Delegation], error)
-	// EndDelegation: no call is made for the job any more. Revoke also ends the sessions that were opened for it.
+	// EndDelegation: when it returns, no further call for the job is accepted. Revoke also ends the sessions that were opened for it.
 	EndDelegation(context.Context, *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error)
 	// PollJobs tells the leader that a worker is there, and the worker which jobs it may act for.
 	PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error)
@@ -879,9 +881,9 @@ type ControllerHandler interface {
 	// otherwise.
 	CertifyFence(context.Context, *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error)
 	ListSessions(context.Context, *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error)
-	// Pass raises the reclaim epoch, or says whether the pass of one raised before is
-	// complete: every session but the one that asks has acknowledged it or is fenced
-	// (in the region that is named).
+	// Pass with epoch 0 raises the reclaim epoch. With another epoch it says whether the grace
+	// period of that epoch is over: every session but the one that asks has acknowledged it or
+	// is fenced (in the region that is named).
 	Pass(context.Context, *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error)
 	// Table.
 	ReadTable(context.Context, *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error)
@@ -901,12 +903,13 @@ type ControllerHandler interface {
 	// Storage nodes.
 	RegisterNode(context.Context, *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error)
 	NodeHeartbeat(context.Context, *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error)
-	// Node and region administration. What a call decides is in the table when it returns;
-	// the moving of data goes on behind it, and shows in Status.
+	// Node and region administration. When a call returns, its decision is in the table. Data is
+	// moved afterwards; Status shows the progress.
 	AddNode(context.Context, *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error)
 	DrainNode(context.Context, *connect.Request[quarrypb.DrainNodeRequest]) (*connect.Response[quarrypb.DrainNodeResponse], error)
 	RemoveNode(context.Context, *connect.Request[quarrypb.RemoveNodeRequest]) (*connect.Response[quarrypb.Node], error)
-	// SetDefaults changes what clients get that do not say; it answers what holds from now on.
+	// SetDefaults changes what holds for clients whose requests and configurations name no value.
+	// It answers the defaults that hold from now on.
 	SetDefaults(context.Context, *connect.Request[quarrypb.SetDefaultsRequest]) (*connect.Response[quarrypb.SetDefaultsResponse], error)
 	// ForgetNode deletes the record of a removed node.
 	ForgetNode(context.Context, *connect.Request[quarrypb.ForgetNodeRequest]) (*connect.Response[quarrypb.ForgetNodeResponse], error)
@@ -914,7 +917,7 @@ type ControllerHandler interface {
 	RemoveRegion(context.Context, *connect.Request[quarrypb.RemoveRegionRequest]) (*connect.Response[quarrypb.RemoveRegionResponse], error)
 	MoveRegion(context.Context, *connect.Request[quarrypb.MoveRegionRequest]) (*connect.Response[quarrypb.Region], error)
 	Rebalance(context.Context, *connect.Request[quarrypb.RebalanceRequest]) (*connect.Response[quarrypb.RebalanceResponse], error)
-	// Controllers: the members of the etcd that runs inside them.
+	// Controllers are the members of the etcd that runs inside them.
 	ListControllers(context.Context, *connect.Request[quarrypb.ListControllersRequest]) (*connect.Response[quarrypb.ListControllersResponse], error)
 	// AddController makes room for a controller that has not started yet. It has no vote
 	// until it has copied the log.
@@ -923,7 +926,8 @@ type ControllerHandler interface {
 	// Tokens of one role each, for programs without a certificate. CreateToken alone answers the token.
 	CreateToken(context.Context, *connect.Request[quarrypb.CreateTokenRequest]) (*connect.Response[quarrypb.CreateTokenResponse], error)
 	ListTokens(context.Context, *connect.Request[quarrypb.ListTokensRequest]) (*connect.Response[quarrypb.ListTokensResponse], error)
-	// RevokeToken: no call with the token is taken after it returns. Sessions that are open go on.
+	// RevokeToken: when it returns, no further call with the token is accepted. Open sessions
+	// continue.
 	RevokeToken(context.Context, *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error)
 	// ListAudit answers the latest calls that changed the cluster, newest first.
 	ListAudit(context.Context, *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error)
@@ -932,17 +936,17 @@ type ControllerHandler interface {
 	CreateTenant(context.Context, *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	// SetTenant changes the quotas that the request has.
 	SetTenant(context.Context, *connect.Request[quarrypb.SetTenantRequest]) (*connect.Response[quarrypb.Tenant], error)
-	// DeleteTenant wants a tenant without regions, names and live sessions.
+	// DeleteTenant fails unless the tenant has no regions, names and live sessions.
 	DeleteTenant(context.Context, *connect.Request[quarrypb.DeleteTenantRequest]) (*connect.Response[quarrypb.DeleteTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error)
-	// Grant lets an identity work in a tenant. Sessions that are open go on after RevokeGrant.
+	// Grant lets an identity work in a tenant. RevokeGrant ends no session that is open.
 	Grant(context.Context, *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	RevokeGrant(context.Context, *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error)
 	// DelegateJob lets workers act for the caller in one job: in the tenant of the call, with the caller's rights as
 	// they are then, while the delegation lasts. A worker names the job in the header Quarry-Job and its tenant in
-	// Quarry-Tenant. Twice the same is once.
+	// Quarry-Tenant. A repeated call has no further effect.
 	DelegateJob(context.Context, *connect.Request[quarrypb.DelegateJobRequest]) (*connect.Response[quarrypb.Delegation], error)
-	// EndDelegation: no call is made for the job any more. Revoke also ends the sessions that were opened for it.
+	// EndDelegation: when it returns, no further call for the job is accepted. Revoke also ends the sessions that were opened for it.
 	EndDelegation(context.Context, *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error)
 	// PollJobs tells the leader that a worker is there, and the worker which jobs it may act for.
 	PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error)
