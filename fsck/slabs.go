@@ -173,7 +173,6 @@ func (c *check) judge(w *work, s *look) verdict {
 	case !s.taken && (v.State() == proto.StateLive || r != 0 && !s.staging(w)):
 		return verdict{kind: KindMap, what: fmt.Sprintf("%v, %v, and free in the map", v, r)}
 	}
-	atWork := r != 0 // the holder may be in the middle of a commit, or is dead and will be rolled back
 	var image []byte
 	if v.State() == proto.StateLive {
 		var bad verdict
@@ -186,6 +185,12 @@ func (c *check) judge(w *work, s *look) verdict {
 			return bad
 		}
 	}
+	return c.judgeBackups(w, s, v, image, r != 0)
+}
+
+// judgeBackups compares V and the image of a slab, nil if it has none, with those of its backups. atWork: the holder of R may
+// be in the middle of a commit, or is dead and will be rolled back.
+func (c *check) judgeBackups(w *work, s *look, v proto.V, image []byte, atWork bool) verdict {
 	for i := 1; i < len(w.Replicas); i++ {
 		_, bv := s.slab.Words(s.bytes[i])
 		if bv != v {

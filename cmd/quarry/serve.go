@@ -197,14 +197,21 @@ const maxDevNodes = 16
 // short of processor time, and not that the node is lost.
 const devProbe = 5 * time.Second
 
-// Run starts the controller, then the nodes, then a first region, and serves until the context ends
-// or one of them fails.
-func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
+func (d *devCmd) check() error {
 	if d.Nodes < 1 || d.Nodes > maxDevNodes {
 		return usagef("--nodes %d: want 1 to %d", d.Nodes, maxDevNodes)
 	}
 	if int(d.Replicas) > d.Nodes {
 		return usagef("--replicas %d: there are only %d nodes, each a failure domain", d.Replicas, d.Nodes)
+	}
+	return nil
+}
+
+// Run starts the controller, then the nodes, then a first region, and serves until the context ends
+// or one of them fails.
+func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
+	if err := d.check(); err != nil {
+		return err
 	}
 	exposed, err := a.guard(a.cli.Token != "", "--token", d.Listen)
 	if err != nil {
@@ -264,21 +271,10 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 	}
 	var nodes devNodes
 	defer nodes.close()
-	for i := range d.Nodes {
-		if err := nodes.start(ctx, a, d, fmt.Sprintf("n%d", i+1), ctl.URL()); err != nil {
-			return err
-		}
-	}
-	port.watch(collect.NewController(ctl), collect.NewNodes(nodes.list...))
-	if d.Replicas != 0 {
-		a.cli.Controller = []string{ctl.URL()}
-		if _, err := ask(ctx, a, &quarrypb.SetDefaultsRequest{Replicas: &d.Replicas}, quarrypbconnect.ControllerClient.SetDefaults); err != nil {
-			return err
-		}
-	}
-	if err := d.firstRegion(ctx, a, ctl.URL()); err != nil {
+	if err := d.fill(ctx, a, &nodes, ctl.URL()); err != nil {
 		return err
 	}
+	port.watch(collect.NewController(ctl), collect.NewNodes(nodes.list...))
 	err = a.ready(port.tell(map[string]string{"ready": "dev", "url": ctl.URL(), "nodes": fmt.Sprint(d.Nodes), "token_file": file}), func(w io.Writer) {
 		d.welcome(w, ctl.URL(), page)
 		port.text(w)
@@ -287,6 +283,22 @@ func (d *devCmd) Run(ctx context.Context, a *app) (err error) {
 		return err
 	}
 	return waitFor(ctx, append(nodes.failed, failed, ctl.Err(), port.failed())...)
+}
+
+// fill starts the nodes, sets the default of replicas, and makes the first region.
+func (d *devCmd) fill(ctx context.Context, a *app, nodes *devNodes, controller string) error {
+	for i := range d.Nodes {
+		if err := nodes.start(ctx, a, d, fmt.Sprintf("n%d", i+1), controller); err != nil {
+			return err
+		}
+	}
+	if d.Replicas != 0 {
+		a.cli.Controller = []string{controller}
+		if _, err := ask(ctx, a, &quarrypb.SetDefaultsRequest{Replicas: &d.Replicas}, quarrypbconnect.ControllerClient.SetDefaults); err != nil {
+			return err
+		}
+	}
+	return d.firstRegion(ctx, a, controller)
 }
 
 const devCertEndsAfter = 10 * 365 * 24 * time.Hour

@@ -113,33 +113,7 @@ func (c *Console) gather(ctx context.Context, open bool) {
 		c.snap.Error = err.Error()
 		return
 	}
-	now := Snapshot{At: time.Now(), Cluster: hex.EncodeToString(st.GetTable().GetCluster()), Version: st.Version, Revision: st.GetTable().GetRevision(),
-		Sessions: st.LiveSessions, Fenced: st.FencedSessions, Jobs: []Job{}, Events: []Event{}}
-	for _, k := range st.Controllers {
-		now.Controllers = append(now.Controllers, Controller{k.Name, k.Url, k.Leader})
-	}
-	for _, t := range st.Tenants {
-		u := t.GetUse()
-		now.Tenants = append(now.Tenants, Tenant{t.Name, u.GetRegions(), u.GetBytes(), t.QuotaBytes, u.GetSessions(), t.QuotaSessions, u.GetLanes(), t.QuotaLanes})
-	}
-	for _, n := range st.GetTable().GetNodes() {
-		now.Nodes = append(now.Nodes, Node{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State),
-			Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, incarnation: n.Incarnation})
-	}
-	for _, r := range st.GetTable().GetRegions() {
-		g := Region{ID: r.Id, State: quarrypb.Word(r.Shown()), Bytes: r.SizeBytes, Epoch: r.Epoch, Want: r.WantReplicas, Rebuilt: -1}
-		for _, p := range r.Replicas {
-			g.Replicas = append(g.Replicas, Replica{p.Node, quarrypb.Word(p.State)})
-		}
-		for _, p := range st.Progress {
-			if p.Region == r.Id && p.Blocks > 0 {
-				g.Rebuilt = float64(p.BlocksDone) / float64(p.Blocks)
-			}
-		}
-		now.Regions = append(now.Regions, g)
-	}
-	slices.SortFunc(now.Nodes, func(a, b Node) int { return strings.Compare(a.Domain, b.Domain) })
-	slices.SortFunc(now.Regions, func(a, b Region) int { return int(a.ID) - int(b.ID) })
+	now := snapshotOf(st)
 	looks := make([]*quarrypb.InspectNodeResponse, len(now.Nodes))
 	if open {
 		c.inspect(ctx, now.Nodes, looks)
@@ -167,6 +141,38 @@ func (c *Console) gather(ctx context.Context, open bool) {
 	}
 	now.Rates, now.Events = c.snap.Rates, c.snap.Events
 	c.snap, c.known = now, true
+}
+
+// snapshotOf is what the page shows of a status.
+func snapshotOf(st *quarrypb.StatusResponse) Snapshot {
+	now := Snapshot{At: time.Now(), Cluster: hex.EncodeToString(st.GetTable().GetCluster()), Version: st.Version, Revision: st.GetTable().GetRevision(),
+		Sessions: st.LiveSessions, Fenced: st.FencedSessions, Jobs: []Job{}, Events: []Event{}}
+	for _, k := range st.Controllers {
+		now.Controllers = append(now.Controllers, Controller{k.Name, k.Url, k.Leader})
+	}
+	for _, t := range st.Tenants {
+		u := t.GetUse()
+		now.Tenants = append(now.Tenants, Tenant{t.Name, u.GetRegions(), u.GetBytes(), t.QuotaBytes, u.GetSessions(), t.QuotaSessions, u.GetLanes(), t.QuotaLanes})
+	}
+	for _, n := range st.GetTable().GetNodes() {
+		now.Nodes = append(now.Nodes, Node{ID: n.Id, Name: n.Name, Domain: n.FailureDomain, State: quarrypb.Word(n.State),
+			Capacity: n.CapacityBytes, Hosted: n.HostedBytes, Used: n.UsedBytes, incarnation: n.Incarnation})
+	}
+	for _, r := range st.GetTable().GetRegions() {
+		g := Region{ID: r.Id, State: quarrypb.Word(r.Shown()), Bytes: r.SizeBytes, Epoch: r.Epoch, Want: r.WantReplicas, Rebuilt: -1}
+		for _, p := range r.Replicas {
+			g.Replicas = append(g.Replicas, Replica{p.Node, quarrypb.Word(p.State)})
+		}
+		for _, p := range st.Progress {
+			if p.Region == r.Id && p.Blocks > 0 {
+				g.Rebuilt = float64(p.BlocksDone) / float64(p.Blocks)
+			}
+		}
+		now.Regions = append(now.Regions, g)
+	}
+	slices.SortFunc(now.Nodes, func(a, b Node) int { return strings.Compare(a.Domain, b.Domain) })
+	slices.SortFunc(now.Regions, func(a, b Region) int { return int(a.ID) - int(b.ID) })
+	return now
 }
 
 // inspect looks at all nodes at once, and stores what they answer in looks. Those that do not answer have nothing to show.

@@ -168,6 +168,30 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 			return err
 		}
 	}
+	e, err := s.config(ctx, c, peer, client)
+	if err != nil {
+		return err
+	}
+	if s.etcd, err = embed.StartEtcd(e); err != nil {
+		return err
+	}
+	s.gate = newGate(s.etcd.Server)
+	if s.peers != nil {
+		s.peers.serves(s.etcd)
+	}
+	s.client = client.String()
+	if err := s.ready(ctx, c); err != nil {
+		return err
+	}
+	go s.watch(c.Name)
+	if peer.Scheme == "unix" {
+		return nil // a path of this start; no other member uses it
+	}
+	return s.advertise(ctx, peer)
+}
+
+// config is etcd's configuration of a member that listens at two URLs.
+func (s *Server) config(ctx context.Context, c Config, peer, client *url.URL) (*embed.Config, error) {
 	e := embed.NewConfig()
 	e.Name = c.Name
 	e.Dir = c.Dir
@@ -193,7 +217,7 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 	if c.InitialCluster != "" {
 		how, err := howToStart(ctx, c, s.peers)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		e.InitialCluster = how.cluster
 		if how.existing {
@@ -211,22 +235,7 @@ func (s *Server) start(ctx context.Context, c Config) (err error) {
 	if peer.Scheme == "https" {
 		e.PeerTLSInfo, e.TlsMinVersion = peerTLS(c.TLS), "TLS1.3"
 	}
-	if s.etcd, err = embed.StartEtcd(e); err != nil {
-		return err
-	}
-	s.gate = newGate(s.etcd.Server)
-	if s.peers != nil {
-		s.peers.serves(s.etcd)
-	}
-	s.client = client.String()
-	if err := s.ready(ctx, c); err != nil {
-		return err
-	}
-	go s.watch(c.Name)
-	if peer.Scheme == "unix" {
-		return nil // a path of this start; no other member uses it
-	}
-	return s.advertise(ctx, peer)
+	return e, nil
 }
 
 // ready waits until the member can serve.

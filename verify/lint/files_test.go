@@ -48,6 +48,29 @@ func TestFilesAreShort(t *testing.T) {
 	})
 }
 
+const maxFunctionLines = 86
+
+// A function that is longer does several things, unless it makes a table.
+func TestFunctionsAreShort(t *testing.T) {
+	fset := token.NewFileSet()
+	eachFile(t, func(_ *goPackage, path string, src []byte, _ *ast.File) {
+		if strings.HasSuffix(path, "_test.go") || generated(src) {
+			return
+		}
+		f, err := parser.ParseFile(fset, path, src, 0)
+		require.NoError(t, err)
+		for _, d := range f.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || fn.Name.Name == "commandTable" {
+				continue
+			}
+			if n := fset.Position(fn.End()).Line - fset.Position(fn.Pos()).Line + 1; n > maxFunctionLines {
+				t.Errorf("%s: %s has %d lines, more than %d: cut it by what it does", path, fn.Name.Name, n, maxFunctionLines)
+			}
+		}
+	})
+}
+
 // Every package says what it is for; a package of several files does so in doc.go.
 func TestPackagesHaveComments(t *testing.T) {
 	type doc struct{ anywhere, inDoc bool }

@@ -132,68 +132,89 @@ func (c Cluster) healthy(ctx context.Context, base string, secured *tls.Config, 
 // Nodes by their states, and the agents of those that are up. Failure domains are counted over nodes that are up:
 // replicas need different ones.
 func (c Cluster) nodes(ctx context.Context, versions map[string][]string) (out []Finding) {
-	const check = "nodes"
 	list := c.Status.GetTable().GetNodes()
 	if len(list) == 0 {
-		return []Finding{found(check, Error, "start storage nodes: quarry storage --controller ...", "the cluster has none")}
+		return []Finding{found(nodesCheck, Error, "start storage nodes: quarry storage --controller ...", "the cluster has none")}
 	}
 	domains := map[string]bool{}
 	for _, n := range list {
-		if n.Trouble != "" {
-			out = append(out, found(check, Error, "see its log; free space there, or mend the disk", "%s answers, but cannot carry out fences: %s", n.Name, n.Trouble))
-		}
-		switch n.State {
-		case quarrypb.NodeState_NODE_STATE_UP:
+		findings, serves := nodeState(n)
+		out = append(out, findings...)
+		if n.State == quarrypb.NodeState_NODE_STATE_UP {
 			domains[n.FailureDomain] = true
-		case quarrypb.NodeState_NODE_STATE_DRAINING:
-			out = append(out, found(check, Info, "", "%s is draining", n.Name))
-		case quarrypb.NodeState_NODE_STATE_DOWN:
-			out = append(out, found(check, Info, "quarry node forget "+n.Name+" takes it off the list, quarry node add "+n.Name+" takes it back", "%s (%s) is removed", n.Name, n.FailureDomain))
-			continue
-		default:
-			out = append(out, found(check, Error, "start it again, or replace it: see docs/OPERATIONS.md", "%s (%s) is %s", n.Name, n.FailureDomain, quarrypb.Word(n.State)))
-			continue
 		}
-		if took, err := c.healthy(ctx, n.AgentUrl, c.NodeTLS, versions, &out); err != nil {
-			out = append(out, found("ports", Error, "open its port between controllers and nodes; is --advertise right?", "agent of %s: %v", n.Name, err))
-		} else {
-			out = append(out, ok("ports", "agent of %s answers in %v", n.Name, took.Round(10*time.Microsecond)))
-		}
-		for _, e := range n.Endpoints {
-			if e.Provider == quarrypb.Provider_PROVIDER_SHM {
-				continue // only on its host
-			}
-			provider := quarrypb.Word(e.Provider)
-			took, err := reach(ctx, e.Address)
-			if err != nil {
-				out = append(out, found("ports", Error, "open its port between clients and nodes; is --advertise right?", "%s of %s at %s: %v", provider, n.Name, e.Address, err))
-				continue
-			}
-			encrypted := ""
-			if e.Tls != quarrypb.FabricTLS_FABRIC_TLS_OFF {
-				encrypted = ", encryption is " + quarrypb.Word(e.Tls)
-			} else if e.Provider == quarrypb.Provider_PROVIDER_TCP && !loopback("http://"+e.Address) {
-				out = append(out, found("security", Warning, "give nodes and clients certificates (quarry cert) and --fabric-tls on or required, or use IPsec or MACsec", "tcp of %s at %s is not encrypted: objects can be read and changed on the way", n.Name, e.Address))
-			}
-			out = append(out, ok("ports", "%s of %s at %s connects in %v%s", provider, n.Name, e.Address, took.Round(10*time.Microsecond), encrypted))
-		}
-		if p := n.Persistence; p.GetMethod() != "" && p.Method != rdma.NoFlush.String() {
-			out = append(out, durability(n))
-		}
-		if len(n.MissingRegions) > 0 {
-			out = append(out, found("missing", Warning, "stop the node, restore their files in its folder and start it; without them the controllers make other replicas", "%s started without the files of regions %v, which it had", n.Name, n.MissingRegions))
-		}
-		if p := n.Numa; p != nil && p.Memory != nil && p.Adapter != nil && *p.Memory != *p.Adapter {
-			out = append(out, found("numa", Warning, "quarry storage --numa auto, and a device DAX of the adapter's NUMA node", "%s: its regions lie on NUMA node %d, its adapter is on node %d: each access crosses between processors", n.Name, *p.Memory, *p.Adapter))
-		}
-		if left := n.AvailableBytes; left != nil && *left < leastRoom && n.CapacityBytes-min(n.CapacityBytes, n.HostedBytes) >= leastRoom {
-			out = append(out, found("capacity", Error, "free some there, make it larger, or add a node", "%s has %s left in %s, where it may host %s more: no further region can be made there", n.Name, size(*left), n.Medium, size(n.CapacityBytes-n.HostedBytes)))
-		}
-		if n.CapacityBytes > 0 && float64(n.HostedBytes) > 0.9*float64(n.CapacityBytes) {
-			out = append(out, found("capacity", Warning, "add a node, or raise its --capacity", "%s hosts %s of %s", n.Name, size(n.HostedBytes), size(n.CapacityBytes)))
+		if serves {
+			out = append(out, c.ports(ctx, n, versions)...)
+			out = append(out, memory(n)...)
 		}
 	}
-	return append(out, ok(check, "%d, in %d failure domains", len(list), len(domains)))
+	return append(out, ok(nodesCheck, "%d, in %d failure domains", len(list), len(domains)))
+}
+
+const nodesCheck = "nodes"
+
+// nodeState is what the controllers know of a node; serves: it should answer.
+func nodeState(n *quarrypb.Node) (out []Finding, serves bool) {
+	if n.Trouble != "" {
+		out = append(out, found(nodesCheck, Error, "see its log; free space there, or mend the disk", "%s answers, but cannot carry out fences: %s", n.Name, n.Trouble))
+	}
+	switch n.State {
+	case quarrypb.NodeState_NODE_STATE_UP:
+		return out, true
+	case quarrypb.NodeState_NODE_STATE_DRAINING:
+		return append(out, found(nodesCheck, Info, "", "%s is draining", n.Name)), true
+	case quarrypb.NodeState_NODE_STATE_DOWN:
+		return append(out, found(nodesCheck, Info, "quarry node forget "+n.Name+" takes it off the list, quarry node add "+n.Name+" takes it back", "%s (%s) is removed", n.Name, n.FailureDomain)), false
+	}
+	return append(out, found(nodesCheck, Error, "start it again, or replace it: see docs/OPERATIONS.md", "%s (%s) is %s", n.Name, n.FailureDomain, quarrypb.Word(n.State))), false
+}
+
+// ports connects to a node's agent and to its endpoints for other hosts.
+func (c Cluster) ports(ctx context.Context, n *quarrypb.Node, versions map[string][]string) (out []Finding) {
+	if took, err := c.healthy(ctx, n.AgentUrl, c.NodeTLS, versions, &out); err != nil {
+		out = append(out, found("ports", Error, "open its port between controllers and nodes; is --advertise right?", "agent of %s: %v", n.Name, err))
+	} else {
+		out = append(out, ok("ports", "agent of %s answers in %v", n.Name, took.Round(10*time.Microsecond)))
+	}
+	for _, e := range n.Endpoints {
+		if e.Provider == quarrypb.Provider_PROVIDER_SHM {
+			continue // only on its host
+		}
+		provider := quarrypb.Word(e.Provider)
+		took, err := reach(ctx, e.Address)
+		if err != nil {
+			out = append(out, found("ports", Error, "open its port between clients and nodes; is --advertise right?", "%s of %s at %s: %v", provider, n.Name, e.Address, err))
+			continue
+		}
+		encrypted := ""
+		if e.Tls != quarrypb.FabricTLS_FABRIC_TLS_OFF {
+			encrypted = ", encryption is " + quarrypb.Word(e.Tls)
+		} else if e.Provider == quarrypb.Provider_PROVIDER_TCP && !loopback("http://"+e.Address) {
+			out = append(out, found("security", Warning, "give nodes and clients certificates (quarry cert) and --fabric-tls on or required, or use IPsec or MACsec", "tcp of %s at %s is not encrypted: objects can be read and changed on the way", n.Name, e.Address))
+		}
+		out = append(out, ok("ports", "%s of %s at %s connects in %v%s", provider, n.Name, e.Address, took.Round(10*time.Microsecond), encrypted))
+	}
+	return out
+}
+
+// memory says how a node's regions are kept, where they lie, and whether more of them have room.
+func memory(n *quarrypb.Node) (out []Finding) {
+	if p := n.Persistence; p.GetMethod() != "" && p.Method != rdma.NoFlush.String() {
+		out = append(out, durability(n))
+	}
+	if len(n.MissingRegions) > 0 {
+		out = append(out, found("missing", Warning, "stop the node, restore their files in its folder and start it; without them the controllers make other replicas", "%s started without the files of regions %v, which it had", n.Name, n.MissingRegions))
+	}
+	if p := n.Numa; p != nil && p.Memory != nil && p.Adapter != nil && *p.Memory != *p.Adapter {
+		out = append(out, found("numa", Warning, "quarry storage --numa auto, and a device DAX of the adapter's NUMA node", "%s: its regions lie on NUMA node %d, its adapter is on node %d: each access crosses between processors", n.Name, *p.Memory, *p.Adapter))
+	}
+	if left := n.AvailableBytes; left != nil && *left < leastRoom && n.CapacityBytes-min(n.CapacityBytes, n.HostedBytes) >= leastRoom {
+		out = append(out, found("capacity", Error, "free some there, make it larger, or add a node", "%s has %s left in %s, where it may host %s more: no further region can be made there", n.Name, size(*left), n.Medium, size(n.CapacityBytes-n.HostedBytes)))
+	}
+	if n.CapacityBytes > 0 && float64(n.HostedBytes) > 0.9*float64(n.CapacityBytes) {
+		out = append(out, found("capacity", Warning, "add a node, or raise its --capacity", "%s hosts %s of %s", n.Name, size(n.HostedBytes), size(n.CapacityBytes)))
+	}
+	return out
 }
 
 // durability says how a node's regions are made durable. A READ behind WRITEs proves nothing where these may stay in caches
