@@ -10,13 +10,16 @@ import (
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
+// This file carries out the actions of the agent's machine on memory, files and the fabric.
+
 var errStopping = errors.New("the node is stopping")
 
-// do takes one step and carries its actions out, in order. Commands for different
-// regions go on side by side: only the step itself is taken under the lock.
+// do takes one step and carries its actions out, in order. Commands for different regions may run
+// at the same time: only the step itself is taken under mu.
 //
-// ctx bounds the waiting for verbs to end, in Cut, EndBelow and End. Those that a
-// timeout ends have done nothing certain; the caller gets an error and calls again.
+// ctx bounds the waits for verbs to end, in Cut, EndBelow and End. If it ends first, nothing is
+// known of those verbs; the caller gets an error and calls again. nil: everything is done, and
+// what it rests on is saved.
 func (n *Node) do(ctx context.Context, ev state.Event) error {
 	ctx, cancel := context.WithTimeout(ctx, actTimeout)
 	defer cancel()
@@ -57,6 +60,7 @@ func (n *Node) do(ctx context.Context, ev state.Event) error {
 	return err
 }
 
+// act carries out one action.
 func (n *Node) act(ctx context.Context, a state.Action) error {
 	n.mu.Lock()
 	access, m := n.access, n.memories[a.Region] // a nil map has none
@@ -145,6 +149,7 @@ func (n *Node) zero(m *host.Memory, r state.Region) error {
 	return n.mark(m, &r)
 }
 
+// header is the region's header as it should be.
 func (n *Node) header(r *state.Region) *proto.RegionHeader {
 	return &proto.RegionHeader{Domain: n.domain, UUID: r.UUID, Cluster: r.Cluster, RegionBytes: r.Bytes, Region: r.Number, Incarnation: n.incarnation, Epoch: r.Epoch}
 }
@@ -159,8 +164,9 @@ func (n *Node) mark(m *host.Memory, r *state.Region) error {
 	return m.Persist(0, proto.RegionHeaderBytes)
 }
 
-// free gives a replica's memory back. Memory that stays mapped or registered keeps its place, which another region would be
-// given otherwise: the node's next start finds the region, and the controller has it freed then.
+// free gives a replica's memory back. If the memory stays mapped or registered its file is kept,
+// because another region would be given its place otherwise: the node's next start finds the
+// region, and the controller has it freed then.
 func (n *Node) free(region uint32) error {
 	n.mu.Lock()
 	m := n.memories[region]

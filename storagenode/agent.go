@@ -13,6 +13,8 @@ import (
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
+// This file answers the controllers' calls: each becomes an event of the agent's machine.
+
 // agent answers the controllers' calls.
 type agent struct{ n *Node }
 
@@ -56,6 +58,7 @@ func (n *Node) thisIncarnation() connect.Interceptor {
 	})
 }
 
+// uuid checks the length of a uuid.
 func uuid(b []byte) (u [16]byte, err error) {
 	if len(b) != 16 {
 		return u, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("uuid of %d bytes, want 16", len(b)))
@@ -63,6 +66,7 @@ func uuid(b []byte) (u [16]byte, err error) {
 	return [16]byte(b), nil
 }
 
+// HostRegion makes, zeroes or confirms the memory of a replica.
 func (a *agent) HostRegion(ctx context.Context, r *connect.Request[quarrypb.HostRegionRequest]) (*connect.Response[quarrypb.HostRegionResponse], error) {
 	m := r.Msg
 	u, err := uuid(m.Uuid)
@@ -79,22 +83,28 @@ func (a *agent) HostRegion(ctx context.Context, r *connect.Request[quarrypb.Host
 	})
 }
 
+// OpenRegion serves a replica under an epoch.
 func (a *agent) OpenRegion(ctx context.Context, r *connect.Request[quarrypb.OpenRegionRequest]) (*connect.Response[quarrypb.OpenRegionResponse], error) {
 	return command[quarrypb.OpenRegionResponse](ctx, a.n, state.Open{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch, Tenant: r.Msg.Tenant})
 }
 
+// CloseRegion ends the epochs of a replica up to one. When it returns no verb of theirs executes.
 func (a *agent) CloseRegion(ctx context.Context, r *connect.Request[quarrypb.CloseRegionRequest]) (*connect.Response[quarrypb.CloseRegionResponse], error) {
 	return command[quarrypb.CloseRegionResponse](ctx, a.n, state.Close{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch})
 }
 
+// DropRegion gives a replica's memory back.
 func (a *agent) DropRegion(ctx context.Context, r *connect.Request[quarrypb.DropRegionRequest]) (*connect.Response[quarrypb.DropRegionResponse], error) {
 	return command[quarrypb.DropRegionResponse](ctx, a.n, state.Drop{Term: r.Msg.ControllerTerm, Region: r.Msg.Region, Epoch: r.Msg.Epoch})
 }
 
+// Fence ends sessions. When it returns no verb of theirs changes a byte here, and none is
+// admitted.
 func (a *agent) Fence(ctx context.Context, r *connect.Request[quarrypb.FenceRequest]) (*connect.Response[quarrypb.FenceResponse], error) {
 	return command[quarrypb.FenceResponse](ctx, a.n, state.Fence{Term: r.Msg.ControllerTerm, Serials: r.Msg.Serials})
 }
 
+// Ping answers probes, and says whether the node can carry out commands.
 func (a *agent) Ping(context.Context, *connect.Request[quarrypb.PingRequest]) (*connect.Response[quarrypb.PingResponse], error) {
 	a.n.mu.Lock()
 	defer a.n.mu.Unlock()

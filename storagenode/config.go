@@ -99,6 +99,7 @@ const (
 
 var domain = regexp.MustCompile(`^(/[A-Za-z0-9._-]{1,64}){1,8}$`)
 
+// withDefaults replaces zero values by the defaults.
 func (c Config) withDefaults() Config {
 	if c.Name == "" {
 		c.Name, _ = os.Hostname()
@@ -144,6 +145,7 @@ func (c Config) ownSocket() string {
 	return filepath.Join(userdir.Path(), fmt.Sprintf("quarry-%d-%s.sock", os.Getpid(), c.Name))
 }
 
+// validate refuses values that cannot be, or not together.
 func (c Config) validate() error {
 	switch {
 	case c.HugepageBytes != 0 && c.Dir != "":

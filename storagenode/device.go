@@ -18,29 +18,33 @@ import (
 type keeper interface {
 	// load reads the node's saved state.
 	load() (state.Kept, error)
-	// save replaces it, encoded.
+	// save replaces that state, encoded.
 	save(b []byte) error
-	// scan checks every region, then maps all. What is no region, or not this cluster's, stops the node: the error says which, and
-	// nothing is changed. missing are regions that were here and are not any more.
+	// scan checks every region and then maps all. Anything that is no region, or not of this
+	// cluster, stops the node: the error names it, and nothing is changed. missing are regions
+	// that were here before and are not any more.
 	scan(ctx context.Context, kept state.Kept) (list []found, missing []uint32, err error)
-	// settle keeps in mind which regions are here, once controllers know which are missing.
+	// settle records which regions are here, when the controllers know which are missing.
 	settle(here []state.Region) error
-	// create makes a region, all zero but for its header, with all of its memory reserved: after a crash there is one or
-	// none. host.ErrNoSpace if there is no room; then there is none.
+	// create makes a region, all zero but for its header, with all of its memory reserved. After
+	// a crash it is there completely or not at all. host.ErrNoSpace: there is no room, and
+	// nothing is left.
 	create(h *proto.RegionHeader) (*host.Memory, error)
 	// remove deletes a region. Preconditions: nothing touches its memory any more.
 	remove(region uint32) error
-	// persistence is what the memory of regions has. volatile says why it does not survive a loss of power.
+	// persistence is what the memory of regions has. volatile says why it does not survive a loss
+	// of power; nil: it does.
 	persistence() (p pmem.Persistence, volatile, err error)
 	// space is what there is for regions.
 	space() FileSystem
+	// close gives up files and locks; mapped regions stay mapped.
 	close()
 }
 
 // device keeps regions on device DAX.
 type device struct {
 	dev    *pmem.Device
-	domain proto.Domain
+	domain proto.Domain // of all its regions
 	area   pmem.Mapping // of the directory, rounded up to the device's alignment
 
 	mu     sync.Mutex // guards dir and making; never held while a region is zeroed, which takes long
@@ -83,8 +87,10 @@ func openDevice(dev *pmem.Device, domain proto.Domain, format bool) (_ *device, 
 // units rounds up to the device's alignment.
 func (d *device) units(n uint64) uint64 { return (n + d.dev.Align - 1) &^ (d.dev.Align - 1) }
 
+// name is the region for errors.
 func (d *device) name(region uint32) string { return fmt.Sprintf("%s:region-%08d", d.dev.Path, region) }
 
+// load decodes the state that the directory has.
 func (d *device) load() (state.Kept, error) {
 	if len(d.dir.kept) == 0 {
 		return state.Kept{}, nil
@@ -96,6 +102,7 @@ func (d *device) load() (state.Kept, error) {
 	return k, nil
 }
 
+// save writes a new directory with the state.
 func (d *device) save(b []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -137,6 +144,7 @@ func (d *device) scan(_ context.Context, kept state.Kept) (out []found, missing 
 	return out, nil, nil
 }
 
+// settle does nothing: a directory without its regions cannot be.
 func (d *device) settle([]state.Region) error { return nil }
 
 // open maps a region and reads its header.
@@ -153,6 +161,7 @@ func (d *device) open(e extent) (h proto.RegionHeader, _ *host.Memory, err error
 	return h, m, err
 }
 
+// create claims an extent, zeroes it, and then puts it into the directory.
 func (d *device) create(h *proto.RegionHeader) (*host.Memory, error) {
 	e, err := d.claim(h)
 	if err != nil {
@@ -212,6 +221,7 @@ func (d *device) prepare(e extent, h *proto.RegionHeader) (*host.Memory, error) 
 	return m, nil
 }
 
+// remove takes a region out of the directory.
 func (d *device) remove(region uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -222,10 +232,12 @@ func (d *device) remove(region uint32) error {
 	return d.dir.write(extents, d.dir.kept)
 }
 
+// persistence is that of the device: it survives a loss of power.
 func (d *device) persistence() (p pmem.Persistence, volatile, err error) {
 	return d.area.Persistence(), nil, nil
 }
 
+// close unmaps the directory.
 func (d *device) close() { d.area.Unmap() }
 
 // space is the state of the device for FileSystem.

@@ -29,18 +29,18 @@ import (
 // Invariant: the image that the commit word names is whole. If its checksum is wrong, the medium is damaged: no loss of
 // power leaves that. Opening the device is then an error; the older image is not used in its place.
 type directory struct {
-	mem   []byte // of directoryBytes
-	flush pmem.Flusher
-	bytes uint64 // of the device
+	mem   []byte       // of directoryBytes
+	flush pmem.Flusher // makes ranges of mem persistent
+	bytes uint64       // of the device
 
-	sequence uint64
+	sequence uint64   // of the newest image
 	extents  []extent // in order of their offsets
 	kept     []byte   // state.Kept, encoded; empty for a node that has none
 }
 
 // extent is where a region lies.
 type extent struct {
-	region     uint32
+	region     uint32 // number in the table
 	off, bytes uint64 // multiples of the device's alignment
 }
 
@@ -61,12 +61,14 @@ var errNoDirectory = errors.New("holds no directory of a storage node")
 // firstSequence is that of an empty directory without a state.
 const firstSequence = 2
 
+// commitWord is the word that names the image of a sequence number.
 func commitWord(sequence uint64) uint64 {
 	var b [8]byte
 	proto.PutWord(b[:], 0, sequence)
 	return sequence<<16 | xxh3.Hash(b[:])&0xffff
 }
 
+// image is the place of the image with a sequence number.
 func (d *directory) image(sequence uint64) []byte {
 	at := commitBytes + sequence%2*imageBytes
 	return d.mem[at : at+imageBytes]

@@ -21,7 +21,7 @@ import (
 // folder is a keeper in a file system: a file for each region, one for the state.
 type folder struct {
 	dir  string
-	lock *os.File
+	lock *os.File // held while the node runs
 	// domain of the node: it refuses files of regions of another one.
 	domain proto.Domain
 
@@ -59,8 +59,10 @@ func openFolder(dir string) (*folder, error) {
 	return &folder{dir: dir, lock: f}, nil
 }
 
+// close gives up the lock.
 func (d *folder) close() { d.lock.Close() }
 
+// persistence is that of the folder's file system.
 func (d *folder) persistence() (p pmem.Persistence, volatile, err error) {
 	fs, err := host.FileSystemOf(d.dir)
 	if err == nil {
@@ -69,6 +71,7 @@ func (d *folder) persistence() (p pmem.Persistence, volatile, err error) {
 	return p, fs.Volatile, err
 }
 
+// space is that of the folder's file system, less what is left for others.
 func (d *folder) space() FileSystem {
 	var fs unix.Statfs_t
 	if unix.Statfs(d.dir, &fs) != nil {
@@ -81,6 +84,7 @@ func (d *folder) space() FileSystem {
 	return f
 }
 
+// path is the file of a region.
 func (d *folder) path(region uint32) string {
 	return filepath.Join(d.dir, fmt.Sprintf("region-%08d.quarry", region))
 }
@@ -103,6 +107,7 @@ func (d *folder) scan(ctx context.Context, kept state.Kept) (out []found, missin
 	return out, d.roster.compare(out), nil
 }
 
+// open maps the regions of all files, after it has checked all their headers.
 func (d *folder) open(ctx context.Context, kept state.Kept) (out []found, err error) {
 	defer func() {
 		if err != nil {
@@ -161,6 +166,8 @@ func (d *folder) open(ctx context.Context, kept state.Kept) (out []found, err er
 	return out, nil
 }
 
+// openPatiently maps a region's file, and waits while a client of a node that died still has it
+// locked.
 func openPatiently(ctx context.Context, path string, bytes uint64) (*host.Memory, error) {
 	ctx, cancel := context.WithTimeout(ctx, lockPatience)
 	defer cancel()
@@ -265,6 +272,7 @@ func (d *folder) load() (state.Kept, error) {
 	return k, nil
 }
 
+// save replaces the state file.
 func (d *folder) save(b []byte) error {
 	return d.replace(d.keptPath(), b, uint64(len(b)))
 }

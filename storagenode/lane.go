@@ -17,24 +17,24 @@ import (
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
-// workLane is the slab.Port of one lane of a program: a connection to each replica,
-// in one epoch. The end of the epoch ends the lane.
+// workLane is the slab.Port of one lane of a program: a connection to each replica, in one epoch.
+// A change of the region's epoch ends the lane. Its goroutine owns the fields, but for began.
 type workLane struct {
 	w       *work
-	number  uint32
-	slab    *slab.Lane
-	region  slab.Region
-	targets [slab.MaxListed]rdma.Target
-	conns   []rdma.Conn
+	number  uint32                      // within the program
+	slab    *slab.Lane                  // runs the protocol on this port
+	region  slab.Region                 // in the program's epoch
+	targets [slab.MaxListed]rdma.Target // by replica; region.To points here
+	conns   []rdma.Conn                 // by replica
 	// scrubbed is what the lane's blocks of a scrub had.
 	scrubbed slab.Scrubbed
 
-	sequence uint64
+	sequence uint64        // of reservations; only rises
 	waited   time.Duration // for the present slab
-	asked    time.Duration
-	pace     pace
-	patience patience
-	fault    error // why the session was given up
+	asked    time.Duration // waited, when the controller was asked last
+	pace     pace          // pauses of a copy
+	patience patience      // how long a round may take
+	fault    error         // why the session was given up
 	// began is the reclaim epoch in which the lane has READ the headers that it uses.
 	began atomic.Uint64
 }
@@ -71,6 +71,7 @@ func (l *workLane) run() error {
 	}
 }
 
+// block runs the program over one block.
 func (l *workLane) block(b uint32) (err error) {
 	w := l.w
 	switch w.kind {
@@ -153,6 +154,7 @@ func (l *workLane) dial(ctx context.Context, i int) (rdma.Conn, rdma.Window, err
 	return nil, rdma.Window{}, errors.Join(errs...)
 }
 
+// is says whether an incarnation of a node is this one.
 func (n *Node) is(node uint32, incarnation uint64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -162,6 +164,8 @@ func (n *Node) is(node uint32, incarnation uint64) bool {
 // errOtherIncarnation: the node has restarted, its memory is not what the controller knows.
 var errOtherIncarnation = errors.New("another incarnation of the node answers")
 
+// sameIncarnation checks that the connection leads to the incarnation that the request names:
+// another one may have other memory.
 func sameIncarnation(c rdma.Conn, node uint32, incarnation uint64) error {
 	p, ok := c.(rdma.Peer)
 	if !ok {
@@ -173,6 +177,7 @@ func sameIncarnation(c rdma.Conn, node uint32, incarnation uint64) error {
 	return nil
 }
 
+// close closes the connections.
 func (l *workLane) close() {
 	for _, c := range l.conns {
 		c.Close()
@@ -205,11 +210,13 @@ func (l *workLane) Region(id uint32) (*slab.Region, error) {
 	return &l.region, nil
 }
 
-// Settle ends the program where it was refused, for then its epoch is over. A peer that does
-// not answer is asked again until the epoch ends, but by a program with a session at most for
-// settleTime: meanwhile the session acknowledges no reclaim epoch, and holds up every grace
-// period of the cluster. Controllers may reach the peer, so that no change of epoch comes. The
-// session then ends, and its fence settles the chain.
+// Settle resets the connections of failed chains; see slab.Port. If a peer has refused a chain
+// its epoch is over, and the program ends.
+//
+// A peer that does not answer is asked again until the epoch ends. A program with a session gives
+// up after settleTime: meanwhile the session acknowledges no reclaim epoch, and holds up every
+// grace period of the cluster. The controllers may reach the peer, so that no change of epoch
+// comes. The session then ends, and its fence settles the chain.
 func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 	for i := range r.Len() {
 		c := r.At(i)
@@ -274,7 +281,8 @@ func (l *workLane) Pause(attempt int) error {
 	}
 }
 
-// makeRoom is between two pieces of a block.
+// makeRoom is called between two pieces of a block: it chooses the size of the next piece, and
+// pauses for clients.
 func (l *workLane) makeRoom() error {
 	others := l.w.n.others.there(clock.Now())
 	if others {
@@ -298,6 +306,7 @@ func (l *workLane) HolderFenced(region, holder uint32, _ int) bool {
 	return l.w.session.certified(l.w.ctx, region, holder)
 }
 
+// LeaseValid is true until the program ends: what it reads answers no user.
 func (l *workLane) LeaseValid() bool { return l.w.ctx.Err() == nil }
 
 // Reservation is session, lane and a number never used before on it.
@@ -315,4 +324,5 @@ func (l *workLane) EndSession(reason error) {
 	l.w.cancel(reason)
 }
 
+// Buffer takes scratch memory from the program's arena.
 func (l *workLane) Buffer(n int) ([]byte, error) { return l.w.arena.Alloc(n) }

@@ -21,8 +21,8 @@ const (
 type left struct {
 	some chan struct{} // has one element while sessions wait to be reported
 
-	mu      sync.Mutex
-	serials []uint64
+	mu      sync.Mutex // guards serials
+	serials []uint64   // at most maxLeft
 }
 
 // note adds a session.

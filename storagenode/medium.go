@@ -16,15 +16,15 @@ import (
 // FileSystem is what the regions' memory is taken from. Regions have all of their memory
 // from the beginning; one that is full takes no further region.
 type FileSystem struct {
-	Kind           string `json:"kind"` // "memory", "hugepages", "tmpfs", "file" or "devdax"
-	Bytes          uint64 `json:"size_bytes"`
+	Kind           string `json:"kind"`            // "memory", "hugepages", "tmpfs", "file" or "devdax"
+	Bytes          uint64 `json:"size_bytes"`      // in all
 	AvailableBytes uint64 `json:"available_bytes"` // for further regions
 }
 
 // medium is what a node's regions are taken from.
 type medium struct {
 	name string // for errors and status
-	page uint64
+	page uint64 // bytes of huge pages; 0: ordinary ones
 	keep keeper // nil: regions are in memory; set before the node serves
 
 	last  FileSystem // guarded by the node's mu
@@ -34,6 +34,7 @@ type medium struct {
 // lookAgain is how old an answer of left may be.
 const lookAgain = time.Second
 
+// init names the medium.
 func (d *medium) init(cfg *Config) {
 	d.page = cfg.HugepageBytes
 	switch {
@@ -85,4 +86,5 @@ func (d *medium) pages(what string) uint64 {
 	return n
 }
 
+// less is a - b, and 0 where that is negative.
 func less(a, b uint64) uint64 { return a - min(a, b) }

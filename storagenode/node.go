@@ -34,72 +34,74 @@ import (
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
-// Node is a running storage node.
+// Node is a running storage node. Fields up to mu are set before the node serves and never
+// change, are safe for concurrent use, or belong to one goroutine as they say. mu guards those
+// behind it.
 type Node struct {
-	cfg         Config
-	keeper      keeper // nil: regions are in memory
-	incarnation uint64
+	cfg         Config            // with defaults
+	keeper      keeper            // nil: regions are in memory
+	incarnation uint64            // of this process: random, not 0
 	own         *rdma.Credentials // of this incarnation: no ticket yet, the key is told to controllers
 	secret      [32]byte          // of this incarnation's registration
 	keys        keyring.Ring      // of the controllers
-	hostID      string
-	domain      proto.Domain     // of all regions
-	persistence pmem.Persistence // of all regions
-	missing     []uint32         // regions that the keeper had and has not any more
-	device      verbs.Config
-	adapter     string     // such as mlx5_0; empty: none
-	ddio        host.DDIO  // of the adapter's root port
-	port        *ddio.Port // whose switch the node relies on; nil: none
-	notNative   error      // why the adapter does not make regions durable by a FLUSH of its own
+	hostID      string            // boot id of the host; clients compare it with theirs
+	domain      proto.Domain      // of all regions
+	persistence pmem.Persistence  // of all regions
+	missing     []uint32          // regions that the keeper had and has not any more
+	device      verbs.Config      // settings of the adapter
+	adapter     string            // such as mlx5_0; empty: none
+	ddio        host.DDIO         // of the adapter's root port
+	port        *ddio.Port        // whose switch the node relies on; nil: none
+	notNative   error             // why the adapter does not make regions durable by a FLUSH of its own
 
-	tcpListener net.Listener
-	tcpAddress  string // as the table shows it
-	shmListener *net.UnixListener
+	tcpListener net.Listener      // of the fabric over tcp
+	tcpAddress  string            // as the table shows it
+	shmListener *net.UnixListener // of the fabric over shm; nil: none
 	// Of a node with an adapter.
 	verbsListener net.Listener
-	verbsAddress  string
-	agent         *httpserver.Server
-	unserve       func() // with Config.Wire
-	agentURL      string
-	controllers   *controllers
-	pulse         vital
-	ctx           context.Context
-	cancel        context.CancelFunc
-	wg            sync.WaitGroup
-	failed        chan error
-	renew         chan struct{}
-	// Of the goroutine of heartbeats: no controller answers; bytes of blocks in use, and when they are
-	// counted again.
+	verbsAddress  string             // as the table shows it
+	agent         *httpserver.Server // of the controllers' calls
+	unserve       func()             // with Config.Wire
+	agentURL      string             // as the table shows it
+	controllers   *controllers       // whichever leads is called
+	pulse         vital              // its part in the cluster's pulse
+	ctx           context.Context    // ends when Close begins
+	cancel        context.CancelFunc // of ctx
+	wg            sync.WaitGroup     // of its goroutines
+	failed        chan error         // read by Err
+	renew         chan struct{}      // of capacity 1: register again
+	// lost, used and usedNext belong to the goroutine of heartbeats. lost: no controller answers. used is
+	// how many bytes the blocks in use have; they are counted again at usedNext.
 	lost        bool
 	used        uint64
 	usedNext    int64
-	calls       rpcstats.Calls
-	counts      counts
-	settled     settled
-	medium      medium
-	others      others
-	left        left
-	ending      ending
-	saving      chan struct{} // taken by the save that runs; see keep.go
-	savedSeq    uint64        // of keptSeq, by the save that runs
-	unsaved     atomic.Int64  // since when the newest state is not saved; 0: it is
-	saveErr     atomic.Pointer[error]
-	savingAgain atomic.Bool
-	closing     sync.Once
-	closed      error
+	calls       rpcstats.Calls        // of controllers
+	counts      counts                // for metrics
+	settled     settled               // what programs have done, for metrics
+	medium      medium                // what regions are taken from
+	others      others                // whether tcp clients are here
+	left        left                  // sessions whose connections have ended
+	ending      ending                // the state of Leave
+	saving      chan struct{}         // taken by the save that runs; see keep.go
+	savedSeq    uint64                // of keptSeq, by the save that runs
+	unsaved     atomic.Int64          // since when the newest state is not saved; 0: it is
+	saveErr     atomic.Pointer[error] // why the last save failed; nil: it did not
+	savingAgain atomic.Bool           // saveAgain runs
+	closing     sync.Once             // Close has begun
+	closed      error                 // its answer
 
-	mu       sync.Mutex // guards the machine, one step at a time, and the fields below
-	state    *state.State
-	works    map[workKey]*work
+	mu       sync.Mutex              // guards the machine, one step at a time, and the fields below
+	state    *state.State            // decides which commands are obeyed
+	works    map[workKey]*work       // programs over regions, running or ended
 	keptSeq  uint64                  // counts steps that changed state.Kept
 	memories map[uint32]*host.Memory // of every region of state that is made; nil once the node stops
 	access   *access                 // nil until a controller has answered
 	served   bool                    // the node is registered: all commands are refused before
 	pulseKey []byte                  // of this incarnation, as the controllers have said
-	beatMs   uint32
-	tcp      *tcp.Server
-	shm      *shm.Server
-	acting   sync.WaitGroup // steps whose actions are under way; added to only while memories is not nil
+	beatMs   uint32                  // ms; the node sends two heartbeats in it
+	tcp      *tcp.Server             // nil before the node serves
+	shm      *shm.Server             // nil before the node serves, or without a socket
+	acting   sync.WaitGroup          // steps whose actions are under way; added to only while memories is not nil
 }
 
 // Start hosts what a node has, registers it and returns when a controller knows it.
@@ -401,6 +403,8 @@ func (n *Node) Close() error {
 	return n.closed
 }
 
+// close is Close, once. The order matters: no new commands, then no new actions, then the end of
+// all access, then the memory.
 func (n *Node) close() error {
 	n.cancel()
 	n.leavePulse() // first: it makes the controllers probe the node at once

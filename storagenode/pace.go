@@ -42,7 +42,7 @@ type pace struct {
 	since int64  // when the present piece was begun
 	moved uint64 // what the lane had moved by then
 	best  int64  // of the quickest pieces, nanoseconds for a MiB
-	debt  int64
+	debt  int64  // ns that the lane still has to pause
 }
 
 // rest ends a piece, pauses if there is a debt, and begins the next piece.
@@ -124,9 +124,9 @@ type others struct {
 	count func() uint64
 
 	next, until atomic.Int64 // when to look again; until when clients count as present
-	mu          sync.Mutex
-	at          int64 // of the last look
-	chains      uint64
+	mu          sync.Mutex   // guards the fields below
+	at          int64        // of the last look
+	chains      uint64       // executed for tcp clients, as of then
 }
 
 // there reports that a tcp client has been served within othersStay. It calls look when that is due.

@@ -17,14 +17,14 @@ const NoGossip = "none"
 // vital is the node's member of the cluster's pulse. By it controllers see that the node answers, and
 // the node that the leader does.
 type vital struct {
-	port   *pulse.Port // nil: none
-	list   *pulse.List // nil until the node has joined
-	health atomic.Uint32
+	port   *pulse.Port   // nil: none
+	list   *pulse.List   // nil until the node has joined
+	health atomic.Uint32 // one word that the pulse carries
 	hurry  chan struct{} // of capacity 1: another controller leads, or none answers
 	calm   time.Duration // between heartbeats while the leader's pulse is heard; of beat alone
 
-	mu    sync.Mutex
-	seeds []string // addresses of controllers
+	mu    sync.Mutex // guards seeds
+	seeds []string   // addresses of controllers
 }
 
 // listenPulse opens the UDP port of the pulse.

@@ -93,12 +93,13 @@ func (l *workLane) reclaim(blocks []uint32) error {
 	return nil
 }
 
-// Raise, Passed, Hold and Free are alloc.Epochs.
+// Raise raises the reclaim epoch; see alloc.Epochs.
 func (l *workLane) Raise() (uint64, error) {
 	res, err := l.askPass(0)
 	return res.GetEpoch(), err
 }
 
+// Passed says whether the grace period of an epoch is over; see alloc.Epochs.
 func (l *workLane) Passed(epoch uint64) (bool, error) {
 	res, err := l.askPass(epoch)
 	if err != nil || res.Passed {
@@ -112,6 +113,7 @@ func (l *workLane) Passed(epoch uint64) (bool, error) {
 	}
 }
 
+// Hold keeps the session from acknowledging a later epoch; see alloc.Epochs.
 func (l *workLane) Hold(epoch uint64) bool {
 	s := l.w.session
 	s.mu.Lock()
@@ -123,6 +125,7 @@ func (l *workLane) Hold(epoch uint64) bool {
 	return true
 }
 
+// Free ends Hold; see alloc.Epochs.
 func (l *workLane) Free() { l.began.Store(l.w.session.reclaim.Load()) }
 
 // askPass asks the leading controller, until there is an answer or the program is over.

@@ -24,14 +24,14 @@ import (
 type controllers struct {
 	urls  []string // as configured
 	http  *http.Client
-	token string
+	token string // shown to controllers; "": none
 
-	mu     sync.Mutex
-	others []string // of hosts where controllers take part in the pulse, as the leader has said
-	next   int      // of urls
-	hint   string   // the leader as a standby named it; not always one of urls
-	last   string   // the URL of client
-	client quarrypbconnect.ControllerClient
+	mu     sync.Mutex                       // guards the fields below
+	others []string                         // of hosts where controllers take part in the pulse, as the leader has said
+	next   int                              // of urls
+	hint   string                           // the leader as a standby named it; not always one of urls
+	last   string                           // the URL of client
+	client quarrypbconnect.ControllerClient // of last
 }
 
 func newControllers(cfg Config) *controllers {
@@ -131,6 +131,8 @@ func (n *Node) register(ctx context.Context) error {
 	}
 }
 
+// registerOnce registers the node with one controller, takes what the answer says, and starts to
+// serve.
 func (n *Node) registerOnce(ctx context.Context) error {
 	req := &quarrypb.RegisterNodeRequest{Node: n.self(), Found: n.hosted(), Token: n.cfg.Token, Secret: n.secret[:]}
 	n.mu.Lock()

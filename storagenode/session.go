@@ -23,20 +23,21 @@ import (
 // has begun another block, or has ended its turn of a reclaim.
 type session struct {
 	n         *Node
-	ticket    *rdma.Credentials
-	proof     []byte // shown to controllers
+	ticket    *rdma.Credentials // opens the program's region under its epoch, and nothing else
+	proof     []byte            // shown to controllers
 	lease     time.Duration
-	reclaim   atomic.Uint64
-	unsettled atomic.Bool
-	cancel    context.CancelFunc
-	wg        sync.WaitGroup
+	reclaim   atomic.Uint64      // the newest reclaim epoch that it has heard of
+	unsettled atomic.Bool        // it has posted verbs that it could not settle: it has to be fenced
+	cancel    context.CancelFunc // ends beat
+	wg        sync.WaitGroup     // of beat
 
-	mu    sync.Mutex
-	lanes []*workLane
-	acked uint64 // the newest reclaim epoch that has been acknowledged, as far as is known
+	mu    sync.Mutex  // guards the fields below
+	lanes []*workLane // whose began bounds what is acknowledged
+	acked uint64      // the newest reclaim epoch that has been acknowledged, as far as is known
 }
 
-// openSession opens the session of a program; lost is called when the controllers no longer know it.
+// openSession opens the session of a program, and begins its heartbeats. If the controllers do
+// not know the session any more, the heartbeats cancel the program.
 func (w *work) openSession() (*session, error) {
 	n, ctx := w.n, w.ctx
 	n.mu.Lock()
@@ -104,6 +105,7 @@ func (s *session) acknowledge() uint64 {
 	return reclaim
 }
 
+// beat sends heartbeats until ctx ends; lost is called when the session is over.
 func (s *session) beat(ctx context.Context, revision uint64, lost context.CancelCauseFunc) {
 	for {
 		select {

@@ -10,10 +10,10 @@ import (
 type speed struct {
 	passed atomic.Uint64 // bytes
 
-	mu   sync.Mutex
-	at   int64 // when rate was last taken
-	was  uint64
-	rate uint64 // bytes a second
+	mu   sync.Mutex // guards the fields below
+	at   int64      // when rate was last taken
+	was  uint64     // passed, at that time
+	rate uint64     // bytes a second
 }
 
 // speedOver is the least time over which a speed is measured, so that the shown number changes no

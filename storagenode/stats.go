@@ -17,6 +17,7 @@ import (
 // Version is this build's; /healthz shows it.
 var Version = "dev"
 
+// health answers /healthz: the process runs.
 func health(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set(quarrypb.VersionHeader, Version)
 	fmt.Fprintln(w, "ok")
@@ -76,6 +77,7 @@ type Settled struct {
 // settled counts for Settled.
 type settled struct{ slabs, reservations, bits, headers, copied, reclaimed atomic.Uint64 }
 
+// scrubbed adds what a scrub has settled.
 func (s *settled) scrubbed(st *slab.Scrubbed) {
 	s.slabs.Add(uint64(st.Slabs))
 	s.reservations.Add(uint64(st.Taken))
@@ -83,6 +85,7 @@ func (s *settled) scrubbed(st *slab.Scrubbed) {
 	s.headers.Add(uint64(st.Headers))
 }
 
+// snapshot reads the counters.
 func (s *settled) snapshot() Settled {
 	return Settled{ScrubbedSlabs: s.slabs.Load(), Reservations: s.reservations.Load(), MapBits: s.bits.Load(), BlockHeaders: s.headers.Load(), CopiedBytes: s.copied.Load(), Reclaimed: s.reclaimed.Load()}
 }

@@ -115,7 +115,8 @@ func (n *Node) probe(c verbs.Config) (verbs.Caps, error) {
 	return caps, err
 }
 
-// chooseFlush chooses how clients make the node's regions durable, once it is known what these lie on.
+// chooseFlush chooses how clients make the node's regions durable. It runs when it is known what
+// the regions lie on.
 func (n *Node) chooseFlush() error {
 	facts := host.FlushFacts{Persistent: n.state.Limits.Persistent, Adapter: n.domain == proto.DomainAdapter, NotNative: n.notNative,
 		Caches: n.persistence.Flush == pmem.FenceAlone.String(), DDIO: n.ddio, Pages: n.persistence.Flush == pmem.Msync.String()}
@@ -299,6 +300,7 @@ type Adapter struct {
 	Expelled        uint64            `json:"expelled"`      // sessions ended for that
 }
 
+// adapter describes the adapter; nil: there is none.
 func (a *access) adapter() *Adapter {
 	if a.verbs == nil {
 		return nil

@@ -21,6 +21,8 @@ import (
 	"github.com/quarrystore/quarry/storagenode/state"
 )
 
+// This file runs programs over regions for the controllers: reconcile, copy, scrub and reclaim.
+
 // Lanes of a program: how many blocks it works on at once, and so how many slabs it holds.
 var workLanes = [...]int{state.Reconcile: 4, state.Copy: 4, state.Scrub: 2, state.Reclaim: 1}
 
@@ -35,38 +37,39 @@ const (
 	askHolder     = 100 * time.Millisecond // of waiting, between two questions whether the holder is fenced
 )
 
-// workKey: one program of each kind over each region.
+// workKey names a program: there is one of each kind over each region.
 type workKey struct {
 	region uint32
 	kind   state.Kind
 }
 
-// work is a program over a region, with its lanes and its progress.
+// work is a program over a region, with its lanes and its progress. Fields that are no atomics
+// never change once run has begun, but for err.
 type work struct {
 	n      *Node
 	kind   state.Kind
-	req    *quarrypb.WorkRequest
-	geo    proto.Geometry
-	ctx    context.Context
+	req    *quarrypb.WorkRequest // as the controller has sent it
+	geo    proto.Geometry        // of the region
+	ctx    context.Context       // ends with the program; its cause says why
 	cancel context.CancelCauseFunc
-	arena  *rdma.Arena
-	dead   map[uint32]bool
-	remote bool     // a rebuilding replica is on another host
-	blocks []uint32 // of a reclaim
-	ticket *rdma.Credentials
+	arena  *rdma.Arena       // scratch memory of the lanes
+	dead   map[uint32]bool   // sessions of a scrub
+	remote bool              // a rebuilding replica is on another host
+	blocks []uint32          // of a reclaim
+	ticket *rdma.Credentials // with which its lanes are admitted
 	// session is the program's own at the controllers. A reconcile has none: it reserves nothing,
 	// and its keys are the only ones of the epoch.
 	session *session
 
-	began time.Time
+	began time.Time     // for the log and the pace
 	next  atomic.Uint32 // block
-	done  atomic.Uint32
-	bytes atomic.Uint64
-	used  []bool // blocks, when the program began
-	total uint64 // bytes of them
+	done  atomic.Uint32 // blocks passed
+	bytes atomic.Uint64 // copied, or looked through
+	used  []bool        // blocks, when the program began
+	total uint64        // bytes of them
 	speed speed
-	ended chan struct{}
-	err   error // valid once ended is closed
+	ended chan struct{} // closed at the end
+	err   error         // valid once ended is closed
 }
 
 // Work begins a program, or joins the same one that runs, and waits for its end.
@@ -103,6 +106,7 @@ func (a *agent) Work(ctx context.Context, r *connect.Request[quarrypb.WorkReques
 	return connect.NewResponse(res), nil
 }
 
+// checkWork refuses a request that no controller of this version sends.
 func checkWork(m *quarrypb.WorkRequest) error {
 	switch {
 	case len(m.Peers) == 0 || len(m.Peers) > slab.MaxListed:
@@ -220,7 +224,8 @@ func sameHost(x, y string) bool {
 	return err == nil && a == b
 }
 
-// survey records which blocks of the primary's memory are in use, for the progress that status shows.
+// survey records which blocks of the primary's memory are in use, for the progress that status
+// shows.
 func (w *work) survey(m *host.Memory) {
 	w.used = make([]bool, w.geo.Blocks)
 	if m == nil || uint64(len(m.Bytes())) != w.geo.RegionBytes {

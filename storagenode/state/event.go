@@ -8,9 +8,9 @@ type Event interface{ event() }
 
 // Registered is a controller's answer to the node's registration.
 type Registered struct {
-	Term    uint64
-	Cluster [16]byte
-	Node    uint32
+	Term    uint64   // of the controller that answers
+	Cluster [16]byte // its uuid
+	Node    uint32   // number of this node
 	// Of the serials below Next only those in Live may still come; Fenced never.
 	Next   uint64
 	Live   []uint64
@@ -21,24 +21,24 @@ type Registered struct {
 type Host struct {
 	Term       uint64
 	Region     uint32
-	UUID       [16]byte
-	Cluster    [16]byte
-	Bytes      uint64
-	Persistent bool
-	Zero       bool   // from zeroed memory
-	MustExist  bool   // of memory that is there already
-	Epoch      uint64 // Zero destroys nothing that has heard of a later one
+	UUID       [16]byte // of the region
+	Cluster    [16]byte // that the region belongs to
+	Bytes      uint64   // of the region
+	Persistent bool     // it has to survive a loss of power
+	Zero       bool     // the memory must be zeroed, also if it is there already
+	MustExist  bool     // no memory is made: the region has data
+	Epoch      uint64   // Zero destroys nothing that has heard of a later one
 }
 
-// Open asks to serve a replica under an epoch.
+// Open asks to serve a replica under an epoch, which ends all earlier ones.
 type Open struct {
 	Term   uint64
 	Region uint32
 	Epoch  uint64
-	Tenant uint32
+	Tenant uint32 // whose sessions may open it
 }
 
-// Close asks to serve a replica under no epoch up to this one.
+// Close asks to end all epochs up to this one. A replica that serves a later one stays as it is.
 type Close struct {
 	Term   uint64
 	Region uint32
@@ -52,7 +52,7 @@ type Drop struct {
 	Epoch  uint64
 }
 
-// Fence asks to end sessions for ever.
+// Fence asks to end sessions for ever: those that are here, and those that come later.
 type Fence struct {
 	Term    uint64
 	Serials []uint64
@@ -137,6 +137,7 @@ const (
 	Stop
 )
 
+// String names the action, for logs.
 func (d Do) String() string {
 	return [...]string{"nothing", "save", "make", "zero", "mark", "serve", "cut", "free", "end below", "end", "renew", "begin", "stop"}[d]
 }
@@ -154,6 +155,7 @@ type Action struct {
 	Tenant  uint32 // of a Serve: whose sessions open the replica
 }
 
+// String tells the action with what belongs to it, for logs and transcripts.
 func (a Action) String() string {
 	switch a.Do {
 	case Mark, Serve, Cut:

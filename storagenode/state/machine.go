@@ -7,6 +7,9 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
+// This file has State, the agent's decisions: which commands are obeyed, and what follows from
+// them.
+
 // Limits of a node. No zero values.
 type Limits struct {
 	CapacityBytes uint64 // of all regions together
@@ -43,11 +46,11 @@ const (
 
 func (p Phase) String() string { return [...]string{"none", "making", "closed", "open"}[p] }
 
-// Region is one replica on this node.
+// Region is one replica on this node, and what commands have made of it.
 type Region struct {
-	Number     uint32
-	UUID       [16]byte
-	Cluster    [16]byte
+	Number     uint32   // in the table
+	UUID       [16]byte // the same on all replicas
+	Cluster    [16]byte // that it belongs to
 	Bytes      uint64
 	Persistent bool
 
@@ -68,13 +71,13 @@ type Region struct {
 type Kept struct {
 	Cluster [16]byte // zero: of none yet
 	Term    uint64   // Invariant: never falls.
-	Serials Serials
+	Serials Serials  // of the sessions that have ended
 }
 
-// State is the agent's.
+// State is the agent's state. The caller takes one step at a time (n.mu in storagenode).
 type State struct {
 	Kept
-	Limits     Limits
+	Limits     Limits   // never change
 	Node       uint32   // 0 until registered
 	Regions    []Region // Invariant: sorted by Number
 	HostedSize uint64   // Invariant: the sum of Regions' Bytes
@@ -103,6 +106,7 @@ func (s *State) Region(number uint32) *Region {
 	return nil
 }
 
+// find is the index of a replica, or where it belongs.
 func (s *State) find(number uint32) (int, bool) {
 	return slices.BinarySearchFunc(s.Regions, number, func(r Region, n uint32) int { return cmp.Compare(r.Number, n) })
 }
@@ -160,6 +164,8 @@ func (s *State) command(term uint64, do func() ([]Action, error)) ([]Action, err
 	return actions, nil
 }
 
+// registered takes a controller's answer to the registration: term, cluster, number, and which
+// sessions have ended. All of it is saved before sessions are admitted.
 func (s *State) registered(e Registered) ([]Action, error) {
 	switch {
 	case e.Node == 0 || e.Cluster == [16]byte{}:
@@ -183,6 +189,8 @@ func (s *State) registered(e Registered) ([]Action, error) {
 		{Do: End, Serials: slices.Clone(s.Serials.Ended)}}, nil
 }
 
+// host makes a replica's memory, zeroes it, or confirms that it is there. It destroys nothing
+// that was opened under a later epoch, so that a late or repeated call does no harm.
 func (s *State) host(e Host) ([]Action, error) {
 	if e.Region == 0 {
 		return nil, errorf(Invalid, "region 0: regions are numbered from 1")
@@ -221,6 +229,8 @@ func (s *State) host(e Host) ([]Action, error) {
 	return append(actions, Action{Do: Zero, Region: r.Number}), nil
 }
 
+// volatile is the error for a durable region on a node whose memory does not survive a loss of
+// power.
 func (s *State) volatile(region uint32) error {
 	if s.Limits.Volatile == nil {
 		return errorf(Invalid, "region %d is to survive a loss of power, this node's memory does not", region)
@@ -228,6 +238,7 @@ func (s *State) volatile(region uint32) error {
 	return errorf(Invalid, "region %d is to survive a loss of power, this node's memory does not: %v", region, s.Limits.Volatile)
 }
 
+// make begins the memory of a new replica.
 func (s *State) make(e Host) ([]Action, error) {
 	if e.MustExist {
 		return nil, errorf(NotHosted, "region %d is not on this node", e.Region)
@@ -265,6 +276,8 @@ func (s *State) make(e Host) ([]Action, error) {
 	return []Action{{Do: Make, Region: e.Region}}, nil
 }
 
+// open serves a replica under an epoch. All earlier epochs end first: when the actions are done,
+// keys of those epochs are dead and none of their verbs is executing.
 func (s *State) open(e Open) ([]Action, error) {
 	r := s.Region(e.Region)
 	switch {
@@ -291,6 +304,8 @@ func (s *State) open(e Open) ([]Action, error) {
 	), nil
 }
 
+// close ends all epochs up to e.Epoch. It cuts also where nothing is open, because an earlier Cut
+// may have failed.
 func (s *State) close(e Close) ([]Action, error) {
 	r := s.Region(e.Region)
 	switch {
@@ -313,6 +328,7 @@ func (s *State) close(e Close) ([]Action, error) {
 	return actions, nil
 }
 
+// drop gives a replica's memory back, unless it was opened under a later epoch.
 func (s *State) drop(e Drop) ([]Action, error) {
 	r := s.Region(e.Region)
 	switch {
@@ -330,6 +346,8 @@ func (s *State) drop(e Drop) ([]Action, error) {
 	return append(actions, Action{Do: Cut, Region: r.Number, Epoch: r.Epoch}, Action{Do: Free, Region: r.Number}), nil
 }
 
+// fence ends sessions, and remembers them, saved before the fence is answered: a restart does not
+// admit them again.
 func (s *State) fence(e Fence) ([]Action, error) {
 	for _, serial := range e.Serials {
 		if serial == 0 {
@@ -352,7 +370,8 @@ func (s *State) fence(e Fence) ([]Action, error) {
 	return actions, nil
 }
 
-// ended: a failure leaves the region closed, and what it has heard of stays heard.
+// ended takes the end of the actions on a region. After a failure the region is closed; epochs
+// that it has heard of stay heard.
 func (s *State) ended(e Ended) {
 	i, ok := s.find(e.Region)
 	if !ok || !s.Regions[i].Busy {
@@ -371,10 +390,12 @@ func (s *State) ended(e Ended) {
 	r.Busy, r.leaving, r.opening = false, false, false
 }
 
+// absurd is the error for an epoch that no cluster reaches: see MaxJump.
 func absurd(r *Region, epoch uint64) *Error {
 	return errorf(Invalid, "region %d: epoch %d, the node has heard of %d: no region is that far ahead", r.Number, epoch, r.Epoch)
 }
 
+// busy is the error for a command while another one's actions are under way.
 func busy(r *Region) *Error {
 	return errorf(Busy, "region %d: another command is under way (%v); try again", r.Number, r.Phase)
 }

@@ -43,6 +43,7 @@ func (s *State) work(e Work) ([]Action, error) {
 	return []Action{{Do: Begin, Region: r.Number, Epoch: e.Epoch, Kind: e.Kind, ID: e.ID, Run: s.runs}}, nil
 }
 
+// workEnded takes the end of a program, unless another run has taken its place.
 func (s *State) workEnded(e WorkEnded) {
 	r := s.Region(e.Region)
 	if r == nil || e.Kind == 0 || e.Kind >= kinds {
