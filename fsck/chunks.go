@@ -10,6 +10,7 @@ import (
 // indexHeaderBytes precede the references in an index slab: bytes:8 | chunk bytes:8.
 const indexHeaderBytes = 16
 
+// chunkRefs are the chunks that an index names.
 func chunkRefs(payload []byte) []proto.Ref {
 	var refs []proto.Ref
 	for at := indexHeaderBytes; at+proto.RefBytes <= len(payload); at += proto.RefBytes {
@@ -79,6 +80,7 @@ func (c *check) chunks(works []*work) error {
 	return nil
 }
 
+// workOf is the check of the region that a reference is in; nil: it is not checked.
 func workOf(works []*work, ref proto.Ref) *work {
 	if i := slices.IndexFunc(works, func(w *work) bool { return w.ID == ref.Addr.Region() }); i >= 0 {
 		return works[i]

@@ -25,6 +25,8 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
+// This file has the sessions of a check, and its connections to nodes.
+
 // Config of a check of a cluster.
 type Config struct {
 	// Controllers are base URLs; the one that leads is used.
@@ -149,15 +151,16 @@ func uncheckedError(unchecked []Unchecked) error {
 	return fmt.Errorf("%d regions were %w: %s", len(unchecked), ErrUnchecked, strings.Join(texts, "; "))
 }
 
-// session is the check's own.
+// session is what a check is to the controllers: a session in each tenant whose regions it
+// checks, kept alive by a goroutine of its own.
 type session struct {
 	cfg     Config
-	http    *http.Client
-	leases  []*lease // one for each tenant whose regions are checked
-	lease   time.Duration
-	table   *quarrypb.Table
-	conns   []rdma.Conn
-	writers atomic.Bool
+	http    *http.Client                 // to controllers
+	leases  []*lease                     // one for each tenant whose regions are checked
+	lease   time.Duration                // between heartbeats at most
+	table   *quarrypb.Table              // as read when the check began
+	conns   []rdma.Conn                  // all that were made, to close them
+	writers atomic.Bool                  // other sessions could write at some time of the check
 	reclaim atomic.Uint64                // epoch, as heard last
 	began   atomic.Uint64                // reclaim epoch in which the present round began
 	known   func(id uint32) SessionState // by the list of sessions that was made last
@@ -166,9 +169,9 @@ type session struct {
 
 // lease is a session in one tenant: nodes open regions to sessions of their tenant only.
 type lease struct {
-	tenant uint32
-	ticket *rdma.Credentials
-	proof  []byte
+	tenant uint32            // its number
+	ticket *rdma.Credentials // shown to nodes
+	proof  []byte            // shown to controllers
 }
 
 // openTimeout bounds the wait for a controller that leads.
@@ -177,6 +180,7 @@ const openTimeout = 15 * time.Second
 // settleTimeout bounds the wait for regions that are being reconciled.
 const settleTimeout = 5 * time.Second
 
+// open opens the sessions of a check and reads the table.
 func open(ctx context.Context, cfg Config) (*session, error) {
 	s := &session{cfg: cfg, asked: map[uint32]bool{}}
 	s.http = &http.Client{Transport: cfg.Wire.Transport(userdir.Transport(&http.Transport{TLSClientConfig: cfg.TLS, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext, ForceAttemptHTTP2: true}))}
@@ -272,6 +276,7 @@ func (s *session) settledTable(ctx context.Context) (*quarrypb.Table, error) {
 	}
 }
 
+// readTable reads the table of the regions that the caller is shown.
 func (s *session) readTable(ctx context.Context) (*quarrypb.Table, error) {
 	t, err := ask(ctx, s, &quarrypb.ReadTableRequest{}, quarrypbconnect.ControllerClient.ReadTable)
 	if err != nil {
@@ -324,6 +329,7 @@ func (s *session) beat(ctx context.Context, cancel context.CancelCauseFunc) {
 	}
 }
 
+// close closes connections and sessions.
 func (s *session) close() {
 	for _, c := range s.conns {
 		c.Close()
@@ -353,6 +359,7 @@ func (s *session) listSessions(ctx context.Context) (func(id uint32) SessionStat
 	return func(id uint32) SessionState { return states[id] }, nil
 }
 
+// learnSessions lists the sessions anew.
 func (s *session) learnSessions(ctx context.Context) error {
 	known, err := s.listSessions(ctx)
 	if err == nil {
@@ -432,9 +439,9 @@ type end struct{ node, tenant uint32 }
 // is opened, and tried once.
 type dialled struct {
 	s     *session
-	nodes map[uint32]*quarrypb.Node
-	conns map[end]rdma.Conn
-	errs  map[end]error // of those that cannot be reached
+	nodes map[uint32]*quarrypb.Node // of the table
+	conns map[end]rdma.Conn         // made so far
+	errs  map[end]error             // of those that cannot be reached
 }
 
 // open opens every in-sync replica of a region.
@@ -475,6 +482,7 @@ func (d *dialled) open(ctx context.Context, r *quarrypb.Region) (Region, error) 
 // ErrNoRegion: the table has no such region.
 var ErrNoRegion = errors.New("no such region")
 
+// dial connects to a node in one tenant, by shm where the node is on this host, else by tcp.
 func (s *session) dial(ctx context.Context, n *quarrypb.Node, as *lease) (rdma.Conn, error) {
 	hostID := ""
 	if b, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {

@@ -14,10 +14,10 @@ import (
 
 // Region is one region to check. Its connections are the check's alone meanwhile.
 type Region struct {
-	ID       uint32
-	UUID     [16]byte
-	Epoch    uint64
-	Bytes    uint64
+	ID       uint32         // number in the table
+	UUID     [16]byte       // seeds the checksums
+	Epoch    uint64         // in which it is open
+	Bytes    uint64         // its size
 	Replicas []*rdma.Target // in sync; the first is the primary
 	Nodes    []string       // names of their nodes
 }
@@ -135,49 +135,50 @@ func Regions(ctx context.Context, regions []Region, o Options) (*Report, error) 
 	return c.report, nil
 }
 
-// check is the state of one check.
+// check is the state of one check. One goroutine runs it.
 type check struct {
 	ctx         context.Context
 	o           Options
-	report      *Report
-	round       rdma.Round
-	blocks      [][]byte // a block of each replica
-	small       [][]byte // headers of each replica
-	maps, words []byte
+	report      *Report    // grows
+	round       rdma.Round // used again for each round
+	blocks      [][]byte   // a block of each replica
+	small       [][]byte   // headers of each replica
+	maps, words []byte     // a map, and words of slabs, as READ
 
-	done, total int
+	done, total int                  // blocks, for the progress
 	live        map[proto.Ref]*chunk // LIVE
-	indexes     []indexed
+	indexes     []indexed            // of large objects
 }
 
 // chunk is a LIVE slab of a large object.
 type chunk struct {
 	version uint64
-	writer  uint32
-	named   bool // by an index that has been read
+	writer  uint32 // session that wrote it
+	named   bool   // by an index that has been read
 }
 
 // indexed is the index of a large object.
 type indexed struct {
-	w       *work
+	w       *work // its region
 	ref     proto.Ref
-	version uint64
-	chunks  []proto.Ref
+	version uint64      // as READ; chunks belong to it
+	chunks  []proto.Ref // that it names
 }
 
 // work is the check of one region.
 type work struct {
 	*Region
-	stat RegionReport
-	g    proto.Geometry
-	seed uint64
-	used []uint32 // blocks that are not FREE
+	stat RegionReport   // counts so far
+	g    proto.Geometry // of the region
+	seed uint64         // of its checksums
+	used []uint32       // blocks that are not FREE
 }
 
 // roundTimeout bounds one round: a node whose host has vanished resets no connection,
 // and a check must not wait for it for ever.
 const roundTimeout = 30 * time.Second
 
+// do sends the check's round. An error ends the check of the region.
 func (c *check) do(w *work) error {
 	if err := c.ctx.Err(); err != nil {
 		return err
@@ -197,10 +198,12 @@ func (c *check) do(w *work) error {
 	return nil
 }
 
+// find reports a fault. node is the index of the replica; below 0: of the region.
 func (c *check) find(w *work, node int, k Kind, where, format string, args ...any) {
 	c.report.add(c.finding(w, node, k, where, format, args...))
 }
 
+// finding makes a Finding.
 func (c *check) finding(w *work, node int, k Kind, where, format string, args ...any) Finding {
 	f := Finding{Region: w.ID, Where: where, Kind: k, What: fmt.Sprintf(format, args...)}
 	if node >= 0 && node < len(w.Nodes) {

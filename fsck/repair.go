@@ -30,6 +30,7 @@ func (r *Repaired) Add(o *Repaired) {
 	r.Left = append(r.Left, o.Left...)
 }
 
+// leave records a finding that was not repaired.
 func (r *Repaired) leave(f Finding, why string) {
 	r.Left = append(r.Left, fmt.Sprintf("%s: %s", f, why))
 }
@@ -57,11 +58,12 @@ func Repair(ctx context.Context, c *client.Client, findings []Finding) (*Repaire
 
 // repairer is one call of Repair.
 type repairer struct {
-	c      *client.Client
-	done   *Repaired
+	c      *client.Client     // repairs under its session
+	done   *Repaired          // what it has done
 	blocks map[[2]uint32]bool // region and block: repaired, with all findings in it
 }
 
+// repair repairs what a finding is about, by the way of its kind.
 func (r *repairer) repair(ctx context.Context, f *Finding) error {
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()

@@ -44,6 +44,7 @@ type Unchecked struct {
 	Why    string `json:"why"`
 }
 
+// String says why the region was left out.
 func (u Unchecked) String() string {
 	return fmt.Sprintf("region %d is %s: %s", u.Region, u.State, u.Why)
 }
@@ -54,34 +55,34 @@ type RegionReport struct {
 	Epoch        uint64 `json:"epoch"`
 	Replicas     int    `json:"replicas"` // compared with each other
 	Blocks       int    `json:"blocks"`
-	BlocksInUse  int    `json:"blocks_in_use"`
-	Slabs        int    `json:"slabs"` // of blocks in use
-	Live         int    `json:"live"`  // slabs
-	Objects      int    `json:"objects"`
-	Encrypted    int    `json:"encrypted"` // live slabs with an encrypted payload
-	PayloadBytes int64  `json:"payload_bytes"`
-	Claimed      int    `json:"claimed"` // FREE and reserved: in a client's magazine
-	Held         int    `json:"held"`    // LIVE and reserved: an operation is running, or its session is dead
-	HeldByDead   int    `json:"held_by_dead"`
-	Pending      int    `json:"pending"` // freed and not yet given back, by clients that are alive
-	Busy         int    `json:"busy"`    // kept changing until the check gave up
+	BlocksInUse  int    `json:"blocks_in_use"` // not FREE
+	Slabs        int    `json:"slabs"`         // of blocks in use
+	Live         int    `json:"live"`          // slabs
+	Objects      int    `json:"objects"`       // a large one counts once
+	Encrypted    int    `json:"encrypted"`     // live slabs with an encrypted payload
+	PayloadBytes int64  `json:"payload_bytes"` // of all live images
+	Claimed      int    `json:"claimed"`       // FREE and reserved: in a client's magazine
+	Held         int    `json:"held"`          // LIVE and reserved: an operation is running, or its session is dead
+	HeldByDead   int    `json:"held_by_dead"`  // of Held and Claimed, by sessions that are over
+	Pending      int    `json:"pending"`       // freed and not yet given back, by clients that are alive
+	Busy         int    `json:"busy"`          // kept changing until the check gave up
 }
 
 // Finding is one thing that is wrong.
 type Finding struct {
 	Region uint32 `json:"region"`
 	Node   string `json:"node,omitempty"` // of the replica, if it is one's
-	Where  string `json:"where"`
+	Where  string `json:"where"`          // block, slab or word
 	Kind   Kind   `json:"kind"`
-	What   string `json:"what"`
+	What   string `json:"what"` // for people
 
 	// For Repair.
 	addr    proto.Addr
 	ref     proto.Ref // of the object, if any replica tells
 	block   uint32
-	inBlock bool
-	chunk   bool // ref is a chunk, an orphan
-	version uint64
+	inBlock bool   // block is set: the fault is of the block and not of one slab
+	chunk   bool   // ref is a chunk, an orphan
+	version uint64 // of the object when it was found
 }
 
 // Kind of a finding.
@@ -99,6 +100,7 @@ const (
 	KindTree        Kind = "tree"        // a tree of the placement library is not whole
 )
 
+// String is the line that quarry fsck prints.
 func (f Finding) String() string {
 	at := fmt.Sprintf("region %d %s", f.Region, f.Where)
 	if f.Node != "" {
@@ -110,6 +112,7 @@ func (f Finding) String() string {
 // Add adds what another check has found.
 func (r *Report) Add(f Finding) { r.add(f) }
 
+// add adds a finding, or counts it where there are too many.
 func (r *Report) add(f Finding) {
 	if len(r.Findings) >= MaxFindings {
 		r.More++

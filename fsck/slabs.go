@@ -14,10 +14,10 @@ const maxOdd = 1 << 16
 
 // oddSlab is a slab that seemed wrong.
 type oddSlab struct {
-	block uint32
-	index int
-	h     proto.Header
-	v     proto.V // of the primary, when looked at first
+	block uint32       // of the region
+	index int          // in its block
+	h     proto.Header // of its block
+	v     proto.V      // of the primary, when looked at first
 }
 
 // block checks one block: one round for its header, map and all replicas of its bytes.
@@ -140,20 +140,21 @@ func (c *check) refOf(w *work, s *look) proto.Ref {
 
 // look is one slab as READ on all replicas.
 type look struct {
-	h     proto.Header
+	h     proto.Header // of its block
 	slab  proto.Slab
-	taken bool
-	bytes [slab.MaxListed][]byte
+	taken bool                   // its map bit at the primary
+	bytes [slab.MaxListed][]byte // by replica
 }
 
 // verdict on a slab; what is "" if all is right.
 type verdict struct {
 	kind    Kind
-	what    string
-	node    int
-	pending bool // no fault while a client that is alive may be about to mend it
+	what    string // for people
+	node    int    // index of the replica; below 0: the region
+	pending bool   // no fault while a client that is alive may be about to mend it
 }
 
+// taken is the bit of slab i in a map.
 func taken(m []byte, i int) bool { return proto.Word(m, i/64*8)>>(i%64)&1 == 1 }
 
 // judge says what is wrong with a slab.
@@ -230,6 +231,7 @@ func (c *check) image(w *work, s *look, v proto.V, slab []byte, node int) ([]byt
 	return img[:proto.ImageLen(len(payload))], verdict{}
 }
 
+// hasEnvelope says whether an encrypted payload has an envelope of a known format.
 func hasEnvelope(h proto.ImageHeader, payload []byte) bool {
 	_, _, ok := proto.Inner(h.Tag, payload)
 	return ok

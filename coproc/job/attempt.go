@@ -15,7 +15,11 @@ import (
 	"github.com/quarrystore/quarry/proto"
 )
 
-// work runs one attempt of a part and records how it ended. An error is of the job's records.
+// This file runs attempts of parts and records how they ended.
+
+// work runs one attempt of a part and records how it ended. It returns an error only if the job's
+// records are unsound. The attempt works on a copy of the part's record, because the beat changes
+// the record.
 func (w *worker) work(ctx context.Context, j *Job, p *Part) (err error) {
 	defer survive(&err)
 	began := time.Now()
@@ -64,6 +68,7 @@ type attempt struct {
 	runs bool  // it has not ended, and may change memory
 }
 
+// dropRuns frees the objects of runs.
 func dropRuns(ctx context.Context, c *client.Client, runs [][][]proto.Ref) {
 	for _, bucket := range runs {
 		for _, refs := range bucket {
@@ -72,7 +77,9 @@ func dropRuns(ctx context.Context, c *client.Client, runs [][][]proto.Ref) {
 	}
 }
 
-// await beats for a part until its attempt has ended; false: it does not end.
+// await raises the part's beat until the attempt has returned. It cancels the attempt if the job
+// has ended, the part is another worker's, or the process takes too much memory. false: the
+// attempt has not returned within stopTime after its context ended.
 func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, p *Part, e *env, result <-chan attempt) (attempt, bool) {
 	beat := time.NewTicker(w.Lease / 6)
 	defer beat.Stop()
@@ -115,13 +122,16 @@ func (w *worker) await(ctx context.Context, cancel context.CancelCauseFunc, p *P
 // can take some hundred MiB in that time.
 const weighEvery = 20 * time.Millisecond
 
+// heapBytes is the live heap of the process.
 func heapBytes() uint64 {
 	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(s)
 	return s[0].Value.Uint64()
 }
 
-// record writes the result of an attempt into the part's record.
+// record writes how an attempt ended into the part's record. If the record is another worker's by
+// now, the result is dropped, and what the attempt made is freed. If it is unknown whether it was
+// written, nothing is freed.
 func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	ctx, cancel := context.WithTimeout(w.tidy, w.Lease)
 	defer cancel()
@@ -197,7 +207,8 @@ func (w *worker) attempt(ctx context.Context, j *Job, p *Part, e *env) (err erro
 	return w.runMap(ctx, prog, j, p, e)
 }
 
-// makePlan cuts the input and makes the output.
+// makePlan makes the output and cuts the input into map parts. The parts count when the plan part
+// is recorded as done.
 func (w *worker) makePlan(ctx context.Context, j *Job, p *Part) error {
 	for _, name := range append([]string{j.Spec.Output}, j.Spec.Writes...) {
 		if err := w.mayWrite(name); err != nil {

@@ -13,8 +13,11 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
-// claim claims a part, and advances jobs whose parts are all done. Jobs take turns: the one after the last
-// that a part was claimed of comes first.
+// This file claims parts for a worker and moves jobs to their next phase.
+
+// claim claims a part of some job, and advances jobs whose parts are all done. nil: there is
+// nothing to do. Jobs take turns: the search begins behind the job that a part was claimed of
+// last.
 func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 	ids, err := w.store.active(ctx)
 	if err != nil {
@@ -48,14 +51,15 @@ func (w *worker) claim(ctx context.Context) (*Job, *Part, error) {
 	return nil, nil, nil
 }
 
-// took notes whose turn it was. An error counts: the other jobs come before it is met again.
+// took records whose turn it was. A job whose records could not be read counts too, so that the
+// other jobs come before it next time.
 func (w *worker) took(id uint64) {
 	w.mu.Lock()
 	w.turn = id
 	w.mu.Unlock()
 }
 
-// look is claimOf that refuses a job whose records were changed.
+// look is claimOf, and refuses a job whose records are damaged or forged.
 func (w *worker) look(ctx context.Context, id uint64) (*Job, *Part, error) {
 	j, p, err := w.claimOf(ctx, id)
 	if unsound(err) {
@@ -104,7 +108,8 @@ func (w *worker) job(ctx context.Context, id uint64) (*Job, error) {
 	return j, err
 }
 
-// unsound says whether an error is of a job's records: then the job is refused, and the others go on.
+// unsound says whether an error is about the records of a job. Then the job is refused, and the
+// worker goes on with others.
 func unsound(err error) bool { return errors.Is(err, errForged) || errors.Is(err, errDamaged) }
 
 // survive turns a panic over the records of a job into an error that refuses the job: other programs of its
@@ -115,17 +120,18 @@ func survive(err *error) {
 	}
 }
 
-// readyFor is how long after they were listed unclaimed parts are worth a try. A part that
-// another worker has claimed since costs one failed compare-and-swap.
+// readyFor is how long a listing of unclaimed parts is used. A part that another worker has
+// claimed since costs one failed compare-and-swap.
 const readyFor = time.Second
 
-// listing is what was unclaimed when a job's parts were last listed.
+// listing are the parts of a job that were unclaimed when its parts were listed last, and are
+// still to be tried.
 type listing struct {
 	parts []*Part
-	at    time.Time
+	at    time.Time // when they were listed
 }
 
-// list keeps what is left of a job's parts for later claims.
+// list keeps the parts of a job that are still to be tried.
 func (w *worker) list(id uint64, parts []*Part) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -138,7 +144,7 @@ func (w *worker) list(id uint64, parts []*Part) {
 // maxReady bounds the jobs with a listing.
 const maxReady = 1024
 
-// relist forgets a listing of which nothing is left: the job may have come further.
+// relist forgets an empty listing, because parts may have become claimable since.
 func (w *worker) relist(id uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -147,8 +153,9 @@ func (w *worker) relist(id uint64) {
 	}
 }
 
-// claimReady claims one of the parts of a job that were unclaimed when they were last listed. To list all
-// parts for each claim would take a time that grows with the square of their number. fresh: they were listed a moment ago.
+// claimReady claims a part of a job from its listing. To list all parts for each claim would take
+// a time that grows with the square of their number. fresh: the listing is new enough, so that
+// the caller need not list again.
 func (w *worker) claimReady(ctx context.Context, id uint64) (j *Job, p *Part, fresh bool, err error) {
 	for {
 		w.mu.Lock()
@@ -179,7 +186,10 @@ func (w *worker) claimReady(ctx context.Context, id uint64) (j *Job, p *Part, fr
 	}
 }
 
-// take claims a part. False: another worker has it or may still change memory for it, or the claim has ended the job.
+// take claims a part, by a compare-and-swap of its record. false: another worker has it, or may
+// still change memory for it; or this claim has failed the job, because the part's workers died
+// MaxAttempts times.
+// Linearizes at: the swap of the part's record.
 func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 	if !w.halted(ctx, p) || !w.begins(p) {
 		return false, nil
@@ -219,9 +229,10 @@ func (w *worker) take(ctx context.Context, p *Part) (bool, error) {
 	return true, nil
 }
 
-// halted says whether no attempt of a part changes memory any more. Each attempt begins, and each clean-up, when
-// this is true of the record that its compare-and-swap then replaces: so nothing of a former attempt comes after it.
-// A controller that does not answer is a no: the part is looked at again.
+// halted says whether no attempt of a part can change memory any more: its session is fenced, or
+// it has returned. Each attempt and each clean-up begins with a compare-and-swap of the record
+// for which halted was true, so that nothing of an earlier attempt comes after it. If no
+// controller answers it is false: the part is looked at again later.
 func (w *worker) halted(ctx context.Context, p *Part) bool {
 	switch p.Session {
 	case client.Session{}:
@@ -236,7 +247,8 @@ func (w *worker) halted(ctx context.Context, p *Part) bool {
 	return fenced
 }
 
-// begins notes that an attempt of this worker can change memory from now on; false: one can already.
+// begins records that an attempt of this worker may change memory from now on; false: one may
+// already.
 func (w *worker) begins(p *Part) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -247,13 +259,14 @@ func (w *worker) begins(p *Part) bool {
 	return true
 }
 
-// ends notes that the attempt has returned.
+// ends records that the attempt has returned.
 func (w *worker) ends(p *Part) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.here, p.String())
 }
 
+// runs says whether an attempt of this worker has not returned.
 func (w *worker) runs(p *Part) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -277,13 +290,15 @@ func (w *worker) rank(p *Part, staff *staff) int {
 	return 1
 }
 
-// can says whether the worker has what the present phase of a job runs: nothing to plan and to replace, else the plugin, compiled in
-// or as the module that was submitted. A job waits for a worker that can.
+// can says whether the worker can run the present phase of a job. Planning and replacing need
+// nothing; map and reduce need the plugin, compiled in, or as the module that was submitted. A
+// job waits for a worker that can.
 func (w *worker) can(j *Job) bool {
 	return j.Phase == phasePlan || j.Phase == phaseReplace || j.runsOn(&w.me)
 }
 
-// choose claims a part of a phase, if the worker can run it. done: all parts of it are done.
+// choose claims one of the parts of a phase, if the worker can run it. done: all parts of the
+// phase are done.
 func (w *worker) choose(ctx context.Context, parts []*Part, can bool) (claimed *Part, done bool, err error) {
 	left := 0
 	var best []*Part
@@ -322,7 +337,8 @@ func (w *worker) choose(ctx context.Context, parts []*Part, can bool) (claimed *
 	return nil, left == 0, nil
 }
 
-// advance moves a job to its next phase. Every worker tries; the compare-and-swap of one succeeds.
+// advance moves a job to its next phase: it makes the parts of that phase, then swaps the job's
+// record. Any number of workers may try; one swap succeeds.
 func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, error) {
 	var next []*Part
 	switch j.Phase {
@@ -360,8 +376,9 @@ func (w *worker) advance(ctx context.Context, j *Job, parts []*Part) (*Job, erro
 	return now, err
 }
 
-// cleanUp frees the runs between the phases of an ended job, once no worker can be writing
-// them, then the output that it has replaced, and removes the job from the list of active ones.
+// cleanUp ends what an ended job has left: it frees the runs between its phases when no attempt
+// can write them any more, then the output that the job has replaced, and takes the job off the
+// active ones.
 func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 	if !j.Freed {
 		if freed, err := w.dropAll(ctx, j); err != nil || !freed {

@@ -15,6 +15,8 @@ import (
 	"github.com/quarrystore/quarry/coproc"
 )
 
+// This file has env, which gives a plugin its objects, trees, names, progress and log.
+
 // env is the coproc.Env of one attempt of one part, for plugins of all kinds.
 type env struct {
 	ctx      context.Context         // ends at the part's deadline, or when the job has ended or the part is another worker's
@@ -36,15 +38,22 @@ type told struct {
 	lines    []string // not yet in the record; at most maxLogLines
 }
 
+// newEnv makes the env of one attempt.
 func newEnv(ctx context.Context, w *worker, j *Job, p coproc.Part) *env {
 	deadline, _ := ctx.Deadline()
 	return &env{ctx: ctx, w: w, c: w.c, seen: new(atomic.Uint64), job: j, part: p, deadline: deadline, trees: map[string]*tree{}, owned: map[coproc.Ref]struct{}{}, told: &told{}}
 }
 
+// Context ends at the part's deadline, or when the part is given up.
 func (e *env) Context() context.Context { return e.ctx }
-func (e *env) Deadline() time.Time      { return e.deadline }
-func (e *env) Part() coproc.Part        { return e.part }
 
+// Deadline is when the part is given up.
+func (e *env) Deadline() time.Time { return e.deadline }
+
+// Part is what the plugin is told of the part.
+func (e *env) Part() coproc.Part { return e.part }
+
+// Arg is an argument of the job, or missing if it has none of that name.
 func (e *env) Arg(name, missing string) string {
 	if v, ok := e.job.Spec.Args[name]; ok {
 		return v
@@ -52,12 +61,14 @@ func (e *env) Arg(name, missing string) string {
 	return missing
 }
 
+// Progress records the plugin's progress for the next beat.
 func (e *env) Progress(done, of uint64) {
 	e.told.Lock()
 	e.told.done, e.told.of = done, of
 	e.told.Unlock()
 }
 
+// Logf records a line for the next beat; lines beyond maxLogLines are dropped.
 func (e *env) Logf(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
 	e.told.Lock()
@@ -80,6 +91,7 @@ func (e *env) tell(p *Part) {
 	e.told.lines = e.told.lines[:0]
 }
 
+// Alloc makes an object, which this attempt may change and free.
 func (e *env) Alloc(payload []byte) (coproc.Ref, error) {
 	ref, err := e.c.Alloc(e.ctx, payload, client.AllocOptions{})
 	if err == nil {
@@ -88,8 +100,11 @@ func (e *env) Alloc(payload []byte) (coproc.Ref, error) {
 	return ref, err
 }
 
+// Read reads an object.
 func (e *env) Read(ref coproc.Ref, dst []byte) ([]byte, error) { return e.c.Read(e.ctx, ref, dst) }
 
+// own refuses objects that this attempt has not made. Another attempt of the part would meet them as
+// this one has left them.
 func (e *env) own(ref coproc.Ref) error {
 	if _, ok := e.owned[ref]; !ok {
 		return fmt.Errorf("object %v: %w: it has not allocated it", ref, coproc.ErrOutside)
@@ -97,6 +112,7 @@ func (e *env) own(ref coproc.Ref) error {
 	return nil
 }
 
+// Write replaces the payload of an object that the attempt has made.
 func (e *env) Write(ref coproc.Ref, payload []byte) error {
 	if err := e.own(ref); err != nil {
 		return err
@@ -104,6 +120,7 @@ func (e *env) Write(ref coproc.Ref, payload []byte) error {
 	return e.c.Write(e.ctx, ref, payload)
 }
 
+// Free ends an object that the attempt has made.
 func (e *env) Free(ref coproc.Ref) error {
 	if err := e.own(ref); err != nil {
 		return err
@@ -124,11 +141,13 @@ func (e *env) giveUp(ctx context.Context) {
 	}
 }
 
+// Lookup is the object of a name.
 func (e *env) Lookup(name string) (coproc.Ref, error) {
 	n, err := e.c.Names().Lookup(e.ctx, name)
 	return n.Ref, err
 }
 
+// Tree opens a tree; for writing only if the job names it so.
 func (e *env) Tree(name string) (coproc.Tree, error) {
 	t, err := e.open(name)
 	if err != nil {
@@ -137,6 +156,7 @@ func (e *env) Tree(name string) (coproc.Tree, error) {
 	return t, nil
 }
 
+// open opens a tree once for each attempt.
 func (e *env) open(name string) (*tree, error) {
 	if t := e.trees[name]; t != nil {
 		return t, nil
@@ -163,6 +183,7 @@ type tree struct {
 	writable bool            // the job names it as output or with --writes
 }
 
+// Get appends the value of a key; coproc.ErrNoKey.
 func (t *tree) Get(key, dst []byte) ([]byte, error) {
 	b, err := t.t.Get(t.ctx, key, dst)
 	if errors.Is(err, btree.ErrNoKey) {
@@ -171,6 +192,7 @@ func (t *tree) Get(key, dst []byte) ([]byte, error) {
 	return b, err
 }
 
+// may refuses changes of trees that the job may only read.
 func (t *tree) may() error {
 	if !t.writable {
 		return fmt.Errorf("tree %q: %w: start the job with --writes %s", t.t.Name(), coproc.ErrOutside, t.t.Name())
@@ -178,6 +200,7 @@ func (t *tree) may() error {
 	return nil
 }
 
+// Put sets the value of a key.
 func (t *tree) Put(key, value []byte) error {
 	if err := t.may(); err != nil {
 		return err
@@ -185,6 +208,7 @@ func (t *tree) Put(key, value []byte) error {
 	return t.t.Put(t.ctx, key, value)
 }
 
+// Delete removes a key; coproc.ErrNoKey.
 func (t *tree) Delete(key []byte) error {
 	if err := t.may(); err != nil {
 		return err
@@ -196,6 +220,7 @@ func (t *tree) Delete(key []byte) error {
 	return err
 }
 
+// Scan calls f with entries in the order of their keys until it returns false.
 func (t *tree) Scan(from, to []byte, limit int, f func(key, value []byte) bool) error {
 	return t.t.Scan(t.ctx, btree.Range{From: from, To: to, Limit: limit}, func(key, value []byte, _ uint64) bool { return f(key, value) })
 }
@@ -210,6 +235,7 @@ type sink struct {
 
 const sinkBatch = 128
 
+// emit takes a record, and puts sinkBatch of them together.
 func (s *sink) emit(key, value []byte) error {
 	at := len(s.buf)
 	s.buf = append(append(s.buf, key...), value...)
@@ -221,6 +247,7 @@ func (s *sink) emit(key, value []byte) error {
 	return nil
 }
 
+// flush puts what is there. A put of unknown outcome is repeated: the same value is put again.
 func (s *sink) flush() error {
 	for i, err := range s.t.PutMany(s.ctx, s.keys, s.values) {
 		if errors.Is(err, client.ErrUnknown) {

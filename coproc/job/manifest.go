@@ -15,6 +15,7 @@ type manifest struct {
 	Objects []proto.Ref `json:"objects"` // in the order in which they were made
 }
 
+// manifests is the prefix of a job's manifests.
 func manifests(id uint64) string { return fmt.Sprintf("runs/%012d/", id) }
 
 // manifest is for one attempt of a part: the function adds an object.

@@ -28,8 +28,11 @@ type Module struct {
 	Created time.Time    `json:"created"` // when it was uploaded
 }
 
+// moduleKey is where a module's record is, by name.
 func moduleKey(name string) []byte { return append([]byte("module/"), name...) }
-func wasmKey(hash string) []byte   { return append([]byte("wasm/"), hash...) }
+
+// wasmKey is where a module's code is, by hash.
+func wasmKey(hash string) []byte { return append([]byte("wasm/"), hash...) }
 
 // PutModule checks a WASM module and uploads it; one of the same name is replaced.
 func (s *Store) PutModule(ctx context.Context, name string, wasm []byte) (Module, error) {

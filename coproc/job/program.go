@@ -18,7 +18,9 @@ type groups = iter.Seq2[[]byte, iter.Seq[[]byte]]
 
 // program runs parts of a plugin: compiled in, or a module.
 type program interface {
+	// about describes the plugin.
 	about() coproc.About
+	// mapPart calls Map with each record of the part's input, and Finish after the last.
 	mapPart(e *env, in records, emit coproc.Emit) error
 	// reduce calls Reduce, or Combine if that is the phase of the env's part.
 	reduce(e *env, in groups, emit coproc.Emit) error
@@ -30,6 +32,7 @@ type compiled struct {
 	make func() coproc.Plugin // makes an instance for one part
 }
 
+// about describes the plugin.
 func (p compiled) about() coproc.About { return p.About }
 
 // caught turns a panic of a plugin into an error.
@@ -39,6 +42,7 @@ func caught(err *error) {
 	}
 }
 
+// mapPart runs a map part. A panic of the plugin is an error of the attempt.
 func (p compiled) mapPart(e *env, in records, emit coproc.Emit) (err error) {
 	defer caught(&err)
 	plugin := p.make()
@@ -49,6 +53,7 @@ func (p compiled) mapPart(e *env, in records, emit coproc.Emit) (err error) {
 	return err
 }
 
+// reduce runs Reduce or Combine over groups of records.
 func (p compiled) reduce(e *env, in groups, emit coproc.Emit) (err error) {
 	defer caught(&err)
 	var each func(coproc.Env, []byte, iter.Seq[[]byte], coproc.Emit) error

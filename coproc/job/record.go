@@ -120,6 +120,7 @@ func ParseSource(s string) (Source, error) {
 	return Source{}, fmt.Errorf("input %q: want %s", s, sources)
 }
 
+// String is the form that ParseSource reads.
 func (s Source) String() string {
 	switch {
 	case s.Redis && s.Database != 0:
@@ -290,8 +291,8 @@ type Part struct {
 
 // Object of the input, as its name stood when the plan was made.
 type Object struct {
-	Name string    `json:"name"`
-	Ref  proto.Ref `json:"ref"` // a name that is given to another object later does not change the input
+	Name string    `json:"name"` // in the placement library, when the plan was made
+	Ref  proto.Ref `json:"ref"`  // a name that is given to another object later does not change the input
 }
 
 // check refuses a record that is not of the part that its key names.
@@ -315,8 +316,10 @@ func planned(id uint64, parts []*Part) ([]*Part, error) {
 	return parts[0].Plan, nil
 }
 
+// String names the part, for logs and errors.
 func (p *Part) String() string { return fmt.Sprintf("job %d %s part %d", p.Job, p.Phase, p.Index+1) }
 
+// log adds a line to the part's record, in the place of the oldest.
 func (p *Part) log(line string) {
 	if len(line) > maxLineLen {
 		line = line[:maxLineLen] + "..."
@@ -336,6 +339,7 @@ type Worker struct {
 	Host    string         `json:"host"`    // name of its host
 }
 
+// encode is the value of a record.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

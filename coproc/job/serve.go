@@ -59,25 +59,26 @@ func Serve(ctx context.Context, cfg Config, control client.Config, ready func(ow
 
 // task is a job in its tenant.
 type task struct {
-	tenant string
-	job    uint64
+	tenant string // name
+	job    uint64 // number in that tenant
 }
 
 // serving is what a worker for a job was started with.
 type serving struct {
-	stop context.CancelFunc
-	by   *client.Delegation
+	stop context.CancelFunc // ends the worker
+	by   *client.Delegation // for which it acts
 }
 
 // server has a worker for each job that it serves. Its loop owns it.
 type server struct {
-	cfg     Config
-	jobs    *client.Jobs
-	slots   chan struct{}
-	serving map[task]serving
-	ended   chan task // workers that have ended
+	cfg     Config           // of each worker
+	jobs    *client.Jobs     // polls the controllers
+	slots   chan struct{}    // of the process, shared by its workers
+	serving map[task]serving // workers that run
+	ended   chan task        // workers that have ended
 }
 
+// loop starts and ends workers as the controllers' delegations say, until ctx ends.
 func (s *server) loop(ctx context.Context, me client.Worker, list []*client.Delegation) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()

@@ -54,6 +54,7 @@ type start struct {
 	at   int    // offset in bucket.data
 }
 
+// add appends a record.
 func (b *bucket) add(key, value []byte) {
 	var head [8]byte
 	copy(head[:], key)
@@ -61,6 +62,7 @@ func (b *bucket) add(key, value []byte) {
 	b.data = coproc.AppendRecord(b.data, key, value)
 }
 
+// key is the key of the record at s.
 func (b *bucket) key(s start) []byte {
 	k, _, _, _ := coproc.CutRecord(b.data[s.at:])
 	return k
@@ -76,6 +78,7 @@ func (b *bucket) sort() {
 	})
 }
 
+// newShuffle makes an empty shuffle for so many reduce parts.
 func newShuffle(ctx context.Context, c *client.Client, reduces int) *shuffle {
 	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, wrote: new(atomic.Uint64), note: func(proto.Ref) error { return nil }, runs: make([][][]proto.Ref, reduces)}
 }
@@ -83,6 +86,8 @@ func newShuffle(ctx context.Context, c *client.Client, reduces int) *shuffle {
 // bucketOf must give a key the same bucket in every build and process: parts run again elsewhere.
 func bucketOf(key []byte, n int) int { return int(xxh3.Hash(key) % uint64(n)) }
 
+// emit puts a record into the bucket of its reduce part, and writes runs when the buckets are
+// full.
 func (s *shuffle) emit(key, value []byte) error {
 	b := &s.buckets[bucketOf(key, len(s.buckets))]
 	before := len(b.data)
@@ -179,6 +184,7 @@ func (s *shuffle) drop(ctx context.Context) {
 	}
 }
 
+// freeRefs frees objects. One that fails is freed by another attempt, or is an orphan.
 func freeRefs(ctx context.Context, c *client.Client, refs []proto.Ref) {
 	for _, r := range refs {
 		_ = c.Free(ctx, r) // freed by another attempt, or left to the scrub
@@ -187,14 +193,15 @@ func freeRefs(ctx context.Context, c *client.Client, refs []proto.Ref) {
 
 // runWriter cuts records into objects.
 type runWriter struct {
-	ctx   context.Context // of the attempt
-	c     *client.Client  // allocates the objects
-	buf   []byte          // records of the object that is not written yet; up to runBytes and one record
-	refs  []proto.Ref     // of the objects written, in the order of keys
-	wrote *atomic.Uint64  // bytes, shared by the writers of an attempt
-	note  func(proto.Ref) error
+	ctx   context.Context       // of the attempt
+	c     *client.Client        // allocates the objects
+	buf   []byte                // records of the object that is not written yet; up to runBytes and one record
+	refs  []proto.Ref           // of the objects written, in the order of keys
+	wrote *atomic.Uint64        // bytes, shared by the writers of an attempt
+	note  func(proto.Ref) error // records an object in the attempt's manifest
 }
 
+// add appends a record to the run.
 func (w *runWriter) add(key, value []byte) error {
 	w.buf = coproc.AppendRecord(w.buf, key, value)
 	if len(w.buf) >= runBytes {
@@ -203,6 +210,7 @@ func (w *runWriter) add(key, value []byte) error {
 	return nil
 }
 
+// flush writes the records so far as an object of the run.
 func (w *runWriter) flush() error {
 	if len(w.buf) == 0 {
 		return nil
@@ -253,6 +261,7 @@ func (r *runReader) next() bool {
 // readers is a heap by key, then by the order of runs.
 type readers []*runReader
 
+// Len, Less, Swap, Push and Pop are heap.Interface: the reader with the smallest key comes first.
 func (h readers) Len() int { return len(h) }
 func (h readers) Less(i, j int) bool {
 	if c := bytes.Compare(h[i].key, h[j].key); c != 0 {

@@ -58,11 +58,18 @@ func Open(ctx context.Context, c *client.Client) (*Store, error) {
 	}
 }
 
-func jobKey(id uint64) []byte    { return fmt.Appendf(nil, "job/%012d", id) }
+// jobKey is where a job's record is.
+func jobKey(id uint64) []byte { return fmt.Appendf(nil, "job/%012d", id) }
+
+// activeKey is the marker of a job that has not ended.
 func activeKey(id uint64) []byte { return fmt.Appendf(nil, "active/%012d", id) }
+
+// partKey is where a part's record is.
 func partKey(id uint64, phase string, n int) []byte {
 	return fmt.Appendf(nil, "part/%012d/%s/%06d", id, phase, n)
 }
+
+// workerKey is where a worker's record is.
 func workerKey(name string) []byte { return append([]byte("worker/"), name...) }
 
 // after is the end of the range of keys with a prefix.
@@ -72,6 +79,7 @@ func after(prefix []byte) []byte {
 	return to
 }
 
+// prefixed is the range of keys with a prefix.
 func prefixed(prefix string) btree.Range {
 	return btree.Range{From: []byte(prefix), To: after([]byte(prefix))}
 }
@@ -395,6 +403,7 @@ func (s *Store) end(ctx context.Context, id uint64, state State, reason string) 
 	}
 }
 
+// cut shortens a text for a record.
 func cut(s string, n int) string {
 	if len(s) > n {
 		return s[:n] + "..."

@@ -44,9 +44,9 @@ const (
 // Tally counts what a worker does. The zero value is ready: give it to a worker in
 // its Config, and look at it while that works.
 type Tally struct {
-	mu      sync.Mutex
-	name    string
-	slots   int
+	mu      sync.Mutex           // guards the fields up to past
+	name    string               // of the worker
+	slots   int                  // of the worker
 	workers []*worker            // one, or one for each job that is served
 	past    map[string]*kv.Stats // counters of the trees of those that have ended, by name
 
@@ -70,11 +70,12 @@ type volume struct{ records, bytes, objects atomic.Uint64 }
 type reading struct {
 	to             *volume        // the worker's totals
 	seen           *atomic.Uint64 // records, for the attempt's progress
-	records, bytes uint64
+	records, bytes uint64         // not yet in to
 }
 
 const readingBatch = 64
 
+// note counts a record.
 func (r *reading) note(bytes int) {
 	r.bytes += uint64(bytes)
 	if r.records++; r.records == readingBatch {
@@ -82,6 +83,7 @@ func (r *reading) note(bytes int) {
 	}
 }
 
+// flush adds the counts to the worker's.
 func (r *reading) flush() {
 	r.to.records.Add(r.records)
 	r.to.bytes.Add(r.bytes)
@@ -89,6 +91,7 @@ func (r *reading) flush() {
 	r.records, r.bytes = 0, 0
 }
 
+// place is the index of x in a list of labels.
 func place[T comparable](list []T, x T) int {
 	for i, y := range list {
 		if x == y {
@@ -179,6 +182,7 @@ func (t *Tally) begin(name string, slots int) {
 	t.name, t.slots = name, slots
 }
 
+// join adds a worker whose trees are to be counted.
 func (t *Tally) join(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

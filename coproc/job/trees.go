@@ -23,9 +23,9 @@ type trees struct {
 // been dropped, and another one been made under its name.
 type opened struct {
 	job      uint64 // its number
-	name     string
-	writable bool // read-only trees are opened apart
-	staged   bool // by the job, to replace the tree with that name
+	name     string // of the tree
+	writable bool   // read-only trees are opened apart
+	staged   bool   // by the job, to replace the tree with that name
 }
 
 // opened is a tree of a job: its output is the one that it has staged, if it replaces the output.
@@ -41,6 +41,7 @@ const (
 	others  = "(others)"
 )
 
+// newTrees begins without open trees.
 func newTrees(c *client.Client, state *kv.Tree) *trees {
 	return &trees{c: c, state: state, open: map[opened]*kv.Tree{}, past: map[string]*kv.Stats{}}
 }

@@ -47,6 +47,7 @@ type runtime struct {
 	ctx context.Context // of compiled code; outlives the parts
 }
 
+// newRuntime makes a runtime whose instances have at most so much memory.
 func newRuntime(ctx context.Context, cfg wazero.RuntimeConfig, memoryBytes int) *runtime {
 	// Modules are rewritten to call check. With WithCloseOnContextDone compiled loops would call the host at each turn.
 	cfg = cfg.WithMemoryLimitPages(uint32(max(1, memoryBytes/wasmPage)))
@@ -85,9 +86,10 @@ func checkCalls(api.FunctionDefinition) experimental.FunctionListener {
 // that is repeated does what the first one did.
 type randoms struct {
 	ctx    context.Context
-	source *rand.ChaCha8
+	source *rand.ChaCha8 // with a fixed seed
 }
 
+// Read gives random bytes to the module.
 func (r *randoms) Read(p []byte) (int, error) {
 	if r.ctx.Err() != nil {
 		return 0, context.Cause(r.ctx)
@@ -95,6 +97,7 @@ func (r *randoms) Read(p []byte) (int, error) {
 	return r.source.Read(p[:min(len(p), inputBytes)])
 }
 
+// close frees all compiled code.
 func (r *runtime) close() { _ = r.Close(r.ctx) }
 
 // describe asks a module for its About. An answer also shows that it is a plugin.
@@ -179,6 +182,7 @@ func allocator(limit int) experimental.MemoryAllocator {
 	})
 }
 
+// Reallocate grows the memory; nil: beyond the limit.
 func (l *linear) Reallocate(size uint64) []byte {
 	if size > l.limit {
 		return nil
@@ -189,6 +193,7 @@ func (l *linear) Reallocate(size uint64) []byte {
 	return l.b[:size]
 }
 
+// Free gives the memory up.
 func (l *linear) Free() { l.b = nil }
 
 // run instantiates a module with at most so many bytes of memory, and returns when its main
@@ -236,6 +241,7 @@ type tail struct {
 	b   []byte
 }
 
+// Write keeps the first maxStderr bytes.
 func (t *tail) Write(p []byte) (int, error) {
 	if t.ctx.Err() != nil {
 		return 0, context.Cause(t.ctx)
@@ -337,8 +343,10 @@ type module struct {
 	code wazero.CompiledModule // machine code, shared by the instances of all parts
 }
 
+// about describes the plugin.
 func (m *module) about() coproc.About { return m.About }
 
+// mapPart runs a map part in an instance of its own: the module pulls records.
 func (m *module) mapPart(e *env, in records, emit coproc.Emit) error {
 	var failed error
 	next, stop := iter.Pull2(func(yield func(key, value []byte) bool) {
@@ -371,6 +379,7 @@ func (m *module) mapPart(e *env, in records, emit coproc.Emit) error {
 	return err
 }
 
+// reduce runs Reduce or Combine in an instance of its own: the module pulls keys and values.
 func (m *module) reduce(e *env, in groups, emit coproc.Emit) error {
 	// Flattened: a group's key, its values, the next group's key.
 	type frame struct {

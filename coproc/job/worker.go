@@ -145,6 +145,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	return cfg, nil
 }
 
+// hostname is that of this host; "" if unknown.
 func hostname() string {
 	host, _ := os.Hostname()
 	return host
@@ -293,6 +294,8 @@ func (w *worker) still(key string, beat uint64) time.Duration {
 	return time.Since(s.since)
 }
 
+// loop is one slot: it claims parts and works on them until ctx ends, and rests longer and longer
+// while there are none.
 func (w *worker) loop(ctx context.Context) {
 	idle := idleMin
 	for ctx.Err() == nil {
