@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"time"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/client"
@@ -105,9 +106,28 @@ func entry(ctx context.Context, c *client.Client, name string) (client.Name, rep
 	return e, all, err
 }
 
-// again says whether a step has to look at the entry again: it has changed, or it is unknown whether it has.
-func again(ctx context.Context, err error) bool {
-	return ctx.Err() == nil && (errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrUnknown))
+// Pauses between the tries of a step. Each pause is twice as long as the one before, half of it drawn: programs that
+// have met in one entry do not meet again, and a controller that answers no change is not asked all the time.
+const (
+	firstPause   = 2 * time.Millisecond
+	longestPause = time.Second
+)
+
+// tries are those of one step.
+type tries struct{ pause time.Duration }
+
+// again says whether a step has to look at the entry again: it has changed, or it is unknown whether it has. It
+// returns after a pause; false if the context has ended by then.
+func (t *tries) again(ctx context.Context, err error) bool {
+	if !errors.Is(err, client.ErrConflict) && !errors.Is(err, client.ErrUnknown) {
+		return false
+	}
+	t.pause = min(max(firstPause, 2*t.pause), longestPause)
+	select {
+	case <-time.After(t.pause/2 + rand.N(t.pause/2)):
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
 }
 
 // Stage opens the tree that an owner has staged beside the one with a name. The first call makes it, empty, with the
@@ -116,6 +136,7 @@ func again(ctx context.Context, err error) bool {
 //
 // Errors: *ReplacingError, also if too many former contents are not settled; ErrNotTree; those of Create.
 func Stage(ctx context.Context, c *client.Client, name, owner string) (*Tree, error) {
+	var tries tries
 	for {
 		e, all, err := entry(ctx, c, name)
 		switch r := all.of(owner); {
@@ -138,7 +159,7 @@ func Stage(ctx context.Context, c *client.Client, name, owner string) (*Tree, er
 			}
 		}
 		t, err := stage(ctx, c, e, all, owner)
-		if !errors.Is(err, client.ErrConflict) || ctx.Err() != nil {
+		if errors.Is(err, client.ErrUnknown) || !tries.again(ctx, err) {
 			return t, err
 		}
 	}
@@ -193,6 +214,7 @@ func notStaged(name, owner string) error {
 //
 // Errors: ErrNotStaged; client.ErrFenced.
 func Commit(ctx context.Context, c *client.Client, name, owner string) error {
+	var tries tries
 	for {
 		e, all, err := entry(ctx, c, name)
 		r := all.of(owner)
@@ -206,15 +228,25 @@ func Commit(ctx context.Context, c *client.Client, name, owner string) error {
 		}
 		next := noting(e, all.with(replacement{owner, committed, e.Ref}))
 		next.Ref = r.Ref
-		if _, err = c.Names().Change(ctx, next); !again(ctx, err) {
+		if _, err = c.Names().Change(ctx, next); !tries.again(ctx, err) {
 			return err
 		}
 	}
 }
 
+// Committed says whether the name stands for what an owner has staged, and its former content is not settled yet.
+func Committed(ctx context.Context, c *client.Client, name, owner string) (bool, error) {
+	_, all, err := entry(ctx, c, name)
+	if errors.Is(err, client.ErrNoName) {
+		return false, nil // dropped
+	}
+	return all.of(owner).State == committed, err
+}
+
 // Settle ends a replacement: it frees the former content, or what was staged and not committed, which a later Commit
 // does not find any more.
 func Settle(ctx context.Context, c *client.Client, name, owner string) error {
+	var tries tries
 	for {
 		e, all, err := entry(ctx, c, name)
 		r := all.of(owner)
@@ -232,7 +264,7 @@ func Settle(ctx context.Context, c *client.Client, name, owner string) error {
 		} else if err = dropRoot(ctx, c, e, r.Ref); err != nil {
 			return err
 		}
-		if _, err = c.Names().Change(ctx, next); err != nil && !again(ctx, err) {
+		if _, err = c.Names().Change(ctx, next); err != nil && !tries.again(ctx, err) {
 			return err
 		}
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -157,4 +159,32 @@ func TestReplacementOutlivesLostAnswers(t *testing.T) {
 		}
 	}
 	collect(t, cluster, steady)
+}
+
+// A step whose changes of the name are all lost asks again in growing pauses until its context ends.
+func TestReplacementPausesBetweenTries(t *testing.T) {
+	ctx := t.Context()
+	cluster := testcluster.New(t, testcluster.Options{})
+	steady := cluster.Connect(client.Config{})
+	_, err := kv.Stage(ctx, steady, "out", "it")
+	require.NoError(t, err)
+	line := cluster.Line()
+	c, err := client.Connect(ctx, client.Config{Controllers: []string{line.URL}, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	for name, step := range map[string]func(context.Context, *client.Client, string, string) error{"commit": kv.Commit, "settle": kv.Settle} {
+		var asked atomic.Int32
+		line.Break(false, func(method string) bool {
+			if method == "SwapName" {
+				asked.Add(1)
+			}
+			return method == "SwapName"
+		})
+		sctx, stop := context.WithTimeout(ctx, 300*time.Millisecond)
+		require.Error(t, step(sctx, c, "out", "it"), name)
+		stop()
+		line.Break(false, nil)
+		require.Positive(t, asked.Load())
+		require.Less(t, asked.Load(), int32(30), name)
+	}
 }

@@ -15,11 +15,11 @@ import (
 //
 // Linux gives a child the capabilities of the thread that makes it, and ends the child with that thread. So the thread
 // drops its own and stays until the child has ended. It ends with its goroutine, which stays locked to it:
-// no other goroutine runs on it.
+// no other goroutine runs on it. The main thread does not end with its goroutine, and its capabilities are what
+// /proc/PID/status shows of the process: it keeps them.
 func runConfined(cmd *exec.Cmd, lockMemory bool) error {
 	ended := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
+	onOtherThread(func() {
 		var keep uint64
 		if lockMemory {
 			keep = 1 << unix.CAP_IPC_LOCK
@@ -30,8 +30,27 @@ func runConfined(cmd *exec.Cmd, lockMemory bool) error {
 		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 		ended <- cmd.Run()
-	}()
+	})
 	return <-ended
+}
+
+// onOtherThread starts a goroutine that is locked to a thread which ends with it, and runs f there: any thread but the main one.
+// While the goroutine has the main one, it holds it until another one has started elsewhere.
+func onOtherThread(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return // locked: the thread ends
+		}
+		defer runtime.UnlockOSThread()
+		began := make(chan struct{})
+		onOtherThread(func() {
+			close(began)
+			f()
+		})
+		<-began
+	}()
 }
 
 // dropCapabilities takes all capabilities from the calling thread but those of keep that it has, bit by number, and forbids

@@ -148,6 +148,8 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 		outcome = outcomeLost
 	case errors.Is(a.err, errCancelled):
 		p.State, outcome = Cancelled, outcomeCancelled
+	case errors.Is(a.err, errInQueue):
+		p.State, p.Attempt, p.Error, p.queued, outcome = Pending, p.Attempt-1, cut(a.err.Error(), maxErrorLen), true, outcomeQueued
 	default:
 		outcome = outcomeFailed
 		w.trees.forget(p.Job) // one may have been dropped
@@ -164,7 +166,9 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 	if errors.Is(err, errLost) {
 		outcome = outcomeLost
 	}
-	w.Tally.attempt(p.Phase, outcome, p.Took)
+	if outcome != outcomeQueued {
+		w.Tally.attempt(p.Phase, outcome, p.Took)
+	}
 	w.Tally.emitted.Add(a.Emitted)
 	unknown := errors.Is(err, client.ErrUnknown)
 	if a.err != nil || err != nil && !unknown {

@@ -217,7 +217,7 @@ type Job struct {
 	Error   string    `json:"error,omitempty"` // why it failed
 	// Delegated says that workers act for the submitter: they have a delegation for the job.
 	Delegated bool `json:"delegated,omitempty"`
-	// Freed says that the intermediate results of an ended job are freed; a former output may be left.
+	// Freed says that the intermediate results of an ended job are freed, and that a former output lingers.
 	Freed bool `json:"freed,omitempty"`
 
 	version uint64 // of the record when it was read; a change is conditional on it
@@ -286,6 +286,7 @@ type Part struct {
 	// Plan of the plan part: the map parts.
 	Plan []*Part `json:"plan,omitempty"`
 
+	queued  bool   // its last attempt here has handed it back: the worker looks at other jobs first
 	version uint64 // of the record when it was read; a change is conditional on it
 }
 

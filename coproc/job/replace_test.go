@@ -1,6 +1,7 @@
 package job_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -73,8 +74,10 @@ func TestOutputIsReplaced(t *testing.T) {
 		require.ErrorIs(t, r.store.Forget(t.Context(), j.ID), job.ErrNotEnded)
 
 		spec.Plugin, spec.Input.Tree, spec.Args = "odd", "in", map[string]string{"do": "panic"}
-		require.Equal(t, job.Failed, r.run(spec).State)
+		failed := r.run(spec)
+		require.Equal(t, job.Failed, failed.State)
 		require.Equal(t, map[string]string{"b": "3", "c": "4"}, r.read(out))
+		require.Eventually(t, func() bool { return r.store.Forget(t.Context(), failed.ID) == nil }, patience, 5*time.Millisecond, "it lingers for nobody")
 
 		spec.Args, spec.Linger = nil, 1
 		r.done(spec)
@@ -125,6 +128,57 @@ func TestReplacingJobsExcludeEachOther(t *testing.T) {
 	spec.Replace, spec.Linger = true, 2*job.MaxLinger
 	_, err = r.store.Submit(t.Context(), spec)
 	require.ErrorContains(t, err, "lingers for 48h")
+}
+
+// A job waits for another one with the same output that has failed, in the queue: the attempts of its parts do not count. A job
+// that has failed before it could commit lingers for no reader.
+func TestReplacingJobWaitsForCleanUp(t *testing.T) {
+	r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: 30 * time.Second}, 1)
+	r.tree("in", map[string]string{"a": "1"})
+	state, err := kv.Open(t.Context(), r.c, job.StateTree, btree.Config{})
+	require.NoError(t, err)
+	put := func(key string, v any) {
+		b, err := json.Marshal(v)
+		require.NoError(t, err)
+		require.NoError(t, state.Put(t.Context(), []byte(key), b))
+	}
+	// A worker of the failed job has a session that lives, and may change memory.
+	other := r.cluster.Connect(client.Config{})
+	_, session, err := other.Bind(t.Context())
+	require.NoError(t, err)
+	const id = 999
+	spec := job.Spec{Plugin: "odd", Input: job.Source{Tree: "in"}, Output: "out", Replace: true, Linger: job.MaxLinger, MapParts: 1}
+	_, err = kv.Stage(t.Context(), r.c, "out", fmt.Sprint("job ", id))
+	require.NoError(t, err)
+	put(fmt.Sprintf("part/%012d/replace/000000", id), job.Part{Job: id, Phase: "replace", State: job.Running, Attempt: 1, Worker: "gone", Session: session})
+	put(fmt.Sprintf("job/%012d", id), job.Job{ID: id, Spec: spec, State: job.Failed, Phase: "replace", Ended: time.Now().UTC()})
+	put(fmt.Sprintf("active/%012d", id), struct{}{})
+
+	r.worker("a", func(c *job.Config) { c.Slots = 1 })
+	j, err := r.store.Submit(t.Context(), spec)
+	require.NoError(t, err)
+	part := func() *job.Part {
+		parts, err := r.store.Parts(t.Context(), j.ID, "plan")
+		require.NoError(t, err)
+		return parts[0]
+	}
+	seen := map[uint64]bool{} // beats of the part while it was handed back: one for each attempt
+	require.Eventually(t, func() bool {
+		p := part()
+		require.LessOrEqual(t, p.Attempt, 1)
+		if p.State == job.Pending && p.Error != "" {
+			require.Contains(t, p.Error, "waits: tree \"out\" is being replaced by job 999: it has ended")
+			seen[p.Beat] = true
+		}
+		return len(seen) > job.MaxAttempts
+	}, patience, time.Millisecond)
+	require.ErrorIs(t, r.store.Forget(t.Context(), id), job.ErrNotEnded)
+	require.NoError(t, other.Close())
+	require.Equal(t, job.Done, r.wait(j.ID).State)
+	require.Equal(t, 1, part().Attempt)
+	require.Empty(t, part().Error)
+	require.Equal(t, map[string]string{"a": "1"}, r.read("out"))
+	require.NoError(t, r.store.Forget(t.Context(), id))
 }
 
 // The worker of a job that replaces its output is killed, stopped, or cut off from the controllers: in each phase, and

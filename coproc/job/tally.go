@@ -27,6 +27,7 @@ const (
 	outcomeFailed
 	outcomeCancelled
 	outcomeLost
+	outcomeQueued // not an attempt: the part was handed back
 )
 
 const (

@@ -316,7 +316,7 @@ func (w *worker) loop(ctx context.Context) {
 		case err != nil && ctx.Err() == nil:
 			w.Logger.Warn("no work can be had", "error", err)
 			idle = idleMax
-		case p != nil:
+		case p != nil && !p.queued:
 			idle = idleMin
 			continue
 		case w.store.d != nil && w.over(ctx):
