@@ -175,6 +175,7 @@ func (s *Server) saveUsers() error {
 	return os.Rename(f.Name(), s.acl.file)
 }
 
+// checkUser refuses a name that no user can have.
 func checkUser(name string) error {
 	switch {
 	case name == "" || strings.ContainsAny(name, " \t\r\n\x00"):

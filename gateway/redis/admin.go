@@ -184,6 +184,7 @@ func database(b []byte) (int, error) {
 	return int(n), nil
 }
 
+// checkName refuses a name that CLIENT SETNAME does not take.
 func checkName(name []byte) error {
 	for _, b := range name {
 		if b < '!' || b > '~' {

@@ -16,6 +16,7 @@ type arena struct {
 	parts [][]byte // the strings as slices of b, made by all
 }
 
+// reset empties the arena and keeps its memory.
 func (a *arena) reset() { a.b, a.ends = a.b[:0], a.ends[:0] }
 
 // end ends the string that has been appended to b.

@@ -14,6 +14,9 @@ import (
 	"github.com/quarrystore/quarry/btree"
 )
 
+// This file has conn, the connection of one client: it reads, cuts the input into batches of
+// commands, executes them and writes the replies.
+
 const (
 	// firstBufferBytes is the size of a new connection's input buffer.
 	firstBufferBytes = 8 << 10
@@ -33,8 +36,8 @@ type request struct {
 	from, to int
 }
 
-// conn is the connection of one client. The fields belong to its goroutine, but for about, which
-// mu guards, and seen.
+// conn is the connection of one client. Its goroutine owns the fields, but for about, which mu
+// guards, and the atomic seen.
 type conn struct {
 	s     *Server   // shared with all connections
 	sock  socket    // see socket: attached or detached
@@ -44,7 +47,7 @@ type conn struct {
 	slice int64     // number of the slice of closeWait in which the last batch came
 
 	yielded       time.Time // of the last runtime.Gosched
-	remote, local net.Addr
+	remote, local net.Addr  // of the connection
 
 	p      parser    // of the input; keeps what is incomplete
 	in     []byte    // input; len is its size, and in[:filled] is not executed yet
@@ -90,7 +93,7 @@ type conn struct {
 	settings            []setting // of a run, in the order of writes
 	placings            []placing // of a ZADD, or of a run
 
-	mu    sync.Mutex
+	mu    sync.Mutex   // guards about
 	about about        // what CLIENT LIST shows of this connection
 	seen  atomic.Int64 // unix seconds of the last batch
 }
@@ -103,6 +106,8 @@ type about struct {
 	proto int    // RESP version
 }
 
+// newConn makes a connection that was accepted. It begins with small buffers if a password is
+// asked for.
 func newConn(s *Server, nc net.Conn, id uint64) *conn {
 	c := &conn{s: s, remote: nc.RemoteAddr(), local: nc.LocalAddr(), id: id, since: time.Now(), proto: 2, authenticated: s.Open(), user: s.acl.normal}
 	if c.p.preAuth = !c.authenticated; c.p.preAuth {
@@ -377,10 +382,13 @@ func (c *conn) denies(cmd *command, args [][]byte) *denied {
 	return nil
 }
 
+// wrongArity is the error for a command with too few or too many arguments.
 func wrongArity(name string) error {
 	return fault("ERR wrong number of arguments for '" + name + "' command")
 }
 
+// unknownCommand is the error for a command that the gateway does not have; it repeats some
+// arguments.
 func unknownCommand(args [][]byte) error {
 	const most = 128
 	var list []byte

@@ -57,8 +57,8 @@ func (c *conn) establish(key []byte, kind byte, r *record) error {
 // side by side in the tree, owners and fields alike, and new hashes share leaves and their splits.
 // Rows meet less often than as many random ids would.
 type idRow struct {
-	next uint64
-	left int // of the row
+	next uint64 // id that the row gives next, while left is above 0
+	left int    // of the row
 }
 
 // rowIDs is the length of a row.

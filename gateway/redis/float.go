@@ -81,6 +81,7 @@ func zero(b []byte) bool {
 	return !bytes.ContainsAny(b, "123456789abcdfABCDF")
 }
 
+// hexNumber says whether b is a number in hexadecimal, which Go reads and Redis does not.
 func hexNumber(b []byte) bool {
 	b = bytes.TrimLeft(b, "+-")
 	return len(b) > 1 && b[0] == '0' && (b[1] == 'x' || b[1] == 'X')

@@ -28,6 +28,7 @@ func (t *gated) next(write bool) (f failure, skip bool) {
 	return f, f.err != nil && !f.made
 }
 
+// Get and the following methods are those of the tree, with the failure that a test has put in.
 func (t *gated) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
 	if f, _ := t.next(false); f.err != nil {
 		return nil, f.err

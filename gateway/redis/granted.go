@@ -70,6 +70,8 @@ func (s *Server) UseGrants(ctx context.Context, users Users) error {
 	return s.lookAtGrants(ctx)
 }
 
+// followGrants reads the grants of the gateway's users every followEvery, until ctx ends. Without
+// an answer those that were read last count.
 func (s *Server) followGrants(ctx context.Context) {
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()

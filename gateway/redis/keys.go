@@ -241,6 +241,7 @@ func keys(c *conn, a [][]byte) error {
 	return err
 }
 
+// randomkey is a key near a random place of the tree; not all keys are equally likely.
 func randomkey(c *conn, _ [][]byte) error {
 	key, err := c.random()
 	if err == nil && key == nil {
@@ -294,6 +295,7 @@ func (c *conn) random() ([]byte, error) {
 	return nil, nil
 }
 
+// dbsize counts the keys of a database, those past their expiry and not yet swept included.
 func dbsize(c *conn, _ [][]byte) error {
 	n, err := c.s.tree.Count(c.s.ctx, within([]byte{byte(c.db)}))
 	if err == nil {
@@ -302,6 +304,8 @@ func dbsize(c *conn, _ [][]byte) error {
 	return err
 }
 
+// flushdb removes the keys of one database, flushall those of all: key by key, not at one
+// instant.
 func flushdb(c *conn, a [][]byte) error { return c.flushed(a, c.db, c.db) }
 
 func flushall(c *conn, a [][]byte) error { return c.flushed(a, 0, Databases-1) }
@@ -356,6 +360,7 @@ func (c *conn) removeAnything(key []byte) (bool, error) {
 	return false, errContended
 }
 
+// rename moves a key's record at one instant: see move.go.
 func rename(c *conn, a [][]byte) error {
 	if _, err := c.move(a[1], a[2], false); err != nil {
 		return err

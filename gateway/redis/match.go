@@ -86,6 +86,7 @@ func matchSet(p []byte, b byte, fold bool) (rest []byte, ok bool) {
 	}
 }
 
+// lower is b in lower case if fold is set.
 func lower(b byte, fold bool) byte {
 	if fold && b >= 'A' && b <= 'Z' {
 		return b + 'a' - 'A'

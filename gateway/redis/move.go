@@ -10,6 +10,8 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
+// This file has RENAME and RENAMENX.
+
 // RENAME changes two keys at one instant. A move is its record in the tree, and a mark in
 // the place of the record of each key:
 //
@@ -37,6 +39,7 @@ const (
 	markReplacing byte = 3 // of a destination that had one
 )
 
+// appendMark encodes the mark that stands in the place of a key's record.
 func appendMark(b []byte, mark byte, id uint64) []byte {
 	return binary.BigEndian.AppendUint64(append(b, flagMark|mark), id)
 }
@@ -63,8 +66,10 @@ type move struct {
 
 const moveHead = 1 + 3*8 + 2*2 + 4
 
+// bytes is the length of the record of the move.
 func (m *move) bytes() int { return moveHead + len(m.src) + len(m.dst) + len(m.rec) + len(m.old) }
 
+// append encodes the record; the layout is in the package comment.
 func (m *move) append(b []byte) []byte {
 	b = append(b, m.state)
 	b = binary.BigEndian.AppendUint64(b, uint64(m.made))
@@ -91,6 +96,7 @@ func decodeMove(b []byte) (m move, err error) {
 	return m, nil
 }
 
+// key is where the record is in the tree.
 func (m *move) key() []byte { return appendID(nil, moveFamily, m.id) }
 
 // marks says whether a record is a mark of the move.

@@ -216,8 +216,10 @@ func quoted(word, line []byte, quote byte) (_, rest []byte, ok bool) {
 	return nil, nil, false
 }
 
+// space says whether c separates words of an inline command.
 func space(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 
+// hex is the value of a hexadecimal digit; below 0: it is none.
 func hex(c byte) int {
 	switch {
 	case c >= '0' && c <= '9':
@@ -230,6 +232,7 @@ func hex(c byte) int {
 	return -1
 }
 
+// unescape is what a backslash and c stand for.
 func unescape(c byte) byte {
 	switch c {
 	case 'n':

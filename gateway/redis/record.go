@@ -10,6 +10,9 @@ import (
 	"github.com/quarrystore/quarry/btree"
 )
 
+// This file encodes and decodes the records that a gateway keeps in the tree; their layout is in
+// the package comment.
+
 // Databases is how many databases a tree holds.
 const Databases = 16
 
@@ -159,14 +162,17 @@ func CutString(b []byte, now time.Time) (value []byte, ok bool, err error) {
 	return r.value, err == nil && r.kind == kindString, err
 }
 
+// appendID begins a tree key of a family with an id.
 func appendID(b []byte, family byte, id uint64) []byte {
 	return binary.BigEndian.AppendUint64(append(b, family), id)
 }
 
+// appendField is the tree key of a field or member.
 func appendField(b []byte, id uint64, field []byte) []byte {
 	return append(appendID(b, fieldFamily, id), field...)
 }
 
+// appendPlace is the tree key of a member's place in the order of its sorted set.
 func appendPlace(b []byte, id uint64, score float64, member []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(appendID(b, orderFamily, id), orderBits(score)), member...)
 }
@@ -183,6 +189,7 @@ func orderBits(f float64) uint64 {
 	return b | 1<<63
 }
 
+// fromOrderBits is the score whose bits were flipped for sorting.
 func fromOrderBits(b uint64) float64 {
 	if b>>63 != 0 {
 		return math.Float64frombits(b &^ (1 << 63))
@@ -207,6 +214,7 @@ const (
 	ownerBuilding  byte = 0x80
 )
 
+// append encodes the owner of an id.
 func (o owner) append(b []byte) []byte {
 	kind := o.kind
 	if o.condemned {

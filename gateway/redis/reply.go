@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// This file appends replies to the connection's output, in RESP2 or RESP3 as the client has
+// chosen.
+
 // fault is the text of an error reply; its first word is the error's code.
 type fault string
 
@@ -27,16 +30,20 @@ const (
 	errContended  = fault("TRYAGAIN others kept changing the key")
 )
 
+// status replies with a simple string.
 func (c *conn) status(s string) {
 	c.out = append(append(append(c.out, '+'), s...), '\r', '\n')
 }
 
+// ok replies OK.
 func (c *conn) ok() { c.out = append(c.out, "+OK\r\n"...) }
 
+// integer replies with a number.
 func (c *conn) integer(n int64) {
 	c.out = append(strconv.AppendInt(append(c.out, ':'), n, 10), '\r', '\n')
 }
 
+// flag replies 1 or 0.
 func (c *conn) flag(b bool) {
 	if b {
 		c.out = append(c.out, ":1\r\n"...)
@@ -45,11 +52,13 @@ func (c *conn) flag(b bool) {
 	}
 }
 
+// bulk replies with a string of bytes.
 func (c *conn) bulk(b []byte) {
 	c.out = append(strconv.AppendInt(append(c.out, '$'), int64(len(b)), 10), '\r', '\n')
 	c.out = append(append(c.out, b...), '\r', '\n')
 }
 
+// text is bulk of a Go string.
 func (c *conn) text(s string) {
 	c.out = append(strconv.AppendInt(append(c.out, '$'), int64(len(s)), 10), '\r', '\n')
 	c.out = append(append(c.out, s...), '\r', '\n')
@@ -65,6 +74,7 @@ func (c *conn) verbatim(s string) {
 	c.out = append(append(c.out, s...), '\r', '\n')
 }
 
+// null replies that there is nothing.
 func (c *conn) null() {
 	if c.proto >= 3 {
 		c.out = append(c.out, "_\r\n"...)
@@ -73,10 +83,12 @@ func (c *conn) null() {
 	}
 }
 
+// head begins a reply of n elements.
 func (c *conn) head(kind byte, n int) {
 	c.out = append(strconv.AppendInt(append(c.out, kind), int64(n), 10), '\r', '\n')
 }
 
+// array begins an array; its n elements follow.
 func (c *conn) array(n int) { c.head('*', n) }
 
 // mapping announces n pairs.
@@ -88,6 +100,7 @@ func (c *conn) mapping(n int) {
 	}
 }
 
+// set begins a set, which is an array in RESP2.
 func (c *conn) set(n int) {
 	if c.proto >= 3 {
 		c.head('~', n)
@@ -96,6 +109,7 @@ func (c *conn) set(n int) {
 	}
 }
 
+// double replies with a score: a double in RESP3, a string in RESP2.
 func (c *conn) double(f float64) {
 	if c.proto >= 3 {
 		c.out = append(appendFloat(append(c.out, ','), f), '\r', '\n')

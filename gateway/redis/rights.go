@@ -36,6 +36,7 @@ type rights struct {
 	full bool
 }
 
+// pattern is a rule on keys: which keys, and for which access.
 type pattern struct {
 	access access // reads, writes or both
 	text   string // a glob
@@ -64,6 +65,7 @@ const (
 	errRuleMany     = fault("Too many rules, patterns or passwords")
 )
 
+// clone is a copy that can be changed: rights that a connection uses never change.
 func (r *rights) clone() *rights {
 	n := *r
 	n.passwords, n.rules, n.patterns, n.channels = slices.Clone(r.passwords), slices.Clone(r.rules), slices.Clone(r.patterns), slices.Clone(r.channels)
@@ -317,6 +319,7 @@ func (r *rights) knows(password []byte) bool {
 	return found == 1
 }
 
+// flags, commandText, keyText and channelText describe the rights as ACL GETUSER does.
 func (r *rights) flags() []string {
 	out := []string{"off"}
 	if r.on {

@@ -47,6 +47,7 @@ type Config struct {
 	Logger  *slog.Logger // nil: slog.Default
 }
 
+// withDefaults replaces zero values by the defaults.
 func (c Config) withDefaults() Config {
 	if c.MaxClients == 0 {
 		c.MaxClients = defaultMaxClients
@@ -63,12 +64,13 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Server is a gateway to one tree. Those of users in other tenants share everything else with it.
+// Server is a gateway to one tree. A gateway has one Server for each tree that its users work in;
+// they share all but the fields here.
 type Server struct {
-	*shared
-	tree      gated
-	cursors   cursors // of SCAN and its like
-	locks     [stripes]sync.Mutex
+	*shared                        // with the Servers of other tenants
+	tree      gated                // where the records are
+	cursors   cursors              // of SCAN and its like
+	locks     [stripes]sync.Mutex  // by key: commands of this gateway on one key do not collide in the tree
 	swept     chan leftover        // removals that the sweep carries out: of ended ids, and of empty keys
 	ownerless map[uint64]time.Time // since when the sweep has seen fields of ids without owner
 	timed     atomic.Bool          // a key was given an expiry
@@ -192,6 +194,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 // look updates far.
 func (s *Server) look() { s.far.Store(s.cfg.Far != nil && s.cfg.Far()) }
 
+// watch calls look every second, until ctx ends.
 func (s *Server) watch(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -205,6 +208,7 @@ func (s *Server) watch(ctx context.Context) {
 	}
 }
 
+// accept takes connections of one listener until it fails.
 func (s *Server) accept(ctx context.Context, l net.Listener) error {
 	for wait := time.Millisecond; ; {
 		s.awaitDropped(ctx)
@@ -228,6 +232,7 @@ func (s *Server) accept(ctx context.Context, l net.Listener) error {
 	}
 }
 
+// welcome serves a new connection, or refuses it where there are too many.
 func (s *Server) welcome(ctx context.Context, nc net.Conn) {
 	s.stats.connections.Add(1)
 	s.mu.Lock()

@@ -13,12 +13,14 @@ import (
 // rawBytes bounds one such call, because it delays the scheduler.
 const rawBytes = 64 << 10
 
+// rawRead reads without telling the scheduler: only for a descriptor that does not block.
 func rawRead(fd uintptr, b []byte) (int, syscall.Errno) {
 	b = b[:min(len(b), rawBytes)]
 	n, _, e := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
 	return int(n), e
 }
 
+// rawWrite writes in the same way.
 func rawWrite(fd uintptr, b []byte) (int, syscall.Errno) {
 	b = b[:min(len(b), rawBytes)]
 	n, _, e := syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))

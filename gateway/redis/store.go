@@ -11,6 +11,8 @@ import (
 	"github.com/quarrystore/quarry/client"
 )
 
+// This file reads and changes records of keys, so that commands on one key are atomic.
+
 // maxTries bounds how often a command starts again because others changed what it
 // had read: every failed try means that another command made progress.
 const maxTries = 1000
@@ -178,6 +180,7 @@ type amendment struct {
 	gone bool   // it is removed
 }
 
+// init binds the callbacks once, so that an amendment allocates nothing.
 func (m *amendment) init(f func(r *record, b []byte) ([]byte, error)) { m.f, m.edit = f, m.run }
 
 // run is the Edit of an amendment. It may run on another goroutine, while that of the connection waits.

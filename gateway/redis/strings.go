@@ -6,6 +6,8 @@ import (
 	"math/big"
 )
 
+// This file has the commands on strings, and the options of SET.
+
 // when is the expiry that a command asks for.
 type when struct {
 	given    bool   // the command names an expiry
@@ -63,6 +65,7 @@ func (w *when) resolve(now int64, name string) error {
 	return nil
 }
 
+// get reads one record: one READ when the tree's inner nodes are cached.
 func get(c *conn, a [][]byte) error {
 	r, err := c.load(a[1])
 	if err == nil {
@@ -417,6 +420,8 @@ func plus(a, b int64) (int64, error) {
 	return a + b, nil
 }
 
+// add changes a number by one write of the tree, which reads and replaces the record under one
+// reservation.
 func (c *conn) add(key []byte, by int64) error {
 	m := c.adding(0, by)
 	err := c.amend(&m.amendment, key)

@@ -2,6 +2,8 @@ package redis
 
 import "strings"
 
+// This file has the table of commands: arity, keys, flags and the function of each.
+
 // command is one that clients can call.
 type command struct {
 	name  string // in lower case; of a subcommand with its container: config|get
@@ -191,5 +193,8 @@ func (s *Server) lookup(name []byte) *command {
 	return s.commands[string(low[:len(name)])]
 }
 
+// lowered is a command's name in lower case; longer words are no commands.
 func lowered(b []byte) string { return strings.ToLower(string(b[:min(len(b), 64)])) }
+
+// uppered is a name as errors show it.
 func uppered(s string) string { return strings.ToUpper(s) }

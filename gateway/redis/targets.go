@@ -16,8 +16,8 @@ import (
 
 // target is a hash or sorted set that commands of a run write to.
 type target struct {
-	key     []byte
-	id      uint64
+	key     []byte    // as the client has given it
+	id      uint64    // whose fields are written
 	r       record    // as it was found or made
 	made    bool      // by this run
 	alone   bool      // its commands are executed by themselves, because another command was faster
@@ -28,8 +28,8 @@ type target struct {
 	counts   bool            // all of written
 	lost     map[string]bool // unless counts: fields whose writes do not count
 	late     bool            // unless counts: look came too late to tell whether the other fields count
-	lookErr  error
-	unharmed bool // the owner is not condemned
+	lookErr  error           // of look: it is not known which writes count
+	unharmed bool            // the owner is not condemned
 }
 
 // change is a command of a run.

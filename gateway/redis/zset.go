@@ -11,6 +11,8 @@ import (
 	"github.com/quarrystore/quarry/btree/kv"
 )
 
+// This file has the commands that change sorted sets.
+
 // zaddFlags are the options of ZADD.
 type zaddFlags struct{ nx, xx, gt, lt, ch, incr bool }
 
@@ -190,6 +192,7 @@ func scoreBits(score float64) uint64 {
 	return math.Float64bits(score)
 }
 
+// decodeScore reads a member's record; there is false for a claim, which has no score yet.
 func decodeScore(value []byte) (score float64, there bool, err error) {
 	switch len(value) {
 	case 0:
