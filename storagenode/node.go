@@ -210,6 +210,9 @@ func (n *Node) recall(ctx context.Context) error {
 			return fmt.Errorf("storage node %s: %s: %w", n.cfg.Name, n.cfg.Dir, err)
 		}
 		limits.Persistent = limits.Volatile == nil
+		if dir := pmem.SharedLedgers(); dir != "" {
+			n.cfg.Logger.Warn("storage node: flushes go to the ledgers of a test: nothing here is durable; unset "+pmem.LedgersVariable, "node", n.cfg.Name, "ledgers", dir)
+		}
 		if !limits.Persistent {
 			n.cfg.Logger.Warn("storage node: regions here do not survive a loss of power: durable ones are refused", "node", n.cfg.Name, "data", n.cfg.Dir, "reason", limits.Volatile)
 		}

@@ -36,6 +36,8 @@ type Config struct {
 	TLS bool
 	// NodeArgs are further arguments of each node.
 	NodeArgs []string
+	// NodeEnv are variables of each node, beside this process's own.
+	NodeEnv []string
 	// Lease of sessions, as text such as 1s; empty means the controller's default.
 	Lease string
 	// Host says where a member runs; nil means on this host's loopback.
@@ -253,6 +255,7 @@ func (c *Cluster) AddNode(ctx context.Context, name string, more ...string) erro
 		return err
 	}
 	m := &member{command: c.command(name, append(args, trust...))}
+	m.command.Env = c.cfg.NodeEnv
 	p, err := Run(ctx, m.command)
 	if err == nil {
 		m.process = p

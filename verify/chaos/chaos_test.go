@@ -70,7 +70,7 @@ func TestShortRunOfStagedSlabs(t *testing.T) {
 	shortRun(t, Config{Replicas: 1, Slab: client.StagedSlab, Faults: []string{"node-kill", "client-kill", "node-drain", "full"}})
 }
 
-func shortRun(t *testing.T, cfg Config) {
+func shortRun(t *testing.T, cfg Config) *Report {
 	if testing.Short() {
 		t.Skip("real processes and real leases take half a minute; not with -short")
 	}
@@ -88,6 +88,7 @@ func shortRun(t *testing.T, cfg Config) {
 		require.NotZero(t, row.Runs, row.Fault)
 		require.Greater(t, row.Succeeded, 100, row.Fault)
 	}
+	return rep
 }
 
 // TestFaultsOfTheNetwork: what the harness calls a cut, a mute and a deaf member is one.
@@ -139,4 +140,13 @@ func TestFaultsOfTheNetwork(t *testing.T) {
 func TestUnknownFault(t *testing.T) {
 	_, err := Run(t.Context(), Config{Binary: "nothing", Loopback: true, Faults: []string{"flood"}})
 	require.ErrorContains(t, err, "want one of [node-kill")
+}
+
+// TestPowerFails: all storage nodes lose power under durable writes, and half of the words that were not durable. What was acknowledged is there, and every history is one of a store that never lost power.
+func TestPowerFails(t *testing.T) {
+	if why := needsLedgers(Config{}); why != "" {
+		t.Skip("needs ", why)
+	}
+	rep := shortRun(t, Config{Faults: []string{"power"}, Nodes: 2, Controllers: 1, Plain: true, Loopback: true})
+	require.NotZero(t, rep.Rows[0].LinesLost, "the losses of power have lost nothing: they show nothing")
 }

@@ -18,6 +18,7 @@ type fault struct {
 	what    string
 	network bool // needs namespaces
 	loses   bool // what a node has is lost: needs another replica
+	durable bool // objects are durable
 	// inject hurts; heal undoes it, after the time held. hold is that time, from the lease.
 	inject func(context.Context, *run) error
 	hold   func(lease time.Duration) time.Duration
@@ -31,6 +32,8 @@ func (f *fault) needs(cfg Config, rep *Report) string {
 		return "network namespaces"
 	case f.loses && cfg.Replicas == 1:
 		return "more than one replica"
+	case f.durable || cfg.Durable:
+		return needsLedgers(cfg)
 	}
 	return ""
 }
@@ -129,6 +132,8 @@ var faults = []fault{
 			return r.killTargets()
 		},
 		heal: restartTargets},
+	{name: "power", what: "the power of all storage nodes and of the clients that map their memory fails, and they start again with what was durable",
+		hold: short, loses: true, durable: true, inject: powerOff, heal: powerOn},
 	{name: "all-controllers", what: "all controllers are killed at once beyond all leases, and started again", hold: beyond,
 		inject: func(_ context.Context, r *run) error {
 			r.targets = nil

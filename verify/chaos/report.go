@@ -31,8 +31,9 @@ type Row struct {
 	Operations int       `json:"operations"`
 	Succeeded  int       `json:"succeeded"`
 	Unknown    int       `json:"unknown"`
-	Gaps       []float64 `json:"gaps_s"`        // longest time without any success on some object, per run
-	ChangeGaps []float64 `json:"change_gaps_s"` // without a successful change
+	Gaps       []float64 `json:"gaps_s"`               // longest time without any success on some object, per run
+	ChangeGaps []float64 `json:"change_gaps_s"`        // without a successful change
+	LinesLost  int       `json:"lines_lost,omitempty"` // of memory, that losses of power have taken a word of
 	Lost       []string  `json:"lost,omitempty"`
 	Illegal    []string  `json:"illegal,omitempty"`
 	Undecided  []string  `json:"undecided,omitempty"`
@@ -68,6 +69,7 @@ func (r *Report) add(row *Row) {
 		have.Unknown += row.Unknown
 		have.Gaps = append(have.Gaps, row.Gaps...)
 		have.ChangeGaps = append(have.ChangeGaps, row.ChangeGaps...)
+		have.LinesLost += row.LinesLost
 		have.Lost = keep(have.Lost, row.Lost)
 		have.Illegal = keep(have.Illegal, row.Illegal)
 		have.Undecided = keep(have.Undecided, row.Undecided)
@@ -132,6 +134,11 @@ func (r *Report) Text(out io.Writer) {
 			len(row.Lost), len(row.Illegal)+len(row.Undecided), len(row.Findings), len(row.Problems))
 	}
 	w.Flush()
+	for _, row := range r.Rows {
+		if row.LinesLost > 0 {
+			fmt.Fprintf(out, "%s: losses of power have taken words of %d lines that were not durable\n", row.Fault, row.LinesLost)
+		}
+	}
 	for _, s := range r.Skipped {
 		fmt.Fprintln(out, "left out:", s)
 	}

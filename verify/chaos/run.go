@@ -40,6 +40,9 @@ type Config struct {
 	Pace time.Duration
 	// Loopback forbids network namespaces.
 	Loopback bool
+	// Durable has every run keep durable objects, in files whose flushes go to ledgers; without it the runs of faults
+	// that are about durable objects do.
+	Durable bool
 	// Plain has processes talk without TLS; else each shows a certificate.
 	Plain bool
 	// Dir keeps what runs that went wrong have left; empty means a temporary folder.
@@ -146,19 +149,23 @@ type run struct {
 	cfg     Config
 	net     *network       // nil: all processes on the loopback
 	dir     string         // of journals, logs and the members' data
+	durable bool           // objects are durable, and flushed to ledgers
 	cluster *local.Cluster // controllers and storage nodes
 	workers []*clientProcess
 	nextID  int      // of a client process; never used twice
 	objects []string // shared ones, by reference or key
 
+	ledgers []string // variable of nodes and clients that names the folder of the ledgers; none where objects are not durable
 	// Variables that name the certificates of clients, and of commands; none without TLS.
 	asWorker, asOperator []string
 
 	// Of the present fault, for its heal.
-	target  string         // member that it strikes
-	targets []string       // or several
-	turn    int            // picks the next member
-	worker  *clientProcess // client that it strikes
+	target  string           // member that it strikes
+	targets []string         // or several
+	turn    int              // picks the next member
+	worker  *clientProcess   // client that it strikes
+	off     []*clientProcess // clients that lost power with the nodes
+	cuts    powerCuts
 	filler  *clientProcess // client that fills the cluster
 }
 
@@ -173,9 +180,10 @@ type clientProcess struct {
 // oneRun starts a cluster, injects one fault several times, and checks the histories.
 func oneRun(ctx context.Context, cfg Config, f fault, net *network) (row *Row, err error) {
 	cfg.Say("%s: %s", f.name, f.what)
+	durable := cfg.Durable || f.durable
 	parent := cfg.Dir
 	if parent == "" {
-		if parent = "/dev/shm"; !isDir(parent) { // etcd writes to disk with every change
+		if parent = "/dev/shm"; durable || !isDir(parent) { // etcd writes to disk with every change
 			parent = os.TempDir()
 		}
 	}
@@ -183,7 +191,7 @@ func oneRun(ctx context.Context, cfg Config, f fault, net *network) (row *Row, e
 	if err != nil {
 		return nil, err
 	}
-	r := &run{cfg: cfg, net: net, dir: dir}
+	r := &run{cfg: cfg, net: net, dir: dir, durable: durable}
 	row = &Row{Fault: f.name}
 	defer func() {
 		if err == nil && row.OK() {
@@ -209,6 +217,7 @@ func oneRun(ctx context.Context, cfg Config, f fault, net *network) (row *Row, e
 	if err != nil {
 		return nil, err
 	}
+	row.LinesLost = r.cuts.lines
 	v := judge(events)
 	v.judgeCommands(commands)
 	row.Operations, row.Succeeded, row.Unknown = v.ops, v.succeeded, v.unknown
@@ -235,6 +244,13 @@ func (r *run) start(ctx context.Context) error {
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Controllers: r.cfg.Controllers, Dir: r.dir, Keep: true, RegionBytes: regionBytes,
 		Capacity: strconv.Itoa(capacityRegions*32) + "MiB", Lease: r.cfg.Lease.String(), LogLevel: "info", TLS: !r.cfg.Plain,
 	}
+	if r.durable {
+		ledgers, err := r.makeLedgers()
+		if err != nil {
+			return err
+		}
+		cfg.NodeEnv = ledgers
+	}
 	if r.net != nil {
 		cfg.Host = func(member string) local.Host {
 			h, err := r.net.host(member)
@@ -257,7 +273,11 @@ func (r *run) start(ctx context.Context) error {
 		}
 	}
 	// More regions than one, with different primaries.
-	if _, err := r.quarry(ctx, nil, "region", "create", "--replicas", strconv.Itoa(r.cfg.Replicas), "--count", "3"); err != nil {
+	create := []string{"region", "create", "--replicas", strconv.Itoa(r.cfg.Replicas), "--count", "3"}
+	if r.durable {
+		create = append(create, "--durable")
+	}
+	if _, err := r.quarry(ctx, nil, create...); err != nil {
 		return err
 	}
 	setup, err := r.spawn(ctx, "k0", workerConfig{Role: roleSetup, Transport: "tcp", Count: sharedObjects})
@@ -279,7 +299,7 @@ func (r *run) start(ctx context.Context) error {
 func (r *run) spawn(ctx context.Context, place string, w workerConfig) (*clientProcess, error) {
 	r.nextID++
 	w.ID = r.nextID
-	w.Controllers, w.Replicas, w.Slab, w.Threads, w.Pace, w.Timeout = r.cluster.URLs, r.cfg.Replicas, r.cfg.Slab, threads, r.cfg.Pace, opTimeout
+	w.Controllers, w.Replicas, w.Durable, w.Slab, w.Threads, w.Pace, w.Timeout = r.cluster.URLs, r.cfg.Replicas, r.durable, r.cfg.Slab, threads, r.cfg.Pace, opTimeout
 	if w.Objects == nil {
 		w.Objects = r.objects
 	}
@@ -297,7 +317,7 @@ func (r *run) spawn(ctx context.Context, place string, w workerConfig) (*clientP
 	if err != nil {
 		return nil, err
 	}
-	p, err := local.Run(ctx, local.Command{Name: name, Run: h.Run, Path: r.cfg.Self, Env: append([]string{workerEnv + "=" + file}, r.asWorker...), Log: filepath.Join(r.dir, name+".err")})
+	p, err := local.Run(ctx, local.Command{Name: name, Run: h.Run, Path: r.cfg.Self, Env: slices.Concat([]string{workerEnv + "=" + file}, r.asWorker, r.ledgers), Log: filepath.Join(r.dir, name+".err")})
 	if err != nil {
 		return nil, err
 	}

@@ -39,6 +39,7 @@ type workerConfig struct {
 	Controllers []string        `json:"controllers"`
 	Transport   string          `json:"transport"`
 	Replicas    int             `json:"replicas"`
+	Durable     bool            `json:"durable"`
 	Slab        client.SlabKind `json:"slab"`
 	Journal     string          `json:"journal"`
 	Objects     []string        `json:"objects"` // shared ones; for roleFinal all
@@ -148,8 +149,12 @@ func (w *worker) connect(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	durability := client.Volatile
+	if w.Durable {
+		durability = client.Durable
+	}
 	return w.insist(ctx, func(ctx context.Context) (err error) {
-		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, TLS: env.TLS, Transport: w.Transport, Replicas: w.Replicas, Slab: w.Slab,
+		w.c, err = client.Connect(ctx, client.Config{Controllers: w.Controllers, TLS: env.TLS, Transport: w.Transport, Replicas: w.Replicas, Durability: durability, Slab: w.Slab,
 			Name: fmt.Sprintf("worker-%d", w.ID), Logger: log, Lanes: max(4, w.Threads+connections+2)})
 		return err
 	})

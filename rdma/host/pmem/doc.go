@@ -17,5 +17,5 @@
 // aligned word of 8 bytes for itself.
 //
 // Ledger is a model of such memory in software, for tests: it shows a write-back or a fence that is
-// missing, which neither an emulated processor nor ordinary memory can show.
+// missing, which neither an emulated processor nor ordinary memory can show. Processes of a test share ledgers by LedgersVariable.
 package pmem

@@ -20,10 +20,17 @@ type Ledger struct {
 	live []byte
 
 	mu      sync.Mutex
+	shared  *shared // with other processes; nil: with none
 	durable []byte
-	begun   map[uint64][lineBytes]byte // write-backs without a fence, by the line's offset
+	begun   map[uint64]begun // write-backs of this process without a fence, by the line's offset
 
-	flushed, needless uint64 // lines written back, and those of them that were durable already
+	flushed, needless uint64 // lines written back by this process, and those of them that were durable already
+}
+
+// begun is a write-back without a fence.
+type begun struct {
+	line [lineBytes]byte
+	turn uint64 // its place among the write-backs of all processes; 0 in a ledger of one process
 }
 
 // NewLedger makes a ledger over memory, all of which counts as durable.
@@ -32,7 +39,7 @@ func NewLedger(live []byte) *Ledger {
 	if len(live)%lineBytes != 0 {
 		panic(fmt.Sprintf("ledger over %d bytes: want whole lines of %d", len(live), lineBytes))
 	}
-	return &Ledger{live: live, durable: append([]byte(nil), live...), begun: map[uint64][lineBytes]byte{}}
+	return &Ledger{live: live, durable: append([]byte(nil), live...), begun: map[uint64]begun{}}
 }
 
 // Flusher of the ledger's memory.
@@ -42,14 +49,14 @@ func (l *Ledger) Flusher() Flusher {
 
 func (l *Ledger) writeBack(mem []byte, off, n uint64) {
 	l.step()
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lock()
+	defer l.unlock()
 	for at := off &^ (lineBytes - 1); at < off+n; at += lineBytes {
-		var line [lineBytes]byte
-		words(line[:], mem[at:at+lineBytes])
-		l.begun[at] = line
+		b := begun{turn: l.shared.next()}
+		words(b.line[:], mem[at:at+lineBytes])
+		l.begun[at] = b
 		l.flushed++
-		if line == [lineBytes]byte(l.durable[at:]) {
+		if b.line == [lineBytes]byte(l.durable[at:]) {
 			l.needless++
 		}
 	}
@@ -68,12 +75,25 @@ func (l *Ledger) step() {
 
 func (l *Ledger) fence() {
 	l.step()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for at, line := range l.begun {
-		copy(l.durable[at:], line[:])
+	l.lock()
+	defer l.unlock()
+	for at, b := range l.begun {
+		if l.shared.newest(at, b.turn) {
+			words(l.durable[at:at+lineBytes], b.line[:])
+			l.shared.done(at, b.turn)
+		}
 		delete(l.begun, at)
 	}
+}
+
+func (l *Ledger) lock() {
+	l.mu.Lock()
+	l.shared.lock()
+}
+
+func (l *Ledger) unlock() {
+	l.shared.unlock()
+	l.mu.Unlock()
 }
 
 // Cut is the memory after a loss of power at this moment. Of the words of 8 bytes that are not
@@ -109,8 +129,14 @@ func (l *Ledger) cut(survives func() bool) (image []byte, lost int) {
 func (l *Ledger) restart(image []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	copy(l.live, image)
-	copy(l.durable, image)
+	for at := 0; at < len(image); at += lineBytes { // most are as before, and files have holes
+		line := [lineBytes]byte(image[at:])
+		for _, mem := range [][]byte{l.live, l.durable} {
+			if [lineBytes]byte(mem[at:]) != line {
+				copy(mem[at:], line[:])
+			}
+		}
+	}
 	clear(l.begun)
 }
 

@@ -41,8 +41,16 @@ type Mapping struct {
 // it for files of DAX mounts and for device DAX alone.
 func Map(f *os.File, off int64, bytes uint64, prot int, trusted bool) (Mapping, error) {
 	m, err := System.mapFile(f, off, bytes, prot, trusted)
-	if l := ledgersInUse.Load(); l != nil && err == nil && trusted {
+	if err != nil || !trusted {
+		return m, err
+	}
+	if l := ledgersInUse.Load(); l != nil {
 		err = l.take(f, off, &m)
+	} else if dir := SharedLedgers(); dir != "" {
+		err = takeShared(dir, f, off, &m)
+	}
+	if err != nil {
+		return Mapping{}, errors.Join(err, unix.Munmap(m.Mem))
 	}
 	return m, err
 }

@@ -32,6 +32,7 @@ func main() {
 	flag.StringVar(&slab, "slab", "pair", "slabs of objects and of nodes of the tree: pair, or staged with -replicas 1")
 	flag.DurationVar(&cfg.Lease, "lease", 0, "lease of sessions (default 3s)")
 	flag.DurationVar(&cfg.Pace, "pace", 0, "mean time between operations of a thread (default 2ms)")
+	flag.BoolVar(&cfg.Durable, "durable", false, "durable objects in all runs, not only in those of the fault power")
 	flag.BoolVar(&cfg.Loopback, "loopback", false, "no network namespaces")
 	flag.BoolVar(&cfg.Plain, "plain", false, "no TLS; by default every process shows a certificate and requires one")
 	flag.StringVar(&cfg.Dir, "dir", "", "where to keep what runs that went wrong leave")
