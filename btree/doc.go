@@ -56,11 +56,11 @@
 //
 // # Invariants
 //
-//  1. The leaves that are not absorbed, in the order of their right links, share
-//     out all keys: each key is in the range of exactly one.
-//  2. The low fence of a node never changes. A node's entry in its parent may be
-//     missing, or name a node further left that has died or not: it is a hint.
-//     What it names either starts at or before the entry's key, or is freed.
+//  1. The leaves that are not absorbed, in the order of their right links, divide the range of all
+//     keys: each key is in the range of exactly one of them.
+//  2. The low fence of a node never changes. The entry of a node in its parent may be missing, and
+//     an entry may name a node further left, or one that is freed: entries are hints. What an
+//     entry names starts at or before the entry's key, or is freed.
 //  3. The root's Ref never changes: the tree grows by copying the root down.
 //  4. The leftmost node of a level is never absorbed by a sibling.
 //
@@ -87,15 +87,16 @@
 //     link. Linearizes here.
 //  3. Update the parent: R's entry goes. Free R.
 //
-// Any change of L between 1 and 2 makes 1 void: L never has the stamp again that R names,
+// If L changes between 1 and 2, step 1 has no effect any more: L never has the stamp again that R names,
 // and a client that wants to write to R thaws it. While L has that stamp no client thaws R,
 // so step 2 takes over exactly what R holds: the two steps act as one reservation of both
-// nodes. A reader at a frozen R finds out whether R has been absorbed: not if L still has
-// the stamp, or if R is still the right link of its left neighbour. The root absorbs an
-// only child in the same way.
+// nodes.
+//
+// A reader of a frozen R checks whether R has been absorbed. It has not if L still has that stamp, or if
+// R is still the right link of its left neighbour. The root absorbs an only child in the same way.
 //
 // # Obligations of the caller
 //
-// A Program belongs to one goroutine at a time; what they share is safe for many. Slices
-// given to callbacks die with the callback.
+// One goroutine at a time uses a Program; Shared is safe for many. Slices given to a callback are valid
+// until the callback returns.
 package btree

@@ -224,9 +224,11 @@ func (n *node) cutFor(key []byte, room int) (right *node, atKey bool) {
 	return n.cut(n.half()), false
 }
 
-// place is where to cut n other than in halves, and the fence there. A leaf is cut at the key if that
-// continues a run: what follows the key moves out, or nothing does, and the new node begins with the
-// key. So the node that the run has left stays full. Preconditions: low <= key < high.
+// place is where to cut n other than in halves, and the fence there. A leaf is cut at the key if
+// the key continues a run: what follows the key moves out, or nothing does and the new node
+// begins with the key. So the node that the run has filled stays full. ok is false: cut in
+// halves.
+// Preconditions: low <= key < high.
 func (n *node) place(key []byte) (i int, sep []byte, ok bool) {
 	end := len(n.entries)
 	i, there := n.find(key)

@@ -12,8 +12,8 @@ var (
 	errNoLevel = errors.New("no such level")
 )
 
-// repair completes a split or merge that ended half-way: it adds the entry of a child that its
-// parent does not name, or removes the entry of a child that is freed.
+// repair completes a split or merge that ended half-way: it adds the entry of a node that its
+// parent does not name, or removes the entry of a node that is freed.
 type repair struct {
 	root  Ref // of the layer
 	level int // of the child
@@ -22,11 +22,11 @@ type repair struct {
 	dead  bool
 }
 
-// find returns the node of a level that a probe looks for, as it was at one moment within the call:
-// READ from the store, valid, and not absorbed.
+// find returns the node of a level that a probe looks for, as it was at one moment within the
+// call: READ from the store, valid, and not absorbed.
 //
-// Linearizes at: the READ of the node returned, or, for a frozen one, at that READ
-// too: it is returned only if it had not been absorbed by then.
+// Linearizes at: the READ of the node returned. That holds for a frozen node too, because it is
+// returned only if it had not been absorbed at its READ.
 func (p *Program) find(pr probe, level int) (*page, error) {
 	if p.depth++; p.depth > maxDepth {
 		return nil, fmt.Errorf("%w: left neighbours %d deep", ErrBusy, p.depth)
@@ -80,7 +80,8 @@ type walk struct {
 	linked bool // a right link led to ref: its parent does not name it
 }
 
-// descend is one try of find; with fresh it does not trust the cache.
+// descend is one try of find. With fresh it takes nothing from the cache. errStale: it has met a
+// node that is out of date, and find tries again with fresh.
 func (p *Program) descend(pr probe, level int, fresh bool) (*page, error) {
 	w := walk{p: p, probe: pr, to: level, fresh: fresh, ref: p.root, level: -1}
 	for range maxSteps {
@@ -112,7 +113,7 @@ func (p *Program) descend(pr probe, level int, fresh bool) (*page, error) {
 	return nil, fmt.Errorf("%w: %d nodes visited", ErrBusy, maxSteps)
 }
 
-// visit returns the node that the walk has reached, or the node that has absorbed it.
+// visit returns the node that the walk has come to, or the one that has absorbed it.
 func (w *walk) visit() (pg *page, err error) {
 	if pg = w.cached(); pg != nil {
 		w.p.cache.hits.Add(1)
@@ -155,7 +156,8 @@ func (w *walk) cached() *page {
 	return pg
 }
 
-// around returns the node that has the keys of a freed node.
+// around returns the node that has the keys of a freed node, if the entry that led there is
+// current.
 func (w *walk) around(err error) (*page, error) {
 	switch {
 	case !freed(err):
@@ -171,7 +173,8 @@ func (w *walk) around(err error) (*page, error) {
 	return w.p.aroundDead(w.parent, w.slot, w.level)
 }
 
-// tooFarRight is the error for a node that begins to the right of the probe.
+// tooFarRight is the error for a node that begins to the right of the probe. From the cache that
+// is an outdated entry; in a fresh walk it is damage.
 func (w *walk) tooFarRight(pg *page) error {
 	if w.fresh {
 		return corrupt("%v begins at %q, to the right of what its parent says", w.ref, pg.low)
@@ -180,13 +183,14 @@ func (w *walk) tooFarRight(pg *page) error {
 	return errStale
 }
 
+// drop takes a node out of the cache.
 func (p *Program) drop(pg *page) {
 	if pg != nil {
 		p.cache.drop(pg.ref)
 	}
 }
 
-// later notes a repair, to be done at the end of the call.
+// later notes a repair for the end of the call.
 func (p *Program) later(m repair) {
 	if p.readOnly || len(p.repairs) >= 8 {
 		return
@@ -195,8 +199,8 @@ func (p *Program) later(m repair) {
 	p.repairs = append(p.repairs, m)
 }
 
-// aroundDead goes past a freed child that its parent, just read, still names: the node before it has
-// absorbed its entries.
+// aroundDead returns the node that has the entries of a freed child which its parent, just read,
+// still names. The node to the left of the child has absorbed them.
 func (p *Program) aroundDead(parent *page, slot, level int) (*page, error) {
 	sep := parent.appendKey(nil, slot)
 	if len(sep) == 0 {
@@ -211,8 +215,8 @@ func (p *Program) aroundDead(parent *page, slot, level int) (*page, error) {
 	return pg, err
 }
 
-// resolve returns the node that has the entries of a frozen one: the frozen node if it has not been
-// absorbed, else the one that absorbed it. It reads, and never waits.
+// resolve returns the node that has the entries of a frozen one: that node itself if it has not
+// been absorbed, else the one that absorbed it. It only reads, and waits for no client.
 func (p *Program) resolve(r *page, pr probe) (*page, error) {
 	absorbed, err := p.absorbed(r)
 	if err != nil || !absorbed {
@@ -241,8 +245,8 @@ func (p *Program) resolve(r *page, pr probe) (*page, error) {
 	return y, err
 }
 
-// absorbed says whether a frozen node has been absorbed. If not, its entries were current when they
-// were READ: this check comes after that READ.
+// absorbed says whether a frozen node r has been absorbed. If it has not, its entries were
+// current when r was READ, because this check comes after that READ.
 func (p *Program) absorbed(r *page) (bool, error) {
 	l, err := p.read(r.by)
 	switch {

@@ -7,15 +7,15 @@ type Write struct {
 	Key, Value []byte // Value is not used by a removal
 	Cond       Cond   // must hold for the write
 	Remove     bool   // the key is removed
-	// Edit, if there is one, makes Value and Remove of what the key has, in the place of
-	// a condition; version is 0 if it has nothing. An error from it is the answer. It may
-	// be called more than once, on another goroutine, and must not keep old. The value
-	// must stay in the leaf: if it or the old one cannot, the write is Alone.
+	// Edit, if it is set, computes Value and Remove from what the key has; there is no Cond then.
+	// version is 0 if the key is absent. An error from it is the answer. It may be called more
+	// than once, on another goroutine, and must not keep old. Both the old and the new value must
+	// be in the leaf, not in objects of their own: otherwise the write is Alone.
 	Edit func(old []byte, version uint64) (value []byte, remove bool, err error)
 
-	// Behind: the write is made only if the one before it in the group is, or if Edit has
-	// refused that one. Otherwise it is Alone. Writes of one caller keep their order in this
-	// way when the leaf has changed and the group is made anew.
+	// Behind: the write is made only if the one before it in the group is made, or was refused by
+	// its Edit. Otherwise it is Alone. So the writes of one caller keep their order when the leaf
+	// has changed and the group is made again.
 	Behind bool
 
 	// Version and Err are the answer, unless Alone says that the write has to be
@@ -28,12 +28,12 @@ type Write struct {
 	old Ref // external value that was replaced; freed after the commit
 }
 
-// MaxGroup bounds the writes that share a reservation, so that other processes get
-// their turn.
+// MaxGroup bounds the writes that share a reservation: other processes wait for the leaf
+// meanwhile.
 const MaxGroup = 64
 
-// Leaf is the leaf that should have a key, as far as the cache knows. Not ok for
-// writes that cannot be part of a group.
+// Leaf is the leaf that should have a key, as far as the cache knows. ok is false for a write
+// that cannot be part of a group, and if the cache does not know.
 func (p *Program) Leaf(w *Write) (ref Ref, ok bool) {
 	if n := len(w.Key); n == 0 || n > p.limits.InlineKeyBytes || !w.Remove && p.outOfLine(w.Key, w.Value) {
 		return ref, false
@@ -57,11 +57,12 @@ type group struct {
 
 var errNothing = errors.New("no write of the group changes anything")
 
-// WriteGroup makes writes to one leaf under one reservation. It calls next, while it
-// holds the leaf, until that returns nil or there are MaxGroup.
+// WriteGroup makes writes to one leaf under one reservation. While it holds the leaf it calls
+// next, until next returns nil or there are MaxGroup writes. On return each of them has its
+// answer.
 //
-// Linearizes at: the commit of the leaf, one write after the other. Answers that
-// change nothing: at the READ under the reservation.
+// Linearizes at: the commit of the leaf, one write after the other. Answers that change nothing:
+// at the READ under the reservation.
 func (p *Program) WriteGroup(leaf Ref, next func() *Write) {
 	p.begin()
 	g := &p.group

@@ -27,7 +27,7 @@ import (
 // entry raises the stamp of the leaf above to that of the dead root, and writes in a layer
 // get versions above that of its entry.
 
-// errNoLayer: the tree has no key that is as long and has that beginning.
+// errNoLayer: the tree has no layer for the beginning of the key.
 var errNoLayer = errors.New("no such layer")
 
 // layerKey is the key of the layer for a long key, in the layer above.
@@ -72,7 +72,8 @@ func (p *Program) layerGone(err error) bool {
 	return p.root != p.Shared.root && errors.Is(err, ErrNoTree)
 }
 
-// dive goes down to the layer of a key. create: it makes the layers that are missing.
+// dive goes down to the layer that a key belongs to. rest is what is left of the key there. With
+// create it makes missing layers.
 func (p *Program) dive(key []byte, create bool) (rest []byte, err error) {
 	p.root, p.floor = p.Shared.root, 0
 	for p.isLayerKey(key) {

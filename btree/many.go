@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// GetMany calls fn once for each key, in any order. Slices are valid during the call of fn, which must
-// not use the tree. Two rounds when warm, one if all values are inline: each
-// leaf is read once.
+// GetMany calls fn once for each key, in any order. Slices are valid during the call of fn, which
+// must not use the tree. With the inner nodes cached it takes one round for the leaves, each of
+// which is READ once, and another one if some values are external.
 func (p *Program) GetMany(keys [][]byte, fn func(i int, value []byte, version uint64, err error)) error {
 	p.begin()
 	defer p.end()

@@ -5,6 +5,8 @@ import (
 	"errors"
 )
 
+// This file merges neighbouring nodes: see Merge in the package comment.
+
 // A merged node must have room for later writes: two nodes merge if together they fill at most this
 // share of a node, or if one of them is idle.
 const mergeNum, mergeDen = 2, 3
@@ -12,12 +14,12 @@ const mergeNum, mergeDen = 2, 3
 // idle says whether a node has no entries, or only the first one of an inner node.
 func (v *view) idle() bool { return v.count == min(v.level, 1) }
 
-// underFull says whether a node of so many bytes looks for a neighbour to merge with.
+// underFull says whether a node with so many bytes should be merged with a neighbour.
 func (p *Program) underFull(bytes int) bool { return bytes < p.limits.Room*2/5 }
 
-// mergeAround merges the node of a level that holds key with a neighbour, if both
-// have the same parent and fit one node; then the same one level up. Best effort:
-// an under-full node does no harm.
+// mergeAround merges the node of a level that holds key with a neighbour, if both have the same
+// parent and fit into one node; then the same one level up. Errors are ignored: an under-full
+// node does no harm.
 func (p *Program) mergeAround(key []byte, level int) {
 	for ; level < maxLevel; level++ {
 		again, err := p.mergeOnce(key, level)
@@ -27,7 +29,7 @@ func (p *Program) mergeAround(key []byte, level int) {
 	}
 }
 
-// mergeOnce merges at one level. It says whether the parent may need a merge next.
+// mergeOnce merges at one level. true: the parent has lost an entry, and may need a merge next.
 func (p *Program) mergeOnce(key []byte, level int) (bool, error) {
 	parent, err := p.find(probe{key: key}, level+1)
 	if err != nil || parent.frozen() {
@@ -81,6 +83,7 @@ func (p *Program) mergeChildren(parent *page, i int) error {
 	return p.merge(l, r)
 }
 
+// validBoth checks the entries of both nodes before they are joined.
 func validBoth(l, r *page) error {
 	for _, pg := range []*page{l, r} {
 		if pg != nil {
@@ -92,11 +95,11 @@ func validBoth(l, r *page) error {
 	return nil
 }
 
-// errTooFull: the two do not fit one node.
+// errTooFull: the entries of both nodes do not fit into one.
 var errTooFull = errors.New("too full to merge")
 
-// merge has l absorb r. Preconditions: both just read, neither frozen, r is the
-// right sibling of l.
+// merge has l absorb r: freeze, absorb, bury.
+// Preconditions: both have just been read, neither is frozen, and r is the right sibling of l.
 func (p *Program) merge(l, r *page) error {
 	size, room := union(l.node(), r.node()).size(), p.limits.Room
 	if l.idle() || r.idle() {
@@ -112,7 +115,8 @@ func (p *Program) merge(l, r *page) error {
 	return p.absorb(l, frozen)
 }
 
-// freeze stops writes to r for as long as l has its stamp, and returns r as frozen.
+// freeze marks r as frozen by l, with l's stamp: no client writes to r as long as l has that
+// stamp. It returns r as frozen.
 func (p *Program) freeze(l, r *page) (*page, error) {
 	p.out = r.freeze(p.out, l.ref, l.stamp, r.stamp+1, p.limits.Room)
 	if err := p.swap(r.ref, r.stamp, p.out); err != nil {
@@ -122,8 +126,8 @@ func (p *Program) freeze(l, r *page) (*page, error) {
 	return pg, p.take(pg, r.ref, append(pg.buf[:0], p.out...))
 }
 
-// absorb moves the entries of the frozen r to l, if l still has the stamp that r names; otherwise it
-// thaws r.
+// absorb moves the entries of the frozen r into l, if l still has the stamp that r names. If l
+// has another one, it thaws r.
 //
 // Linearizes at: the commit of l. The keys are the same before and after.
 func (p *Program) absorb(l, r *page) error {
@@ -165,8 +169,9 @@ func (p *Program) bury(r *page) error {
 	return nil
 }
 
-// settle ends the frozen state of a node: it completes the absorption, or thaws the node
-// because the one that was to absorb it has changed. Writers call it, and never wait.
+// settle ends the frozen state of a node: it completes the merge, or thaws the node because the
+// one that was to absorb it has changed. A writer that meets a frozen node calls it, and so waits
+// for no other client.
 func (p *Program) settle(ref Ref) error {
 	r, err := p.read(ref)
 	if freed(err) || err == nil && !r.frozen() {
@@ -220,8 +225,9 @@ func (p *Program) thaw(r *page) error {
 	return err
 }
 
-// unlink removes the entry of a freed node from its parent. The first entry of a parent stands for the
-// low fence and stays: it gets the Ref of the node that has the keys now.
+// unlink removes the entry of a freed node from its parent. The first entry of a parent cannot be
+// removed, because it stands for the low fence: it gets the Ref of the node that has the keys
+// now.
 func (p *Program) unlink(level int, sep []byte, dead Ref) error {
 	for range maxTries {
 		pg, err := p.find(probe{key: sep}, level)
@@ -265,7 +271,7 @@ func (p *Program) unlink(level int, sep []byte, dead Ref) error {
 	return ErrBusy
 }
 
-// shrink moves the entries of the root's only child to the root.
+// shrink moves the entries of the root's only child into the root: the tree loses a level.
 func (p *Program) shrink(root *page) error {
 	child, _ := root.child(0)
 	c, err := p.read(child)

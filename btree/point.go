@@ -42,29 +42,29 @@ func IfAbsent() Cond { return Cond{kind: condAbsent} }
 // IfVersion: the key has been there since the write that had this version.
 func IfVersion(v uint64) Cond { return Cond{kind: condVersion, version: v} }
 
-// Unless: the key has no value, or one outside the leaf, or one whose first byte has none
-// of the bits of mask. A program that marks short values in this way keeps writers that
-// do not read from overwriting a mark, at no cost to them.
+// Unless: the key has no value, or an external one, or one whose first byte has none of the bits
+// of mask. A program that marks short values by such a bit keeps writers that do not read from
+// overwriting a marked value, at no cost to them.
 func Unless(mask byte) Cond { return Cond{kind: condUnless, mask: mask} }
 
 // IfValue: the key has this value.
 func IfValue(b []byte) Cond { return Cond{kind: condValue, value: b} }
 
-// write is the change of one key, as Store.Update runs it on a leaf.
+// write is the change of one key, as Store.Update runs it on a leaf. It belongs to its Program.
 type write struct {
-	key    []byte // within the layer
-	name   []byte // the whole key, for errors
-	floor  uint64
-	cond   Cond
-	remove bool
-	value  []byte // or Ref and length
-	ext    bool
+	key    []byte                                                                  // within the layer
+	name   []byte                                                                  // the whole key, for errors
+	floor  uint64                                                                  // the new version is above it; see layer.go
+	cond   Cond                                                                    // must hold
+	remove bool                                                                    // the key is removed
+	value  []byte                                                                  // or Ref and length
+	ext    bool                                                                    // value is a Ref and a length
 	edit   func(old []byte, version uint64) (value []byte, remove bool, err error) // makes value and remove
 	most   int                                                                     // bytes of the largest value that edit may make
-	room   int
-	ours   bool // the payload is valid: it comes from an earlier write of the group, or see whole
-	enc    []byte
-	out    []byte
+	room   int                                                                     // bytes that entries may take in the leaf
+	ours   bool                                                                    // the payload is valid: it comes from an earlier write of the group, or see whole
+	enc    []byte                                                                  // scratch: the new entry
+	out    []byte                                                                  // scratch: the new leaf
 
 	// Of the last run.
 	version uint64
@@ -75,10 +75,11 @@ type write struct {
 	refusal error  // of edit
 }
 
-// apply is the callback of Update.
+// apply is the callback of Update: it makes the new leaf from the old one, or says why not. It
+// may run more than once.
 //
-// Linearizes at: the commit of Update; where it answers ErrNoKey, ErrKeyExists or
-// ErrConflict, at the READ under the reservation.
+// Linearizes at: the commit of Update; where it answers ErrNoKey, ErrKeyExists or ErrConflict, at
+// the READ under the reservation.
 func (w *write) apply(old []byte) ([]byte, error) {
 	v, err := parse(old)
 	if err == nil && !w.ours {
@@ -130,7 +131,7 @@ func (w *write) apply(old []byte) ([]byte, error) {
 	return w.out, nil
 }
 
-// ask runs edit, which makes the value or the removal.
+// ask calls edit, which computes the value or the removal.
 func (w *write) ask(e *leafEntry, found bool) error {
 	var old []byte
 	var version uint64
@@ -152,6 +153,7 @@ func (w *write) ask(e *leafEntry, found bool) error {
 	return nil
 }
 
+// check says whether the condition holds for the entry that the leaf has.
 func (w *write) check(e *leafEntry, found bool) error {
 	switch {
 	case w.cond.kind == condAbsent && found:
@@ -177,10 +179,12 @@ func (w *write) check(e *leafEntry, found bool) error {
 	return nil
 }
 
-// Get appends the key's value to dst. One round when warm, two for an external
-// value, one more for each layer. version is that of the write that put it.
+// Get appends the key's value to dst. With the inner nodes cached it takes one round, two for an
+// external value, and one more for each layer. version is that of the write that put the value.
 //
 // Linearizes at: the READ of the leaf.
+//
+// Errors: ErrNoKey, ErrBadKey, ErrNoTree, ErrBusy, and those of the Store.
 func (p *Program) Get(key, dst []byte) (value []byte, version uint64, err error) {
 	if err := p.checkKey(key); err != nil {
 		return dst, 0, err
@@ -227,9 +231,11 @@ func (p *Program) outside(e *leafEntry, dst []byte) ([]byte, error) {
 	return out, err
 }
 
-// Put sets the key's value if the condition holds. Two rounds when warm, three with
-// backups, one more (two) for a value that does not fit the leaf. version is that
-// of this write.
+// Put sets the key's value if the condition holds. With the inner nodes cached it takes two
+// rounds, three with backups; one more (two) for a value that does not fit the leaf. version is
+// that of this write.
+//
+// Linearizes at: the commit of the leaf; see write.apply.
 func (p *Program) Put(key, value []byte, cond Cond) (version uint64, err error) {
 	if err := p.checkKey(key); err != nil {
 		return 0, err
@@ -254,7 +260,7 @@ func (p *Program) Put(key, value []byte, cond Cond) (version uint64, err error) 
 	return version, err
 }
 
-// Base is the version of what the last Put, which was made, has replaced; 0: the key was not there.
+// Base is the version of what the last successful Put has replaced; 0: the key was absent.
 func (p *Program) Base() uint64 { return p.w.base }
 
 // outOfLine says whether a value needs an object of its own.
@@ -369,8 +375,8 @@ func (p *Program) compareOutside(want []byte) error {
 	return fmt.Errorf("%w: %q kept changing", ErrBusy, p.w.name)
 }
 
-// leafOf is the leaf that should have a key, without reading it: the Update that
-// follows looks at it first. A root that is not cached is taken for a leaf.
+// leafOf is the leaf that should have a key. It does not read the leaf: the Update that follows
+// checks it. A root that is not cached is taken for a leaf.
 func (p *Program) leafOf(key []byte) (Ref, error) {
 	if ref, ok := p.quick(key, 0); ok {
 		return ref, nil

@@ -9,6 +9,9 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
+// This file has what a tree needs of its caller, its limits, and Program, which runs its
+// operations.
+
 // Ref names an object; see proto.Ref.
 type Ref = proto.Ref
 
@@ -191,6 +194,7 @@ type Config struct {
 // DefaultFill is Config.Fill unless set.
 const DefaultFill = 90
 
+// fill is Config.Fill, or its default.
 func (c Config) fill() (int, error) {
 	if c.Fill == 0 {
 		return DefaultFill, nil
@@ -201,6 +205,7 @@ func (c Config) fill() (int, error) {
 	return c.Fill, nil
 }
 
+// class is the size class of the nodes' slabs.
 func (c Config) class() (proto.Class, error) {
 	if c.NodeBytes == 0 {
 		c.NodeBytes = DefaultNodeBytes
@@ -224,6 +229,7 @@ func NodeClass(nodeBytes int) (proto.Class, bool) {
 	return proto.ClassOf(nodeBytes + nodeSlabExtra)
 }
 
+// newShared is what Programs of a tree with this root share.
 func newShared(root Ref, class proto.Class, cfg Config, fill int) *Shared {
 	n := cfg.CacheBytes
 	if n == 0 {
@@ -341,6 +347,7 @@ func (p *Program) begin() {
 	p.repairs = p.repairs[:0]
 }
 
+// end does the repairs that the operation has noted, gives its pages back, and adds its counts.
 func (p *Program) end() {
 	if len(p.repairs) > 0 && !p.readOnly {
 		p.repairAll()
@@ -353,15 +360,17 @@ func (p *Program) end() {
 	p.w.key, p.w.value, p.w.cond.value = nil, nil, nil // the caller's
 }
 
-// hitsAtOnce is how many hits are added with one atomic instruction: it would wait for all loads that
-// are outstanding.
+// hitsAtOnce is how many hits of the cache are added with one atomic instruction, which has to
+// wait for all outstanding loads.
 const hitsAtOnce = 64
 
+// giveBack makes all pages of the operation free for other nodes.
 func (p *Program) giveBack() {
 	p.pages = append(p.pages, p.lent...)
 	p.lent = p.lent[:0]
 }
 
+// page is memory for a node, valid until giveBack.
 func (p *Program) page() *page {
 	if n := len(p.pages); n > 0 {
 		pg := p.pages[n-1]
@@ -398,6 +407,7 @@ func (p *Program) take(pg *page, ref Ref, b []byte) (err error) {
 	return nil
 }
 
+// checkKey refuses keys of no length, and those above MaxKeyBytes.
 func (p *Program) checkKey(key []byte) error {
 	if len(key) == 0 || len(key) > MaxKeyBytes {
 		return fmt.Errorf("%w: %d bytes, want 1 to %d", ErrBadKey, len(key), MaxKeyBytes)
@@ -405,6 +415,6 @@ func (p *Program) checkKey(key []byte) error {
 	return nil
 }
 
-// freed says that an operation did nothing because its object has been freed. An unknown
-// outcome is not freed, even where its cause is that the object has been freed since.
+// freed says that an operation did nothing because its object has been freed. An unknown outcome
+// does not count as freed, even if its cause is that the object has been freed since.
 func freed(err error) bool { return errors.Is(err, slab.ErrFreed) && !unknown(err) }

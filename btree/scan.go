@@ -6,6 +6,9 @@ import (
 	"fmt"
 )
 
+// This file scans ranges of keys: it reads leaves ahead, several in a round, and continues by
+// fence keys.
+
 // Range of keys: From <= key < To. An empty From is the first key, a nil To the end.
 type Range struct {
 	From, To []byte

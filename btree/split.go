@@ -8,11 +8,15 @@ import (
 	"github.com/quarrystore/quarry/slab"
 )
 
+// This file splits full nodes: see Split in the package comment.
+
 // errChanged: the node is not as it was read; nothing was done.
 var errChanged = errors.New("node has changed")
 
+// unknown says whether an operation may have been done.
 func unknown(err error) bool { return errors.Is(err, slab.ErrUnknown) }
 
+// tagOf is the tag of the slabs of a level.
 func tagOf(level int) uint32 {
 	if level == 0 {
 		return TagLeaf
@@ -25,7 +29,8 @@ func (p *Program) alloc(n *node) (Ref, error) {
 	return p.store.Alloc(n.encode(nil, p.limits.Room), tagOf(n.level), p.limits.Room, false)
 }
 
-// replace commits n in the place of a node that still has a stamp and is not frozen.
+// replace commits n in the place of a node, if that still has a stamp and is not frozen;
+// errChanged otherwise.
 func (p *Program) replace(ref Ref, stamp uint64, n *node) error {
 	p.out = n.encode(p.out, p.limits.Room)
 	return p.swap(ref, stamp, p.out)
@@ -45,7 +50,8 @@ func (p *Program) swap(ref Ref, stamp uint64, now []byte) error {
 	})
 }
 
-// commit is replace for a node with new neighbours: they are freed if it fails.
+// commit is replace for a node whose new neighbours have been made: if it is not done they are
+// freed.
 func (p *Program) commit(ref Ref, stamp uint64, n *node, made ...Ref) (done bool, err error) {
 	err = p.replace(ref, stamp, n)
 	if err == nil {
@@ -62,8 +68,8 @@ func (p *Program) commit(ref Ref, stamp uint64, n *node, made ...Ref) (done bool
 	return false, err
 }
 
-// split makes room in a node for a key, once. nil also when others have changed the
-// node: look again.
+// split makes room in a node for a key, once. nil means done, or that another client has changed
+// the node: the caller looks again.
 //
 // Linearizes at: the commit of the left node. The keys are the same before and after.
 func (p *Program) split(ref Ref, key []byte) error {
@@ -144,8 +150,8 @@ func (p *Program) grow(n *node, key []byte) error {
 	return err
 }
 
-// post adds the entry of a node to the parent. A late post is harmless: the entry of a node that was
-// freed meanwhile is found and removed.
+// post adds the entry of a node to its parent. It does no harm if it comes late: if the node has
+// been freed meanwhile, the next search finds the entry and removes it.
 func (p *Program) post(level int, sep []byte, child Ref) error {
 	if done, err := p.postQuick(level, sep, child); done || err != nil {
 		return err
@@ -194,8 +200,8 @@ func (p *Program) post(level int, sep []byte, child Ref) error {
 	return ErrBusy
 }
 
-// postQuick is post where the cache knows the parent, and the parent has room and not yet
-// the entry: one Update, without parsing the whole node.
+// postQuick is post where the cache knows the parent, and the parent has room and not yet the
+// entry: one Update that does not parse the whole node.
 func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err error) {
 	ref, ok := p.quick(sep, level)
 	if !ok {
@@ -241,8 +247,8 @@ func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err er
 	return false, err
 }
 
-// repairAll carries out the repairs that the operation has noted. It is best effort: the next
-// operation that meets the same place notes a failed repair again.
+// repairAll completes the splits and merges that the operation has found half done. Errors are
+// ignored: the next operation that comes there finds the same again.
 func (p *Program) repairAll() {
 	todo := p.repairs
 	p.repairs = nil
@@ -262,7 +268,8 @@ func (p *Program) repairAll() {
 	p.repairs = todo[:0]
 }
 
-// link posts a node that its parent does not name, if it is still part of the tree.
+// link adds the entry of a node that its parent does not name, if the node is still part of the
+// tree.
 func (p *Program) link(m *repair) error {
 	pg, err := p.find(probe{key: m.sep}, m.level+1)
 	if errors.Is(err, errNoLevel) {

@@ -25,6 +25,7 @@ func (v *view) valid() error {
 	return v.validIn(edges[:len(v.raw)/64+1])
 }
 
+// validLarge is valid for nodes whose bits do not fit a small array.
 func (v *view) validLarge() error {
 	var edges [64<<10/64 + 1]uint64
 	return v.validIn(edges[:len(v.raw)/64+1])
