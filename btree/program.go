@@ -279,8 +279,8 @@ func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
 	return newShared(root, v.class, cfg, fill), nil
 }
 
-// page is a node as READ, which belongs to one Program, or as cached, which all Programs of the
-// tree share and nobody changes but for the atomics.
+// page is a node as READ, which belongs to one Program, or as cached. All Programs of the
+// tree share a cached node, and only its atomics change.
 type page struct {
 	// What a descent through the cache looks at comes first, in four cache lines that
 	// can be asked for at once; see indexed.

@@ -42,9 +42,10 @@ func (c *Client) Bind(ctx context.Context) (context.Context, Session, error) {
 	return bound, Session{s.ticket.Session, s.ticket.Serial}, nil
 }
 
-// Fenced reports whether a session has ended, and no verb of it changes a byte any more: what it does then, it does
-// for ever. A session that is silent for its lease is fenced by the question. It is fenced once all storage nodes
-// that hold memory of clients have acknowledged that; until then the answer is false.
+// Fenced reports whether a session has ended and none of its verbs changes a byte any more. Once
+// true it stays true. If the session has been silent for its lease, the call makes the
+// controllers fence it. It is fenced when all storage nodes that hold memory of clients have
+// acknowledged that; until then the answer is false.
 //
 // Errors: those of a call to the controllers; one for the Client's own session.
 func (c *Client) Fenced(ctx context.Context, of Session) (bool, error) {

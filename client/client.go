@@ -106,9 +106,9 @@ func (c *Client) start(s *session) {
 	})
 }
 
-// replace opens a new session in the place of one that has ended, and asks the controller to
-// fence the old one so that other clients need not wait for its lease. The new session does
-// not wait for that fence: a fence cannot complete while the last node of a region is gone.
+// replace opens a new session after one that has ended, and asks the controller to fence the old
+// one, so that other clients need not wait for its lease. The new session does not wait for that
+// fence: a fence cannot complete while the last node of a region is gone.
 func (c *Client) replace(old *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

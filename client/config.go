@@ -35,9 +35,10 @@ const (
 	FabricTLSRequired = tcp.TLSRequired // TLS, or no connection
 )
 
-// FabricTLS is how connections to storage nodes are encrypted: TLS 1.3, on which a node shows the
-// certificate of its name in the table, and the client its own. Who changes traffic can make a client
-// with FabricTLSOn go without; with FabricTLSRequired its calls fail instead.
+// FabricTLS says whether connections to storage nodes are encrypted: TLS 1.3, in which a node
+// shows the certificate of its name in the table, and the client its own. An attacker who can
+// change traffic can make a client with FabricTLSOn connect without TLS; with FabricTLSRequired
+// the client's calls fail instead.
 type FabricTLS = tcp.TLS
 
 // Config configures a Client. Only Controllers is required.

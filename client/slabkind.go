@@ -78,7 +78,8 @@ func checkSlab(o *AllocOptions, standard SlabKind) error {
 	return nil
 }
 
-// want is what an object of so many bytes needs, by options that checkAlloc has completed.
+// want translates options that checkAlloc has completed, for an object with this capacity in
+// bytes.
 func (l *lane) want(room int, o *AllocOptions) alloc.Want {
 	w := alloc.Want{Kind: proto.Pair, Capacity: o.Capacity, Replicas: o.Replicas, Durable: o.Durability == Durable, Tag: o.Tag}
 	switch {

@@ -12,7 +12,8 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-// caller adds to each call of a controller who makes it, and for whom.
+// caller adds to each call of a controller the credentials of the caller, and the user or job for
+// which the call is made.
 func (cfg *Config) caller() connect.Interceptor {
 	if cfg.user != "" {
 		return agentauth.ForUser(cfg.Token, cfg.Tenant, cfg.user)

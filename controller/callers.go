@@ -15,7 +15,8 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// Who calls, and what beyond the table of internal/rights depends on it.
+// This file identifies callers, and decides what depends on the caller beyond the table of
+// internal/rights.
 
 // errUnauthenticated is the answer to a caller with neither.
 var errUnauthenticated = errors.New("show a certificate of this cluster (--tls-cert, --tls-key, --tls-ca) or a token (--token or QUARRY_TOKEN): the one shown is wrong, revoked or missing")

@@ -179,7 +179,7 @@ func (c *Controller) answers(url string, incarnation uint64) bool {
 }
 
 // unreachable says whether an error of a probe shows that no process answers there. A certificate
-// that does not verify comes from a process, so it does not.
+// that does not verify does not show that: a process has sent it.
 func unreachable(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF)

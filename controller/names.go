@@ -216,7 +216,8 @@ func (s *service) whileLive(ctx context.Context, t *term, tenant uint32, serial 
 	return clientv3.Compare(clientv3.ModRevision(key), "=", res.Kvs[0].ModRevision), nil
 }
 
-// nothingMade is why a name was not made that there is not yet.
+// nothingMade is the error when a transaction has not made a name although the name does not
+// exist: the tenant has been deleted, or the session has ended.
 func nothingMade(tenant uint32, serial uint64) error {
 	if serial == 0 {
 		return tenantGone(tenant)

@@ -17,8 +17,10 @@ type visible struct {
 	tenants []uint32 // else these
 }
 
-// sees finds out what a caller is shown: with grants, their tenants; for the submitter of a job or the user of a
-// gateway, the tenant of the call. Others are shown all, but for workers, which are shown none.
+// sees finds out which tenants' regions a caller is shown. Operators, nodes, controllers and
+// viewers are shown all. A caller with grants is shown the tenants of its grants; the submitter
+// of a job and the user of a gateway, the tenant of the call. Workers are shown none, every other
+// caller all.
 func (c *Controller) sees(ctx context.Context, h http.Header) (visible, error) {
 	caller := rights.From(ctx)
 	if caller.Is(identity.Operator, identity.Node, identity.Controller, identity.Viewer) {

@@ -9,9 +9,9 @@ import (
 	"github.com/quarrystore/quarry/internal/keyring"
 )
 
-// Ticket is what a controller gave a session to show to nodes: they verify its signature
-// with the controllers' public keys and need not have heard of the session before. It is
-// no secret: a node admits only who proves to hold the key that the ticket names.
+// Ticket is what a controller gives to a session to show to nodes. Nodes verify its signature
+// with the controllers' public keys, and need not have heard of the session before. It is no
+// secret: a node admits only a client that proves to have the key that the ticket names.
 type Ticket struct {
 	KeyID   uint64   // of the key that has signed it
 	Cluster [16]byte // UUID; a node of another cluster refuses the ticket
@@ -125,8 +125,8 @@ func NewCredentials() *Credentials {
 	return &Credentials{Ticket: Ticket{Holder: keyring.Public(public)}, Key: private}
 }
 
-// Room says whether a session of the ticket may have one more lane at a node beside so many, where the node
-// itself allows most.
+// Room says whether a session that has so many lanes at a node may have one more, where the node
+// itself allows at most most.
 func (t *Ticket) Room(lanes, most int) bool {
 	if t.Lanes != 0 {
 		most = min(most, int(t.Lanes))

@@ -13,7 +13,7 @@ import (
 // ciphertext and needs no keys.
 //
 // A ciphertext is bound to its place and image: region, offset, generation, version, born, tag and
-// writer are authenticated with it. So it is not copied to another version: who repairs it writes the
+// writer are authenticated with it. So a repair does not copy it to another version, but writes the
 // same bytes again (rewrite, rewriteBackups).
 
 var (

@@ -52,7 +52,7 @@ func (st *Scrubbed) Add(o *Scrubbed) {
 // not settled, the shadow may be the only whole copy of a committed image.
 //
 // It runs beside clients, under a session of its own, and changes words by CAS only. It may clear
-// a map bit just before the claimer of that slab writes R. That does no harm: R decides who has
+// a map bit just before the claimer of that slab writes R. That does no harm: R decides which session has
 // the slab (clearLeak).
 func (l *Lane) Scrub(reg *Region, dead func(session uint32) bool) (Scrubbed, error) {
 	var st Scrubbed

@@ -112,7 +112,8 @@ func (d *device) save(b []byte) error {
 	return d.dir.write(d.dir.extents, slices.Clone(b))
 }
 
-// scan misses nothing: the directory is what there is.
+// scan checks and maps the regions of the directory. None can be missing: the directory is the
+// only list.
 func (d *device) scan(_ context.Context, kept state.Kept) (out []found, missing []uint32, err error) {
 	defer func() {
 		if err != nil {

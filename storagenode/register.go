@@ -195,7 +195,7 @@ func (n *Node) settle() {
 	}
 }
 
-// learnKeys takes the public keys of the controllers, in the place of those of before.
+// learnKeys replaces the public keys of the controllers.
 func (n *Node) learnKeys(keys [][]byte) error {
 	if len(keys) > keyring.MaxKeys {
 		return fmt.Errorf("the controller names %d public keys: want at most %d", len(keys), keyring.MaxKeys)

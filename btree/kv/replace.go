@@ -130,11 +130,13 @@ func (t *tries) again(ctx context.Context, err error) bool {
 	return ctx.Err() == nil
 }
 
-// Stage opens the tree that an owner has staged beside the one with a name. The first call makes it, empty, with the
-// nodes, the replicas and the durability of the present one; if there is no present one, that is made, empty.
-// owner is any word for who replaces it, a new one each time.
+// Stage opens the tree that an owner has staged beside the one with a name. The first call makes
+// it, empty, with the nodes, replicas and durability of the present tree; if there is no present
+// tree that is made too, empty. owner names the replacement: any word that was not used before
+// for this tree.
 //
-// Errors: *ReplacingError, also if too many former contents are not settled; ErrNotTree; those of Create.
+// Errors: *ReplacingError, also if too many former contents are not settled; ErrNotTree; those of
+// Create.
 func Stage(ctx context.Context, c *client.Client, name, owner string) (*Tree, error) {
 	var tries tries
 	for {

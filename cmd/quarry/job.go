@@ -40,8 +40,8 @@ func (a *app) jobs(ctx context.Context, timeout time.Duration, f func(context.Co
 		tctx, cancel = context.WithTimeout(ctx, timeout)
 	}
 	defer cancel()
-	// The jobs' tree is made by the first worker with rights of its own, with as many replicas as it has been
-	// told, or by the first who submits a job to others.
+	// The jobs' tree is made by the first worker with rights of its own, with the replicas of its
+	// --replicas; where there are no such workers, by the first program that submits a job.
 	if _, err = c.Names().Lookup(tctx, job.StateTree); errors.Is(err, client.ErrNoName) {
 		missing := err
 		var polling []client.Worker

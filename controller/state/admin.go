@@ -153,8 +153,8 @@ func (m *Machine) placeFor(g *region, from *node, taken []uint64) *node {
 	return best
 }
 
-// fits says whether n could hold a replica of a region in the place of the one on
-// from: it is at work, and in a failure domain of its own. Room is another matter.
+// fits says whether n could take over the replica of a region that is on from: it is at work, and
+// in another failure domain than the other replicas. It does not look at free capacity.
 func (m *Machine) fits(g *region, n, from *node) bool {
 	if n.rec.State != nodeUp || n.stopping || !m.up(n) || n.fails > 0 || m.now < n.refusedUntil || g.on(n.rec.Id) != nil ||
 		g.rec.Durability == quarrypb.Durability_DURABILITY_PMEM && !n.rec.Persistent {

@@ -133,8 +133,8 @@ func (c *Credentials) proofBy(k *keyring.Signer, serial uint64) []byte {
 	return k.Proof(sessionLabel, b)
 }
 
-// Holds refuses a call in the name of a session whose proof it does not show. While the key of
-// before is valid, a session of before may show either key's.
+// Holds refuses a call in the name of a session unless it shows the session's proof. While the
+// previous key is valid, a session that was opened under it may show the proof of either key.
 func (c *Credentials) Holds(serial uint64, proof []byte) *Error {
 	if !hmac.Equal(c.proof(serial), proof) && !hmac.Equal(c.proofBy(c.Signer, serial), proof) {
 		return errorf(Denied, "the call does not show the proof that the session with serial %d was given when it was opened", serial)
@@ -142,7 +142,7 @@ func (c *Credentials) Holds(serial uint64, proof []byte) *Error {
 	return nil
 }
 
-// callOf is the live session that a call is made in the name of.
+// callOf is the live session in whose name a call is made.
 func (m *Machine) callOf(serial uint64, proof []byte) (*session, *Error) {
 	s, err := m.liveSession(serial)
 	if err == nil {
@@ -151,12 +151,13 @@ func (m *Machine) callOf(serial uint64, proof []byte) (*session, *Error) {
 	return s, err
 }
 
-// programSerial is the first serial of tickets for programs of nodes that have no session:
-// controllers never number so many sessions.
+// programSerial is the first serial in tickets for programs of nodes that have no session. It is
+// above all serials that controllers give.
 const programSerial = uint64(1) << 63
 
-// reconcileTicket lets the primary's node reach the replicas of a region in the epoch that no
-// client asks for, because no table shows it OPEN. It holds for no other region and no later epoch.
+// reconcileTicket lets the primary's node open the replicas of a region in the epoch of a
+// reconcile, which no client asks for, because no table shows it OPEN. It is good for that region
+// and epoch alone.
 func (m *Machine) reconcileTicket(g *region) *quarrypb.Ticket {
 	n := m.node(g.rec.Replicas[0].Node)
 	if len(n.rec.Key) != len(keyring.Public{}) {

@@ -121,8 +121,8 @@ type Stats struct {
 	// lost), and how long they took.
 	Attempts map[string]map[string]uint64
 	Took     map[string]latency.Snapshot
-	// Places of parts claimed: near the memory that they read, elsewhere, or
-	// anywhere where it is all the same.
+	// Places of parts claimed: near the memory that they read, elsewhere, or anywhere,
+	// where the memory of the part is on no single node.
 	Places map[string]uint64
 	// Retries are parts begun that had been begun before; Takeovers those of them
 	// whose worker had gone silent.

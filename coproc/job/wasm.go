@@ -142,8 +142,9 @@ func sleep(ctx context.Context, ns int64) {
 	}
 }
 
-// compile makes a module's machine code, with calls of check in it. With several compilers wazero looks at the context
-// between functions, and with one it does not. One function is compiled to its end all the same; Insert bounds it.
+// compile makes a module's machine code, with calls of check in it. With several compilers wazero
+// looks at the context between functions, and with one it does not. A function that is being
+// compiled is compiled to its end in any case; Insert bounds its size.
 func (r *runtime) compile(ctx context.Context, wasm []byte, limit time.Duration) (wazero.CompiledModule, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("compiling takes longer than %v", limit))
 	defer cancel()

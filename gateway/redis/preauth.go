@@ -55,9 +55,9 @@ func (s *Server) addPreAuth(c *conn) {
 	}
 }
 
-// awaitDropped returns when fewer than maxDropped connections are dropped and have not ended, or the server ends. A
-// dropped one holds its buffers until its goroutine runs: on a busy machine, strangers who connect
-// faster than that would hold memory without bound.
+// awaitDropped waits while maxDropped connections have been dropped and have not ended. A dropped
+// connection keeps its buffers until its goroutine runs; on a busy machine, clients that connect
+// faster than that would use memory without bound.
 func (s *Server) awaitDropped(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

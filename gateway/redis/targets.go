@@ -325,8 +325,8 @@ func (c *conn) wrote(s *setting, w *btree.Write) {
 	ch.failed(w.Err)
 }
 
-// failed notes the error of a field. The fields behind it are written all the same: an unknown outcome of one of
-// them is not lost.
+// failed records the error of a field. The fields behind it are written nevertheless, and an
+// unknown outcome of one of them takes the place of an earlier error.
 func (ch *change) failed(err error) {
 	switch {
 	case ch.err == nil:

@@ -18,7 +18,7 @@ const (
 	greetIn   = 5  // a seed that is not heard is called so often
 	muteAfter = 25 // nothing is sent to a member that was not heard for so long
 	forgetIn  = 90_000
-	shownFor  = 1500 // others are told of a silent member for so long
+	shownFor  = 1500 // ticks in which a silent member is still named to others
 
 	pausedAt = 5 // of this process itself
 

@@ -45,7 +45,8 @@ const (
 	programLanes    = 1024
 )
 
-// Room says whether a lane of that number may come in beside so many sessions and lanes.
+// Room says whether a lane with that number may be admitted where there are so many sessions and
+// lanes.
 func (l *Limits) Room(sessions, lanes int, number uint32) bool {
 	if number >= ProgramLane {
 		sessions, lanes = sessions-programSessions, lanes-programLanes

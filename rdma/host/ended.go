@@ -1,8 +1,8 @@
 package host
 
-// Ended knows which sessions are never admitted again, by serial, in bounded
-// memory: those fenced one by one, and all below the serial that EndBelow has named,
-// but for the ones that it said live. The caller locks. The zero Ended admits all.
+// Ended knows which sessions are never admitted again, by serial, in bounded memory: those that
+// were fenced one by one, and all below the serial given to EndBelow that it did not list as
+// live. The caller locks. The zero Ended admits all.
 type Ended struct {
 	fenced map[uint64]struct{} // serials that Fence named, those below floor removed again
 	floor  uint64              // serials below it are over unless they are in live; never falls

@@ -21,9 +21,9 @@ type Process struct {
 	killed bool       // Kill has sent the signal
 }
 
-// PeerProcess is the process that connected a unix socket. It is refused with
-// rdma.ErrProcess unless this process has the right to look into it and to kill it:
-// else the end of its session could not be enforced.
+// PeerProcess is the process at the other end of a unix socket. It is refused with
+// rdma.ErrProcess unless this process may look into it and kill it: otherwise the end of its
+// session could not be enforced.
 func PeerProcess(socket int) (*Process, error) {
 	cred, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {

@@ -70,7 +70,7 @@ func allocate(f *os.File, bytes uint64) error {
 	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
 		return err
 	}
-	// Without the call what is there, zeros in holes, is written again.
+	// Without the call the contents are read and written again, which fills holes with zeros.
 	b := make([]byte, 1<<20)
 	for off := int64(0); off < int64(bytes); {
 		n, err := f.ReadAt(b[:min(int64(len(b)), int64(bytes)-off)], off)

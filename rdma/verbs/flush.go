@@ -23,8 +23,8 @@ type skipping struct {
 	fence bool      // one of them had a fence, which the next verb has to have
 }
 
-// method is how a persistent FLUSH is carried out: as the node has told, but by message where the node says native and the
-// library that this program has met cannot.
+// method is how a persistent FLUSH is carried out: as the node has told; by message where the
+// node says native and this program's library cannot.
 func (c *conn) method(w *window, v *rdma.Verb) rdma.FlushMethod {
 	if w.Flush == rdma.Native && (c.lane.flushes == nil || v.Bytes > math.MaxUint32) {
 		return rdma.Message

@@ -31,7 +31,8 @@ type region struct {
 
 	// mu is held while memory is registered or let go, which takes long.
 	mu sync.Mutex
-	// serving is held with mu where memory, epoch or tenant change, and alone by those who flush.
+	// serving: a change of memory, epoch or tenant holds it together with mu; a flush holds it
+	// alone, shared.
 	serving sync.RWMutex
 	// Invariant: epoch and closed never fall.
 	epoch  uint64                   // served last

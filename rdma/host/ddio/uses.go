@@ -50,7 +50,8 @@ func (u *uses) lock(how int) error {
 	}
 }
 
-// share takes the lock that those who rely on the switch hold together. It waits for a change that is under way.
+// share takes the lock in the mode of processes that rely on the switch, which share it. It waits
+// for a change that is under way.
 func (u *uses) share() error { return u.lock(unix.LOCK_SH) }
 
 // alone tries to take the lock for a change. false: others rely on the switch, and this process holds no lock.

@@ -90,7 +90,8 @@ func (l *Ledgers) take(f *os.File, off int64, m *Mapping) error {
 	return nil
 }
 
-// Cut is a loss of power of all files at this moment; see Ledger.Cut. What runs goes on as if nothing had happened, until Restore.
+// Cut is a loss of power of all files at this moment; see Ledger.Cut. Processes continue as if
+// nothing had happened, until Restore.
 func (l *Ledgers) Cut(survives func() bool) *PowerCut {
 	l.mu.Lock()
 	defer l.mu.Unlock()
