@@ -66,7 +66,7 @@ func (a *Allocator) format(k magKey, reg *slab.Region, block uint32, was proto.H
 // FREE. If the epoch is over Reconcile has done so already. It returns err.
 func (a *Allocator) orphan(reg *slab.Region, block uint32, err error) error {
 	if over, _ := a.epochOver(reg); !over {
-		a.lane.Port().EndSession(fmt.Errorf("format of block %d of region %d could not be settled: %w", block, reg.ID, err))
+		a.lane.EndSession(fmt.Errorf("format of block %d of region %d could not be settled: %w", block, reg.ID, err))
 	}
 	return err
 }

@@ -77,7 +77,7 @@ func (a *Allocator) releaseClaims(claims []slab.Claim) (held []slab.Claim, reaso
 
 // abandonClaims ends the session, which leaves claims to fence and scrub.
 func (a *Allocator) abandonClaims(reg *slab.Region, reason error) {
-	a.lane.Port().EndSession(fmt.Errorf("claims in region %d could not be given back: %w", reg.ID, reason))
+	a.lane.EndSession(fmt.Errorf("claims in region %d could not be given back: %w", reg.ID, reason))
 }
 
 // flushCleared clears all recorded map bits, one map word after the other.

@@ -42,7 +42,7 @@ func (a *Allocator) Reclaim(reg *slab.Region, blocks []uint32, pass func() error
 	case err != nil:
 		// Verbs may still be under way. A late CAS to RECLAIM would make the next reclaim
 		// skip its grace periods.
-		a.lane.Port().EndSession(fmt.Errorf("reclaim in region %d could not be settled: %w", reg.ID, err))
+		a.lane.EndSession(fmt.Errorf("reclaim in region %d could not be settled: %w", reg.ID, err))
 	}
 	return freed, err
 }

@@ -350,7 +350,7 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 		if errors.Is(err, errFull) {
 			return nil, nil // the epoch is over; so are the claims
 		}
-		a.lane.Port().EndSession(fmt.Errorf("claims in block %d of region %d could not be settled: %w", c.block, reg.ID, err))
+		a.lane.EndSession(fmt.Errorf("claims in block %d of region %d could not be settled: %w", c.block, reg.ID, err))
 		return nil, err
 	}
 	ch := r.At(0)
@@ -369,7 +369,7 @@ func (a *Allocator) stamp(c *cursor, i int, take uint64) ([]slab.Claim, error) {
 	}
 	// A scrub may have cleared bits between the two rounds, as those of leaked slabs.
 	if err := a.setBits(reg, word, take, proto.Word(a.wordRead, 0)); err != nil {
-		a.lane.Port().EndSession(fmt.Errorf("claims in block %d of region %d could not be settled: %w", c.block, reg.ID, err))
+		a.lane.EndSession(fmt.Errorf("claims in block %d of region %d could not be settled: %w", c.block, reg.ID, err))
 		return nil, err
 	}
 	held, reason, err := a.releaseClaims(drop)

@@ -289,3 +289,26 @@ func BenchmarkRecord(b *testing.B) {
 }
 
 const recordExample = "eb16bc3b37d38fe70300000000900000080005006a656c6c7900000000000000"
+
+// The largest record above a version is found wherever it ends the slab, and nothing else is taken for one.
+func TestRecordAbove(t *testing.T) {
+	s := Slab{Kind: Staged, Class: MaxStagedClass}
+	const seed = 5
+	buf := make([]byte, 512)
+	EncodeImage(buf[StagedLead:], seed, ImageHeader{Version: 7, Length: 100})
+	require.Zero(t, s.RecordAbove(buf, 7, seed))
+	put := func(version uint64, patch int) {
+		at := len(buf) - RecordLen(patch)
+		EncodeRecord(buf[at:], seed, version, patch)
+	}
+	put(9, 200)
+	require.EqualValues(t, 9, s.RecordAbove(buf, 7, seed))
+	require.Zero(t, s.RecordAbove(buf, 9, seed))
+	require.Zero(t, s.RecordAbove(buf, 7, seed+1))
+	put(8, 20) // covers the end of the longer one
+	require.EqualValues(t, 8, s.RecordAbove(buf, 7, seed))
+	buf[len(buf)-1] ^= 1 // behind the ranges, in the padding
+	require.EqualValues(t, 8, s.RecordAbove(buf, 7, seed))
+	buf[len(buf)-24] ^= 1
+	require.Zero(t, s.RecordAbove(buf, 7, seed))
+}

@@ -33,6 +33,26 @@ func (s Slab) RecordIn(buf []byte, seed uint64) (version uint64, patch []byte, o
 	return DecodeRecord(buf[off:off+n], seed)
 }
 
+// RecordAbove is the largest version above v that a whole record in the tail of the slab has, whether the locator leads
+// there or not; 0 if there is none. Records end where the slab does, and begin behind home. buf is the whole slab
+// as READ.
+func (s Slab) RecordAbove(buf []byte, v, seed uint64) (version uint64) {
+	begin := StagedLead + ImageHeaderBytes
+	if h := ParseImageHeader(buf[StagedLead:]); h.Version == v && StagedLead+ImageLen(h.Length) <= len(buf) {
+		begin = StagedLead + ImageLen(h.Length)
+	}
+	for at := begin; at+RecordHeaderBytes <= len(buf); at += 8 {
+		w := Word(buf, at+8)
+		if w&MaxVersion <= max(v, version) || RecordLen(int(w>>VersionBits)) != len(buf)-at {
+			continue
+		}
+		if made, _, ok := DecodeRecord(buf[at:], seed); ok {
+			version = made
+		}
+	}
+	return version
+}
+
 // ShadowOff is the offset and length, in the region, of the image that l leads to. ok is false
 // unless l leads to a shadow, within a region of regionBytes, whose length an image of this slab
 // can have.

@@ -94,13 +94,13 @@ func (a *attempt) outcomeLost(err error) {
 // unsettled sets the result to unknown where verbs of the attempt may still be under way. It ends
 // the session, so that fence and scrub decide whether the commit takes effect.
 func (l *Lane) unsettled(a *attempt, err error) {
-	l.port.EndSession(fmt.Errorf("commit of %v could not be settled: %w", a.ref.Addr, err))
+	l.EndSession(fmt.Errorf("commit of %v could not be settled: %w", a.ref.Addr, err))
 	a.outcomeLost(err)
 }
 
 // invariantViolated: a CAS of V or a READ of R saw a value that the protocol rules out.
 // It ends the session and touches nothing more.
 func (l *Lane) invariantViolated(a *attempt, err error) {
-	l.port.EndSession(fmt.Errorf("invariant broken: %w", err))
+	l.EndSession(fmt.Errorf("invariant broken: %w", err))
 	a.outcomeLost(err)
 }

@@ -10,9 +10,11 @@
 // # What a slab holds
 //
 //	R   8 bytes: the reservation. 0, or the session that may change the slab, with a
-//	    sequence number that makes the value unique. Only R of the primary counts.
+//	    sequence number that makes the value unique within the session. The id of a session that is over
+//	    rests, until no word and no program can name it, before another session has it. Only R of the primary counts.
 //	V   8 bytes: state and version. LIVE@n: the object's value is the image of version n.
-//	    FREE@n: there is no object. On each replica.
+//	    FREE@n: there is no object. BAD@n: Reconcile has found no whole image at any replica, and n was the
+//	    highest version; readers get ErrCorrupt, and nobody allocates the slab. On each replica.
 //	2   places for images: payload, header (version, writer, born, length) and checksum.
 //	    Version n is in place n mod 2, so the place that V does not name can be written
 //	    while readers use the other one. A write-once slab (SINGLE) has one place.
@@ -78,19 +80,34 @@
 //     image or FREE. A takeover restores this before it does anything else.
 //  3. V of the backups is changed before V of the primary. So no failover loses a value that
 //     a reader has seen at the primary.
-//  4. The image that V names is never changed: a writer that dies leaves the old value. Only
-//     repairs and Reconcile write it, with the bytes that it has.
+//  4. The image that V of a PAIR or SINGLE slab names is never changed: a writer that dies leaves the old value. Only
+//     repairs and Reconcile write it, with the bytes that it has. Home of a STAGED slab is overwritten
+//     by the image that V names by then; the record or shadow has it meanwhile (S1 and S2 in staged.go).
 //  5. An Update never reuses the version of an image that a dead writer left at the primary
 //     (nextVersion). Otherwise a slow READ could take the dead writer's whole image and then its
 //     successor's V, and return a value that was never committed. A backup's leftover is rolled
 //     back first and overwritten; readers do not look there. A Birth may repeat the version of
-//     a dead birth: no reference to that one exists.
+//     a dead birth: no reference to that one exists. In a PAIR slab the leftover's header shows its version, in
+//     any epoch. In a STAGED slab L does, where a takeover or Reconcile has left it (S4).
+//  6. A session that cannot settle what it has posted, or cannot make home whole, keeps its reservations and posts
+//     nothing more (Lane.EndSession).
+//
+// # A CAS of V that fails
+//
+// Under invariant 1 the CAS of V of a commit finds the value that the holder has READ, or its own new one. Anything else is
+// damaged memory, or a session that breaks the protocol: the attempt's outcome is unknown, and the session ends (invariantViolated). The verbs behind the
+// CAS are executed all the same. In a STAGED chain home is then the new image under a V that names another one, as is its record, and
+// R is released. That loses nothing: no READ could show the image of before under that V either. Readers get ErrCorrupt until
+// the object is restored.
+//
+// V that is not valid is copied nowhere (rollBack), and nothing is committed on it; Reconcile goes by the other replicas.
 //
 // # Three answers
 //
 // nil: done. ErrUnknown: may have been done, at most once. Any other error: not done, and
 // never will be. A program that cannot settle what it has posted ends its session, so that
-// fence and scrub settle it: a live session leaves no reservations but its claims behind.
+// fence and scrub settle it: a live session leaves no reservations but its claims behind. A commit
+// whose V is changed has been done, also where its session ends before home is written and R released.
 //
 // # Obligations of the caller
 //

@@ -35,6 +35,9 @@ type Lane struct {
 	// keys. Set before the first operation, and never changed.
 	keys       *payloadkey.Ring
 	encryption *encryption
+	// ended is why the lane has ended its session; nil: it has not. It posts nothing more then: a shadow, or another
+	// claim, may be the only whole copy of what a takeover has to find.
+	ended error
 	// shadows lends slabs for updates of STAGED slabs that no record has room for; nil: none. Set
 	// once.
 	shadows Shadows
@@ -93,14 +96,42 @@ func infoOf(h proto.ImageHeader, s proto.Slab) Info {
 // operation starts again under the present table. It never leaves the package.
 var errAgain = errors.New("start again")
 
-// do sends the lane's round, waits for all its answers and counts it.
+// do sends the lane's round, waits for all its answers and counts it. Once the lane has ended its session
+// nothing is posted: every chain fails.
 func (l *Lane) do() {
+	if l.ended != nil {
+		l.failRound()
+		return
+	}
 	l.port.Do(&l.round)
 	l.tally.Count(&l.round)
 }
 
-// settle returns nil when nothing of the failed round can execute any more; see Port.Settle.
-func (l *Lane) settle(reg *Region) error { return l.port.Settle(reg, &l.round) }
+func (l *Lane) failRound() {
+	for i := range l.round.Len() {
+		l.round.At(i).Err = l.ended
+	}
+}
+
+// settle waits until nothing that failed in the last round can run any more; see
+// Port.Settle. An error once the lane has ended its session.
+func (l *Lane) settle(reg *Region) error {
+	if l.ended != nil {
+		return l.ended
+	}
+	return l.port.Settle(reg, &l.round)
+}
+
+// EndSession ends the session: the lane has posted what it cannot settle, and posts nothing more.
+func (l *Lane) EndSession(reason error) {
+	if l.ended == nil {
+		l.ended = reason
+	}
+	l.port.EndSession(reason)
+}
+
+// NewSession says that the lane's port works under another session from now on.
+func (l *Lane) NewSession() { l.ended = nil }
 
 // answer checks the lease before an answer drawn from a READ is given: a failover does not
 // wait for a session without a lease, so the primary that answered may have been replaced.

@@ -349,18 +349,21 @@ func (l *Lane) readShadows(c *slabCopies) error {
 	return nil
 }
 
-// leftover reports that L of a STAGED slab on replica k leads to a record or shadow that nothing
-// has committed, while home is whole. L must not lead a reader there when a later change gets the
-// same version. No READ of an earlier epoch is under way, so that L need not keep that version.
-func (c *slabCopies) leftover(k int) bool {
-	if c.slab.Kind != proto.Staged || c.away[k] || c.v[k].State() != proto.StateLive {
-		return false
+// leftover is the version that L of a STAGED slab at replica k is to say is taken; ok is false if L may stay as it is.
+//
+// A record above V, which nothing has committed, stands in the slab until a later one covers it, also where L
+// does not lead to it. A READ of the new epoch can bring it together with V and L of a later change: so no change gets its
+// version. A shadow is READ behind V, so its version can be given again; L must not lead there then.
+//
+// Where home is not the image of V, L leads to the only whole copy, and stays: its session held R, so no
+// other one has made a record since.
+func (c *slabCopies) leftover(k int, best proto.V) (version uint64, ok bool) {
+	if c.slab.Kind != proto.Staged || c.reg.Rebuilding[k] || c.away[k] || best.State() != proto.StateLive {
+		return 0, false
 	}
-	if c.slab.LocatorIn(c.bytes[k]).Kind() == proto.RecordShadow {
-		return true
-	}
-	made, _, ok := c.slab.RecordIn(c.bytes[k], c.seed)
-	return ok && made > c.v[k].Version()
+	lead := c.slab.LocatorIn(c.bytes[k])
+	version = c.slab.RecordAbove(c.bytes[k], best.Version(), c.seed)
+	return max(version, best.Version()), version > lead.Gone() || lead.Kind() == proto.RecordShadow
 }
 
 // alike reports that all replicas have the same V.
@@ -424,9 +427,9 @@ func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reco
 			c.Flush(flushKind, s.slab.ImageOff(best.Version()), uint64(len(img)))
 		}
 	}
-	if s.leftover(k) {
+	if version, ok := s.leftover(k, best); ok {
 		at := int(s.slab.LOff() - s.slab.Off)
-		proto.PutWord(s.bytes[k], at, uint64(proto.MakeGone(best.Version())))
+		proto.PutWord(s.bytes[k], at, uint64(proto.MakeGone(version)))
 		c.Write(s.slab.LOff(), s.bytes[k][at:at+8])
 		if s.reg.Durable {
 			c.Flush(flushKind, s.slab.LOff(), 8)

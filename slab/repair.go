@@ -59,6 +59,10 @@ func (l *Lane) repairOnce(ref proto.Ref) error {
 	if a.state == imageLive || a.state == imageFreed {
 		return l.release(&a)
 	}
+	if !a.v.Valid() {
+		// A commit would find another V at the backups. Reconcile goes by theirs.
+		return l.releaseFor(&a, fmt.Errorf("%w: V of %v is %#x at the primary", ErrCorrupt, a.ref, uint64(a.v)))
+	}
 	img, err := l.imageElsewhere(&a)
 	switch {
 	case err != nil:

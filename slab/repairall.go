@@ -83,7 +83,8 @@ func (l *Lane) releaseRepaired(a *attempt) error {
 }
 
 // RepairFree gives every backup the primary's V of a slab that is not reserved. It takes an
-// address: a slab without an object has no reference.
+// address: a slab without an object has no reference. ErrCorrupt: that V is damaged, and no backup has been
+// changed; a failover to one of them, or its Reconcile, repairs it.
 func (l *Lane) RepairFree(addr proto.Addr) error {
 	reg, err := l.port.Region(addr.Region())
 	if err != nil {
@@ -101,7 +102,10 @@ func (l *Lane) RepairFree(addr proto.Addr) error {
 	if !ok {
 		return fmt.Errorf("%w: %v is not on a boundary of its %d-byte slabs", ErrBadRef, addr, h.Class().Bytes())
 	}
-	_, _, err = l.settleSlab(reg, reg.Geometry.Slab(block, i, h), h.Generation(), 0)
+	v, taken, err := l.settleSlab(reg, reg.Geometry.Slab(block, i, h), h.Generation(), 0)
+	if err == nil && taken && !v.Valid() {
+		return fmt.Errorf("%w: V of %v is %#x at the primary", ErrCorrupt, addr, uint64(v))
+	}
 	return err
 }
 

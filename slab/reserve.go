@@ -263,10 +263,10 @@ func (l *Lane) release(a *attempt) error {
 	return err
 }
 
-// abandon ends the session of an attempt that cannot settle what it has posted: fence and scrub
-// release the slab. It returns err. No reader can have seen a change, so the operation is not
-// done.
+// abandon ends the session of an attempt that cannot settle what it has posted: fence and
+// scrub release the slab. It returns err. Ahead of the CAS of V nothing that a reader sees was changed, so
+// the operation is not done. Behind it, where home is written and the slabs are released, it is done, and the callers drop err.
 func (l *Lane) abandon(a *attempt, err error) error {
-	l.port.EndSession(fmt.Errorf("slab %v could not be released: %w", a.ref.Addr, err))
+	l.EndSession(fmt.Errorf("slab %v could not be released: %w", a.ref.Addr, err))
 	return err
 }

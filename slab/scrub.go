@@ -169,7 +169,7 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 			s := reg.Geometry.Slab(block, i, h)
 			r, v := s.Words(buf[in:])
 			st.Slabs++
-			free := r == 0 && v.State() == proto.StateFree && v.Valid()
+			free := r == 0 && isFree(v)
 			isDead := r != 0 && dead(r.Session())
 			if isDead && h.Kind() == proto.Staged && v.State() != proto.StateLive {
 				st.claims = append(st.claims, deadClaim{s, h.Generation(), r, block, i, proto.Word(maps, i/64*8)})
@@ -177,9 +177,10 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 			}
 			taken := false
 			if isDead {
-				if free, taken, err = l.settleSlab(reg, s, h.Generation(), r); err != nil {
+				if v, taken, err = l.settleSlab(reg, s, h.Generation(), r); err != nil {
 					return err
 				}
+				free = taken && isFree(v)
 				st.Taken++
 			}
 			if r != 0 && !taken && h.Kind() == proto.Staged && v.State() == proto.StateLive {
@@ -198,26 +199,27 @@ func (l *Lane) scrubBlock(reg *Region, block uint32, dead func(uint32) bool, st 
 	return nil
 }
 
-// settleSlab takes over a slab that a dead session holds, which settles it, and releases it.
-// free: the slab is FREE and not reserved. Not taken: another session was faster.
-func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (free, taken bool, err error) {
+func isFree(v proto.V) bool { return v.State() == proto.StateFree && v.Valid() }
+
+// settleSlab takes a dead session's slab over, which settles it, and releases it. v is V of the primary;
+// taken is false where another session was faster.
+func (l *Lane) settleSlab(reg *Region, s proto.Slab, gen uint32, dead proto.R) (v proto.V, taken bool, err error) {
 	a := attempt{object: anyObject(reg, s, gen)}
 	if err := l.seeWhole(&a); err != nil {
-		return false, false, err
+		return 0, false, err
 	}
 	for {
 		taken, err := l.takeover(&a, dead)
 		switch {
 		case errors.Is(err, errAgain):
 			if err := l.sameEpoch(reg); err != nil {
-				return false, false, err
+				return 0, false, err
 			}
 			continue
 		case err != nil || !taken:
-			return false, false, err
+			return 0, false, err
 		}
-		free := a.v.State() == proto.StateFree
-		return free, true, l.release(&a)
+		return a.v, true, l.release(&a)
 	}
 }
 
@@ -234,11 +236,11 @@ func (l *Lane) ScrubClaims(reg *Region, st *Scrubbed) error {
 				}
 			}
 		}
-		free, taken, err := l.settleSlab(reg, c.slab, c.generation, c.r)
+		v, taken, err := l.settleSlab(reg, c.slab, c.generation, c.r)
 		if err == nil && taken {
 			st.Taken++
 		}
-		if err == nil && free && c.word>>(c.index%64)&1 != 0 {
+		if err == nil && taken && isFree(v) && c.word>>(c.index%64)&1 != 0 {
 			err = l.clearLeak(reg, c.block, c.index, c.slab, c.word)
 			st.Bits++
 		}
@@ -392,7 +394,7 @@ func (l *Lane) unformat(reg *Region, block uint32, h proto.Header, st *Scrubbed)
 	case err == nil:
 		st.Headers++
 	case !errors.Is(err, ErrEpochOver): // else Reconcile frees the block
-		l.port.EndSession(fmt.Errorf("block %d of region %d, whose formatter is dead, could not be freed: %w", block, reg.ID, err))
+		l.EndSession(fmt.Errorf("block %d of region %d, whose formatter is dead, could not be freed: %w", block, reg.ID, err))
 	}
 	return err
 }

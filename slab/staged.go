@@ -27,15 +27,19 @@ import (
 //     they write home before V, when no reference to the object exists.
 //   - S2. Where V of an in-sync replica is LIVE@n, home is n, or L leads to a whole record or
 //     shadow of n. It stays until home is whole at all replicas.
-//   - S3. While R of the primary is 0, home is whole everywhere.
-//   - S4. A version that a session has written a record or shadow of is not given to another change, whether
+//   - S3. While R of the primary is 0, home is whole everywhere. Who cannot make it whole keeps R.
+//   - S4. Within an epoch a version that a session has written a record or shadow of is not given to another change, whether
 //     L has led there or not: a takeover leaves it in L (proto.MakeGone), and the next writer's version is above
-//     it. Otherwise a slow READ could bring the record of a dead writer and V and L of its successor.
+//     it. Otherwise a slow READ could bring the record of a dead writer and V and L of its successor. Behind the end of an epoch
+//     the record still stands in the slab, so Reconcile leaves its version too. It lets that of a shadow be given again: no READ of the
+//     earlier epoch is under way, L leads to the shadow no more, and a shadow is READ behind V.
 //   - S5. A shadow is a claim of the session that writes it, or a borrowed slab of the staging block (S6), and not used for anything else before
-//     R of the slab is released. After the session's death the scrub frees its claims behind
+//     home is whole. After the session's death the scrub frees both in
 //     a second pass, when no slab needs them any more.
 //   - S6. A slab of the staging block is held for one update, from before its shadow is written
-//     until home is whole. A lane that waits for one holds nothing.
+//     until home is whole. A lane that waits for one holds nothing. The CAS of its R and that of R of the home slab follow home, in any order: where home is
+//     whole nobody needs the shadow. A taker that still finds R of a dead session, and another shadow in the staging slab by
+//     then, refuses that one by its checksum, which is for another place.
 
 // Shadows lends an attempt the claims of its lane, for images that no record has room for. The
 // claims stay the lender's.
@@ -221,7 +225,7 @@ func (l *Lane) rollForward(a *attempt) error {
 	if off, n, ok := a.slab.ShadowOff(a.slab.LocatorIn(a.seen), a.reg.Geometry.RegionBytes); ok {
 		img, err := l.buffer(&l.image, n)
 		if err != nil {
-			return errors.Join(err, l.release(a))
+			return l.abandon(a, err) // the shadow may be the only whole copy: R is not released before home is whole
 		}
 		if err := l.repeatHeld(a, func() { l.round.Chain(a.reg.P()).Read(off, img) }); err != nil {
 			return err

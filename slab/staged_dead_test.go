@@ -3,6 +3,7 @@ package slab_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -288,7 +289,8 @@ func TestScrubTakesOverFromDeadTakers(t *testing.T) {
 	require.Equal(t, next, got)
 }
 
-// A writer dies behind L. Reconcile takes what nothing has committed out of L: in the next epoch another change has that version.
+// A writer dies behind L. Reconcile takes what nothing has committed out of L. In the next epoch another change may have the version of a
+// shadow, but not that of a record.
 func TestReconcileTakesLeftoversOutOfL(t *testing.T) {
 	for _, way := range stagedWays {
 		w := slabtest.New(t, 1)
@@ -305,6 +307,137 @@ func TestReconcileTakesLeftoversOutOfL(t *testing.T) {
 		require.NoError(t, err)
 		_, now, lead := wordsOf(w, ref)
 		require.Equal(t, v, now)
-		require.Equal(t, proto.MakeGone(v.Version()), lead, way.name)
+		taken := v.Version()
+		if way.name == "record" {
+			taken++
+		}
+		require.Equal(t, proto.MakeGone(taken), lead, way.name)
 	}
+}
+
+// A writer dies behind its record, ahead of L or behind it, and the epoch ends. A READ of the next epoch that finds the record of before, and V
+// and L of the next change, which has a record in the same place, does not show what the dead writer has not committed.
+func TestReconcileLeavesTheVersionsOfRecords(t *testing.T) {
+	for verbs := 1; verbs <= 2; verbs++ {
+		way := stagedWays[0]
+		w := slabtest.New(t, 1)
+		dead, next := w.Lane(1), w.Lane(2)
+		was := make([]byte, way.bytes)
+		ref, err := dead.Alloc.Alloc(was, stagedWant(way.capacity))
+		require.NoError(t, err)
+		was = way.next(was, 1)
+		require.NoError(t, update(dead.Lane, ref, was))
+		dieAfter(t, dead, verbs, func() { _ = update(dead.Lane, ref, spread(was, 2)) })
+		next.NextEpoch()
+		reg, err := next.Region(1)
+		require.NoError(t, err)
+		_, err = next.Lane.Reconcile(reg)
+		require.NoError(t, err)
+		before := slabBytes(w, ref)
+		want := spread(was, 3)
+		require.NoError(t, update(next.Lane, ref, want))
+		after := slabBytes(w, ref)
+		torn := true
+		next.AfterDo = func(_ int, r *rdma.Round) {
+			if v := r.At(0).Verbs[0]; torn && v.Op == rdma.Read && v.Off == uint64(ref.Addr.Off()) {
+				torn = false
+				copy(v.Buf, before)
+				copy(v.Buf[8:proto.StagedLead], after[8:])
+			}
+		}
+		got, _, err := next.Lane.Read(ref, nil)
+		require.NoError(t, err)
+		require.False(t, torn)
+		require.True(t, bytes.Equal(want, got), "behind %d verbs", verbs)
+	}
+}
+
+// A taker has no memory for the shadow that it has to READ. It keeps the slab, whose image is whole in the shadow alone, and ends its session.
+func TestTakerWithoutMemoryKeepsTheSlab(t *testing.T) {
+	w, dead, ref, way := shadowed(t)
+	taker, o := w.Lane(2), w.Lane(3)
+	next := way.next(nil, 2)
+	dieAfter(t, dead, 3, func() { _ = update(dead.Lane, ref, next) }) // committed, home is not written
+	w.Fence(1)
+	full := errors.New("no memory")
+	taker.BeforeDo = func(_ int, r *rdma.Round) {
+		if v := r.At(0).Verbs[0]; v.Op == rdma.CompareSwap && v.Expect != 0 {
+			taker.OnBuffer = func(int) error { return full }
+		}
+	}
+	require.ErrorIs(t, update(taker.Lane, ref, way.next(nil, 3)), full)
+	require.ErrorIs(t, taker.Ended, full)
+	r, _, _ := wordsOf(w, ref)
+	require.EqualValues(t, 2, r.Session())
+	got, _, err := o.Lane.Read(ref, nil)
+	require.NoError(t, err)
+	require.Equal(t, next, got)
+	w.Fence(2)
+	require.NoError(t, update(o.Lane, ref, way.next(nil, 4)))
+}
+
+// V changes under a reservation: memory is damaged. The CAS of V fails, and the WRITE of home behind it in the chain overwrites
+// what no READ could show any more. The session ends, and readers get an error.
+func TestDamagedVUnderAReservation(t *testing.T) {
+	for _, way := range stagedWays {
+		for name, bad := range map[string]func(proto.V) proto.V{
+			"invalid": func(v proto.V) proto.V { return v | 1<<60 },
+			"ahead":   func(v proto.V) proto.V { return v + 100 },
+			"behind":  func(v proto.V) proto.V { return v - 1 },
+		} {
+			w := slabtest.New(t, 1)
+			p, o := w.Lane(1), w.Lane(2)
+			ref, err := p.Alloc.Alloc(make([]byte, way.bytes), stagedWant(way.capacity))
+			require.NoError(t, err)
+			require.NoError(t, update(p.Lane, ref, way.next(make([]byte, way.bytes), 1)))
+			_, err = p.Lane.Update(ref, func(old []byte, _ *slab.Info) ([]byte, error) {
+				_, v, _ := wordsOf(w, ref)
+				proto.PutWord(w.Nodes[0].Memory.Bytes(), int(ref.Addr.Off())+8, uint64(bad(v)))
+				return way.next(old, 2), nil
+			})
+			require.ErrorIs(t, err, slab.ErrUnknown, name)
+			require.ErrorContains(t, p.Ended, "invariant broken", name)
+			for range 3 {
+				_, _, err = o.Lane.Read(ref, nil)
+				require.ErrorIs(t, err, slab.ErrCorrupt, name)
+			}
+			require.NoError(t, o.Ended)
+		}
+	}
+}
+
+// The commit of an update in a full region had its homes written at the primary only when its session ended. The staging slab, to which
+// L of the backup leads, stays taken, and the lane posts nothing more.
+func TestStagingSlabStaysWhereHomeIsNotWhole(t *testing.T) {
+	w := slabtest.New(t, 2)
+	p := w.Lane(1)
+	p.Wants(1)
+	refs := fullRegion(t, p, false)
+	require.NoError(t, update(p.Lane, refs[0], filled(1)))
+	reg, err := p.Region(1)
+	require.NoError(t, err)
+	over := errors.New("the deadline has passed")
+	home := uint64(refs[0].Addr.Off()) + proto.StagedLead
+	p.BeforeDo = func(_ int, r *rdma.Round) {
+		if v := r.At(0).Verbs[0]; v.Op != rdma.Write || v.Off != home {
+			return
+		}
+		p.BeforeDo = func(int, *rdma.Round) { t.Error("a round behind the end of the session") }
+		require.Equal(t, reg.To[1], r.At(1).To)
+		r.At(1).Verbs = r.At(1).Verbs[:0]
+		p.AfterDo = func(_ int, r *rdma.Round) {
+			r.At(1).Err = rdma.ErrBroken
+			p.Ended = over
+		}
+	}
+	require.NoError(t, update(p.Lane, refs[0], filled(2))) // committed
+	require.ErrorIs(t, p.Ended, over)
+	rs, _ := stagingWords(w)
+	held := 0
+	for _, r := range rs {
+		if r != 0 {
+			held++
+		}
+	}
+	require.Equal(t, 1, held)
 }

@@ -111,9 +111,14 @@ func (l *Lane) settleTaken(a *attempt) error {
 // written: if the attempt's view is of an earlier table, the replica that it takes for a
 // rebuilding one may be in sync by now, and have the only whole image.
 //
+// A V of the primary that is not valid is damaged. It is not copied: the backups have what a failover needs.
+//
 // Preconditions: R is held; a.v is V of the primary and a.backups V of the backups, READ under
 // it. On errAgain the epoch is over and nothing is held.
 func (l *Lane) rollBack(a *attempt) error {
+	if !a.v.Valid() {
+		return nil
+	}
 	err := l.repeatHeld(a, func() {
 		for i := 1; i < a.reg.N; i++ {
 			was, rebuilding := a.backups[i], a.reg.Rebuilding[i]

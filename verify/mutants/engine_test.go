@@ -82,8 +82,8 @@ var engineMutants = []mutant{
 	{
 		name: "unsettled operation keeps its session", what: "does not end the session of an operation with verbs under way",
 		edits: []edit{
-			{"slab.(*Lane).unsettled", `l.port.EndSession(`, `_ = error(`},
-			{"slab.(*Lane).abandon", `l.port.EndSession(`, `_ = error(`},
+			{"slab.(*Lane).unsettled", `l.EndSession(`, `_ = error(`},
+			{"slab.(*Lane).abandon", `l.EndSession(`, `_ = error(`},
 		},
 		runs: []run{schedules(failures, 5000)},
 	},

@@ -13,6 +13,16 @@ var slabMutants = []mutant{
 		runs: []run{schedules(replicas(crashes, 2), 3000)},
 	},
 	{
+		name: "damaged V copied", what: "copies a V of the primary that is not valid to the backups",
+		edits: []edit{{"slab.(*Lane).rollBack", `!a.v.Valid()`, `false`}},
+		runs:  []run{tests("slab", "^TestInvalidVIsNotCopied$")},
+	},
+	{
+		name: "damaged V committed on", what: "repairs an object whose V is not valid, and finds another V at the backups",
+		edits: []edit{{"slab.(*Lane).repairOnce", `!a.v.Valid()`, `false`}},
+		runs:  []run{tests("slab", "^TestInvalidVIsNotCopied$")},
+	},
+	{
 		name: "takeover writes a rebuilding replica's image", what: "writes the image that the taker has seen to a rebuilding replica",
 		edits: []edit{{"slab.(*Lane).rollBack",
 			`replaceV(l.round.Chain(a.reg.To[i]), &a.object, was, a.v, nil)`,

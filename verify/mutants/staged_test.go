@@ -127,8 +127,29 @@ var stagedMutants = []mutant{
 	},
 	{
 		name: "reconcile leaves leftovers", what: "leaves a record or shadow in L that nothing has committed",
-		edits: []edit{{"slab.(*Lane).fixReplica", `s.leftover(k)`, `false`}},
+		edits: []edit{{"slab.(*Lane).fixReplica", `s.leftover(k, best); ok`, `s.leftover(k, best); ok && false`}},
 		runs:  []run{tests("slab", "^TestReconcileTakesLeftoversOutOfL$")},
+	},
+	{
+		name: "reconcile gives versions again", what: "leaves no version of a record that nothing has committed",
+		edits: []edit{{"slab.(*slabCopies).leftover", `version > lead.Gone()`, `lead.Kind() == proto.RecordInline && version > 0`},
+			{"slab.(*slabCopies).leftover", `max(version, best.Version())`, `best.Version()`}},
+		runs: []run{tests("slab", "^TestReconcileLeavesTheVersionsOfRecords$")},
+	},
+	{
+		name: "reconcile looks where L leads", what: "leaves the version of a record only where L leads to it",
+		edits: []edit{{"slab.(*slabCopies).leftover", `version > lead.Gone()`, `version > lead.Gone() && int(lead.Off())+lead.Bytes() == c.slab.Class.Bytes() && proto.RecordVersion(c.bytes[k][lead.Off():]) == version`}},
+		runs:  []run{tests("slab", "^TestReconcileLeavesTheVersionsOfRecords$")},
+	},
+	{
+		name: "taker without memory releases", what: "releases a slab whose image is whole in a shadow alone, because there is no memory to READ it",
+		edits: []edit{{"slab.(*Lane).rollForward", `return l.abandon(a, err)`, `return errors.Join(err, l.release(a))`}},
+		runs:  []run{tests("slab", "^TestTakerWithoutMemoryKeepsTheSlab$")},
+	},
+	{
+		name: "posts behind the end of the session", what: "gives the staging slab of a home that is not whole back, because the session has ended",
+		edits: []edit{{"slab.(*Lane).do", `l.ended != nil`, `false`}},
+		runs:  []run{tests("slab", "^TestStagingSlabStaysWhereHomeIsNotWhole$")},
 	},
 	{
 		name: "reconcile looks at home alone", what: "takes a STAGED slab whose home is not that of V for damaged",

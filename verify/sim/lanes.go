@@ -57,6 +57,9 @@ func (c *client) join(h *membership) {
 	if c.home != c.id || len(c.process()) > 1 {
 		c.detach()
 	}
+	if c.lane != nil {
+		c.lane.NewSession()
+	}
 	c.membership, c.blind, c.sequence = h, false, 0
 	c.reg, c.headers = nil, nil
 	c.alloc, c.claims = nil, c.claims[:0]

@@ -210,6 +210,7 @@ func (p *program) work() error {
 			return err
 		}
 	}
+	seat.lane.NewSession()
 	if err := p.open(); err != nil {
 		return err
 	}

@@ -156,6 +156,7 @@ type Port struct {
 	BeforeDo func(round int, r *rdma.Round) // round counts from 1 within the Port
 	AfterDo  func(round int, r *rdma.Round) // may change what a READ returned, as far as a fabric may
 	OnPause  func(attempt int) error        // an error ends the wait
+	OnBuffer func(bytes int) error          // an error: there is no memory
 	Lease    atomic.Bool
 	Ended    error
 
@@ -321,8 +322,16 @@ func (p *Port) Reservation() proto.R {
 	return proto.MakeR(p.session, p.serial<<32|p.seq)
 }
 
-func (p *Port) EndSession(err error)          { p.Ended = err }
-func (p *Port) Buffer(n int) ([]byte, error)  { return p.arena.Alloc(n) }
+func (p *Port) EndSession(err error) { p.Ended = err }
+func (p *Port) Buffer(n int) ([]byte, error) {
+	if p.OnBuffer != nil {
+		if err := p.OnBuffer(n); err != nil {
+			return nil, err
+		}
+	}
+	return p.arena.Alloc(n)
+}
+
 func (p *Port) Regions(alloc.Home) []uint32   { return []uint32{1} }
 func (p *Port) Grow(alloc.Home, uint32) error { return alloc.ErrNoSpace }
 func (p *Port) Random() uint64                { return rand.Uint64() }
