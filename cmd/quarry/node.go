@@ -17,6 +17,7 @@ type nodeCmd struct {
 	Drain  nodeDrainCmd  `cmd:"" help:"Move every replica of a node elsewhere, while work goes on."`
 	Remove nodeRemoveCmd `cmd:"" help:"Remove a drained node from the cluster, or with --force one that is gone for good."`
 	Forget nodeForgetCmd `cmd:"" help:"Delete the record of a removed node: no list shows it any more."`
+	DDIO   nodeDDIOCmd   `cmd:"" name:"ddio" help:"Show whether nodes' adapters write into the processors' caches (Intel's DDIO), or switch it on this host."`
 }
 
 type nodeListCmd struct{}

@@ -70,6 +70,12 @@ func TestNodeCommands(t *testing.T) {
 	on(t, "node", "remove", name).fails(t, exitConflict, "drain it first")
 	on(t, "node", "remove", "--force", name).fails(t, exitConflict, "is running")
 	require.Contains(t, on(t, "node", "add", name).ok(t), name)
+	var seen []map[string]string
+	on(t, "node", "ddio", name, "--json").decode(t, &seen)
+	require.Equal(t, []map[string]string{{"node": name, "state": "up", "ddio": "", "flush_method": "none"}}, seen, "no adapter, and volatile regions")
+	require.Len(t, strings.Split(strings.TrimSpace(on(t, "node", "ddio").ok(t)), "\n"), 3)
+	on(t, "node", "ddio", "nobody").fails(t, exitNotFound, "no node nobody")
+	on(t, "node", "ddio", name, "--off").fails(t, exitUsage, "on the node's host")
 
 	on(t, "region", "move", "999").fails(t, exitNotFound, "no such region")
 	var moves []any

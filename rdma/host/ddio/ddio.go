@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/quarrystore/quarry/rdma/host"
 )
@@ -48,7 +49,15 @@ type Port struct {
 	Address string // such as 0000:17:00.0
 	config  string // file of the configuration space
 	uses    uses   // of this process and others
+	pause   func() // between two tries to have the lock alone
 }
+
+// Another process holds the lock for a moment while it reads the switch, sets it as asked here too, or puts it back. One that relies
+// on it holds the lock until it ends, which is not waited for.
+const (
+	tries    = 5
+	tryAgain = 20 * time.Millisecond
+)
 
 var hostBridge = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 
@@ -68,7 +77,7 @@ func Find(root, adapter string) (*Port, error) {
 	if vendor != intel || known[device] == "" {
 		return nil, fmt.Errorf("adapter %s is behind %s, a device %04x:%04x: %w", adapter, filepath.Base(port), vendor, device, ErrUnknown)
 	}
-	return &Port{Adapter: adapter, Address: filepath.Base(port), config: filepath.Join(port, "config"),
+	return &Port{pause: func() { time.Sleep(tryAgain) }, Adapter: adapter, Address: filepath.Base(port), config: filepath.Join(port, "config"),
 		uses: uses{path: filepath.Join(root, "run", "quarry-ddio-"+filepath.Base(port))}}, nil
 }
 
@@ -134,24 +143,55 @@ func (p *Port) Set(want host.DDIO) error {
 	if _, err := p.read(); err != nil {
 		return err
 	}
-	alone, err := p.uses.alone()
-	if err == nil && alone {
-		err = p.change(want)
+	for try := 1; ; try++ {
+		alone, err := p.uses.alone()
+		if err == nil && alone {
+			err = p.change(want)
+		}
+		if err == nil {
+			err = p.uses.share()
+		}
+		if err != nil {
+			return errors.Join(err, p.Restore())
+		}
+		now, err := p.Read()
+		if err == nil && now == want {
+			return nil
+		}
+		if err == nil && try == tries {
+			err = fmt.Errorf("DDIO of root port %s is %s, and other nodes of this host rely on it: give all of them the same --ddio", p.Address, now)
+		}
+		if err != nil {
+			return errors.Join(err, p.Restore())
+		}
+		if err := p.uses.close(); err != nil { // others try too
+			return err
+		}
+		p.pause()
 	}
-	if err == nil {
-		err = p.uses.share()
+}
+
+// Switch sets it on or off for good: until somebody sets it again, or the host restarts. It is refused while a process relies on the
+// contrary, or has set it until its end.
+func (p *Port) Switch(want host.DDIO) error {
+	if _, err := p.read(); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(err, p.Restore())
+	for try := 1; ; try++ {
+		alone, err := p.uses.alone()
+		switch {
+		case err == nil && alone:
+			if err = p.change(want); err == nil {
+				err = p.uses.forget() // what was there before is not put back any more
+			}
+		case err == nil && try == tries:
+			err = fmt.Errorf("DDIO of root port %s: nodes of this host rely on it as it is; stop them, or start them with --ddio %s", p.Address, want)
+		}
+		if err = errors.Join(err, p.uses.close()); err != nil || alone {
+			return err
+		}
+		p.pause()
 	}
-	now, err := p.Read()
-	if err == nil && now != want {
-		err = fmt.Errorf("DDIO of root port %s is %s, and other nodes of this host rely on it: give all of them the same --ddio", p.Address, now)
-	}
-	if err != nil {
-		return errors.Join(err, p.Restore())
-	}
-	return nil
 }
 
 // change switches it. Preconditions: no other process relies on it.

@@ -135,6 +135,54 @@ func TestNodesShareASwitch(t *testing.T) {
 	}
 }
 
+// A lock that another process holds for a moment is waited for; one that a node holds while it runs is not for ever.
+func TestSetTriesAgain(t *testing.T) {
+	root := fake(t, "0x8086", "0x2030", space(0x80, 0))
+	find := func() *Port {
+		p, err := Find(root, "mlx5_0")
+		require.NoError(t, err)
+		return p
+	}
+	other, p := find(), find()
+	set := map[string]func(host.DDIO) error{"Set": p.Set, "Switch": p.Switch}
+	for name, set := range set {
+		require.NoError(t, other.Set(host.DDIOOff))
+		pauses := 0
+		p.pause = func() { pauses++ }
+		require.ErrorContains(t, set(host.DDIOOn), "rely on it", name)
+		require.Equal(t, tries-1, pauses, name)
+		p.pause = func() { require.NoError(t, other.Restore()) }
+		require.NoError(t, set(host.DDIOOn), name)
+		require.NoError(t, p.Restore())
+	}
+}
+
+// A switch that is set for good stays when the last node has ended, and nodes put back what it was set to.
+func TestSwitchStays(t *testing.T) {
+	root := fake(t, "0x8086", "0x2030", space(0xd9, 0x42))
+	p, err := Find(root, "mlx5_0")
+	require.NoError(t, err)
+	is := func(want host.DDIO) {
+		t.Helper()
+		now, err := p.Read()
+		require.NoError(t, err)
+		require.Equal(t, want, now)
+	}
+	require.NoError(t, p.Switch(host.DDIOOff))
+	is(host.DDIOOff)
+	node, err := Find(root, "mlx5_0")
+	require.NoError(t, err)
+	require.NoError(t, node.Set(host.DDIOOn))
+	is(host.DDIOOn)
+	require.NoError(t, node.Restore())
+	is(host.DDIOOff)
+	require.NoError(t, p.Switch(host.DDIOOn))
+	is(host.DDIOOn)
+	b, err := os.ReadFile(filepath.Join(root, "sys/devices/pci0000:17/0000:17:00.0/config"))
+	require.NoError(t, err)
+	require.Equal(t, space(0xd1, 0x42), b, "no other bit")
+}
+
 // Adapters without such a port, and ports of other parts, are refused with what they are.
 func TestUnknownPartsAreRefused(t *testing.T) {
 	for name, c := range map[string]struct{ vendor, device, want string }{
