@@ -46,6 +46,7 @@ const certDay = 24 * time.Hour
 // maxCertDays is a hundred years; a time beyond it cannot be written in a certificate safely.
 const maxCertDays = 36500
 
+// checkDays refuses lifetimes that no certificate can have.
 func checkDays(days int) error {
 	if days < 1 || days > maxCertDays {
 		return usagef("--days %d: want 1 to %d", days, maxCertDays)

@@ -12,7 +12,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
-// console is the web page of a controller of this process.
+// console is the web page of a controller in this process.
 func (a *app) console() *console.Console {
 	j := &jobsView{a: a}
 	return console.New(console.Config{Token: a.cli.Token, TLS: a.tls, Jobs: j.list})
@@ -21,7 +21,7 @@ func (a *app) console() *console.Console {
 // jobsView reads jobs for the page. It opens a session only where there are any.
 type jobsView struct {
 	a     *app
-	mu    sync.Mutex
+	mu    sync.Mutex // guards store
 	store *job.Store
 }
 

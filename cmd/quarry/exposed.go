@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// guard refuses ports that other hosts reach where any caller may do anything at them, unless
-// --insecure is said. exposed: it is said, and one of the ports is such.
+// guard refuses to serve ports that other hosts reach without asking callers for anything
+// (protected is false), unless --insecure is given. exposed: --insecure is given, and other hosts
+// reach one of the ports.
 func (a *app) guard(protected bool, remedy string, ports ...string) (exposed bool, err error) {
 	for _, p := range ports {
 		if protected || onLoopback(p) {
@@ -27,8 +28,8 @@ func (a *app) guardCluster(ports ...string) (bool, error) {
 	return a.guard(protected, "--tls-cert, --tls-key and --tls-ca (see quarry cert), or --token", ports...)
 }
 
-// onLoopback says whether HOST:PORT, or unix:PATH, is for this host alone. A name other than
-// localhost may mean anything.
+// onLoopback says whether HOST:PORT, or unix:PATH, can be reached from this host alone. For a
+// name other than localhost it is false, because it may resolve to any address.
 func onLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

@@ -19,8 +19,10 @@ type fileFlags struct {
 	Format string `enum:"auto,csv,jsonl" default:"auto" help:"csv or jsonl; auto goes by the file's name, jsonl if that does not tell."`
 }
 
+// standard says whether standard input or output is used.
 func (f *fileFlags) standard() bool { return f.File == "" || f.File == "-" }
 
+// name is the file for messages.
 func (f *fileFlags) name(standard string) string {
 	if f.standard() {
 		return standard
@@ -28,6 +30,7 @@ func (f *fileFlags) name(standard string) string {
 	return f.File
 }
 
+// format is CSV or JSON lines, by the flag or the file's ending.
 func (f *fileFlags) format() kvfile.Format {
 	if f.Format != "auto" {
 		return kvfile.Format(f.Format)

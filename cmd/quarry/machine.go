@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// machine describes the host in a line, for figures.
+// machine describes the host in one line, for reports with figures.
 func machine() string {
 	model := "unknown CPU"
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -36,7 +36,8 @@ func machine() string {
 	return fmt.Sprintf("%d x %s, Linux %s, %s, quarry %s", runtime.NumCPU(), model, kernel, runtime.Version(), version)
 }
 
-// output runs a command and returns what it prints; the error has what it says.
+// output runs a command and returns its standard output. The error contains what the command has
+// printed.
 func output(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	var errOut bytes.Buffer

@@ -1,6 +1,22 @@
 // Command quarry runs and uses a Quarry cluster: its services (dev, controller,
 // storage), its objects and names, and what checks and measures it.
 //
+// # Where a command is
+//
+// The flags and arguments of a command are the fields of a struct that is named after it: quarry kv
+// get is kvGetCmd, and its method Run executes it. kong parses the struct tags, which also have the
+// help texts. cli (cli.go) is the root of all commands and has the global flags.
+//
+//	cli.go config.go errors.go main.go     parsing, configuration file, exit codes
+//	control.go fabric.go confine.go        calls of controllers, RDMA flags, processes of workers
+//	serve.go controller.go gateway.go      services; exposed.go refuses open ports
+//	node.go region.go status.go            the cluster; controller_members.go, tenant.go, token.go, cert.go
+//	slab.go slab_list.go name.go kv*.go    objects, names, trees
+//	job.go worker.go search.go             jobs
+//	fsck.go doctor.go support.go           checks and diagnostics
+//	bench.go demo.go litmus.go sim.go      measurements, demonstration, tests of devices and protocol
+//	complete.go completion.go man.go       shells and manual pages
+//
 // Exit codes: see errors.go.
 package main
 
@@ -23,6 +39,7 @@ import (
 // version is set when the binary is built; see the Makefile.
 var version = "dev"
 
+// main ends with the exit code of run.
 func main() {
 	// Before anything is parsed: what is read from a pipe, such as a token, is read once. Without
 	// slack a controller works too, with more wakes.
@@ -32,7 +49,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the whole program but for the process's exit.
+// run is the whole program without the exit of the process, so that tests can call it.
 func run(args []string, in io.Reader, out, errOut io.Writer) int {
 	ctx, stop := interruptible(errOut)
 	defer stop()
@@ -121,6 +138,7 @@ func dispatch(ctx context.Context, args []string, in io.Reader, out, errOut io.W
 	return kctx.Run(app)
 }
 
+// newParser builds the parser of the command line from the struct tags.
 func newParser(c *cli, out, errOut io.Writer) (*kong.Kong, error) {
 	return kong.New(c,
 		kong.Name("quarry"),
@@ -133,7 +151,7 @@ func newParser(c *cli, out, errOut io.Writer) (*kong.Kong, error) {
 	)
 }
 
-// helpHint names the help of the command that the arguments got as far as.
+// helpHint names the --help of the last command that the arguments name.
 func helpHint(_ *kong.Context, err error) string {
 	var pe *kong.ParseError
 	if errors.As(err, &pe) && pe.Context != nil {
@@ -144,7 +162,7 @@ func helpHint(_ *kong.Context, err error) string {
 	return "quarry --help"
 }
 
-// wantsJSON looks for --json where parsing may have failed.
+// wantsJSON says whether --json is among the arguments. It is used where parsing may have failed.
 func wantsJSON(args []string) bool {
 	for _, a := range args {
 		if a == "--" {
@@ -158,7 +176,7 @@ func wantsJSON(args []string) bool {
 	return v == "true" || v == "1"
 }
 
-// oneLine is the error as one line, however many it joins.
+// oneLine makes one line of an error, also of several joined ones.
 func oneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }

@@ -270,6 +270,7 @@ type blotter struct{ secrets [][]byte }
 // would blot out half the archive, and protects nothing.
 const minSecret = 4
 
+// newBlotter knows the secrets of this process, which must not get into the archive.
 func newBlotter(token string, environ []string) blotter {
 	var b blotter
 	b.add(token)
@@ -281,12 +282,14 @@ func newBlotter(token string, environ []string) blotter {
 	return b
 }
 
+// add makes a text a secret to be removed.
 func (b *blotter) add(s string) {
 	if len(s) >= minSecret {
 		b.secrets = append(b.secrets, []byte(s))
 	}
 }
 
+// secretKey says whether the value of a setting with this name is a secret.
 func secretKey(k string) bool {
 	k = strings.ToLower(k)
 	return strings.Contains(k, "token") || strings.Contains(k, "password") || strings.Contains(k, "secret") || strings.HasSuffix(k, "apikey")
@@ -321,6 +324,7 @@ func (b *blotter) learn(file []byte) {
 	}
 }
 
+// walk adds the secrets in a decoded configuration.
 func (b *blotter) walk(key string, v any) {
 	switch v := v.(type) {
 	case map[string]any:

@@ -129,20 +129,20 @@ func New(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation uint64, 
 	}
 }
 
-// OnLeft has f called when the last lane of a session has ended that this node has not
-// ended: the client has closed its connections, or died. f must not block.
+// OnLeft sets a function that is called when the last lane of a session has ended and this node
+// has not ended it: the client has closed its connections, or died. f must not block.
 // Preconditions: nothing is served yet.
 func (a *Access) OnLeft(f func(serial uint64)) { a.left = f }
 
-// OnKill has f called when a process is killed that keeps memory of a session that has
-// ended, or stays inside a chain. f must not block.
+// OnKill sets a function that is called when a process is killed because it keeps memory of a
+// session that has ended, or stays inside a chain. f must not block.
 // Preconditions: nothing is served yet.
 func (a *Access) OnKill(f func(pid int, why string)) { a.onKill = f }
 
-// Peer is the number and the incarnation that clients are told.
+// Peer is the number and the incarnation of the node, which clients compare with the table.
 func (a *Access) Peer() (node uint32, incarnation uint64) { return a.Node, a.Incarnation }
 
-// lock makes the caller the only one to change access to a region.
+// lock keeps all others from changing access to a region, until ctx ends at most.
 func (a *Access) lock(ctx context.Context, number uint32) (*region, error) {
 	a.mu.Lock()
 	r := a.regions[number]
@@ -159,9 +159,9 @@ func (a *Access) lock(ctx context.Context, number uint32) (*region, error) {
 	}
 }
 
-// OpenRegion serves memory under an epoch, with keys never used before. When it
-// returns nil, no verb under an older key runs any more. Opening the epoch that
-// is being served changes nothing.
+// OpenRegion serves memory under an epoch, with keys that were never used before. nil: no verb
+// under an older key runs any more. If the epoch is being served already nothing changes. After
+// an error it is uncertain what is served: call again.
 func (a *Access) OpenRegion(ctx context.Context, number uint32, epoch uint64, m *Memory) error {
 	if err := m.retain(); err != nil {
 		return err
@@ -208,9 +208,9 @@ func (a *Access) open(ctx context.Context, number uint32, epoch uint64, m *Memor
 	return true, nil
 }
 
-// CloseRegion stops serving a region up to an epoch: when it returns nil, no verb
-// under such a key runs any more, and OpenRegion refuses these epochs. A region
-// served under a later epoch stays open.
+// CloseRegion stops serving a region under epochs up to this one. nil: no verb under a key of
+// these epochs runs any more, and OpenRegion refuses them. A region that is served under a later
+// epoch stays open.
 func (a *Access) CloseRegion(ctx context.Context, number uint32, epoch uint64) error {
 	r, err := a.lock(ctx, number)
 	if err != nil {
@@ -227,7 +227,7 @@ func (a *Access) CloseRegion(ctx context.Context, number uint32, epoch uint64) e
 	return a.cut(ctx, r)
 }
 
-// evict forgets a session that has no lanes and is remembered for its offences.
+// evict forgets a session without lanes, which was remembered for its offences only.
 func (a *Access) evict() bool {
 	for serial, s := range a.sessions {
 		if len(s.lanes) == 0 {
@@ -267,9 +267,9 @@ func (a *Access) cut(ctx context.Context, r *region) error {
 	return nil
 }
 
-// Fence ends sessions. When it returns nil, no verb of theirs changes a byte on
-// this node, no process that they were sent memory to can write it, and none will be
-// admitted again.
+// Fence ends sessions. nil: no verb of theirs changes a byte on this node, no process that got
+// memory for them can write it, and none of them will be admitted again. After an error call
+// again.
 func (a *Access) Fence(ctx context.Context, serials ...uint64) error {
 	a.mu.Lock()
 	for _, serial := range serials {
@@ -299,7 +299,7 @@ func (a *Access) EndBelow(ctx context.Context, next uint64, live []uint64) error
 	return a.end(ctx, gone)
 }
 
-// end revokes sessions and waits until nothing of theirs executes, or can.
+// end revokes sessions. nil: nothing of theirs executes, or can.
 func (a *Access) end(ctx context.Context, serials []uint64) error {
 	a.mu.Lock()
 	var lanes []*Lane
@@ -333,8 +333,9 @@ func (a *Access) finish(ctx context.Context, lanes []*Lane) error {
 	return nil
 }
 
-// Close ends all sessions and closes all regions. What shm clients still map is no region's any
-// more: memory without a file goes with them, and a file stays locked until they have let it go.
+// Close ends all sessions and closes all regions. Memory that shm clients still have mapped
+// belongs to no region any more: memory without a file ends with its last mapping, and a file
+// stays locked until then.
 func (a *Access) Close(ctx context.Context) error {
 	a.mu.Lock()
 	a.closed = true
@@ -394,8 +395,8 @@ func (a *Access) Domain() proto.Domain {
 	return proto.DomainCPU
 }
 
-// checkDomain refuses memory of the other domain: what CPUs do to a word is not
-// atomic against what an adapter does to it.
+// checkDomain refuses memory of the other domain: an atomic of a CPU is not atomic with regard to
+// one of an adapter.
 func (a *Access) checkDomain(number uint32, m *Memory) error {
 	h, err := proto.DecodeRegionHeader(m.mem[:min(len(m.mem), proto.RegionHeaderBytes)])
 	if err == nil && h.Domain != a.Domain() {

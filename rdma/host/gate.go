@@ -9,6 +9,9 @@ import (
 	"time"
 )
 
+// This file has the gate page of a lane, by which access is taken away from a lane that may be in
+// another process; see The gate in the package comment.
+
 // MaxWindows is the number of windows a lane can have open: 8 TiB of 2 GiB regions.
 const MaxWindows = 4096
 
@@ -46,8 +49,8 @@ const (
 	gone       = 4 // the node stops, or the client's connection to it has ended
 )
 
-// shutGate ends all of a lane's access: no chain that starts after it executes. A
-// fence overrides milder reasons, and is never overridden.
+// shutGate ends all of a lane's access: no chain that begins afterwards executes. The reason
+// revoked replaces any other and is never replaced.
 func (p *page) shutGate(why uint64) {
 	if why == revoked {
 		atomic.StoreUint64(&p.shut, revoked)
@@ -87,15 +90,16 @@ func (p *page) idleSince(w *wait) bool {
 	return now != w.seen
 }
 
-// pause lets time pass: a chain takes a microsecond, a megabyte a hundred.
+// pause sleeps, longer with each call: a chain takes a microsecond, or a hundred for a megabyte.
 func (w *wait) pause() {
 	w.naps++
 	time.Sleep(min(time.Duration(w.naps)*5*time.Microsecond, time.Millisecond))
 }
 
-// drain returns nil when no chain of the lanes runs that ran when it was called,
-// and none under a key cleared before can start. A shm client that stays busy for
-// longer than killAfter is killed; ctx ends the waiting, never the obligation.
+// drain waits for the chains of lanes that were running when it was called. nil: none of them
+// runs any more, so that nothing executes under a key that was cleared before. A shm client that
+// stays busy for longer than killAfter is killed, and its death is waited for. If ctx ends first
+// drain returns an error, and the caller has to call again.
 func drain(ctx context.Context, lanes []*Lane, killAfter time.Duration) error {
 	start := time.Now()
 	for _, l := range lanes {

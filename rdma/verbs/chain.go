@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sending is what a lane has under way.
+// sending is what a lane has posted and not awaited.
 type sending struct {
 	queue []posted // not yet awaited, oldest first
 	seq   uint64   // of the last part of a chain posted on this queue pair
@@ -29,8 +29,8 @@ type sending struct {
 	flushTag uint32     // of the latest request
 }
 
-// posted is a chain that has not been awaited. It is sent in parts: one, but where a verb is ordered behind a
-// persistent FLUSH that the node is asked for.
+// posted is a chain that has not been awaited. It is sent in parts: in one, unless a verb is
+// ordered behind a persistent FLUSH that the node has to be asked for.
 type posted struct {
 	chain    *rdma.Chain // the caller's; its buffers are in use until it has an outcome
 	from, to int         // verbs of the present part
@@ -44,7 +44,7 @@ type posted struct {
 	over     bool        // Step has met the chain's end: its outcome is in the chain
 }
 
-// forget is for when the queue pair is gone: nothing is under way.
+// forget empties what is under way, because the queue pair is gone.
 func (c *conn) forget() {
 	c.seq, c.wrs, c.slots, c.staged, c.asking, c.told = 0, 0, 0, 0, false, 0
 	for i := range c.queue {
@@ -52,8 +52,8 @@ func (c *conn) forget() {
 	}
 }
 
-// Post hands the chain to the device, unless chains before it have to be awaited first, or
-// the send queue is too short for it: then Wait does.
+// Post hands the chain to the device. If earlier chains have to be awaited first, or the send
+// queue is too short for it, Wait does that.
 func (c *conn) Post(ch *rdma.Chain) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +67,7 @@ func (c *conn) Post(ch *rdma.Chain) {
 	c.queue = append(c.queue, p)
 }
 
-// allSent: a chain never overtakes another.
+// allSent says whether every chain has been posted completely: a chain never overtakes another.
 func (c *conn) allSent() bool {
 	for i := range c.queue {
 		p := &c.queue[i]
@@ -78,7 +78,7 @@ func (c *conn) allSent() bool {
 	return true
 }
 
-// window is the grant behind a caller's window.
+// window is what the node granted for a caller's window.
 func (c *conn) window(w *rdma.Window) *window {
 	if uint(w.Slot) >= uint(len(c.windows)) {
 		return nil
@@ -90,7 +90,8 @@ func (c *conn) window(w *rdma.Window) *window {
 	return own
 }
 
-// check refuses here what would cost both ends their queue pair there.
+// check refuses a verb here that the node's adapter would refuse: there it would cost both ends
+// their queue pair.
 func (c *conn) check(w *window, v *rdma.Verb) error {
 	n := v.Len()
 	if n == 0 || v.Off >= w.Bytes || n > w.Bytes-v.Off { // never v.Off+n, which can overflow
@@ -114,7 +115,7 @@ func (c *conn) check(w *window, v *rdma.Verb) error {
 	return nil
 }
 
-// send posts the next part of a chain. It does nothing while there is no room.
+// send posts the next part of a chain, if the send queue has room.
 func (c *conn) send(p *posted) {
 	if !c.write(p) {
 		return
@@ -139,8 +140,8 @@ func (c *conn) unposted(p *posted, taken int, err error) {
 	c.fail(fmt.Errorf("posting %d verbs, %d of them done: %w", p.wrs, taken, err))
 }
 
-// write writes the next part of a chain down for the shim, which must then be called
-// if the answer is yes. Nothing happens while there is no room.
+// write describes the next part of a chain for the C shim. true: the shim must be called. It does
+// nothing while the send queue has no room.
 func (c *conn) write(p *posted) bool {
 	ch := p.chain
 	p.wrs = 0 // of an earlier part, or of an earlier queue pair
@@ -195,7 +196,7 @@ func (c *conn) write(p *posted) bool {
 	return true
 }
 
-// describe writes a verb down for the shim.
+// describe describes one verb for the C shim.
 func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, err error) {
 	word := p.slot*rdma.MaxChainVerbs + n
 	d := &c.verbs[n]
@@ -241,7 +242,7 @@ func (c *conn) describe(p *posted, n int, w *window, v *rdma.Verb) (full bool, e
 	return false, nil
 }
 
-// collect takes the answers of the first n verbs of a part that has come to its end.
+// collect takes the answers of the first n verbs of a part that has completed.
 func (c *conn) collect(p *posted, n int) {
 	for i := range n {
 		v := &p.chain.Verbs[p.from+i]
@@ -279,7 +280,7 @@ func (c *conn) Wait(ch *rdma.Chain, deadline int64) {
 	c.complete(&p, deadline)
 }
 
-// Step is part of rdma.Stepper. What it leaves undone Wait does.
+// Step sends a chain part by part; see rdma.Stepper. What it has not sent Wait sends.
 func (c *conn) Step(ch *rdma.Chain, deadline int64) (more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

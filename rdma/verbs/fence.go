@@ -18,7 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// drain passes on the flushes of queue pairs in the error state.
+// drain receives the flush completions of queue pairs in the error state, and passes each to its
+// lane.
 func (s *Server) drain() {
 	var done [16]C.q_completion
 	for {
@@ -58,9 +59,9 @@ func (s *Server) completed(d *completion) {
 	}
 }
 
-// offend counts a queue pair that died of what its client sent, which a correct client
-// causes only when a region's keys have changed, once for each lane and region. A
-// session that goes on so within a minute is ended.
+// offend counts a queue pair that has failed because of what its client sent. A correct client
+// causes that only when the keys of a region have changed, once for each lane and region. A session
+// that causes more than Limits.Offences of them within a minute is ended.
 func (s *Server) offend(serial uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,11 +132,11 @@ func (s *Server) endSessions(ctx context.Context, chosen func(serial uint64) boo
 	return finishAll(ctx, lanes, rdma.ErrRevoked)
 }
 
-// finishers is how many lanes are taken down at a time: a device frees windows and queue
-// pairs in some hundred microseconds each, one after the other for each caller.
+// finishers is how many lanes are ended at a time: a device takes some hundred microseconds to
+// free a window or a queue pair, and serves one caller at a time.
 const finishers = 16
 
-// finishAll ends lanes: all queue pairs are stopped before the first drain is awaited.
+// finishAll ends lanes. It stops all queue pairs before it waits for the first.
 func finishAll(ctx context.Context, lanes []*lane, why error) error {
 	for _, l := range lanes {
 		l.stop(why)

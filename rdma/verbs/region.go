@@ -49,8 +49,8 @@ type region struct {
 	grants  map[*lane]*grant // windows of the present epoch
 }
 
-// registration is a region's memory as one tenant's domain has it. The memory is pinned
-// for as long.
+// registration is a region's memory as one tenant's protection domain has it. The memory is
+// pinned as long as it exists.
 type registration struct {
 	mr     *C.struct_ibv_mr // freed before the memory is unpinned
 	memory *host.Memory
@@ -68,10 +68,9 @@ func (s *Server) region(number uint32) *region {
 	return r
 }
 
-// OpenRegion serves memory under an epoch, with keys not used before. When it returns
-// nil, no verb under an older key runs any more. Opening the epoch that is being
-// served changes nothing. The memory stays mapped until the region is closed or
-// opened with other memory.
+// OpenRegion serves memory under an epoch, with keys that were not used before. nil: no verb
+// under an older key runs any more. If the epoch is being served already nothing changes. The
+// memory stays mapped until the region is closed or opened with other memory.
 func (s *Server) OpenRegion(ctx context.Context, number uint32, epoch uint64, m *host.Memory) error {
 	r := s.region(number)
 	r.mu.Lock()
@@ -115,7 +114,8 @@ func (r *region) serve(m *host.Memory, epoch uint64, tenant uint32) {
 	r.memory, r.epoch, r.tenant = m, epoch, tenant
 }
 
-// registerFor registers a region in the domain of its tenant. Regions register side by side.
+// registerFor registers a region in the domain of its tenant. Several regions register at the
+// same time.
 // Preconditions: r.mu is held.
 func (s *Server) registerFor(r *region) error {
 	if r.windows && r.pinned != r.memory {
@@ -159,8 +159,8 @@ func (s *Server) registered(r *region, d *domain) (*C.struct_ibv_mr, error) {
 	return mr, nil
 }
 
-// CloseRegion stops serving a region up to an epoch: when it returns nil, no verb
-// under such a key runs any more, and OpenRegion refuses these epochs.
+// CloseRegion stops serving a region under epochs up to this one. nil: no verb under a key of
+// these epochs runs any more, and OpenRegion refuses them.
 func (s *Server) CloseRegion(ctx context.Context, number uint32, epoch uint64) error {
 	r := s.region(number)
 	r.mu.Lock()
@@ -172,7 +172,8 @@ func (s *Server) CloseRegion(ctx context.Context, number uint32, epoch uint64) e
 	return r.letGo(ctx, r.windows)
 }
 
-// forgive resets the counts at a change of keys: a client that uses the old ones is late, not hostile.
+// forgive resets the counts of offences when keys change: a client that uses the old ones is
+// late, and not hostile.
 func (s *Server) forgive() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +187,7 @@ func (r *region) cut(ctx context.Context) error {
 	return r.letGo(ctx, false)
 }
 
-// unpin is for memory that is about to be unmapped.
+// unpin ends the registrations of memory that is about to be unmapped.
 func (r *region) unpin(s *Server, m *host.Memory) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -196,9 +197,9 @@ func (r *region) unpin(s *Server, m *host.Memory) error {
 	return r.letGo(s.ctx, false)
 }
 
-// letGo ends access under the present epoch: an invalidated window and a deregistered
-// memory region let no verb touch the memory any more. keep spares the latter, which
-// nothing reaches but through windows.
+// letGo ends access under the present epoch: no verb touches the memory through a window that was
+// invalidated, or a memory region that was deregistered. keep spares memory regions that can be
+// reached through windows only.
 // Preconditions: mu is held.
 func (r *region) letGo(ctx context.Context, keep bool) error {
 	r.serve(nil, r.epoch, r.tenant)
@@ -273,8 +274,8 @@ func (s *Server) grant(l *lane, number uint32, epoch uint64, a *answer) error {
 	return nil
 }
 
-// regionAccess is what queue pairs may be allowed; those of read-only sessions are not. Where
-// there are windows they alone give access.
+// regionAccess is the access that a memory region gives to queue pairs. The queue pairs of
+// read-only sessions do not allow changes. Where there are windows they alone give access.
 func (s *Server) regionAccess(windows bool, m *host.Memory) C.int {
 	switch {
 	case windows && s.device.config.unbindable:
@@ -313,9 +314,9 @@ func (r *region) register(d *domain, access C.int) (*C.struct_ibv_mr, error) {
 	}
 }
 
-// persist flushes a range to stable storage, for lanes without a FLUSH of their own. Like grant,
-// it refuses regions that the lane's ticket does not open, and those of other tenants. It does not wait for
-// memory that is being registered.
+// persist flushes a range to stable storage for a lane whose adapter has no FLUSH. Like grant it
+// refuses regions that the lane's ticket does not open, and those of other tenants. It does not
+// wait for memory that is being registered.
 func (s *Server) persist(l *lane, number uint32, epoch, off, bytes uint64) error {
 	if !l.ticket.Opens(number, epoch) {
 		return rdma.ErrTicket

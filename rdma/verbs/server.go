@@ -47,8 +47,8 @@ const (
 	answerTimeout = 5 * time.Second
 )
 
-// Server lets the adapter execute verbs on a node's regions, and takes that back.
-// It is what host.Access is to the other providers.
+// Server has the adapter execute verbs on a node's regions, and ends that access. It does for
+// verbs what host.Access does for the other providers.
 type Server struct {
 	host.Verifier
 	own    *keyring.Signer    // of the loop's tickets
@@ -97,7 +97,7 @@ type Server struct {
 	closed   bool                // Close has begun: nothing is admitted or served any more
 }
 
-// errLate: the client has connected again since.
+// errLate: the client has connected again meanwhile.
 var errLate = fmt.Errorf("%w: a later connection has this lane", rdma.ErrBroken)
 
 // session is a session that has lanes here. Guarded by Server.mu.
@@ -107,7 +107,7 @@ type session struct {
 	lanes  map[uint32]*lane // by number
 }
 
-// domain keeps a tenant apart from the others.
+// domain is the protection domain of one tenant, which keeps it apart from the others.
 type domain struct {
 	pd    *C.struct_ibv_pd // memory registered in it is out of reach of queue pairs of other domains
 	lanes int              // guarded by Server.mu
@@ -183,11 +183,12 @@ func (s *Server) Registration() (times uint64, took time.Duration) {
 	return s.registrations.Load(), time.Duration(s.registeredNs.Load())
 }
 
-// AccessErrors counts queue pairs that died of what their client sent, such as a wrong key.
+// AccessErrors counts queue pairs that failed because of what their client sent, such as a wrong
+// key.
 func (s *Server) AccessErrors() uint64 { return s.access.Load() }
 
-// OnLeft has f called when the last lane of a session has ended that this node has not
-// ended: see host.Access. f must not block.
+// OnLeft sets a function that is called when the last lane of a session has ended and this node
+// has not ended it; see host.Access. f must not block.
 // Preconditions: nothing is served yet.
 func (s *Server) OnLeft(f func(serial uint64)) { s.left = f }
 
@@ -197,7 +198,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return host.Accept(s.ctx, l, "verbs", s.log, s.take)
 }
 
-// heard takes what the device says by itself. All fences depend on its completion queue.
+// heard handles an asynchronous event of the device. A failure of its completion queue ends the
+// server, because all fences depend on that queue.
 func (s *Server) heard(event string, kind eventKind) {
 	switch kind {
 	case eventFatal, eventQueue:
@@ -209,9 +211,8 @@ func (s *Server) heard(event string, kind eventKind) {
 	}
 }
 
-// fail reports that the adapter cannot serve any more. What runs on it can neither be
-// fenced nor told apart from what does not, so the process has to end: the kernel then
-// takes all access away.
+// fail reports that the adapter cannot serve any more. Its verbs cannot be fenced, nor told
+// apart, so the process has to end: then the kernel takes all access away.
 func (s *Server) fail(err error) {
 	err = fmt.Errorf("%w: %s: %w: start this node again when the adapter is back", ErrDevice, s.device.caps.Device, err)
 	s.log.Error("verbs fabric: the adapter has failed", "error", err)
@@ -279,7 +280,8 @@ func (s *Server) Close(ctx context.Context) error {
 	return err
 }
 
-// quiet ends drain, meet and the flushers. It waits for them without mu, which they lock.
+// quiet ends drain, meet and the flushers, and waits for them. It must not hold mu, which they
+// lock.
 func (s *Server) quiet() {
 	s.asks.close()
 	s.mu.Lock()

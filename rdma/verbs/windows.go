@@ -19,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// grant is a lane's window onto a region. Of type 2B: it is good on that lane's queue pair alone.
+// grant is a lane's window onto a region. It is of type 2B: it can be used on that lane's queue
+// pair only.
 type grant struct {
 	window *C.struct_ibv_mw // allocated once for a lane and region, bound anew in each epoch
 	rkey   uint32           // of the present binding; its low byte changes with each
@@ -81,7 +82,7 @@ func (l *lane) ended() bool {
 	return l.qp == nil
 }
 
-// window is an unbound window with a key that is not in past.
+// window makes a window that is not bound yet, with a key that is not in past.
 func (l *lane) window(region uint32, past []uint32) (*grant, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,9 +152,9 @@ func (l *lane) execute(ctx context.Context, post func(id C.uint64_t) C.int) erro
 	return err
 }
 
-// withoutWindows serves a region by its memory regions from now on, under keys of which the
-// sessions of a tenant have the same, because the device refuses a window. Lanes that have
-// windows onto it lose them, and ask again.
+// withoutWindows serves a region by its memory regions from now on, because the device refuses a
+// window. All sessions of a tenant have the same key then. Lanes that have windows onto the
+// region lose them, and ask for access again.
 // Preconditions: r.mu is held, the region is served.
 func (s *Server) withoutWindows(ctx context.Context, r *region, why error) error {
 	s.plain.Store(true)
@@ -193,8 +194,8 @@ func (s *Server) tryWindow(r *region, d *domain, mr *C.struct_ibv_mr) (refused b
 	return false, err
 }
 
-// chooseWindows decides whether lanes are given windows: where the device is seen to keep
-// them to their bounds and to their queue pair, or as Config.Windows says.
+// chooseWindows decides whether lanes get windows: as Config.Windows says, or where a probe shows
+// that the device keeps a window to its bounds and to its queue pair.
 func (s *Server) chooseWindows() {
 	caps := &s.device.caps
 	if use := s.device.config.Windows; use != WindowsAuto {
