@@ -24,7 +24,8 @@ const (
 	maxAuditOutcome = 256
 )
 
-// auditor notes calls once they are answered. A standby's refusals are none: nothing was asked of the cluster.
+// auditor records calls when they have been answered. Refusals of a standby are not recorded: it
+// has not handled the call.
 type auditor struct{ c *Controller }
 
 // WrapUnary records calls that change the cluster, with their outcome.
@@ -56,7 +57,8 @@ func (auditor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 	return next
 }
 
-// own says whether a program ends a session of its own, which it names by its serial.
+// own says whether a program ends its own session, which it names by its serial. Such calls are
+// not recorded.
 func own(msg any) bool {
 	q, ok := msg.(*quarrypb.RevokeSessionRequest)
 	return ok && q.Session == 0

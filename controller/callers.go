@@ -18,13 +18,14 @@ import (
 // This file identifies callers, and decides what depends on the caller beyond the table of
 // internal/rights.
 
-// errUnauthenticated is the answer to a caller with neither.
+// errUnauthenticated is the answer to a caller that shows neither a certificate nor a token.
 var errUnauthenticated = errors.New("show a certificate of this cluster (--tls-cert, --tls-key, --tls-ca) or a token (--token or QUARRY_TOKEN): the one shown is wrong, revoked or missing")
 
-// open says whether any caller has every role.
+// open says whether every caller has every role: no token and no certificates are configured.
 func (c *Controller) open() bool { return c.cfg.Token == "" && c.cfg.ID == (identity.ID{}) }
 
-// caller identifies the caller, from its certificate or else from its token.
+// caller identifies the caller, from its certificate, or from its token if it shows no
+// certificate.
 func (c *Controller) caller(r *http.Request) (rights.Caller, error) {
 	id, err := identity.OfPeer(r.TLS, c.cfg.ID)
 	if err != nil {
@@ -44,14 +45,16 @@ func (c *Controller) caller(r *http.Request) (rights.Caller, error) {
 	return rights.Caller{}, errUnauthenticated
 }
 
-// hashOfToken tells the cluster's token from the one before it, in records of delegations.
+// hashOfToken identifies the cluster's token in records of delegations, so that a new token ends
+// them.
 func hashOfToken(token string) string {
 	sum := sha256.Sum256([]byte("quarry delegation\x00" + token))
 	return string(sum[:16])
 }
 
-// stillShown says whether what a submitter has shown counts now: the cluster's token is the same, the authority of
-// its certificate is trusted. Records of earlier versions have nothing of that.
+// stillShown says whether what a submitter has shown is still accepted: the cluster's token is
+// the same, or the authority of its certificate is trusted. Records of earlier versions have
+// neither.
 func (c *Controller) stillShown(d *quarrypb.Delegation) bool {
 	switch shown := string(d.Shown); {
 	case shown == "" || d.Token != "":
@@ -63,8 +66,8 @@ func (c *Controller) stillShown(d *quarrypb.Delegation) bool {
 	}
 }
 
-// page lets operators and viewers look at the pages. A browser shows a certificate, or a token as
-// the password of any user name.
+// page lets operators and viewers look at the web pages. A browser shows a certificate, or a
+// token as the password of any user name.
 func (c *Controller) page(pages http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, password, ok := r.BasicAuth(); ok {
@@ -88,8 +91,8 @@ func denied(format string, args ...any) error {
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(format, args...))
 }
 
-// mayOpen refuses sessions that only some roles may have: those of checks and of nodes' programs are not
-// waited for before a new epoch opens.
+// mayOpen refuses kinds of sessions that only some roles may have. A new epoch does not wait for
+// sessions of checks and of nodes' programs, so clients must not have them.
 func mayOpen(c rights.Caller, r *quarrypb.OpenSessionRequest) error {
 	switch {
 	case r.Program != nil && !c.Is(identity.Node):
@@ -102,7 +105,8 @@ func mayOpen(c rights.Caller, r *quarrypb.OpenSessionRequest) error {
 	return nil
 }
 
-// mayRegister binds the name of a node to its certificate, or to its token if that names it.
+// mayRegister lets a node register only under the name in its certificate, or in its token if
+// that has one.
 func (c *Controller) mayRegister(caller rights.Caller, n *quarrypb.Node) error {
 	switch {
 	case caller.Node != "" && n.GetName() != caller.Node:
@@ -115,7 +119,8 @@ func (c *Controller) mayRegister(caller rights.Caller, n *quarrypb.Node) error {
 	return nil
 }
 
-// maySpeak keeps a node from speaking for another: from showing its signs of life, from running its programs.
+// maySpeak keeps a node from speaking for another: from sending its heartbeats, and from running
+// its programs.
 func (c *Controller) maySpeak(caller rights.Caller, node uint32) error {
 	if name, ok := c.owners.Load(node); ok && caller.Node != "" && name != caller.Node {
 		return denied("%s may not speak for node %s", caller.Name, name)

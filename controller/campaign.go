@@ -48,7 +48,7 @@ func (c *Controller) campaign() {
 // electionPrefix is where candidates put their keys.
 func (c *Controller) electionPrefix() string { return c.cfg.Prefix + "leader" }
 
-// leadOnce campaigns, leads, and returns when the leadership is over.
+// leadOnce waits until it wins the election, leads, and returns when the leadership is over.
 func (c *Controller) leadOnce() error {
 	// This controller grants the lease itself, so that it knows when it was last extended.
 	grant, err := c.cfg.Etcd.Grant(c.ctx, int64(c.cfg.LeaderTTL/time.Second))
@@ -113,9 +113,9 @@ func (c *Controller) leadOnce() error {
 	return err
 }
 
-// hung gives up a leadership whose machine makes no progress: a standby takes over at once,
-// callers that wait get an error, and Err returns it. It logs last and beside, because the
-// log itself may be what blocks.
+// hung ends a leadership whose machine makes no progress: a standby takes over at once, waiting
+// callers get an error, and Err returns it. It logs last, in a goroutine of its own, because the
+// log may be what blocks.
 func (c *Controller) hung(t *term) {
 	c.term.CompareAndSwap(t, nil)
 	c.signal()
@@ -131,12 +131,12 @@ func (c *Controller) hung(t *term) {
 	go c.cfg.Logger.Error("controller: the leadership is given up", "term", t.rev, "error", errHung)
 }
 
-// errNoLease is why a candidate or a leader stops.
+// errNoLease: etcd does not have the lease of the election any more.
 var errNoLease = errors.New("its lease of the election is over")
 
-// observe keeps c.leader current, for the hint to clients and for watchLeader. A watch may
-// end by a compaction or with its member of etcd, or may silently stop: observe begins it
-// again every lookAgain, which reads the leader.
+// observe keeps c.leader current, for the hint to clients and for watchLeader. It begins its
+// watch again every lookAgain, and reads the leader then: a watch may end by a compaction or with
+// its member of etcd, or silently stop.
 func (c *Controller) observe(ctx context.Context, e *concurrency.Election) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

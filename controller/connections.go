@@ -9,8 +9,8 @@ import (
 	"github.com/quarrystore/quarry/controller/state"
 )
 
-// beats is the node and the sessions whose heartbeats come over one connection. The
-// connections of a process end when it is killed, which is the earliest sign of its end.
+// beats are the node and the sessions whose heartbeats come over one connection. When a process
+// is killed its connections end; nothing shows its end sooner.
 type beats struct {
 	mu          sync.Mutex          // guards the fields below
 	node        uint32              // 0: none has sent heartbeats
@@ -53,8 +53,8 @@ func (c *Controller) watchConnections(s *http.Server) {
 	}
 }
 
-// sessionHeartbeat notes that a heartbeat of a session has come over a request's connection.
-// When the connection of its last heartbeat ends, the session may have ended.
+// sessionHeartbeat records that a heartbeat of a session has come over a request's connection. If
+// that connection ends before the next heartbeat, the session may have ended.
 func (c *Controller) sessionHeartbeat(ctx context.Context, serial uint64) {
 	b, ok := ctx.Value(beatsKey{}).(*beats)
 	if !ok {
@@ -76,7 +76,8 @@ func (c *Controller) sessionHeartbeat(ctx context.Context, serial uint64) {
 	c.heard.Store(serial, b)
 }
 
-// lostHeartbeats tells the leader's machine, if this is the leader.
+// lostHeartbeats sends the machine an event for each session whose connection has ended, if this
+// controller leads.
 func (c *Controller) lostHeartbeats(serial uint64) {
 	t := c.term.Load()
 	if t == nil || c.ctx.Err() != nil {

@@ -170,7 +170,7 @@ func (c *Controller) health(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// signal tells waiters that the leadership has changed.
+// signal wakes goroutines that wait for a change of the leadership.
 func (c *Controller) signal() {
 	ch := make(chan struct{})
 	close(*c.changed.Swap(&ch))

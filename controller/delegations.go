@@ -60,7 +60,8 @@ func (c *Controller) delegationKey(tenant uint32, job uint64) string {
 	return fmt.Sprintf("%sdelegation/%08x/%020d", c.cfg.Prefix, tenant, job)
 }
 
-// worksOnly says whether a caller is a worker and nothing else: then it has no rights but those of jobs.
+// worksOnly says whether the caller has the role of a worker and no other: then it has no rights
+// but those of jobs.
 func worksOnly(c rights.Caller) bool {
 	return c.Is(identity.Worker) && !c.Is(identity.Client, identity.Gateway, identity.Operator)
 }
@@ -75,7 +76,8 @@ func submitterOf(d *quarrypb.Delegation) rights.Caller {
 	return c
 }
 
-// actingForJob is acting of a worker that names a job: what its submitter may do now.
+// actingForJob is acting for a worker that names a job: it has the rights that the job's
+// submitter has now.
 func (c *Controller) actingForJob(ctx context.Context, worker rights.Caller, tenant, header string) (acting, error) {
 	job, err := strconv.ParseUint(header, 10, 64)
 	if err != nil || job == 0 {
@@ -239,14 +241,15 @@ func (s *service) recordDelegation(ctx context.Context, d *quarrypb.Delegation) 
 	return connect.NewResponse(told(have)), nil
 }
 
-// told is a delegation as answers have it.
+// told is a delegation in the form of answers.
 func told(d *quarrypb.Delegation) *quarrypb.Delegation {
 	d = proto.CloneOf(d)
 	d.Shown = nil
 	return d
 }
 
-// delegationList is at most delegationHold old; latest: it is read now. Oldest first in each tenant.
+// delegationList is the list of delegations, oldest first in each tenant. It may be
+// delegationHold old, unless latest is set: then it is read now.
 func (c *Controller) delegationList(ctx context.Context, latest bool) ([]*quarrypb.Delegation, error) {
 	c.jobs.mu.Lock()
 	list, until := c.jobs.list, c.jobs.until
@@ -387,7 +390,7 @@ func (s *service) PollJobs(ctx context.Context, r *connect.Request[quarrypb.Poll
 	return connect.NewResponse(out), nil
 }
 
-// validWorker checks what a worker says of itself.
+// validWorker refuses a worker's description that is beyond the limits.
 func validWorker(w *quarrypb.Worker) error {
 	switch {
 	case w.GetName() == "" || len(w.Name) > state.MaxNameBytes || len(w.Node) > state.MaxNameBytes || len(w.Host) > state.MaxNameBytes:
@@ -398,7 +401,7 @@ func validWorker(w *quarrypb.Worker) error {
 	return nil
 }
 
-// sawWorker notes that a worker has polled.
+// sawWorker records that a worker has polled.
 func (c *Controller) sawWorker(w seenWorker) error {
 	c.jobs.mu.Lock()
 	defer c.jobs.mu.Unlock()
@@ -461,11 +464,12 @@ func (c *Controller) watchDelegations() {
 	}
 }
 
-// reachesMemory says whether a session is not being fenced. A heartbeat makes an expired one live again.
+// reachesMemory says whether a session may still reach memory: its fence has not begun. An
+// expired one may, because a heartbeat renews its lease.
 func reachesMemory(x *quarrypb.Session) bool { return x.State == "live" || x.State == "expired" }
 
-// stillAllowed says whether the submitter of a job may still write in its tenant. The record stays: the rights
-// may be given back. While the answer is unknown, it is yes.
+// stillAllowed says whether the submitter of a job may still write in its tenant. It is true
+// while that is unknown. The record stays when it is false, because the rights may be given back.
 func (c *Controller) stillAllowed(ctx context.Context, d *quarrypb.Delegation) bool {
 	in, err := c.actingBy(ctx, d, rights.Caller{Name: "a worker"})
 	switch connect.CodeOf(err) {
@@ -475,7 +479,8 @@ func (c *Controller) stillAllowed(ctx context.Context, d *quarrypb.Delegation) b
 	return err != nil || in.id == d.TenantId && in.some(mayWrite)
 }
 
-// tendDelegations returns the sessions that have no delegation; those of the last time are ended.
+// tendDelegations ends the sessions that already had no delegation the last time, and returns
+// those that have none now.
 func (c *Controller) tendDelegations(ctx context.Context, over map[uint64]bool) (map[uint64]bool, error) {
 	s := &service{c: c}
 	list, err := c.delegationList(ctx, true)

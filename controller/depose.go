@@ -132,8 +132,9 @@ func (c *Controller) watchLeader() {
 	}
 }
 
-// restIfDeposed finds out why a term has ended: if its key is gone while its lease still
-// runs, a standby that could not reach this controller has deposed it.
+// restIfDeposed finds out why a term has ended. If its key is gone while its lease still runs, a
+// standby that could not reach this controller has deposed it: then this controller deposes no
+// leader for restAfter.
 func (c *Controller) restIfDeposed(t *term) {
 	if now() >= t.leased.Load() || c.ctx.Err() != nil {
 		return

@@ -5,16 +5,27 @@
 //	c, err := controller.Start(ctx, controller.Config{Etcd: client, Listen: "127.0.0.1:7420"})
 //	defer c.Close()
 //
-// Package controller/state decides; this package carries out: it serves the RPCs, keeps
-// the leadership, writes transactions and calls agents. No controller is on the data path.
-// If all controllers are down, reads and writes continue until the leases end.
+// Package controller/state makes the decisions. This package carries them out: it serves the
+// RPCs, keeps the leadership, writes transactions and calls agents. No controller is on the data
+// path. If all controllers are down, reads and writes continue until the leases end.
+//
+// # One leadership
+//
+//	campaign.go   campaigns in etcd, leads, and campaigns again                (Controller.campaign)
+//	term.go       one leadership: steps the machine, carries out its actions   (term.run)
+//	service.go    RPCs: checks the caller, then passes the request to the machine (do)
+//	depose.go     standbys end the leadership of a leader that does not answer
+//	elect.go      campaigns of the etcd members inside the controllers
+//	pulse.go      the controller's part in the pulse, the cluster's failure detector
+//
+// The goroutine of term.run alone steps the machine. An RPC sends it an event and waits for the answer.
 //
 // # What keeps two leaders apart
 //
 // Every transaction is guarded by the leader's election key and by the previous
 // revision of every record it changes: a deposed leader's write fails (hazard 14).
-// Answers that need no write are given only before an instant until which the
-// election key is known to be held.
+// An answer that needs no write is given only before an instant until which no other
+// controller can lead: the leader knows that instant from its last read of the election key.
 //
 // # Obligations of the caller
 //

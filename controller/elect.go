@@ -19,16 +19,17 @@ import (
 // whichever members campaign.
 
 const (
-	// electGap is between the first campaigns of two members: in it the first one wins, on disks
-	// that sync in some tens of ms. It doubles with each cycle, or members with slower disks would
-	// take the victory from each other.
+	// electGap is the time between the first campaigns of two members. Within it the first one
+	// wins, on disks that sync in some tens of ms. The gap doubles with each cycle: otherwise
+	// members with slower disks would interrupt each other's elections.
 	electGap = 150 * time.Millisecond
-	// maxCampaigns bounds the campaigns of a member against one leader that is gone. etcd's own
-	// timers go on from there.
+	// maxCampaigns bounds the campaigns of a member against one leader that is gone. Afterwards
+	// etcd's own timers decide.
 	maxCampaigns = 4
 	// electLook is how often a member looks while it may have to campaign.
 	electLook = 10 * time.Millisecond
-	// probeHolds is how long a probe without an answer counts while the pulse stays silent.
+	// probeHolds is how long an unanswered probe counts as a sign that a process is gone, while
+	// its pulse is silent.
 	probeHolds = time.Second
 )
 
@@ -93,8 +94,8 @@ func (e *elector) step(v votes) bool {
 	return true
 }
 
-// turn is how long after the leader was found gone a member campaigns, by its rank among n. In a
-// cycle all of them campaign once, a gap apart, and each gap is twice as long as in the cycle before.
+// turn is how long after the loss of the leader a member campaigns, by its rank among n members.
+// In one cycle each of them campaigns once, a gap apart; the gap doubles from cycle to cycle.
 func turn(cycle, rank, n int) int64 {
 	return int64(electGap) * int64((1<<cycle-1)*n+rank<<cycle)
 }
@@ -110,7 +111,7 @@ func (e *elector) living(v votes) (out []uint64) {
 	return out
 }
 
-// electEtcd has this controller's member of etcd campaign when it is to.
+// electEtcd has this controller's member of etcd campaign when elector.step says so.
 func (c *Controller) electEtcd() {
 	e := &elector{}
 	var probed time.Time // the last probe without an answer
@@ -167,19 +168,21 @@ func (c *Controller) ofMember(id uint64) (out []candidacy) {
 	return out
 }
 
-// silentMember says that every controller that is known around a member is silent, and there is one.
+// silentMember says whether every known controller with this member of etcd is silent, and there
+// is one.
 func (c *Controller) silentMember(id uint64) bool {
 	all := c.ofMember(id)
 	return len(all) > 0 && !slices.ContainsFunc(all, func(k candidacy) bool { return !c.silent(k.Incarnation) })
 }
 
-// heardMember says whether datagrams pass in both directions between this controller and the one around a member.
+// heardMember says whether datagrams pass in both directions between this controller and the one
+// with this member of etcd.
 func (c *Controller) heardMember(id uint64) bool {
 	return slices.ContainsFunc(c.ofMember(id), func(k candidacy) bool { return c.pulsed(k.Incarnation) })
 }
 
-// reached reports that some controller answers where the one around a member was, whichever
-// incarnation it is.
+// reached says whether some controller, of any incarnation, answers where the one with this
+// member of etcd was.
 func (c *Controller) reached(id uint64) bool {
 	return slices.ContainsFunc(c.ofMember(id), func(k candidacy) bool {
 		_, ok := c.probe(k.URL)
@@ -187,8 +190,8 @@ func (c *Controller) reached(id uint64) bool {
 	})
 }
 
-// awaitEtcd waits, for a short time, until etcd's leader is not a process that is silent: a
-// change that is sent to that one is lost, and is found to be lost late.
+// awaitEtcd waits for a short time while etcd's leader is a process that is silent: a change sent
+// to that one would be lost, and its loss would be noticed late.
 func (c *Controller) awaitEtcd() {
 	m := c.cfg.Member
 	if m == nil {

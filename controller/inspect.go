@@ -9,7 +9,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 )
 
-// InspectNode passes the question on to the node's agent, which obeys the leader.
+// InspectNode asks the node's agent, which answers the leader only.
 func (s *service) InspectNode(ctx context.Context, r *connect.Request[quarrypb.InspectNodeRequest]) (*connect.Response[quarrypb.InspectNodeResponse], error) {
 	table, err := do[quarrypb.Table](ctx, s, &quarrypb.ReadTableRequest{}, nil)
 	if err != nil {

@@ -17,7 +17,7 @@ var requestBytes = map[string]int64{
 	quarrypbconnect.ControllerNodeHeartbeatProcedure: 32 << 10,  // the serials of at most 1024 sessions that have left
 }
 
-// maxBytes of a request to a path.
+// maxBytes is the longest request to a path, in bytes.
 func maxBytes(path string) int64 {
 	if n := requestBytes[path]; n > 0 {
 		return n

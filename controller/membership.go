@@ -28,7 +28,7 @@ const (
 	memberRetry    = 300 * time.Millisecond
 )
 
-// errNotEmbedded answers changes of members where the operator runs etcd.
+// errNotEmbedded is the answer to a change of members where the operator runs etcd.
 var errNotEmbedded = connect.NewError(connect.CodeFailedPrecondition, errors.New("the controllers use an etcd of yours: change its members with etcdctl member; controllers themselves join by starting"))
 
 func (s *service) ListControllers(ctx context.Context, _ *connect.Request[quarrypb.ListControllersRequest]) (*connect.Response[quarrypb.ListControllersResponse], error) {
@@ -260,7 +260,7 @@ func initialCluster(members []*etcdserverpb.Member, name, peer string) string {
 	return strings.Join(parts, ",")
 }
 
-// promoteLearners gives members a vote that have copied the log.
+// promoteLearners makes voters of the learners that have copied the log.
 func (c *Controller) promoteLearners(ctx context.Context) error {
 	res, err := c.cfg.Etcd.MemberList(ctx)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/quarrystore/quarry/controller/state"
 )
 
-// NameLimits bound what clients put into the placement library. Both limits are of the
-// leader's; etcd's size is a third: see upkeep.go.
+// NameLimits bound what clients put into the placement library. The leader applies both. The size
+// of etcd is a third limit: see upkeep.go.
 type NameLimits struct {
 	// Most is how many names there may be; 0 means DefaultMostNames.
 	Most uint64
@@ -35,8 +35,8 @@ const (
 	maxNameHosts = 4096
 )
 
-// nameCount counts names. Only the leader changes names, so that it counts once, and then
-// its own changes.
+// nameCount counts names. Only the leader changes names: it counts them once, and then keeps the
+// count by its own changes.
 type nameCount struct {
 	mu    sync.Mutex // guards both
 	known bool       // n was counted in this term
@@ -85,7 +85,8 @@ type nameRates struct {
 	hosts map[string]*rate.Limiter
 }
 
-// allow takes bytes from a host's allowance. host is the address of a connection.
+// allow takes bytes from a host's allowance; false: it has not so many left. host is the address
+// of a connection.
 func (r *nameRates) allow(peer string, bytes int, perSecond uint64) error {
 	host, _, err := net.SplitHostPort(peer)
 	if err != nil {
@@ -108,7 +109,7 @@ func (r *nameRates) allow(peer string, bytes int, perSecond uint64) error {
 	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%s changes names too fast: at most %d bytes a second (--name-rate of the controllers)", host, perSecond))
 }
 
-// forget drops hosts that have their whole allowance again, all if there are none.
+// forget drops hosts that have their whole allowance again; all hosts if there are none such.
 func (r *nameRates) forget(now time.Time) {
 	for h, l := range r.hosts {
 		if l.TokensAt(now) >= float64(l.Burst()) {

@@ -52,7 +52,7 @@ type watch struct {
 	wake, elect chan struct{}
 }
 
-// listenPulse opens the port of it.
+// listenPulse opens the port of the pulse.
 func (c *Controller) listenPulse(ctx context.Context, at net.Addr) (err error) {
 	g := &c.pulse
 	g.incarnation, g.names = rand.Uint64()|1, map[uint64]string{}
@@ -81,7 +81,7 @@ func (c *Controller) listenPulse(ctx context.Context, at net.Addr) (err error) {
 	return err
 }
 
-// joinPulse takes part once the cluster is known, until the controller closes.
+// joinPulse takes part in the pulse from when the cluster is known until the controller closes.
 func (c *Controller) joinPulse() {
 	for {
 		cluster, keys, err := c.cluster()
