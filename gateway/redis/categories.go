@@ -37,9 +37,9 @@ var categoriesOf = map[string]string{
 	"read hash fast":                  "hget hmget hexists hlen",
 	"read hash slow":                  "hgetall hkeys hvals hscan",
 	"write hash fast":                 "hset hmset hsetnx hincrby hdel",
-	"read sortedset slow":             "zrange zrangebylex",
-	"read sortedset fast":             "zcard zscore",
-	"write sortedset fast":            "zadd zrem",
+	"read sortedset slow":             "zrange zrangebylex zrangebyscore zrevrange zrevrangebylex zrevrangebyscore",
+	"read sortedset fast":             "zcard zcount zlexcount zmscore zscore",
+	"write sortedset fast":            "zadd zincrby zrem",
 }
 
 // access is what a command does with the values of its keys: of the first one, and of the others.
@@ -54,9 +54,9 @@ const (
 
 // accessOf are the commands that do more than look, by what they do with the first key and with others.
 var accessOf = map[[2]access]string{
-	{reads, reads}:   "ttl pttl get mget getrange hget hmget hgetall hkeys hvals hscan zrange zrangebylex zscore",
+	{reads, reads}:   "ttl pttl get mget getrange hget hmget hgetall hkeys hvals hscan zrange zrangebylex zrangebyscore zrevrange zrevrangebylex zrevrangebyscore zcount zlexcount zmscore zscore",
 	{writes, writes}: "del unlink set setex psetex mset setnx msetnx expire pexpire expireat persist setrange append hset hmset hsetnx hdel zadd zrem",
-	{both, both}:     "getdel getset getex incr decr incrby decrby incrbyfloat hincrby",
+	{both, both}:     "getdel getset getex incr decr incrby decrby incrbyfloat hincrby zincrby",
 	{both, writes}:   "rename renamenx",
 	{reads, writes}:  "copy",
 }

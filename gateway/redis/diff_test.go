@@ -275,7 +275,7 @@ func (g *generator) joined(kind int) []string {
 
 func (g *generator) sensible() []string {
 	k, r := g.key, g.rnd
-	switch r.IntN(70) {
+	switch r.IntN(76) {
 	case 0, 1, 2, 3:
 		return words("GET", k())
 	case 4, 5, 6:
@@ -368,7 +368,17 @@ func (g *generator) sensible() []string {
 	case 64:
 		return cat(words("ZREM", k()), g.many(1+r.IntN(3), g.field))
 	case 65:
+		return cat(words("ZMSCORE", k()), g.many(1+r.IntN(3), g.field))
+	case 70:
 		return words("ZSCORE", k(), g.field())
+	case 71:
+		return words("ZINCRBY", k(), g.score(), g.field())
+	case 72:
+		return cat(words(g.one("ZRANGEBYSCORE", "ZREVRANGEBYSCORE"), k(), g.score(), g.score()), g.maybe(3, "WITHSCORES"), g.maybe(3, "LIMIT", g.number(), g.number()), g.maybe(12, "REV"))
+	case 73:
+		return cat(words("ZREVRANGE", k(), g.number(), g.number()), g.maybe(3, "WITHSCORES"), g.maybe(8, "LIMIT", g.number(), g.number()), g.maybe(12, "REV"))
+	case 74:
+		return words("ZCOUNT", k(), g.score(), g.score())
 	case 66, 67:
 		return cat(words("ZRANGE", k(), g.number(), g.number()), g.maybe(3, "REV"), g.maybe(3, "WITHSCORES"), g.maybe(6, "LIMIT", g.number(), g.number()))
 	case 68:
@@ -443,9 +453,11 @@ func TestLexRangesAsRedis(t *testing.T) {
 		require.Equal(t, a.do(cmd...), b.do(cmd...), "%q", cmd)
 	}
 	for range 400 {
-		cmd := cat(words("ZRANGEBYLEX", "lex", edge(), edge()), g.maybe(3, "LIMIT", g.number(), g.number()), g.maybe(20, "WITHSCORES"))
+		cmd := cat(words(g.one("ZRANGEBYLEX", "ZREVRANGEBYLEX"), "lex", edge(), edge()), g.maybe(3, "LIMIT", g.number(), g.number()), g.maybe(20, "WITHSCORES"))
 		if g.rnd.IntN(2) == 0 {
 			cmd = cat(words("ZRANGE", "lex", edge(), edge(), "BYLEX"), g.maybe(2, "REV"), g.maybe(3, "LIMIT", g.number(), g.number()), g.maybe(9, "WITHSCORES"))
+		} else if g.rnd.IntN(3) == 0 {
+			cmd = words("ZLEXCOUNT", "lex", edge(), edge())
 		}
 		require.Equal(t, a.do(cmd...), b.do(cmd...), "%q", cmd)
 	}

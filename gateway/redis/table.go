@@ -154,11 +154,20 @@ func commandTable() []*command {
 		&command{name: "hdel", arity: -3, summary: "Delete one or more hash fields", run: hdel})
 	of("sorted-set", "readonly",
 		&command{name: "zrange", arity: -4, summary: "Return a range of members in a sorted set", run: zrange},
-		&command{name: "zrangebylex", arity: -4, summary: "Return a range of members in a sorted set, by lexicographical range", run: zrangebylex},
+		&command{name: "zrangebylex", arity: -4, summary: "Return a range of members in a sorted set, by lexicographical range", run: ranged("lex", false)},
+		&command{name: "zrangebyscore", arity: -4, summary: "Return a range of members in a sorted set, by score", run: ranged("score", false)},
+		&command{name: "zrevrange", arity: -4, summary: "Return a range of members in a sorted set, by index, with scores ordered from high to low", run: ranged("", true)},
+		&command{name: "zrevrangebylex", arity: -4, summary: "Return a range of members in a sorted set, by lexicographical range, ordered from higher to lower strings.", run: ranged("lex", true)},
+		&command{name: "zrevrangebyscore", arity: -4, summary: "Return a range of members in a sorted set, by score, with scores ordered from high to low", run: ranged("score", true)})
+	of("sorted-set", "readonly fast",
+		&command{name: "zcount", arity: 4, summary: "Count the members in a sorted set with scores within the given values", run: counted("score")},
+		&command{name: "zlexcount", arity: 4, summary: "Count the number of members in a sorted set between a given lexicographical range", run: counted("lex")},
+		&command{name: "zmscore", arity: -3, summary: "Get the score associated with the given members in a sorted set", run: zmscore},
 		&command{name: "zcard", arity: 2, summary: "Get the number of members in a sorted set", run: zcard},
 		&command{name: "zscore", arity: 3, summary: "Get the score of a member in a sorted set", run: zscore})
 	of("sorted-set", "write denyoom fast",
 		&command{name: "zadd", arity: -4, summary: "Add members to a sorted set, or update their scores", run: zadd, joins: joinZadds},
+		&command{name: "zincrby", arity: 4, summary: "Increment the score of a member in a sorted set", run: zincrby},
 		&command{name: "zrem", arity: -3, summary: "Remove members from a sorted set", run: zrem})
 	for _, cmd := range table {
 		for _, sub := range cmd.subs {

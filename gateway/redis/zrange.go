@@ -44,7 +44,7 @@ func lexBound(b []byte) (e bound, err error) {
 	return e, nil
 }
 
-// zquery is the query of a ZRANGE or ZRANGEBYLEX.
+// zquery is the query of a ZRANGE or of one of the commands that it replaces.
 type zquery struct {
 	by            string // "": by rank, "score", "lex"
 	rev, scores   bool   // from the highest; with scores in the reply
@@ -55,12 +55,42 @@ type zquery struct {
 	low, high   bound // otherwise
 }
 
-func zrangebylex(c *conn, a [][]byte) error {
-	q := zquery{by: "lex", limit: -1, from: a[2], to: a[3]}
-	if err := q.options(a[4:], false); err != nil {
-		return err
+// ranged makes a command that ZRANGE replaces: it has what it ranges by, and its direction, in its name.
+func ranged(by string, rev bool) func(c *conn, a [][]byte) error {
+	return func(c *conn, a [][]byte) error {
+		q := zquery{by: by, rev: rev, limit: -1, from: a[2], to: a[3]}
+		if err := q.options(a[4:], false); err != nil {
+			return err
+		}
+		return c.zrange(a[1], &q)
 	}
-	return c.zrange(a[1], &q)
+}
+
+// counted makes ZCOUNT and ZLEXCOUNT, which visit what they count.
+func counted(by string) func(c *conn, a [][]byte) error {
+	return func(c *conn, a [][]byte) error {
+		q := zquery{by: by, limit: -1, from: a[2], to: a[3]}
+		if err := q.parse(); err != nil {
+			return err
+		}
+		return c.read(a[1], kindZset, func(id uint64) (missed bool, err error) {
+			n := int64(0)
+			if id != 0 {
+				r, _, _, err := c.span(id, &q)
+				if err != nil {
+					return false, err
+				}
+				if bytes.Compare(r.From, r.To) < 0 {
+					err = c.eachMember(id, r, by, func([]byte, float64) bool { n++; return true })
+				}
+				if err != nil {
+					return false, err
+				}
+			}
+			c.integer(n)
+			return true, nil
+		})
+	}
 }
 
 func zrange(c *conn, a [][]byte) error {
@@ -238,14 +268,7 @@ func (c *conn) members(id uint64, r btree.Range, q *zquery, offset, limit int64)
 		n++
 		return (limit < 0 || n < limit) && !c.tooMuch(mark)
 	}
-	var err error
-	if q.by == "lex" {
-		err = c.s.tree.Scan(c.s.ctx, r, func(key, value []byte, _ uint64) bool {
-			return len(value) != scoreBytes || each(key[1+idBytes:], 0)
-		})
-	} else {
-		err = c.inOrder(id, r, each)
-	}
+	err := c.eachMember(id, r, q.by, each)
 	if err == nil && c.tooMuch(mark) {
 		err = errReply
 	}
@@ -257,6 +280,16 @@ func (c *conn) members(id uint64, r btree.Range, q *zquery, offset, limit int64)
 	}
 	c.precede(mark, c.array, int(n))
 	return nil
+}
+
+// eachMember calls f with the members of a range, until it says false. Ranges by members have no scores: 0.
+func (c *conn) eachMember(id uint64, r btree.Range, by string, f func(member []byte, score float64) bool) error {
+	if by != "lex" {
+		return c.inOrder(id, r, f)
+	}
+	return c.s.tree.Scan(c.s.ctx, r, func(key, value []byte, _ uint64) bool {
+		return len(value) != scoreBytes || f(key[1+idBytes:], 0)
+	})
 }
 
 // inOrder calls f with members in the order of their scores. Places that do not

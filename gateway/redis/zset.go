@@ -107,6 +107,22 @@ func zadd(c *conn, a [][]byte) error {
 	return nil
 }
 
+func zincrby(c *conn, a [][]byte) error {
+	score, ok := parseFloat(a[2])
+	if !ok {
+		return errNotFloat
+	}
+	if err := c.checkFields(a[3:], 1); err != nil {
+		return err
+	}
+	n, err := c.places(a[1], a[2:4], []float64{score}, zaddFlags{incr: true})
+	if err != nil {
+		return err
+	}
+	c.double(*n.last)
+	return nil
+}
+
 // added is what ZADD has done.
 type added struct {
 	new     int      // members
@@ -508,17 +524,34 @@ func (c *conn) unmember(id uint64, member []byte) (bool, error) {
 }
 
 func zscore(c *conn, a [][]byte) error {
+	return c.read(a[1], kindZset, func(id uint64) (missed bool, err error) { return c.score(id, a[2]) })
+}
+
+func zmscore(c *conn, a [][]byte) error {
 	return c.read(a[1], kindZset, func(id uint64) (missed bool, err error) {
-		if id == 0 || len(a[2]) > c.s.maxFieldBytes() {
-			c.null()
-			return false, nil
+		c.array(len(a) - 2)
+		for _, member := range a[2:] {
+			miss, err := c.score(id, member)
+			if err != nil {
+				return false, err
+			}
+			missed = missed || miss
 		}
-		score, _, there, err := c.member(id, a[2])
-		if err == nil && !there {
-			c.null()
-		} else if err == nil {
-			c.double(score)
-		}
-		return !there, err
+		return missed, nil
 	})
+}
+
+// score answers with the score of a member, or null if it is missed.
+func (c *conn) score(id uint64, member []byte) (missed bool, err error) {
+	if id == 0 || len(member) > c.s.maxFieldBytes() {
+		c.null()
+		return false, nil
+	}
+	score, _, there, err := c.member(id, member)
+	if err == nil && !there {
+		c.null()
+	} else if err == nil {
+		c.double(score)
+	}
+	return !there, err
 }
