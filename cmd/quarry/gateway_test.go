@@ -111,6 +111,30 @@ func TestBenchGateway(t *testing.T) {
 	require.NotContains(t, on(t, "name", "list").ok(t), "bench/gateway", "the tree is gone again")
 }
 
+// YCSB's workloads run against both servers; every answer is what it should be, and so is the number of keys in the end.
+func TestBenchYCSB(t *testing.T) {
+	var out struct {
+		Rows []struct {
+			What, Op     string
+			Clients, Ops int
+		}
+	}
+	on(t, "bench", "--ops", "ycsb", "--no-yardsticks", "--transport", "shm", "-D", "24ms", "--objects", "400", "--json").decode(t, &out)
+	rows := map[string]bool{}
+	for _, r := range out.Rows {
+		require.Positive(t, r.Ops, r)
+		rows[fmt.Sprint(r.What, " ", r.Op, " ", r.Clients)] = true
+	}
+	for _, kind := range []string{"hash", "string"} {
+		for _, op := range []string{"load", "ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"} {
+			for _, threads := range []int{1, 16} {
+				require.Contains(t, rows, fmt.Sprint("gateway shm ", op, " ", kind, " ", threads))
+			}
+		}
+	}
+	require.NotContains(t, on(t, "name", "list").ok(t), "bench/gateway", "the tree is gone again")
+}
+
 func TestGatewayPassword(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "password")
 	require.NoError(t, os.WriteFile(file, []byte("open sesame\nsecond line\n"), 0o600))

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
 	"github.com/quarrystore/quarry/client"
@@ -36,32 +34,11 @@ func gatewayRun(ctx context.Context, cfg Config, cc client.Config, size int, tel
 	if keys == 0 {
 		keys = kvKeys / 10
 	}
-	c, err := client.Connect(ctx, cc)
+	servers, stop, err := gatewayAndRedis(ctx, cfg, cc)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	name := fmt.Sprintf("bench/gateway/%d/%d", os.Getpid(), time.Now().UnixNano())
-	addr, stop, err := startGateway(ctx, append(cfg.Command(Gateway), "--transport", cc.Transport, "--tree", name))
-	if err != nil {
-		return fmt.Errorf("gateway: %w", err)
-	}
-	defer func() {
-		stop()
-		dctx := context.WithoutCancel(ctx)
-		if t, err := kv.Open(dctx, c, name, btree.Config{}); err == nil {
-			_ = t.Drop(dctx)
-		}
-	}()
-	servers := []struct{ what, network, addr string }{{"gateway " + cc.Transport, "tcp", addr}}
-	if path, err := exec.LookPath("redis-server"); err == nil {
-		addr, _, stop, err := startRedis(ctx, path)
-		if err != nil {
-			return fmt.Errorf("redis-server: %w", err)
-		}
-		defer stop()
-		servers = append(servers, struct{ what, network, addr string }{"redis", "tcp", addr})
-	}
+	defer stop()
 	for _, s := range servers {
 		if err := redisFill(ctx, s.network, s.addr, keys, size); err != nil {
 			return fmt.Errorf("%s: filling: %w", s.what, err)
@@ -69,37 +46,86 @@ func gatewayRun(ctx context.Context, cfg Config, cc client.Config, size int, tel
 	}
 	for _, shape := range gatewayShapes {
 		for _, op := range []string{"GET", "SET"} {
-			sums := make([]outcome, len(servers))
-			for i := range sums {
-				sums[i].hist = hdrhistogram.New(1, int64(time.Minute), 3)
+			r := Row{Op: op, Bytes: size, Clients: shape.clients, Processes: 1}
+			if shape.pipeline > 1 {
+				r.Batch = shape.pipeline
 			}
-			for slice := range gatewaySlices {
-				for i, s := range servers {
-					o, err := clients(shape.clients, func(id int) (*outcome, error) {
-						return redisKVLoop(ctx, s.network, s.addr, op, slice*64+id, keys, size, shape.pipeline, cfg.Job.Duration/gatewaySlices)
-					})
-					if err != nil {
-						return fmt.Errorf("%s: %s: %w", s.what, op, err)
-					}
-					sums[i].hist.Merge(o.hist)
-					sums[i].Ops += o.Ops
-					sums[i].Elapsed += o.Elapsed
-				}
-			}
-			var rates []float64
-			for i, s := range servers {
-				r := Row{What: s.what, Op: op, Bytes: size, Clients: shape.clients, Processes: 1}
-				if shape.pipeline > 1 {
-					r.Batch = shape.pipeline
-				}
-				r.quantiles(sums[i].hist)
-				r.rate(sums[i].Ops, sums[i].Elapsed)
-				if rates = append(rates, r.OpsPerS); i > 0 {
-					r.Note = fmt.Sprintf("the gateway does %.2f of this", rates[0]/r.OpsPerS)
-				}
-				tell(r)
+			err := inTurns(servers, r, func(slice, i int) (*outcome, error) {
+				return clients(shape.clients, func(id int) (*outcome, error) {
+					return redisKVLoop(ctx, servers[i].network, servers[i].addr, op, slice*64+id, keys, size, shape.pipeline, cfg.Job.Duration/gatewaySlices)
+				})
+			}, tell)
+			if err != nil {
+				return fmt.Errorf("%s: %w", op, err)
 			}
 		}
+	}
+	return nil
+}
+
+// redisServer answers the Redis protocol at an address.
+type redisServer struct{ what, network, addr string }
+
+// gatewayAndRedis starts a gateway on a tree of its own, and a redis-server if one is installed.
+func gatewayAndRedis(ctx context.Context, cfg Config, cc client.Config) (servers []redisServer, stop func(), err error) {
+	c, err := client.Connect(ctx, cc)
+	if err != nil {
+		return nil, nil, err
+	}
+	name := fmt.Sprintf("bench/gateway/%d/%d", os.Getpid(), time.Now().UnixNano())
+	addr, stopGateway, err := startGateway(ctx, append(cfg.Command(Gateway), "--transport", cc.Transport, "--tree", name))
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("gateway: %w", err), c.Close())
+	}
+	stop = func() {
+		stopGateway()
+		dctx := context.WithoutCancel(ctx)
+		if t, err := kv.Open(dctx, c, name, btree.Config{}); err == nil {
+			_ = t.Drop(dctx)
+		}
+		_ = c.Close()
+	}
+	servers = []redisServer{{"gateway " + cc.Transport, "tcp", addr}}
+	if path, err := exec.LookPath("redis-server"); err == nil {
+		addr, _, stopRedis, err := startRedis(ctx, path)
+		if err != nil {
+			stop()
+			return nil, nil, fmt.Errorf("redis-server: %w", err)
+		}
+		servers = append(servers, redisServer{"redis", "tcp", addr})
+		stopped := stop
+		stop = func() { stopRedis(); stopped() }
+	}
+	return servers, stop, nil
+}
+
+// inTurns measures servers in slices, one after the other, and tells a row for each.
+func inTurns(servers []redisServer, row Row, measure func(slice, server int) (*outcome, error), tell func(Row)) error {
+	sums := make([]outcome, len(servers))
+	for i := range sums {
+		sums[i].hist = newHist()
+	}
+	for slice := range gatewaySlices {
+		for i, s := range servers {
+			o, err := measure(slice, i)
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.what, err)
+			}
+			sums[i].hist.Merge(o.hist)
+			sums[i].Ops += o.Ops
+			sums[i].Elapsed += o.Elapsed
+		}
+	}
+	var rates []float64
+	for i, s := range servers {
+		r := row
+		r.What = s.what
+		r.quantiles(sums[i].hist)
+		r.rate(sums[i].Ops, sums[i].Elapsed)
+		if rates = append(rates, r.OpsPerS); i > 0 {
+			r.Note = fmt.Sprintf("the gateway does %.2f of this", rates[0]/r.OpsPerS)
+		}
+		tell(r)
 	}
 	return nil
 }

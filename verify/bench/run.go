@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/quarrystore/quarry/client"
@@ -54,8 +55,16 @@ func Run(ctx context.Context, cfg Config) ([]Row, error) {
 				return rows, fmt.Errorf("tree with values of %d bytes over %s: %w", size, transport, err)
 			}
 		}
+		if slices.Contains(objects, YCSB) {
+			if err := ycsbRun(ctx, cfg, cc, tell); err != nil {
+				return rows, fmt.Errorf("YCSB over %s: %w", transport, err)
+			}
+		}
 		for _, size := range cfg.Sizes {
 			for _, op := range objects {
+				if op == YCSB {
+					continue // its records have a size of their own
+				}
 				if op == Gateway {
 					if err := gatewayRun(ctx, cfg, cc, size, tell); err != nil {
 						return rows, fmt.Errorf("gateway with values of %d bytes over %s: %w", size, transport, err)
