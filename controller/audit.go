@@ -123,6 +123,7 @@ func (c *Controller) keepAudit(ctx context.Context, e *quarrypb.AuditEntry) erro
 	return err
 }
 
+// ListAudit answers the latest entries, newest first.
 func (s *service) ListAudit(ctx context.Context, r *connect.Request[quarrypb.ListAuditRequest]) (*connect.Response[quarrypb.ListAuditResponse], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()

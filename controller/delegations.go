@@ -420,6 +420,7 @@ func (c *Controller) sawWorker(w seenWorker) error {
 	return nil
 }
 
+// ListWorkers lists the workers that have polled lately and serve the caller's tenant.
 func (s *service) ListWorkers(ctx context.Context, r *connect.Request[quarrypb.ListWorkersRequest]) (*connect.Response[quarrypb.ListWorkersResponse], error) {
 	if s.c.term.Load() == nil {
 		return nil, s.notLeading()

@@ -31,6 +31,7 @@ const (
 // errNotEmbedded is the answer to a change of members where the operator runs etcd.
 var errNotEmbedded = connect.NewError(connect.CodeFailedPrecondition, errors.New("the controllers use an etcd of yours: change its members with etcdctl member; controllers themselves join by starting"))
 
+// ListControllers lists the controllers and the members of their etcd, with the size of etcd.
 func (s *service) ListControllers(ctx context.Context, _ *connect.Request[quarrypb.ListControllersRequest]) (*connect.Response[quarrypb.ListControllersResponse], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()

@@ -138,6 +138,8 @@ func (s *service) changeName(ctx context.Context, tenant uint32, name string, op
 	return res, nil
 }
 
+// CreateName makes a name that does not exist. With a serial it does so only while that session
+// is live: see slab.Survey for the reason. Linearizes at: the transaction of etcd.
 func (s *service) CreateName(ctx context.Context, r *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -230,6 +232,7 @@ func sessionEnded(serial uint64) error {
 	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the session with serial %d has ended", serial))
 }
 
+// LookupName reads a name. Any controller answers it.
 func (s *service) LookupName(ctx context.Context, r *connect.Request[quarrypb.LookupNameRequest]) (*connect.Response[quarrypb.Name], error) {
 	tenant, err := s.c.tenantFor(ctx, r.Header(), mayRead, r.Msg.Name)
 	if err != nil {
@@ -259,6 +262,7 @@ func (s *service) lookup(ctx context.Context, tenant uint32, name string) (*quar
 	return decodeName(res.Kvs[0].Value, res.Kvs[0].ModRevision)
 }
 
+// SwapName changes a name that is still at a revision. Linearizes at: the transaction of etcd.
 func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.SwapNameRequest]) (*connect.Response[quarrypb.Name], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -309,6 +313,7 @@ func (s *service) SwapName(ctx context.Context, r *connect.Request[quarrypb.Swap
 	return connect.NewResponse(n), nil
 }
 
+// DeleteName deletes a name, at a revision if one is given.
 func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.DeleteNameRequest]) (*connect.Response[quarrypb.DeleteNameResponse], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -340,6 +345,7 @@ func (s *service) DeleteName(ctx context.Context, r *connect.Request[quarrypb.De
 	return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("name %q is not at revision %d", name, r.Msg.Revision))
 }
 
+// ListNames lists names in their order; the caller continues behind the last one.
 func (s *service) ListNames(ctx context.Context, r *connect.Request[quarrypb.ListNamesRequest]) (*connect.Response[quarrypb.ListNamesResponse], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()

@@ -29,6 +29,7 @@ func checkMany(n int, name func(i int) string) error {
 	return nil
 }
 
+// LookupNames reads several names at one revision of etcd.
 func (s *service) LookupNames(ctx context.Context, r *connect.Request[quarrypb.LookupNamesRequest]) (*connect.Response[quarrypb.LookupNamesResponse], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -70,6 +71,7 @@ func (s *service) LookupNames(ctx context.Context, r *connect.Request[quarrypb.L
 	return connect.NewResponse(out), nil
 }
 
+// CreateNames makes all of the names or none.
 func (s *service) CreateNames(ctx context.Context, r *connect.Request[quarrypb.CreateNamesRequest]) (*connect.Response[quarrypb.CreateNamesResponse], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()

@@ -17,6 +17,10 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 )
 
+// This file has the RPCs that the machine answers: a handler checks what the caller may do, fills
+// in what the caller must not choose (tenant, job, random bytes), and passes the request on with
+// do. proto/quarrypb says what each call promises. A standby answers with the leader's URL.
+
 // service answers the RPCs of quarrypb.Controller.
 type service struct {
 	quarrypbconnect.UnimplementedControllerHandler
@@ -27,6 +31,7 @@ type service struct {
 // to compress one takes longer than all else that is done for it.
 const compressFromBytes = 4096
 
+// options of all handlers: compression of long answers, and a panic that becomes an error.
 func options() []connect.HandlerOption {
 	return []connect.HandlerOption{connect.WithCompressMinBytes(compressFromBytes), connect.WithRecover(
 		func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
@@ -81,6 +86,8 @@ func (s *service) coded(err error) error {
 	return connect.NewError(codes[se.Code], errors.New(se.Text))
 }
 
+// OpenSession opens a session in the tenant of the call. Sessions of node programs are opened by
+// their node only; those of workers by the rights of the job's submitter.
 func (s *service) OpenSession(ctx context.Context, r *connect.Request[quarrypb.OpenSessionRequest]) (*connect.Response[quarrypb.OpenSessionResponse], error) {
 	if err := mayOpen(rights.From(ctx), r.Msg); err != nil {
 		return nil, err
@@ -127,6 +134,7 @@ func (s *service) openedForJob(ctx context.Context, h http.Header, res *quarrypb
 	return errors.Join(err, revoked)
 }
 
+// Heartbeat also records the connection, whose end may be the end of the client.
 func (s *service) Heartbeat(ctx context.Context, r *connect.Request[quarrypb.HeartbeatRequest]) (*connect.Response[quarrypb.HeartbeatResponse], error) {
 	res, err := do[quarrypb.HeartbeatResponse](ctx, s, r.Msg, nil)
 	if err == nil {
@@ -135,10 +143,12 @@ func (s *service) Heartbeat(ctx context.Context, r *connect.Request[quarrypb.Hea
 	return res, err
 }
 
+// CloseSession needs the session's proof.
 func (s *service) CloseSession(ctx context.Context, r *connect.Request[quarrypb.CloseSessionRequest]) (*connect.Response[quarrypb.CloseSessionResponse], error) {
 	return do[quarrypb.CloseSessionResponse](ctx, s, r.Msg, nil)
 }
 
+// RevokeSession needs the session's proof, or an operator.
 func (s *service) RevokeSession(ctx context.Context, r *connect.Request[quarrypb.RevokeSessionRequest]) (*connect.Response[quarrypb.RevokeSessionResponse], error) {
 	if c := rights.From(ctx); r.Msg.Session != 0 && !c.Is(identity.Operator) {
 		return nil, denied("%s ends sessions by their serial alone; by id, operators do", c.Name)
@@ -146,14 +156,17 @@ func (s *service) RevokeSession(ctx context.Context, r *connect.Request[quarrypb
 	return do[quarrypb.RevokeSessionResponse](ctx, s, r.Msg, nil)
 }
 
+// Pass needs the proof of the session that asks.
 func (s *service) Pass(ctx context.Context, r *connect.Request[quarrypb.PassRequest]) (*connect.Response[quarrypb.PassResponse], error) {
 	return do[quarrypb.PassResponse](ctx, s, r.Msg, nil)
 }
 
+// CertifyFence needs the proof of the session that asks.
 func (s *service) CertifyFence(ctx context.Context, r *connect.Request[quarrypb.CertifyFenceRequest]) (*connect.Response[quarrypb.CertifyFenceResponse], error) {
 	return do[quarrypb.CertifyFenceResponse](ctx, s, r.Msg, nil)
 }
 
+// ListSessions answers the sessions of the tenants that the caller is shown.
 func (s *service) ListSessions(ctx context.Context, r *connect.Request[quarrypb.ListSessionsRequest]) (*connect.Response[quarrypb.ListSessionsResponse], error) {
 	res, err := do[quarrypb.ListSessionsResponse](ctx, s, r.Msg, nil)
 	if err == nil {
@@ -165,6 +178,7 @@ func (s *service) ListSessions(ctx context.Context, r *connect.Request[quarrypb.
 	return res, nil
 }
 
+// ReadTable answers the rows that the caller is shown.
 func (s *service) ReadTable(ctx context.Context, r *connect.Request[quarrypb.ReadTableRequest]) (*connect.Response[quarrypb.Table], error) {
 	seen, err := s.c.sees(ctx, r.Header())
 	if err != nil {
@@ -177,6 +191,8 @@ func (s *service) ReadTable(ctx context.Context, r *connect.Request[quarrypb.Rea
 	return res, err
 }
 
+// CreateRegion makes regions in the tenant of the call; the caller needs the right to write
+// there.
 func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
 	in, err := s.c.acting(ctx, r.Header())
 	if err == nil && !in.some(mayWrite) {
@@ -191,6 +207,7 @@ func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.
 	return do[quarrypb.CreateRegionResponse](ctx, s, r.Msg, random)
 }
 
+// RegisterNode is for nodes under their own name; the answer adds the addresses of the pulse.
 func (s *service) RegisterNode(ctx context.Context, r *connect.Request[quarrypb.RegisterNodeRequest]) (*connect.Response[quarrypb.RegisterNodeResponse], error) {
 	caller := rights.From(ctx)
 	if err := s.c.mayRegister(caller, r.Msg.Node); err != nil {
@@ -204,6 +221,7 @@ func (s *service) RegisterNode(ctx context.Context, r *connect.Request[quarrypb.
 	return res, err
 }
 
+// NodeHeartbeat is for the node itself. A node whose pulse is heard may send it rarely.
 func (s *service) NodeHeartbeat(ctx context.Context, r *connect.Request[quarrypb.NodeHeartbeatRequest]) (*connect.Response[quarrypb.NodeHeartbeatResponse], error) {
 	if err := s.c.maySpeak(rights.From(ctx), r.Msg.Id); err != nil {
 		return nil, err
@@ -220,6 +238,7 @@ func (s *service) NodeHeartbeat(ctx context.Context, r *connect.Request[quarrypb
 	return res, err
 }
 
+// AddNode and the following calls are for operators; internal/rights has the table.
 func (s *service) AddNode(ctx context.Context, r *connect.Request[quarrypb.AddNodeRequest]) (*connect.Response[quarrypb.Node], error) {
 	return do[quarrypb.Node](ctx, s, r.Msg, nil)
 }
@@ -236,6 +255,7 @@ func (s *service) SetDefaults(ctx context.Context, r *connect.Request[quarrypb.S
 	return do[quarrypb.SetDefaultsResponse](ctx, s, r.Msg, nil)
 }
 
+// RotateKey adds the random seed of the new key, because the machine draws no random numbers.
 func (s *service) RotateKey(ctx context.Context, r *connect.Request[quarrypb.RotateKeyRequest]) (*connect.Response[quarrypb.KeysResponse], error) {
 	random := make([]byte, keyring.SeedBytes)
 	rand.Read(random)
@@ -262,6 +282,7 @@ func (s *service) Rebalance(ctx context.Context, r *connect.Request[quarrypb.Reb
 	return do[quarrypb.RebalanceResponse](ctx, s, r.Msg, nil)
 }
 
+// Status answers what the caller is shown, and adds what the pulse shows of all processes.
 func (s *service) Status(ctx context.Context, r *connect.Request[quarrypb.StatusRequest]) (*connect.Response[quarrypb.StatusResponse], error) {
 	seen, err := s.c.sees(ctx, r.Header())
 	if err != nil {

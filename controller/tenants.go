@@ -244,6 +244,7 @@ func (c *Controller) ownSessions(ctx context.Context, h http.Header, list *quarr
 	return err
 }
 
+// CreateTenant and SetTenant are for operators.
 func (s *service) CreateTenant(ctx context.Context, r *connect.Request[quarrypb.CreateTenantRequest]) (*connect.Response[quarrypb.Tenant], error) {
 	return do[quarrypb.Tenant](ctx, s, r.Msg, nil)
 }
@@ -344,6 +345,8 @@ func (s *service) deleteNames(ctx context.Context, tenant string) error {
 	}
 }
 
+// ListTenants shows operators, viewers and controllers all tenants, and others those that they
+// administer.
 func (s *service) ListTenants(ctx context.Context, r *connect.Request[quarrypb.ListTenantsRequest]) (*connect.Response[quarrypb.ListTenantsResponse], error) {
 	res, err := do[quarrypb.ListTenantsResponse](ctx, s, r.Msg, nil)
 	if caller := rights.From(ctx); err == nil && !caller.Is(identity.Operator, identity.Viewer, identity.Controller) {
@@ -355,6 +358,8 @@ func (s *service) ListTenants(ctx context.Context, r *connect.Request[quarrypb.L
 	return res, err
 }
 
+// Grant is for operators and for admins of the tenant. The record says which of the two has given
+// it.
 func (s *service) Grant(ctx context.Context, r *connect.Request[quarrypb.GrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
 	asAdmin, err := s.c.administers(ctx, r.Msg.Tenant)
 	if err != nil {
@@ -384,6 +389,8 @@ func checkIdentity(id string) error {
 	return invalid("identity %q: want ROLE/NAME of a certificate, token:ID or role:ROLE, with the role client, worker or gateway (operators need no grant), or redis:NAME of a gateway's user", id)
 }
 
+// RevokeGrant is for operators, who can take any grant away, and for admins of the tenant, who
+// can take those away that an admin has given.
 func (s *service) RevokeGrant(ctx context.Context, r *connect.Request[quarrypb.RevokeGrantRequest]) (*connect.Response[quarrypb.Tenant], error) {
 	asAdmin, err := s.c.administers(ctx, r.Msg.Tenant)
 	if err != nil {

@@ -109,6 +109,7 @@ func (c *Controller) token(ctx context.Context, id string) (tokenRecord, error) 
 	return rec, nil
 }
 
+// CreateToken makes a token of one role. The answer alone has its secret: etcd has a hash.
 func (s *service) CreateToken(ctx context.Context, r *connect.Request[quarrypb.CreateTokenRequest]) (*connect.Response[quarrypb.CreateTokenResponse], error) {
 	role := identity.Role(r.Msg.Role)
 	switch {
@@ -187,6 +188,7 @@ func (c *Controller) tokenList(ctx context.Context) ([]*quarrypb.Token, error) {
 	return out, nil
 }
 
+// ListTokens lists tokens without their secrets.
 func (s *service) ListTokens(ctx context.Context, _ *connect.Request[quarrypb.ListTokensRequest]) (*connect.Response[quarrypb.ListTokensResponse], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -197,6 +199,8 @@ func (s *service) ListTokens(ctx context.Context, _ *connect.Request[quarrypb.Li
 	return connect.NewResponse(&quarrypb.ListTokensResponse{Tokens: list}), nil
 }
 
+// RevokeToken deletes a token, and returns when no controller accepts it from its cache any more.
+// CodeUnknown says that the token is deleted and that the wait for the caches was cut short.
 func (s *service) RevokeToken(ctx context.Context, r *connect.Request[quarrypb.RevokeTokenRequest]) (*connect.Response[quarrypb.RevokeTokenResponse], error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout+tokenHold)
 	defer cancel()
