@@ -100,6 +100,16 @@ type Near interface {
 	Prefetch(w *Window, off uint64, bytes int)
 }
 
+// Mailbox is the number under which a lane opens its mailbox, which is no region: see package msg. The epoch is a nonce of
+// the lane's choice. ErrKey where the node or the provider carries no messages.
+const Mailbox uint32 = 1<<32 - 1
+
+// Waker is implemented by connections whose verbs run without the node's notice.
+type Waker interface {
+	// Wake has the node look into the mailbox of a window that this connection has opened.
+	Wake(w *Window) error
+}
+
 // Rights of a session on the windows it opens.
 type Rights uint8
 

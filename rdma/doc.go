@@ -7,6 +7,8 @@
 //	inproc   client and node in one process    rdma/shm
 //	sim      seeded, hostile, for proofs       rdma/sim
 //
+// Package rdma/msg carries calls to a node over these verbs.
+//
 // tcp, shm and inproc have their responder in common: rdma/host. What every
 // provider must do is written as tests: rdma/rdmatest.
 //

@@ -17,6 +17,7 @@ import (
 	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/msg"
 )
 
 // ErrEpoch: the epoch is not above one already closed or served here.
@@ -28,6 +29,7 @@ type Limits struct {
 	Lanes           int           // connections of all sessions; 16384
 	LanesPerSession int           // connections of one session; 256
 	Offences        uint64        // refusals that a correct client does not cause, before its session is ended; 1000
+	Mailboxes       int           // of all sessions, 132 KiB each; 1024
 	KillAfter       time.Duration // how long a shm client may stay inside a chain, or keep memory, when its access has been taken away; 2 s
 }
 
@@ -65,6 +67,9 @@ func (l Limits) withDefaults() Limits {
 	if l.LanesPerSession == 0 {
 		l.LanesPerSession = 256
 	}
+	if l.Mailboxes == 0 {
+		l.Mailboxes = 1024
+	}
 	if l.Offences == 0 {
 		l.Offences = 1000
 	}
@@ -83,15 +88,18 @@ type Access struct {
 	relay  Relay                     // nil: CPUs execute; set before anything is served
 	left   func(serial uint64)       // may be nil; set before anything is served
 	onKill func(pid int, why string) // may be nil; set before anything is served
+	// procedures by number, that clients call by messages; set before anything is served
+	procedures map[uint16]Procedure
 
-	mu       sync.Mutex          // guards what follows, and the slots of all lanes; never held while a chain is awaited
-	regions  map[uint32]*region  // every region that was ever served or closed here: epochs must not fall
-	sessions map[uint64]*session // by serial
-	holdings map[uint64]*holding // by serial, until the session has ended and its processes hold nothing
-	ended    Ended
-	closed   bool  // Close has begun: nothing is admitted or served any more
-	lanes    int   // of all sessions
-	past     Usage // of lanes that have left
+	mu        sync.Mutex             // guards what follows, and the slots of all lanes; never held while a chain is awaited
+	regions   map[uint32]*region     // every region that was ever served or closed here: epochs must not fall
+	sessions  map[uint64]*session    // by serial
+	mailboxes map[mailboxID]*mailbox // until their session ends, or others need the room
+	holdings  map[uint64]*holding    // by serial, until the session has ended and its processes hold nothing
+	ended     Ended
+	closed    bool  // Close has begun: nothing is admitted or served any more
+	lanes     int   // of all sessions
+	past      Usage // of lanes that have left
 }
 
 // region is what an Access knows of one region, also while it is not served.
@@ -120,12 +128,14 @@ type session struct {
 // a key of the ring, which may change.
 func New(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation uint64, limits Limits) *Access {
 	return &Access{
-		Verifier: Verifier{Cluster: cluster, Keys: keys, Node: node, Incarnation: incarnation},
-		limits:   limits.withDefaults(),
-		counters: counters{refusals: make([]atomic.Uint64, len(rdma.Refusals))},
-		regions:  make(map[uint32]*region),
-		sessions: make(map[uint64]*session),
-		holdings: make(map[uint64]*holding),
+		Verifier:   Verifier{Cluster: cluster, Keys: keys, Node: node, Incarnation: incarnation},
+		limits:     limits.withDefaults(),
+		counters:   counters{refusals: make([]atomic.Uint64, len(rdma.Refusals))},
+		regions:    make(map[uint32]*region),
+		sessions:   make(map[uint64]*session),
+		holdings:   make(map[uint64]*holding),
+		mailboxes:  make(map[mailboxID]*mailbox),
+		procedures: map[uint16]Procedure{msg.Echo: echo},
 	}
 }
 
@@ -295,6 +305,11 @@ func (a *Access) EndBelow(ctx context.Context, next uint64, live []uint64) error
 			gone = append(gone, serial)
 		}
 	}
+	for id := range a.mailboxes {
+		if a.sessions[id.serial] == nil && a.holdings[id.serial] == nil && !a.ended.Admits(id.serial) {
+			gone = append(gone, id.serial)
+		}
+	}
 	a.mu.Unlock()
 	return a.end(ctx, gone)
 }
@@ -307,13 +322,16 @@ func (a *Access) end(ctx context.Context, serials []uint64) error {
 		if slices.Contains(serials, serial) {
 			a.counters.fences.Add(1)
 			for _, l := range s.lanes {
-				l.page.shutGate(revoked)
+				l.shutGate(revoked)
 				lanes = append(lanes, l)
 			}
 		}
 	}
 	a.mu.Unlock()
 	if err := a.finish(ctx, lanes); err != nil {
+		return err
+	}
+	if err := a.dropMailboxes(func(id mailboxID) bool { return slices.Contains(serials, id.serial) }); err != nil {
 		return err
 	}
 	return a.dispossess(ctx, serials)
@@ -342,7 +360,7 @@ func (a *Access) Close(ctx context.Context) error {
 	var lanes []*Lane
 	for _, s := range a.sessions {
 		for _, l := range s.lanes {
-			l.page.shutGate(gone)
+			l.shutGate(gone)
 			lanes = append(lanes, l)
 		}
 	}
@@ -364,6 +382,9 @@ func (a *Access) Close(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+	}
+	if err := a.dropMailboxes(func(mailboxID) bool { return true }); err != nil {
+		return err
 	}
 	a.mu.Lock()
 	serials := slices.Collect(maps.Keys(a.holdings))

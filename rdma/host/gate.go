@@ -120,6 +120,9 @@ func drain(ctx context.Context, lanes []*Lane, killAfter time.Duration) error {
 			}
 			w.pause()
 		}
+		if err := l.messages.drain(ctx); err != nil {
+			return fmt.Errorf("lane %d of session %d: %w", l.number, l.session.ticket.Session, err)
+		}
 	}
 	runtime.KeepAlive(lanes) // and with them their pages
 	return nil

@@ -26,6 +26,7 @@ type Lane struct {
 	stopping func()           // Entry.Stop, or nil
 	removed  atomic.Bool      // Access.remove has run
 	slots    map[uint32]int32 // index of each open window, by region; guarded by Access.mu
+	messages messages         // the node's end of its mailbox; used by the goroutine that serves the lane, but for the gate
 	way      way              // to the adapter, on nodes that serve verbs; with a lock of its own
 }
 
@@ -100,7 +101,7 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 		if old.attempt > l.attempt {
 			return nil, errLate
 		}
-		old.page.shutGate(superseded)
+		old.shutGate(superseded)
 		return old, nil
 	}
 	switch {
@@ -125,6 +126,9 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 	}
 	if !l.ticket.Opens(number, epoch) {
 		return rdma.Window{}, nil, l.offend(rdma.ErrTicket)
+	}
+	if number == rdma.Mailbox {
+		return l.openMailbox(epoch, slot)
 	}
 	a := l.access
 	if a.foreign(number, epoch, l.ticket.Tenant) {
@@ -182,6 +186,9 @@ func (a *Access) foreign(number uint32, epoch uint64, tenant uint32) bool {
 // Run executes a chain and counts what it was refused for: a session that keeps
 // trying what a correct client never does is ended.
 func (l *Lane) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err error) {
+	if l.messages.box != nil && slot == l.messages.slot {
+		return l.runMessages(slot, key, verbs)
+	}
 	done, err = l.Runner.Run(slot, key, verbs)
 	if err != nil {
 		l.note(err)
@@ -213,7 +220,7 @@ func (l *Lane) note(err error) {
 			a.counters.expelled.Add(1)
 		}
 		for _, lane := range s.lanes {
-			lane.page.shutGate(revoked)
+			lane.shutGate(revoked)
 		}
 	}
 	a.mu.Unlock()
@@ -228,7 +235,7 @@ func (l *Lane) Ticket() *rdma.Ticket { return &l.ticket }
 
 // Leave ends the lane and returns when nothing of it executes.
 func (l *Lane) Leave() {
-	l.page.shutGate(closed)
+	l.shutGate(closed)
 	// Without a context nothing but the end of the chain, or of the process, stops it.
 	l.access.finish(context.Background(), []*Lane{l})
 }

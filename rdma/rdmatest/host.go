@@ -56,6 +56,9 @@ func (h *Host) OpenRegion(ctx context.Context, tenant, region uint32, epoch uint
 	return h.Access.OpenRegion(ctx, region, epoch, m)
 }
 
+// Handle makes a procedure known.
+func (h *Host) Handle(number uint16, p host.Procedure) { h.Access.Handle(number, p) }
+
 func (h *Host) CloseRegion(ctx context.Context, region uint32, epoch uint64) error {
 	return h.Access.CloseRegion(ctx, region, epoch)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/keyring"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/stretchr/testify/require"
 )
 
@@ -44,6 +45,13 @@ type Node interface {
 	Stop()
 }
 
+// Messenger is a Node that carries messages: of every provider but verbs.
+type Messenger interface {
+	// Handle makes a procedure known.
+	// Preconditions: nothing has been dialled.
+	Handle(number uint16, p host.Procedure)
+}
+
 // Run checks the whole contract.
 func Run(t *testing.T, p Provider) {
 	for _, test := range []struct {
@@ -79,6 +87,7 @@ func Run(t *testing.T, p Provider) {
 		{"ClosedPeer", testClosedPeer},
 		{"CloseWhileBusy", testCloseWhileBusy},
 		{"NoAllocations", testAllocations},
+		{"Messages", testMessages},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, p) })
 	}
@@ -92,8 +101,14 @@ type bench struct {
 	Cluster
 }
 
-func start(t testing.TB, p Provider, c Cluster) *bench {
+// contractCluster is a cluster with the key of all tests.
+func contractCluster(c Cluster) Cluster {
 	c.UUID, c.Key = [16]byte{1, 2, 3}, keyring.NewSigner([32]byte{4, 5, 6})
+	return c
+}
+
+func start(t testing.TB, p Provider, c Cluster) *bench {
+	c = contractCluster(c)
 	b := &bench{TB: t, dialer: p.Dialer, Node: p.Start(t, c), Cluster: c}
 	require.NoError(t, b.OpenRegion(t.Context(), 1, 1))
 	return b

@@ -114,7 +114,7 @@ func (d *Dialer) link(ctx context.Context, addr string, as *rdma.Credentials, la
 // shake proves on a new socket that the client holds its ticket's key, and receives the gate
 // page.
 func shake(socket *net.UnixConn, as *rdma.Credentials, lane uint32) (*link, error) {
-	buf := make([]byte, maxMessage)
+	buf := make([]byte, receiveBytes)
 	b, page, err := receive(socket, buf)
 	if err != nil {
 		return nil, broken(fmt.Errorf("no challenge (does the node run an earlier version?): %w", err))
@@ -164,7 +164,7 @@ func broken(err error) error { return fmt.Errorf("%w: %w", rdma.ErrBroken, err) 
 // read passes on answers until the node, or close, ends the stream. Then nothing
 // of the node's memory may stay mapped: a new incarnation of it may want it back.
 func (l *link) read(m *mappings) {
-	buf := make([]byte, maxMessage)
+	buf := make([]byte, receiveBytes)
 	for {
 		b, f, err := receive(l.socket, buf)
 		if err != nil {
@@ -280,6 +280,14 @@ func (c *conn) drop(slot int32) {
 
 // Wait has nothing to wait for.
 func (c *conn) Wait(*rdma.Chain, int64) {}
+
+// Wake has the node look into the lane's mailbox.
+func (c *conn) Wake(*rdma.Window) error {
+	if err := send(c.link.socket, bell, nil); err != nil {
+		return broken(err)
+	}
+	return nil
+}
 
 // Open has the node send the region's memory, and maps it.
 func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {

@@ -13,6 +13,9 @@ import (
 // by the socket and then refused for its size.
 const maxMessage = 256
 
+// bell is the message by which a client wakes the node's end of its mailbox: see package msg.
+var bell = []byte{1}
+
 // send writes one message, with a descriptor if f is not nil.
 func send(c *net.UnixConn, b []byte, f *os.File) error {
 	var rights []byte
@@ -26,15 +29,21 @@ func send(c *net.UnixConn, b []byte, f *os.File) error {
 	return err
 }
 
-// receive reads one message and the descriptor that came with it, if any. It
+// receiveBytes is the memory that receive needs: for a message, and for descriptors behind it.
+const receiveBytes = maxMessage + 64
+
+// receive reads one message and the descriptor that came with it, if any, by way of a buffer of receiveBytes. It
 // closes what it was not promised.
-func receive(c *net.UnixConn, b []byte) ([]byte, *os.File, error) {
-	var oob [64]byte
-	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob[:])
+func receive(c *net.UnixConn, buf []byte) ([]byte, *os.File, error) {
+	b, oob := buf[:maxMessage], buf[maxMessage:]
+	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
 	if err != nil {
 		return nil, nil, err
 	}
-	fds := descriptors(oob[:oobn])
+	var fds []int
+	if oobn > 0 {
+		fds = descriptors(oob[:oobn])
+	}
 	if n == 0 || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(fds) > 1 {
 		for _, fd := range fds {
 			unix.Close(fd)

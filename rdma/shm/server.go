@@ -18,6 +18,9 @@ import (
 const (
 	// handshakeTimeout is for one message between two processes of a host.
 	handshakeTimeout = 5 * time.Second
+	// quiet is how long the node looks into a mailbox after the last request, before it has to be woken: a little longer
+	// than a client takes from an answer to its next call.
+	quiet = 20 * time.Microsecond
 	// maxPreAuth bounds connections that have not shown a ticket yet.
 	maxPreAuth = 64
 )
@@ -136,7 +139,7 @@ func (s *Server) serve(c *net.UnixConn) {
 		return
 	}
 	defer lane.Leave()
-	buf := make([]byte, maxMessage)
+	buf := make([]byte, receiveBytes)
 	for {
 		b, f, err := receive(c, buf)
 		if err != nil {
@@ -145,6 +148,13 @@ func (s *Server) serve(c *net.UnixConn) {
 		if f != nil {
 			f.Close()
 			return
+		}
+		if len(b) == len(bell) && b[0] == bell[0] {
+			if err := lane.ServeUntilQuiet(quiet); err != nil {
+				s.log.Info("shm messages end", "err", err)
+				return
+			}
+			continue
 		}
 		request, err := host.DecodeOpenRequest(b)
 		if err != nil {
@@ -164,7 +174,7 @@ func (s *Server) handshake(c *net.UnixConn, sending *sync.Mutex) (*host.Lane, er
 	if err := send(c, challenge.Append(nil), nil); err != nil {
 		return nil, err
 	}
-	b, f, err := receive(c, make([]byte, maxMessage))
+	b, f, err := receive(c, make([]byte, receiveBytes))
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,9 @@ type Service struct {
 	ids     map[uint64]uint32 // the fabric's session number of a ticket's serial
 	lanes   map[laneID]*lane  // present connection of each lane
 	tenants map[uint32]uint32 // by region
+	boxes   map[laneID]*box   // mailboxes
+	// procedures by number, that clients call by messages
+	procedures map[uint16]host.Procedure
 }
 
 // laneID names a lane of a session.
@@ -32,7 +35,7 @@ type laneID struct {
 
 // NewService serves a node.
 func NewService(n *Node) *Service {
-	return &Service{node: n, ids: map[uint64]uint32{}, lanes: map[laneID]*lane{}, tenants: map[uint32]uint32{}, LanesPerSession: 32}
+	return &Service{node: n, ids: map[uint64]uint32{}, lanes: map[laneID]*lane{}, tenants: map[uint32]uint32{}, boxes: map[laneID]*box{}, procedures: map[uint16]host.Procedure{}, LanesPerSession: 32}
 }
 
 // id numbers the sessions; all the fabric can tell apart are MaxSession of them.
@@ -164,6 +167,7 @@ func (l *lane) Wait(ch *rdma.Chain, _ int64) {
 		if waits && !l.fabric.StepAny() {
 			l.Break() // nothing moves any more: the answer was lost
 		}
+		l.service.serveMessages()
 		l.service.mu.Unlock()
 		if !waits {
 			return
@@ -175,6 +179,9 @@ func (l *lane) Wait(ch *rdma.Chain, _ int64) {
 func (l *lane) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Window, error) {
 	l.service.mu.Lock()
 	defer l.service.mu.Unlock()
+	if region == rdma.Mailbox && l.ticket.Opens(region, epoch) {
+		return l.openMailbox(ctx, epoch)
+	}
 	if tenant, served := l.service.tenants[region]; !l.ticket.Opens(region, epoch) || served && tenant != l.ticket.Tenant {
 		return rdma.Window{}, rdma.ErrTicket
 	}
@@ -189,6 +196,9 @@ func (l *lane) Reset(ctx context.Context) error {
 		return err
 	}
 	l.service.take(l)
+	if b := l.service.boxes[l.id]; b != nil {
+		b.server.Resume()
+	}
 	return nil
 }
 

@@ -16,6 +16,7 @@ var parsers = map[string]string{
 	"hello of tcp, shm and verbs":    "rdma/host FuzzHello",
 	"messages of tcp":                "rdma/tcp FuzzFrame",
 	"messages of verbs":              "rdma/verbs FuzzMessages",
+	"messages of a mailbox":          "rdma/msg FuzzMessage",
 	"ticket":                         "rdma FuzzTicket",
 	"RESP":                           "gateway/redis FuzzParser",
 	"records of Redis values":        "gateway/redis FuzzRecords",

@@ -1,0 +1,85 @@
+package mutants
+
+// messagesRun has to notice what is wrong with messages.
+var messagesRun = []run{tests("rdma/msg", "^TestAtMostOnce$")}
+
+// messageMutants are bugs in calls by messages.
+var messageMutants = []mutant{
+	{
+		name: "answer without cookie", what: "takes whatever answer lies in the slot for that of its call",
+		edits: []edit{
+			{"rdma/msg.(*ring).answer", `binary.LittleEndian.Uint64(in[validOff:]) != r.cookies[slot]`, `binary.LittleEndian.Uint64(in[validOff:]) == 0`},
+			{"rdma/msg.decode", `m.cookie != cookie`, `false`},
+		},
+		runs: messagesRun,
+	},
+	{
+		name: "answer of an earlier mailbox", what: "leaves the answers of an earlier mailbox in the memory, and gives its cookies again",
+		edits: []edit{
+			{"rdma/msg.(*Server).clear", `s.mem.Set(answerOff(slot)+validOff, 0)`, ``},
+			{"rdma/msg.(*Client).Reopen", `rand.Uint64() | 1`, `uint64(1)`},
+		},
+		runs: messagesRun,
+	},
+	{
+		name: "request executed twice", what: "forgets over a Reset which requests it has executed",
+		edits: []edit{{"rdma/msg.(*Server).Resume", `if at := requestOff(slot) + validOff; s.mem.Word(at) != s.executed[slot] {`,
+			`s.executed[slot] = 0
+		if at := requestOff(slot) + validOff; s.mem.Word(at) != s.executed[slot] {`}},
+		runs: messagesRun,
+	},
+	{
+		name: "resent with another cookie", what: "gives a call that is sent again a new cookie",
+		edits: []edit{{"rdma/msg.(*ring).send", `c.Write(requestOff(slot), r.out[slot][:r.length[slot]])`,
+			`if r.sent[slot] {
+				n := r.length[slot]
+				r.cookies[slot] += Slots
+				r.sequence = max(r.sequence, r.cookies[slot]&sequenceMask)
+				m := message{cookie: r.cookies[slot], procedure: binary.LittleEndian.Uint16(r.out[slot][16:]), payload: append([]byte(nil), r.out[slot][headBytes:n]...)}
+				m.put(r.out[slot], requestSeed)
+			}
+			c.Write(requestOff(slot), r.out[slot][:r.length[slot]])`}},
+		runs: messagesRun,
+	},
+	{
+		name: "valid word before payload", what: "writes the valid word of a request before its payload",
+		edits: []edit{{"rdma/msg.(*ring).send", `c.Write(requestOff(slot), r.out[slot][:r.length[slot]])
+	c.Write(requestOff(slot)+validOff, r.out[slot][validOff:])`,
+			`c.Write(requestOff(slot)+validOff, r.out[slot][validOff:])
+	c.Write(requestOff(slot), r.out[slot][:r.length[slot]])`}},
+		runs: messagesRun,
+	},
+	{
+		name: "answer read before its valid word", what: "reads an answer before the word that says that it is there",
+		edits: []edit{{"rdma/msg.(*ring).look", `c.Read(answerOff(slot)+validOff, r.in[slot][validOff:])
+	c.Read(answerOff(slot), r.in[slot][:headBytes+min(n, MaxPayload)])`,
+			`c.Read(answerOff(slot), r.in[slot][:headBytes+min(n, MaxPayload)])
+	c.Read(answerOff(slot)+validOff, r.in[slot][validOff:])`}},
+		runs: messagesRun,
+	},
+	{
+		name: "late request executed", what: "executes behind a Reset what the client has given up",
+		edits: []edit{{"rdma/msg.(*Server).Resume", `s.mem.Set(at, s.executed[slot])`, ``}},
+		runs:  messagesRun,
+	},
+	{
+		name: "node sleeps without a second look", what: "sleeps when a request has come meanwhile",
+		edits: []edit{{"rdma/msg.(*Server).Sleep", `cookie != 0 && cookie != s.executed[slot]`, `false && cookie != 0`}},
+		runs:  messagesRun,
+	},
+	{
+		name: "sleeping node asked before the request", what: "reads whether the node sleeps before it writes the request",
+		edits: []edit{
+			{"rdma/msg.(*ring).send", `c.Write(requestOff(slot), r.out[slot][:r.length[slot]])`, `c.Read(asleepOff, r.asleep)
+			c.Write(requestOff(slot), r.out[slot][:r.length[slot]])`},
+			{"rdma/msg.(*ring).send", `r.out[slot][validOff:])
+	c.Read(asleepOff, r.asleep)`, `r.out[slot][validOff:])`},
+		},
+		runs: messagesRun,
+	},
+	{
+		name: "sent call told not done", what: "says of a call whose request was sent that it was not executed",
+		edits: []edit{{"rdma/msg.(*Client).close", `!r.sent[slot]`, `true`}},
+		runs:  messagesRun,
+	},
+}
