@@ -84,6 +84,7 @@ func (r *Report) take(pg *page) {
 	}
 }
 
+// readChecked reads a node and checks it by itself; the caller checks it against its neighbours.
 func readChecked(s Store, ref Ref) (*page, error) {
 	b, err := s.Read(ref, nil)
 	if err != nil {
@@ -169,6 +170,8 @@ func checkEntries(s Store, above []*page, below []place, rep *Report) error {
 	return nil
 }
 
+// checkLeaf checks the entries of a leaf, and reads what they lead to: values outside the leaf,
+// and the trees of the layers below. An error ends the check of the whole tree.
 func checkLeaf(s Store, pg *page, rep *Report, reach func(Ref, uint32)) error {
 	rep.Keys += pg.count
 	most := limits(pg.class, proto.Pair, 0).InlineKeyBytes

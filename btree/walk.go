@@ -25,6 +25,10 @@ type Object struct {
 	Keys  int
 }
 
+// walk visits a tree from the root down, level by level and each level from left to right, and
+// with each leaf its external values and the layers below it. The tree may change meanwhile: the
+// levels are walked by keys, and the end of a node's range leads to the next one. rootTag is the
+// tag of the root: of a tree's or of a layer's.
 func (p *Program) walk(visit func(o Object) error, rootTag uint32) error {
 	root, err := p.read(p.root)
 	if freed(err) {

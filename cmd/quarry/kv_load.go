@@ -63,6 +63,7 @@ type kvLoad struct {
 	whole bool // readers see nothing until all is there
 }
 
+// Run opens the input and the tree. The end of ctx also ends a read of standard input that waits.
 func (x *kvLoadCmd) Run(ctx context.Context, a *app) error {
 	if err := x.check(); err != nil {
 		return err

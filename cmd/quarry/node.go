@@ -119,6 +119,9 @@ type nodeDrainCmd struct {
 	Wait bool   `short:"w" help:"Return when the node is empty, with a bar of progress."`
 }
 
+// Run starts the drain and, with --wait, asks until no replica is left. The drain goes on without
+// the command. It asks by the same request, which starts the drain anew if somebody has ended it
+// meanwhile.
 func (c *nodeDrainCmd) Run(ctx context.Context, a *app) error {
 	q := &quarrypb.DrainNodeRequest{Name: c.Name}
 	res, err := ask(ctx, a, q, quarrypbconnect.ControllerClient.DrainNode)

@@ -52,6 +52,8 @@ type adapterLine struct {
 	DDIO    string `json:"ddio"`
 }
 
+// Run lists what the nodes say of their adapters or, with a switch or an adapter named, reads and
+// changes the root port on this host.
 func (c *nodeDDIOCmd) Run(ctx context.Context, a *app) error {
 	if c.Adapter == "" && !c.On && !c.Off {
 		return c.list(ctx, a)
@@ -92,6 +94,7 @@ func (c *nodeDDIOCmd) Run(ctx context.Context, a *app) error {
 	})
 }
 
+// list shows what the nodes have told the controller.
 func (c *nodeDDIOCmd) list(ctx context.Context, a *app) error {
 	v, err := a.status(ctx)
 	if err != nil {

@@ -330,6 +330,8 @@ type devNodes struct {
 	ends   []func() // end the workers of a node, and wait for them
 }
 
+// start starts one node and its workers. What has been started is in ns even with an error; close
+// ends it.
 func (ns *devNodes) start(ctx context.Context, a *app, d *devCmd, name, controller string) error {
 	cfg := storagenode.Config{Controllers: []string{controller}, Name: name, FailureDomain: "/dev/" + name + "/" + name, Token: a.cli.Token, Logger: a.log}
 	if d.Data != "" {

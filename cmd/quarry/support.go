@@ -184,6 +184,7 @@ func (s *supportCollectCmd) cluster(ctx context.Context, a *app, b *bundle) {
 	}
 }
 
+// fetch reads the metrics of one process, at most maxPartBytes of them.
 func fetch(ctx context.Context, a *app, u string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchPatience)
 	defer cancel()

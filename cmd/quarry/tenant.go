@@ -170,6 +170,7 @@ type tenantDeleteCmd struct {
 	WithData bool   `help:"Confirms that its sessions end, and that its names and all objects in its regions are deleted."`
 }
 
+// Run gives the request again until the tenant is gone: each answer says what is left.
 func (c *tenantDeleteCmd) Run(ctx context.Context, a *app) error {
 	for begun := false; ; begun = true {
 		res, err := ask(ctx, a, &quarrypb.DeleteTenantRequest{Name: c.Name, WithData: c.WithData}, quarrypbconnect.ControllerClient.DeleteTenant)

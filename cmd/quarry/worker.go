@@ -146,6 +146,10 @@ func (f *workerFlags) metrics(i int) ([]string, error) {
 	return out, nil
 }
 
+// keep runs one worker until ctx ends, and starts it again when it ends: after restartMin, twice
+// as long after each start, up to restartMax; a worker that has lived for a minute begins with
+// restartMin anew. Secrets go by the environment, which other users cannot read, and not by
+// arguments.
 func (f *workerFlags) keep(ctx context.Context, a *app, exe, name, node string, controllers, more []string) {
 	pause := restartMin
 	for ctx.Err() == nil {

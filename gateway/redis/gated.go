@@ -55,6 +55,7 @@ func (t *gated) PutIf(ctx context.Context, key, value []byte, cond btree.Cond) (
 	return version, err
 }
 
+// PutManyIf fails for all keys alike if the step says so, whether the calls are made or not.
 func (t *gated) PutManyIf(ctx context.Context, keys, values [][]byte, cond btree.Cond) []error {
 	f, skip := t.next(true)
 	var errs []error

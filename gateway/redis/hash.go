@@ -130,6 +130,7 @@ func (c *conn) putFields(id uint64, pairs [][]byte) (added int, err error) {
 	return added, err
 }
 
+// hset answers the number of fields that were not there before.
 func hset(c *conn, a [][]byte) error {
 	if len(a)%2 != 0 {
 		return wrongArity("hset")
@@ -141,6 +142,7 @@ func hset(c *conn, a [][]byte) error {
 	return err
 }
 
+// hmset is HSET with OK as its answer, for old clients.
 func hmset(c *conn, a [][]byte) error {
 	if len(a)%2 != 0 {
 		return wrongArity("hmset")

@@ -72,6 +72,7 @@ func zaddPairs(a [][]byte) (f zaddFlags, pairs [][]byte, scores []float64, err e
 	return f, pairs, scores, nil
 }
 
+// zadd is ZADD: it adds members or changes their scores, under the conditions of its flags.
 func zadd(c *conn, a [][]byte) error {
 	f, pairs, scores, err := zaddPairs(a)
 	if err != nil {
@@ -107,6 +108,7 @@ func zadd(c *conn, a [][]byte) error {
 	return nil
 }
 
+// zincrby is ZINCRBY: ZADD with INCR and one member, without conditions.
 func zincrby(c *conn, a [][]byte) error {
 	score, ok := parseFloat(a[2])
 	if !ok {
@@ -527,6 +529,7 @@ func zscore(c *conn, a [][]byte) error {
 	return c.read(a[1], kindZset, func(id uint64) (missed bool, err error) { return c.score(id, a[2]) })
 }
 
+// zmscore is ZMSCORE. The answer is put together anew if any member was missed under an old id.
 func zmscore(c *conn, a [][]byte) error {
 	return c.read(a[1], kindZset, func(id uint64) (missed bool, err error) {
 		c.array(len(a) - 2)

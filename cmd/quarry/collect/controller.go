@@ -129,6 +129,7 @@ func (x *Controller) Collect(ch chan<- prometheus.Metric) {
 // maxTenants bounds the tenants with metrics of their own; the default one is the first.
 const maxTenants = 128
 
+// tenants gives use and quota of each tenant; no quota, no value.
 func tenants(ch chan<- prometheus.Metric, list []*quarrypb.Tenant) {
 	for _, t := range list[:min(len(list), maxTenants)] {
 		for _, q := range t.Quotas() {

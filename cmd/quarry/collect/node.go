@@ -169,6 +169,8 @@ func node(ch chan<- prometheus.Metric, n *storagenode.Node) {
 	}
 }
 
+// region gives the measures of one replica. Its fragmentation is the part of the blocks in use
+// that no object has.
 func region(ch chan<- prometheus.Metric, name string, u storagenode.RegionUsage) {
 	id := number(u.Region)
 	ch <- regionTouched.Value(float64(u.TouchedBytes), name, id)

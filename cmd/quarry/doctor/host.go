@@ -57,6 +57,8 @@ func (h Host) adapters() []string {
 	return names
 }
 
+// memlock is about memory that an adapter reaches, which the kernel locks. Too little is an error
+// where an adapter is in use, and otherwise only told.
 func (h Host) memlock(p Plan) []Finding {
 	const check = "locked memory"
 	n, known := h.limit("Max locked memory")
@@ -86,6 +88,7 @@ func (h Host) memlock(p Plan) []Finding {
 // wantFiles is what a storage node with thousands of lanes opens.
 const wantFiles = 65536
 
+// files is about the limit of open files of this process, which the service inherits.
 func (h Host) files(Plan) []Finding {
 	const check = "open files"
 	n, known := h.limit("Max open files")
@@ -168,6 +171,7 @@ func (h Host) space(p Plan) []Finding {
 // copiesOnWrite are file systems on which reserved blocks are not those that a later change is written to.
 var copiesOnWrite = map[int64]string{unix.BTRFS_SUPER_MAGIC: "btrfs", 0x2fc12fc1: "ZFS", 0xca451a4e: "bcachefs"}
 
+// swap is about memory of regions that the kernel may move to disk.
 func (h Host) swap(Plan) []Finding {
 	if n := h.kib("SwapTotal"); n > 0 {
 		return []Finding{found("swap", Warning, "swapoff -a on storage nodes, or MemorySwapMax=0 in the unit", "%s of swap: a region that is swapped out answers in milliseconds", size(n))}
@@ -175,6 +179,8 @@ func (h Host) swap(Plan) []Finding {
 	return []Finding{ok("swap", "none")}
 }
 
+// hugepages lists the pools that are set aside, and compares the one that the plan names with its
+// capacity.
 func (h Host) hugepages(p Plan) (out []Finding) {
 	const check = "huge pages"
 	pools := 0
@@ -216,6 +222,7 @@ func (h Host) chosen(file string) string {
 	return word
 }
 
+// numa says which nodes of the host adapters are on.
 func (h Host) numa(Plan) []Finding {
 	nodes := len(h.list("sys/devices/system/node/node[0-9]*"))
 	if nodes < 2 {
@@ -230,6 +237,8 @@ func (h Host) numa(Plan) []Finding {
 	return out
 }
 
+// clocks is about two things: the price of reading the time, and the rate of the monotonic clock,
+// on which leases rest.
 func (h Host) clocks(Plan) (out []Finding) {
 	const check = "clocks"
 	switch source := h.text("sys/devices/system/clocksource/clocksource0/current_clocksource"); source {
@@ -252,6 +261,7 @@ func (h Host) clocks(Plan) (out []Finding) {
 	return out
 }
 
+// kernel is about calls that the fencing of shm clients needs.
 func (h Host) kernel(Plan) (out []Finding) {
 	release := h.text("proc/sys/kernel/osrelease")
 	var major, minor int

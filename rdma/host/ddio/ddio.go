@@ -104,6 +104,8 @@ func state(b [2]byte) host.DDIO {
 	return host.DDIOOn
 }
 
+// read reads two bytes of the port's configuration space: of PERFCTRLSTS_0, the switch, and of
+// the register that says what becomes of hints.
 func (p *Port) read() (b [2]byte, err error) {
 	f, err := os.Open(p.config)
 	if err != nil {

@@ -20,6 +20,7 @@ type uses struct {
 
 func (u *uses) any() bool { return u.file != nil }
 
+// open opens the file, and makes it if it is not there. It takes no lock.
 func (u *uses) open() error {
 	if u.file != nil {
 		return nil
@@ -35,6 +36,8 @@ func (u *uses) open() error {
 	return nil
 }
 
+// lock takes the lock; how is an argument of flock(2). With LOCK_NB, EWOULDBLOCK says that
+// another process is in the way.
 func (u *uses) lock(how int) error {
 	if err := u.open(); err != nil {
 		return err

@@ -60,6 +60,8 @@ func (s Sysfs) describe(f *os.File) (*Device, error) {
 	return s.device(f, st.Rdev)
 }
 
+// device reads what sysfs says of a device number, and locks the device against other nodes. The
+// lock ends with the file.
 func (s Sysfs) device(f *os.File, number uint64) (*Device, error) {
 	at := filepath.Join(string(s), "dev/char", fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number)))
 	if system, err := filepath.EvalSymlinks(filepath.Join(at, "subsystem")); err != nil || filepath.Base(system) != "dax" {

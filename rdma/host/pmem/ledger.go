@@ -47,6 +47,8 @@ func (l *Ledger) Flusher() Flusher {
 	return Flusher{way: CLWB, unit: &unit{writeBack: l.writeBack, stream: l.stream, fence: l.fence}}
 }
 
+// writeBack begins the write-back of all lines that [off, off+n) touches. Nothing is durable
+// before fence.
 func (l *Ledger) writeBack(mem []byte, off, n uint64) {
 	l.step()
 	l.lock()
@@ -62,6 +64,7 @@ func (l *Ledger) writeBack(mem []byte, off, n uint64) {
 	}
 }
 
+// stream is a store past the cache: a store and its write-back in one.
 func (l *Ledger) stream(mem []byte, off uint64, src []byte) {
 	words(mem[off:off+uint64(len(src))], src)
 	l.writeBack(mem, off, uint64(len(src)))
@@ -73,6 +76,8 @@ func (l *Ledger) step() {
 	}
 }
 
+// fence makes durable what write-backs of this process have begun, except lines of which another
+// process has completed a later one.
 func (l *Ledger) fence() {
 	l.step()
 	l.lock()

@@ -55,6 +55,8 @@ func Map(f *os.File, off int64, bytes uint64, prot int, trusted bool) (Mapping, 
 	return m, err
 }
 
+// mapFile maps a file. trusted: as persistent memory if its file system has DAX, else as a file
+// whose durability is msync's; not trusted: as volatile memory.
 func (s Sysfs) mapFile(f *os.File, off int64, bytes uint64, prot int, trusted bool) (Mapping, error) {
 	m := Mapping{Kind: KindVolatile}
 	var err error

@@ -217,6 +217,8 @@ func PowerOff(dir string, survives func() bool) (files, lost int, err error) {
 	return files, lost, err
 }
 
+// powerOff cuts one ledger. gone: the file has no other name than the ledger's any more, and both
+// are removed. lost is the number of lines that have lost a word.
 func powerOff(name string, survives func() bool) (gone bool, lost int, err error) {
 	f, err := os.OpenFile(name+liveSuffix, os.O_RDWR, 0)
 	if err != nil {
