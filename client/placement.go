@@ -26,3 +26,14 @@ func (c *Client) Node(name string) (id uint32, ok bool) {
 	}
 	return 0, false
 }
+
+// NodeName returns the name of the storage node with a number, "" if the Client's table has no such node. It sends
+// nothing.
+func (c *Client) NodeName(id uint32) string {
+	for _, n := range c.current.Load().view.Load().table.Nodes() {
+		if n.Id == id {
+			return n.Name
+		}
+	}
+	return ""
+}

@@ -24,6 +24,25 @@ var outputs = map[string]string{
 	"07-kv":           "grace hopper\nfirst: <nil> second late: true\nada king\nalan turing\n",
 	"08-plugin":       "5\n",
 	"09-job":          "done: greeting has 5 bytes\n",
+	"10-splits":       "4 parts, 6000 words\npart 0 of 4 on n1 again\nthe same\n",
+}
+
+// Examples that are started as many processes, and what is seen of them: as Kubernetes starts the pods of a Job with indexes, and one of them
+// again. A pod may come before another one has cut the tree.
+var processes = map[string]string{
+	"10-splits": `export PARTS=4 INPUT=lines RUN=runs/count-words
+quarry kv create -t lines --node-bytes 1KiB >&2
+seq 2000 | awk '{printf "{\"key\":\"line %05d\",\"value\":\"one line %d\"}\n", $1, $1}' | quarry kv load -t lines >&2
+pids=
+for i in 3 1 2 0; do JOB_COMPLETION_INDEX=$i 10-splits >&2 & pids="$pids $!"; done
+for pid in $pids; do wait $pid; done
+quarry kv scan -t $RUN --prefix part/ | awk '{n++; sum += $2} END {print n " parts, " sum " words"}'
+before=$(quarry kv scan -t $RUN)
+quarry kv put -t lines 'line 00001 and more' -d 'a word' >&2
+quarry kv del -t lines 'line 00001 and more' >&2
+JOB_COMPLETION_INDEX=0 10-splits | sed 's/, on \(.*\):.*/ on \1 again/'
+JOB_COMPLETION_INDEX=9 10-splits | grep -q 'nothing to do'
+test "$before" = "$(quarry kv scan -t $RUN)" && echo the same`,
 }
 
 // Examples that serve until they are interrupted, and what is asked of them meanwhile.
@@ -35,7 +54,7 @@ quarry kv get -t lengths greeting; echo`,
 
 func TestExamples(t *testing.T) {
 	bin := testbinary.Build(t, "./cmd/quarry", "./examples/...")
-	c, err := local.Start(t.Context(), local.Config{Binary: filepath.Join(bin, "quarry"), Nodes: 1, RegionBytes: "64MiB"})
+	c, err := local.Start(t.Context(), local.Config{Binary: filepath.Join(bin, "quarry"), Nodes: 1, RegionBytes: "64MiB", Lease: "30s"})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Stop()) }()
 	dirs, err := filepath.Glob("[0-9]*")
@@ -46,8 +65,12 @@ func TestExamples(t *testing.T) {
 	for _, dir := range dirs {
 		t.Run(dir, func(t *testing.T) {
 			require.Contains(t, string(readme), "["+dir+"]("+dir+"/main.go)")
+			env := append(os.Environ(), "QUARRY_CONTROLLER="+c.URL, "PATH="+bin+":"+os.Getenv("PATH"))
 			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, dir))
-			cmd.Env = append(os.Environ(), "QUARRY_CONTROLLER="+c.URL)
+			if script := processes[dir]; script != "" {
+				cmd = exec.CommandContext(t.Context(), "sh", "-ec", script)
+			}
+			cmd.Env = env
 			var errs strings.Builder
 			if script := services[dir]; script != "" {
 				var said strings.Builder
@@ -59,7 +82,7 @@ func TestExamples(t *testing.T) {
 					require.Contains(t, said.String(), "ready")
 				}()
 				cmd := exec.CommandContext(t.Context(), "sh", "-ec", script)
-				cmd.Env = append(os.Environ(), "QUARRY_CONTROLLER="+c.URL, "PATH="+bin+":"+os.Getenv("PATH"))
+				cmd.Env = env
 				cmd.Stderr = &errs
 				out, err := cmd.Output()
 				require.NoError(t, err, errs.String())

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"time"
+	"unicode/utf8"
 
 	"github.com/quarrystore/quarry/btree"
 	"github.com/quarrystore/quarry/btree/kv"
@@ -102,6 +103,74 @@ func (x *kvCountCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 		return a.print(map[string]any{"keys": n}, func(w io.Writer) { fmt.Fprintln(w, n) })
+	})
+}
+
+type kvSplitsCmd struct {
+	Name string `arg:"" complete:"tree" optional:"" help:"Name of the tree; the same as --tree."`
+	rangeFlags
+	Parts int `short:"n" default:"16" placeholder:"N" help:"Ranges at most, up to 4096; a small tree has fewer. One range is at least one leaf."`
+}
+
+// kvSplit is a kv.Split as JSON: keys as text where they are, else base64. No key means no bound.
+type kvSplit struct {
+	Index      int     `json:"index"`
+	From       *string `json:"from,omitempty"`
+	FromBase64 []byte  `json:"from_base64,omitempty"`
+	To         *string `json:"to,omitempty"`
+	ToBase64   []byte  `json:"to_base64,omitempty"`
+	Node       string  `json:"node,omitempty"`
+	Leaves     int64   `json:"leaves"`
+	Keys       int64   `json:"keys"`
+	Bytes      int64   `json:"bytes"`
+}
+
+func newKVSplit(i int, s kv.Split, node string) kvSplit {
+	text := func(key []byte) (*string, []byte) {
+		if s := string(key); len(key) > 0 && utf8.Valid(key) {
+			return &s, nil
+		}
+		return nil, key
+	}
+	v := kvSplit{Index: i, Node: node, Leaves: s.Leaves, Keys: s.Keys, Bytes: s.Bytes}
+	v.From, v.FromBase64 = text(s.From)
+	v.To, v.ToBase64 = text(s.To)
+	return v
+}
+
+func (x *kvSplitsCmd) Run(ctx context.Context, a *app) error {
+	k := &a.cli.KV
+	if x.Name != "" {
+		k.Tree = x.Name
+	}
+	r, err := x.get(k)
+	if err != nil {
+		return err
+	}
+	if x.Parts < 1 || x.Parts > kv.MaxSplits {
+		return usagef("--parts %d: want 1 to %d", x.Parts, kv.MaxSplits)
+	}
+	return k.tree(ctx, a, readOnly, func(ctx context.Context, t *kv.Tree) error {
+		splits, err := t.Splits(ctx, r, x.Parts)
+		if err != nil {
+			return err
+		}
+		out := []kvSplit{}
+		for i, s := range splits {
+			out = append(out, newKVSplit(i, s, t.NodeName(s.Node)))
+		}
+		bound := func(key []byte) string {
+			if len(key) == 0 {
+				return "-"
+			}
+			return k.text(key)
+		}
+		return a.print(out, func(w io.Writer) {
+			fmt.Fprintln(w, "INDEX\tNODE\tLEAVES\tKEYS\tBYTES\tFROM\tTO")
+			for i, s := range splits {
+				fmt.Fprintf(w, "%d\t%s\t%d\t%d\t%s\t%s\t%s\n", i, out[i].Node, s.Leaves, s.Keys, bytesText(uint64(s.Bytes)), bound(s.From), bound(s.To))
+			}
+		})
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -91,6 +92,28 @@ func TestKVRanges(t *testing.T) {
 	require.Equal(t, "3000\n", kvOn(t, tree, "", "count").ok(t))
 	require.Equal(t, "100\n", kvOn(t, tree, "", "count", "--prefix", "k001").ok(t))
 	require.Equal(t, "50\n", kvOn(t, tree, "", "count", "--from", "k00100", "--to", "k00150").ok(t))
+	var splits []kvSplit
+	require.NoError(t, json.Unmarshal([]byte(quarry(t, []string{"QUARRY_CONTROLLER=" + cluster(t).URL}, "", "kv", "splits", tree, "--parts", "3", "--from", "k00100", "--json").ok(t)), &splits))
+	require.Len(t, splits, 3)
+	require.Equal(t, "k00100", *splits[0].From)
+	require.Nil(t, splits[2].To)
+	counted := 0
+	for i, s := range splits {
+		require.Equal(t, i, s.Index)
+		require.Regexp(t, `^n\d$`, s.Node)
+		args := []string{"count", "--from", *s.From}
+		if s.To != nil {
+			require.Equal(t, splits[i+1].From, s.To)
+			args = append(args, "--to", *s.To)
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(kvOn(t, tree, "", args...).ok(t)))
+		require.NoError(t, err)
+		require.InEpsilon(t, n, s.Keys, 0.5)
+		counted += n
+	}
+	require.Equal(t, 2900, counted)
+	require.Regexp(t, `(?m)^INDEX +NODE +LEAVES +KEYS +BYTES +FROM +TO\n0 +n\d +\d+ +\d+ .* - +k0`, kvOn(t, tree, "", "splits", "-n", "2").ok(t))
+	kvOn(t, tree, "", "splits", "-n", "0").fails(t, exitUsage, "want 1 to 4096")
 	require.Equal(t, "k02999\tv2999\nk02998\tv2998\n", kvOn(t, tree, "", "scan", "--reverse", "-n", "2").ok(t))
 	require.Equal(t, "k00007\n", kvOn(t, tree, "", "scan", "--prefix", "k00007", "--keys-only").ok(t))
 	require.Equal(t, "6b3030303037\t7637\n", kvOn(t, tree, "", "scan", "--prefix", "6b3030303037", "--hex").ok(t))

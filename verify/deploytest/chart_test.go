@@ -2,6 +2,7 @@ package deploytest
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -89,6 +90,22 @@ func TestChartIsKubernetes(t *testing.T) {
 		_, err := decodeKube(t, bin, strings.Replace(rendered(t), wrong[0], wrong[1], 1))
 		require.Error(t, err, wrong[1])
 	}
+}
+
+// The example's Job is one that Kubernetes takes, and tells its programs how many they are.
+func TestExampleJobIsKubernetes(t *testing.T) {
+	docs, err := os.ReadFile("../../examples/10-splits/job.yaml")
+	require.NoError(t, err)
+	completions := regexp.MustCompile(`completions: (\d+)`).FindSubmatch(docs)
+	require.NotNil(t, completions)
+	require.Contains(t, string(docs), fmt.Sprintf("{name: PARTS, value: %q}", completions[1]))
+	require.Contains(t, string(docs), "completionMode: Indexed")
+	bin := kube(t)
+	out, err := decodeKube(t, bin, string(docs))
+	require.NoError(t, err, out)
+	require.Contains(t, out, "decoded 1 foreign 0")
+	_, err = decodeKube(t, bin, strings.Replace(string(docs), "backoffLimitPerIndex: 3", "backoffLimitPerIndices: 3", 1))
+	require.Error(t, err)
 }
 
 // storageMemory is the memory that a storage pod asks for, and its limit.
