@@ -28,6 +28,8 @@ type benchCmd struct {
 	Objects    int           `placeholder:"N" help:"Objects of each client; 0 means 48 MiB of them, up to 20000. Keys of a tree; 0 means a million."`
 	Rate       float64       `placeholder:"N" help:"Operations a second of each client; 0 means as fast as it goes."`
 	Yardsticks bool          `default:"true" negatable:"" help:"Also measure a memory copy, a TCP ping-pong and Redis."`
+	Flush      bool          `help:"Measure instead what it costs to make a WRITE of the first of --sizes durable: each flush method that can run here beside an empty round of its provider, and why another cannot. Needs no cluster."`
+	FlushOn    string        `name:"flush-on" type:"path" placeholder:"PATH" help:"With --flush: a folder, or a device DAX whose content is overwritten from its middle on; default the folder of temporary files."`
 	Self       bool          `help:"Start a cluster of separate processes for the measurement."`
 	Role       string        `hidden:"" enum:"main,worker,pingpong,idle" default:"main"`
 }
@@ -47,6 +49,12 @@ func (b *benchCmd) Run(ctx context.Context, a *app) (err error) {
 		return bench.PingPong(a.out)
 	case "idle":
 		return a.idle(ctx)
+	}
+	if b.Flush {
+		return b.flush(ctx, a)
+	}
+	if b.FlushOn != "" {
+		return usagef("--flush-on goes with --flush")
 	}
 	exe, err := os.Executable()
 	if err != nil {

@@ -224,6 +224,16 @@ func NewLedgerMemory(name string, bytes uint64) (*Memory, *pmem.Ledger, error) {
 	return m, l, nil
 }
 
+// NewFlushedMemory makes anonymous memory that is flushed as persistent memory is, and survives no loss of power: for
+// measurements of what a flush costs.
+func NewFlushedMemory(name string, bytes uint64, f pmem.Flusher) (*Memory, error) {
+	m, err := NewMemory(name, bytes)
+	if err == nil {
+		m.flush = f
+	}
+	return m, err
+}
+
 // Advise asks for huge pages under mapped region memory that is not a file on a disk. The
 // kernel follows it if shmem_enabled is "advise", which is not its default. The first
 // process that touches a page decides its size, so nodes and clients all ask. Huge pages

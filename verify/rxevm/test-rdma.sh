@@ -130,7 +130,13 @@ above() {
 	part "the allocator" alloc "$work/alloc.test" -test.short -test.skip 'ScrubAnd|ScrubsOf|ScrubThat' -test.timeout 15m
 	echo "quarry litmus:"
 	"$work/quarry" litmus --each 700ms || { echo "test-rdma: litmus: FAILED"; failed=1; }
+	flushes
 	cluster
+}
+# What each flush method costs here, or why it cannot run.
+flushes() {
+	echo "quarry bench --flush:"
+	"$work/quarry" bench --flush -D 500ms --flush-on "${PMEM_DEVDAX:-/tmp}" || { echo "test-rdma: bench --flush: FAILED"; failed=1; }
 }
 # Facts of the memory first: what follows rests on them.
 pmem() {
@@ -156,7 +162,10 @@ ratios) ratios ;;
 fabric) cd rdma/verbs && exec "$tests" -test.v -test.timeout 280s "$@" ;;
 pmem) pmem 'ContractFile' ;;
 contract) fabric 'Ratio|ContractWithWindows' ;;
-cluster) cluster "$@" ;;
+cluster)
+	flushes
+	cluster "$@"
+	;;
 suited)
 	began=$(cut -d. -f1 /proc/uptime)
 	pmem 'ContractFile/Verbs'
