@@ -8,10 +8,10 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/quarrystore/quarry/proto/quarrypb"
@@ -30,15 +30,14 @@ func TestInterruptedDrain(t *testing.T) {
 			holder = n.Name
 		}
 	}
-	// The command asks once for the drain and then how far it is: all questions but the first get no answer.
+	// The command asks for the drain and then how far it is, which gets no answer.
 	target, err := url.Parse(c.Controller.URL())
 	require.NoError(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(target)
-	var calls atomic.Int32
 	follows, end := make(chan struct{}), make(chan struct{})
 	announce := sync.OnceFunc(func() { close(follows) })
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == quarrypbconnect.ControllerDrainNodeProcedure && calls.Add(1) >= 2 {
+		if r.URL.Path == quarrypbconnect.ControllerStatusProcedure {
 			announce()
 			<-end
 			return
@@ -66,5 +65,35 @@ func TestInterruptedDrain(t *testing.T) {
 	require.ErrorContains(t, err, "quarry node add "+holder+" ends it")
 	for _, n := range c.Table().Nodes {
 		require.Equal(t, n.Name == holder, n.State == quarrypb.NodeState_NODE_STATE_DRAINING, n.Name)
+	}
+}
+
+// TestDrainEndedByAnother: a command that follows a drain does not start it anew when another operator has ended it.
+func TestDrainEndedByAnother(t *testing.T) {
+	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+	_, err := c.Control().CreateRegion(t.Context(), connect.NewRequest(&quarrypb.CreateRegionRequest{Replicas: 1, Durability: quarrypb.Durability_DURABILITY_MEM}))
+	require.NoError(t, err)
+	holder := ""
+	for _, n := range c.Table().Nodes {
+		if n.Id == c.Table().Regions[0].Replicas[0].Node {
+			holder = n.Name
+		}
+	}
+	target, err := url.Parse(c.Controller.URL())
+	require.NoError(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == quarrypbconnect.ControllerStatusProcedure {
+			_, err := c.Control().AddNode(r.Context(), connect.NewRequest(&quarrypb.AddNodeRequest{Name: holder}))
+			assert.NoError(t, err)
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	defer front.Close()
+	var out, errOut bytes.Buffer
+	err = dispatch(t.Context(), []string{"-C", front.URL, "node", "drain", holder, "--wait"}, nil, &out, &errOut)
+	require.ErrorContains(t, err, "node "+holder+" is not being drained any more, and ")
+	for _, n := range c.Table().Nodes {
+		require.Equal(t, quarrypb.NodeState_NODE_STATE_UP, n.State, n.Name)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 
@@ -119,12 +118,10 @@ type nodeDrainCmd struct {
 	Wait bool   `short:"w" help:"Return when the node is empty, with a bar of progress."`
 }
 
-// Run starts the drain and, with --wait, asks until no replica is left. The drain goes on without
-// the command. It asks by the same request, which starts the drain anew if somebody has ended it
-// meanwhile.
+// Run starts the drain and, with --wait, follows it until no replica is left. The drain goes on without
+// the command.
 func (c *nodeDrainCmd) Run(ctx context.Context, a *app) error {
-	q := &quarrypb.DrainNodeRequest{Name: c.Name}
-	res, err := ask(ctx, a, q, quarrypbconnect.ControllerClient.DrainNode)
+	res, err := ask(ctx, a, &quarrypb.DrainNodeRequest{Name: c.Name}, quarrypbconnect.ControllerClient.DrainNode)
 	if err != nil {
 		return err
 	}
@@ -137,24 +134,25 @@ func (c *nodeDrainCmd) Run(ctx context.Context, a *app) error {
 		return ifInterrupted(ctx, err, "the drain of node %s goes on, %d replicas are still there: quarry node drain %s --wait follows it, quarry node add %s ends it", c.Name, res.Replicas, c.Name, c.Name)
 	}
 	for c.Wait && res.Replicas > 0 {
-		// Of every region: its share of blocks copied.
-		b.set(int(total-res.Replicas)*100+a.copied(waiting, res.Node.Id), int(total)*100)
+		// Status changes nothing: another DrainNode would start a drain anew that somebody has ended meanwhile.
+		v, err := a.status(waiting)
+		if err != nil && (waiting.Err() == nil || ctx.Err() != nil) {
+			return goesOn(err)
+		}
+		if err == nil {
+			left, draining := v.draining(res.Node.Id)
+			if !draining {
+				return fmt.Errorf("node %s is not being drained any more, and %d replicas are on it: somebody has ended the drain", c.Name, left)
+			}
+			res.Replicas, total = uint32(left), max(total, uint32(left))
+			b.set((int(total)-left)*100+v.copied(res.Node.Id), int(total)*100)
+			if left == 0 {
+				break
+			}
+		}
 		if err := a.pause(ctx, waiting, fmt.Sprintf("node %s still holds %d replicas; it goes on being drained", c.Name, res.Replicas)); err != nil {
 			return goesOn(err)
 		}
-		next, err := ask(waiting, a, q, quarrypbconnect.ControllerClient.DrainNode)
-		switch {
-		case err == nil:
-			res = next
-		case waiting.Err() == nil || ctx.Err() != nil:
-			return goesOn(err)
-		default:
-			continue // pause says that the time is over
-		}
-		if res.Node.State != quarrypb.NodeState_NODE_STATE_DRAINING {
-			return errors.New("node " + c.Name + " is not being drained any more")
-		}
-		total = max(total, res.Replicas)
 	}
 	b.end()
 	v := map[string]any{"id": res.Node.Id, "name": res.Node.Name, "state": quarrypb.Word(res.Node.State), "replicas": res.Replicas}
@@ -167,12 +165,18 @@ func (c *nodeDrainCmd) Run(ctx context.Context, a *app) error {
 	})
 }
 
-// copied is how many hundredths of regions of a node have been copied elsewhere by now.
-func (a *app) copied(ctx context.Context, node uint32) (sum int) {
-	v, err := a.status(ctx)
-	if err != nil {
-		return 0
+// draining says how many replicas are on a node, and whether it is being drained.
+func (v *statusView) draining(node uint32) (replicas int, draining bool) {
+	for _, n := range nodeLines(*v) {
+		if n.ID == node {
+			return n.Replicas, n.State == quarrypb.Word(quarrypb.NodeState_NODE_STATE_DRAINING)
+		}
 	}
+	return 0, false
+}
+
+// copied is how many hundredths of regions of a node have been copied elsewhere by now.
+func (v *statusView) copied(node uint32) (sum int) {
 	on := map[uint32]bool{}
 	for _, r := range v.Regions {
 		for _, p := range r.Replicas {
