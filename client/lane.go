@@ -14,6 +14,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/msg"
 	"github.com/quarrystore/quarry/slab"
 )
 
@@ -70,6 +71,7 @@ type lane struct {
 	regions map[uint32]*openRegion // open regions by number
 	last    *openRegion            // the region used last if it is ready under adopted, else nil
 	conns   map[uint32]*nodeConn   // open connections by node
+	mail    map[uint32]*msg.Client // mailboxes by node; each is of a connection that may be closed since
 	remote  bool                   // a connection was opened whose verbs do not run in this process
 
 	sequence  uint64       // of reservations; only rises. A session ends before it wraps around.

@@ -16,7 +16,7 @@ import (
 )
 
 type benchCmd struct {
-	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update); of a tree: kv-insert, kv-load, kv-get, kv-put, kv-mix, kv-scan; its memory a key by the order of the keys, beside that of Redis: kv-fill; of a Redis gateway beside Redis: gateway, and ycsb (workloads A to F)."`
+	Ops        []string      `default:"read,update,alloc,free,readmany" help:"What to measure: read, update, alloc, free, readmany, writemany, mix (9 reads to 1 update), echo (a message that the first node answers); of a tree: kv-insert, kv-load, kv-get, kv-put, kv-mix, kv-scan; its memory a key by the order of the keys, beside that of Redis: kv-fill; of a Redis gateway beside Redis: gateway, and ycsb (workloads A to F)."`
 	Sizes      []sizeFlag    `default:"128" short:"s" help:"Payload bytes, comma separated."`
 	Clients    int           `default:"1" short:"n" help:"Goroutines that work at the same time, of each process."`
 	Processes  int           `default:"0" help:"Client processes; 0 means goroutines of this one."`

@@ -15,6 +15,7 @@ type nodeCmd struct {
 	Add    nodeAddCmd    `cmd:"" help:"End a drain, or admit a removed node again. New nodes join by themselves when they start."`
 	Drain  nodeDrainCmd  `cmd:"" help:"Move every replica of a node elsewhere, while work goes on."`
 	Remove nodeRemoveCmd `cmd:"" help:"Remove a drained node from the cluster, or with --force one that is gone for good."`
+	Ping   nodePingCmd   `cmd:"" help:"Have a storage node answer messages over the fabric, and show how long that takes."`
 	Forget nodeForgetCmd `cmd:"" help:"Delete the record of a removed node: no list shows it any more."`
 	DDIO   nodeDDIOCmd   `cmd:"" name:"ddio" help:"Show whether nodes' adapters write into the processors' caches (Intel's DDIO), or switch it on this host."`
 }

@@ -32,6 +32,8 @@ type Client struct {
 	broken bool
 	// pause lets time pass between two looks for an answer; an error ends the call.
 	pause func(ctx context.Context, try int) error
+	// Until bounds calls beside their contexts, in nanoseconds of clock.Now; 0: their contexts alone.
+	Until int64
 	// Resets counts how often calls had to be sent again.
 	Resets uint64
 }
@@ -42,8 +44,16 @@ func Open(ctx context.Context, conn rdma.Conn, b rdma.Buffers) (*Client, error) 
 	if err := c.ring.allocate(b); err != nil {
 		return nil, err
 	}
-	c.to.Conn = conn
-	return c, c.Reopen(ctx)
+	return c, c.Move(ctx, conn)
+}
+
+// Conn is the connection that calls go over.
+func (c *Client) Conn() rdma.Conn { return c.to.Conn }
+
+// Move opens another mailbox over another connection, in the place of one that is closed. Calls under way stay unknown.
+func (c *Client) Move(ctx context.Context, conn rdma.Conn) error {
+	c.to.Conn, c.broken = conn, false
+	return c.Reopen(ctx)
 }
 
 // Reopen opens another mailbox in the place of one that the node does not have any more: it was restarted. No call of the
@@ -143,8 +153,8 @@ func (c *Client) finish(ctx context.Context, slot uint64, answer []byte) (n int,
 		switch {
 		case err == nil:
 		case errors.Is(err, rdma.ErrBroken):
-			if ctx.Err() != nil {
-				return 0, c.close(slot, ctx.Err())
+			if err := c.ended(ctx); err != nil {
+				return 0, c.close(slot, err)
 			}
 			continue
 		default:
@@ -164,7 +174,18 @@ func (c *Client) finish(ctx context.Context, slot uint64, answer []byte) (n int,
 		if err := c.pause(ctx, try); err != nil {
 			return 0, c.close(slot, err)
 		}
+		if err := c.ended(ctx); err != nil {
+			return 0, c.close(slot, err)
+		}
 	}
+}
+
+// ended is why a call must end, nil while it may go on.
+func (c *Client) ended(ctx context.Context) error {
+	if c.Until != 0 && clock.Now() >= c.Until {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // result is what an answer means for the caller of a procedure.
@@ -198,9 +219,11 @@ func (c *Client) close(slot uint64, err error) error {
 func (c *Client) exchange(ctx context.Context, slot uint64, send bool, want int) error {
 	r := &c.ring
 	c.round.Reset()
-	c.round.Deadline = 0
+	c.round.Deadline = c.Until
 	if at, ok := ctx.Deadline(); ok {
-		c.round.Deadline = clock.In(time.Until(at))
+		if by := clock.In(time.Until(at)); c.Until == 0 || by < c.Until {
+			c.round.Deadline = by
+		}
 	}
 	chain := c.round.Chain(&c.to)
 	if send {
@@ -239,9 +262,9 @@ func (c *Client) Reset(ctx context.Context) error {
 // has not executed, and has kept the answers to the others.
 func (c *Client) recover(ctx context.Context) error {
 	for try := 0; c.broken; try++ {
-		err := c.to.Conn.Reset(ctx)
+		err := c.reconnect(ctx)
 		if err != nil {
-			if !errors.Is(err, rdma.ErrBroken) || ctx.Err() != nil {
+			if !errors.Is(err, rdma.ErrBroken) || c.ended(ctx) != nil {
 				return err
 			}
 			if err := c.pause(ctx, spins+try); err != nil {
@@ -264,6 +287,16 @@ func (c *Client) recover(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// reconnect resets the connection, within the bounds of the call.
+func (c *Client) reconnect(ctx context.Context) error {
+	if c.Until != 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(c.Until-clock.Now()))
+		defer cancel()
+	}
+	return c.to.Conn.Reset(ctx)
 }
 
 const (

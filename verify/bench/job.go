@@ -12,7 +12,7 @@ import (
 )
 
 // Ops that can be measured.
-var Ops = []string{"read", "update", "alloc", "free", "readmany", "writemany", "mix", KVInsert, KVLoad, KVGet, KVPut, KVMix, KVScan, KVFill}
+var Ops = []string{"read", "update", "alloc", "free", "readmany", "writemany", "mix", "echo", KVInsert, KVLoad, KVGet, KVPut, KVMix, KVScan, KVFill}
 
 // Job is one measurement: one kind of operation, one size.
 type Job struct {
@@ -47,6 +47,8 @@ func (j Job) validate() error {
 		return fmt.Errorf("operation %q: want one of %v", j.Op, Ops)
 	case j.Bytes < 0 || j.Bytes > client.MaxObjectBytes:
 		return fmt.Errorf("size %d: want 0 to %d", j.Bytes, client.MaxObjectBytes)
+	case j.Op == "echo" && j.Bytes > client.MaxEcho:
+		return fmt.Errorf("echo of %d bytes: want 0 to %d", j.Bytes, client.MaxEcho)
 	case j.Clients < 1 || j.Clients > 256:
 		return fmt.Errorf("%d clients: want 1 to 256", j.Clients)
 	case j.Duration <= 0 || j.Duration > time.Hour:

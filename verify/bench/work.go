@@ -57,7 +57,7 @@ func (w *worker) prepare(ctx context.Context) error {
 	}
 	w.buf = make([]byte, 0, max(w.j.Bytes, 64))
 	n := w.j.objects()
-	if w.j.Op == "alloc" || w.j.Op == "free" {
+	if w.j.Op == "alloc" || w.j.Op == "free" || w.j.Op == "echo" {
 		n = 0
 	}
 	o := w.j.options()
@@ -101,7 +101,7 @@ func (w *worker) fail(err error) {
 // loop works until the deadline.
 func (w *worker) loop(ctx context.Context, end time.Time) {
 	call := map[string]func(context.Context) int{
-		"read": w.read, "update": w.update, "readmany": w.readMany, "writemany": w.writeMany,
+		"read": w.read, "update": w.update, "readmany": w.readMany, "writemany": w.writeMany, "echo": w.echo,
 		"mix": func(ctx context.Context) int {
 			if w.next()%10 == 0 {
 				return w.update(ctx)
@@ -147,6 +147,19 @@ func (w *worker) read(ctx context.Context) int {
 
 func (w *worker) update(ctx context.Context) int {
 	if err := w.c.Write(ctx, w.refs[w.next()], w.payload); err != nil {
+		w.fail(err)
+		return 0
+	}
+	return 1
+}
+
+// echo has the first node answer the payload.
+func (w *worker) echo(ctx context.Context) int {
+	n, err := w.c.Echo(ctx, "", w.payload, w.buf[:cap(w.buf)])
+	if err == nil && n != len(w.payload) {
+		err = fmt.Errorf("echo of %d bytes has %d", len(w.payload), n)
+	}
+	if err != nil {
 		w.fail(err)
 		return 0
 	}

@@ -1,0 +1,134 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/msg"
+)
+
+// MaxEcho is the longest payload of Echo, in bytes.
+const MaxEcho = msg.MaxPayload
+
+// Echo has a storage node answer payload, by a message to the node's program over the fabric: it shows that the node is
+// alive, and how fast the way to it is. "" is the first node of the table that is in service. It copies the answer into answer
+// and returns its length.
+//
+// ErrArgument: no such node, a longer payload than MaxEcho, or an answer shorter than payload. ErrUnreachable: the node does not answer, or carries
+// no messages over the transport in use (verbs). ErrReadOnly: the Client may not write into the node's mailbox.
+func (c *Client) Echo(ctx context.Context, node string, payload, answer []byte) (n int, err error) {
+	switch {
+	case c.cfg.ReadOnly:
+		return 0, ErrReadOnly
+	case len(payload) > MaxEcho || len(payload) > len(answer):
+		return 0, fmt.Errorf("%w: %d bytes for an answer of %d, at most %d", ErrArgument, len(payload), len(answer), MaxEcho)
+	}
+	l, err := c.laneFor(ctx, KindOther, Ref{})
+	if err != nil {
+		return 0, err
+	}
+	n, err = l.call(node, msg.Echo, payload, answer)
+	c.done(l, err)
+	return n, err
+}
+
+// call calls a procedure of a node. The call is parked meanwhile: it works by no table.
+func (l *lane) call(node string, procedure uint16, request, answer []byte) (n int, err error) {
+	l.park()
+	for attempt := 1; ; attempt++ {
+		l.adopt(l.session.view.Load())
+		n, err := l.callOnce(node, attempt, procedure, request, answer)
+		if !errors.Is(err, errNotYet) {
+			return n, err
+		}
+		if ended := l.backOff(attempt); ended != nil {
+			return 0, fmt.Errorf("node %s: %w: %w: %w", node, ErrUnreachable, err, ended)
+		}
+		_ = l.session.refresh(l.ctx)
+	}
+}
+
+// callOnce calls a procedure over the connection that there is, or a new one. errNotYet: it has not run, and may in another
+// attempt.
+func (l *lane) callOnce(node string, attempt int, procedure uint16, request, answer []byte) (n int, err error) {
+	m, c, err := l.mailbox(node, attempt)
+	if err != nil {
+		return 0, err
+	}
+	m.Until = l.until()
+	n, err = m.Call(l.ctx, procedure, request, answer)
+	switch {
+	case err == nil:
+		return n, nil
+	case errors.Is(err, rdma.ErrRevoked):
+		l.session.end(err)
+	case errors.Is(err, rdma.ErrBroken):
+		l.reportTrouble(c.node, err)
+	case !errors.Is(err, rdma.ErrKey): // an answer, or a request that no node takes
+		return 0, fmt.Errorf("node %d: %w", c.node, err)
+	}
+	l.drop(c) // whatever has become of the connection, the next one ends it
+	switch {
+	case errors.Is(err, msg.ErrUnknown):
+		return 0, fmt.Errorf("%w: node %d: %w", ErrUnknown, c.node, err)
+	case l.session.err() != nil:
+		return 0, l.session.err()
+	}
+	return 0, l.notYet(fmt.Errorf("node %d: %w", c.node, err))
+}
+
+// mailbox is the lane's mailbox at a node, opened over the present connection.
+func (l *lane) mailbox(node string, attempt int) (*msg.Client, *nodeConn, error) {
+	var id uint32
+	var incarnation uint64
+	for _, n := range l.adopted.table.Nodes() {
+		if n.Name == node || node == "" && inService(l.adopted.table, n.Id, n.Incarnation) {
+			id, incarnation = n.Id, n.Incarnation
+			break
+		}
+	}
+	switch {
+	case id == 0 && node == "":
+		return nil, nil, fmt.Errorf("%w: no storage node is in service", ErrUnreachable)
+	case id == 0:
+		return nil, nil, fmt.Errorf("%w: no storage node is named %q", ErrArgument, node)
+	case !inService(l.adopted.table, id, incarnation):
+		return nil, nil, fmt.Errorf("%w: the node %s is down", ErrUnreachable, node)
+	}
+	c, err := l.connect(id, incarnation, attempt)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := l.mail[id]
+	if m != nil && m.Conn() == c.Conn {
+		return m, c, nil
+	}
+	ctx, cancel := l.attemptContext(attempt)
+	defer cancel()
+	if m == nil {
+		if m, err = msg.Open(ctx, c.Conn, l.session.arena); err == nil {
+			if l.mail == nil {
+				l.mail = map[uint32]*msg.Client{}
+			}
+			l.mail[id] = m
+		}
+	} else {
+		err = m.Move(ctx, c.Conn)
+	}
+	switch {
+	case err == nil:
+		return m, c, nil
+	case errors.Is(err, msg.ErrUnsupported), errors.Is(err, rdma.ErrFull):
+		return nil, nil, fmt.Errorf("%w: node %d: %w", ErrUnreachable, id, err)
+	case errors.Is(err, rdma.ErrRevoked):
+		l.session.end(err)
+		return nil, nil, l.session.err()
+	case errors.Is(err, rdma.ErrRefused):
+		return nil, nil, fmt.Errorf("node %d: %w", id, err)
+	}
+	l.reportTrouble(id, err)
+	l.drop(c)
+	return nil, nil, l.notYet(fmt.Errorf("node %d: %w", id, err))
+}
