@@ -24,6 +24,7 @@ type benchCmd struct {
 	Replicas   int           `default:"1" short:"r" help:"Replicas of the objects."`
 	Durable    bool          `help:"Measure durable objects, which survive a power failure of all nodes."`
 	Slab       string        `enum:"pair,staged" default:"pair" help:"Slabs of objects, and of the nodes of trees; staged with one replica only."`
+	NodeBytes  sizeFlag      `default:"4KiB" help:"Size of the nodes of trees, a power of two from 1KiB to 64KiB."`
 	Batch      int           `default:"64" help:"Objects of one readmany or writemany, and commands of one Redis pipeline."`
 	Objects    int           `placeholder:"N" help:"Objects of each client; 0 means 48 MiB of them, up to 20000. Keys of a tree; 0 means a million."`
 	Rate       float64       `placeholder:"N" help:"Operations a second of each client; 0 means as fast as it goes."`
@@ -110,7 +111,7 @@ func (b *benchCmd) measure(ctx context.Context, a *app, exe string) (err error) 
 func (b *benchCmd) config(a *app, exe string, transports []string) bench.Config {
 	keys := a.keyArgs()
 	cfg := bench.Config{Client: a.clientConfig(), Transports: transports, Ops: b.Ops, Processes: b.Processes, Yardsticks: b.Yardsticks, Used: a.usedBytes,
-		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Durable: b.Durable, Slab: slabKind(b.Slab), Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
+		Job: bench.Job{Clients: b.Clients, Duration: b.Duration, Replicas: b.Replicas, Durable: b.Durable, Slab: slabKind(b.Slab), NodeBytes: int(b.NodeBytes), Batch: b.Batch, Objects: b.Objects, Rate: b.Rate},
 		Command: func(role string) []string {
 			if role == "pingpong" {
 				return []string{exe, "bench", "--role", "pingpong"}

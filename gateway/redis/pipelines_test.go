@@ -216,8 +216,9 @@ func readersOf(args []string) (all [][]string) {
 // TestRoundsOfPipelines pins what commands of a pipeline cost together.
 func TestRoundsOfPipelines(t *testing.T) {
 	cluster := testcluster.New(t, testcluster.Options{Nodes: 2})
-	for replicas := 1; replicas <= 2; replicas++ {
-		c := cluster.Connect(client.Config{Replicas: replicas, Transport: client.TransportSHM, Lanes: 1})
+	for _, o := range []client.AllocOptions{{Replicas: 1, Slab: client.PairSlab}, {Replicas: 1, Slab: client.StagedSlab}, {Replicas: 2}} {
+		replicas := o.Replicas
+		c := cluster.Connect(client.Config{Replicas: replicas, Slab: o.Slab, Transport: client.TransportSHM, Lanes: 1})
 		w := uint64(1 + replicas) // of a write
 		ten := func(command string) (cmds [][]string) {
 			for i := range 10 {
@@ -235,9 +236,15 @@ func TestRoundsOfPipelines(t *testing.T) {
 			},
 			{{"ZADD new# 1 f", 10 + w + w + w + w + w + 1 + w}},
 		} {
-			r := newRigOf(t, c, fmt.Sprint("rounds of pipelines ", replicas, i))
+			if i > 0 && o.Slab == client.StagedSlab {
+				break // the first change of so many bytes claims a shadow, in rounds of its own
+			}
+			r := newRigOf(t, c, fmt.Sprint("rounds of pipelines ", replicas, o.Slab, i))
 			a := newSchedule(t, 1).add(r.trees[0])
 			for i := 80; i < 100; i++ { // room in the last leaf, so that it is not split
+				require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
+			}
+			for i := 10; i < 20 && o.Slab == client.StagedSlab; i++ { // and in the first of two, which rising puts have filled
 				require.NoError(t, r.trees[0].Delete(t.Context(), AppendKey(nil, 5, fmt.Append(nil, i))))
 			}
 			for _, line := range costs {
@@ -245,7 +252,7 @@ func TestRoundsOfPipelines(t *testing.T) {
 				for _, reply := range a.pipe(ten(line.cmd)...) {
 					require.NotContains(t, reply, "-", line.cmd)
 				}
-				require.Equal(t, line.want, rounds(c)-began, "%s, R=%d", line.cmd, replicas)
+				require.Equal(t, line.want, rounds(c)-began, "%s, R=%d, %v", line.cmd, replicas, o.Slab)
 			}
 		}
 	}

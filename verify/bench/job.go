@@ -23,10 +23,12 @@ type Job struct {
 	Replicas int           `json:"replicas"`
 	Durable  bool          `json:"durable"` // objects survive the loss of all power
 	// Slab of objects and of nodes of trees; 0 means PAIR.
-	Slab    client.SlabKind `json:"slab"`
-	Batch   int             `json:"batch"`   // objects of a readmany or writemany
-	Objects int             `json:"objects"` // of each client
-	Rate    float64         `json:"rate"`    // operations a second of each client; 0: as fast as it goes
+	Slab client.SlabKind `json:"slab"`
+	// NodeBytes is the size of nodes of trees; 0 means btree.DefaultNodeBytes.
+	NodeBytes int     `json:"node_bytes"`
+	Batch     int     `json:"batch"`   // objects of a readmany or writemany
+	Objects   int     `json:"objects"` // of each client
+	Rate      float64 `json:"rate"`    // operations a second of each client; 0: as fast as it goes
 }
 
 // options of its objects.

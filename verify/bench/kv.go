@@ -183,7 +183,7 @@ func (b *kvBench) run(ctx context.Context, cfg Config, what string, ops []string
 
 func (b *kvBench) create(ctx context.Context, name string) (*kv.Tree, error) {
 	name = fmt.Sprintf("bench/%s/%d/%d", name, os.Getpid(), time.Now().UnixNano())
-	return kv.Create(ctx, b.c, name, btree.Config{CacheBytes: 256 << 20})
+	return kv.Create(ctx, b.c, name, btree.Config{CacheBytes: 256 << 20, NodeBytes: b.j.NodeBytes})
 }
 
 // load makes a tree at once.
