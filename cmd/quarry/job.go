@@ -67,7 +67,7 @@ type jobRunCmd struct {
 	Output  string            `required:"" placeholder:"tree:NAME" help:"Tree for the output; made if it is not there."`
 	Arg     map[string]string `placeholder:"NAME=VALUE" help:"Argument of the plugin; may be repeated."`
 	Writes  []string          `placeholder:"TREE" help:"Further trees that the plugin may write."`
-	Maps    int               `name:"map-parts" help:"Parts to cut the input into; 0 means four for each worker."`
+	Maps    int               `name:"map-parts" help:"Parts to cut the input into, at most; 0 means four for each worker, and more where a part of a tree would have more than 64 MiB."`
 	Reduces int               `name:"reduce-parts" help:"Parts of the reduction; 0 means two for each worker."`
 	Limit   time.Duration     `name:"part-timeout" default:"10m" help:"Longest time for one attempt of one part."`
 	Memory  sizeFlag          `placeholder:"SIZE" help:"Memory of one instance of a WASM module; default and most are the worker's --module."`

@@ -1,7 +1,6 @@
 package job
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -32,49 +31,45 @@ func plan(ctx context.Context, c *client.Client, j *Job) ([]*Part, error) {
 	return parts, nil
 }
 
-// planTree gives each part about as many leaves as the others.
+// planTree gives each part about as many bytes as the others.
 func planTree(ctx context.Context, c *client.Client, j *Job) ([]*Part, error) {
 	t, err := kv.Open(ctx, c, j.Spec.Input.Tree, btree.Config{ReadOnly: true})
 	if err != nil {
 		return nil, err
 	}
-	type leaf struct {
-		low  []byte
-		node uint32
-	}
-	var leaves []leaf
-	r := j.Spec.Input.keys()
-	err = t.Leaves(ctx, r, func(low []byte, ref btree.Ref) bool {
-		node, _ := c.Where(ref)
-		leaves = append(leaves, leaf{slices.Clone(low), node})
-		return true
-	})
+	splits, err := t.Splits(ctx, j.Spec.Input.keys(), j.Spec.MapParts)
 	if err != nil {
 		return nil, err
 	}
-	n := min(len(leaves), j.Spec.MapParts)
 	var parts []*Part
-	for i := range n {
-		lo, hi := i*len(leaves)/n, (i+1)*len(leaves)/n
-		p := &Part{From: r.From, To: r.To}
-		if i > 0 {
-			p.From = parts[i-1].To
-		}
-		if i < n-1 {
-			p.To = leaves[hi].low
-		}
-		share := map[uint32]int{}
-		for _, l := range leaves[lo:hi] {
-			if share[l.node]++; share[l.node] > share[p.Node] {
-				p.Node = l.node
-			}
-		}
-		if p.To != nil && bytes.Compare(p.From, p.To) >= 0 {
-			return nil, fmt.Errorf("leaves of tree %q are out of order", t.Name())
-		}
-		parts = append(parts, p)
+	for _, s := range splits {
+		parts = append(parts, &Part{From: s.From, To: s.To, Node: s.Node})
 	}
 	return parts, nil
+}
+
+const (
+	// partsEach worker: a part that takes long leaves others to the other workers.
+	partsEach = 4
+	// partBytes bounds a part of a job that does not say how many parts it has: what an attempt has done when its worker dies is done again.
+	partBytes = 64 << 20
+)
+
+// mapParts is the number of parts of a job that does not say how many, with input of so many bytes.
+func mapParts(workers int, bytes int64) int {
+	return int(min(MaxParts, max(partsEach, partsEach*int64(workers), (bytes+partBytes-1)/partBytes)))
+}
+
+// inputSize estimates the input of a job, 0 if that is not a tree.
+func inputSize(ctx context.Context, t *kv.Tree, s Source) (bytes int64, err error) {
+	if t == nil {
+		return 0, nil
+	}
+	splits, err := t.Splits(ctx, s.keys(), partsEach)
+	for _, s := range splits {
+		bytes += s.Bytes
+	}
+	return bytes, err
 }
 
 // planObjects gives each part objects of one node.

@@ -66,7 +66,8 @@ type Spec struct {
 	// Module is the SHA-256 of the module that Plugin names; Submit sets it.
 	Module string            `json:"module,omitempty"`
 	Args   map[string]string `json:"args,omitempty"` // for the plugin
-	// MapParts and ReduceParts; 0 means four times, and twice, the workers.
+	// MapParts, at most; 0 means four for each worker, and more where a part of a tree would have more than 64 MiB. ReduceParts; 0
+	// means two for each worker.
 	MapParts    int `json:"map_parts,omitempty"`
 	ReduceParts int `json:"reduce_parts,omitempty"`
 	// PartTimeout of one attempt of one part.

@@ -102,8 +102,9 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 	if !about.WASM && (spec.MemoryBytes != 0 || spec.CompileTimeout != 0) {
 		return nil, fmt.Errorf("job: plugin %s is compiled into the workers: only a WASM module has a limit of memory or of the time to compile it", spec.Plugin)
 	}
+	var input *kv.Tree
 	if spec.Input.Tree != "" {
-		if _, err := kv.Open(ctx, s.c, spec.Input.Tree, btree.Config{}); err != nil {
+		if input, err = kv.Open(ctx, s.c, spec.Input.Tree, btree.Config{}); err != nil {
 			return nil, fmt.Errorf("input: %w", err)
 		}
 	}
@@ -113,7 +114,11 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 		return nil, err
 	}
 	if spec.MapParts == 0 {
-		spec.MapParts = min(MaxParts, max(4, 4*len(workers)))
+		bytes, err := inputSize(ctx, input, spec.Input)
+		if err != nil {
+			return nil, fmt.Errorf("input: %w", err)
+		}
+		spec.MapParts = mapParts(len(workers), bytes)
 	}
 	if spec.ReduceParts == 0 {
 		spec.ReduceParts = min(MaxReduceParts, max(2, 2*len(workers)))
