@@ -72,6 +72,7 @@ type jobRunCmd struct {
 	Limit   time.Duration     `name:"part-timeout" default:"10m" help:"Longest time for one attempt of one part."`
 	Memory  sizeFlag          `placeholder:"SIZE" help:"Memory of one instance of a WASM module; default and most are the worker's --module."`
 	Compile time.Duration     `name:"compile-timeout" placeholder:"DURATION" help:"Longest time to compile a WASM module; default and most are the worker's --compile-timeout."`
+	Shuffle sizeFlag          `placeholder:"SIZE" help:"Budget of records between map and reduce; a job that has more fails. Default 16GiB."`
 	Lasts   time.Duration     `placeholder:"DURATION" help:"How long workers may act for you; a job that takes longer fails. Default a day, at most 30."`
 	Keep    time.Duration     `placeholder:"DURATION" help:"How long quarry job status shows the job after its end; default 720h."`
 	Replace bool              `help:"Replace the output: its name stands for what the job writes when all of it is written, and nothing of the former content is left."`
@@ -93,7 +94,7 @@ func (c *jobRunCmd) Run(ctx context.Context, a *app) error {
 		return usagef("--output %q: want tree:NAME", c.Output)
 	}
 	return a.jobs(ctx, 0, func(ctx context.Context, s *job.Store) error {
-		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, Lasts: c.Lasts, Keep: c.Keep, Replace: c.Replace, Linger: c.Linger})
+		j, err := s.Submit(ctx, job.Spec{Plugin: c.Plugin, Input: in, Output: out, Args: c.Arg, Writes: c.Writes, MapParts: c.Maps, ReduceParts: c.Reduces, PartTimeout: c.Limit, MemoryBytes: int(c.Memory), CompileTimeout: c.Compile, ShuffleBytes: int64(c.Shuffle), Lasts: c.Lasts, Keep: c.Keep, Replace: c.Replace, Linger: c.Linger})
 		if err != nil {
 			return err
 		}

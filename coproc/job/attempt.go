@@ -155,7 +155,7 @@ func (w *worker) record(j *Job, p *Part, a attempt, e *env, began time.Time) {
 		w.trees.forget(p.Job) // one may have been dropped
 		p.State, p.Error = Pending, cut(a.err.Error(), maxErrorLen)
 		p.log(fmt.Sprintf("attempt %d on %s: %s", p.Attempt, w.Name, p.Error))
-		if p.Attempt >= MaxAttempts {
+		if p.Attempt >= MaxAttempts || errors.Is(a.err, errBudget) {
 			p.State = Failed
 		}
 	}

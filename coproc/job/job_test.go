@@ -452,6 +452,7 @@ func TestBadSpecs(t *testing.T) {
 		"no output":        func(s *job.Spec) { s.Output = "" },
 		"jobs' own tree":   func(s *job.Spec) { s.Output = job.StateTree },
 		"4097 map parts":   func(s *job.Spec) { s.MapParts = job.MaxParts + 1 },
+		"-1 bytes of rec":  func(s *job.Spec) { s.ShuffleBytes = -1 },
 		"-1 reduce parts":  func(s *job.Spec) { s.ReduceParts = -1 },
 		"arguments of":     func(s *job.Spec) { s.Args = map[string]string{"x": strings.Repeat("x", 5000)} },
 	} {
@@ -536,6 +537,38 @@ func TestManyRunsAreMergedInPasses(t *testing.T) {
 		return objects
 	}
 	require.Eventually(t, func() bool { return free() == 0 }, patience, 20*time.Millisecond, "no run is left")
+}
+
+// A job with more records between map and reduce than its budget fails at once, and leaves nothing of them.
+func TestShuffleHasABudget(t *testing.T) {
+	r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: 30 * time.Second}, 1)
+	in := map[string]string{}
+	for i := range 2000 {
+		in[fmt.Sprintf("k%05d", i)] = fmt.Sprint("group", i%7)
+	}
+	r.tree("in", in)
+	r.worker("a", nil)
+	spec := job.Spec{Plugin: "group", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 8, ReduceParts: 1, ShuffleBytes: 20 << 10}
+	j := r.run(spec)
+	require.Equal(t, job.Failed, j.State)
+	require.Contains(t, j.Error, "more records between map and reduce than its budget")
+	parts, err := r.store.Parts(t.Context(), j.ID, "map")
+	require.NoError(t, err)
+	for _, p := range parts {
+		require.LessOrEqual(t, p.Attempt, 1, "the next attempt would need as much")
+	}
+	require.Eventually(t, func() bool { return r.store.Forget(t.Context(), j.ID) == nil }, patience, 5*time.Millisecond)
+	objects := 0
+	_, err = fsck.Cluster(t.Context(), fsck.Config{Controllers: []string{r.cluster.Controller.URL()}, Object: func(o fsck.Object) {
+		if o.Tag == 0 {
+			objects++
+		}
+	}})
+	require.NoError(t, err)
+	require.Zero(t, objects, "runs")
+	spec.ShuffleBytes = 40 << 10
+	r.done(spec)
+	require.Len(t, r.read("out"), 7)
 }
 
 func TestGroupsComeWhole(t *testing.T) {

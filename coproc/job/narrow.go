@@ -16,10 +16,10 @@ const mergeRuns = 32
 type merger struct {
 	ctx   context.Context // of the attempt
 	c     *client.Client
-	read  *reading              // counts what is read
-	wrote *atomic.Uint64        // bytes
-	note  func(proto.Ref) error // records an object in the attempt's manifest
-	made  []proto.Ref           // objects of the runs that it has written and not freed
+	read  *reading                             // counts what is read
+	wrote *atomic.Uint64                       // bytes
+	note  func(ref proto.Ref, bytes int) error // records an object in the attempt's manifest
+	made  []proto.Ref                          // objects of the runs that it has written and not freed
 }
 
 // narrow returns at most mergeRuns runs with the records of all, and in their order. Those that it is given stay:

@@ -104,7 +104,8 @@ func (w *worker) runMap(ctx context.Context, prog program, j *Job, p *Part, e *e
 		return s.flush()
 	}
 	s := newShuffle(ctx, w.c, j.Reduces)
-	s.wrote, s.note = &w.Tally.shuffled, w.manifest(ctx, p)
+	runs := w.written(ctx, p, j.Spec.shuffleBytes())
+	s.wrote, s.note = &w.Tally.shuffled, runs.add
 	if prog.about().Combines {
 		ce := *e
 		ce.part.Phase = coproc.PhaseCombine
@@ -114,9 +115,13 @@ func (w *worker) runMap(ctx context.Context, prog program, j *Job, p *Part, e *e
 	if err == nil {
 		p.Runs, err = s.end()
 	}
+	if runs.over != nil {
+		err = runs.over
+	}
 	if err != nil {
 		p.Runs = nil
 		s.drop(w.tidy)
+		runs.release(w.tidy)
 	}
 	return err
 }
@@ -144,7 +149,7 @@ func (w *worker) runReduce(ctx context.Context, prog program, j *Job, p *Part, e
 	var failed error
 	r := e.reads(fromRuns)
 	defer r.flush()
-	m := &merger{ctx: ctx, c: w.c, read: r, wrote: &w.Tally.shuffled, note: w.manifest(ctx, p)}
+	m := &merger{ctx: ctx, c: w.c, read: r, wrote: &w.Tally.shuffled, note: w.written(ctx, p, 0).add}
 	defer m.drop(w.tidy)
 	if runs, err = m.narrow(runs); err != nil {
 		return err

@@ -2,6 +2,7 @@ package job
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -27,6 +28,9 @@ const (
 	MaxPartTimeout = 24 * time.Hour
 	MaxLasts       = 30 * 24 * time.Hour
 	MaxMemoryBytes = 4 << 30 // of an instance: WASM has 32-bit addresses
+	// DefaultShuffleBytes of records between map and reduce. Reducing is for what a plugin can combine; sorting more than that is what other engines are for.
+	DefaultShuffleBytes = 16 << 30
+	MaxShuffleBytes     = 1 << 40
 	// MaxAttempts of one part.
 	MaxAttempts = 4
 	maxLogLines = 100
@@ -76,6 +80,9 @@ type Spec struct {
 	// limits, which bound them. Compiled plugins have neither.
 	MemoryBytes    int           `json:"memory_bytes,omitempty"`
 	CompileTimeout time.Duration `json:"compile_timeout_ns,omitempty"`
+	// ShuffleBytes is the budget of records between map and reduce, in bytes; 0 means DefaultShuffleBytes. A job that
+	// writes more fails.
+	ShuffleBytes int64 `json:"shuffle_bytes,omitempty"`
 	// Lasts is how long workers may act for the submitter; 0 means a day.
 	Lasts time.Duration `json:"lasts_ns,omitempty"`
 	// Keep is how long the records of the job stay after its end; 0 means DefaultKeep. A later submission
@@ -199,11 +206,16 @@ func (s *Spec) checkLimits() error {
 		return fmt.Errorf("job: a former output lingers for %v, and the job does not replace its output", s.Linger)
 	case s.Linger < 0 || s.Linger > MaxLinger:
 		return fmt.Errorf("job: the former output lingers for %v, want more than 0 and at most %v", s.Linger, MaxLinger)
+	case s.ShuffleBytes < 0 || s.ShuffleBytes > MaxShuffleBytes:
+		return fmt.Errorf("job: %d bytes of records between map and reduce, want more than 0 and at most %d", s.ShuffleBytes, int64(MaxShuffleBytes))
 	case s.CompileTimeout < 0:
 		return fmt.Errorf("job: compile timeout %v, want more than 0", s.CompileTimeout)
 	}
 	return nil
 }
+
+// shuffleBytes is the budget with its default.
+func (s *Spec) shuffleBytes() uint64 { return uint64(cmp.Or(s.ShuffleBytes, DefaultShuffleBytes)) }
 
 // Job is a job as it stands.
 type Job struct {

@@ -38,7 +38,7 @@ type shuffle struct {
 	limit   int                                                                      // of bytes, at which all buckets are spilled
 	runs    [][][]proto.Ref                                                          // of each bucket: runs, each a list of objects
 	wrote   *atomic.Uint64                                                           // bytes
-	note    func(proto.Ref) error                                                    // records an object in the attempt's manifest
+	note    func(ref proto.Ref, bytes int) error                                     // records an object in the attempt's manifest
 }
 
 // bucket holds the records for one reduce part: their bytes one after the other, and their starts.
@@ -80,7 +80,7 @@ func (b *bucket) sort() {
 
 // newShuffle makes an empty shuffle for so many reduce parts.
 func newShuffle(ctx context.Context, c *client.Client, reduces int) *shuffle {
-	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, wrote: new(atomic.Uint64), note: func(proto.Ref) error { return nil }, runs: make([][][]proto.Ref, reduces)}
+	return &shuffle{ctx: ctx, c: c, buckets: make([]bucket, reduces), limit: spillBytes, wrote: new(atomic.Uint64), note: func(proto.Ref, int) error { return nil }, runs: make([][][]proto.Ref, reduces)}
 }
 
 // bucketOf must give a key the same bucket in every build and process: parts run again elsewhere.
@@ -193,12 +193,12 @@ func freeRefs(ctx context.Context, c *client.Client, refs []proto.Ref) {
 
 // runWriter cuts records into objects.
 type runWriter struct {
-	ctx   context.Context       // of the attempt
-	c     *client.Client        // allocates the objects
-	buf   []byte                // records of the object that is not written yet; up to runBytes and one record
-	refs  []proto.Ref           // of the objects written, in the order of keys
-	wrote *atomic.Uint64        // bytes, shared by the writers of an attempt
-	note  func(proto.Ref) error // records an object in the attempt's manifest
+	ctx   context.Context                      // of the attempt
+	c     *client.Client                       // allocates the objects
+	buf   []byte                               // records of the object that is not written yet; up to runBytes and one record
+	refs  []proto.Ref                          // of the objects written, in the order of keys
+	wrote *atomic.Uint64                       // bytes, shared by the writers of an attempt
+	note  func(ref proto.Ref, bytes int) error // records an object in the attempt's manifest
 }
 
 // add appends a record to the run.
@@ -219,9 +219,10 @@ func (w *runWriter) flush() error {
 	if err != nil {
 		return fmt.Errorf("shuffle: %w", err)
 	}
-	w.wrote.Add(uint64(len(w.buf)))
+	n := len(w.buf)
+	w.wrote.Add(uint64(n))
 	w.refs, w.buf = append(w.refs, ref), w.buf[:0]
-	return w.note(ref)
+	return w.note(ref, n)
 }
 
 // runReader gives out the records of a run. Errors are sticky and end it.
