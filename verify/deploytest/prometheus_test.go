@@ -53,6 +53,40 @@ func TestPromtool(t *testing.T) {
 	run(t, dir, promtool, "test", "rules", "rules_test.yml")
 }
 
+// The tests of the rules have each alert fire once at least, and stay quiet once at least where its series are there.
+func TestEachAlertIsTested(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(root, "deploy", "prometheus", "rules_test.yml"))
+	require.NoError(t, err)
+	var tests struct {
+		Tests []struct {
+			Alerts []struct {
+				Name     string `yaml:"alertname"`
+				Expected []any  `yaml:"exp_alerts"`
+			} `yaml:"alert_rule_test"`
+		}
+	}
+	require.NoError(t, yaml.Unmarshal(b, &tests))
+	fires, quiet := map[string]bool{}, map[string]bool{}
+	for _, test := range tests.Tests {
+		for _, a := range test.Alerts {
+			if len(a.Expected) > 0 {
+				fires[a.Name] = true
+			} else {
+				quiet[a.Name] = true
+			}
+		}
+	}
+	n := 0
+	for _, r := range rules(t) {
+		if r.Alert != "" {
+			require.True(t, fires[r.Alert], "%s is never seen firing", r.Alert)
+			require.True(t, quiet[r.Alert], "%s is never seen quiet", r.Alert)
+			n++
+		}
+	}
+	require.Greater(t, n, 30)
+}
+
 type rule struct {
 	Record, Alert, Expr, For string
 	Labels, Annotations      map[string]string
