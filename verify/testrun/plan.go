@@ -60,7 +60,7 @@ var raced = []string{"alloc", "btree", "client", "controller", "fsck", "gateway"
 // compilers and other programs, read the sources, step a pure machine, or resume one
 // coroutine after the other.
 var notRaced = []string{"verify/models", "verify/models/layout2", "verify/lint", "verify/deploytest", "verify/hostile", "proto/quarrypb",
-	"controller/state", "storagenode/state", "verify/sim", "verify/mutants"}
+	"controller/state", "storagenode/state", "rdma/msg", "verify/sim", "verify/mutants"}
 
 func newPlan(only string) (plan, error) {
 	tool := os.Getenv("GO")
