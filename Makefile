@@ -30,8 +30,9 @@ test: tools ## everything: builds, gofmt, vet, all tests, deliberate bugs, Soft-
 test-rdma: ## everything on real RDMA: this host's adapter, or Soft-RoCE in a virtual machine
 	sh verify/rxevm/test-rdma.sh
 
-test-pmem: ## persistent memory: a DAX file system and a device on emulated NVDIMMs, in a virtual machine
+test-pmem: ## persistent memory on emulated NVDIMMs, in a virtual machine that is killed KILLS times (2) under a durable load
 	sh verify/rxevm/test-rdma.sh pmem
+	$(GO) test -count=1 -v -timeout 60m ./verify/rxevm/killed -args -kills $(or $(KILLS),2)
 
 test-rdma-2: ## verbs between two virtual machines
 	sh verify/rxevm/test-rdma.sh two

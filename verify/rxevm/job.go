@@ -36,6 +36,9 @@ type Job struct {
 	// PmemMiB is the size of each of two NVDIMMs: a DAX file system at PMEM_FSDAX and a device at PMEM_DEVDAX. 0: none.
 	// A host's own device has none.
 	PmemMiB int
+	// PmemDir keeps the NVDIMMs for machines that come later, in a folder. They are formatted for the first machine that becomes ready. Empty: they end with
+	// the machine.
+	PmemDir string
 	// Stdout and Stderr receive the command's output as it is written; nil discards it.
 	// With Two each line starts with "server| " or "client| ".
 	Stdout, Stderr io.Writer
@@ -79,6 +82,11 @@ func (j Job) withDefaults() (Job, error) {
 			return j, err
 		}
 	}
+	if j.PmemDir != "" {
+		if j.PmemDir, err = filepath.Abs(j.PmemDir); err != nil {
+			return j, err
+		}
+	}
 	if j.MemoryMiB == 0 {
 		j.MemoryMiB = 2048
 	}
@@ -106,6 +114,8 @@ func (j Job) validate() error {
 		return fmt.Errorf("%d processors: from 1 to %d", j.CPUs, maxCPUs)
 	case j.PmemMiB != 0 && (j.PmemMiB < minPmemMiB || j.PmemMiB > maxMemoryMiB || j.Two):
 		return fmt.Errorf("NVDIMMs of %d MiB: from %d to %d, and one machine", j.PmemMiB, minPmemMiB, maxMemoryMiB)
+	case j.PmemDir != "" && j.PmemMiB == 0:
+		return errors.New("a folder for NVDIMMs, and no size of them")
 	case j.Accel != "" && j.Accel != "kvm" && j.Accel != "tcg":
 		return fmt.Errorf("acceleration %q: kvm, tcg, or empty", j.Accel)
 	case j.OutDir == "/":
@@ -162,7 +172,22 @@ func (s side) config(j Job) string {
 	if j.PmemMiB != 0 {
 		pmem = pmemFSDAX
 	}
-	return fmt.Sprintf("link=%s\nself=%s\nself6=%s\nout=%s\npmem=%s\n", s.link, s.self, s.self6, quote(j.OutDir), pmem)
+	formatted := ""
+	if j.formatted() {
+		formatted = "yes"
+	}
+	return fmt.Sprintf("link=%s\nself=%s\nself6=%s\nout=%s\npmem=%s\nformatted=%s\n", s.link, s.self, s.self6, quote(j.OutDir), pmem, formatted)
+}
+
+// formattedFile is in Job.PmemDir once a machine that has formatted the NVDIMMs was ready.
+func (j Job) formattedFile() string { return filepath.Join(j.PmemDir, "formatted") }
+
+func (j Job) formatted() bool {
+	if j.PmemDir == "" {
+		return false
+	}
+	_, err := os.Stat(j.formattedFile())
+	return err == nil
 }
 
 // Where a machine with NVDIMMs has them.
@@ -308,7 +333,9 @@ func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error)
 		hw := hardware{accel: accel, memoryMiB: j.MemoryMiB, cpus: j.CPUs, jobDir: dir,
 			outDir: j.OutDir, pmemMiB: j.PmemMiB, link: wire[i%2], mac: s.mac}
 		if j.PmemMiB != 0 {
-			hw.pmemDir = tmp
+			if hw.pmemDir = tmp; j.PmemDir != "" {
+				hw.pmemDir = j.PmemDir
+			}
 		}
 		if machines[i], err = startMachine(ctx, im, hw, s.stdoutTo, s.errorTo); err != nil {
 			return Result{}, err
@@ -320,6 +347,11 @@ func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error)
 			return result, &bootError{sides[i].named(j, err)}
 		}
 		result.Boot = max(result.Boot, m.Boot)
+	}
+	if j.PmemDir != "" && !j.formatted() {
+		if err := os.WriteFile(j.formattedFile(), nil, 0o600); err != nil {
+			return result, err
+		}
 	}
 
 	// All are ready; the commands start together.

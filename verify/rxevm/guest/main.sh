@@ -69,9 +69,11 @@ fi
 # The first NVDIMM is a DAX file system, the second a device. Without a namespace of a mode they
 # are raw, and have no DAX.
 if [ -n "$pmem" ]; then
-	err=$(ndctl create-namespace -f -e namespace0.0 --mode=fsdax --map=mem --align=4k 2>&1) || fail "fsdax: $err"
-	err=$(ndctl create-namespace -f -e namespace1.0 --mode=devdax --align=4k 2>&1) || fail "devdax: $err"
-	err=$(mkfs.ext4 -q -b 4096 /dev/pmem0 2>&1) || fail "mkfs.ext4: $err"
+	if [ -z "$formatted" ]; then
+		err=$(ndctl create-namespace -f -e namespace0.0 --mode=fsdax --map=mem --align=4k 2>&1) || fail "fsdax: $err"
+		err=$(ndctl create-namespace -f -e namespace1.0 --mode=devdax --align=4k 2>&1) || fail "devdax: $err"
+		err=$(mkfs.ext4 -q -b 4096 /dev/pmem0 2>&1) || fail "mkfs.ext4: $err"
+	fi
 	mkdir -p "$pmem"
 	err=$(mount -o dax=always /dev/pmem0 "$pmem" 2>&1) || fail "mount: $err"
 fi
