@@ -1,6 +1,7 @@
 package rxevm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -182,6 +183,13 @@ func (s side) config(j Job) string {
 // formattedFile is in Job.PmemDir once a machine that has formatted the NVDIMMs was ready.
 func (j Job) formattedFile() string { return filepath.Join(j.PmemDir, "formatted") }
 
+func (j Job) noteFormatted() error {
+	if j.PmemDir == "" || j.formatted() {
+		return nil
+	}
+	return os.WriteFile(j.formattedFile(), nil, 0o600)
+}
+
 func (j Job) formatted() bool {
 	if j.PmemDir == "" {
 		return false
@@ -333,9 +341,7 @@ func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error)
 		hw := hardware{accel: accel, memoryMiB: j.MemoryMiB, cpus: j.CPUs, jobDir: dir,
 			outDir: j.OutDir, pmemMiB: j.PmemMiB, link: wire[i%2], mac: s.mac}
 		if j.PmemMiB != 0 {
-			if hw.pmemDir = tmp; j.PmemDir != "" {
-				hw.pmemDir = j.PmemDir
-			}
+			hw.pmemDir = cmp.Or(j.PmemDir, tmp)
 		}
 		if machines[i], err = startMachine(ctx, im, hw, s.stdoutTo, s.errorTo); err != nil {
 			return Result{}, err
@@ -348,10 +354,8 @@ func (im *Image) runOn(ctx context.Context, j Job, accel string) (Result, error)
 		}
 		result.Boot = max(result.Boot, m.Boot)
 	}
-	if j.PmemDir != "" && !j.formatted() {
-		if err := os.WriteFile(j.formattedFile(), nil, 0o600); err != nil {
-			return result, err
-		}
+	if err := j.noteFormatted(); err != nil {
+		return result, err
 	}
 
 	// All are ready; the commands start together.
