@@ -38,6 +38,7 @@ func TestContextsThatHaveEnded(t *testing.T) {
 		"Stage":      func(ctx context.Context) error { _, err := kv.Stage(ctx, c, "tree", "it"); return err },
 		"OpenStaged": func(ctx context.Context) error { _, err := kv.OpenStaged(ctx, c, "tree", "it"); return err },
 		"Commit":     func(ctx context.Context) error { return kv.Commit(ctx, c, "tree", "it") },
+		"Committed":  func(ctx context.Context) error { _, err := kv.Committed(ctx, c, "tree", "it"); return err },
 		"Settle":     func(ctx context.Context) error { return kv.Settle(ctx, c, "tree", "it") },
 		"Collect": func(ctx context.Context) error {
 			_, err := kv.Collect(ctx, c, false, func(ctx context.Context, _ func(kv.Stray)) error { return nil })

@@ -29,6 +29,9 @@ const (
 //
 // Errors: an n below 1 or above MaxSplits; btree.ErrNoTree; those of reading.
 func (t *Tree) Splits(ctx context.Context, r btree.Range, n int) ([]Split, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%v: %w", t, err)
+	}
 	if n < 1 || n > MaxSplits {
 		return nil, fmt.Errorf("%v: %d splits, want 1 to %d", t, n, MaxSplits)
 	}
