@@ -150,9 +150,9 @@ type ousting struct {
 	foreign map[int]time.Time // when a process that no lane has come from was first seen with the memory
 }
 
-// unlawful is a memory that a process can write without a session that has it.
-func (o *ousting) unlawful(pid int) (held *Memory, parked bool, err error) {
-	memories, parked, err := o.sight.look(pid)
+// unlawful is a memory that a process can write without a session that has it; parked and sockets are those of look.
+func (o *ousting) unlawful(pid int, sockets bool) (held *Memory, parked bool, err error) {
+	memories, parked, err := o.sight.look(pid, sockets)
 	for _, m := range memories {
 		if !o.a.mayHold(pid, m) {
 			return m, parked, err
@@ -168,7 +168,7 @@ func (o *ousting) member(ctx context.Context, p *Process) error {
 		if p.Dead() {
 			return nil
 		}
-		held, parked, err := o.unlawful(p.Pid)
+		held, parked, err := o.unlawful(p.Pid, true)
 		if held == nil && !parked && err == nil {
 			clean++
 			continue
@@ -196,7 +196,7 @@ func (o *ousting) everyone(ctx context.Context) error {
 	for w := (wait{}); ; w.pause() {
 		found := ""
 		err := others(func(pid int) error {
-			held, _, err := o.unlawful(pid)
+			held, _, err := o.unlawful(pid, false)
 			if held == nil || err != nil {
 				return ctx.Err()
 			}
@@ -231,7 +231,7 @@ func (o *ousting) killForeign(pid int) error {
 	}
 	p := &Process{Pid: pid, fd: fd}
 	defer p.Close()
-	if held, _, err := o.unlawful(pid); held != nil && err == nil && !p.Dead() { // the number was not given to another meanwhile
+	if held, _, err := o.unlawful(pid, false); held != nil && err == nil && !p.Dead() { // the number was not given to another meanwhile
 		return o.a.kill(p, reason(held, nil))
 	}
 	return nil

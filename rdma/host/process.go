@@ -44,7 +44,7 @@ func PeerProcess(socket int) (*Process, error) {
 	p := &Process{Pid: pid, Uid: cred.Uid, fd: fd}
 	err = unix.PidfdSendSignal(fd, 0, nil, 0)
 	if err == nil && !p.Own() {
-		_, _, err = (&sight{}).look(pid)
+		_, _, err = (&sight{}).look(pid, true)
 	}
 	if err != nil {
 		p.Close()
