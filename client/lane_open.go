@@ -370,6 +370,10 @@ const (
 
 // attemptContext is the call's context for one attempt to reach a node.
 func (l *lane) attemptContext(attempt int) (context.Context, context.CancelFunc) {
-	d := firstAttemptTimeout << min(max(attempt, 1)-1, attemptDoublings)
-	return context.WithTimeout(l.ctx, min(d, time.Duration(l.until()-clock.Now())))
+	return context.WithTimeout(l.ctx, min(attemptTimeout(attempt), time.Duration(l.until()-clock.Now())))
+}
+
+// attemptTimeout bounds an attempt, counted from 1.
+func attemptTimeout(attempt int) time.Duration {
+	return firstAttemptTimeout << min(max(attempt, 1)-1, attemptDoublings)
 }

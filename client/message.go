@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/msg"
 )
@@ -57,7 +58,9 @@ func (l *lane) callOnce(node string, attempt int, procedure uint16, request, ans
 	if err != nil {
 		return 0, err
 	}
-	m.Until = l.until()
+	// The call resets a broken connection to the same address until then. A node that was restarted has another one: the
+	// next attempt finds it in a later table.
+	m.Until = min(l.until(), clock.In(attemptTimeout(attempt)))
 	n, err = m.Call(l.ctx, procedure, request, answer)
 	switch {
 	case err == nil:
@@ -66,12 +69,13 @@ func (l *lane) callOnce(node string, attempt int, procedure uint16, request, ans
 		l.session.end(err)
 	case errors.Is(err, rdma.ErrBroken):
 		l.reportTrouble(c.node, err)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled): // not sent
 	case !errors.Is(err, rdma.ErrKey): // an answer, or a request that no node takes
 		return 0, fmt.Errorf("node %d: %w", c.node, err)
 	}
 	l.drop(c) // whatever has become of the connection, the next one ends it
 	switch {
-	case errors.Is(err, msg.ErrUnknown):
+	case errors.Is(err, msg.ErrUnknown) && procedure != msg.Echo: // an echo changes nothing: it is asked again
 		return 0, fmt.Errorf("%w: node %d: %w", ErrUnknown, c.node, err)
 	case l.session.err() != nil:
 		return 0, l.session.err()
