@@ -145,7 +145,7 @@ type check struct {
 	small       [][]byte   // headers of each replica
 	maps, words []byte     // a map, and words of slabs, as READ
 
-	done, total int                  // blocks, for the progress
+	done, total int                  // blocks checked, and blocks to check; what progress shows
 	live        map[proto.Ref]*chunk // LIVE
 	indexes     []indexed            // of large objects
 }

@@ -19,17 +19,22 @@ import (
 	"github.com/quarrystore/quarry/verify/testcluster"
 )
 
-// TestInterruptedDrain: Ctrl-C ends node drain --wait and not the drain, and the message says so, and how to end it.
-func TestInterruptedDrain(t *testing.T) {
-	c := testcluster.New(t, testcluster.Options{Nodes: 2})
+// holding is a cluster with one region, and the name of the node that has its only replica.
+func holding(t *testing.T) (c *testcluster.Cluster, holder string) {
+	c = testcluster.New(t, testcluster.Options{Nodes: 2})
 	_, err := c.Control().CreateRegion(t.Context(), connect.NewRequest(&quarrypb.CreateRegionRequest{Replicas: 1, Durability: quarrypb.Durability_DURABILITY_MEM}))
 	require.NoError(t, err)
-	holder := ""
 	for _, n := range c.Table().Nodes {
 		if n.Id == c.Table().Regions[0].Replicas[0].Node {
 			holder = n.Name
 		}
 	}
+	return c, holder
+}
+
+// TestInterruptedDrain: Ctrl-C ends node drain --wait and not the drain, and the message says so, and how to end it.
+func TestInterruptedDrain(t *testing.T) {
+	c, holder := holding(t)
 	// The command asks for the drain and then how far it is, which gets no answer.
 	target, err := url.Parse(c.Controller.URL())
 	require.NoError(t, err)
@@ -70,15 +75,7 @@ func TestInterruptedDrain(t *testing.T) {
 
 // TestDrainEndedByAnother: a command that follows a drain does not start it anew when another operator has ended it.
 func TestDrainEndedByAnother(t *testing.T) {
-	c := testcluster.New(t, testcluster.Options{Nodes: 2})
-	_, err := c.Control().CreateRegion(t.Context(), connect.NewRequest(&quarrypb.CreateRegionRequest{Replicas: 1, Durability: quarrypb.Durability_DURABILITY_MEM}))
-	require.NoError(t, err)
-	holder := ""
-	for _, n := range c.Table().Nodes {
-		if n.Id == c.Table().Regions[0].Replicas[0].Node {
-			holder = n.Name
-		}
-	}
+	c, holder := holding(t)
 	target, err := url.Parse(c.Controller.URL())
 	require.NoError(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(target)

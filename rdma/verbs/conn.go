@@ -331,7 +331,7 @@ func (c *conn) Open(ctx context.Context, region uint32, epoch uint64) (rdma.Wind
 	return w.Window, nil
 }
 
-// open asks the node for a key of the region, for the window in slot.
+// open asks the node for the key of a region, and has the window in slot stand for it.
 func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32) (window, error) {
 	a, err := c.ask(ctx, request{kind: kindOpen, region: region, slot: slot, epoch: epoch})
 	if err == nil {

@@ -145,7 +145,7 @@ func TestUnknownFault(t *testing.T) {
 // TestPowerFails: all storage nodes lose power under durable writes, and half of the words that were not durable. What was acknowledged is there, and every history is one of a store that never lost power.
 func TestPowerFails(t *testing.T) {
 	if why := needsLedgers(Config{}); why != "" {
-		t.Skip("needs ", why)
+		t.Skip("power cannot fail here: ", why)
 	}
 	rep := shortRun(t, Config{Faults: []string{"power"}, Nodes: 2, Controllers: 1, Plain: true, Loopback: true})
 	require.NotZero(t, rep.Rows[0].LinesLost, "the losses of power have lost nothing: they show nothing")

@@ -55,8 +55,8 @@ func (r *run) makeLedgers() ([]string, error) {
 }
 
 // powerOff kills all storage nodes, and the clients that map their memory since they are on the same hosts, and gives the regions what a
-// loss of power leaves of them. It is sound that no two processes end at the same moment: whoever was answered, the flushes
-// before the answer were in the ledgers.
+// loss of power leaves of them. The processes need not end at the same
+// moment: a flush is in the ledger before it is answered, so what a client was told is there.
 func powerOff(_ context.Context, r *run) error {
 	r.targets, r.off, r.target = nil, nil, "all nodes"
 	for i := range r.cfg.Nodes {

@@ -173,8 +173,8 @@ func (p *Port) Set(want host.DDIO) error {
 	}
 }
 
-// Switch sets it on or off for good: until somebody sets it again, or the host restarts. It is refused while a process relies on the
-// contrary, or has set it until its end.
+// Switch sets DDIO of the port on or off. Unlike Set it is not undone when this process ends: it holds until the next Set or Switch, or until
+// the host restarts. An error if another process relies on the other setting.
 func (p *Port) Switch(want host.DDIO) error {
 	if _, err := p.read(); err != nil {
 		return err

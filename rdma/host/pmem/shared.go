@@ -229,7 +229,7 @@ func powerOff(name string, survives func() bool) (gone bool, lost int, err error
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return false, 0, err
 	}
-	if st.Nlink == 1 { // nobody but the ledger has the file
+	if st.Nlink == 1 { // no process keeps the region any more: the ledger is the only one that has it
 		return true, 0, errors.Join(os.Remove(name+ledgerSuffix), os.Remove(name+liveSuffix))
 	}
 	live, err := unix.Mmap(int(f.Fd()), 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
