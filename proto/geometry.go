@@ -62,6 +62,10 @@ func (g *Geometry) BlockOff(block uint32) uint64 { return g.dataOff + BlockBytes
 // of MaxStagedClass, are shadows for updates that find no other slab (docs/LAYOUT2.md).
 func (g *Geometry) StagingBlock() uint32 { return g.Blocks - 1 }
 
+// ShadowBlock is the last block but one. In a region with one replica it holds no objects either: lanes claim its
+// slabs for shadows alone, and keep the claims (docs/LAYOUT2.md).
+func (g *Geometry) ShadowBlock() uint32 { return g.Blocks - 2 }
+
 // BlockOf is the block that an offset lies in; false for metadata and beyond the end.
 func (g *Geometry) BlockOf(off uint64) (uint32, bool) {
 	if off < g.dataOff || off >= g.RegionBytes {

@@ -70,6 +70,18 @@ func PutImageHeader(img []byte, h ImageHeader) {
 	PutWord(img, 24, uint64(h.Writer))
 }
 
+// Burn makes img, whose place no V names, an image that is not whole and has a version: a change
+// that looks at it takes a larger one. Burnt are the first BurntBytes.
+func Burn(img []byte, version uint64) []byte {
+	img = img[:BurntBytes]
+	PutWord(img, 0, 0) // no checksum, but for one in 2^64
+	PutWord(img, 8, version)
+	return img
+}
+
+// BurntBytes is how much of an image Burn changes.
+const BurntBytes = 16
+
 // ParseImageHeader decodes an image's header. It does not check the checksum.
 // Preconditions: len(img) >= ImageHeaderBytes.
 func ParseImageHeader(img []byte) ImageHeader {

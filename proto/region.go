@@ -36,13 +36,44 @@ func (d Domain) String() string {
 	return fmt.Sprintf("domain %d", uint32(d))
 }
 
+// RegionKind is what the memory behind a region's header is. A region keeps its kind.
+type RegionKind uint16
+
+const (
+	// RegionSlabs holds blocks of slabs.
+	RegionSlabs RegionKind = 0
+	// RegionRaw holds plain bytes: see RawGeometry.
+	RegionRaw RegionKind = 1
+	// RegionOpenSlabs holds blocks of slabs whose V may be open. A build that does not know it refuses the region, and a client
+	// the table that names it.
+	RegionOpenSlabs RegionKind = 2
+)
+
+// RegionKinds is the number of kinds that this build knows.
+const RegionKinds = 3
+
+func (k RegionKind) String() string {
+	switch k {
+	case RegionSlabs:
+		return "slabs"
+	case RegionRaw:
+		return "raw"
+	case RegionOpenSlabs:
+		return "slabs with open words"
+	}
+	return fmt.Sprintf("kind %d", uint16(k))
+}
+
 // RegionHeader describes a region at its own start, so that a file found on a
 // node tells what it is. Only the agent writes it.
 //
-//	0 magic  8 layout version, domain  16 region uuid  32 cluster uuid
+//	0 magic  8 layout version:32, domain:16, kind:16  16 region uuid  32 cluster uuid
 //	48 size  56 region number  64 incarnation  72 epoch  80 checksum of bytes 0..80
+//
+// A build that knows no kinds reads the kind as a part of the domain, and refuses a raw region as one of a foreign domain.
 type RegionHeader struct {
-	Domain      Domain
+	Domain      Domain // at most 16 bits
+	Kind        RegionKind
 	UUID        [16]byte // of the region; the same on all replicas
 	Cluster     [16]byte
 	RegionBytes uint64
@@ -67,7 +98,7 @@ const WayOver = "write its trees to files with the build that it belongs to (qua
 func (h *RegionHeader) Encode() []byte {
 	b := make([]byte, RegionHeaderBytes)
 	copy(b, regionMagic[:])
-	PutWord(b, 8, uint64(h.Domain)<<32|LayoutVersion)
+	PutWord(b, 8, uint64(h.Kind)<<48|uint64(h.Domain)<<32|LayoutVersion)
 	copy(b[16:], h.UUID[:])
 	copy(b[32:], h.Cluster[:])
 	PutWord(b, 48, h.RegionBytes)
@@ -94,7 +125,8 @@ func DecodeRegionHeader(b []byte) (RegionHeader, error) {
 		return h, fmt.Errorf("%w: the header's checksum is wrong", ErrNotRegion)
 	}
 	h = RegionHeader{
-		Domain:      Domain(Word(b, 8) >> 32),
+		Domain:      Domain(Word(b, 8) >> 32 & 0xffff),
+		Kind:        RegionKind(Word(b, 8) >> 48),
 		UUID:        [16]byte(b[16:32]),
 		Cluster:     [16]byte(b[32:48]),
 		RegionBytes: Word(b, 48),
@@ -102,7 +134,7 @@ func DecodeRegionHeader(b []byte) (RegionHeader, error) {
 		Incarnation: Word(b, 64),
 		Epoch:       Word(b, 72),
 	}
-	if _, err := NewGeometry(h.RegionBytes); err != nil {
+	if _, err := GeometryOf(h.Kind, h.RegionBytes); err != nil {
 		return h, fmt.Errorf("%w: %v", ErrNotRegion, err)
 	}
 	return h, nil

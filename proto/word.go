@@ -22,11 +22,11 @@ const (
 )
 
 // The fields fill their words exactly, or with spare bits that Valid checks. In this order: R; V,
-// which has 18 spare bits; length and version of an image header; tag and born of an image
+// which has 17 spare bits and the open one; length and version of an image header; tag and born of an image
 // header; generation and born of a Ref's incarnation.
 var (
 	_ = [1]struct{}{}[SessionBits+SequenceBits-64]
-	_ = [1]struct{}{}[18+2+VersionBits-64]
+	_ = [1]struct{}{}[17+1+2+VersionBits-64]
 	_ = [1]struct{}{}[LengthBits+VersionBits-64]
 	_ = [1]struct{}{}[TagBits+VersionBits-64]
 	_ = [1]struct{}{}[GenerationBits+VersionBits-64]
@@ -58,8 +58,12 @@ func (s State) String() string {
 }
 
 // V is a slab's version word. The CAS of V at the primary commits an operation on the slab; the
-// CASes of V at the backups come before it.
+// CASes of V at the backups come before it. In a region with open words it is the last CAS of V at
+// any replica in use that commits, and V is open from its CAS until that is known.
 type V uint64
+
+// openBit of V says: this version is here, ask whether it is everywhere.
+const openBit V = 1 << (VersionBits + 2)
 
 // MakeV packs a state and a version.
 // Preconditions: version <= MaxVersion.
@@ -73,10 +77,24 @@ func (v V) State() State { return State(v >> VersionBits & 3) }
 // Version is the version of the image that V names, or of the tombstone.
 func (v V) Version() uint64 { return uint64(v) & MaxVersion }
 
-// Valid says whether the spare bits are zero and the state is a known one.
+// IsOpen says whether V is open: its version may not be at every replica yet.
+func (v V) IsOpen() bool { return v&openBit != 0 }
+
+// Open is V with the open bit, Settled is V without it.
+func (v V) Open() V    { return v | openBit }
+func (v V) Settled() V { return v &^ openBit }
+
+// Valid says whether the spare bits are zero and the state is a known one. An open V is not valid: where
+// words may be open, ask for its settled form.
 func (v V) Valid() bool { return v>>(VersionBits+2) == 0 && v.State() <= StateBad }
 
-func (v V) String() string { return fmt.Sprintf("%s@%d", v.State(), v.Version()) }
+func (v V) String() string {
+	s := fmt.Sprintf("%s@%d", v.State(), v.Version())
+	if v.IsOpen() {
+		s += " open"
+	}
+	return s
+}
 
 // R is a slab's reservation word: 0, or the session that may change the slab and the sequence
 // number of its attempt. Two attempts never write the same value. So a lane that finds its own

@@ -51,11 +51,13 @@ var (
 	ErrMapping = refusal("a read-only session of root or of the node's user may not map the memory: use tcp or verbs")
 	// ErrProcess: the node could not take the memory back from the process when its session ends.
 	ErrProcess = refusal("the node has no right to look into the client's process and to kill it, so that it could not take the memory back: run both as one user in one pid namespace, or use tcp")
+	// ErrUnsupported: a VERIFY where the responder has none; see Window.Verifies. READ the bytes.
+	ErrUnsupported = refusal("the responder has no such verb")
 )
 
 // Refusals lists the causes in the order of their codes on the wire, from 1.
 // Part of the tcp format: append only.
-var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain, ErrFull, ErrMapping, ErrProcess}
+var Refusals = []error{ErrKey, ErrBounds, ErrAlign, ErrReadOnly, ErrNotPersistent, ErrLimit, ErrRevoked, ErrTicket, ErrDomain, ErrFull, ErrMapping, ErrProcess, ErrUnsupported}
 
 // refusalError is a cause of a refusal; it is an ErrRefused.
 type refusalError struct{ cause string }
@@ -101,7 +103,7 @@ type Near interface {
 }
 
 // Mailbox is the number under which a lane opens its mailbox, which is no region: see package msg. The epoch is a nonce of
-// the lane's choice. ErrKey where the node or the provider carries no messages.
+// the lane's choice. ErrKey where the node carries no messages.
 const Mailbox uint32 = 1<<32 - 1
 
 // Waker is implemented by connections whose verbs run without the node's notice.

@@ -14,8 +14,8 @@
 //
 // # Terms
 //
-//	verb        READ, WRITE, CAS, FETCH_ADD or FLUSH: one operation on the memory of a node, which
-//	            the node's processors need not take part in (Verb)
+//	verb        READ, WRITE, CAS, FETCH_ADD, FLUSH or VERIFY: one operation on the memory of a node,
+//	            which the node's processors need not take part in (Verb)
 //	window      the right to a region's memory on one node, in one epoch (Window)
 //	connection  one lane's link to one node, such as a queue pair (Conn)
 //	responder   what executes the verbs: an adapter, the node's server, or the client's own processor
@@ -29,18 +29,20 @@
 // Read the table as: the verb in the row, if it stands behind the verb in the column, executes
 // after that verb has executed.
 //
-//	                          behind a WRITE   behind a READ, CAS, FETCH_ADD or FLUSH
-//	READ                      yes              yes
+//	                          behind a WRITE   behind a READ, VERIFY, CAS, FETCH_ADD or FLUSH
+//	READ, VERIFY              yes              yes
 //	WRITE                     yes              only with a fence
 //	CAS, FETCH_ADD, FLUSH     yes              only with a fence
 //
 // A fence (Verb.Fence) on a verb makes that verb, and every verb behind it, execute after all
-// READs, atomics and FLUSHes before it. So it may also stand on a verb between the two.
+// READs, VERIFYs, atomics and FLUSHes before it. So it may also stand on a verb between the two.
 //
 //   - A CAS that finds another value than it expects does not stop the chain.
 //   - Only aligned words of 8 bytes are atomic. A READ that overlaps in time with WRITEs may return
 //     any mixture of the old and new words, whatever their order in memory. A WRITE that a
 //     broken connection cuts short leaves any subset of its cache lines written.
+//   - A VERIFY answers the hash of bytes that a READ in its place might have returned. No adapter has the
+//     verb: see Window.Verifies.
 //   - There is no order between chains over different connections.
 //
 // # Obligations of the caller

@@ -65,6 +65,41 @@ func Do(r *Round) {
 	}
 }
 
+// Post posts every chain of a round and waits for none: Await does, or DoBehind.
+// Preconditions: no verb of the round is a FLUSH.
+func Post(r *Round) {
+	for i := range r.n {
+		if c := &r.chains[i]; len(c.Verbs) > 0 {
+			c.To.Conn.Post(c)
+		}
+	}
+}
+
+// Await waits for a round that was posted.
+func Await(r *Round) {
+	for i := range r.n {
+		if c := &r.chains[i]; len(c.Verbs) > 0 {
+			c.To.Conn.Wait(c, r.Deadline)
+		}
+	}
+}
+
+// DoBehind is Do where a round was posted before and has not been awaited: it waits for both, one network
+// round trip. Where chains are sent in parts it waits for the one before first.
+func DoBehind(before, r *Round) {
+	before.Deadline = r.Deadline
+	for i := range r.n {
+		if r.chains[i].To.Window.Flush == Message {
+			Await(before)
+			Do(r)
+			return
+		}
+	}
+	Post(r)
+	Await(before)
+	Await(r)
+}
+
 // step takes every chain that is sent in parts one part further, so that no chain waits for all parts of another.
 // It reports whether there are parts behind those.
 func (r *Round) step() (more bool) {
@@ -102,11 +137,18 @@ type Tally struct {
 	Verbs  [Ops]uint64 // by Op
 	Fences uint64      // verbs with a fence: each waits a round trip longer on a queue pair
 	Bytes  uint64      // of READs and WRITEs
+	// Verified counts the bytes of VERIFYs, which are not moved.
+	Verified uint64
 }
 
 // Count adds a round that has been awaited.
 func (t *Tally) Count(r *Round) {
 	t.Rounds++
+	t.CountPosted(r)
+}
+
+// CountPosted adds a round that nothing waits for.
+func (t *Tally) CountPosted(r *Round) {
 	for i := range r.n {
 		for j := range r.chains[i].Verbs {
 			v := &r.chains[i].Verbs[j]
@@ -114,8 +156,11 @@ func (t *Tally) Count(r *Round) {
 			if v.Fence {
 				t.Fences++
 			}
-			if v.Op == Read || v.Op == Write {
+			switch v.Op {
+			case Read, Write:
 				t.Bytes += uint64(len(v.Buf))
+			case Verify:
+				t.Verified += v.Bytes
 			}
 		}
 	}
@@ -125,6 +170,7 @@ func (t *Tally) Count(r *Round) {
 func (t *Tally) Add(now, since *Tally) {
 	t.Rounds += now.Rounds - since.Rounds
 	t.Bytes += now.Bytes - since.Bytes
+	t.Verified += now.Verified - since.Verified
 	t.Fences += now.Fences - since.Fences
 	for op := range t.Verbs {
 		t.Verbs[op] += now.Verbs[op] - since.Verbs[op]

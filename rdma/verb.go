@@ -1,6 +1,10 @@
 package rdma
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+)
 
 // Op is the kind of a verb.
 type Op uint8
@@ -11,6 +15,7 @@ const (
 	CompareSwap               // a word, if it has the expected value
 	FetchAdd                  // adds to a word
 	Flush                     // waits until earlier WRITEs and atomics are visible, or persistent
+	Verify                    // answers the hash of a range, which the responder computes
 	ops
 )
 
@@ -29,6 +34,8 @@ func (o Op) String() string {
 		return "FETCH_ADD"
 	case Flush:
 		return "FLUSH"
+	case Verify:
+		return "VERIFY"
 	}
 	return fmt.Sprintf("op %d", uint8(o))
 }
@@ -44,20 +51,20 @@ const (
 )
 
 // Verb is one one-sided operation on a window. Offsets are bytes from the
-// window's start. An empty READ, WRITE or FLUSH is refused with ErrBounds.
+// window's start. An empty READ, WRITE, FLUSH or VERIFY is refused with ErrBounds.
 type Verb struct {
 	Op    Op        // what the responder does
 	Fence bool      // ordered, with all behind it, after earlier READs, atomics and FLUSHes of the chain
 	Kind  FlushKind // FLUSH only
 	Off   uint64    // bytes from the window's start; a multiple of 8 for CAS and FETCH_ADD
-	// Buf receives a READ and feeds a WRITE. For FLUSH only its length counts: see Bytes.
+	// Buf receives a READ and feeds a WRITE.
 	Buf []byte
-	// Bytes is the length of the range of a FLUSH.
+	// Bytes is the length of the range of a FLUSH or a VERIFY.
 	Bytes uint64
 	// Expect and New belong to CAS: the word becomes New if it was Expect.
-	// New is the addend of FETCH_ADD.
+	// New is the addend of FETCH_ADD, and the seed of VERIFY.
 	Expect, New uint64
-	// Old is the answer of CAS and FETCH_ADD: the word as it was before.
+	// Old is the answer. CAS, FETCH_ADD: the word as it was before. VERIFY: the hash; see Hash.
 	Old uint64
 }
 
@@ -66,7 +73,7 @@ func (v *Verb) Len() uint64 {
 	switch v.Op {
 	case Read, Write:
 		return uint64(len(v.Buf))
-	case Flush:
+	case Flush, Verify:
 		return v.Bytes
 	}
 	return 8
@@ -81,9 +88,10 @@ func (v *Verb) Swapped() bool { return v.Old == v.Expect || v.Old == v.New }
 // before any of it runs, by every provider: queue pairs have that many work requests.
 const (
 	MaxChainVerbs = 256
-	// MaxVerbBytes is the longest READ or WRITE: the largest slab.
+	// MaxVerbBytes is the longest READ, WRITE or VERIFY: the largest slab.
 	MaxVerbBytes = 1 << 20
-	// MaxChainBytes bounds the READs and WRITEs of one chain together.
+	// MaxChainBytes bounds the READs, WRITEs and VERIFYs of one chain together: what a fence may have
+	// to wait for.
 	MaxChainBytes = 4 << 20
 )
 
@@ -102,6 +110,11 @@ func WithinLimits(verbs []Verb) error {
 				return ErrLimit
 			}
 			bytes += uint64(len(v.Buf))
+		case Verify:
+			if v.Bytes > MaxVerbBytes {
+				return ErrLimit
+			}
+			bytes += v.Bytes
 		case CompareSwap, FetchAdd:
 		case Flush:
 			if v.Kind > Persistent {
@@ -117,6 +130,10 @@ func WithinLimits(verbs []Verb) error {
 	return nil
 }
 
+// Hash is what a VERIFY of these bytes answers: their XXH3-64 with a seed. It detects accidental differences. A writer
+// that chooses the bytes can produce two ranges with one hash.
+func Hash(b []byte, seed uint64) uint64 { return xxh3.HashSeed(b, seed) }
+
 // Window is the right to a region's memory under one epoch: what Open returned.
 type Window struct {
 	Region uint32      // number in the table
@@ -126,12 +143,22 @@ type Window struct {
 	Bytes  uint64      // size of the region; a verb beyond it is refused with ErrBounds
 	Slot   int32       // the provider's own index of the window on this connection
 	Flush  FlushMethod // how a persistent FLUSH is carried out, as the node has told
+	// Verifies: the responder answers VERIFY. It is false over verbs, of regions whose atomics belong to an adapter,
+	// and of nodes of earlier versions. A chain with a VERIFY is refused with ErrUnsupported there.
+	Verifies bool
 }
 
 // Target is where a chain goes: a window over a connection.
 type Target struct {
 	Conn   Conn   // a lane's connection; its owner alone posts on it
 	Window Window // opened on Conn
+}
+
+// Compares says whether a program that expects the bytes of a range should VERIFY them before it READs them: the
+// responder has the verb, and is not the client's own processor, for which a READ moves no bytes and costs less.
+func (t *Target) Compares() bool {
+	_, near := t.Conn.(Near)
+	return t.Window.Verifies && !near
 }
 
 // Chain is a list of verbs for one target.
@@ -171,11 +198,30 @@ func (c *Chain) Flush(kind FlushKind, off, bytes uint64) int {
 	return c.add(Verb{Op: Flush, Kind: kind, Off: off, Bytes: bytes})
 }
 
+// Verify appends a VERIFY of a range: Old becomes Hash of its bytes with a seed. Bytes that are changed
+// at the same time count as a READ may return them.
+func (c *Chain) Verify(off, bytes, seed uint64) int {
+	return c.add(Verb{Op: Verify, Off: off, Bytes: bytes, New: seed})
+}
+
 // Fenced orders the last verb appended, and those that will follow it, after all earlier READs,
 // atomics and FLUSHes.
 func (c *Chain) Fenced() *Chain {
 	c.Verbs[len(c.Verbs)-1].Fence = true
 	return c
+}
+
+// Refused is why no verb of the chain runs, whatever the responder says: ErrLimit or ErrUnsupported, or nil.
+func (c *Chain) Refused() error {
+	if err := WithinLimits(c.Verbs); err != nil || c.To.Window.Verifies {
+		return err
+	}
+	for i := range c.Verbs {
+		if c.Verbs[i].Op == Verify {
+			return ErrUnsupported
+		}
+	}
+	return nil
 }
 
 // add appends a verb and returns its index.

@@ -11,7 +11,7 @@ const preamble = `# Metrics
 
 Every process serves Prometheus metrics where ` + "`--metrics-listen HOST:PORT`" + ` (or ` + "`QUARRY_CONTROLLER_METRICS_LISTEN`" + ` and the like,
 or the key ` + "`metrics-listen`" + ` of the configuration file) tells it to. Without it nothing is served. The
-deployments in ` + "`deploy/`" + ` use port 9420 for controllers, 9421 for storage nodes, 9422 for gateways and other programs with a client, 9430 and above for workers.
+deployments in ` + "`deploy/`" + ` use port 9420 for controllers, 9421 for storage nodes, 9422 for gateways and other programs with a client, 9423 for pagers, 9430 and above for workers.
 
 - Units are seconds and bytes. Counters end in ` + "`_total`" + ` and start at 0 with the process.
 - Histograms have a bucket for each power of two from 60 ns to 32 s, and are native histograms

@@ -58,13 +58,15 @@ func TestRolesThatMatter(t *testing.T) {
 			require.Equal(t, []identity.Role{identity.Controller}, table[p].roles, p)
 		}
 		for _, verb := range []string{"Remove", "Revoke", "Forget", "Drain", "Move", "Rebalance", "Add", "Set", "Delete", "CreateToken", "CreateTenant"} {
-			if service == "Controller" && strings.HasPrefix(method, verb) && method != "RevokeSession" && method != "RevokeGrant" && method != "DeleteName" {
+			if service == "Controller" && strings.HasPrefix(method, verb) && method != "RevokeSession" && method != "RevokeGrant" && method != "DeleteName" && method != "DeleteSpace" {
 				require.Equal(t, []identity.Role{identity.Operator}, table[p].roles, p)
 				require.True(t, Admin(p), p)
 			}
 		}
 	}
 	require.NotContains(t, table[quarrypbconnect.ControllerDeleteNameProcedure].roles, identity.Client)
+	require.NotContains(t, table[quarrypbconnect.ControllerDeleteSpaceProcedure].roles, identity.Client)
+	require.True(t, Admin(quarrypbconnect.ControllerDeleteSpaceProcedure))
 }
 
 type server struct {

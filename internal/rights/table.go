@@ -56,6 +56,7 @@ var table = map[string]rule{
 	c.ControllerWatchTableProcedure:   readers,
 	c.ControllerStatusProcedure:       readers,
 	c.ControllerCreateRegionProcedure: users,
+	c.ControllerDeleteSpaceProcedure:  {roles: deleters.roles, admin: true}, // takes regions away, with what they hold
 
 	c.ControllerCreateNameProcedure:  users,
 	c.ControllerCreateNamesProcedure: users,
@@ -67,6 +68,10 @@ var table = map[string]rule{
 
 	c.ControllerDelegateJobProcedure:    users,
 	c.ControllerEndDelegationProcedure:  users,
+	c.ControllerQueueJobProcedure:       users,
+	c.ControllerAdmitJobProcedure:       users,
+	c.ControllerLeaveJobQueueProcedure:  users,
+	c.ControllerListJobQueueProcedure:   users,
 	c.ControllerListWorkersProcedure:    users,
 	c.ControllerListUserGrantsProcedure: to(gateway, operator),
 	c.ControllerPollJobsProcedure:       to(worker, operator),

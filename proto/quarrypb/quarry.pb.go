@@ -302,6 +302,56 @@ func (RegionState) EnumDescriptor() ([]byte, []int) {
 	return file_quarry_proto_rawDescGZIP(), []int{4}
 }
 
+type RegionKind int32
+
+const (
+	RegionKind_REGION_KIND_SLABS RegionKind = 0 // blocks of slabs, which clients allocate objects from
+	RegionKind_REGION_KIND_RAW   RegionKind = 1 // plain bytes of a space; offered to no allocator or reclaim
+	// Blocks of slabs whose words V may be open. A program that does not know the kind refuses the table.
+	RegionKind_REGION_KIND_OPEN_SLABS RegionKind = 2
+)
+
+// Enum value maps for RegionKind.
+var (
+	RegionKind_name = map[int32]string{
+		0: "REGION_KIND_SLABS",
+		1: "REGION_KIND_RAW",
+		2: "REGION_KIND_OPEN_SLABS",
+	}
+	RegionKind_value = map[string]int32{
+		"REGION_KIND_SLABS":      0,
+		"REGION_KIND_RAW":        1,
+		"REGION_KIND_OPEN_SLABS": 2,
+	}
+)
+
+func (x RegionKind) Enum() *RegionKind {
+	p := new(RegionKind)
+	*p = x
+	return p
+}
+
+func (x RegionKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RegionKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_quarry_proto_enumTypes[5].Descriptor()
+}
+
+func (RegionKind) Type() protoreflect.EnumType {
+	return &file_quarry_proto_enumTypes[5]
+}
+
+func (x RegionKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RegionKind.Descriptor instead.
+func (RegionKind) EnumDescriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{5}
+}
+
 type Durability int32
 
 const (
@@ -335,11 +385,11 @@ func (x Durability) String() string {
 }
 
 func (Durability) Descriptor() protoreflect.EnumDescriptor {
-	return file_quarry_proto_enumTypes[5].Descriptor()
+	return file_quarry_proto_enumTypes[6].Descriptor()
 }
 
 func (Durability) Type() protoreflect.EnumType {
-	return &file_quarry_proto_enumTypes[5]
+	return &file_quarry_proto_enumTypes[6]
 }
 
 func (x Durability) Number() protoreflect.EnumNumber {
@@ -348,7 +398,7 @@ func (x Durability) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Durability.Descriptor instead.
 func (Durability) EnumDescriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{5}
+	return file_quarry_proto_rawDescGZIP(), []int{6}
 }
 
 type WorkKind int32
@@ -390,11 +440,11 @@ func (x WorkKind) String() string {
 }
 
 func (WorkKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_quarry_proto_enumTypes[6].Descriptor()
+	return file_quarry_proto_enumTypes[7].Descriptor()
 }
 
 func (WorkKind) Type() protoreflect.EnumType {
-	return &file_quarry_proto_enumTypes[6]
+	return &file_quarry_proto_enumTypes[7]
 }
 
 func (x WorkKind) Number() protoreflect.EnumNumber {
@@ -403,7 +453,7 @@ func (x WorkKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkKind.Descriptor instead.
 func (WorkKind) EnumDescriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{6}
+	return file_quarry_proto_rawDescGZIP(), []int{7}
 }
 
 type Right int32
@@ -448,11 +498,11 @@ func (x Right) String() string {
 }
 
 func (Right) Descriptor() protoreflect.EnumDescriptor {
-	return file_quarry_proto_enumTypes[7].Descriptor()
+	return file_quarry_proto_enumTypes[8].Descriptor()
 }
 
 func (Right) Type() protoreflect.EnumType {
-	return &file_quarry_proto_enumTypes[7]
+	return &file_quarry_proto_enumTypes[8]
 }
 
 func (x Right) Number() protoreflect.EnumNumber {
@@ -461,7 +511,7 @@ func (x Right) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Right.Descriptor instead.
 func (Right) EnumDescriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{7}
+	return file_quarry_proto_rawDescGZIP(), []int{8}
 }
 
 // Endpoint is one way to reach a node's memory.
@@ -1015,7 +1065,9 @@ type Region struct {
 	// nodes. OPEN, DEGRADED, RECOVERING, UNAVAILABLE or LOST; 0 from an older controller.
 	// Clients do not wait for a region that is UNAVAILABLE or LOST.
 	Condition     RegionState `protobuf:"varint,9,opt,name=condition,proto3,enum=quarry.v1.RegionState" json:"condition,omitempty"`
-	Tenant        uint32      `protobuf:"varint,10,opt,name=tenant,proto3" json:"tenant,omitempty"` // number; 0: the tenant "default"
+	Tenant        uint32      `protobuf:"varint,10,opt,name=tenant,proto3" json:"tenant,omitempty"`                       // number; 0: the tenant "default"
+	Kind          RegionKind  `protobuf:"varint,11,opt,name=kind,proto3,enum=quarry.v1.RegionKind" json:"kind,omitempty"` // what its memory holds; it never changes
+	Space         *SpacePlace `protobuf:"bytes,12,opt,name=space,proto3" json:"space,omitempty"`                          // of a raw region: its part of the address space
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1120,6 +1172,90 @@ func (x *Region) GetTenant() uint32 {
 	return 0
 }
 
+func (x *Region) GetKind() RegionKind {
+	if x != nil {
+		return x.Kind
+	}
+	return RegionKind_REGION_KIND_SLABS
+}
+
+func (x *Region) GetSpace() *SpacePlace {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
+// SpacePlace is a region's part of a space: data of the region begins at virtual address
+// base + index * region_bytes. A space is the regions that name it.
+type SpacePlace struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                                   // of the space, in its tenant
+	Base          uint64                 `protobuf:"varint,2,opt,name=base,proto3" json:"base,omitempty"`                                  // virtual address of the space's first byte
+	RegionBytes   uint64                 `protobuf:"varint,3,opt,name=region_bytes,json=regionBytes,proto3" json:"region_bytes,omitempty"` // of data, in each region of the space: whole MiB, at most 2 GiB
+	Index         uint32                 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`                                // from 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SpacePlace) Reset() {
+	*x = SpacePlace{}
+	mi := &file_quarry_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpacePlace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpacePlace) ProtoMessage() {}
+
+func (x *SpacePlace) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpacePlace.ProtoReflect.Descriptor instead.
+func (*SpacePlace) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SpacePlace) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SpacePlace) GetBase() uint64 {
+	if x != nil {
+		return x.Base
+	}
+	return 0
+}
+
+func (x *SpacePlace) GetRegionBytes() uint64 {
+	if x != nil {
+		return x.RegionBytes
+	}
+	return 0
+}
+
+func (x *SpacePlace) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 // Table is the distribution table, or what changed in it.
 type Table struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -1140,7 +1276,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_quarry_proto_msgTypes[7]
+	mi := &file_quarry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1288,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[7]
+	mi := &file_quarry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1301,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{7}
+	return file_quarry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Table) GetCluster() []byte {
@@ -1247,7 +1383,7 @@ type ReadTableRequest struct {
 
 func (x *ReadTableRequest) Reset() {
 	*x = ReadTableRequest{}
-	mi := &file_quarry_proto_msgTypes[8]
+	mi := &file_quarry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1395,7 @@ func (x *ReadTableRequest) String() string {
 func (*ReadTableRequest) ProtoMessage() {}
 
 func (x *ReadTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[8]
+	mi := &file_quarry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1408,7 @@ func (x *ReadTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadTableRequest.ProtoReflect.Descriptor instead.
 func (*ReadTableRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{8}
+	return file_quarry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReadTableRequest) GetSinceRevision() uint64 {
@@ -1291,7 +1427,7 @@ type WatchTableRequest struct {
 
 func (x *WatchTableRequest) Reset() {
 	*x = WatchTableRequest{}
-	mi := &file_quarry_proto_msgTypes[9]
+	mi := &file_quarry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1439,7 @@ func (x *WatchTableRequest) String() string {
 func (*WatchTableRequest) ProtoMessage() {}
 
 func (x *WatchTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[9]
+	mi := &file_quarry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1452,7 @@ func (x *WatchTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTableRequest.ProtoReflect.Descriptor instead.
 func (*WatchTableRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{9}
+	return file_quarry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WatchTableRequest) GetSinceRevision() uint64 {
@@ -1338,13 +1474,21 @@ type CreateRegionRequest struct {
 	// higher than this: clients that all found the same regions full make one, not many.
 	UnlessNewerThan *uint32 `protobuf:"varint,5,opt,name=unless_newer_than,json=unlessNewerThan,proto3,oneof" json:"unless_newer_than,omitempty"`
 	Tenant          uint32  `protobuf:"varint,6,opt,name=tenant,proto3" json:"tenant,omitempty"` // number; the controller takes it from the header Quarry-Tenant
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Raw regions of a space, count of them. The controller sets index, and base where it is 0; size_bytes is not looked at.
+	// AlreadyExists: the tenant has a space of the name, FailedPrecondition: another has a part of the addresses.
+	Space *SpacePlace `protobuf:"bytes,7,opt,name=space,proto3" json:"space,omitempty"`
+	// The space exists, and gets more regions of its size, durability and number of replicas; of the space only the
+	// name is looked at. NotFound: it does not exist. Aborted: regions of it are being made; try again.
+	Grow bool `protobuf:"varint,8,opt,name=grow,proto3" json:"grow,omitempty"`
+	// Regions with open words: every node and client has to know them. Not with space.
+	OpenWords     bool `protobuf:"varint,9,opt,name=open_words,json=openWords,proto3" json:"open_words,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateRegionRequest) Reset() {
 	*x = CreateRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[10]
+	mi := &file_quarry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1500,7 @@ func (x *CreateRegionRequest) String() string {
 func (*CreateRegionRequest) ProtoMessage() {}
 
 func (x *CreateRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[10]
+	mi := &file_quarry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1513,7 @@ func (x *CreateRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRegionRequest.ProtoReflect.Descriptor instead.
 func (*CreateRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{10}
+	return file_quarry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateRegionRequest) GetReplicas() uint32 {
@@ -1414,6 +1558,123 @@ func (x *CreateRegionRequest) GetTenant() uint32 {
 	return 0
 }
 
+func (x *CreateRegionRequest) GetSpace() *SpacePlace {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
+func (x *CreateRegionRequest) GetGrow() bool {
+	if x != nil {
+		return x.Grow
+	}
+	return false
+}
+
+func (x *CreateRegionRequest) GetOpenWords() bool {
+	if x != nil {
+		return x.OpenWords
+	}
+	return false
+}
+
+type DeleteSpaceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Tenant        uint32                 `protobuf:"varint,2,opt,name=tenant,proto3" json:"tenant,omitempty"` // number; the controller takes it from the header Quarry-Tenant
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSpaceRequest) Reset() {
+	*x = DeleteSpaceRequest{}
+	mi := &file_quarry_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSpaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSpaceRequest) ProtoMessage() {}
+
+func (x *DeleteSpaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSpaceRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSpaceRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DeleteSpaceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeleteSpaceRequest) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
+}
+
+type DeleteSpaceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Regions       uint32                 `protobuf:"varint,1,opt,name=regions,proto3" json:"regions,omitempty"` // that are still to be removed, because something else is under way there; 0: it is gone. Call again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSpaceResponse) Reset() {
+	*x = DeleteSpaceResponse{}
+	mi := &file_quarry_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSpaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSpaceResponse) ProtoMessage() {}
+
+func (x *DeleteSpaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSpaceResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSpaceResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DeleteSpaceResponse) GetRegions() uint32 {
+	if x != nil {
+		return x.Regions
+	}
+	return 0
+}
+
 type CreateRegionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Regions       []*Region              `protobuf:"bytes,1,rep,name=regions,proto3" json:"regions,omitempty"`
@@ -1423,7 +1684,7 @@ type CreateRegionResponse struct {
 
 func (x *CreateRegionResponse) Reset() {
 	*x = CreateRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1696,7 @@ func (x *CreateRegionResponse) String() string {
 func (*CreateRegionResponse) ProtoMessage() {}
 
 func (x *CreateRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[11]
+	mi := &file_quarry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1709,7 @@ func (x *CreateRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRegionResponse.ProtoReflect.Descriptor instead.
 func (*CreateRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{11}
+	return file_quarry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateRegionResponse) GetRegions() []*Region {
@@ -1483,7 +1744,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1756,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[12]
+	mi := &file_quarry_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1769,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{12}
+	return file_quarry_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OpenSessionRequest) GetName() string {
@@ -1603,7 +1864,7 @@ type NodeProgram struct {
 
 func (x *NodeProgram) Reset() {
 	*x = NodeProgram{}
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1876,7 @@ func (x *NodeProgram) String() string {
 func (*NodeProgram) ProtoMessage() {}
 
 func (x *NodeProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[13]
+	mi := &file_quarry_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1889,7 @@ func (x *NodeProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProgram.ProtoReflect.Descriptor instead.
 func (*NodeProgram) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{13}
+	return file_quarry_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeProgram) GetNode() uint32 {
@@ -1685,7 +1946,7 @@ type Ticket struct {
 
 func (x *Ticket) Reset() {
 	*x = Ticket{}
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1958,7 @@ func (x *Ticket) String() string {
 func (*Ticket) ProtoMessage() {}
 
 func (x *Ticket) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[14]
+	mi := &file_quarry_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1971,7 @@ func (x *Ticket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ticket.ProtoReflect.Descriptor instead.
 func (*Ticket) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{14}
+	return file_quarry_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Ticket) GetCluster() []byte {
@@ -1804,7 +2065,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1816,7 +2077,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[15]
+	mi := &file_quarry_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1829,7 +2090,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{15}
+	return file_quarry_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *OpenSessionResponse) GetTicket() *Ticket {
@@ -1890,7 +2151,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +2163,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[16]
+	mi := &file_quarry_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +2176,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{16}
+	return file_quarry_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HeartbeatRequest) GetSerial() uint64 {
@@ -1986,7 +2247,7 @@ type NodeTrouble struct {
 
 func (x *NodeTrouble) Reset() {
 	*x = NodeTrouble{}
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2259,7 @@ func (x *NodeTrouble) String() string {
 func (*NodeTrouble) ProtoMessage() {}
 
 func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[17]
+	mi := &file_quarry_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2272,7 @@ func (x *NodeTrouble) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTrouble.ProtoReflect.Descriptor instead.
 func (*NodeTrouble) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{17}
+	return file_quarry_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NodeTrouble) GetNode() uint32 {
@@ -2052,7 +2313,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2064,7 +2325,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[18]
+	mi := &file_quarry_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2077,7 +2338,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{18}
+	return file_quarry_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HeartbeatResponse) GetLeaseMs() uint32 {
@@ -2139,7 +2400,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2412,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[19]
+	mi := &file_quarry_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2425,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{19}
+	return file_quarry_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CloseSessionRequest) GetSerial() uint64 {
@@ -2189,7 +2450,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2462,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[20]
+	mi := &file_quarry_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2475,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{20}
+	return file_quarry_proto_rawDescGZIP(), []int{23}
 }
 
 type RevokeSessionRequest struct {
@@ -2230,7 +2491,7 @@ type RevokeSessionRequest struct {
 
 func (x *RevokeSessionRequest) Reset() {
 	*x = RevokeSessionRequest{}
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2503,7 @@ func (x *RevokeSessionRequest) String() string {
 func (*RevokeSessionRequest) ProtoMessage() {}
 
 func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[21]
+	mi := &file_quarry_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2516,7 @@ func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionRequest.ProtoReflect.Descriptor instead.
 func (*RevokeSessionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{21}
+	return file_quarry_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RevokeSessionRequest) GetSession() uint32 {
@@ -2294,7 +2555,7 @@ type RevokeSessionResponse struct {
 
 func (x *RevokeSessionResponse) Reset() {
 	*x = RevokeSessionResponse{}
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2306,7 +2567,7 @@ func (x *RevokeSessionResponse) String() string {
 func (*RevokeSessionResponse) ProtoMessage() {}
 
 func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[22]
+	mi := &file_quarry_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2319,7 +2580,7 @@ func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionResponse.ProtoReflect.Descriptor instead.
 func (*RevokeSessionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{22}
+	return file_quarry_proto_rawDescGZIP(), []int{25}
 }
 
 type CertifyFenceRequest struct {
@@ -2336,7 +2597,7 @@ type CertifyFenceRequest struct {
 
 func (x *CertifyFenceRequest) Reset() {
 	*x = CertifyFenceRequest{}
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2609,7 @@ func (x *CertifyFenceRequest) String() string {
 func (*CertifyFenceRequest) ProtoMessage() {}
 
 func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[23]
+	mi := &file_quarry_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2622,7 @@ func (x *CertifyFenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceRequest.ProtoReflect.Descriptor instead.
 func (*CertifyFenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{23}
+	return file_quarry_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CertifyFenceRequest) GetSerial() uint64 {
@@ -2416,7 +2677,7 @@ type CertifyFenceResponse struct {
 
 func (x *CertifyFenceResponse) Reset() {
 	*x = CertifyFenceResponse{}
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2428,7 +2689,7 @@ func (x *CertifyFenceResponse) String() string {
 func (*CertifyFenceResponse) ProtoMessage() {}
 
 func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[24]
+	mi := &file_quarry_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2441,7 +2702,7 @@ func (x *CertifyFenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyFenceResponse.ProtoReflect.Descriptor instead.
 func (*CertifyFenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{24}
+	return file_quarry_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CertifyFenceResponse) GetFenced() bool {
@@ -2470,7 +2731,7 @@ type PassRequest struct {
 
 func (x *PassRequest) Reset() {
 	*x = PassRequest{}
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2743,7 @@ func (x *PassRequest) String() string {
 func (*PassRequest) ProtoMessage() {}
 
 func (x *PassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[25]
+	mi := &file_quarry_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2756,7 @@ func (x *PassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassRequest.ProtoReflect.Descriptor instead.
 func (*PassRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{25}
+	return file_quarry_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PassRequest) GetSerial() uint64 {
@@ -2536,7 +2797,7 @@ type PassResponse struct {
 
 func (x *PassResponse) Reset() {
 	*x = PassResponse{}
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2809,7 @@ func (x *PassResponse) String() string {
 func (*PassResponse) ProtoMessage() {}
 
 func (x *PassResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[26]
+	mi := &file_quarry_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2822,7 @@ func (x *PassResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassResponse.ProtoReflect.Descriptor instead.
 func (*PassResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{26}
+	return file_quarry_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PassResponse) GetEpoch() uint64 {
@@ -2602,7 +2863,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2875,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[27]
+	mi := &file_quarry_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2888,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{27}
+	return file_quarry_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Session) GetSession() uint32 {
@@ -2743,7 +3004,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2755,7 +3016,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[28]
+	mi := &file_quarry_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2768,7 +3029,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{28}
+	return file_quarry_proto_rawDescGZIP(), []int{31}
 }
 
 type ListSessionsResponse struct {
@@ -2780,7 +3041,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +3053,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[29]
+	mi := &file_quarry_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +3066,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{29}
+	return file_quarry_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -2830,7 +3091,7 @@ type Name struct {
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2842,7 +3103,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[30]
+	mi := &file_quarry_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2855,7 +3116,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{30}
+	return file_quarry_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Name) GetName() string {
@@ -2920,7 +3181,7 @@ type CreateNameRequest struct {
 
 func (x *CreateNameRequest) Reset() {
 	*x = CreateNameRequest{}
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2932,7 +3193,7 @@ func (x *CreateNameRequest) String() string {
 func (*CreateNameRequest) ProtoMessage() {}
 
 func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[31]
+	mi := &file_quarry_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2945,7 +3206,7 @@ func (x *CreateNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNameRequest.ProtoReflect.Descriptor instead.
 func (*CreateNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{31}
+	return file_quarry_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateNameRequest) GetName() *Name {
@@ -2978,7 +3239,7 @@ type LookupNameRequest struct {
 
 func (x *LookupNameRequest) Reset() {
 	*x = LookupNameRequest{}
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3251,7 @@ func (x *LookupNameRequest) String() string {
 func (*LookupNameRequest) ProtoMessage() {}
 
 func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[32]
+	mi := &file_quarry_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3264,7 @@ func (x *LookupNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNameRequest.ProtoReflect.Descriptor instead.
 func (*LookupNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{32}
+	return file_quarry_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LookupNameRequest) GetName() string {
@@ -3023,7 +3284,7 @@ type LookupNamesRequest struct {
 
 func (x *LookupNamesRequest) Reset() {
 	*x = LookupNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3035,7 +3296,7 @@ func (x *LookupNamesRequest) String() string {
 func (*LookupNamesRequest) ProtoMessage() {}
 
 func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[33]
+	mi := &file_quarry_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3048,7 +3309,7 @@ func (x *LookupNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNamesRequest.ProtoReflect.Descriptor instead.
 func (*LookupNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{33}
+	return file_quarry_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LookupNamesRequest) GetNames() []string {
@@ -3067,7 +3328,7 @@ type LookupNamesResponse struct {
 
 func (x *LookupNamesResponse) Reset() {
 	*x = LookupNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3340,7 @@ func (x *LookupNamesResponse) String() string {
 func (*LookupNamesResponse) ProtoMessage() {}
 
 func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[34]
+	mi := &file_quarry_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +3353,7 @@ func (x *LookupNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupNamesResponse.ProtoReflect.Descriptor instead.
 func (*LookupNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{34}
+	return file_quarry_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LookupNamesResponse) GetNames() []*Name {
@@ -3113,7 +3374,7 @@ type CreateNamesRequest struct {
 
 func (x *CreateNamesRequest) Reset() {
 	*x = CreateNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3125,7 +3386,7 @@ func (x *CreateNamesRequest) String() string {
 func (*CreateNamesRequest) ProtoMessage() {}
 
 func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[35]
+	mi := &file_quarry_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3138,7 +3399,7 @@ func (x *CreateNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamesRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{35}
+	return file_quarry_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateNamesRequest) GetNames() []*Name {
@@ -3171,7 +3432,7 @@ type CreateNamesResponse struct {
 
 func (x *CreateNamesResponse) Reset() {
 	*x = CreateNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3444,7 @@ func (x *CreateNamesResponse) String() string {
 func (*CreateNamesResponse) ProtoMessage() {}
 
 func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[36]
+	mi := &file_quarry_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3457,7 @@ func (x *CreateNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamesResponse.ProtoReflect.Descriptor instead.
 func (*CreateNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{36}
+	return file_quarry_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateNamesResponse) GetNames() []*Name {
@@ -3218,7 +3479,7 @@ type SwapNameRequest struct {
 
 func (x *SwapNameRequest) Reset() {
 	*x = SwapNameRequest{}
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3491,7 @@ func (x *SwapNameRequest) String() string {
 func (*SwapNameRequest) ProtoMessage() {}
 
 func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[37]
+	mi := &file_quarry_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3504,7 @@ func (x *SwapNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapNameRequest.ProtoReflect.Descriptor instead.
 func (*SwapNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{37}
+	return file_quarry_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SwapNameRequest) GetName() *Name {
@@ -3284,7 +3545,7 @@ type DeleteNameRequest struct {
 
 func (x *DeleteNameRequest) Reset() {
 	*x = DeleteNameRequest{}
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3296,7 +3557,7 @@ func (x *DeleteNameRequest) String() string {
 func (*DeleteNameRequest) ProtoMessage() {}
 
 func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[38]
+	mi := &file_quarry_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3309,7 +3570,7 @@ func (x *DeleteNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNameRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{38}
+	return file_quarry_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteNameRequest) GetName() string {
@@ -3334,7 +3595,7 @@ type DeleteNameResponse struct {
 
 func (x *DeleteNameResponse) Reset() {
 	*x = DeleteNameResponse{}
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3607,7 @@ func (x *DeleteNameResponse) String() string {
 func (*DeleteNameResponse) ProtoMessage() {}
 
 func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[39]
+	mi := &file_quarry_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3620,7 @@ func (x *DeleteNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNameResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNameResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{39}
+	return file_quarry_proto_rawDescGZIP(), []int{42}
 }
 
 type ListNamesRequest struct {
@@ -3374,7 +3635,7 @@ type ListNamesRequest struct {
 
 func (x *ListNamesRequest) Reset() {
 	*x = ListNamesRequest{}
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3386,7 +3647,7 @@ func (x *ListNamesRequest) String() string {
 func (*ListNamesRequest) ProtoMessage() {}
 
 func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[40]
+	mi := &file_quarry_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3399,7 +3660,7 @@ func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamesRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{40}
+	return file_quarry_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListNamesRequest) GetPrefix() string {
@@ -3440,7 +3701,7 @@ type ListNamesResponse struct {
 
 func (x *ListNamesResponse) Reset() {
 	*x = ListNamesResponse{}
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3713,7 @@ func (x *ListNamesResponse) String() string {
 func (*ListNamesResponse) ProtoMessage() {}
 
 func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[41]
+	mi := &file_quarry_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3726,7 @@ func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamesResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{41}
+	return file_quarry_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListNamesResponse) GetNames() []*Name {
@@ -3495,7 +3756,7 @@ type HostedRegion struct {
 
 func (x *HostedRegion) Reset() {
 	*x = HostedRegion{}
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3507,7 +3768,7 @@ func (x *HostedRegion) String() string {
 func (*HostedRegion) ProtoMessage() {}
 
 func (x *HostedRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[42]
+	mi := &file_quarry_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3520,7 +3781,7 @@ func (x *HostedRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostedRegion.ProtoReflect.Descriptor instead.
 func (*HostedRegion) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{42}
+	return file_quarry_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *HostedRegion) GetRegion() uint32 {
@@ -3573,7 +3834,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3846,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[43]
+	mi := &file_quarry_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3859,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{43}
+	return file_quarry_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -3656,7 +3917,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3668,7 +3929,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[44]
+	mi := &file_quarry_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3681,7 +3942,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{44}
+	return file_quarry_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RegisterNodeResponse) GetId() uint32 {
@@ -3776,7 +4037,7 @@ type NodeHeartbeatRequest struct {
 
 func (x *NodeHeartbeatRequest) Reset() {
 	*x = NodeHeartbeatRequest{}
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3788,7 +4049,7 @@ func (x *NodeHeartbeatRequest) String() string {
 func (*NodeHeartbeatRequest) ProtoMessage() {}
 
 func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[45]
+	mi := &file_quarry_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3801,7 +4062,7 @@ func (x *NodeHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{45}
+	return file_quarry_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *NodeHeartbeatRequest) GetId() uint32 {
@@ -3901,7 +4162,7 @@ type NodeHeartbeatResponse struct {
 
 func (x *NodeHeartbeatResponse) Reset() {
 	*x = NodeHeartbeatResponse{}
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4174,7 @@ func (x *NodeHeartbeatResponse) String() string {
 func (*NodeHeartbeatResponse) ProtoMessage() {}
 
 func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[46]
+	mi := &file_quarry_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4187,7 @@ func (x *NodeHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*NodeHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{46}
+	return file_quarry_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *NodeHeartbeatResponse) GetUnknown() bool {
@@ -3997,14 +4258,15 @@ type HostRegionRequest struct {
 	ControllerTerm uint64                 `protobuf:"varint,8,opt,name=controller_term,json=controllerTerm,proto3" json:"controller_term,omitempty"`
 	// The region's epoch as the controller knows it: zero never destroys memory that
 	// has been opened under a later one, so that a late or doubled call does no harm.
-	Epoch         uint64 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch         uint64     `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Kind          RegionKind `protobuf:"varint,10,opt,name=kind,proto3,enum=quarry.v1.RegionKind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostRegionRequest) Reset() {
 	*x = HostRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4278,7 @@ func (x *HostRegionRequest) String() string {
 func (*HostRegionRequest) ProtoMessage() {}
 
 func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[47]
+	mi := &file_quarry_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4291,7 @@ func (x *HostRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionRequest.ProtoReflect.Descriptor instead.
 func (*HostRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{47}
+	return file_quarry_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *HostRegionRequest) GetRegion() uint32 {
@@ -4095,6 +4357,13 @@ func (x *HostRegionRequest) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *HostRegionRequest) GetKind() RegionKind {
+	if x != nil {
+		return x.Kind
+	}
+	return RegionKind_REGION_KIND_SLABS
+}
+
 type HostRegionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4103,7 +4372,7 @@ type HostRegionResponse struct {
 
 func (x *HostRegionResponse) Reset() {
 	*x = HostRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4115,7 +4384,7 @@ func (x *HostRegionResponse) String() string {
 func (*HostRegionResponse) ProtoMessage() {}
 
 func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[48]
+	mi := &file_quarry_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4128,7 +4397,7 @@ func (x *HostRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRegionResponse.ProtoReflect.Descriptor instead.
 func (*HostRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{48}
+	return file_quarry_proto_rawDescGZIP(), []int{51}
 }
 
 type OpenRegionRequest struct {
@@ -4143,7 +4412,7 @@ type OpenRegionRequest struct {
 
 func (x *OpenRegionRequest) Reset() {
 	*x = OpenRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4155,7 +4424,7 @@ func (x *OpenRegionRequest) String() string {
 func (*OpenRegionRequest) ProtoMessage() {}
 
 func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[49]
+	mi := &file_quarry_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4168,7 +4437,7 @@ func (x *OpenRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionRequest.ProtoReflect.Descriptor instead.
 func (*OpenRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{49}
+	return file_quarry_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *OpenRegionRequest) GetRegion() uint32 {
@@ -4207,7 +4476,7 @@ type OpenRegionResponse struct {
 
 func (x *OpenRegionResponse) Reset() {
 	*x = OpenRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4488,7 @@ func (x *OpenRegionResponse) String() string {
 func (*OpenRegionResponse) ProtoMessage() {}
 
 func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[50]
+	mi := &file_quarry_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4232,7 +4501,7 @@ func (x *OpenRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRegionResponse.ProtoReflect.Descriptor instead.
 func (*OpenRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{50}
+	return file_quarry_proto_rawDescGZIP(), []int{53}
 }
 
 // CloseRegion names the newest epoch to close: a replica opened under a later one
@@ -4248,7 +4517,7 @@ type CloseRegionRequest struct {
 
 func (x *CloseRegionRequest) Reset() {
 	*x = CloseRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4260,7 +4529,7 @@ func (x *CloseRegionRequest) String() string {
 func (*CloseRegionRequest) ProtoMessage() {}
 
 func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[51]
+	mi := &file_quarry_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4273,7 +4542,7 @@ func (x *CloseRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionRequest.ProtoReflect.Descriptor instead.
 func (*CloseRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{51}
+	return file_quarry_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CloseRegionRequest) GetRegion() uint32 {
@@ -4305,7 +4574,7 @@ type CloseRegionResponse struct {
 
 func (x *CloseRegionResponse) Reset() {
 	*x = CloseRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4317,7 +4586,7 @@ func (x *CloseRegionResponse) String() string {
 func (*CloseRegionResponse) ProtoMessage() {}
 
 func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[52]
+	mi := &file_quarry_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4330,7 +4599,7 @@ func (x *CloseRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRegionResponse.ProtoReflect.Descriptor instead.
 func (*CloseRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{52}
+	return file_quarry_proto_rawDescGZIP(), []int{55}
 }
 
 // DropRegion names the region's epoch too: memory that was opened under a later one stays.
@@ -4345,7 +4614,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4357,7 +4626,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[53]
+	mi := &file_quarry_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4370,7 +4639,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{53}
+	return file_quarry_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DropRegionRequest) GetRegion() uint32 {
@@ -4402,7 +4671,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4414,7 +4683,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[54]
+	mi := &file_quarry_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4427,7 +4696,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{54}
+	return file_quarry_proto_rawDescGZIP(), []int{57}
 }
 
 type FenceRequest struct {
@@ -4440,7 +4709,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4452,7 +4721,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[55]
+	mi := &file_quarry_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4465,7 +4734,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{55}
+	return file_quarry_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *FenceRequest) GetSerials() []uint64 {
@@ -4490,7 +4759,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4502,7 +4771,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[56]
+	mi := &file_quarry_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4515,7 +4784,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{56}
+	return file_quarry_proto_rawDescGZIP(), []int{59}
 }
 
 // WorkPeer is a replica that the program works on.
@@ -4533,7 +4802,7 @@ type WorkPeer struct {
 
 func (x *WorkPeer) Reset() {
 	*x = WorkPeer{}
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4545,7 +4814,7 @@ func (x *WorkPeer) String() string {
 func (*WorkPeer) ProtoMessage() {}
 
 func (x *WorkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[57]
+	mi := &file_quarry_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4558,7 +4827,7 @@ func (x *WorkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPeer.ProtoReflect.Descriptor instead.
 func (*WorkPeer) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{57}
+	return file_quarry_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WorkPeer) GetNode() uint32 {
@@ -4623,7 +4892,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4904,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[58]
+	mi := &file_quarry_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4917,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{58}
+	return file_quarry_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WorkRequest) GetRegion() uint32 {
@@ -4752,7 +5021,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4764,7 +5033,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[59]
+	mi := &file_quarry_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4777,7 +5046,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{59}
+	return file_quarry_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WorkResponse) GetDone() bool {
@@ -4837,7 +5106,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4849,7 +5118,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[60]
+	mi := &file_quarry_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4862,7 +5131,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{60}
+	return file_quarry_proto_rawDescGZIP(), []int{63}
 }
 
 type PingResponse struct {
@@ -4878,7 +5147,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4890,7 +5159,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[61]
+	mi := &file_quarry_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4903,7 +5172,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{61}
+	return file_quarry_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PingResponse) GetId() uint32 {
@@ -4937,7 +5206,7 @@ type AddNodeRequest struct {
 
 func (x *AddNodeRequest) Reset() {
 	*x = AddNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4949,7 +5218,7 @@ func (x *AddNodeRequest) String() string {
 func (*AddNodeRequest) ProtoMessage() {}
 
 func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[62]
+	mi := &file_quarry_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4962,7 +5231,7 @@ func (x *AddNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddNodeRequest.ProtoReflect.Descriptor instead.
 func (*AddNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{62}
+	return file_quarry_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *AddNodeRequest) GetName() string {
@@ -4981,7 +5250,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4993,7 +5262,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[63]
+	mi := &file_quarry_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5006,7 +5275,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{63}
+	return file_quarry_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DrainNodeRequest) GetName() string {
@@ -5026,7 +5295,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5038,7 +5307,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[64]
+	mi := &file_quarry_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5051,7 +5320,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{64}
+	return file_quarry_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -5082,7 +5351,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5094,7 +5363,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[65]
+	mi := &file_quarry_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5107,7 +5376,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{65}
+	return file_quarry_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RemoveNodeRequest) GetName() string {
@@ -5135,14 +5404,17 @@ type SetDefaultsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Replicas of regions and objects; 0: 2 where nodes lie in two failure domains, else 1.
 	// Absent: as it is.
-	Replicas      *uint32 `protobuf:"varint,1,opt,name=replicas,proto3,oneof" json:"replicas,omitempty"`
+	Replicas *uint32 `protobuf:"varint,1,opt,name=replicas,proto3,oneof" json:"replicas,omitempty"`
+	// Quota of the bytes that all jobs of the cluster may have between map and reduce, times their replicas; 0: a quarter of what the
+	// nodes hold, by the default replicas, at least 256 MiB. Absent: as it is.
+	ShuffleBytes  *uint64 `protobuf:"varint,2,opt,name=shuffle_bytes,json=shuffleBytes,proto3,oneof" json:"shuffle_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetDefaultsRequest) Reset() {
 	*x = SetDefaultsRequest{}
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5154,7 +5426,7 @@ func (x *SetDefaultsRequest) String() string {
 func (*SetDefaultsRequest) ProtoMessage() {}
 
 func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[66]
+	mi := &file_quarry_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5167,7 +5439,7 @@ func (x *SetDefaultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsRequest.ProtoReflect.Descriptor instead.
 func (*SetDefaultsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{66}
+	return file_quarry_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetDefaultsRequest) GetReplicas() uint32 {
@@ -5177,17 +5449,26 @@ func (x *SetDefaultsRequest) GetReplicas() uint32 {
 	return 0
 }
 
+func (x *SetDefaultsRequest) GetShuffleBytes() uint64 {
+	if x != nil && x.ShuffleBytes != nil {
+		return *x.ShuffleBytes
+	}
+	return 0
+}
+
 type SetDefaultsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Replicas      uint32                 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
 	Chosen        bool                   `protobuf:"varint,2,opt,name=chosen,proto3" json:"chosen,omitempty"` // by an operator
+	ShuffleBytes  uint64                 `protobuf:"varint,3,opt,name=shuffle_bytes,json=shuffleBytes,proto3" json:"shuffle_bytes,omitempty"`
+	ShuffleChosen bool                   `protobuf:"varint,4,opt,name=shuffle_chosen,json=shuffleChosen,proto3" json:"shuffle_chosen,omitempty"` // by an operator
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetDefaultsResponse) Reset() {
 	*x = SetDefaultsResponse{}
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5199,7 +5480,7 @@ func (x *SetDefaultsResponse) String() string {
 func (*SetDefaultsResponse) ProtoMessage() {}
 
 func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[67]
+	mi := &file_quarry_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5212,7 +5493,7 @@ func (x *SetDefaultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultsResponse.ProtoReflect.Descriptor instead.
 func (*SetDefaultsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{67}
+	return file_quarry_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SetDefaultsResponse) GetReplicas() uint32 {
@@ -5229,6 +5510,20 @@ func (x *SetDefaultsResponse) GetChosen() bool {
 	return false
 }
 
+func (x *SetDefaultsResponse) GetShuffleBytes() uint64 {
+	if x != nil {
+		return x.ShuffleBytes
+	}
+	return 0
+}
+
+func (x *SetDefaultsResponse) GetShuffleChosen() bool {
+	if x != nil {
+		return x.ShuffleChosen
+	}
+	return false
+}
+
 // ForgetNode deletes the record of a node. The node must have been removed, and no region may name it.
 type ForgetNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5239,7 +5534,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5251,7 +5546,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[68]
+	mi := &file_quarry_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5264,7 +5559,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{68}
+	return file_quarry_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ForgetNodeRequest) GetName() string {
@@ -5282,7 +5577,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +5589,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[69]
+	mi := &file_quarry_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +5602,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{69}
+	return file_quarry_proto_rawDescGZIP(), []int{72}
 }
 
 // RemoveRegion deletes a region. The region must be LOST and the field lost must be set: memory of the
@@ -5322,7 +5617,7 @@ type RemoveRegionRequest struct {
 
 func (x *RemoveRegionRequest) Reset() {
 	*x = RemoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5334,7 +5629,7 @@ func (x *RemoveRegionRequest) String() string {
 func (*RemoveRegionRequest) ProtoMessage() {}
 
 func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[70]
+	mi := &file_quarry_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5347,7 +5642,7 @@ func (x *RemoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{70}
+	return file_quarry_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RemoveRegionRequest) GetRegion() uint32 {
@@ -5372,7 +5667,7 @@ type RemoveRegionResponse struct {
 
 func (x *RemoveRegionResponse) Reset() {
 	*x = RemoveRegionResponse{}
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5384,7 +5679,7 @@ func (x *RemoveRegionResponse) String() string {
 func (*RemoveRegionResponse) ProtoMessage() {}
 
 func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[71]
+	mi := &file_quarry_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +5692,7 @@ func (x *RemoveRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRegionResponse.ProtoReflect.Descriptor instead.
 func (*RemoveRegionResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{71}
+	return file_quarry_proto_rawDescGZIP(), []int{74}
 }
 
 type MoveRegionRequest struct {
@@ -5411,7 +5706,7 @@ type MoveRegionRequest struct {
 
 func (x *MoveRegionRequest) Reset() {
 	*x = MoveRegionRequest{}
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5423,7 +5718,7 @@ func (x *MoveRegionRequest) String() string {
 func (*MoveRegionRequest) ProtoMessage() {}
 
 func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[72]
+	mi := &file_quarry_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5436,7 +5731,7 @@ func (x *MoveRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRegionRequest.ProtoReflect.Descriptor instead.
 func (*MoveRegionRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{72}
+	return file_quarry_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *MoveRegionRequest) GetRegion() uint32 {
@@ -5469,7 +5764,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5481,7 +5776,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[73]
+	mi := &file_quarry_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5494,7 +5789,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{73}
+	return file_quarry_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -5515,7 +5810,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5527,7 +5822,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[74]
+	mi := &file_quarry_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5540,7 +5835,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{74}
+	return file_quarry_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Move) GetRegion() uint32 {
@@ -5573,7 +5868,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +5880,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[75]
+	mi := &file_quarry_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +5893,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{75}
+	return file_quarry_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RebalanceResponse) GetMoves() []*Move {
@@ -5616,7 +5911,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5628,7 +5923,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[76]
+	mi := &file_quarry_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5641,7 +5936,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{76}
+	return file_quarry_proto_rawDescGZIP(), []int{79}
 }
 
 type ListKeysRequest struct {
@@ -5652,7 +5947,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5664,7 +5959,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[77]
+	mi := &file_quarry_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5677,7 +5972,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{77}
+	return file_quarry_proto_rawDescGZIP(), []int{80}
 }
 
 // KeyInfo is a signing key as operators see it.
@@ -5692,7 +5987,7 @@ type KeyInfo struct {
 
 func (x *KeyInfo) Reset() {
 	*x = KeyInfo{}
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5704,7 +5999,7 @@ func (x *KeyInfo) String() string {
 func (*KeyInfo) ProtoMessage() {}
 
 func (x *KeyInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[78]
+	mi := &file_quarry_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5717,7 +6012,7 @@ func (x *KeyInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyInfo.ProtoReflect.Descriptor instead.
 func (*KeyInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{78}
+	return file_quarry_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *KeyInfo) GetId() uint64 {
@@ -5751,7 +6046,7 @@ type KeysResponse struct {
 
 func (x *KeysResponse) Reset() {
 	*x = KeysResponse{}
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5763,7 +6058,7 @@ func (x *KeysResponse) String() string {
 func (*KeysResponse) ProtoMessage() {}
 
 func (x *KeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[79]
+	mi := &file_quarry_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5776,7 +6071,7 @@ func (x *KeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysResponse.ProtoReflect.Descriptor instead.
 func (*KeysResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{79}
+	return file_quarry_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *KeysResponse) GetKeys() []*KeyInfo {
@@ -5805,13 +6100,14 @@ type Cluster struct {
 	Moves           []*Move                `protobuf:"bytes,8,rep,name=moves,proto3" json:"moves,omitempty"`                                             // of a rebalance, not carried out yet
 	DefaultReplicas uint32                 `protobuf:"varint,9,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"` // see SetDefaultsRequest
 	LastTenant      uint32                 `protobuf:"varint,10,opt,name=last_tenant,json=lastTenant,proto3" json:"last_tenant,omitempty"`               // number of the tenant that was made last: numbers are used once
+	ShuffleBytes    uint64                 `protobuf:"varint,11,opt,name=shuffle_bytes,json=shuffleBytes,proto3" json:"shuffle_bytes,omitempty"`         // see SetDefaultsRequest
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5823,7 +6119,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[80]
+	mi := &file_quarry_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5836,7 +6132,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{80}
+	return file_quarry_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Cluster) GetUuid() []byte {
@@ -5902,6 +6198,13 @@ func (x *Cluster) GetLastTenant() uint32 {
 	return 0
 }
 
+func (x *Cluster) GetShuffleBytes() uint64 {
+	if x != nil {
+		return x.ShuffleBytes
+	}
+	return 0
+}
+
 // Tenant is a record of its own. The tenant "default" has number 0, and no record until it has a quota.
 type Tenant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5921,7 +6224,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5933,7 +6236,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[81]
+	mi := &file_quarry_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5946,7 +6249,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{81}
+	return file_quarry_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Tenant) GetId() uint32 {
@@ -6018,7 +6321,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6030,7 +6333,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[82]
+	mi := &file_quarry_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6043,7 +6346,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{82}
+	return file_quarry_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Grant) GetIdentity() string {
@@ -6087,7 +6390,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6099,7 +6402,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[83]
+	mi := &file_quarry_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6112,7 +6415,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{83}
+	return file_quarry_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *TenantUse) GetBytes() uint64 {
@@ -6157,7 +6460,7 @@ type SigningKeys struct {
 
 func (x *SigningKeys) Reset() {
 	*x = SigningKeys{}
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6169,7 +6472,7 @@ func (x *SigningKeys) String() string {
 func (*SigningKeys) ProtoMessage() {}
 
 func (x *SigningKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[84]
+	mi := &file_quarry_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6182,7 +6485,7 @@ func (x *SigningKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
 func (*SigningKeys) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{84}
+	return file_quarry_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SigningKeys) GetCurrent() *SigningKey {
@@ -6223,7 +6526,7 @@ type SigningKey struct {
 
 func (x *SigningKey) Reset() {
 	*x = SigningKey{}
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6235,7 +6538,7 @@ func (x *SigningKey) String() string {
 func (*SigningKey) ProtoMessage() {}
 
 func (x *SigningKey) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[85]
+	mi := &file_quarry_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6248,7 +6551,7 @@ func (x *SigningKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
 func (*SigningKey) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{85}
+	return file_quarry_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SigningKey) GetSeed() []byte {
@@ -6273,7 +6576,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6285,7 +6588,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[86]
+	mi := &file_quarry_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6298,7 +6601,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{86}
+	return file_quarry_proto_rawDescGZIP(), []int{89}
 }
 
 type ControllerInfo struct {
@@ -6312,7 +6615,7 @@ type ControllerInfo struct {
 
 func (x *ControllerInfo) Reset() {
 	*x = ControllerInfo{}
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6324,7 +6627,7 @@ func (x *ControllerInfo) String() string {
 func (*ControllerInfo) ProtoMessage() {}
 
 func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[87]
+	mi := &file_quarry_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6337,7 +6640,7 @@ func (x *ControllerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerInfo.ProtoReflect.Descriptor instead.
 func (*ControllerInfo) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{87}
+	return file_quarry_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ControllerInfo) GetName() string {
@@ -6387,7 +6690,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6399,7 +6702,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[88]
+	mi := &file_quarry_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6412,7 +6715,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{88}
+	return file_quarry_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *StatusResponse) GetTable() *Table {
@@ -6525,7 +6828,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6537,7 +6840,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[89]
+	mi := &file_quarry_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6550,7 +6853,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{89}
+	return file_quarry_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Member) GetKind() string {
@@ -6635,7 +6938,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6647,7 +6950,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[90]
+	mi := &file_quarry_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6660,7 +6963,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{90}
+	return file_quarry_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Progress) GetRegion() uint32 {
@@ -6737,7 +7040,7 @@ type InspectNodeRequest struct {
 
 func (x *InspectNodeRequest) Reset() {
 	*x = InspectNodeRequest{}
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6749,7 +7052,7 @@ func (x *InspectNodeRequest) String() string {
 func (*InspectNodeRequest) ProtoMessage() {}
 
 func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[91]
+	mi := &file_quarry_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6762,7 +7065,7 @@ func (x *InspectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeRequest.ProtoReflect.Descriptor instead.
 func (*InspectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{91}
+	return file_quarry_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *InspectNodeRequest) GetNode() uint32 {
@@ -6793,7 +7096,7 @@ type InspectNodeResponse struct {
 
 func (x *InspectNodeResponse) Reset() {
 	*x = InspectNodeResponse{}
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6805,7 +7108,7 @@ func (x *InspectNodeResponse) String() string {
 func (*InspectNodeResponse) ProtoMessage() {}
 
 func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[92]
+	mi := &file_quarry_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6818,7 +7121,7 @@ func (x *InspectNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectNodeResponse.ProtoReflect.Descriptor instead.
 func (*InspectNodeResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{92}
+	return file_quarry_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *InspectNodeResponse) GetRegions() []*RegionMap {
@@ -6876,7 +7179,7 @@ type RegionMap struct {
 
 func (x *RegionMap) Reset() {
 	*x = RegionMap{}
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6888,7 +7191,7 @@ func (x *RegionMap) String() string {
 func (*RegionMap) ProtoMessage() {}
 
 func (x *RegionMap) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[93]
+	mi := &file_quarry_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6901,7 +7204,7 @@ func (x *RegionMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionMap.ProtoReflect.Descriptor instead.
 func (*RegionMap) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{93}
+	return file_quarry_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RegionMap) GetRegion() uint32 {
@@ -6926,7 +7229,7 @@ type ListControllersRequest struct {
 
 func (x *ListControllersRequest) Reset() {
 	*x = ListControllersRequest{}
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6938,7 +7241,7 @@ func (x *ListControllersRequest) String() string {
 func (*ListControllersRequest) ProtoMessage() {}
 
 func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[94]
+	mi := &file_quarry_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6951,7 +7254,7 @@ func (x *ListControllersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersRequest.ProtoReflect.Descriptor instead.
 func (*ListControllersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{94}
+	return file_quarry_proto_rawDescGZIP(), []int{97}
 }
 
 // ControllerMember is a controller as a member of the etcd that the controllers run.
@@ -6970,7 +7273,7 @@ type ControllerMember struct {
 
 func (x *ControllerMember) Reset() {
 	*x = ControllerMember{}
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6982,7 +7285,7 @@ func (x *ControllerMember) String() string {
 func (*ControllerMember) ProtoMessage() {}
 
 func (x *ControllerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[95]
+	mi := &file_quarry_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6995,7 +7298,7 @@ func (x *ControllerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMember.ProtoReflect.Descriptor instead.
 func (*ControllerMember) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{95}
+	return file_quarry_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ControllerMember) GetId() uint64 {
@@ -7060,7 +7363,7 @@ type ListControllersResponse struct {
 
 func (x *ListControllersResponse) Reset() {
 	*x = ListControllersResponse{}
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7072,7 +7375,7 @@ func (x *ListControllersResponse) String() string {
 func (*ListControllersResponse) ProtoMessage() {}
 
 func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[96]
+	mi := &file_quarry_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7085,7 +7388,7 @@ func (x *ListControllersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListControllersResponse.ProtoReflect.Descriptor instead.
 func (*ListControllersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{96}
+	return file_quarry_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListControllersResponse) GetEmbedded() bool {
@@ -7135,7 +7438,7 @@ type AddControllerRequest struct {
 
 func (x *AddControllerRequest) Reset() {
 	*x = AddControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7147,7 +7450,7 @@ func (x *AddControllerRequest) String() string {
 func (*AddControllerRequest) ProtoMessage() {}
 
 func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[97]
+	mi := &file_quarry_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7160,7 +7463,7 @@ func (x *AddControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerRequest.ProtoReflect.Descriptor instead.
 func (*AddControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{97}
+	return file_quarry_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *AddControllerRequest) GetName() string {
@@ -7193,7 +7496,7 @@ type AddControllerResponse struct {
 
 func (x *AddControllerResponse) Reset() {
 	*x = AddControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7205,7 +7508,7 @@ func (x *AddControllerResponse) String() string {
 func (*AddControllerResponse) ProtoMessage() {}
 
 func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[98]
+	mi := &file_quarry_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7218,7 +7521,7 @@ func (x *AddControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddControllerResponse.ProtoReflect.Descriptor instead.
 func (*AddControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{98}
+	return file_quarry_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *AddControllerResponse) GetInitialCluster() string {
@@ -7237,7 +7540,7 @@ type RemoveControllerRequest struct {
 
 func (x *RemoveControllerRequest) Reset() {
 	*x = RemoveControllerRequest{}
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7249,7 +7552,7 @@ func (x *RemoveControllerRequest) String() string {
 func (*RemoveControllerRequest) ProtoMessage() {}
 
 func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[99]
+	mi := &file_quarry_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7262,7 +7565,7 @@ func (x *RemoveControllerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveControllerRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{99}
+	return file_quarry_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RemoveControllerRequest) GetName() string {
@@ -7280,7 +7583,7 @@ type RemoveControllerResponse struct {
 
 func (x *RemoveControllerResponse) Reset() {
 	*x = RemoveControllerResponse{}
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7292,7 +7595,7 @@ func (x *RemoveControllerResponse) String() string {
 func (*RemoveControllerResponse) ProtoMessage() {}
 
 func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[100]
+	mi := &file_quarry_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7305,7 +7608,7 @@ func (x *RemoveControllerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveControllerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveControllerResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{100}
+	return file_quarry_proto_rawDescGZIP(), []int{103}
 }
 
 // Token is what is kept of a token: not the token.
@@ -7322,7 +7625,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7334,7 +7637,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[101]
+	mi := &file_quarry_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7347,7 +7650,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{101}
+	return file_quarry_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *Token) GetId() string {
@@ -7396,7 +7699,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7408,7 +7711,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[102]
+	mi := &file_quarry_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7421,7 +7724,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{102}
+	return file_quarry_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -7455,7 +7758,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7467,7 +7770,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[103]
+	mi := &file_quarry_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7480,7 +7783,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{103}
+	return file_quarry_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -7505,7 +7808,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7517,7 +7820,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[104]
+	mi := &file_quarry_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7530,7 +7833,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{104}
+	return file_quarry_proto_rawDescGZIP(), []int{107}
 }
 
 type ListTokensResponse struct {
@@ -7542,7 +7845,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7554,7 +7857,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[105]
+	mi := &file_quarry_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7567,7 +7870,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{105}
+	return file_quarry_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7586,7 +7889,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7598,7 +7901,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[106]
+	mi := &file_quarry_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7611,7 +7914,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{106}
+	return file_quarry_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -7629,7 +7932,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7641,7 +7944,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[107]
+	mi := &file_quarry_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7654,7 +7957,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{107}
+	return file_quarry_proto_rawDescGZIP(), []int{110}
 }
 
 type CreateTenantRequest struct {
@@ -7669,7 +7972,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7681,7 +7984,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[108]
+	mi := &file_quarry_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7694,7 +7997,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{108}
+	return file_quarry_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -7737,7 +8040,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7749,7 +8052,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[109]
+	mi := &file_quarry_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7762,7 +8065,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{109}
+	return file_quarry_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *SetTenantRequest) GetName() string {
@@ -7803,7 +8106,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7815,7 +8118,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[110]
+	mi := &file_quarry_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7828,7 +8131,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{110}
+	return file_quarry_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *GrantRequest) GetTenant() string {
@@ -7857,7 +8160,7 @@ type RevokeGrantRequest struct {
 
 func (x *RevokeGrantRequest) Reset() {
 	*x = RevokeGrantRequest{}
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7869,7 +8172,7 @@ func (x *RevokeGrantRequest) String() string {
 func (*RevokeGrantRequest) ProtoMessage() {}
 
 func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[111]
+	mi := &file_quarry_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7882,7 +8185,7 @@ func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeGrantRequest.ProtoReflect.Descriptor instead.
 func (*RevokeGrantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{111}
+	return file_quarry_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *RevokeGrantRequest) GetTenant() string {
@@ -7923,7 +8226,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7935,7 +8238,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[112]
+	mi := &file_quarry_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7948,7 +8251,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{112}
+	return file_quarry_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -7978,7 +8281,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7990,7 +8293,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[113]
+	mi := &file_quarry_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8003,7 +8306,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{113}
+	return file_quarry_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *DeleteTenantResponse) GetUnderWay() bool {
@@ -8035,7 +8338,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8047,7 +8350,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[114]
+	mi := &file_quarry_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8060,7 +8363,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{114}
+	return file_quarry_proto_rawDescGZIP(), []int{117}
 }
 
 type ListTenantsResponse struct {
@@ -8072,7 +8375,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8084,7 +8387,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[115]
+	mi := &file_quarry_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8097,7 +8400,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{115}
+	return file_quarry_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -8130,7 +8433,7 @@ type Delegation struct {
 
 func (x *Delegation) Reset() {
 	*x = Delegation{}
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8142,7 +8445,7 @@ func (x *Delegation) String() string {
 func (*Delegation) ProtoMessage() {}
 
 func (x *Delegation) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[116]
+	mi := &file_quarry_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8155,7 +8458,7 @@ func (x *Delegation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delegation.ProtoReflect.Descriptor instead.
 func (*Delegation) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{116}
+	return file_quarry_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *Delegation) GetJob() uint64 {
@@ -8253,7 +8556,7 @@ type DelegateJobRequest struct {
 
 func (x *DelegateJobRequest) Reset() {
 	*x = DelegateJobRequest{}
-	mi := &file_quarry_proto_msgTypes[117]
+	mi := &file_quarry_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8265,7 +8568,7 @@ func (x *DelegateJobRequest) String() string {
 func (*DelegateJobRequest) ProtoMessage() {}
 
 func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[117]
+	mi := &file_quarry_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8278,7 +8581,7 @@ func (x *DelegateJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelegateJobRequest.ProtoReflect.Descriptor instead.
 func (*DelegateJobRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{117}
+	return file_quarry_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DelegateJobRequest) GetJob() uint64 {
@@ -8312,7 +8615,7 @@ type EndDelegationRequest struct {
 
 func (x *EndDelegationRequest) Reset() {
 	*x = EndDelegationRequest{}
-	mi := &file_quarry_proto_msgTypes[118]
+	mi := &file_quarry_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8324,7 +8627,7 @@ func (x *EndDelegationRequest) String() string {
 func (*EndDelegationRequest) ProtoMessage() {}
 
 func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[118]
+	mi := &file_quarry_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8337,7 +8640,7 @@ func (x *EndDelegationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelegationRequest.ProtoReflect.Descriptor instead.
 func (*EndDelegationRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{118}
+	return file_quarry_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *EndDelegationRequest) GetJob() uint64 {
@@ -8362,7 +8665,7 @@ type EndDelegationResponse struct {
 
 func (x *EndDelegationResponse) Reset() {
 	*x = EndDelegationResponse{}
-	mi := &file_quarry_proto_msgTypes[119]
+	mi := &file_quarry_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8374,7 +8677,7 @@ func (x *EndDelegationResponse) String() string {
 func (*EndDelegationResponse) ProtoMessage() {}
 
 func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[119]
+	mi := &file_quarry_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8387,7 +8690,476 @@ func (x *EndDelegationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDelegationResponse.ProtoReflect.Descriptor instead.
 func (*EndDelegationResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{119}
+	return file_quarry_proto_rawDescGZIP(), []int{122}
+}
+
+// QueuedJob is a place in the queue for the quota of records between map and reduce. It is a record of its own.
+type QueuedJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"` // number in its tenant, not 0
+	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	TenantId      uint32                 `protobuf:"varint,3,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`      // SHA-256 of what the job is to do: numbers are used again where the records of jobs were lost
+	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`       // that the job may have, not 0
+	Admitted      bool                   `protobuf:"varint,6,opt,name=admitted,proto3" json:"admitted,omitempty"` // the bytes count
+	QueuedUnixMs  int64                  `protobuf:"varint,7,opt,name=queued_unix_ms,json=queuedUnixMs,proto3" json:"queued_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueuedJob) Reset() {
+	*x = QueuedJob{}
+	mi := &file_quarry_proto_msgTypes[123]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueuedJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueuedJob) ProtoMessage() {}
+
+func (x *QueuedJob) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[123]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueuedJob.ProtoReflect.Descriptor instead.
+func (*QueuedJob) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{123}
+}
+
+func (x *QueuedJob) GetJob() uint64 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *QueuedJob) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *QueuedJob) GetTenantId() uint32 {
+	if x != nil {
+		return x.TenantId
+	}
+	return 0
+}
+
+func (x *QueuedJob) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *QueuedJob) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *QueuedJob) GetAdmitted() bool {
+	if x != nil {
+		return x.Admitted
+	}
+	return false
+}
+
+func (x *QueuedJob) GetQueuedUnixMs() int64 {
+	if x != nil {
+		return x.QueuedUnixMs
+	}
+	return 0
+}
+
+type QueueJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // 32 bytes
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueueJobRequest) Reset() {
+	*x = QueueJobRequest{}
+	mi := &file_quarry_proto_msgTypes[124]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueueJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueueJobRequest) ProtoMessage() {}
+
+func (x *QueueJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[124]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueueJobRequest.ProtoReflect.Descriptor instead.
+func (*QueueJobRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{124}
+}
+
+func (x *QueueJobRequest) GetJob() uint64 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *QueueJobRequest) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *QueueJobRequest) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type QueueJobResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueueJobResponse) Reset() {
+	*x = QueueJobResponse{}
+	mi := &file_quarry_proto_msgTypes[125]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueueJobResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueueJobResponse) ProtoMessage() {}
+
+func (x *QueueJobResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[125]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueueJobResponse.ProtoReflect.Descriptor instead.
+func (*QueueJobResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{125}
+}
+
+type AdmitJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitJobRequest) Reset() {
+	*x = AdmitJobRequest{}
+	mi := &file_quarry_proto_msgTypes[126]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitJobRequest) ProtoMessage() {}
+
+func (x *AdmitJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[126]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitJobRequest.ProtoReflect.Descriptor instead.
+func (*AdmitJobRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{126}
+}
+
+func (x *AdmitJobRequest) GetJob() uint64 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+type AdmitJobResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Admitted      bool                   `protobuf:"varint,1,opt,name=admitted,proto3" json:"admitted,omitempty"`
+	FreeBytes     uint64                 `protobuf:"varint,2,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"` // of the quota, before those of earlier jobs that wait
+	QuotaBytes    uint64                 `protobuf:"varint,3,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitJobResponse) Reset() {
+	*x = AdmitJobResponse{}
+	mi := &file_quarry_proto_msgTypes[127]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitJobResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitJobResponse) ProtoMessage() {}
+
+func (x *AdmitJobResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[127]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitJobResponse.ProtoReflect.Descriptor instead.
+func (*AdmitJobResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{127}
+}
+
+func (x *AdmitJobResponse) GetAdmitted() bool {
+	if x != nil {
+		return x.Admitted
+	}
+	return false
+}
+
+func (x *AdmitJobResponse) GetFreeBytes() uint64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *AdmitJobResponse) GetQuotaBytes() uint64 {
+	if x != nil {
+		return x.QuotaBytes
+	}
+	return 0
+}
+
+type LeaveJobQueueRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaveJobQueueRequest) Reset() {
+	*x = LeaveJobQueueRequest{}
+	mi := &file_quarry_proto_msgTypes[128]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaveJobQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaveJobQueueRequest) ProtoMessage() {}
+
+func (x *LeaveJobQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[128]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaveJobQueueRequest.ProtoReflect.Descriptor instead.
+func (*LeaveJobQueueRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{128}
+}
+
+func (x *LeaveJobQueueRequest) GetJob() uint64 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+type LeaveJobQueueResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaveJobQueueResponse) Reset() {
+	*x = LeaveJobQueueResponse{}
+	mi := &file_quarry_proto_msgTypes[129]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaveJobQueueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaveJobQueueResponse) ProtoMessage() {}
+
+func (x *LeaveJobQueueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[129]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaveJobQueueResponse.ProtoReflect.Descriptor instead.
+func (*LeaveJobQueueResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{129}
+}
+
+type ListJobQueueRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListJobQueueRequest) Reset() {
+	*x = ListJobQueueRequest{}
+	mi := &file_quarry_proto_msgTypes[130]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListJobQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListJobQueueRequest) ProtoMessage() {}
+
+func (x *ListJobQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[130]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListJobQueueRequest.ProtoReflect.Descriptor instead.
+func (*ListJobQueueRequest) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{130}
+}
+
+type ListJobQueueResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	QuotaBytes    uint64                 `protobuf:"varint,1,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
+	UsedBytes     uint64                 `protobuf:"varint,2,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of jobs of all tenants that are admitted
+	Jobs          []*QueuedJob           `protobuf:"bytes,3,rep,name=jobs,proto3" json:"jobs,omitempty"`                             // of the caller's tenant, oldest first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListJobQueueResponse) Reset() {
+	*x = ListJobQueueResponse{}
+	mi := &file_quarry_proto_msgTypes[131]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListJobQueueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListJobQueueResponse) ProtoMessage() {}
+
+func (x *ListJobQueueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quarry_proto_msgTypes[131]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListJobQueueResponse.ProtoReflect.Descriptor instead.
+func (*ListJobQueueResponse) Descriptor() ([]byte, []int) {
+	return file_quarry_proto_rawDescGZIP(), []int{131}
+}
+
+func (x *ListJobQueueResponse) GetQuotaBytes() uint64 {
+	if x != nil {
+		return x.QuotaBytes
+	}
+	return 0
+}
+
+func (x *ListJobQueueResponse) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *ListJobQueueResponse) GetJobs() []*QueuedJob {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
 }
 
 // Worker is a process that runs parts of jobs.
@@ -8403,7 +9175,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_quarry_proto_msgTypes[120]
+	mi := &file_quarry_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8415,7 +9187,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[120]
+	mi := &file_quarry_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8428,7 +9200,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{120}
+	return file_quarry_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *Worker) GetName() string {
@@ -8468,7 +9240,7 @@ type PollJobsRequest struct {
 
 func (x *PollJobsRequest) Reset() {
 	*x = PollJobsRequest{}
-	mi := &file_quarry_proto_msgTypes[121]
+	mi := &file_quarry_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8480,7 +9252,7 @@ func (x *PollJobsRequest) String() string {
 func (*PollJobsRequest) ProtoMessage() {}
 
 func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[121]
+	mi := &file_quarry_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8493,7 +9265,7 @@ func (x *PollJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollJobsRequest.ProtoReflect.Descriptor instead.
 func (*PollJobsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{121}
+	return file_quarry_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *PollJobsRequest) GetWorker() *Worker {
@@ -8514,7 +9286,7 @@ type PollJobsResponse struct {
 
 func (x *PollJobsResponse) Reset() {
 	*x = PollJobsResponse{}
-	mi := &file_quarry_proto_msgTypes[122]
+	mi := &file_quarry_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8526,7 +9298,7 @@ func (x *PollJobsResponse) String() string {
 func (*PollJobsResponse) ProtoMessage() {}
 
 func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[122]
+	mi := &file_quarry_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8539,7 +9311,7 @@ func (x *PollJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollJobsResponse.ProtoReflect.Descriptor instead.
 func (*PollJobsResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{122}
+	return file_quarry_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *PollJobsResponse) GetAll() bool {
@@ -8564,7 +9336,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8576,7 +9348,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[123]
+	mi := &file_quarry_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8589,7 +9361,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{123}
+	return file_quarry_proto_rawDescGZIP(), []int{135}
 }
 
 type ListWorkersResponse struct {
@@ -8601,7 +9373,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8613,7 +9385,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[124]
+	mi := &file_quarry_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8626,7 +9398,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{124}
+	return file_quarry_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*Worker {
@@ -8644,7 +9416,7 @@ type ListUserGrantsRequest struct {
 
 func (x *ListUserGrantsRequest) Reset() {
 	*x = ListUserGrantsRequest{}
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8656,7 +9428,7 @@ func (x *ListUserGrantsRequest) String() string {
 func (*ListUserGrantsRequest) ProtoMessage() {}
 
 func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[125]
+	mi := &file_quarry_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8669,7 +9441,7 @@ func (x *ListUserGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUserGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListUserGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{125}
+	return file_quarry_proto_rawDescGZIP(), []int{137}
 }
 
 type ListAuditRequest struct {
@@ -8681,7 +9453,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_quarry_proto_msgTypes[126]
+	mi := &file_quarry_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8693,7 +9465,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[126]
+	mi := &file_quarry_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8706,7 +9478,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{126}
+	return file_quarry_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListAuditRequest) GetMost() uint32 {
@@ -8725,7 +9497,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_quarry_proto_msgTypes[127]
+	mi := &file_quarry_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8737,7 +9509,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[127]
+	mi := &file_quarry_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8750,7 +9522,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{127}
+	return file_quarry_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -8774,7 +9546,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_quarry_proto_msgTypes[128]
+	mi := &file_quarry_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8786,7 +9558,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_quarry_proto_msgTypes[128]
+	mi := &file_quarry_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8799,7 +9571,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_quarry_proto_rawDescGZIP(), []int{128}
+	return file_quarry_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *AuditEntry) GetUnixMs() int64 {
@@ -8903,7 +9675,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12-\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x17.quarry.v1.ReplicaStateR\x05state\x12\x18\n" +
-	"\aleaving\x18\x04 \x01(\bR\aleaving\"\xe9\x02\n" +
+	"\aleaving\x18\x04 \x01(\bR\aleaving\"\xc1\x03\n" +
 	"\x06Region\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x1d\n" +
@@ -8918,7 +9690,15 @@ const file_quarry_proto_rawDesc = "" +
 	"\rwant_replicas\x18\b \x01(\rR\fwantReplicas\x124\n" +
 	"\tcondition\x18\t \x01(\x0e2\x16.quarry.v1.RegionStateR\tcondition\x12\x16\n" +
 	"\x06tenant\x18\n" +
-	" \x01(\rR\x06tenant\"\xd0\x02\n" +
+	" \x01(\rR\x06tenant\x12)\n" +
+	"\x04kind\x18\v \x01(\x0e2\x15.quarry.v1.RegionKindR\x04kind\x12+\n" +
+	"\x05space\x18\f \x01(\v2\x15.quarry.v1.SpacePlaceR\x05space\"m\n" +
+	"\n" +
+	"SpacePlace\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04base\x18\x02 \x01(\x04R\x04base\x12!\n" +
+	"\fregion_bytes\x18\x03 \x01(\x04R\vregionBytes\x12\x14\n" +
+	"\x05index\x18\x04 \x01(\rR\x05index\"\xd0\x02\n" +
 	"\x05Table\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\fR\acluster\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +
@@ -8934,7 +9714,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x10ReadTableRequest\x12%\n" +
 	"\x0esince_revision\x18\x01 \x01(\x04R\rsinceRevision\":\n" +
 	"\x11WatchTableRequest\x12%\n" +
-	"\x0esince_revision\x18\x01 \x01(\x04R\rsinceRevision\"\xfc\x01\n" +
+	"\x0esince_revision\x18\x01 \x01(\x04R\rsinceRevision\"\xdc\x02\n" +
 	"\x13CreateRegionRequest\x12\x1a\n" +
 	"\breplicas\x18\x01 \x01(\rR\breplicas\x12\x1d\n" +
 	"\n" +
@@ -8944,8 +9724,17 @@ const file_quarry_proto_rawDesc = "" +
 	"durability\x12\x14\n" +
 	"\x05count\x18\x04 \x01(\rR\x05count\x12/\n" +
 	"\x11unless_newer_than\x18\x05 \x01(\rH\x00R\x0funlessNewerThan\x88\x01\x01\x12\x16\n" +
-	"\x06tenant\x18\x06 \x01(\rR\x06tenantB\x14\n" +
-	"\x12_unless_newer_than\"C\n" +
+	"\x06tenant\x18\x06 \x01(\rR\x06tenant\x12+\n" +
+	"\x05space\x18\a \x01(\v2\x15.quarry.v1.SpacePlaceR\x05space\x12\x12\n" +
+	"\x04grow\x18\b \x01(\bR\x04grow\x12\x1d\n" +
+	"\n" +
+	"open_words\x18\t \x01(\bR\topenWordsB\x14\n" +
+	"\x12_unless_newer_than\"@\n" +
+	"\x12DeleteSpaceRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\rR\x06tenant\"/\n" +
+	"\x13DeleteSpaceResponse\x12\x18\n" +
+	"\aregions\x18\x01 \x01(\rR\aregions\"C\n" +
 	"\x14CreateRegionResponse\x12+\n" +
 	"\aregions\x18\x01 \x03(\v2\x11.quarry.v1.RegionR\aregions\"\xa3\x02\n" +
 	"\x12OpenSessionRequest\x12\x12\n" +
@@ -9152,7 +9941,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\x05stuck\x18\x05 \x01(\rR\x05stuck\x12\x17\n" +
 	"\acalm_ms\x18\x06 \x01(\rR\x06calmMs\x12\x14\n" +
 	"\x05pulse\x18\a \x03(\tR\x05pulse\x12\x12\n" +
-	"\x04keys\x18\b \x03(\fR\x04keys\"\xa1\x02\n" +
+	"\x04keys\x18\b \x03(\fR\x04keys\"\xcc\x02\n" +
 	"\x11HostRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x18\n" +
@@ -9166,7 +9955,9 @@ const file_quarry_proto_rawDesc = "" +
 	"\n" +
 	"must_exist\x18\a \x01(\bR\tmustExist\x12'\n" +
 	"\x0fcontroller_term\x18\b \x01(\x04R\x0econtrollerTerm\x12\x14\n" +
-	"\x05epoch\x18\t \x01(\x04R\x05epoch\"\x14\n" +
+	"\x05epoch\x18\t \x01(\x04R\x05epoch\x12)\n" +
+	"\x04kind\x18\n" +
+	" \x01(\x0e2\x15.quarry.v1.RegionKindR\x04kind\"\x14\n" +
 	"\x12HostRegionResponse\"\x82\x01\n" +
 	"\x11OpenRegionRequest\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\rR\x06region\x12\x14\n" +
@@ -9237,13 +10028,17 @@ const file_quarry_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x1f\n" +
 	"\vaccept_loss\x18\x03 \x01(\bR\n" +
-	"acceptLoss\"B\n" +
+	"acceptLoss\"~\n" +
 	"\x12SetDefaultsRequest\x12\x1f\n" +
-	"\breplicas\x18\x01 \x01(\rH\x00R\breplicas\x88\x01\x01B\v\n" +
-	"\t_replicas\"I\n" +
+	"\breplicas\x18\x01 \x01(\rH\x00R\breplicas\x88\x01\x01\x12(\n" +
+	"\rshuffle_bytes\x18\x02 \x01(\x04H\x01R\fshuffleBytes\x88\x01\x01B\v\n" +
+	"\t_replicasB\x10\n" +
+	"\x0e_shuffle_bytes\"\x95\x01\n" +
 	"\x13SetDefaultsResponse\x12\x1a\n" +
 	"\breplicas\x18\x01 \x01(\rR\breplicas\x12\x16\n" +
-	"\x06chosen\x18\x02 \x01(\bR\x06chosen\"'\n" +
+	"\x06chosen\x18\x02 \x01(\bR\x06chosen\x12#\n" +
+	"\rshuffle_bytes\x18\x03 \x01(\x04R\fshuffleBytes\x12%\n" +
+	"\x0eshuffle_chosen\x18\x04 \x01(\bR\rshuffleChosen\"'\n" +
 	"\x11ForgetNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
 	"\x12ForgetNodeResponse\"A\n" +
@@ -9271,7 +10066,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\bsessions\x18\x03 \x01(\rR\bsessions\"P\n" +
 	"\fKeysResponse\x12&\n" +
 	"\x04keys\x18\x01 \x03(\v2\x12.quarry.v1.KeyInfoR\x04keys\x12\x18\n" +
-	"\awaiting\x18\x02 \x03(\tR\awaiting\"\xc9\x02\n" +
+	"\awaiting\x18\x02 \x03(\tR\awaiting\"\xee\x02\n" +
 	"\aCluster\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1b\n" +
 	"\tnext_node\x18\x03 \x01(\rR\bnextNode\x12\x1f\n" +
@@ -9285,7 +10080,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\x10default_replicas\x18\t \x01(\rR\x0fdefaultReplicas\x12\x1f\n" +
 	"\vlast_tenant\x18\n" +
 	" \x01(\rR\n" +
-	"lastTenantJ\x04\b\x02\x10\x03R\n" +
+	"lastTenant\x12#\n" +
+	"\rshuffle_bytes\x18\v \x01(\x04R\fshuffleBytesJ\x04\b\x02\x10\x03R\n" +
 	"ticket_key\"\x83\x02\n" +
 	"\x06Tenant\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
@@ -9482,7 +10278,38 @@ const file_quarry_proto_rawDesc = "" +
 	"\x14EndDelegationRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
 	"\x06revoke\x18\x02 \x01(\bR\x06revoke\"\x17\n" +
-	"\x15EndDelegationResponse\"^\n" +
+	"\x15EndDelegationResponse\"\xc2\x01\n" +
+	"\tQueuedJob\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1b\n" +
+	"\ttenant_id\x18\x03 \x01(\rR\btenantId\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x1a\n" +
+	"\badmitted\x18\x06 \x01(\bR\badmitted\x12$\n" +
+	"\x0equeued_unix_ms\x18\a \x01(\x03R\fqueuedUnixMs\"Q\n" +
+	"\x0fQueueJobRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\x12\n" +
+	"\x10QueueJobResponse\"#\n" +
+	"\x0fAdmitJobRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\"n\n" +
+	"\x10AdmitJobResponse\x12\x1a\n" +
+	"\badmitted\x18\x01 \x01(\bR\badmitted\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\x02 \x01(\x04R\tfreeBytes\x12\x1f\n" +
+	"\vquota_bytes\x18\x03 \x01(\x04R\n" +
+	"quotaBytes\"(\n" +
+	"\x14LeaveJobQueueRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\"\x17\n" +
+	"\x15LeaveJobQueueResponse\"\x15\n" +
+	"\x13ListJobQueueRequest\"\x80\x01\n" +
+	"\x14ListJobQueueResponse\x12\x1f\n" +
+	"\vquota_bytes\x18\x01 \x01(\x04R\n" +
+	"quotaBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x02 \x01(\x04R\tusedBytes\x12(\n" +
+	"\x04jobs\x18\x03 \x03(\v2\x14.quarry.v1.QueuedJobR\x04jobs\"^\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
@@ -9537,7 +10364,12 @@ const file_quarry_proto_rawDesc = "" +
 	"\x15REGION_STATE_CREATING\x10\x04\x12\x19\n" +
 	"\x15REGION_STATE_DEGRADED\x10\x05\x12\x1c\n" +
 	"\x18REGION_STATE_UNAVAILABLE\x10\x06\x12\x18\n" +
-	"\x14REGION_STATE_REMOVED\x10\a*Q\n" +
+	"\x14REGION_STATE_REMOVED\x10\a*T\n" +
+	"\n" +
+	"RegionKind\x12\x15\n" +
+	"\x11REGION_KIND_SLABS\x10\x00\x12\x13\n" +
+	"\x0fREGION_KIND_RAW\x10\x01\x12\x1a\n" +
+	"\x16REGION_KIND_OPEN_SLABS\x10\x02*Q\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x12\n" +
@@ -9556,7 +10388,7 @@ const file_quarry_proto_rawDesc = "" +
 	"\vRIGHT_WRITE\x10\x02\x12\x10\n" +
 	"\fRIGHT_CREATE\x10\x03\x12\x10\n" +
 	"\fRIGHT_DELETE\x10\x04\x12\x0f\n" +
-	"\vRIGHT_ADMIN\x10\x052\x83\x1c\n" +
+	"\vRIGHT_ADMIN\x10\x052\x80\x1f\n" +
 	"\n" +
 	"Controller\x12L\n" +
 	"\vOpenSession\x12\x1d.quarry.v1.OpenSessionRequest\x1a\x1e.quarry.v1.OpenSessionResponse\x12F\n" +
@@ -9569,7 +10401,8 @@ const file_quarry_proto_rawDesc = "" +
 	"\tReadTable\x12\x1b.quarry.v1.ReadTableRequest\x1a\x10.quarry.v1.Table\x12>\n" +
 	"\n" +
 	"WatchTable\x12\x1c.quarry.v1.WatchTableRequest\x1a\x10.quarry.v1.Table0\x01\x12O\n" +
-	"\fCreateRegion\x12\x1e.quarry.v1.CreateRegionRequest\x1a\x1f.quarry.v1.CreateRegionResponse\x12;\n" +
+	"\fCreateRegion\x12\x1e.quarry.v1.CreateRegionRequest\x1a\x1f.quarry.v1.CreateRegionResponse\x12L\n" +
+	"\vDeleteSpace\x12\x1d.quarry.v1.DeleteSpaceRequest\x1a\x1e.quarry.v1.DeleteSpaceResponse\x12;\n" +
 	"\n" +
 	"CreateName\x12\x1c.quarry.v1.CreateNameRequest\x1a\x0f.quarry.v1.Name\x12;\n" +
 	"\n" +
@@ -9609,6 +10442,10 @@ const file_quarry_proto_rawDesc = "" +
 	"\vRevokeGrant\x12\x1d.quarry.v1.RevokeGrantRequest\x1a\x11.quarry.v1.Tenant\x12C\n" +
 	"\vDelegateJob\x12\x1d.quarry.v1.DelegateJobRequest\x1a\x15.quarry.v1.Delegation\x12R\n" +
 	"\rEndDelegation\x12\x1f.quarry.v1.EndDelegationRequest\x1a .quarry.v1.EndDelegationResponse\x12C\n" +
+	"\bQueueJob\x12\x1a.quarry.v1.QueueJobRequest\x1a\x1b.quarry.v1.QueueJobResponse\x12C\n" +
+	"\bAdmitJob\x12\x1a.quarry.v1.AdmitJobRequest\x1a\x1b.quarry.v1.AdmitJobResponse\x12R\n" +
+	"\rLeaveJobQueue\x12\x1f.quarry.v1.LeaveJobQueueRequest\x1a .quarry.v1.LeaveJobQueueResponse\x12O\n" +
+	"\fListJobQueue\x12\x1e.quarry.v1.ListJobQueueRequest\x1a\x1f.quarry.v1.ListJobQueueResponse\x12C\n" +
 	"\bPollJobs\x12\x1a.quarry.v1.PollJobsRequest\x1a\x1b.quarry.v1.PollJobsResponse\x12L\n" +
 	"\vListWorkers\x12\x1d.quarry.v1.ListWorkersRequest\x1a\x1e.quarry.v1.ListWorkersResponse\x12R\n" +
 	"\x0eListUserGrants\x12 .quarry.v1.ListUserGrantsRequest\x1a\x1e.quarry.v1.ListTenantsResponse\x12A\n" +
@@ -9641,336 +10478,364 @@ func file_quarry_proto_rawDescGZIP() []byte {
 	return file_quarry_proto_rawDescData
 }
 
-var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 131)
+var file_quarry_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_quarry_proto_msgTypes = make([]protoimpl.MessageInfo, 143)
 var file_quarry_proto_goTypes = []any{
 	(Provider)(0),                    // 0: quarry.v1.Provider
 	(FabricTLS)(0),                   // 1: quarry.v1.FabricTLS
 	(NodeState)(0),                   // 2: quarry.v1.NodeState
 	(ReplicaState)(0),                // 3: quarry.v1.ReplicaState
 	(RegionState)(0),                 // 4: quarry.v1.RegionState
-	(Durability)(0),                  // 5: quarry.v1.Durability
-	(WorkKind)(0),                    // 6: quarry.v1.WorkKind
-	(Right)(0),                       // 7: quarry.v1.Right
-	(*Endpoint)(nil),                 // 8: quarry.v1.Endpoint
-	(*Node)(nil),                     // 9: quarry.v1.Node
-	(*Persistence)(nil),              // 10: quarry.v1.Persistence
-	(*Numa)(nil),                     // 11: quarry.v1.Numa
-	(*Connected)(nil),                // 12: quarry.v1.Connected
-	(*Replica)(nil),                  // 13: quarry.v1.Replica
-	(*Region)(nil),                   // 14: quarry.v1.Region
-	(*Table)(nil),                    // 15: quarry.v1.Table
-	(*ReadTableRequest)(nil),         // 16: quarry.v1.ReadTableRequest
-	(*WatchTableRequest)(nil),        // 17: quarry.v1.WatchTableRequest
-	(*CreateRegionRequest)(nil),      // 18: quarry.v1.CreateRegionRequest
-	(*CreateRegionResponse)(nil),     // 19: quarry.v1.CreateRegionResponse
-	(*OpenSessionRequest)(nil),       // 20: quarry.v1.OpenSessionRequest
-	(*NodeProgram)(nil),              // 21: quarry.v1.NodeProgram
-	(*Ticket)(nil),                   // 22: quarry.v1.Ticket
-	(*OpenSessionResponse)(nil),      // 23: quarry.v1.OpenSessionResponse
-	(*HeartbeatRequest)(nil),         // 24: quarry.v1.HeartbeatRequest
-	(*NodeTrouble)(nil),              // 25: quarry.v1.NodeTrouble
-	(*HeartbeatResponse)(nil),        // 26: quarry.v1.HeartbeatResponse
-	(*CloseSessionRequest)(nil),      // 27: quarry.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),     // 28: quarry.v1.CloseSessionResponse
-	(*RevokeSessionRequest)(nil),     // 29: quarry.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil),    // 30: quarry.v1.RevokeSessionResponse
-	(*CertifyFenceRequest)(nil),      // 31: quarry.v1.CertifyFenceRequest
-	(*CertifyFenceResponse)(nil),     // 32: quarry.v1.CertifyFenceResponse
-	(*PassRequest)(nil),              // 33: quarry.v1.PassRequest
-	(*PassResponse)(nil),             // 34: quarry.v1.PassResponse
-	(*Session)(nil),                  // 35: quarry.v1.Session
-	(*ListSessionsRequest)(nil),      // 36: quarry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),     // 37: quarry.v1.ListSessionsResponse
-	(*Name)(nil),                     // 38: quarry.v1.Name
-	(*CreateNameRequest)(nil),        // 39: quarry.v1.CreateNameRequest
-	(*LookupNameRequest)(nil),        // 40: quarry.v1.LookupNameRequest
-	(*LookupNamesRequest)(nil),       // 41: quarry.v1.LookupNamesRequest
-	(*LookupNamesResponse)(nil),      // 42: quarry.v1.LookupNamesResponse
-	(*CreateNamesRequest)(nil),       // 43: quarry.v1.CreateNamesRequest
-	(*CreateNamesResponse)(nil),      // 44: quarry.v1.CreateNamesResponse
-	(*SwapNameRequest)(nil),          // 45: quarry.v1.SwapNameRequest
-	(*DeleteNameRequest)(nil),        // 46: quarry.v1.DeleteNameRequest
-	(*DeleteNameResponse)(nil),       // 47: quarry.v1.DeleteNameResponse
-	(*ListNamesRequest)(nil),         // 48: quarry.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),        // 49: quarry.v1.ListNamesResponse
-	(*HostedRegion)(nil),             // 50: quarry.v1.HostedRegion
-	(*RegisterNodeRequest)(nil),      // 51: quarry.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),     // 52: quarry.v1.RegisterNodeResponse
-	(*NodeHeartbeatRequest)(nil),     // 53: quarry.v1.NodeHeartbeatRequest
-	(*NodeHeartbeatResponse)(nil),    // 54: quarry.v1.NodeHeartbeatResponse
-	(*HostRegionRequest)(nil),        // 55: quarry.v1.HostRegionRequest
-	(*HostRegionResponse)(nil),       // 56: quarry.v1.HostRegionResponse
-	(*OpenRegionRequest)(nil),        // 57: quarry.v1.OpenRegionRequest
-	(*OpenRegionResponse)(nil),       // 58: quarry.v1.OpenRegionResponse
-	(*CloseRegionRequest)(nil),       // 59: quarry.v1.CloseRegionRequest
-	(*CloseRegionResponse)(nil),      // 60: quarry.v1.CloseRegionResponse
-	(*DropRegionRequest)(nil),        // 61: quarry.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),       // 62: quarry.v1.DropRegionResponse
-	(*FenceRequest)(nil),             // 63: quarry.v1.FenceRequest
-	(*FenceResponse)(nil),            // 64: quarry.v1.FenceResponse
-	(*WorkPeer)(nil),                 // 65: quarry.v1.WorkPeer
-	(*WorkRequest)(nil),              // 66: quarry.v1.WorkRequest
-	(*WorkResponse)(nil),             // 67: quarry.v1.WorkResponse
-	(*PingRequest)(nil),              // 68: quarry.v1.PingRequest
-	(*PingResponse)(nil),             // 69: quarry.v1.PingResponse
-	(*AddNodeRequest)(nil),           // 70: quarry.v1.AddNodeRequest
-	(*DrainNodeRequest)(nil),         // 71: quarry.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),        // 72: quarry.v1.DrainNodeResponse
-	(*RemoveNodeRequest)(nil),        // 73: quarry.v1.RemoveNodeRequest
-	(*SetDefaultsRequest)(nil),       // 74: quarry.v1.SetDefaultsRequest
-	(*SetDefaultsResponse)(nil),      // 75: quarry.v1.SetDefaultsResponse
-	(*ForgetNodeRequest)(nil),        // 76: quarry.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),       // 77: quarry.v1.ForgetNodeResponse
-	(*RemoveRegionRequest)(nil),      // 78: quarry.v1.RemoveRegionRequest
-	(*RemoveRegionResponse)(nil),     // 79: quarry.v1.RemoveRegionResponse
-	(*MoveRegionRequest)(nil),        // 80: quarry.v1.MoveRegionRequest
-	(*RebalanceRequest)(nil),         // 81: quarry.v1.RebalanceRequest
-	(*Move)(nil),                     // 82: quarry.v1.Move
-	(*RebalanceResponse)(nil),        // 83: quarry.v1.RebalanceResponse
-	(*RotateKeyRequest)(nil),         // 84: quarry.v1.RotateKeyRequest
-	(*ListKeysRequest)(nil),          // 85: quarry.v1.ListKeysRequest
-	(*KeyInfo)(nil),                  // 86: quarry.v1.KeyInfo
-	(*KeysResponse)(nil),             // 87: quarry.v1.KeysResponse
-	(*Cluster)(nil),                  // 88: quarry.v1.Cluster
-	(*Tenant)(nil),                   // 89: quarry.v1.Tenant
-	(*Grant)(nil),                    // 90: quarry.v1.Grant
-	(*TenantUse)(nil),                // 91: quarry.v1.TenantUse
-	(*SigningKeys)(nil),              // 92: quarry.v1.SigningKeys
-	(*SigningKey)(nil),               // 93: quarry.v1.SigningKey
-	(*StatusRequest)(nil),            // 94: quarry.v1.StatusRequest
-	(*ControllerInfo)(nil),           // 95: quarry.v1.ControllerInfo
-	(*StatusResponse)(nil),           // 96: quarry.v1.StatusResponse
-	(*Member)(nil),                   // 97: quarry.v1.Member
-	(*Progress)(nil),                 // 98: quarry.v1.Progress
-	(*InspectNodeRequest)(nil),       // 99: quarry.v1.InspectNodeRequest
-	(*InspectNodeResponse)(nil),      // 100: quarry.v1.InspectNodeResponse
-	(*RegionMap)(nil),                // 101: quarry.v1.RegionMap
-	(*ListControllersRequest)(nil),   // 102: quarry.v1.ListControllersRequest
-	(*ControllerMember)(nil),         // 103: quarry.v1.ControllerMember
-	(*ListControllersResponse)(nil),  // 104: quarry.v1.ListControllersResponse
-	(*AddControllerRequest)(nil),     // 105: quarry.v1.AddControllerRequest
-	(*AddControllerResponse)(nil),    // 106: quarry.v1.AddControllerResponse
-	(*RemoveControllerRequest)(nil),  // 107: quarry.v1.RemoveControllerRequest
-	(*RemoveControllerResponse)(nil), // 108: quarry.v1.RemoveControllerResponse
-	(*Token)(nil),                    // 109: quarry.v1.Token
-	(*CreateTokenRequest)(nil),       // 110: quarry.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),      // 111: quarry.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),        // 112: quarry.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),       // 113: quarry.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),       // 114: quarry.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 115: quarry.v1.RevokeTokenResponse
-	(*CreateTenantRequest)(nil),      // 116: quarry.v1.CreateTenantRequest
-	(*SetTenantRequest)(nil),         // 117: quarry.v1.SetTenantRequest
-	(*GrantRequest)(nil),             // 118: quarry.v1.GrantRequest
-	(*RevokeGrantRequest)(nil),       // 119: quarry.v1.RevokeGrantRequest
-	(*DeleteTenantRequest)(nil),      // 120: quarry.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),     // 121: quarry.v1.DeleteTenantResponse
-	(*ListTenantsRequest)(nil),       // 122: quarry.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 123: quarry.v1.ListTenantsResponse
-	(*Delegation)(nil),               // 124: quarry.v1.Delegation
-	(*DelegateJobRequest)(nil),       // 125: quarry.v1.DelegateJobRequest
-	(*EndDelegationRequest)(nil),     // 126: quarry.v1.EndDelegationRequest
-	(*EndDelegationResponse)(nil),    // 127: quarry.v1.EndDelegationResponse
-	(*Worker)(nil),                   // 128: quarry.v1.Worker
-	(*PollJobsRequest)(nil),          // 129: quarry.v1.PollJobsRequest
-	(*PollJobsResponse)(nil),         // 130: quarry.v1.PollJobsResponse
-	(*ListWorkersRequest)(nil),       // 131: quarry.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),      // 132: quarry.v1.ListWorkersResponse
-	(*ListUserGrantsRequest)(nil),    // 133: quarry.v1.ListUserGrantsRequest
-	(*ListAuditRequest)(nil),         // 134: quarry.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 135: quarry.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 136: quarry.v1.AuditEntry
-	nil,                              // 137: quarry.v1.Name.NotesEntry
-	nil,                              // 138: quarry.v1.InspectNodeResponse.LanesEntry
+	(RegionKind)(0),                  // 5: quarry.v1.RegionKind
+	(Durability)(0),                  // 6: quarry.v1.Durability
+	(WorkKind)(0),                    // 7: quarry.v1.WorkKind
+	(Right)(0),                       // 8: quarry.v1.Right
+	(*Endpoint)(nil),                 // 9: quarry.v1.Endpoint
+	(*Node)(nil),                     // 10: quarry.v1.Node
+	(*Persistence)(nil),              // 11: quarry.v1.Persistence
+	(*Numa)(nil),                     // 12: quarry.v1.Numa
+	(*Connected)(nil),                // 13: quarry.v1.Connected
+	(*Replica)(nil),                  // 14: quarry.v1.Replica
+	(*Region)(nil),                   // 15: quarry.v1.Region
+	(*SpacePlace)(nil),               // 16: quarry.v1.SpacePlace
+	(*Table)(nil),                    // 17: quarry.v1.Table
+	(*ReadTableRequest)(nil),         // 18: quarry.v1.ReadTableRequest
+	(*WatchTableRequest)(nil),        // 19: quarry.v1.WatchTableRequest
+	(*CreateRegionRequest)(nil),      // 20: quarry.v1.CreateRegionRequest
+	(*DeleteSpaceRequest)(nil),       // 21: quarry.v1.DeleteSpaceRequest
+	(*DeleteSpaceResponse)(nil),      // 22: quarry.v1.DeleteSpaceResponse
+	(*CreateRegionResponse)(nil),     // 23: quarry.v1.CreateRegionResponse
+	(*OpenSessionRequest)(nil),       // 24: quarry.v1.OpenSessionRequest
+	(*NodeProgram)(nil),              // 25: quarry.v1.NodeProgram
+	(*Ticket)(nil),                   // 26: quarry.v1.Ticket
+	(*OpenSessionResponse)(nil),      // 27: quarry.v1.OpenSessionResponse
+	(*HeartbeatRequest)(nil),         // 28: quarry.v1.HeartbeatRequest
+	(*NodeTrouble)(nil),              // 29: quarry.v1.NodeTrouble
+	(*HeartbeatResponse)(nil),        // 30: quarry.v1.HeartbeatResponse
+	(*CloseSessionRequest)(nil),      // 31: quarry.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),     // 32: quarry.v1.CloseSessionResponse
+	(*RevokeSessionRequest)(nil),     // 33: quarry.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil),    // 34: quarry.v1.RevokeSessionResponse
+	(*CertifyFenceRequest)(nil),      // 35: quarry.v1.CertifyFenceRequest
+	(*CertifyFenceResponse)(nil),     // 36: quarry.v1.CertifyFenceResponse
+	(*PassRequest)(nil),              // 37: quarry.v1.PassRequest
+	(*PassResponse)(nil),             // 38: quarry.v1.PassResponse
+	(*Session)(nil),                  // 39: quarry.v1.Session
+	(*ListSessionsRequest)(nil),      // 40: quarry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 41: quarry.v1.ListSessionsResponse
+	(*Name)(nil),                     // 42: quarry.v1.Name
+	(*CreateNameRequest)(nil),        // 43: quarry.v1.CreateNameRequest
+	(*LookupNameRequest)(nil),        // 44: quarry.v1.LookupNameRequest
+	(*LookupNamesRequest)(nil),       // 45: quarry.v1.LookupNamesRequest
+	(*LookupNamesResponse)(nil),      // 46: quarry.v1.LookupNamesResponse
+	(*CreateNamesRequest)(nil),       // 47: quarry.v1.CreateNamesRequest
+	(*CreateNamesResponse)(nil),      // 48: quarry.v1.CreateNamesResponse
+	(*SwapNameRequest)(nil),          // 49: quarry.v1.SwapNameRequest
+	(*DeleteNameRequest)(nil),        // 50: quarry.v1.DeleteNameRequest
+	(*DeleteNameResponse)(nil),       // 51: quarry.v1.DeleteNameResponse
+	(*ListNamesRequest)(nil),         // 52: quarry.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),        // 53: quarry.v1.ListNamesResponse
+	(*HostedRegion)(nil),             // 54: quarry.v1.HostedRegion
+	(*RegisterNodeRequest)(nil),      // 55: quarry.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 56: quarry.v1.RegisterNodeResponse
+	(*NodeHeartbeatRequest)(nil),     // 57: quarry.v1.NodeHeartbeatRequest
+	(*NodeHeartbeatResponse)(nil),    // 58: quarry.v1.NodeHeartbeatResponse
+	(*HostRegionRequest)(nil),        // 59: quarry.v1.HostRegionRequest
+	(*HostRegionResponse)(nil),       // 60: quarry.v1.HostRegionResponse
+	(*OpenRegionRequest)(nil),        // 61: quarry.v1.OpenRegionRequest
+	(*OpenRegionResponse)(nil),       // 62: quarry.v1.OpenRegionResponse
+	(*CloseRegionRequest)(nil),       // 63: quarry.v1.CloseRegionRequest
+	(*CloseRegionResponse)(nil),      // 64: quarry.v1.CloseRegionResponse
+	(*DropRegionRequest)(nil),        // 65: quarry.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),       // 66: quarry.v1.DropRegionResponse
+	(*FenceRequest)(nil),             // 67: quarry.v1.FenceRequest
+	(*FenceResponse)(nil),            // 68: quarry.v1.FenceResponse
+	(*WorkPeer)(nil),                 // 69: quarry.v1.WorkPeer
+	(*WorkRequest)(nil),              // 70: quarry.v1.WorkRequest
+	(*WorkResponse)(nil),             // 71: quarry.v1.WorkResponse
+	(*PingRequest)(nil),              // 72: quarry.v1.PingRequest
+	(*PingResponse)(nil),             // 73: quarry.v1.PingResponse
+	(*AddNodeRequest)(nil),           // 74: quarry.v1.AddNodeRequest
+	(*DrainNodeRequest)(nil),         // 75: quarry.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 76: quarry.v1.DrainNodeResponse
+	(*RemoveNodeRequest)(nil),        // 77: quarry.v1.RemoveNodeRequest
+	(*SetDefaultsRequest)(nil),       // 78: quarry.v1.SetDefaultsRequest
+	(*SetDefaultsResponse)(nil),      // 79: quarry.v1.SetDefaultsResponse
+	(*ForgetNodeRequest)(nil),        // 80: quarry.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),       // 81: quarry.v1.ForgetNodeResponse
+	(*RemoveRegionRequest)(nil),      // 82: quarry.v1.RemoveRegionRequest
+	(*RemoveRegionResponse)(nil),     // 83: quarry.v1.RemoveRegionResponse
+	(*MoveRegionRequest)(nil),        // 84: quarry.v1.MoveRegionRequest
+	(*RebalanceRequest)(nil),         // 85: quarry.v1.RebalanceRequest
+	(*Move)(nil),                     // 86: quarry.v1.Move
+	(*RebalanceResponse)(nil),        // 87: quarry.v1.RebalanceResponse
+	(*RotateKeyRequest)(nil),         // 88: quarry.v1.RotateKeyRequest
+	(*ListKeysRequest)(nil),          // 89: quarry.v1.ListKeysRequest
+	(*KeyInfo)(nil),                  // 90: quarry.v1.KeyInfo
+	(*KeysResponse)(nil),             // 91: quarry.v1.KeysResponse
+	(*Cluster)(nil),                  // 92: quarry.v1.Cluster
+	(*Tenant)(nil),                   // 93: quarry.v1.Tenant
+	(*Grant)(nil),                    // 94: quarry.v1.Grant
+	(*TenantUse)(nil),                // 95: quarry.v1.TenantUse
+	(*SigningKeys)(nil),              // 96: quarry.v1.SigningKeys
+	(*SigningKey)(nil),               // 97: quarry.v1.SigningKey
+	(*StatusRequest)(nil),            // 98: quarry.v1.StatusRequest
+	(*ControllerInfo)(nil),           // 99: quarry.v1.ControllerInfo
+	(*StatusResponse)(nil),           // 100: quarry.v1.StatusResponse
+	(*Member)(nil),                   // 101: quarry.v1.Member
+	(*Progress)(nil),                 // 102: quarry.v1.Progress
+	(*InspectNodeRequest)(nil),       // 103: quarry.v1.InspectNodeRequest
+	(*InspectNodeResponse)(nil),      // 104: quarry.v1.InspectNodeResponse
+	(*RegionMap)(nil),                // 105: quarry.v1.RegionMap
+	(*ListControllersRequest)(nil),   // 106: quarry.v1.ListControllersRequest
+	(*ControllerMember)(nil),         // 107: quarry.v1.ControllerMember
+	(*ListControllersResponse)(nil),  // 108: quarry.v1.ListControllersResponse
+	(*AddControllerRequest)(nil),     // 109: quarry.v1.AddControllerRequest
+	(*AddControllerResponse)(nil),    // 110: quarry.v1.AddControllerResponse
+	(*RemoveControllerRequest)(nil),  // 111: quarry.v1.RemoveControllerRequest
+	(*RemoveControllerResponse)(nil), // 112: quarry.v1.RemoveControllerResponse
+	(*Token)(nil),                    // 113: quarry.v1.Token
+	(*CreateTokenRequest)(nil),       // 114: quarry.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),      // 115: quarry.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),        // 116: quarry.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 117: quarry.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 118: quarry.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 119: quarry.v1.RevokeTokenResponse
+	(*CreateTenantRequest)(nil),      // 120: quarry.v1.CreateTenantRequest
+	(*SetTenantRequest)(nil),         // 121: quarry.v1.SetTenantRequest
+	(*GrantRequest)(nil),             // 122: quarry.v1.GrantRequest
+	(*RevokeGrantRequest)(nil),       // 123: quarry.v1.RevokeGrantRequest
+	(*DeleteTenantRequest)(nil),      // 124: quarry.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),     // 125: quarry.v1.DeleteTenantResponse
+	(*ListTenantsRequest)(nil),       // 126: quarry.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 127: quarry.v1.ListTenantsResponse
+	(*Delegation)(nil),               // 128: quarry.v1.Delegation
+	(*DelegateJobRequest)(nil),       // 129: quarry.v1.DelegateJobRequest
+	(*EndDelegationRequest)(nil),     // 130: quarry.v1.EndDelegationRequest
+	(*EndDelegationResponse)(nil),    // 131: quarry.v1.EndDelegationResponse
+	(*QueuedJob)(nil),                // 132: quarry.v1.QueuedJob
+	(*QueueJobRequest)(nil),          // 133: quarry.v1.QueueJobRequest
+	(*QueueJobResponse)(nil),         // 134: quarry.v1.QueueJobResponse
+	(*AdmitJobRequest)(nil),          // 135: quarry.v1.AdmitJobRequest
+	(*AdmitJobResponse)(nil),         // 136: quarry.v1.AdmitJobResponse
+	(*LeaveJobQueueRequest)(nil),     // 137: quarry.v1.LeaveJobQueueRequest
+	(*LeaveJobQueueResponse)(nil),    // 138: quarry.v1.LeaveJobQueueResponse
+	(*ListJobQueueRequest)(nil),      // 139: quarry.v1.ListJobQueueRequest
+	(*ListJobQueueResponse)(nil),     // 140: quarry.v1.ListJobQueueResponse
+	(*Worker)(nil),                   // 141: quarry.v1.Worker
+	(*PollJobsRequest)(nil),          // 142: quarry.v1.PollJobsRequest
+	(*PollJobsResponse)(nil),         // 143: quarry.v1.PollJobsResponse
+	(*ListWorkersRequest)(nil),       // 144: quarry.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),      // 145: quarry.v1.ListWorkersResponse
+	(*ListUserGrantsRequest)(nil),    // 146: quarry.v1.ListUserGrantsRequest
+	(*ListAuditRequest)(nil),         // 147: quarry.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 148: quarry.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 149: quarry.v1.AuditEntry
+	nil,                              // 150: quarry.v1.Name.NotesEntry
+	nil,                              // 151: quarry.v1.InspectNodeResponse.LanesEntry
 }
 var file_quarry_proto_depIdxs = []int32{
 	0,   // 0: quarry.v1.Endpoint.provider:type_name -> quarry.v1.Provider
 	1,   // 1: quarry.v1.Endpoint.tls:type_name -> quarry.v1.FabricTLS
-	8,   // 2: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
+	9,   // 2: quarry.v1.Node.endpoints:type_name -> quarry.v1.Endpoint
 	2,   // 3: quarry.v1.Node.state:type_name -> quarry.v1.NodeState
-	12,  // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
-	10,  // 5: quarry.v1.Node.persistence:type_name -> quarry.v1.Persistence
-	11,  // 6: quarry.v1.Node.numa:type_name -> quarry.v1.Numa
+	13,  // 4: quarry.v1.Node.connected:type_name -> quarry.v1.Connected
+	11,  // 5: quarry.v1.Node.persistence:type_name -> quarry.v1.Persistence
+	12,  // 6: quarry.v1.Node.numa:type_name -> quarry.v1.Numa
 	0,   // 7: quarry.v1.Connected.provider:type_name -> quarry.v1.Provider
 	3,   // 8: quarry.v1.Replica.state:type_name -> quarry.v1.ReplicaState
-	13,  // 9: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
+	14,  // 9: quarry.v1.Region.replicas:type_name -> quarry.v1.Replica
 	4,   // 10: quarry.v1.Region.state:type_name -> quarry.v1.RegionState
-	5,   // 11: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
+	6,   // 11: quarry.v1.Region.durability:type_name -> quarry.v1.Durability
 	4,   // 12: quarry.v1.Region.condition:type_name -> quarry.v1.RegionState
-	9,   // 13: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
-	14,  // 14: quarry.v1.Table.regions:type_name -> quarry.v1.Region
-	5,   // 15: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
-	14,  // 16: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
-	21,  // 17: quarry.v1.OpenSessionRequest.program:type_name -> quarry.v1.NodeProgram
-	22,  // 18: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
-	15,  // 19: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
-	25,  // 20: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
-	22,  // 21: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
-	15,  // 22: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
-	22,  // 23: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
-	35,  // 24: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
-	137, // 25: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
-	38,  // 26: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
-	38,  // 27: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
-	38,  // 28: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
-	38,  // 29: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
-	38,  // 30: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
-	38,  // 31: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
-	9,   // 32: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
-	50,  // 33: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
-	12,  // 34: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
-	5,   // 35: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
-	6,   // 36: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
-	65,  // 37: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
-	22,  // 38: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
-	9,   // 39: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
-	82,  // 40: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
-	86,  // 41: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
-	82,  // 42: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
-	91,  // 43: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
-	90,  // 44: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
-	7,   // 45: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
-	93,  // 46: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
-	93,  // 47: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
-	93,  // 48: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
-	15,  // 49: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
-	95,  // 50: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
-	98,  // 51: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
-	97,  // 52: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
-	89,  // 53: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
-	6,   // 54: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
-	101, // 55: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
-	138, // 56: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
-	103, // 57: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
-	109, // 58: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
-	109, // 59: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
-	90,  // 60: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
-	89,  // 61: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
-	90,  // 62: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
-	128, // 63: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
-	124, // 64: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
-	128, // 65: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
-	136, // 66: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
-	20,  // 67: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
-	24,  // 68: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
-	27,  // 69: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
-	29,  // 70: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
-	31,  // 71: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
-	36,  // 72: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
-	33,  // 73: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
-	16,  // 74: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
-	17,  // 75: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
-	18,  // 76: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
-	39,  // 77: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
-	40,  // 78: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
-	41,  // 79: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
-	43,  // 80: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
-	45,  // 81: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
-	46,  // 82: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
-	48,  // 83: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
-	51,  // 84: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
-	53,  // 85: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
-	70,  // 86: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
-	71,  // 87: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
-	73,  // 88: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
-	74,  // 89: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
-	76,  // 90: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
-	78,  // 91: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
-	80,  // 92: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
-	81,  // 93: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
-	102, // 94: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
-	105, // 95: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
-	107, // 96: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
-	110, // 97: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
-	112, // 98: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
-	114, // 99: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
-	134, // 100: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
-	116, // 101: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
-	117, // 102: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
-	120, // 103: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
-	122, // 104: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
-	118, // 105: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
-	119, // 106: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
-	125, // 107: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
-	126, // 108: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
-	129, // 109: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
-	131, // 110: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
-	133, // 111: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
-	84,  // 112: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
-	85,  // 113: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
-	94,  // 114: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
-	99,  // 115: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
-	55,  // 116: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
-	57,  // 117: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
-	59,  // 118: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
-	61,  // 119: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
-	63,  // 120: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
-	66,  // 121: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
-	68,  // 122: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
-	99,  // 123: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
-	23,  // 124: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
-	26,  // 125: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
-	28,  // 126: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
-	30,  // 127: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
-	32,  // 128: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
-	37,  // 129: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
-	34,  // 130: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
-	15,  // 131: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
-	15,  // 132: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
-	19,  // 133: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
-	38,  // 134: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
-	38,  // 135: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
-	42,  // 136: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
-	44,  // 137: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
-	38,  // 138: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
-	47,  // 139: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
-	49,  // 140: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
-	52,  // 141: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
-	54,  // 142: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
-	9,   // 143: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
-	72,  // 144: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
-	9,   // 145: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
-	75,  // 146: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
-	77,  // 147: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
-	79,  // 148: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
-	14,  // 149: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
-	83,  // 150: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
-	104, // 151: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
-	106, // 152: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
-	108, // 153: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
-	111, // 154: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
-	113, // 155: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
-	115, // 156: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
-	135, // 157: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
-	89,  // 158: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
-	89,  // 159: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
-	121, // 160: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
-	123, // 161: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
-	89,  // 162: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
-	89,  // 163: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
-	124, // 164: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
-	127, // 165: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
-	130, // 166: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
-	132, // 167: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
-	123, // 168: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
-	87,  // 169: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
-	87,  // 170: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
-	96,  // 171: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
-	100, // 172: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
-	56,  // 173: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
-	58,  // 174: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
-	60,  // 175: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
-	62,  // 176: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
-	64,  // 177: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
-	67,  // 178: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
-	69,  // 179: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
-	100, // 180: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
-	124, // [124:181] is the sub-list for method output_type
-	67,  // [67:124] is the sub-list for method input_type
-	67,  // [67:67] is the sub-list for extension type_name
-	67,  // [67:67] is the sub-list for extension extendee
-	0,   // [0:67] is the sub-list for field type_name
+	5,   // 13: quarry.v1.Region.kind:type_name -> quarry.v1.RegionKind
+	16,  // 14: quarry.v1.Region.space:type_name -> quarry.v1.SpacePlace
+	10,  // 15: quarry.v1.Table.nodes:type_name -> quarry.v1.Node
+	15,  // 16: quarry.v1.Table.regions:type_name -> quarry.v1.Region
+	6,   // 17: quarry.v1.CreateRegionRequest.durability:type_name -> quarry.v1.Durability
+	16,  // 18: quarry.v1.CreateRegionRequest.space:type_name -> quarry.v1.SpacePlace
+	15,  // 19: quarry.v1.CreateRegionResponse.regions:type_name -> quarry.v1.Region
+	25,  // 20: quarry.v1.OpenSessionRequest.program:type_name -> quarry.v1.NodeProgram
+	26,  // 21: quarry.v1.OpenSessionResponse.ticket:type_name -> quarry.v1.Ticket
+	17,  // 22: quarry.v1.OpenSessionResponse.table:type_name -> quarry.v1.Table
+	29,  // 23: quarry.v1.HeartbeatRequest.troubles:type_name -> quarry.v1.NodeTrouble
+	26,  // 24: quarry.v1.HeartbeatRequest.ticket:type_name -> quarry.v1.Ticket
+	17,  // 25: quarry.v1.HeartbeatResponse.table:type_name -> quarry.v1.Table
+	26,  // 26: quarry.v1.HeartbeatResponse.ticket:type_name -> quarry.v1.Ticket
+	39,  // 27: quarry.v1.ListSessionsResponse.sessions:type_name -> quarry.v1.Session
+	150, // 28: quarry.v1.Name.notes:type_name -> quarry.v1.Name.NotesEntry
+	42,  // 29: quarry.v1.CreateNameRequest.name:type_name -> quarry.v1.Name
+	42,  // 30: quarry.v1.LookupNamesResponse.names:type_name -> quarry.v1.Name
+	42,  // 31: quarry.v1.CreateNamesRequest.names:type_name -> quarry.v1.Name
+	42,  // 32: quarry.v1.CreateNamesResponse.names:type_name -> quarry.v1.Name
+	42,  // 33: quarry.v1.SwapNameRequest.name:type_name -> quarry.v1.Name
+	42,  // 34: quarry.v1.ListNamesResponse.names:type_name -> quarry.v1.Name
+	10,  // 35: quarry.v1.RegisterNodeRequest.node:type_name -> quarry.v1.Node
+	54,  // 36: quarry.v1.RegisterNodeRequest.found:type_name -> quarry.v1.HostedRegion
+	13,  // 37: quarry.v1.NodeHeartbeatRequest.connected:type_name -> quarry.v1.Connected
+	6,   // 38: quarry.v1.HostRegionRequest.durability:type_name -> quarry.v1.Durability
+	5,   // 39: quarry.v1.HostRegionRequest.kind:type_name -> quarry.v1.RegionKind
+	7,   // 40: quarry.v1.WorkRequest.kind:type_name -> quarry.v1.WorkKind
+	69,  // 41: quarry.v1.WorkRequest.peers:type_name -> quarry.v1.WorkPeer
+	26,  // 42: quarry.v1.WorkRequest.ticket:type_name -> quarry.v1.Ticket
+	10,  // 43: quarry.v1.DrainNodeResponse.node:type_name -> quarry.v1.Node
+	86,  // 44: quarry.v1.RebalanceResponse.moves:type_name -> quarry.v1.Move
+	90,  // 45: quarry.v1.KeysResponse.keys:type_name -> quarry.v1.KeyInfo
+	86,  // 46: quarry.v1.Cluster.moves:type_name -> quarry.v1.Move
+	95,  // 47: quarry.v1.Tenant.use:type_name -> quarry.v1.TenantUse
+	94,  // 48: quarry.v1.Tenant.grants:type_name -> quarry.v1.Grant
+	8,   // 49: quarry.v1.Grant.rights:type_name -> quarry.v1.Right
+	97,  // 50: quarry.v1.SigningKeys.current:type_name -> quarry.v1.SigningKey
+	97,  // 51: quarry.v1.SigningKeys.next:type_name -> quarry.v1.SigningKey
+	97,  // 52: quarry.v1.SigningKeys.previous:type_name -> quarry.v1.SigningKey
+	17,  // 53: quarry.v1.StatusResponse.table:type_name -> quarry.v1.Table
+	99,  // 54: quarry.v1.StatusResponse.controllers:type_name -> quarry.v1.ControllerInfo
+	102, // 55: quarry.v1.StatusResponse.progress:type_name -> quarry.v1.Progress
+	101, // 56: quarry.v1.StatusResponse.members:type_name -> quarry.v1.Member
+	93,  // 57: quarry.v1.StatusResponse.tenants:type_name -> quarry.v1.Tenant
+	7,   // 58: quarry.v1.Progress.kind:type_name -> quarry.v1.WorkKind
+	105, // 59: quarry.v1.InspectNodeResponse.regions:type_name -> quarry.v1.RegionMap
+	151, // 60: quarry.v1.InspectNodeResponse.lanes:type_name -> quarry.v1.InspectNodeResponse.LanesEntry
+	107, // 61: quarry.v1.ListControllersResponse.members:type_name -> quarry.v1.ControllerMember
+	113, // 62: quarry.v1.CreateTokenResponse.token:type_name -> quarry.v1.Token
+	113, // 63: quarry.v1.ListTokensResponse.tokens:type_name -> quarry.v1.Token
+	94,  // 64: quarry.v1.GrantRequest.grant:type_name -> quarry.v1.Grant
+	93,  // 65: quarry.v1.ListTenantsResponse.tenants:type_name -> quarry.v1.Tenant
+	94,  // 66: quarry.v1.Delegation.grants:type_name -> quarry.v1.Grant
+	132, // 67: quarry.v1.ListJobQueueResponse.jobs:type_name -> quarry.v1.QueuedJob
+	141, // 68: quarry.v1.PollJobsRequest.worker:type_name -> quarry.v1.Worker
+	128, // 69: quarry.v1.PollJobsResponse.jobs:type_name -> quarry.v1.Delegation
+	141, // 70: quarry.v1.ListWorkersResponse.workers:type_name -> quarry.v1.Worker
+	149, // 71: quarry.v1.ListAuditResponse.entries:type_name -> quarry.v1.AuditEntry
+	24,  // 72: quarry.v1.Controller.OpenSession:input_type -> quarry.v1.OpenSessionRequest
+	28,  // 73: quarry.v1.Controller.Heartbeat:input_type -> quarry.v1.HeartbeatRequest
+	31,  // 74: quarry.v1.Controller.CloseSession:input_type -> quarry.v1.CloseSessionRequest
+	33,  // 75: quarry.v1.Controller.RevokeSession:input_type -> quarry.v1.RevokeSessionRequest
+	35,  // 76: quarry.v1.Controller.CertifyFence:input_type -> quarry.v1.CertifyFenceRequest
+	40,  // 77: quarry.v1.Controller.ListSessions:input_type -> quarry.v1.ListSessionsRequest
+	37,  // 78: quarry.v1.Controller.Pass:input_type -> quarry.v1.PassRequest
+	18,  // 79: quarry.v1.Controller.ReadTable:input_type -> quarry.v1.ReadTableRequest
+	19,  // 80: quarry.v1.Controller.WatchTable:input_type -> quarry.v1.WatchTableRequest
+	20,  // 81: quarry.v1.Controller.CreateRegion:input_type -> quarry.v1.CreateRegionRequest
+	21,  // 82: quarry.v1.Controller.DeleteSpace:input_type -> quarry.v1.DeleteSpaceRequest
+	43,  // 83: quarry.v1.Controller.CreateName:input_type -> quarry.v1.CreateNameRequest
+	44,  // 84: quarry.v1.Controller.LookupName:input_type -> quarry.v1.LookupNameRequest
+	45,  // 85: quarry.v1.Controller.LookupNames:input_type -> quarry.v1.LookupNamesRequest
+	47,  // 86: quarry.v1.Controller.CreateNames:input_type -> quarry.v1.CreateNamesRequest
+	49,  // 87: quarry.v1.Controller.SwapName:input_type -> quarry.v1.SwapNameRequest
+	50,  // 88: quarry.v1.Controller.DeleteName:input_type -> quarry.v1.DeleteNameRequest
+	52,  // 89: quarry.v1.Controller.ListNames:input_type -> quarry.v1.ListNamesRequest
+	55,  // 90: quarry.v1.Controller.RegisterNode:input_type -> quarry.v1.RegisterNodeRequest
+	57,  // 91: quarry.v1.Controller.NodeHeartbeat:input_type -> quarry.v1.NodeHeartbeatRequest
+	74,  // 92: quarry.v1.Controller.AddNode:input_type -> quarry.v1.AddNodeRequest
+	75,  // 93: quarry.v1.Controller.DrainNode:input_type -> quarry.v1.DrainNodeRequest
+	77,  // 94: quarry.v1.Controller.RemoveNode:input_type -> quarry.v1.RemoveNodeRequest
+	78,  // 95: quarry.v1.Controller.SetDefaults:input_type -> quarry.v1.SetDefaultsRequest
+	80,  // 96: quarry.v1.Controller.ForgetNode:input_type -> quarry.v1.ForgetNodeRequest
+	82,  // 97: quarry.v1.Controller.RemoveRegion:input_type -> quarry.v1.RemoveRegionRequest
+	84,  // 98: quarry.v1.Controller.MoveRegion:input_type -> quarry.v1.MoveRegionRequest
+	85,  // 99: quarry.v1.Controller.Rebalance:input_type -> quarry.v1.RebalanceRequest
+	106, // 100: quarry.v1.Controller.ListControllers:input_type -> quarry.v1.ListControllersRequest
+	109, // 101: quarry.v1.Controller.AddController:input_type -> quarry.v1.AddControllerRequest
+	111, // 102: quarry.v1.Controller.RemoveController:input_type -> quarry.v1.RemoveControllerRequest
+	114, // 103: quarry.v1.Controller.CreateToken:input_type -> quarry.v1.CreateTokenRequest
+	116, // 104: quarry.v1.Controller.ListTokens:input_type -> quarry.v1.ListTokensRequest
+	118, // 105: quarry.v1.Controller.RevokeToken:input_type -> quarry.v1.RevokeTokenRequest
+	147, // 106: quarry.v1.Controller.ListAudit:input_type -> quarry.v1.ListAuditRequest
+	120, // 107: quarry.v1.Controller.CreateTenant:input_type -> quarry.v1.CreateTenantRequest
+	121, // 108: quarry.v1.Controller.SetTenant:input_type -> quarry.v1.SetTenantRequest
+	124, // 109: quarry.v1.Controller.DeleteTenant:input_type -> quarry.v1.DeleteTenantRequest
+	126, // 110: quarry.v1.Controller.ListTenants:input_type -> quarry.v1.ListTenantsRequest
+	122, // 111: quarry.v1.Controller.Grant:input_type -> quarry.v1.GrantRequest
+	123, // 112: quarry.v1.Controller.RevokeGrant:input_type -> quarry.v1.RevokeGrantRequest
+	129, // 113: quarry.v1.Controller.DelegateJob:input_type -> quarry.v1.DelegateJobRequest
+	130, // 114: quarry.v1.Controller.EndDelegation:input_type -> quarry.v1.EndDelegationRequest
+	133, // 115: quarry.v1.Controller.QueueJob:input_type -> quarry.v1.QueueJobRequest
+	135, // 116: quarry.v1.Controller.AdmitJob:input_type -> quarry.v1.AdmitJobRequest
+	137, // 117: quarry.v1.Controller.LeaveJobQueue:input_type -> quarry.v1.LeaveJobQueueRequest
+	139, // 118: quarry.v1.Controller.ListJobQueue:input_type -> quarry.v1.ListJobQueueRequest
+	142, // 119: quarry.v1.Controller.PollJobs:input_type -> quarry.v1.PollJobsRequest
+	144, // 120: quarry.v1.Controller.ListWorkers:input_type -> quarry.v1.ListWorkersRequest
+	146, // 121: quarry.v1.Controller.ListUserGrants:input_type -> quarry.v1.ListUserGrantsRequest
+	88,  // 122: quarry.v1.Controller.RotateKey:input_type -> quarry.v1.RotateKeyRequest
+	89,  // 123: quarry.v1.Controller.ListKeys:input_type -> quarry.v1.ListKeysRequest
+	98,  // 124: quarry.v1.Controller.Status:input_type -> quarry.v1.StatusRequest
+	103, // 125: quarry.v1.Controller.InspectNode:input_type -> quarry.v1.InspectNodeRequest
+	59,  // 126: quarry.v1.Agent.HostRegion:input_type -> quarry.v1.HostRegionRequest
+	61,  // 127: quarry.v1.Agent.OpenRegion:input_type -> quarry.v1.OpenRegionRequest
+	63,  // 128: quarry.v1.Agent.CloseRegion:input_type -> quarry.v1.CloseRegionRequest
+	65,  // 129: quarry.v1.Agent.DropRegion:input_type -> quarry.v1.DropRegionRequest
+	67,  // 130: quarry.v1.Agent.Fence:input_type -> quarry.v1.FenceRequest
+	70,  // 131: quarry.v1.Agent.Work:input_type -> quarry.v1.WorkRequest
+	72,  // 132: quarry.v1.Agent.Ping:input_type -> quarry.v1.PingRequest
+	103, // 133: quarry.v1.Agent.Inspect:input_type -> quarry.v1.InspectNodeRequest
+	27,  // 134: quarry.v1.Controller.OpenSession:output_type -> quarry.v1.OpenSessionResponse
+	30,  // 135: quarry.v1.Controller.Heartbeat:output_type -> quarry.v1.HeartbeatResponse
+	32,  // 136: quarry.v1.Controller.CloseSession:output_type -> quarry.v1.CloseSessionResponse
+	34,  // 137: quarry.v1.Controller.RevokeSession:output_type -> quarry.v1.RevokeSessionResponse
+	36,  // 138: quarry.v1.Controller.CertifyFence:output_type -> quarry.v1.CertifyFenceResponse
+	41,  // 139: quarry.v1.Controller.ListSessions:output_type -> quarry.v1.ListSessionsResponse
+	38,  // 140: quarry.v1.Controller.Pass:output_type -> quarry.v1.PassResponse
+	17,  // 141: quarry.v1.Controller.ReadTable:output_type -> quarry.v1.Table
+	17,  // 142: quarry.v1.Controller.WatchTable:output_type -> quarry.v1.Table
+	23,  // 143: quarry.v1.Controller.CreateRegion:output_type -> quarry.v1.CreateRegionResponse
+	22,  // 144: quarry.v1.Controller.DeleteSpace:output_type -> quarry.v1.DeleteSpaceResponse
+	42,  // 145: quarry.v1.Controller.CreateName:output_type -> quarry.v1.Name
+	42,  // 146: quarry.v1.Controller.LookupName:output_type -> quarry.v1.Name
+	46,  // 147: quarry.v1.Controller.LookupNames:output_type -> quarry.v1.LookupNamesResponse
+	48,  // 148: quarry.v1.Controller.CreateNames:output_type -> quarry.v1.CreateNamesResponse
+	42,  // 149: quarry.v1.Controller.SwapName:output_type -> quarry.v1.Name
+	51,  // 150: quarry.v1.Controller.DeleteName:output_type -> quarry.v1.DeleteNameResponse
+	53,  // 151: quarry.v1.Controller.ListNames:output_type -> quarry.v1.ListNamesResponse
+	56,  // 152: quarry.v1.Controller.RegisterNode:output_type -> quarry.v1.RegisterNodeResponse
+	58,  // 153: quarry.v1.Controller.NodeHeartbeat:output_type -> quarry.v1.NodeHeartbeatResponse
+	10,  // 154: quarry.v1.Controller.AddNode:output_type -> quarry.v1.Node
+	76,  // 155: quarry.v1.Controller.DrainNode:output_type -> quarry.v1.DrainNodeResponse
+	10,  // 156: quarry.v1.Controller.RemoveNode:output_type -> quarry.v1.Node
+	79,  // 157: quarry.v1.Controller.SetDefaults:output_type -> quarry.v1.SetDefaultsResponse
+	81,  // 158: quarry.v1.Controller.ForgetNode:output_type -> quarry.v1.ForgetNodeResponse
+	83,  // 159: quarry.v1.Controller.RemoveRegion:output_type -> quarry.v1.RemoveRegionResponse
+	15,  // 160: quarry.v1.Controller.MoveRegion:output_type -> quarry.v1.Region
+	87,  // 161: quarry.v1.Controller.Rebalance:output_type -> quarry.v1.RebalanceResponse
+	108, // 162: quarry.v1.Controller.ListControllers:output_type -> quarry.v1.ListControllersResponse
+	110, // 163: quarry.v1.Controller.AddController:output_type -> quarry.v1.AddControllerResponse
+	112, // 164: quarry.v1.Controller.RemoveController:output_type -> quarry.v1.RemoveControllerResponse
+	115, // 165: quarry.v1.Controller.CreateToken:output_type -> quarry.v1.CreateTokenResponse
+	117, // 166: quarry.v1.Controller.ListTokens:output_type -> quarry.v1.ListTokensResponse
+	119, // 167: quarry.v1.Controller.RevokeToken:output_type -> quarry.v1.RevokeTokenResponse
+	148, // 168: quarry.v1.Controller.ListAudit:output_type -> quarry.v1.ListAuditResponse
+	93,  // 169: quarry.v1.Controller.CreateTenant:output_type -> quarry.v1.Tenant
+	93,  // 170: quarry.v1.Controller.SetTenant:output_type -> quarry.v1.Tenant
+	125, // 171: quarry.v1.Controller.DeleteTenant:output_type -> quarry.v1.DeleteTenantResponse
+	127, // 172: quarry.v1.Controller.ListTenants:output_type -> quarry.v1.ListTenantsResponse
+	93,  // 173: quarry.v1.Controller.Grant:output_type -> quarry.v1.Tenant
+	93,  // 174: quarry.v1.Controller.RevokeGrant:output_type -> quarry.v1.Tenant
+	128, // 175: quarry.v1.Controller.DelegateJob:output_type -> quarry.v1.Delegation
+	131, // 176: quarry.v1.Controller.EndDelegation:output_type -> quarry.v1.EndDelegationResponse
+	134, // 177: quarry.v1.Controller.QueueJob:output_type -> quarry.v1.QueueJobResponse
+	136, // 178: quarry.v1.Controller.AdmitJob:output_type -> quarry.v1.AdmitJobResponse
+	138, // 179: quarry.v1.Controller.LeaveJobQueue:output_type -> quarry.v1.LeaveJobQueueResponse
+	140, // 180: quarry.v1.Controller.ListJobQueue:output_type -> quarry.v1.ListJobQueueResponse
+	143, // 181: quarry.v1.Controller.PollJobs:output_type -> quarry.v1.PollJobsResponse
+	145, // 182: quarry.v1.Controller.ListWorkers:output_type -> quarry.v1.ListWorkersResponse
+	127, // 183: quarry.v1.Controller.ListUserGrants:output_type -> quarry.v1.ListTenantsResponse
+	91,  // 184: quarry.v1.Controller.RotateKey:output_type -> quarry.v1.KeysResponse
+	91,  // 185: quarry.v1.Controller.ListKeys:output_type -> quarry.v1.KeysResponse
+	100, // 186: quarry.v1.Controller.Status:output_type -> quarry.v1.StatusResponse
+	104, // 187: quarry.v1.Controller.InspectNode:output_type -> quarry.v1.InspectNodeResponse
+	60,  // 188: quarry.v1.Agent.HostRegion:output_type -> quarry.v1.HostRegionResponse
+	62,  // 189: quarry.v1.Agent.OpenRegion:output_type -> quarry.v1.OpenRegionResponse
+	64,  // 190: quarry.v1.Agent.CloseRegion:output_type -> quarry.v1.CloseRegionResponse
+	66,  // 191: quarry.v1.Agent.DropRegion:output_type -> quarry.v1.DropRegionResponse
+	68,  // 192: quarry.v1.Agent.Fence:output_type -> quarry.v1.FenceResponse
+	71,  // 193: quarry.v1.Agent.Work:output_type -> quarry.v1.WorkResponse
+	73,  // 194: quarry.v1.Agent.Ping:output_type -> quarry.v1.PingResponse
+	104, // 195: quarry.v1.Agent.Inspect:output_type -> quarry.v1.InspectNodeResponse
+	134, // [134:196] is the sub-list for method output_type
+	72,  // [72:134] is the sub-list for method input_type
+	72,  // [72:72] is the sub-list for extension type_name
+	72,  // [72:72] is the sub-list for extension extendee
+	0,   // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_quarry_proto_init() }
@@ -9980,19 +10845,19 @@ func file_quarry_proto_init() {
 	}
 	file_quarry_proto_msgTypes[1].OneofWrappers = []any{}
 	file_quarry_proto_msgTypes[3].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[10].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[45].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[66].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[91].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[109].OneofWrappers = []any{}
-	file_quarry_proto_msgTypes[111].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[11].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[48].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[69].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[94].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[112].OneofWrappers = []any{}
+	file_quarry_proto_msgTypes[114].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quarry_proto_rawDesc), len(file_quarry_proto_rawDesc)),
-			NumEnums:      8,
-			NumMessages:   131,
+			NumEnums:      9,
+			NumMessages:   143,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

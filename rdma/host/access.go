@@ -30,6 +30,7 @@ type Limits struct {
 	LanesPerSession int           // connections of one session; 256
 	Offences        uint64        // refusals that a correct client does not cause, before its session is ended; 1000
 	Mailboxes       int           // of all sessions, 132 KiB each; 1024
+	Watches         int           // words that all sessions watch, some 64 bytes each; 262144, one session at most a quarter
 	KillAfter       time.Duration // how long a shm client may stay inside a chain, or keep memory, when its access has been taken away; 2 s
 }
 
@@ -45,6 +46,17 @@ const (
 	ProgramLane     = 1 << 31
 	programSessions = 64
 	programLanes    = 1024
+
+	// WatchLane and the number behind it are of the connections over which a session watches words: they do not count
+	// towards the lanes that its ticket allows.
+	WatchLane = 1 << 30
+	// WatchLanes is how many of them there are.
+	WatchLanes = 2
+	// CallLane and the numbers behind it are of the connections over which a worker takes calls: CallLanes of them, which
+	// do not count either.
+	CallLane  = WatchLane + WatchLanes
+	CallLanes = 16
+	endOfHeld = CallLane + CallLanes
 )
 
 // Room says whether a lane with that number may be admitted where there are so many sessions and
@@ -70,6 +82,9 @@ func (l Limits) withDefaults() Limits {
 	if l.Mailboxes == 0 {
 		l.Mailboxes = 1024
 	}
+	if l.Watches == 0 {
+		l.Watches = 1 << 18
+	}
 	if l.Offences == 0 {
 		l.Offences = 1000
 	}
@@ -90,6 +105,7 @@ type Access struct {
 	onKill func(pid int, why string) // may be nil; set before anything is served
 	// procedures by number, that clients call by messages; set before anything is served
 	procedures map[uint16]Procedure
+	watches    watches // words that clients watch; with a lock of its own
 
 	mu        sync.Mutex             // guards what follows, and the slots of all lanes; never held while a chain is awaited
 	regions   map[uint32]*region     // every region that was ever served or closed here: epochs must not fall
@@ -98,6 +114,7 @@ type Access struct {
 	holdings  map[uint64]*holding    // by serial, until the session has ended and its processes hold nothing
 	ended     Ended
 	closed    bool  // Close has begun: nothing is admitted or served any more
+	withdrawn bool  // Withdraw has begun: no session entitles a process to memory any more
 	lanes     int   // of all sessions
 	past      Usage // of lanes that have left
 }
@@ -127,7 +144,7 @@ type session struct {
 // New makes the access control of one incarnation of a node. Tickets are those signed with
 // a key of the ring, which may change.
 func New(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation uint64, limits Limits) *Access {
-	return &Access{
+	a := &Access{
 		Verifier:   Verifier{Cluster: cluster, Keys: keys, Node: node, Incarnation: incarnation},
 		limits:     limits.withDefaults(),
 		counters:   counters{refusals: make([]atomic.Uint64, len(rdma.Refusals))},
@@ -137,6 +154,9 @@ func New(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation uint64, 
 		mailboxes:  make(map[mailboxID]*mailbox),
 		procedures: map[uint16]Procedure{msg.Echo: echo},
 	}
+	a.watches.init()
+	a.procedures[msg.Watch] = a.watch
+	return a
 }
 
 // OnLeft sets a function that is called when the last lane of a session has ended and this node
@@ -219,7 +239,8 @@ func (a *Access) open(ctx context.Context, number uint32, epoch uint64, m *Memor
 }
 
 // CloseRegion stops serving a region under epochs up to this one. nil: no verb under a key of
-// these epochs runs any more, and OpenRegion refuses them. A region that is served under a later
+// these epochs runs any more, and OpenRegion refuses them. Procedures may run on: what they do in the region, they do by
+// verbs, or under Access.mu. A region that is served under a later
 // epoch stays open.
 func (a *Access) CloseRegion(ctx context.Context, number uint32, epoch uint64) error {
 	r, err := a.lock(ctx, number)
@@ -235,6 +256,14 @@ func (a *Access) CloseRegion(ctx context.Context, number uint32, epoch uint64) e
 		return nil
 	}
 	return a.cut(ctx, r)
+}
+
+// Serves says whether a region is served under any epoch.
+func (a *Access) Serves(number uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.regions[number]
+	return r != nil && r.memory != nil
 }
 
 // evict forgets a session without lanes, which was remembered for its offences only.
@@ -264,8 +293,9 @@ func (a *Access) cut(ctx context.Context, r *region) error {
 	}
 	held := r.held
 	a.mu.Unlock()
+	a.watches.cut(r.number)
 	a.counters.rotations.Add(1)
-	if err := drain(ctx, lanes, a.limits.KillAfter); err != nil {
+	if err := drainChains(ctx, lanes, a.limits.KillAfter); err != nil {
 		return fmt.Errorf("region %d: %w", r.number, err)
 	}
 	a.mu.Lock()
@@ -331,6 +361,7 @@ func (a *Access) end(ctx context.Context, serials []uint64) error {
 	if err := a.finish(ctx, lanes); err != nil {
 		return err
 	}
+	a.watches.end(func(serial uint64) bool { return slices.Contains(serials, serial) })
 	if err := a.dropMailboxes(func(id mailboxID) bool { return slices.Contains(serials, id.serial) }); err != nil {
 		return err
 	}
@@ -355,6 +386,29 @@ func (a *Access) finish(ctx context.Context, lanes []*Lane) error {
 // belongs to no region any more: memory without a file ends with its last mapping, and a file
 // stays locked until then.
 func (a *Access) Close(ctx context.Context) error {
+	serials, err := a.close(ctx)
+	if err != nil {
+		return err
+	}
+	a.forget(serials)
+	return nil
+}
+
+// Withdraw is Close that takes the memory from the processes which were sent it, as Fence does. nil: none of them can write it. The sessions do
+// not count as ended. After an error call again.
+func (a *Access) Withdraw(ctx context.Context) error {
+	serials, err := a.close(ctx)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	a.withdrawn = true
+	a.mu.Unlock()
+	return a.dispossess(ctx, serials)
+}
+
+// close ends all lanes and closes all regions. It returns the sessions whose processes may hold memory still.
+func (a *Access) close(ctx context.Context) (serials []uint64, err error) {
 	a.mu.Lock()
 	a.closed = true
 	var lanes []*Lane
@@ -370,27 +424,26 @@ func (a *Access) Close(ctx context.Context) error {
 	}
 	a.mu.Unlock()
 	if err := a.finish(ctx, lanes); err != nil {
-		return err
+		return nil, err
 	}
 	for _, number := range regions {
 		r, err := a.lock(ctx, number)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		err = a.cut(ctx, r)
 		<-r.change
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
+	a.watches.end(func(uint64) bool { return true })
 	if err := a.dropMailboxes(func(mailboxID) bool { return true }); err != nil {
-		return err
+		return nil, err
 	}
 	a.mu.Lock()
-	serials := slices.Collect(maps.Keys(a.holdings))
-	a.mu.Unlock()
-	a.forget(serials)
-	return nil
+	defer a.mu.Unlock()
+	return slices.Collect(maps.Keys(a.holdings)), nil
 }
 
 // windowKey is a session's key of a region under its present epoch. Sessions have

@@ -23,21 +23,23 @@ const PageBytes = 192 + 8*MaxWindows
 //
 //	  0  shut     0, or why the gate was shut                 responder, and the client when it closes
 //	 64  busy     odd while a chain runs; counts up            lane
-//	 72  verbs  80 bytes read  88 bytes written  96 refusals  104 offences      lane, statistics
+//	 72  verbs  80 bytes read  88 bytes written  96 refusals  104 offences
+//	112  bytes verified                                       lane, statistics
 //	192  keys     one word for each window, 0 = not valid      responder
 type page struct {
-	_       structs.HostLayout
-	shut    uint64 // not 0: no chain that starts from now on executes; revoked is final
-	_       [56]byte
-	busy    uint64 // Invariant: only ever rises by one, written by the lane alone.
-	verbs   uint64 // executed
-	read    uint64 // bytes that READs returned
-	written uint64 // bytes that WRITEs stored
-	refused uint64 // refusals of chains, and offences of Open
-	offence uint64 // refusals that a correct client does not cause
-	_       [16]byte
-	_       [64]byte           // the line that the adjacent-line prefetcher would drag along
-	keys    [MaxWindows]uint64 // valid key of each slot; a chain whose key differs does not execute
+	_        structs.HostLayout
+	shut     uint64 // not 0: no chain that starts from now on executes; revoked is final
+	_        [56]byte
+	busy     uint64 // Invariant: only ever rises by one, written by the lane alone.
+	verbs    uint64 // executed
+	read     uint64 // bytes that READs returned
+	written  uint64 // bytes that WRITEs stored
+	refused  uint64 // refusals of chains, and offences of Open
+	offence  uint64 // refusals that a correct client does not cause
+	verified uint64 // bytes that VERIFYs hashed
+	_        [8]byte
+	_        [64]byte           // the line that the adjacent-line prefetcher would drag along
+	keys     [MaxWindows]uint64 // valid key of each slot; a chain whose key differs does not execute
 }
 
 // Why a gate was shut.
@@ -96,11 +98,24 @@ func (w *wait) pause() {
 	time.Sleep(min(time.Duration(w.naps)*5*time.Microsecond, time.Millisecond))
 }
 
-// drain waits for the chains of lanes that were running when it was called. nil: none of them
+// drain is drainChains for chains and procedures.
+func drain(ctx context.Context, lanes []*Lane, killAfter time.Duration) error {
+	if err := drainChains(ctx, lanes, killAfter); err != nil {
+		return err
+	}
+	for _, l := range lanes {
+		if err := l.messages.drain(ctx); err != nil {
+			return fmt.Errorf("lane %d of session %d: %w", l.number, l.session.ticket.Session, err)
+		}
+	}
+	return nil
+}
+
+// drainChains waits for the chains of lanes that were running when it was called. nil: none of them
 // runs any more, so that nothing executes under a key that was cleared before. A shm client that
 // stays busy for longer than killAfter is killed, and its death is waited for. If ctx ends first
-// drain returns an error, and the caller has to call again.
-func drain(ctx context.Context, lanes []*Lane, killAfter time.Duration) error {
+// drainChains returns an error, and the caller has to call again.
+func drainChains(ctx context.Context, lanes []*Lane, killAfter time.Duration) error {
 	start := time.Now()
 	for _, l := range lanes {
 		w := wait{}
@@ -119,9 +134,6 @@ func drain(ctx context.Context, lanes []*Lane, killAfter time.Duration) error {
 				return fmt.Errorf("lane %d of session %d is still executing: %w", l.number, l.session.ticket.Session, err)
 			}
 			w.pause()
-		}
-		if err := l.messages.drain(ctx); err != nil {
-			return fmt.Errorf("lane %d of session %d: %w", l.number, l.session.ticket.Session, err)
 		}
 	}
 	runtime.KeepAlive(lanes) // and with them their pages

@@ -39,6 +39,9 @@ const (
 
 	codeBroken     = 255
 	flagPersistent = 1
+	flagVerifies   = 2
+	offsetShift    = 16 // of OpenAnswer.Offset, in units of offsetUnit
+	offsetUnit     = 4096
 )
 
 var helloMagic = [8]byte{'Q', 'U', 'A', 'R', 'R', 'Y', 'V', '\n'}
@@ -228,20 +231,25 @@ func DecodeOpenRequest(b []byte) (OpenRequest, error) {
 
 // OpenAnswer is a window, or why there is none.
 type OpenAnswer struct {
-	Tag   uint32           // of the request
-	Err   error            // why there is no window; the other fields are zero then
-	Flush rdma.FlushMethod // of rdma.Window
-	Key   uint64           // of rdma.Window
-	Bytes uint64           // size of the region
+	Tag      uint32           // of the request
+	Err      error            // why there is no window; the other fields are zero then
+	Flush    rdma.FlushMethod // of rdma.Window
+	Key      uint64           // of rdma.Window
+	Bytes    uint64           // size of the region
+	Verifies bool             // of rdma.Window
+	Offset   uint64           // over shm: where the region begins in the descriptor's file; a multiple of 4096
 }
 
 // Append appends the encoded form.
 func (o *OpenAnswer) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, o.Tag)
 	b = binary.LittleEndian.AppendUint32(b, uint32(Code(o.Err)))
-	var flags uint64
+	flags := o.Offset / offsetUnit << offsetShift
 	if o.Flush != rdma.NoFlush {
-		flags = flagPersistent | uint64(o.Flush)<<8
+		flags |= flagPersistent | uint64(o.Flush)<<8
+	}
+	if o.Verifies {
+		flags |= flagVerifies
 	}
 	b = binary.LittleEndian.AppendUint64(b, flags)
 	b = binary.LittleEndian.AppendUint64(b, o.Key)
@@ -254,11 +262,13 @@ func DecodeOpenAnswer(b []byte) (OpenAnswer, error) {
 		return OpenAnswer{}, ErrHello
 	}
 	return OpenAnswer{
-		Tag:   binary.LittleEndian.Uint32(b),
-		Err:   CodeError(byte(min(binary.LittleEndian.Uint32(b[4:]), codeBroken))),
-		Flush: rdma.FlushMethodOf(b[8]&flagPersistent != 0, b[9]),
-		Key:   binary.LittleEndian.Uint64(b[16:]),
-		Bytes: binary.LittleEndian.Uint64(b[24:]),
+		Tag:      binary.LittleEndian.Uint32(b),
+		Err:      CodeError(byte(min(binary.LittleEndian.Uint32(b[4:]), codeBroken))),
+		Flush:    rdma.FlushMethodOf(b[8]&flagPersistent != 0, b[9]),
+		Key:      binary.LittleEndian.Uint64(b[16:]),
+		Bytes:    binary.LittleEndian.Uint64(b[24:]),
+		Verifies: b[8]&flagVerifies != 0,
+		Offset:   binary.LittleEndian.Uint64(b[8:]) >> offsetShift * offsetUnit,
 	}, nil
 }
 

@@ -26,6 +26,10 @@ const looks = 8
 // hold notes that the process of a lane is about to be sent a memory.
 // Preconditions: Access.mu held; the lane has access.
 func (a *Access) hold(l *Lane, m *Memory) error {
+	if m.device && l.process != nil && !l.process.Opens() {
+		return rdma.ErrMapping // it would be sent all regions of the device
+	}
+	m = m.held()
 	if l.process == nil || l.process.Own() || l.ticket.Rights != rdma.ReadWrite {
 		return nil // what is sent for reading cannot be mapped for writing
 	}
@@ -90,10 +94,13 @@ func (a *Access) over(serials []uint64) (processes []*Process, memories []*Memor
 	return processes, memories
 }
 
-// mayHold says whether a process has a memory by a session that has not ended.
+// mayHold says whether a process has a memory by a session that has not ended; none has once all access is withdrawn.
 func (a *Access) mayHold(pid int, m *Memory) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.withdrawn {
+		return false
+	}
 	for serial, h := range a.holdings {
 		_, sent := h.memories[m]
 		if p := h.processes[pid]; sent && p != nil && a.ended.Admits(serial) && !p.Dead() {

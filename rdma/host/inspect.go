@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -95,6 +96,9 @@ func newSight(memories []*Memory) (*sight, error) {
 	return s, nil
 }
 
+// maxTables bounds how many tables of a process are compared with those of its other threads.
+const maxTables = 16
+
 // look returns the memories that a process can write: it maps them, or has a descriptor of
 // them. errUnseen if that cannot be told. A process that has ended can write none. parked
 // says that sockets of the process hold descriptors that it has not received yet, which may
@@ -106,8 +110,8 @@ func (s *sight) look(pid int, sockets bool) (held []*Memory, parked bool, err er
 		return nil, false, seen(err)
 	}
 	found := make([]bool, len(s.ids))
-	mapped, first := false, 0
-	for _, task := range tasks { // threads have one address space, but may have tables of files of their own
+	mapped, looked := false, []int(nil) // a thread of each table that was looked through
+	for _, task := range tasks {        // threads have one address space, but may have tables of files of their own
 		at := filepath.Join(dir, "task", task)
 		if !mapped { // a thread that has ended has none
 			if mapped, err = s.mappings(at, dir, found); seen(err) != nil {
@@ -118,7 +122,7 @@ func (s *sight) look(pid int, sockets bool) (held []*Memory, parked bool, err er
 		if err != nil {
 			return nil, false, err
 		}
-		if first != 0 && shareFiles(first, id) {
+		if slices.ContainsFunc(looked, func(other int) bool { return shareFiles(other, id) }) {
 			continue
 		}
 		more, err := s.descriptors(at, found, sockets)
@@ -126,8 +130,8 @@ func (s *sight) look(pid int, sockets bool) (held []*Memory, parked bool, err er
 			return nil, false, seen(err)
 		}
 		s.tables++
-		if err == nil && first == 0 {
-			first = id
+		if err == nil && len(looked) < maxTables {
+			looked = append(looked, id)
 		}
 		parked = parked || more
 	}

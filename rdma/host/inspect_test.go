@@ -4,7 +4,9 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -14,8 +16,6 @@ func TestTablesOfFilesAreLookedThroughOnce(t *testing.T) {
 	m, err := NewMemory("looked for", 1<<20)
 	require.NoError(t, err)
 	defer m.Close()
-	s, err := newSight([]*Memory{m})
-	require.NoError(t, err)
 	if !shareFiles(os.Getpid(), os.Getpid()) {
 		t.Skip("kcmp(2) is not permitted here: each thread is looked through")
 	}
@@ -33,31 +33,43 @@ func TestTablesOfFilesAreLookedThroughOnce(t *testing.T) {
 	tasks, err := names("/proc/self/task")
 	require.NoError(t, err)
 	require.Greater(t, len(tasks), 8)
-	held, _, err := s.look(os.Getpid(), true)
-	require.NoError(t, err)
-	require.Equal(t, []*Memory{m}, held, "the mapping of this process")
-	require.Equal(t, 1, s.tables)
+	// tables looks through this process until it has seen as many tables of files: a thread that is about to end has none, and counts.
+	tables := func(m *Memory, want int) {
+		require.EventuallyWithT(t, func(t *assert.CollectT) {
+			s, err := newSight([]*Memory{m})
+			require.NoError(t, err)
+			held, _, err := s.look(os.Getpid(), true)
+			require.NoError(t, err)
+			require.Equal(t, []*Memory{m}, held)
+			require.Equal(t, want, s.tables)
+		}, time.Minute, time.Millisecond)
+	}
+	tables(m, 1)
 
 	// A copy of the descriptor in the table of one thread, which the table of all others does not have.
 	other, err := NewMemory("kept by a thread", 1<<20)
 	require.NoError(t, err)
 	began, ended := make(chan error), make(chan struct{})
 	leave := make(chan struct{})
-	go func() {
-		defer close(ended)
+	var unshare func()
+	unshare = func() {
 		runtime.LockOSThread() // the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_FILES)
-		began <- err
+		if unix.Gettid() == os.Getpid() {
+			go unshare() // the main thread would not end, and keep its table
+			<-leave
+			runtime.UnlockOSThread()
+			return
+		}
+		defer close(ended)
+		began <- unix.Unshare(unix.CLONE_FILES)
 		<-leave
-	}()
+	}
+	go unshare()
 	require.NoError(t, <-began)
-	s, err = newSight([]*Memory{other})
+	_, err = other.identity()
 	require.NoError(t, err)
 	require.NoError(t, other.Close())
-	held, _, err = s.look(os.Getpid(), true)
-	require.NoError(t, err)
-	require.Equal(t, []*Memory{other}, held, "in the thread's own table")
-	require.Equal(t, 2, s.tables)
+	tables(other, 2)
 	close(leave)
 	<-ended
 }

@@ -20,7 +20,7 @@ type Lane struct {
 	ticket   rdma.Ticket      // of the hello; constant
 	number   uint32           // within the session; constant
 	attempt  uint64           // of the hello; a hello with a lower one does not take the lane's number
-	provider string           // "tcp", "shm" or "inproc"; constant
+	provider string           // "tcp", "shm", "inproc" or "verbs"; constant
 	process  *Process         // of a shm client
 	stopOnce sync.Once        // around stopping
 	stopping func()           // Entry.Stop, or nil
@@ -38,6 +38,8 @@ type Entry struct {
 	// Stop wakes the goroutine that serves the lane when its access has been taken
 	// away. When it returns, no memory is sent to the client any more. May be nil.
 	Stop func()
+	// Holds: the provider has chains that look for an answer wait with AwaitHeld, so that procedures may hold calls.
+	Holds bool
 	// Shared and Process are for shm: the gate page lies in this file, of PageBytes,
 	// and chains run in this process, which the Lane closes after a successful Admit.
 	Shared  *os.File
@@ -51,6 +53,11 @@ func (a *Access) Admit(ctx context.Context, h *Hello, c *Challenge, e Entry) (*L
 		a.counters.badTickets.Add(1)
 		return nil, err
 	}
+	return a.Adopt(ctx, &h.Ticket, h.Lane, h.Attempt, e)
+}
+
+// Adopt is Admit for a lane whose hello was checked elsewhere: a server of verbs has its lanes' mailboxes in an Access.
+func (a *Access) Adopt(ctx context.Context, t *rdma.Ticket, number uint32, attempt uint64, e Entry) (*Lane, error) {
 	if a.relay != nil && e.Shared != nil {
 		return nil, rdma.ErrDomain
 	}
@@ -58,12 +65,13 @@ func (a *Access) Admit(ctx context.Context, h *Hello, c *Challenge, e Entry) (*L
 	if err != nil {
 		return nil, err
 	}
-	l := &Lane{access: a, ticket: h.Ticket, number: h.Lane, attempt: h.Attempt, provider: e.Provider, process: e.Process, stopping: e.Stop, slots: make(map[uint32]int32)}
-	if err := l.init(mem, h.Ticket.Rights); err != nil {
+	l := &Lane{access: a, ticket: *t, number: number, attempt: attempt, provider: e.Provider, process: e.Process, stopping: e.Stop, slots: make(map[uint32]int32)}
+	l.messages.holds = e.Holds
+	if err := l.init(mem, t.Rights); err != nil {
 		return nil, err
 	}
 	for {
-		old, err := a.enter(l, &h.Ticket)
+		old, err := a.enter(l, t)
 		if err != nil {
 			return nil, err
 		}
@@ -105,7 +113,7 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 		return old, nil
 	}
 	switch {
-	case !t.Room(len(s.lanes), a.limits.LanesPerSession):
+	case !s.room(t, l.number, a.limits.LanesPerSession):
 		return nil, rdma.ErrLimit
 	case !a.limits.Room(0, a.lanes, l.number):
 		return nil, rdma.ErrFull
@@ -115,6 +123,20 @@ func (a *Access) enter(l *Lane, t *rdma.Ticket) (old *Lane, err error) {
 	s.lanes[l.number] = l
 	a.counters.admitted.Add(1)
 	return nil, nil
+}
+
+// room says whether a session may have another lane, of this number.
+func (s *session) room(t *rdma.Ticket, number uint32, most int) bool {
+	if number >= WatchLane && number < endOfHeld {
+		return true
+	}
+	lanes := len(s.lanes)
+	for n := uint32(WatchLane); n < endOfHeld; n++ {
+		if s.lanes[n] != nil {
+			lanes--
+		}
+	}
+	return t.Room(lanes, most)
 }
 
 // Open gives the lane access to a region under an epoch, in a slot of the
@@ -160,7 +182,7 @@ func (l *Lane) Open(number uint32, epoch uint64, slot int32) (rdma.Window, *Memo
 	l.Map(slot, key, r.memory.mem, r.memory.flush)
 	l.windows[slot].target = target
 	atomic.StoreUint64(&l.page.keys[slot], key)
-	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot, Flush: l.flushMethod(r.memory)}
+	w := rdma.Window{Region: number, Epoch: epoch, Key: key, Bytes: uint64(len(r.memory.mem)), Slot: slot, Flush: l.flushMethod(r.memory), Verifies: target == nil}
 	return w, r.memory, nil
 }
 
@@ -192,6 +214,9 @@ func (l *Lane) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err err
 	done, err = l.Runner.Run(slot, key, verbs)
 	if err != nil {
 		l.note(err)
+	}
+	if w := &l.access.watches; w.some.Load() && done > 0 {
+		w.ran(verbs[:done])
 	}
 	return done, err
 }
@@ -235,9 +260,21 @@ func (l *Lane) Ticket() *rdma.Ticket { return &l.ticket }
 
 // Leave ends the lane and returns when nothing of it executes.
 func (l *Lane) Leave() {
-	l.shutGate(closed)
 	// Without a context nothing but the end of the chain, or of the process, stops it.
-	l.access.finish(context.Background(), []*Lane{l})
+	l.LeaveBy(context.Background())
+}
+
+// LeaveBy is Leave that ends with ctx. After an error something of the lane may execute still: call again.
+func (l *Lane) LeaveBy(ctx context.Context) error {
+	l.shutGate(closed)
+	return l.access.finish(ctx, []*Lane{l})
+}
+
+// ShutBy ends the lane's access and returns when nothing of it executes. Its mailbox stays until LeaveBy. After an error something of the lane
+// may execute still: call again.
+func (l *Lane) ShutBy(ctx context.Context) error {
+	l.shutGate(closed)
+	return drain(ctx, []*Lane{l}, l.access.limits.KillAfter)
 }
 
 // stop calls stopping, once, so that the provider ends the connection.

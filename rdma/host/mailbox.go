@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,40 @@ type Procedure func(from *rdma.Ticket, request, answer []byte) (n int, err error
 // Handle makes a procedure known under a number.
 // Preconditions: nothing is served yet.
 func (a *Access) Handle(number uint16, p Procedure) { a.procedures[number] = p }
+
+// Held is what a procedure returns that has changed nothing and has no answer yet. It is asked again, with the same request,
+// when Ready has a value, or at Until in clock.Now time. Held calls do not hold up a fence.
+type Held struct {
+	Ready <-chan struct{}
+	Until int64
+}
+
+func (*Held) Error() string        { return msg.ErrHeld.Error() }
+func (*Held) Is(target error) bool { return target == msg.ErrHeld }
+
+// ErrHeld is the answer of Run to a chain that looks for the answer of a held call: see AwaitHeld.
+var ErrHeld = errors.New("the answer is held")
+
+// errNoHold refuses a call that would be held.
+var errNoHold = errors.New("this call waits at the node for its answer: only connections over tcp can do that")
+
+// AwaitHeld waits until the held call is to be asked again. Then run the rest of the chain that Run has answered with ErrHeld. Neither side
+// polls meanwhile.
+func (l *Lane) AwaitHeld(ctx context.Context) error {
+	h := l.messages.held()
+	if h == nil {
+		return nil
+	}
+	t := time.NewTimer(time.Duration(h.Until - clock.Now()))
+	defer t.Stop()
+	select {
+	case <-h.Ready:
+	case <-t.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
 
 // echo answers what it was asked.
 func echo(_ *rdma.Ticket, request, answer []byte) (int, error) { return copy(answer, request), nil }
@@ -47,6 +82,12 @@ type messages struct {
 	box  *mailbox // nil: not opened
 	slot int32    // of its window
 	run  msg.Run  // executes a procedure for the lane's client
+
+	holds bool // the provider waits for held calls
+
+	// serving is held from enter to leave, and while the lane opens its mailbox: over verbs another goroutine does that. It is taken before
+	// Access.mu, which procedures take.
+	serving sync.Mutex
 
 	// The gate of doc.go once more, of which the client process of a shm lane has no part: busy is odd while procedures
 	// run, shut says why none runs any more.
@@ -76,12 +117,15 @@ func (m *messages) drain(ctx context.Context) error {
 	return nil
 }
 
-// openMailbox gives the lane its mailbox: the one that it has had under the nonce, with the answers in it, or a new one.
+// openMailbox gives the lane its mailbox: the one that it has had under the nonce, with the answers in it, or a new one. A procedure that the lane
+// runs ends before.
 func (l *Lane) openMailbox(nonce uint64, slot int32) (rdma.Window, *Memory, error) {
 	a, id := l.access, mailboxID{l.ticket.Serial, l.number}
 	if err := a.makeMailbox(id); err != nil {
 		return rdma.Window{}, nil, err
 	}
+	l.messages.serving.Lock()
+	defer l.messages.serving.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := l.why(nil); err != nil {
@@ -113,10 +157,10 @@ func (l *Lane) openMailbox(nonce uint64, slot int32) (rdma.Window, *Memory, erro
 	l.slots[rdma.Mailbox] = slot
 	l.Map(slot, b.key, b.memory.mem, pmem.Flusher{})
 	atomic.StoreUint64(&l.page.keys[slot], b.key)
-	if l.process != nil {
+	if l.process != nil || l.provider == "verbs" {
 		b.server.Sleep() // the client's verbs run without this process: it has to be woken
 	}
-	return rdma.Window{Region: rdma.Mailbox, Epoch: nonce, Key: b.key, Bytes: msg.MailboxBytes, Slot: slot}, b.memory, nil
+	return rdma.Window{Region: rdma.Mailbox, Epoch: nonce, Key: b.key, Bytes: msg.MailboxBytes, Slot: slot, Verifies: true}, b.memory, nil
 }
 
 // makeMailbox makes the memory of a mailbox unless there is one, in the room of one whose lane has left if need be.
@@ -182,11 +226,22 @@ func (l *Lane) procedure(number uint16, request, answer []byte) (int, error) {
 	if p == nil {
 		return 0, msg.ErrProcedure
 	}
-	return p(&l.ticket, request, answer)
+	n, err := p(&l.ticket, request, answer)
+	if _, ok := err.(*Held); ok && !l.messages.holds {
+		return 0, errNoHold
+	}
+	return n, err
+}
+
+// held is what the call waits for that the mailbox holds; nil: it holds none. It is for the goroutine that serves the lane.
+func (m *messages) held() *Held {
+	h, _ := m.box.server.Held().(*Held)
+	return h
 }
 
 // enter marks that the node's end of the mailbox is in use, unless the lane's access has ended.
 func (m *messages) enter() error {
+	m.serving.Lock()
 	m.busy.Add(1) // 1, see doc.go
 	why := m.shut.Load()
 	switch {
@@ -200,7 +255,13 @@ func (m *messages) enter() error {
 	return rdma.ErrBroken
 }
 
-func (m *messages) leave() { m.busy.Add(1) }
+// isShut says whether the lane's access has ended, for each procedure of one Serve.
+func (m *messages) isShut() bool { return m.shut.Load() != open }
+
+func (m *messages) leave() {
+	m.busy.Add(1)
+	m.serving.Unlock()
+}
 
 // Serve executes the requests that have come into the lane's mailbox, and answers them. It is for the goroutine that
 // serves the lane. An error ends the lane.
@@ -209,7 +270,7 @@ func (l *Lane) Serve() (served int, err error) {
 	if err := m.enter(); err != nil {
 		return 0, err
 	}
-	served, err = m.box.server.Serve(m.run)
+	served, err = m.box.server.Serve(m.run, m.isShut)
 	m.leave()
 	if err != nil { // what a correct client never does
 		l.shutGate(closed)
@@ -264,16 +325,20 @@ func (l *Lane) sleep(on bool) error {
 }
 
 // runMessages executes a chain on the mailbox in this process. What its WRITEs bring is served before its READs look for the
-// answer, so that a call takes one round trip.
+// answer, so that a call takes one round trip. ErrHeld: the rest of the chain is to be run behind AwaitHeld.
 func (l *Lane) runMessages(slot int32, key uint64, verbs []rdma.Verb) (done int, err error) {
 	first := 0
 	for first < len(verbs) && verbs[first].Op == rdma.Write {
 		first++
 	}
 	if first > 0 {
-		if done, err = l.Runner.Run(slot, key, verbs[:first]); err == nil {
-			_, err = l.Serve()
-		}
+		done, err = l.Runner.Run(slot, key, verbs[:first])
+	}
+	if err == nil && (first > 0 || l.messages.held() != nil) {
+		_, err = l.Serve()
+	}
+	if err == nil && first < len(verbs) && l.messages.held() != nil {
+		return done, ErrHeld
 	}
 	if err == nil && first < len(verbs) {
 		var read int

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -24,6 +25,8 @@ type Memory struct {
 	mem        []byte                       // of mapping
 	flush      pmem.Flusher                 // of mapping; how a range is made to survive a loss of power; constant
 	device     bool                         // file is of a device that other regions lie on too; constant
+	whole      *Memory                      // stands for that device where its clients are sent all of it; nil: they are not
+	offset     uint64                       // in file
 	unpinnable error                        // why no device may write to it; nil: it may
 	identity   func() (fileIdentity, error) // computed once; how /proc shows the file
 
@@ -192,7 +195,7 @@ var errPinFSDAX = errors.New("the kernel registers no memory of a DAX file syste
 	"adapters need regions on device DAX (--data /dev/daxN.M), in memory, on tmpfs or on huge pages")
 
 // OpenDeviceMemory maps a part of a device. check sees it and says how many bytes of it are the memory's; its error is
-// returned. No process can be sent a descriptor of such memory, which would be one of the whole device.
+// returned. No process can be sent a descriptor of such memory, which would be one of the whole device, unless PartOf allows it.
 // Preconditions: off and bytes are multiples of the device's alignment, within it.
 func OpenDeviceMemory(dev *pmem.Device, name string, off, bytes uint64, check func(mem []byte) (size uint64, err error)) (*Memory, error) {
 	mapping, err := dev.Map(off, bytes)
@@ -210,6 +213,23 @@ func OpenDeviceMemory(dev *pmem.Device, name string, off, bytes uint64, check fu
 	m := &Memory{name: name, file: os.NewFile(uintptr(fd), name), mapping: mapping, mem: mapping.Mem[:size], flush: mapping.Flusher, refs: 1, device: true}
 	m.identity = sync.OnceValues(m.identify)
 	return m, nil
+}
+
+// PartOf says that clients over shm may be sent the memory as a descriptor of its device, at an offset of it. They can write all of
+// the device then, so only processes that may open it by themselves are. whole is memory of the device that stays open; a session that was
+// sent the device holds it.
+// Preconditions: nothing is served yet.
+func (m *Memory) PartOf(whole *Memory, offset uint64) { m.whole, m.offset = whole, offset }
+
+// Offset is where the memory begins in the file of its descriptor.
+func (m *Memory) Offset() uint64 { return m.offset }
+
+// held is what a session holds that was sent the memory.
+func (m *Memory) held() *Memory {
+	if m.whole != nil {
+		return m.whole
+	}
+	return m
 }
 
 // NewLedgerMemory makes anonymous memory that counts as persistent and whose losses of power
@@ -242,6 +262,27 @@ func Advise(f *os.File, mem []byte) {
 	var fs unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &fs) == nil && fs.Type == unix.TMPFS_MAGIC {
 		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
+	}
+}
+
+// readAheadBytes are asked for at a time: much for a disk, little for memory.
+const readAheadBytes = 8 << 20
+
+// ReadAhead has the kernel read a file on a disk into the page cache, from its beginning on, until ctx ends. It leaves memory that is short alone,
+// and changes nothing but speed.
+func (m *Memory) ReadAhead(ctx context.Context) {
+	if m.mapping.Kind != pmem.KindFile || m.retain() != nil {
+		return
+	}
+	defer m.release()
+	for off := 0; off < len(m.mem) && ctx.Err() == nil; off += readAheadBytes {
+		if AvailableMemory() < SpareMemory+readAheadBytes {
+			return
+		}
+		// By the file: faults, MADV_POPULATE_READ among them, read 128 KiB and wait.
+		if unix.Fadvise(int(m.file.Fd()), int64(off), readAheadBytes, unix.FADV_WILLNEED) != nil {
+			return
+		}
 	}
 }
 
@@ -291,7 +332,7 @@ func (m *Memory) Descriptor(write bool) (*os.File, error) {
 	if m.refs == 0 {
 		return nil, fmt.Errorf("memory of %s is closed", m.name)
 	}
-	if m.device {
+	if m.device && m.whole == nil {
 		return nil, fmt.Errorf("memory of %s: a descriptor of its device would give every region: %w", m.name, rdma.ErrMapping)
 	}
 	if !write {

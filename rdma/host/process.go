@@ -67,6 +67,9 @@ func (p *Process) dup() (*Process, error) {
 // Own says whether it is this very process, which is never killed.
 func (p *Process) Own() bool { return p.Pid == os.Getpid() }
 
+// Opens says whether the process could open what this node has opened: it is run by the same user, or by root.
+func (p *Process) Opens() bool { return p.Uid == 0 || p.Uid == uint32(os.Geteuid()) }
+
 // Reopens says whether the process could open memory of this node for writing, which it was sent for
 // reading: /proc/self/fd lets root and the owner do so.
 func (p *Process) Reopens() bool { return !p.Own() && (p.Uid == 0 || int(p.Uid) == os.Geteuid()) }

@@ -19,6 +19,7 @@ type Runner struct {
 	writable bool       // rights of the ticket; false: WRITE, CAS and FETCH_ADD are refused
 	dirty    bool       // plain stores since the last barrier
 	order    uint64     // target of barriers
+	hasher   *hasher    // of VERIFYs; nil until the first one
 	chain    rdma.Chain // through an adapter
 	relay    RelayLane  // the way through an adapter; nil until Lane.Open has made it
 }
@@ -117,7 +118,7 @@ func (r *Runner) Run(slot int32, key uint64, verbs []rdma.Verb) (done int, err e
 // execute runs verbs on the memory of a window until one fails, and counts them.
 // Preconditions: the runner is busy, so the memory stays mapped.
 func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
-	var read, written uint64
+	var read, written, verified uint64
 	seen := 1 // verbs whose memory has been asked for, the first by its own copy
 	for done = range verbs {
 		v := &verbs[done]
@@ -153,6 +154,10 @@ func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
 		case rdma.FetchAdd:
 			v.Old = atomic.AddUint64(wordAt(w.mem, v.Off), v.New) - v.New
 			r.dirty = false
+		case rdma.Verify:
+			r.barrier()
+			v.Old = r.hash(w.mem, v)
+			verified += v.Bytes
 		case rdma.Flush:
 			r.barrier()
 			if v.Kind == rdma.Persistent {
@@ -172,6 +177,9 @@ func (r *Runner) execute(w *window, verbs []rdma.Verb) (done int, err error) {
 	put(&p.verbs, p.verbs+uint64(done))
 	put(&p.read, p.read+read)
 	put(&p.written, p.written+written)
+	if verified > 0 {
+		put(&p.verified, p.verified+verified)
+	}
 	return done, err
 }
 
@@ -198,6 +206,10 @@ func (r *Runner) check(w *window, v *rdma.Verb) error {
 	case rdma.Flush:
 		if v.Kind == rdma.Persistent && !w.flush.Persistent() {
 			return rdma.ErrNotPersistent
+		}
+	case rdma.Verify:
+		if w.target != nil {
+			return rdma.ErrUnsupported
 		}
 	}
 	return nil

@@ -11,12 +11,13 @@ import (
 
 // Usage counts what lanes have done. On shm the client does the counting.
 type Usage struct {
-	Chains       uint64 // that have passed the gate, or were refused there
-	Verbs        uint64 // executed
-	ReadBytes    uint64 // returned by READs
-	WrittenBytes uint64 // stored by WRITEs
-	Refusals     uint64 // of chains, and offences of Open
-	Offences     uint64 // refusals that a correct client does not cause
+	Chains        uint64 // that have passed the gate, or were refused there
+	Verbs         uint64 // executed
+	ReadBytes     uint64 // returned by READs
+	WrittenBytes  uint64 // stored by WRITEs
+	VerifiedBytes uint64 // hashed by VERIFYs
+	Refusals      uint64 // of chains, and offences of Open
+	Offences      uint64 // refusals that a correct client does not cause
 }
 
 // add adds the usage of another lane.
@@ -25,6 +26,7 @@ func (u *Usage) add(v Usage) {
 	u.Verbs += v.Verbs
 	u.ReadBytes += v.ReadBytes
 	u.WrittenBytes += v.WrittenBytes
+	u.VerifiedBytes += v.VerifiedBytes
 	u.Refusals += v.Refusals
 	u.Offences += v.Offences
 }
@@ -34,7 +36,7 @@ func (l *Lane) usage() Usage {
 	p := l.page
 	return Usage{
 		Chains: atomic.LoadUint64(&p.busy) / 2, Verbs: peek(&p.verbs),
-		ReadBytes: peek(&p.read), WrittenBytes: peek(&p.written),
+		ReadBytes: peek(&p.read), WrittenBytes: peek(&p.written), VerifiedBytes: peek(&p.verified),
 		Refusals: peek(&p.refused), Offences: peek(&p.offence),
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/quarrystore/quarry/rdma"
 )
 
-// ErrUnsupported: the node, or the provider, carries no messages.
-var ErrUnsupported = errors.New("no messages over this connection: the node runs an earlier version, or the provider is verbs; use tcp or shm")
+// ErrUnsupported: the node carries no messages over this provider: it runs an earlier version.
+var ErrUnsupported = errors.New("no messages over this connection: the node runs an earlier version; use tcp or shm")
 
 // ErrUnknown: there is no answer. The call may have been executed, once, or may still be until Reset. Every such error is
 // rdma.ErrBroken too.
@@ -34,6 +34,8 @@ type Client struct {
 	pause func(ctx context.Context, try int) error
 	// Until bounds calls beside their contexts, in nanoseconds of clock.Now; 0: their contexts alone.
 	Until int64
+	// Once: a call whose connection breaks ends with ErrUnknown, and is not sent again. The Client is of no use then.
+	Once bool
 	// Resets counts how often calls had to be sent again.
 	Resets uint64
 }
@@ -152,7 +154,7 @@ func (c *Client) finish(ctx context.Context, slot uint64, answer []byte) (n int,
 		err := c.exchange(ctx, slot, !r.sent[slot], want)
 		switch {
 		case err == nil:
-		case errors.Is(err, rdma.ErrBroken):
+		case errors.Is(err, rdma.ErrBroken) && !c.Once:
 			if err := c.ended(ctx); err != nil {
 				return 0, c.close(slot, err)
 			}

@@ -11,7 +11,7 @@
 // A lane of a session has one, which the node makes when the lane opens the window rdma.Mailbox, with a nonce of the client's
 // choice. No other session has a key of it. All words are of the WRITE class: no atomic ever touches one.
 //
-//	     0  page of words     64 asleep: 1 while the node has to be woken
+//	     0  page of words     64 asleep: not 0 while the node has to be woken, the number of its sleep
 //	  4096  ring of requests  16 slots of 4096 bytes, written by the client
 //	 69632  ring of answers   16 slots of 4096 bytes, written by the node
 //	135168  end
@@ -35,7 +35,7 @@
 //	client                                             node
 //	 1  WRITE slot up to the payload's end
 //	 2  WRITE valid                                     a  load valid: a cookie that was not executed
-//	 3  READ asleep; 1: wake the node                   b  copy the slot, look at the checksum
+//	 3  READ asleep; not 0: wake the node               b  copy the slot, look at the checksum
 //	                                                    c  executed[slot] = cookie, then execute
 //	                                                    d  store the answer up to the payload's end
 //	                                                    e  store the answer's valid
@@ -47,7 +47,11 @@
 // answer is there. Where the node's process executes the chains (tcp, inproc) it serves the mailbox between 2 and 3, and a call
 // is one round trip. Over shm the client's process executes them: the node looks for requests for 20 us after the last one,
 // then stores asleep, looks once more, and waits to be woken. The client stores valid, then reads asleep; the node stores
-// asleep, then loads valid: one of the two sees the other.
+// asleep, then loads valid: one of the two sees the other. Over verbs the two adapters execute the chains, the node looks in
+// the same way, and a WRITE with immediate data wakes it. A client wakes the node once between two times that the node takes note of it: a
+// second WRITE with immediate data would find no receive at the node as long as its processors have not come to the first one. A
+// message that asks for a FLUSH may still come right behind one, and so may the first one behind a Reopen: the node has one receive for
+// a lane, and the client's adapter sends what finds none again until there is one (RNR).
 //
 // The client fetches its answer, and the node writes into no client's memory: a fence has to stop nothing on the node's side
 // but the procedures. Fetching is also what scales, as an adapter serves more READs than it starts WRITEs (Su et al., RFP,
@@ -73,6 +77,12 @@
 // Linearizes at: a call, where its procedure says; the decision that it is executed, at c; that it never will be, where the
 // node gives it up in Resume.
 //
+// # Held calls
+//
+// A procedure that has no answer yet returns ErrHeld: Serve asks it again, each time that it is called. Over tcp the chain that
+// looks for the answer waits at the node (host.Lane.AwaitHeld), and the client sleeps meanwhile. The other providers refuse such calls, because
+// their client would have to look again and again. Resume refuses a held call. Watch is the procedure that is held.
+//
 // # Limits
 //
 // 16 calls are under way on a lane; the next one is ErrBusy, and not sent. A node has 1024 mailboxes of 132 KiB (host.Limits),
@@ -86,5 +96,5 @@
 //     that the procedure changes then tells which.
 //  3. A procedure is short: a fence of its session waits for its end, and so do the lane's other requests.
 //
-// Messages need a session that may write, and the providers tcp, shm or inproc; verbs answers ErrUnsupported.
+// Messages need a session that may write.
 package msg

@@ -32,3 +32,6 @@ func seedOf(request bool) uint64 {
 func RequestOff(slot uint64) uint64 { return requestOff(slot) }
 
 const ValidOff = validOff
+
+// AnswerOff is where the answer of a slot lies.
+func AnswerOff(slot uint64) uint64 { return answerOff(slot) }

@@ -19,7 +19,7 @@ const (
 	// MailboxBytes is the size of a mailbox: a page of words, the ring of requests, the ring of answers.
 	MailboxBytes = answersOff + Slots*SlotBytes
 
-	asleepOff   = 64 // word: 1 while the node sleeps and has to be woken
+	asleepOff   = 64 // word: number of the sleep while the node sleeps and has to be woken, else 0
 	requestsOff = 4096
 	answersOff  = requestsOff + Slots*SlotBytes
 

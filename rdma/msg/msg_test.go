@@ -47,7 +47,7 @@ func TestOffences(t *testing.T) {
 		n, err := s.Serve(func(uint16, []byte, []byte) (int, error) {
 			t.Errorf("%s: executed", name)
 			return 0, nil
-		})
+		}, nil)
 		require.ErrorIs(t, err, msg.ErrOffence, name)
 		require.Zero(t, n, name)
 	}
@@ -55,11 +55,11 @@ func TestOffences(t *testing.T) {
 	s := msg.NewServer(w, nonce)
 	run := func(_ uint16, q, a []byte) (int, error) { return copy(a, q), nil }
 	w.put(cookie(17), []byte("later"))
-	n, err := s.Serve(run)
+	n, err := s.Serve(run, nil)
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	w.put(cookie(1), []byte("earlier"))
-	_, err = s.Serve(run)
+	_, err = s.Serve(run, nil)
 	require.ErrorIs(t, err, msg.ErrOffence, "a cookie that falls")
 }
 
@@ -68,12 +68,12 @@ func TestNewMailboxIsEmpty(t *testing.T) {
 	w := newWords()
 	s := msg.NewServer(w, 5)
 	w.put(5<<40|3, []byte("request"))
-	n, err := s.Serve(func(_ uint16, q, a []byte) (int, error) { return copy(a, q), nil })
+	n, err := s.Serve(func(_ uint16, q, a []byte) (int, error) { return copy(a, q), nil }, nil)
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	w.put(5<<40|4, []byte("not served"))
 	s = msg.NewServer(w, 5)
-	n, err = s.Serve(func(uint16, []byte, []byte) (int, error) { return 0, errors.New("executed") })
+	n, err = s.Serve(func(uint16, []byte, []byte) (int, error) { return 0, errors.New("executed") }, nil)
 	require.NoError(t, err)
 	require.Zero(t, n)
 	for slot := range uint64(2 * msg.Slots) {
@@ -105,4 +105,68 @@ func FuzzMessage(f *testing.F) {
 		_, _, _, err = msg.Decode(slot[:n], cookie+1, true)
 		require.Error(t, err)
 	})
+}
+
+// A call that its procedure holds is asked again each time that the node looks, is answered once, and keeps no other call from
+// being answered. A Reset refuses it.
+func TestHeldCall(t *testing.T) {
+	const nonce = 5
+	w := newWords()
+	s := msg.NewServer(w, nonce)
+	hold, asked := true, 0
+	run := func(_ uint16, q, a []byte) (int, error) {
+		if string(q) != "wait" {
+			return copy(a, q), nil
+		}
+		if asked++; hold {
+			return 0, msg.ErrHeld
+		}
+		return copy(a, "came"), nil
+	}
+	serve := func(want int) {
+		t.Helper()
+		n, err := s.Serve(run, nil)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	answer := func(sequence uint64) (status uint16, text string) {
+		cookie := uint64(nonce<<40) | sequence
+		b := w.b[msg.AnswerOff(sequence%msg.Slots):][:msg.SlotBytes]
+		if le.Uint64(b[msg.ValidOff:]) != cookie {
+			return 99, ""
+		}
+		_, status, payload, err := msg.Decode(b, cookie, false)
+		require.NoError(t, err)
+		return status, string(payload)
+	}
+	w.put(nonce<<40|1, []byte("wait"))
+	serve(1)
+	w.put(nonce<<40|2, []byte("other"))
+	serve(1)
+	w.put(nonce<<40|3, []byte("wait"))
+	serve(1)
+	status, _ := answer(1)
+	require.EqualValues(t, 99, status, "held")
+	_, text := answer(2)
+	require.Equal(t, "other", text)
+	status, text = answer(3)
+	require.EqualValues(t, 2, status)
+	require.Contains(t, text, "holds another call")
+	hold = false
+	serve(1)
+	_, text = answer(1)
+	require.Equal(t, "came", text)
+	before := asked
+	serve(0)
+	require.Equal(t, before, asked, "it was answered")
+
+	hold = true
+	w.put(nonce<<40|4, []byte("wait"))
+	serve(1)
+	s.Resume()
+	hold = false
+	serve(0)
+	status, text = answer(4)
+	require.EqualValues(t, 2, status)
+	require.Contains(t, text, "reset")
 }

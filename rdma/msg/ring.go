@@ -44,6 +44,7 @@ type ring struct {
 	length   [Slots]int    // bytes of the request in out, before the valid word
 	out, in  [Slots][]byte // of SlotBytes each: requests, and answers as they were read
 	asleep   []byte        // the node's word, as it was read last
+	woken    uint64        // the sleep from which the node was woken last
 }
 
 // allocate cuts the ring's buffers, once for its lifetime.
@@ -63,7 +64,7 @@ func (r *ring) allocate(b rdma.Buffers) error {
 // start begins a new mailbox.
 func (r *ring) start(nonce uint64) {
 	r.attempt, r.sequence = nonce&attemptMask, 0
-	r.cookies, r.states, r.sent = [Slots]uint64{}, [Slots]state{}, [Slots]bool{}
+	r.cookies, r.states, r.sent, r.woken = [Slots]uint64{}, [Slots]state{}, [Slots]bool{}, 0
 }
 
 // put takes a free slot for a request. A slot whose call is under way is passed over, and its sequence number with it.
@@ -99,8 +100,15 @@ func (r *ring) send(c *rdma.Chain, slot uint64) {
 	c.Read(asleepOff, r.asleep)
 }
 
-// sleeps says whether the READ of send found the node asleep.
-func (r *ring) sleeps() bool { return binary.LittleEndian.Uint64(r.asleep) != 0 }
+// sleeps says whether the READ of send found the node in a sleep from which it has not been woken. The caller wakes it.
+func (r *ring) sleeps() bool {
+	sleep := binary.LittleEndian.Uint64(r.asleep)
+	if sleep == 0 || sleep == r.woken {
+		return false
+	}
+	r.woken = sleep
+	return true
+}
 
 // look appends the READs of an answer with a payload of up to n bytes: the valid word first. A READ is ordered behind the
 // READ before it, so what comes second is complete if the word was there.
@@ -138,6 +146,7 @@ func (r *ring) answer(slot uint64, n int) (f found, m message, err error) {
 // resumed frees the slots of abandoned calls: the node executes none of them any more.
 // Preconditions: the node has resumed the mailbox for the present connection.
 func (r *ring) resumed() {
+	r.woken = 0 // what was to wake it may have ended with the former connection
 	for i := range r.states {
 		if r.states[i] == abandoned {
 			r.states[i] = free

@@ -197,7 +197,7 @@ func (w *world) serve() {
 		return
 	}
 	w.serving = true
-	n, err := w.server.Serve(w.run)
+	n, err := w.server.Serve(w.run, nil)
 	w.serving = false
 	if err != nil {
 		w.fail("offence of a correct client: %v", err)

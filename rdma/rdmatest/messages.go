@@ -5,25 +5,18 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/msg"
 	"github.com/stretchr/testify/require"
 )
 
-// testMessages is the group of what a provider that carries messages promises. One that does not has to say so.
+// testMessages is the group of what messages promise over each provider.
 func testMessages(t *testing.T, p Provider) {
-	if _, ok := p.Start(t, contractCluster(Cluster{})).(Messenger); !ok {
-		b := setup(t, p)
-		c, err := b.dialer.Dial(t.Context(), b.Addr(), b.Ticket(1, rdma.ReadWrite), 0)
-		require.NoError(t, err)
-		defer c.Close()
-		_, err = msg.Open(t.Context(), c, buffers(t))
-		require.ErrorIs(t, err, msg.ErrUnsupported)
-		return
-	}
 	for _, test := range []struct {
 		name string
 		run  func(*testing.T, Provider)
@@ -32,6 +25,7 @@ func testMessages(t *testing.T, p Provider) {
 		{"AtMostOnce", testOnce},
 		{"Busy", testBusy},
 		{"Answers", testAnswers},
+		{"ReopenWaits", testReopenWaits},
 		{"TestSecurity08_Fence", testMessagesFenced},
 		{"TestSecurity09_ReadOnly", testMessagesReadOnly},
 		{"TestSecurity03_AnotherMailbox", testMailboxKeys},
@@ -46,6 +40,7 @@ func testMessages(t *testing.T, p Provider) {
 const (
 	countProcedure  = 100 // counts, and answers the number that the request asks for in its first 8 bytes and the count
 	refuseProcedure = 101
+	slowProcedure   = 102 // see testReopenWaits
 )
 
 // messenger is a node with the procedures of the tests.
@@ -57,7 +52,7 @@ type messenger struct {
 func startMessenger(t *testing.T, p Provider, c Cluster) *messenger {
 	c = contractCluster(c)
 	m := &messenger{bench: &bench{TB: t, dialer: p.Dialer, Node: p.Start(t, c), Cluster: c}}
-	h := m.Node.(Messenger)
+	h := m.Node
 	h.Handle(countProcedure, func(_ *rdma.Ticket, request, answer []byte) (int, error) {
 		id := binary.LittleEndian.Uint64(request)
 		binary.LittleEndian.PutUint64(answer, id)
@@ -201,6 +196,38 @@ func testAnswers(t *testing.T, p Provider) {
 		if i%2 == 0 {
 			require.NoError(t, conn.Close())
 		}
+	}
+}
+
+// testReopenWaits: no call of an earlier mailbox runs when a lane has opened another one.
+func testReopenWaits(t *testing.T, p Provider) {
+	c := contractCluster(Cluster{})
+	m := &messenger{bench: &bench{TB: t, dialer: p.Dialer, Node: p.Start(t, c), Cluster: c}}
+	var running, reopened atomic.Bool
+	m.Handle(slowProcedure, func(*rdma.Ticket, []byte, []byte) (int, error) {
+		running.Store(true)
+		// Time enough for a Reopen that does not wait.
+		for until := time.Now().Add(50 * time.Millisecond); !reopened.Load() && time.Now().Before(until); {
+			runtime.Gosched()
+		}
+		if reopened.Load() {
+			t.Error("the mailbox was opened while a procedure ran")
+		}
+		running.Store(false)
+		return 0, nil
+	})
+	client, _ := m.open(m.Ticket(1, rdma.ReadWrite), 0)
+	for range 3 {
+		reopened.Store(false)
+		_, err := client.Send(t.Context(), slowProcedure, nil) // over shm and verbs it runs in another goroutine
+		require.NoError(t, err)
+		require.NoError(t, client.Reopen(t.Context()))
+		require.False(t, running.Load())
+		reopened.Store(true)
+		answer := make([]byte, 16)
+		n, err := client.Call(t.Context(), msg.Echo, []byte("another mailbox"), answer)
+		require.NoError(t, err)
+		require.Equal(t, "another mailbox", string(answer[:n]))
 	}
 }
 

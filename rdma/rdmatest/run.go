@@ -40,16 +40,12 @@ type Node interface {
 	OpenRegion(ctx context.Context, tenant, region uint32, epoch uint64) error
 	CloseRegion(ctx context.Context, region uint32, epoch uint64) error
 	Fence(ctx context.Context, serials ...uint64) error
+	// Handle makes a procedure known that clients call by messages.
+	// Preconditions: nothing has been dialled.
+	Handle(number uint16, p host.Procedure)
 	// Bytes is the memory of a region as the node sees it, nil if tests cannot.
 	Bytes(region uint32) []byte
 	Stop()
-}
-
-// Messenger is a Node that carries messages: of every provider but verbs.
-type Messenger interface {
-	// Handle makes a procedure known.
-	// Preconditions: nothing has been dialled.
-	Handle(number uint16, p host.Procedure)
 }
 
 // Run checks the whole contract.
@@ -88,6 +84,7 @@ func Run(t *testing.T, p Provider) {
 		{"CloseWhileBusy", testCloseWhileBusy},
 		{"NoAllocations", testAllocations},
 		{"Messages", testMessages},
+		{"Verify", testVerify},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, p) })
 	}

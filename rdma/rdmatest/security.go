@@ -116,7 +116,7 @@ func testLengths(t *testing.T, p Provider) {
 			}
 		},
 		"op 0":       func(c *rdma.Chain) { c.FetchAdd(0, 1); c.Verbs[0].Op = 0 },
-		"op 6":       func(c *rdma.Chain) { c.FetchAdd(0, 1); c.Verbs[0].Op = 6 },
+		"op 7":       func(c *rdma.Chain) { c.FetchAdd(0, 1); c.Verbs[0].Op = 7 },
 		"op 255":     func(c *rdma.Chain) { c.FetchAdd(0, 1); c.Verbs[0].Op = 255 },
 		"flush kind": func(c *rdma.Chain) { c.Flush(7, 0, 8) },
 	} {

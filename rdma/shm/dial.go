@@ -232,7 +232,7 @@ func (l *link) use(m *mappings, slot int32, a *answer, write bool) error {
 	if l.over { // a process that maps memory after the end of its session is killed
 		return broken(errors.New("the node has ended the connection"))
 	}
-	p, err := m.enter(a.memory, a.Bytes, write, a.Flush != rdma.NoFlush)
+	p, err := m.enter(a.memory, a.Offset, a.Bytes, write, a.Flush != rdma.NoFlush)
 	if err != nil {
 		return err
 	}
@@ -241,7 +241,7 @@ func (l *link) use(m *mappings, slot int32, a *answer, write bool) error {
 	}
 	l.unmap(m, slot)
 	l.mapped[slot] = p
-	l.runner.Map(slot, a.Key, p.Mem, p.Flusher)
+	l.runner.Map(slot, a.Key, p.Mem[:a.Bytes], p.Flusher)
 	return nil
 }
 
@@ -323,7 +323,7 @@ func (c *conn) open(ctx context.Context, region uint32, epoch uint64, slot int32
 			if a.Err == nil {
 				a.Err = l.use(&c.dialer.mappings, slot, &a, c.as.Rights == rdma.ReadWrite)
 			}
-			return rdma.Window{Region: region, Epoch: epoch, Key: a.Key, Bytes: a.Bytes, Slot: slot, Flush: a.Flush}, a.Err
+			return rdma.Window{Region: region, Epoch: epoch, Key: a.Key, Bytes: a.Bytes, Slot: slot, Flush: a.Flush, Verifies: a.Verifies}, a.Err
 		case <-l.ended:
 			return rdma.Window{}, broken(errors.New("the node has ended the connection"))
 		case <-ctx.Done():

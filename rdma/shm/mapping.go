@@ -20,6 +20,7 @@ type mappings struct {
 // identity names a mapping: the memory's file, and whether it is mapped for writing.
 type identity struct {
 	dev, ino uint64 // of fstat
+	off      uint64 // in the file
 	write    bool   // read-only sessions have mappings of their own
 }
 
@@ -30,19 +31,27 @@ type mapping struct {
 	refs         int      // slots of links that use it; guarded by mappings.mu
 }
 
-// enter maps the memory behind a descriptor, or finds it mapped. persistent is what the node says of it: how this
+// enter maps the memory behind a descriptor, from an offset on, or finds it mapped. persistent is what the node says of it: how this
 // process makes its stores durable depends on what the kernel grants its own mapping.
-func (m *mappings) enter(f *os.File, bytes uint64, write, persistent bool) (*mapping, error) {
+func (m *mappings) enter(f *os.File, off, bytes uint64, write, persistent bool) (*mapping, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("region memory: %w", err)
 	}
-	if uint64(st.Size) < bytes || bytes%8 != 0 || bytes == 0 {
-		return nil, fmt.Errorf("region memory has %d bytes, the node says %d", st.Size, bytes)
+	size, unit := uint64(st.Size), uint64(1)
+	if st.Mode&unix.S_IFMT == unix.S_IFCHR {
+		var err error
+		if size, unit, err = pmem.DeviceSize(f); err != nil {
+			return nil, fmt.Errorf("region memory: %w", err)
+		}
 	}
+	if size < off || size-off < bytes || bytes%8 != 0 || bytes == 0 {
+		return nil, fmt.Errorf("region memory has %d bytes, the node says %d from %d on", size, bytes, off)
+	}
+	bytes = (bytes + unit - 1) / unit * unit // a region has whole units of its device
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	id := identity{uint64(st.Dev), st.Ino, write}
+	id := identity{uint64(st.Dev), st.Ino, off, write}
 	if known := m.by[id]; known != nil && uint64(len(known.Mem)) == bytes {
 		known.refs++
 		return known, nil
@@ -51,7 +60,7 @@ func (m *mappings) enter(f *os.File, bytes uint64, write, persistent bool) (*map
 	if write {
 		prot |= unix.PROT_WRITE
 	}
-	mapped, err := pmem.Map(f, 0, bytes, prot, persistent)
+	mapped, err := pmem.Map(f, int64(off), bytes, prot, persistent)
 	if err != nil {
 		return nil, fmt.Errorf("region memory: %w", err)
 	}

@@ -240,9 +240,10 @@ func (s *Server) admit(c *net.UnixConn, sending *sync.Mutex, hello *host.Hello, 
 // open answers with a window and the memory behind it.
 func (s *Server) open(c *net.UnixConn, sending *sync.Mutex, lane *host.Lane, o host.OpenRequest) error {
 	w, m, err := lane.Open(o.Region, o.Epoch, o.Slot)
-	a := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes, Flush: w.Flush}
+	a := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes, Flush: w.Flush, Verifies: w.Verifies}
 	var f *os.File
 	if err == nil {
+		a.Offset = m.Offset()
 		if f, err = m.Descriptor(lane.Ticket().Rights == rdma.ReadWrite); err != nil {
 			return err
 		}

@@ -48,7 +48,7 @@ type pending struct {
 	window  rdma.Window // as the requester had it when posting
 	verbs   []rdma.Verb // copies of the chain's; only their state changes
 	state   []verbState // of each verb, at the same index
-	bytes   []byte      // of WRITEs, in the order of the verbs
+	bytes   []byte      // of WRITEs, and what VERIFYs have read, in the order of the verbs
 	left    int         // verbs not done
 	refused error       // why the verbs that are left never run; nil: nothing was refused
 }
@@ -56,11 +56,11 @@ type pending struct {
 // verbState is how far a verb of a pending chain has come.
 type verbState struct {
 	units  uint64 // pieces still to be moved, a bit each
-	at     int    // first byte in pending.bytes, of a WRITE
+	at     int    // first byte in pending.bytes, of a WRITE or a VERIFY
 	began  bool   // units is set
 	done   bool   // the verb has taken effect completely
 	halved bool   // a CAS across domains has read and not yet written
-	old    uint64 // the word before a CAS or FETCH_ADD
+	old    uint64 // the word before a CAS or FETCH_ADD; the answer of a VERIFY
 }
 
 // Provider is "sim".
@@ -89,7 +89,7 @@ func (c *Conn) Opened(region uint32) bool {
 func (c *Conn) Post(ch *rdma.Chain) {
 	ch.Err, ch.Done = nil, 0
 	f := c.fabric
-	if err := rdma.WithinLimits(ch.Verbs); err != nil {
+	if err := ch.Refused(); err != nil {
 		c.answer(ch, err)
 		return
 	}
@@ -110,10 +110,18 @@ func (c *Conn) Post(ch *rdma.Chain) {
 	for i := range p.verbs {
 		v := &p.verbs[i]
 		s := verbState{at: len(p.bytes)}
-		if v.Op == rdma.Write {
+		switch v.Op {
+		case rdma.Write:
 			p.bytes = append(p.bytes, v.Buf...)
+		case rdma.Verify:
+			p.bytes = append(p.bytes, make([]byte, v.Bytes)...)
 		}
 		p.state = append(p.state, s)
+	}
+	for i := range p.verbs { // p.bytes moves no more
+		if v, s := &p.verbs[i], &p.state[i]; v.Op == rdma.Verify {
+			v.Buf = p.bytes[s.at : s.at+int(v.Bytes)]
+		}
 	}
 	if f.cut(c.session, c.node) {
 		p.verbs, p.state, p.left = p.verbs[:0], p.state[:0], 0
@@ -222,7 +230,7 @@ func (c *Conn) complete(p *pending) {
 			break
 		}
 		ch.Done = i + 1
-		if v.Op == rdma.CompareSwap || v.Op == rdma.FetchAdd {
+		if v.Op == rdma.CompareSwap || v.Op == rdma.FetchAdd || v.Op == rdma.Verify {
 			ch.Verbs[i].Old = s.old
 		}
 	}
@@ -349,7 +357,7 @@ func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window
 	case c.domain != m.Domain && !c.fabric.CrossDomain:
 		return rdma.Window{}, fmt.Errorf("region %d is in the domain %v, the connection in %v: %w", region, m.Domain, c.domain, rdma.ErrKey)
 	case c.session == Agent:
-		return rdma.Window{Region: region, Epoch: epoch, Bytes: m.bytes, Flush: m.Method}, nil
+		return rdma.Window{Region: region, Epoch: epoch, Bytes: m.bytes, Flush: m.Method, Verifies: true}, nil
 	case c.node.Revoked(c.session):
 		return rdma.Window{}, rdma.ErrRevoked
 	case m.key == 0 || m.Epoch != epoch:
@@ -362,7 +370,7 @@ func (c *Conn) Open(_ context.Context, region uint32, epoch uint64) (rdma.Window
 		c.windows = append(c.windows, w)
 	}
 	c.windows[slot] = w
-	return rdma.Window{Region: region, Epoch: epoch, Key: w.key, Bytes: m.bytes, Slot: int32(slot), Flush: m.Method}, nil
+	return rdma.Window{Region: region, Epoch: epoch, Key: w.key, Bytes: m.bytes, Slot: int32(slot), Flush: m.Method, Verifies: true}, nil
 }
 
 // hasKey says whether the window was opened on this connection and is good still.
@@ -424,7 +432,7 @@ func (c *Conn) pick(p *pending) int {
 	if c.fabric.InOrder || p.verbs[first].Op == rdma.Write || first+1 == len(p.verbs) {
 		return first
 	}
-	// Everything behind a WRITE or a fence, and every READ, waits for all before it.
+	// Everything behind a WRITE or a fence, and every READ and VERIFY, waits for all before it.
 	n := 1
 	var may [8]int
 	may[0] = first
@@ -436,7 +444,7 @@ func (c *Conn) pick(p *pending) int {
 		if v.Fence {
 			break // a queue pair does not start what is behind it
 		}
-		if v.Op != rdma.Read {
+		if v.Op != rdma.Read && v.Op != rdma.Verify {
 			may[n] = i
 			n++
 		}
@@ -461,7 +469,7 @@ func (c *Conn) allowed(m *Memory, p *pending, v *rdma.Verb) error {
 		return rdma.ErrRevoked
 	case !c.hasKey(m, &p.window):
 		return rdma.ErrKey
-	case c.ReadOnly && v.Op != rdma.Read && v.Op != rdma.Flush:
+	case c.ReadOnly && v.Op != rdma.Read && v.Op != rdma.Flush && v.Op != rdma.Verify:
 		return rdma.ErrReadOnly
 	}
 	switch {
@@ -475,7 +483,7 @@ func (c *Conn) allowed(m *Memory, p *pending, v *rdma.Verb) error {
 	return nil
 }
 
-// execute carries out a verb, or the part of a READ or WRITE that this step of the schedule
+// execute carries out a verb, or the part of a READ, VERIFY or WRITE that this step of the schedule
 // grants.
 func (c *Conn) execute(m *Memory, p *pending, v *rdma.Verb, s *verbState) {
 	f := c.fabric
@@ -501,6 +509,10 @@ func (c *Conn) execute(m *Memory, p *pending, v *rdma.Verb, s *verbState) {
 		s.done = true
 	case rdma.Read, rdma.Write:
 		c.move(f, m, p, v, s)
+	case rdma.Verify:
+		if c.move(f, m, p, v, s); s.done {
+			s.old = rdma.Hash(v.Buf, v.New)
+		}
 	}
 }
 
@@ -512,7 +524,7 @@ func (c *Conn) swap(m *Memory, off, old, new uint64) {
 	}
 }
 
-// move carries some pieces of a READ or WRITE, in any order.
+// move carries some pieces of a READ or WRITE, in any order. A VERIFY is a READ into the memory of its own copy.
 func (c *Conn) move(f *Fabric, m *Memory, p *pending, v *rdma.Verb, s *verbState) {
 	n := len(v.Buf)
 	grain := f.Grain
@@ -540,9 +552,9 @@ func (c *Conn) move(f *Fabric, m *Memory, p *pending, v *rdma.Verb, s *verbState
 		run := bits.TrailingZeros64(^(w >> u)) // neighbours go together
 		w &^= (1<<run - 1) << u
 		lo, hi := max(base+u*grain, int(v.Off)), min(base+(u+run)*grain, int(v.Off)+n)
-		if v.Op == rdma.Read {
+		if v.Op != rdma.Write {
 			switch to := v.Buf[lo-int(v.Off) : hi-int(v.Off)]; {
-			case p.chain == nil:
+			case p.chain == nil && v.Op == rdma.Read:
 			case early:
 				m.loadAlternate(uint64(lo), to, uint64(c.session)%2)
 			default:

@@ -47,7 +47,7 @@ func (s *Service) serveMessages() {
 		if s.node.Revoked(s.ids[id.serial]) || !s.node.Up {
 			continue
 		}
-		_, err := b.server.Serve(b.run)
+		_, err := b.server.Serve(b.run, nil)
 		if errors.Is(err, msg.ErrOffence) {
 			s.node.Revoke(s.ids[id.serial])
 		}

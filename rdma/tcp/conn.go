@@ -180,7 +180,7 @@ func (c *conn) Post(ch *rdma.Chain) {
 	}
 	p := posted{chain: ch, seq: c.seq, err: c.dead}
 	if p.err == nil {
-		p.err = rdma.WithinLimits(ch.Verbs)
+		p.err = ch.Refused()
 	}
 	c.queue = append(c.queue, p)
 	if p.err != nil || len(ch.Verbs) == 0 {
@@ -253,7 +253,7 @@ func (c *conn) await(ch *rdma.Chain, seq uint32, deadline int64) error {
 				buf, more := adjacent(ch.Verbs[ch.Done:a.done])
 				err = c.take(buf, deadline)
 				ch.Done += more
-			case rdma.CompareSwap, rdma.FetchAdd:
+			case rdma.CompareSwap, rdma.FetchAdd, rdma.Verify:
 				v.Old, err = c.takeWord(deadline)
 			}
 			if err != nil {
@@ -411,7 +411,7 @@ func (c *conn) open(ctx context.Context, ws []rdma.Window) error {
 			c.fail(err)
 			return c.dead
 		}
-		ws[i].Key, ws[i].Bytes, ws[i].Flush = o.Key, o.Bytes, o.Flush
+		ws[i].Key, ws[i].Bytes, ws[i].Flush, ws[i].Verifies = o.Key, o.Bytes, o.Flush, o.Verifies
 		if o.Err != nil {
 			ws[i].Key = 0
 		}

@@ -11,7 +11,8 @@
 //	        24 verbs x 32 bytes
 //	        then the bytes of its WRITEs, one behind the other
 //	verb    0 op | 1 flags | 2 zero | 4 bytes | 8 off | 16 expect | 24 new
-//	        flags: 1 fence, 2 persistent; a FLUSH has its length in expect
+//	        flags: 1 fence, 2 persistent; a FLUSH has its length in expect, a VERIFY its length in bytes and
+//	        its seed in new
 //	open    0 kind=2 | zeros | 4 seq | zeros | 24 open request of package host
 //
 // The payload is the sum of the lengths of the WRITEs. A frame that says otherwise,
@@ -23,7 +24,7 @@
 //
 //	answer  0 kind=1 | 1 code | 2 done | 4 seq | 8 results bytes | 12 last
 //	        16 results of the verbs since the answer before: READ its bytes,
-//	        CAS and FETCH_ADD the 8 bytes of Old, WRITE and FLUSH nothing
+//	        CAS, FETCH_ADD and VERIFY the 8 bytes of Old, WRITE and FLUSH nothing
 //	window  0 kind=2 | zeros | 4 seq | 8 size=32 | 12 last=1 | 16 open answer of package host
 //
 // code is host.Code, done the number of verbs that have run. An answer whose seq is

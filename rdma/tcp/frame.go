@@ -85,6 +85,8 @@ func appendVerb(b []byte, v *rdma.Verb) []byte {
 		fallthrough
 	case rdma.CompareSwap, rdma.FetchAdd:
 		length = 0
+	case rdma.Verify:
+		length = uint32(v.Bytes)
 	}
 	b = append(b, byte(v.Op), flags, 0, 0)
 	b = binary.LittleEndian.AppendUint32(b, length)
@@ -97,7 +99,7 @@ func appendVerb(b []byte, v *rdma.Verb) []byte {
 // the payload and the limits. Buf is not set yet: Bytes is the length of a READ or
 // WRITE too. results is what the answers to all of them take.
 func decodeVerbs(verbs []rdma.Verb, b []byte, payload uint32) (out []rdma.Verb, results int, err error) {
-	var reads, writes, words uint64
+	var reads, writes, words, verified uint64
 	for ; len(b) >= verbBytes; b = b[verbBytes:] {
 		v := rdma.Verb{
 			Op: rdma.Op(b[0]), Fence: b[1]&flagFence != 0, Off: binary.LittleEndian.Uint64(b[8:]),
@@ -116,6 +118,10 @@ func decodeVerbs(verbs []rdma.Verb, b []byte, payload uint32) (out []rdma.Verb, 
 			v.Bytes = length
 		case rdma.CompareSwap, rdma.FetchAdd:
 			words += 8
+		case rdma.Verify:
+			verified += length
+			v.Bytes = length
+			words += 8
 		case rdma.Flush:
 			v.Bytes, v.Expect = v.Expect, 0
 			if b[1]&flagPersistent != 0 {
@@ -126,7 +132,7 @@ func decodeVerbs(verbs []rdma.Verb, b []byte, payload uint32) (out []rdma.Verb, 
 		}
 		verbs = append(verbs, v)
 	}
-	if writes != uint64(payload) || reads+writes > rdma.MaxChainBytes {
+	if writes != uint64(payload) || reads+writes+verified > rdma.MaxChainBytes {
 		return verbs, 0, errFrame
 	}
 	return verbs, int(reads + words), nil
@@ -172,7 +178,7 @@ func resultBytes(verbs []rdma.Verb) (n int) {
 		switch v := &verbs[i]; v.Op {
 		case rdma.Read:
 			n += len(v.Buf)
-		case rdma.CompareSwap, rdma.FetchAdd:
+		case rdma.CompareSwap, rdma.FetchAdd, rdma.Verify:
 			n += 8
 		}
 	}

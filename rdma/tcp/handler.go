@@ -120,16 +120,49 @@ func (h *handler) whole(f *head, results int) error {
 		case rdma.Write:
 			v.Buf = h.rx[h.r : h.r+int(v.Bytes)]
 			h.r += len(v.Buf)
-		case rdma.CompareSwap, rdma.FetchAdd:
+		case rdma.CompareSwap, rdma.FetchAdd, rdma.Verify:
 			at += 8
 		}
 	}
 	done, err := h.lane.Run(f.slot, f.key, h.verbs)
+	for err == host.ErrHeld {
+		if err = h.held(); err != nil {
+			return err
+		}
+		var more int
+		more, err = h.lane.Run(f.slot, f.key, h.verbs[done:])
+		done += more
+	}
 	at = answerBytes
 	for i := range h.verbs[:done] {
 		at = putResult(h.tx, at, &h.verbs[i])
 	}
 	return h.answer(h.tx, f, done, at, err, true)
+}
+
+// held waits until the rest of a chain is to be run. It reads ahead meanwhile, so that it notices the end of the connection:
+// of a client that has died the node learns by that first.
+func (h *handler) held() error {
+	if h.w == len(h.rx) {
+		return h.lane.AwaitHeld(h.ctx)
+	}
+	ctx, cancel := context.WithCancel(h.ctx)
+	defer cancel()
+	read := 0
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var err error
+		if read, err = h.nc.Read(h.rx[h.w:]); read == 0 && err != nil {
+			cancel()
+		}
+	}()
+	err := h.lane.AwaitHeld(ctx)
+	h.nc.SetReadDeadline(time.Unix(1, 0)) // ends the read
+	<-done
+	h.timed = false
+	h.w += read
+	return errors.Join(err, h.nc.SetReadDeadline(time.Time{}))
 }
 
 // putResult writes what READ has not written itself, and returns where the next
@@ -138,7 +171,7 @@ func putResult(b []byte, at int, v *rdma.Verb) int {
 	switch v.Op {
 	case rdma.Read:
 		return at + len(v.Buf)
-	case rdma.CompareSwap, rdma.FetchAdd:
+	case rdma.CompareSwap, rdma.FetchAdd, rdma.Verify:
 		binary.LittleEndian.PutUint64(b[at:], v.Old)
 		return at + 8
 	}
@@ -229,7 +262,7 @@ func (h *handler) open(f *head) error {
 	}
 	h.r += headBytes + host.OpenRequestBytes
 	w, _, err := h.lane.Open(o.Region, o.Epoch, o.Slot)
-	reply := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes, Flush: w.Flush}
+	reply := host.OpenAnswer{Tag: o.Tag, Err: err, Key: w.Key, Bytes: w.Bytes, Flush: w.Flush, Verifies: w.Verifies}
 	a := answer{kind: kindOpen, seq: f.seq, results: host.OpenAnswerBytes, last: true}
 	a.put(h.tx)
 	return h.send(reply.Append(h.tx[:answerBytes]))

@@ -176,7 +176,7 @@ func (s *Server) greet(nc net.Conn, cancel func()) (*host.Lane, net.Conn, error)
 			half.CloseRead()
 		}
 	}
-	lane, err := s.access.Admit(s.ctx, &hello, &challenge, host.Entry{Provider: "tcp", Binding: binding, Stop: stop})
+	lane, err := s.access.Admit(s.ctx, &hello, &challenge, host.Entry{Provider: "tcp", Binding: binding, Stop: stop, Holds: true})
 	w := host.Welcome{Err: err}
 	w.Node, w.Incarnation = s.access.Peer()
 	nc.SetDeadline(time.Now().Add(helloTimeout))

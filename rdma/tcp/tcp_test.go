@@ -33,8 +33,11 @@ var (
 // serve starts a node with one region of 16 MiB, number 1, epoch 1.
 func serve(t testing.TB, l net.Listener) (*host.Access, string) { return serveTLS(t, l, nil) }
 
-func serveTLS(t testing.TB, l net.Listener, how *TLS) (*host.Access, string) {
+func serveTLS(t testing.TB, l net.Listener, how *TLS, prepare ...func(*host.Access)) (*host.Access, string) {
 	a := host.New(testCluster, keyring.NewRing(testKey.Public()), 1, 77, host.Limits{})
+	for _, f := range prepare {
+		f(a)
+	}
 	m, err := host.NewMemory("test", proto.MinRegionBytes)
 	require.NoError(t, err)
 	require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
@@ -213,7 +216,8 @@ func TestSecurity04_LyingFrames(t *testing.T) {
 		"payload without write": patched(8, 8),
 		"farewell":              frame(head{kind: kindChain, seq: farewellSeq, verbs: 1}),
 		"op 0":                  patched(headBytes, 0),
-		"op 6":                  patched(headBytes, 6),
+		"op 7":                  patched(headBytes, 7),
+		"verify of 1 MiB + 1":   frame(head{kind: kindChain, seq: 1, verbs: 1}, rdma.Verb{Op: rdma.Verify, Bytes: 1<<20 + 1}),
 		"flags of a verb":       patched(headBytes+1, 4),
 		"spare of a verb":       patched(headBytes+3, 1),
 		"open with verbs":       frame(head{kind: kindOpen, seq: 1, verbs: 1}),
@@ -223,6 +227,7 @@ func TestSecurity04_LyingFrames(t *testing.T) {
 			}
 			return
 		}()...),
+		"5 MiB of verifies": frame(head{kind: kindChain, seq: 1, verbs: 5}, slices.Repeat([]rdma.Verb{{Op: rdma.Verify, Bytes: 1 << 20}}, 5)...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			nc := raw(t, addr, 1, 0)

@@ -130,7 +130,7 @@ func (s *Server) admit(h *host.Hello, c *host.Challenge, nc net.Conn) (*lane, er
 // newLane makes a lane for a ticket that was accepted. It has no queue pair yet; the nonce ties
 // the queue pair that will come to this connection.
 func (s *Server) newLane(nc net.Conn, number uint32, attempt uint64, t *rdma.Ticket) *lane {
-	l := &lane{server: s, nc: nc, number: number, attempt: attempt, ticket: *t, flushed: make(chan struct{}), bound: make(chan C.uint32_t, 1)}
+	l := &lane{server: s, nc: nc, number: number, attempt: attempt, ticket: *t, flushed: make(chan struct{}), bound: make(chan C.uint32_t, 1), mail: mailbox{bell: make(chan struct{}, 1)}}
 	rand.Read(l.nonce[:])
 	return l
 }

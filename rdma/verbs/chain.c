@@ -69,6 +69,14 @@ int q_post(q_lane *l, int n, uint64_t sequence, int *posted)
 	return e;
 }
 
+int q_ring(q_lane *l, uint64_t sequence)
+{
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = sequence << 16, .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .send_flags = IBV_SEND_SIGNALED,
+	};
+	return ibv_post_send(l->qp, &wr, &bad);
+}
+
 // Completions come in the order of posting: that of a sequence stands for all before.
 static int look(q_lane *l, uint64_t sequence)
 {
@@ -192,7 +200,8 @@ int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, q_co
 			return -EIO;
 		if (n > 0) {
 			for (int i = 0; i < n; i++)
-				out[i] = (q_completion){.id = wc[i].wr_id, .status = wc[i].status, .bytes = wc[i].byte_len};
+				out[i] = (q_completion){.id = wc[i].wr_id, .status = wc[i].status, .bytes = wc[i].byte_len,
+					.rings = wc[i].status == IBV_WC_SUCCESS && wc[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM};
 			return n;
 		}
 		struct pollfd p[2] = {{.fd = ch->fd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};

@@ -27,6 +27,9 @@ type sending struct {
 	asking   bool       // the node has yet to answer what notes ask for
 	told     C.uint64_t // answers on this queue pair, that one included
 	flushTag uint32     // of the latest request
+
+	rings  int    // WRITEs that wake the node, of wrs
+	ringAt uint64 // sequence of the last of them
 }
 
 // posted is a chain that has not been awaited. It is sent in parts: in one, unless a verb is
@@ -46,7 +49,7 @@ type posted struct {
 
 // forget empties what is under way, because the queue pair is gone.
 func (c *conn) forget() {
-	c.seq, c.wrs, c.slots, c.staged, c.asking, c.told = 0, 0, 0, 0, false, 0
+	c.seq, c.wrs, c.slots, c.staged, c.asking, c.told, c.rings = 0, 0, 0, 0, false, 0, 0
 	for i := range c.queue {
 		c.queue[i].sent = false
 	}
@@ -57,7 +60,7 @@ func (c *conn) forget() {
 func (c *conn) Post(ch *rdma.Chain) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := posted{chain: ch, refused: rdma.WithinLimits(ch.Verbs)}
+	p := posted{chain: ch, refused: ch.Refused()}
 	if p.refused == nil && c.dead != nil && !c.redials {
 		p.refused = c.dead
 	}
@@ -186,6 +189,7 @@ func (c *conn) write(p *posted) bool {
 	if n == 0 {
 		return false
 	}
+	c.dialer.parts.Add(1)
 	c.seq++
 	p.seq = c.seq
 	c.wrs += n
@@ -257,6 +261,9 @@ func (c *conn) collect(p *posted, n int) {
 	}
 	p.chain.Done = p.from + n
 	c.wrs -= p.wrs
+	if p.seq > c.ringAt { // completions come in order
+		c.wrs, c.rings = c.wrs-c.rings, 0
+	}
 	c.slots &^= 1 << p.slot
 	if c.slots == 0 {
 		c.staged = 0
@@ -316,7 +323,7 @@ func (c *conn) PostAndWait(ch *rdma.Chain, deadline int64) {
 		ch.Err = fmt.Errorf("%w: chain posted out of turn", rdma.ErrBroken)
 		return
 	}
-	p := posted{chain: ch, refused: rdma.WithinLimits(ch.Verbs)}
+	p := posted{chain: ch, refused: ch.Refused()}
 	c.complete(&p, deadline)
 }
 

@@ -228,6 +228,7 @@ type Stats struct {
 	Flushed    uint64 // native FLUSHes, visible or persistent
 	Pushed     uint64 // READs that made what was written before them durable
 	Asked      uint64 // ranges that nodes were asked to flush
+	Parts      uint64 // parts of chains that were posted: a chain has more than one where verbs are ordered behind a flush that the node is asked for
 	Deepened   uint64 // connections made again with a longer send queue
 }
 

@@ -46,9 +46,13 @@ func startNodeWith(t testing.TB, c rdmatest.Cluster, w Windows) *node {
 }
 
 func startNodeOf(t testing.TB, c rdmatest.Cluster, config Config) *node {
+	return startLimitedNode(t, c, config, host.Limits{LanesPerSession: 32})
+}
+
+func startLimitedNode(t testing.TB, c rdmatest.Cluster, config Config, limits host.Limits) *node {
 	needDevice(t)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	s, err := NewServer(c.UUID, c.Ring(), 1, incarnations.Add(1), host.Limits{LanesPerSession: 32}, config, log)
+	s, err := NewServer(c.UUID, c.Ring(), 1, incarnations.Add(1), limits, config, log)
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

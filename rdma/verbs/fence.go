@@ -50,7 +50,8 @@ func (s *Server) completed(d *completion) {
 		l.bound <- C.uint32_t(d.status) // has room, and one is under way
 	case d.id&sendID != 0:
 		l.sent(C.uint32_t(d.status))
-	case d.status == C.IBV_WC_SUCCESS && l.hear(int(d.bytes)):
+	case d.status == C.IBV_WC_SUCCESS && d.rings != 0 && l.rung():
+	case d.status == C.IBV_WC_SUCCESS && d.rings == 0 && l.hear(int(d.bytes)):
 	case d.status != C.IBV_WC_WR_FLUSH_ERR:
 		l.spoke()
 	case l.flush():
@@ -98,7 +99,11 @@ func (s *Server) Fence(ctx context.Context, serials ...uint64) error {
 		s.ended.Fence(serial)
 	}
 	s.mu.Unlock()
-	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
+	err := s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(serials, serial) })
+	if err != nil {
+		return err
+	}
+	return s.mail.Fence(ctx, serials...) // behind the queue pairs, which reach the mailboxes
 }
 
 // EndBelow ends every session with a serial below next that is not in live, as
@@ -113,7 +118,11 @@ func (s *Server) EndBelow(ctx context.Context, next uint64, live []uint64) error
 		}
 	}
 	s.mu.Unlock()
-	return s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
+	err := s.endSessions(ctx, func(serial uint64) bool { return slices.Contains(gone, serial) })
+	if err != nil {
+		return err
+	}
+	return s.mail.EndBelow(ctx, next, live)
 }
 
 // endSessions ends the chosen sessions. It returns nil when all their queue pairs are destroyed

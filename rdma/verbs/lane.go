@@ -40,6 +40,7 @@ type lane struct {
 	drained bool                 // flushed is closed
 	granted map[uint32]*grant    // windows, by region
 	notes   notes                // what the client asks to have flushed
+	mail    mailbox              // messages; with guards of its own
 
 	sendMu sync.Mutex // of writes to nc
 }
@@ -113,7 +114,12 @@ func (l *lane) serve() {
 		a := answer{kind: r.kind, tag: r.tag}
 		switch r.kind {
 		case kindOpen:
-			if a.err = rdma.ErrTicket; l.ticket.Opens(r.region, r.epoch) {
+			switch {
+			case !l.ticket.Opens(r.region, r.epoch):
+				a.err = rdma.ErrTicket
+			case r.region == rdma.Mailbox:
+				a.err = l.server.openMailbox(l, r.epoch, r.slot, &a)
+			default:
 				a.err = l.server.grant(l, r.region, r.epoch, &a)
 			}
 		default:
@@ -166,7 +172,7 @@ func (l *lane) spoke() {
 	// Before the queue pair ends: the drain, another goroutine, then reads it.
 	l.died = l.died || l.stopped == nil
 	l.mu.Unlock()
-	l.server.log.Warn("verbs fabric: a client has sent a message that is none: its lane ends", "session", l.ticket.Session)
+	l.server.log.Warn("verbs fabric: unexpected message from a client: the lane is closed", "session", l.ticket.Session)
 	if err := l.stop(rdma.ErrBroken); err != nil {
 		l.server.log.Error("verbs fabric: a queue pair cannot be ended", "session", l.ticket.Session, "error", err)
 	}
@@ -212,6 +218,10 @@ func (l *lane) finish(ctx context.Context, why error) error {
 			return fmt.Errorf("lane %d of session %d has not drained: %w", l.number, l.ticket.Session, ctx.Err())
 		}
 	}
+	end, err := l.shutMailbox(ctx)
+	if err != nil {
+		return err
+	}
 	l.mu.Lock()
 	first := l.qp != nil
 	if first {
@@ -238,6 +248,9 @@ func (l *lane) finish(ctx context.Context, why error) error {
 	l.mu.Unlock()
 	if !first {
 		return nil
+	}
+	if end != nil {
+		end.Leave() // another lane may have the mailbox's room: no window is bound to it any more
 	}
 	l.server.forget(l)
 	// Only now may the client be told.

@@ -69,6 +69,7 @@ type Server struct {
 	draining time.Duration                // drainTimeout
 	windows  bool                         // of type 2, for each lane and region
 	plain    atomic.Bool                  // a window was refused: regions opened from now on have none
+	mail     *host.Access                 // of the lanes' mailboxes; no region is opened in it
 	flushes  bool                         // regions take native FLUSHes
 
 	asks    *turns[*lane]       // lanes that have not ended and whose clients ask to have ranges flushed
@@ -82,6 +83,9 @@ type Server struct {
 
 	async  *events    // of the device
 	failed chan error // why the node has to end
+
+	mailMu    sync.Mutex                        // guards mailboxes
+	mailboxes map[*host.Memory]mailRegistration // of those that a lane has opened over verbs
 
 	mu       sync.Mutex          // guards what follows; taken after region.mu where both are held
 	regions  map[uint32]*region  // every region that was ever served or closed here: epochs must not fall
@@ -143,6 +147,7 @@ func NewServer(cluster [16]byte, keys *keyring.Ring, node uint32, incarnation ui
 	rand.Read(seed[:])
 	s.own = keyring.NewSigner(seed)
 	s.Verifier = host.Verifier{Cluster: cluster, Keys: keys, Own: keyring.NewRing(s.own.Public()), Node: node, Incarnation: incarnation}
+	s.mail, s.mailboxes = host.New(cluster, keys, node, incarnation, limits), make(map[*host.Memory]mailRegistration)
 	if e := C.q_drains_open(dev.ctx, 3*maxLanes, C.uint32_t(incarnation>>1), &s.channel, &s.drains); e != 0 {
 		dev.close()
 		return nil, problem("completion queue on "+dev.caps.Device, e)
@@ -249,6 +254,9 @@ func (s *Server) Close(ctx context.Context) error {
 		return err
 	}
 	s.served.Wait()
+	if err := s.mail.Close(ctx); err != nil {
+		return err
+	}
 	for _, r := range regions {
 		if err := r.cut(ctx); err != nil {
 			return err

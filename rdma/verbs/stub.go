@@ -43,6 +43,7 @@ func NewServer([16]byte, *keyring.Ring, uint32, uint64, host.Limits, Config, *sl
 }
 
 func (*Server) OnLeft(func(serial uint64))                                     {}
+func (*Server) Handle(uint16, host.Procedure)                                  {}
 func (*Server) Serve(net.Listener) error                                       { return ErrNotBuilt }
 func (*Server) OpenRegion(context.Context, uint32, uint64, *host.Memory) error { return ErrNotBuilt }
 func (*Server) CloseRegion(context.Context, uint32, uint64) error              { return ErrNotBuilt }

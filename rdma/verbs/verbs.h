@@ -111,6 +111,8 @@ int q_lane_open(struct ibv_context *ctx, struct ibv_pd *pd, const q_lane_want *w
 int q_lane_close(q_lane *l);
 int q_post(q_lane *l, int n, uint64_t sequence, int *posted);
 int q_wait(q_lane *l, uint64_t sequence, int64_t spin_ns, int64_t limit_ns);
+// Posts a WRITE of no bytes with immediate data, which completes a receive of the node.
+int q_ring(q_lane *l, uint64_t sequence);
 // Arms the queue and looks: Q_PENDING if nothing has come, and what comes wakes the epoll.
 int q_poll(q_lane *l, uint64_t sequence);
 // Native FLUSH, see flush.c.
@@ -126,6 +128,7 @@ typedef struct {
 	uint64_t id;
 	uint32_t status; // enum ibv_wc_status
 	uint32_t bytes;  // of a message that was received
+	uint32_t rings;  // a WRITE with immediate data has completed the receive
 } q_completion;
 // Waits for completions or a readable wake; returns how many, or -errno.
 int q_drains_wait(struct ibv_comp_channel *ch, struct ibv_cq *cq, int wake, q_completion *out, int max);

@@ -63,6 +63,8 @@ const (
 	ControllerWatchTableProcedure = "/quarry.v1.Controller/WatchTable"
 	// ControllerCreateRegionProcedure is the fully-qualified name of the Controller's CreateRegion RPC.
 	ControllerCreateRegionProcedure = "/quarry.v1.Controller/CreateRegion"
+	// ControllerDeleteSpaceProcedure is the fully-qualified name of the Controller's DeleteSpace RPC.
+	ControllerDeleteSpaceProcedure = "/quarry.v1.Controller/DeleteSpace"
 	// ControllerCreateNameProcedure is the fully-qualified name of the Controller's CreateName RPC.
 	ControllerCreateNameProcedure = "/quarry.v1.Controller/CreateName"
 	// ControllerLookupNameProcedure is the fully-qualified name of the Controller's LookupName RPC.
@@ -132,6 +134,15 @@ const (
 	// ControllerEndDelegationProcedure is the fully-qualified name of the Controller's EndDelegation
 	// RPC.
 	ControllerEndDelegationProcedure = "/quarry.v1.Controller/EndDelegation"
+	// ControllerQueueJobProcedure is the fully-qualified name of the Controller's QueueJob RPC.
+	ControllerQueueJobProcedure = "/quarry.v1.Controller/QueueJob"
+	// ControllerAdmitJobProcedure is the fully-qualified name of the Controller's AdmitJob RPC.
+	ControllerAdmitJobProcedure = "/quarry.v1.Controller/AdmitJob"
+	// ControllerLeaveJobQueueProcedure is the fully-qualified name of the Controller's LeaveJobQueue
+	// RPC.
+	ControllerLeaveJobQueueProcedure = "/quarry.v1.Controller/LeaveJobQueue"
+	// ControllerListJobQueueProcedure is the fully-qualified name of the Controller's ListJobQueue RPC.
+	ControllerListJobQueueProcedure = "/quarry.v1.Controller/ListJobQueue"
 	// ControllerPollJobsProcedure is the fully-qualified name of the Controller's PollJobs RPC.
 	ControllerPollJobsProcedure = "/quarry.v1.Controller/PollJobs"
 	// ControllerListWorkersProcedure is the fully-qualified name of the Controller's ListWorkers RPC.
@@ -188,6 +199,8 @@ type ControllerClient interface {
 	// WatchTable sends the whole table, then each change as it happens.
 	WatchTable(context.Context, *connect.Request[quarrypb.WatchTableRequest]) (*connect.ServerStreamForClient[quarrypb.Table], error)
 	CreateRegion(context.Context, *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error)
+	// DeleteSpace removes the regions of a space with what they hold. Its addresses name nothing from then on.
+	DeleteSpace(context.Context, *connect.Request[quarrypb.DeleteSpaceRequest]) (*connect.Response[quarrypb.DeleteSpaceResponse], error)
 	// Placement library: friendly name -> root reference.
 	CreateName(context.Context, *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error)
 	LookupName(context.Context, *connect.Request[quarrypb.LookupNameRequest]) (*connect.Response[quarrypb.Name], error)
@@ -246,6 +259,15 @@ type ControllerClient interface {
 	DelegateJob(context.Context, *connect.Request[quarrypb.DelegateJobRequest]) (*connect.Response[quarrypb.Delegation], error)
 	// EndDelegation: when it returns, no further call for the job is accepted. Revoke also ends the sessions that were opened for it.
 	EndDelegation(context.Context, *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error)
+	// QueueJob gives a job a place in the queue for the cluster's quota of records between map and reduce (SetDefaults), before
+	// its records are written. A repeated call has no further effect.
+	QueueJob(context.Context, *connect.Request[quarrypb.QueueJobRequest]) (*connect.Response[quarrypb.QueueJobResponse], error)
+	// AdmitJob counts the bytes of a queued job against the quota, if as many are free and no earlier job waits for them. A job
+	// waits while workers ask for it. A repeated call has no further effect.
+	AdmitJob(context.Context, *connect.Request[quarrypb.AdmitJobRequest]) (*connect.Response[quarrypb.AdmitJobResponse], error)
+	// LeaveJobQueue gives up the place of a job, and its bytes. There may be no such place.
+	LeaveJobQueue(context.Context, *connect.Request[quarrypb.LeaveJobQueueRequest]) (*connect.Response[quarrypb.LeaveJobQueueResponse], error)
+	ListJobQueue(context.Context, *connect.Request[quarrypb.ListJobQueueRequest]) (*connect.Response[quarrypb.ListJobQueueResponse], error)
 	// PollJobs tells the leader that a worker is there, and the worker which jobs it may act for.
 	PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error)
 	// ListWorkers answers the workers that have polled in the last seconds and serve the caller's tenant.
@@ -330,6 +352,12 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			httpClient,
 			baseURL+ControllerCreateRegionProcedure,
 			connect.WithSchema(controllerMethods.ByName("CreateRegion")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteSpace: connect.NewClient[quarrypb.DeleteSpaceRequest, quarrypb.DeleteSpaceResponse](
+			httpClient,
+			baseURL+ControllerDeleteSpaceProcedure,
+			connect.WithSchema(controllerMethods.ByName("DeleteSpace")),
 			connect.WithClientOptions(opts...),
 		),
 		createName: connect.NewClient[quarrypb.CreateNameRequest, quarrypb.Name](
@@ -524,6 +552,30 @@ func NewControllerClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(controllerMethods.ByName("EndDelegation")),
 			connect.WithClientOptions(opts...),
 		),
+		queueJob: connect.NewClient[quarrypb.QueueJobRequest, quarrypb.QueueJobResponse](
+			httpClient,
+			baseURL+ControllerQueueJobProcedure,
+			connect.WithSchema(controllerMethods.ByName("QueueJob")),
+			connect.WithClientOptions(opts...),
+		),
+		admitJob: connect.NewClient[quarrypb.AdmitJobRequest, quarrypb.AdmitJobResponse](
+			httpClient,
+			baseURL+ControllerAdmitJobProcedure,
+			connect.WithSchema(controllerMethods.ByName("AdmitJob")),
+			connect.WithClientOptions(opts...),
+		),
+		leaveJobQueue: connect.NewClient[quarrypb.LeaveJobQueueRequest, quarrypb.LeaveJobQueueResponse](
+			httpClient,
+			baseURL+ControllerLeaveJobQueueProcedure,
+			connect.WithSchema(controllerMethods.ByName("LeaveJobQueue")),
+			connect.WithClientOptions(opts...),
+		),
+		listJobQueue: connect.NewClient[quarrypb.ListJobQueueRequest, quarrypb.ListJobQueueResponse](
+			httpClient,
+			baseURL+ControllerListJobQueueProcedure,
+			connect.WithSchema(controllerMethods.ByName("ListJobQueue")),
+			connect.WithClientOptions(opts...),
+		),
 		pollJobs: connect.NewClient[quarrypb.PollJobsRequest, quarrypb.PollJobsResponse](
 			httpClient,
 			baseURL+ControllerPollJobsProcedure,
@@ -581,6 +633,7 @@ type controllerClient struct {
 	readTable        *connect.Client[quarrypb.ReadTableRequest, quarrypb.Table]
 	watchTable       *connect.Client[quarrypb.WatchTableRequest, quarrypb.Table]
 	createRegion     *connect.Client[quarrypb.CreateRegionRequest, quarrypb.CreateRegionResponse]
+	deleteSpace      *connect.Client[quarrypb.DeleteSpaceRequest, quarrypb.DeleteSpaceResponse]
 	createName       *connect.Client[quarrypb.CreateNameRequest, quarrypb.Name]
 	lookupName       *connect.Client[quarrypb.LookupNameRequest, quarrypb.Name]
 	lookupNames      *connect.Client[quarrypb.LookupNamesRequest, quarrypb.LookupNamesResponse]
@@ -613,6 +666,10 @@ type controllerClient struct {
 	revokeGrant      *connect.Client[quarrypb.RevokeGrantRequest, quarrypb.Tenant]
 	delegateJob      *connect.Client[quarrypb.DelegateJobRequest, quarrypb.Delegation]
 	endDelegation    *connect.Client[quarrypb.EndDelegationRequest, quarrypb.EndDelegationResponse]
+	queueJob         *connect.Client[quarrypb.QueueJobRequest, quarrypb.QueueJobResponse]
+	admitJob         *connect.Client[quarrypb.AdmitJobRequest, quarrypb.AdmitJobResponse]
+	leaveJobQueue    *connect.Client[quarrypb.LeaveJobQueueRequest, quarrypb.LeaveJobQueueResponse]
+	listJobQueue     *connect.Client[quarrypb.ListJobQueueRequest, quarrypb.ListJobQueueResponse]
 	pollJobs         *connect.Client[quarrypb.PollJobsRequest, quarrypb.PollJobsResponse]
 	listWorkers      *connect.Client[quarrypb.ListWorkersRequest, quarrypb.ListWorkersResponse]
 	listUserGrants   *connect.Client[quarrypb.ListUserGrantsRequest, quarrypb.ListTenantsResponse]
@@ -670,6 +727,11 @@ func (c *controllerClient) WatchTable(ctx context.Context, req *connect.Request[
 // CreateRegion calls quarry.v1.Controller.CreateRegion.
 func (c *controllerClient) CreateRegion(ctx context.Context, req *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
 	return c.createRegion.CallUnary(ctx, req)
+}
+
+// DeleteSpace calls quarry.v1.Controller.DeleteSpace.
+func (c *controllerClient) DeleteSpace(ctx context.Context, req *connect.Request[quarrypb.DeleteSpaceRequest]) (*connect.Response[quarrypb.DeleteSpaceResponse], error) {
+	return c.deleteSpace.CallUnary(ctx, req)
 }
 
 // CreateName calls quarry.v1.Controller.CreateName.
@@ -832,6 +894,26 @@ func (c *controllerClient) EndDelegation(ctx context.Context, req *connect.Reque
 	return c.endDelegation.CallUnary(ctx, req)
 }
 
+// QueueJob calls quarry.v1.Controller.QueueJob.
+func (c *controllerClient) QueueJob(ctx context.Context, req *connect.Request[quarrypb.QueueJobRequest]) (*connect.Response[quarrypb.QueueJobResponse], error) {
+	return c.queueJob.CallUnary(ctx, req)
+}
+
+// AdmitJob calls quarry.v1.Controller.AdmitJob.
+func (c *controllerClient) AdmitJob(ctx context.Context, req *connect.Request[quarrypb.AdmitJobRequest]) (*connect.Response[quarrypb.AdmitJobResponse], error) {
+	return c.admitJob.CallUnary(ctx, req)
+}
+
+// LeaveJobQueue calls quarry.v1.Controller.LeaveJobQueue.
+func (c *controllerClient) LeaveJobQueue(ctx context.Context, req *connect.Request[quarrypb.LeaveJobQueueRequest]) (*connect.Response[quarrypb.LeaveJobQueueResponse], error) {
+	return c.leaveJobQueue.CallUnary(ctx, req)
+}
+
+// ListJobQueue calls quarry.v1.Controller.ListJobQueue.
+func (c *controllerClient) ListJobQueue(ctx context.Context, req *connect.Request[quarrypb.ListJobQueueRequest]) (*connect.Response[quarrypb.ListJobQueueResponse], error) {
+	return c.listJobQueue.CallUnary(ctx, req)
+}
+
 // PollJobs calls quarry.v1.Controller.PollJobs.
 func (c *controllerClient) PollJobs(ctx context.Context, req *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error) {
 	return c.pollJobs.CallUnary(ctx, req)
@@ -890,6 +972,8 @@ type ControllerHandler interface {
 	// WatchTable sends the whole table, then each change as it happens.
 	WatchTable(context.Context, *connect.Request[quarrypb.WatchTableRequest], *connect.ServerStream[quarrypb.Table]) error
 	CreateRegion(context.Context, *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error)
+	// DeleteSpace removes the regions of a space with what they hold. Its addresses name nothing from then on.
+	DeleteSpace(context.Context, *connect.Request[quarrypb.DeleteSpaceRequest]) (*connect.Response[quarrypb.DeleteSpaceResponse], error)
 	// Placement library: friendly name -> root reference.
 	CreateName(context.Context, *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error)
 	LookupName(context.Context, *connect.Request[quarrypb.LookupNameRequest]) (*connect.Response[quarrypb.Name], error)
@@ -948,6 +1032,15 @@ type ControllerHandler interface {
 	DelegateJob(context.Context, *connect.Request[quarrypb.DelegateJobRequest]) (*connect.Response[quarrypb.Delegation], error)
 	// EndDelegation: when it returns, no further call for the job is accepted. Revoke also ends the sessions that were opened for it.
 	EndDelegation(context.Context, *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error)
+	// QueueJob gives a job a place in the queue for the cluster's quota of records between map and reduce (SetDefaults), before
+	// its records are written. A repeated call has no further effect.
+	QueueJob(context.Context, *connect.Request[quarrypb.QueueJobRequest]) (*connect.Response[quarrypb.QueueJobResponse], error)
+	// AdmitJob counts the bytes of a queued job against the quota, if as many are free and no earlier job waits for them. A job
+	// waits while workers ask for it. A repeated call has no further effect.
+	AdmitJob(context.Context, *connect.Request[quarrypb.AdmitJobRequest]) (*connect.Response[quarrypb.AdmitJobResponse], error)
+	// LeaveJobQueue gives up the place of a job, and its bytes. There may be no such place.
+	LeaveJobQueue(context.Context, *connect.Request[quarrypb.LeaveJobQueueRequest]) (*connect.Response[quarrypb.LeaveJobQueueResponse], error)
+	ListJobQueue(context.Context, *connect.Request[quarrypb.ListJobQueueRequest]) (*connect.Response[quarrypb.ListJobQueueResponse], error)
 	// PollJobs tells the leader that a worker is there, and the worker which jobs it may act for.
 	PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error)
 	// ListWorkers answers the workers that have polled in the last seconds and serve the caller's tenant.
@@ -1028,6 +1121,12 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		ControllerCreateRegionProcedure,
 		svc.CreateRegion,
 		connect.WithSchema(controllerMethods.ByName("CreateRegion")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerDeleteSpaceHandler := connect.NewUnaryHandler(
+		ControllerDeleteSpaceProcedure,
+		svc.DeleteSpace,
+		connect.WithSchema(controllerMethods.ByName("DeleteSpace")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controllerCreateNameHandler := connect.NewUnaryHandler(
@@ -1222,6 +1321,30 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(controllerMethods.ByName("EndDelegation")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controllerQueueJobHandler := connect.NewUnaryHandler(
+		ControllerQueueJobProcedure,
+		svc.QueueJob,
+		connect.WithSchema(controllerMethods.ByName("QueueJob")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerAdmitJobHandler := connect.NewUnaryHandler(
+		ControllerAdmitJobProcedure,
+		svc.AdmitJob,
+		connect.WithSchema(controllerMethods.ByName("AdmitJob")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerLeaveJobQueueHandler := connect.NewUnaryHandler(
+		ControllerLeaveJobQueueProcedure,
+		svc.LeaveJobQueue,
+		connect.WithSchema(controllerMethods.ByName("LeaveJobQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controllerListJobQueueHandler := connect.NewUnaryHandler(
+		ControllerListJobQueueProcedure,
+		svc.ListJobQueue,
+		connect.WithSchema(controllerMethods.ByName("ListJobQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controllerPollJobsHandler := connect.NewUnaryHandler(
 		ControllerPollJobsProcedure,
 		svc.PollJobs,
@@ -1286,6 +1409,8 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerWatchTableHandler.ServeHTTP(w, r)
 		case ControllerCreateRegionProcedure:
 			controllerCreateRegionHandler.ServeHTTP(w, r)
+		case ControllerDeleteSpaceProcedure:
+			controllerDeleteSpaceHandler.ServeHTTP(w, r)
 		case ControllerCreateNameProcedure:
 			controllerCreateNameHandler.ServeHTTP(w, r)
 		case ControllerLookupNameProcedure:
@@ -1350,6 +1475,14 @@ func NewControllerHandler(svc ControllerHandler, opts ...connect.HandlerOption) 
 			controllerDelegateJobHandler.ServeHTTP(w, r)
 		case ControllerEndDelegationProcedure:
 			controllerEndDelegationHandler.ServeHTTP(w, r)
+		case ControllerQueueJobProcedure:
+			controllerQueueJobHandler.ServeHTTP(w, r)
+		case ControllerAdmitJobProcedure:
+			controllerAdmitJobHandler.ServeHTTP(w, r)
+		case ControllerLeaveJobQueueProcedure:
+			controllerLeaveJobQueueHandler.ServeHTTP(w, r)
+		case ControllerListJobQueueProcedure:
+			controllerListJobQueueHandler.ServeHTTP(w, r)
 		case ControllerPollJobsProcedure:
 			controllerPollJobsHandler.ServeHTTP(w, r)
 		case ControllerListWorkersProcedure:
@@ -1411,6 +1544,10 @@ func (UnimplementedControllerHandler) WatchTable(context.Context, *connect.Reque
 
 func (UnimplementedControllerHandler) CreateRegion(context.Context, *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.CreateRegion is not implemented"))
+}
+
+func (UnimplementedControllerHandler) DeleteSpace(context.Context, *connect.Request[quarrypb.DeleteSpaceRequest]) (*connect.Response[quarrypb.DeleteSpaceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.DeleteSpace is not implemented"))
 }
 
 func (UnimplementedControllerHandler) CreateName(context.Context, *connect.Request[quarrypb.CreateNameRequest]) (*connect.Response[quarrypb.Name], error) {
@@ -1539,6 +1676,22 @@ func (UnimplementedControllerHandler) DelegateJob(context.Context, *connect.Requ
 
 func (UnimplementedControllerHandler) EndDelegation(context.Context, *connect.Request[quarrypb.EndDelegationRequest]) (*connect.Response[quarrypb.EndDelegationResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.EndDelegation is not implemented"))
+}
+
+func (UnimplementedControllerHandler) QueueJob(context.Context, *connect.Request[quarrypb.QueueJobRequest]) (*connect.Response[quarrypb.QueueJobResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.QueueJob is not implemented"))
+}
+
+func (UnimplementedControllerHandler) AdmitJob(context.Context, *connect.Request[quarrypb.AdmitJobRequest]) (*connect.Response[quarrypb.AdmitJobResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.AdmitJob is not implemented"))
+}
+
+func (UnimplementedControllerHandler) LeaveJobQueue(context.Context, *connect.Request[quarrypb.LeaveJobQueueRequest]) (*connect.Response[quarrypb.LeaveJobQueueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.LeaveJobQueue is not implemented"))
+}
+
+func (UnimplementedControllerHandler) ListJobQueue(context.Context, *connect.Request[quarrypb.ListJobQueueRequest]) (*connect.Response[quarrypb.ListJobQueueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("quarry.v1.Controller.ListJobQueue is not implemented"))
 }
 
 func (UnimplementedControllerHandler) PollJobs(context.Context, *connect.Request[quarrypb.PollJobsRequest]) (*connect.Response[quarrypb.PollJobsResponse], error) {

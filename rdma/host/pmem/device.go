@@ -18,6 +18,8 @@ type Device struct {
 	Path  string
 	Bytes uint64
 	Align uint64 // mappings begin and end at multiples of it
+	// Volatile says that the device's memory does not survive a loss of power, or that nothing of it need: nothing is flushed.
+	Volatile bool
 }
 
 // IsDevice says whether a path is a device of any kind, and so not a folder.
@@ -63,11 +65,33 @@ func (s Sysfs) describe(f *os.File) (*Device, error) {
 // device reads what sysfs says of a device number, and locks the device against other nodes. The
 // lock ends with the file.
 func (s Sysfs) device(f *os.File, number uint64) (*Device, error) {
-	at := filepath.Join(string(s), "dev/char", fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number)))
-	if system, err := filepath.EvalSymlinks(filepath.Join(at, "subsystem")); err != nil || filepath.Base(system) != "dax" {
-		return nil, fmt.Errorf("%s is not device DAX: give /dev/daxN.M, a folder, or no --data", f.Name())
+	d := &Device{File: f, Path: f.Name()}
+	if err := s.measure(d, number); err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("%s is in use by another storage node: give each its own device (%w)", d.Path, err)
+	}
+	return d, nil
+}
+
+// DeviceSize is the size and the alignment of an open device, such as one that a client was sent.
+func DeviceSize(f *os.File) (bytes, align uint64, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, 0, fmt.Errorf("device %s: %w", f.Name(), err)
 	}
 	d := &Device{File: f, Path: f.Name()}
+	err = System.measure(d, st.Rdev)
+	return d.Bytes, d.Align, err
+}
+
+// measure reads a device's size and alignment.
+func (s Sysfs) measure(d *Device, number uint64) error {
+	at := filepath.Join(string(s), "dev/char", fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number)))
+	if system, err := filepath.EvalSymlinks(filepath.Join(at, "subsystem")); err != nil || filepath.Base(system) != "dax" {
+		return fmt.Errorf("%s is not device DAX: give /dev/daxN.M, a folder, or no --data", d.Path)
+	}
 	for name, to := range map[string]*uint64{"size": &d.Bytes, "align": &d.Align} {
 		b, err := os.ReadFile(filepath.Join(at, name))
 		if errors.Is(err, os.ErrNotExist) { // before Linux 5.10 align is the parent's
@@ -77,21 +101,18 @@ func (s Sysfs) device(f *os.File, number uint64) (*Device, error) {
 			*to, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: its %s: %w", d.Path, name, err)
+			return fmt.Errorf("%s: its %s: %w", d.Path, name, err)
 		}
 	}
 	if page := uint64(os.Getpagesize()); d.Align < page || d.Align&(d.Align-1) != 0 || d.Bytes%d.Align != 0 {
-		return nil, fmt.Errorf("%s: %d bytes aligned to %d: want whole units of a power of two from %d on", d.Path, d.Bytes, d.Align, page)
+		return fmt.Errorf("%s: %d bytes aligned to %d: want whole units of a power of two from %d on", d.Path, d.Bytes, d.Align, page)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("%s is in use by another storage node: give each its own device (%w)", d.Path, err)
-	}
-	return d, nil
+	return nil
 }
 
 // Map maps a part of the device. Preconditions: off and bytes are multiples of Align, within the device.
 func (d *Device) Map(off, bytes uint64) (Mapping, error) {
-	m, err := Map(d.File, int64(off), bytes, unix.PROT_READ|unix.PROT_WRITE, true)
+	m, err := Map(d.File, int64(off), bytes, unix.PROT_READ|unix.PROT_WRITE, !d.Volatile)
 	if err != nil {
 		return m, fmt.Errorf("%s: %w", d.Path, err)
 	}

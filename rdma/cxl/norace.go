@@ -1,0 +1,5 @@
+//go:build !race
+
+package cxl
+
+const raced = false
