@@ -39,6 +39,9 @@ const (
 	claimSlabs = 64
 	// claimBytes bounds the claims of one refill, in bytes.
 	claimBytes = 1 << 20
+	// shadowSlabs is how many slabs of a shadow block one lane claims at a time: few, so that a block serves many
+	// lanes, and several, because a batch needs one for each object that is changed by shadow.
+	shadowSlabs = 4
 	// magazineSlabs is how many claims a magazine keeps at most.
 	magazineSlabs = 2 * claimSlabs
 	// MaxHeldBytes bounds the claims of a lane in all its magazines together, without those of
@@ -108,6 +111,8 @@ type magKey struct {
 	home  Home
 	kind  proto.Kind
 	class proto.Class
+	// shadows: the slabs lie in shadow blocks, and no object is put into them.
+	shadows bool
 }
 
 // magazine holds claimed slabs of one kind of region, slab kind and class.
@@ -176,7 +181,7 @@ func (a *Allocator) Alloc(payload []byte, w Want) (proto.Ref, error) {
 
 // allocAs is Alloc in a slab of a class; grow bounds how many new regions it asks for.
 func (a *Allocator) allocAs(class proto.Class, grow int, payload []byte, w *Want) (proto.Ref, error) {
-	k := magKey{w.Home(), w.Kind, class}
+	k := magKey{home: w.Home(), kind: w.Kind, class: class}
 	m := a.magazine(k)
 	for stale, aside := 0, 0; ; {
 		// The first aside claims are in regions that cannot be reached now. They stay
@@ -264,14 +269,15 @@ func (a *Allocator) FreeVersion(ref proto.Ref, version uint64) (last []byte, inf
 }
 
 // free is Free by a function that frees the slab and keeps it, or not. To keep it, the block must
-// be ACTIVE, because claims in a DRAINING block would stop its reclaim.
+// be ACTIVE, because claims in a DRAINING block would stop its reclaim. A slab of the shadow block, where a program of an
+// earlier version has put an object, is not kept.
 func (a *Allocator) free(ref proto.Ref, free func(ref proto.Ref, keep bool) (slab.Claim, []byte, slab.Info, error)) (last []byte, info slab.Info, err error) {
 	keep, home := false, Home{}
 	if reg, err := a.lane.Port().Region(ref.Addr.Region()); err == nil {
 		home = Home{reg.Replicas(), reg.Durable}
 		if b, ok := reg.Geometry.BlockOf(uint64(ref.Addr.Off())); ok {
-			if h := reg.Headers.Load(b); h != 0 && h.State() == proto.BlockActive {
-				m := a.magazine(magKey{home, h.Kind(), h.Class()})
+			if h := reg.Headers.Load(b); h != 0 && h.State() == proto.BlockActive && int(b) < objectBlocks(reg) {
+				m := a.magazine(magKey{home: home, kind: h.Kind(), class: h.Class()})
 				keep = len(m.claims) < a.room(h.Class()) && a.held+h.Class().Bytes() <= MaxHeldBytes
 			}
 		}
@@ -281,7 +287,7 @@ func (a *Allocator) free(ref proto.Ref, free func(ref proto.Ref, keep bool) (sla
 		return nil, info, err
 	}
 	if c.Held {
-		a.put(a.magazine(magKey{home, c.Slab.Kind, c.Slab.Class}), c)
+		a.put(a.magazine(magKey{home: home, kind: c.Slab.Kind, class: c.Slab.Class}), c)
 		return last, info, nil
 	}
 	a.cleared = append(a.cleared, clearing{c.Reg, c.Slab, c.Generation})

@@ -248,7 +248,7 @@ func TestFullRegion(t *testing.T) {
 		}
 		refs = append(refs, ref)
 	}
-	require.Len(t, refs, int(w.Geometry.StagingBlock()), "the last block of a region with one replica holds no objects")
+	require.Len(t, refs, int(w.Geometry.ShadowBlock()), "the last two blocks of a region with one replica hold no objects")
 	seen := map[proto.Addr]bool{}
 	for _, r := range refs {
 		require.False(t, seen[r.Addr])

@@ -16,8 +16,13 @@ func (a *Allocator) share() int { return min(claimBytes, MaxHeldBytes/max(1, len
 // room is how many claims of a class one magazine keeps.
 func (a *Allocator) room(c proto.Class) int { return max(1, min(magazineSlabs, a.share()/c.Bytes())) }
 
-// refillSlabs is how many slabs of a class a refill claims at most.
-func (a *Allocator) refillSlabs(c proto.Class) int { return min(claimSlabs, a.room(c)) }
+// refillSlabs is how many slabs a refill of a magazine claims at most.
+func (a *Allocator) refillSlabs(k magKey) int {
+	if k.shadows {
+		return min(shadowSlabs, a.room(k.class))
+	}
+	return min(claimSlabs, a.room(k.class))
+}
 
 // put adds a claim to a magazine.
 func (a *Allocator) put(m *magazine, claims ...slab.Claim) {
@@ -39,7 +44,7 @@ func (a *Allocator) recount() {
 // Claims in regions that cannot be used now are kept. If it returns an error, that is of giving
 // back: the refill has not begun.
 func (a *Allocator) makeRoom(k magKey, m *magazine) error {
-	if a.held+a.refillSlabs(k.class)*k.class.Bytes() <= MaxHeldBytes {
+	if a.held+a.refillSlabs(k)*k.class.Bytes() <= MaxHeldBytes {
 		return nil
 	}
 	for _, o := range a.keys() {

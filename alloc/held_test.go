@@ -17,7 +17,7 @@ func TestClaimsAreBoundedBySum(t *testing.T) {
 	first, _ := proto.ClassOf(16448)
 	var refs []proto.Ref
 	for range 2 {
-		for c := first; c.Bytes() < 192<<10; c++ {
+		for c := first; c.Bytes() < 160<<10; c++ {
 			ref, err := p.Alloc.Alloc(make([]byte, c.PayloadBytes(proto.Single)), alloc.Want{Kind: proto.Single, Replicas: 1})
 			require.NoError(t, err)
 			refs = append(refs, ref)

@@ -191,7 +191,7 @@ func (a *Allocator) claim(k magKey, m *magazine) error {
 		a.dropEpoch(c.reg)
 		return errFull
 	}
-	most := a.refillSlabs(k.class)
+	most := a.refillSlabs(k)
 	for {
 		i := c.word
 		for range c.words {

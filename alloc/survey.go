@@ -12,8 +12,8 @@ type survey struct {
 	epoch   uint64         // of the region, in which the headers were READ
 	headers []proto.Header // by block
 	left    []int32        // free slabs, by block; unknownLeft until the map has been READ
-	// objects is how many blocks may hold objects: all but the staging block of a region with one
-	// replica.
+	// objects is how many blocks may hold objects: all but the shadow block and the staging block of
+	// a region with one replica.
 	objects int
 	// full says, for each class of STAGED slabs, for how many more updates the region counts as
 	// full.
@@ -47,10 +47,7 @@ func (a *Allocator) survey(reg *slab.Region, fresh bool) (*survey, error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &survey{epoch: reg.Epoch, headers: make([]proto.Header, n), left: make([]int32, n), objects: n}
-	if reg.Replicas() == 1 {
-		s.objects = int(reg.Geometry.StagingBlock())
-	}
+	s = &survey{epoch: reg.Epoch, headers: make([]proto.Header, n), left: make([]int32, n), objects: objectBlocks(reg)}
 	if old := a.surveys[reg.ID]; old != nil && old.epoch == s.epoch {
 		s.full = old.full
 	}
@@ -60,6 +57,14 @@ func (a *Allocator) survey(reg *slab.Region, fresh bool) (*survey, error) {
 	}
 	a.surveys[reg.ID] = s
 	return s, nil
+}
+
+// objectBlocks is how many blocks of a region may hold objects: the first ones.
+func objectBlocks(reg *slab.Region) int {
+	if reg.Replicas() == 1 {
+		return int(reg.Geometry.ShadowBlock())
+	}
+	return int(reg.Geometry.Blocks)
 }
 
 // set records a block's header; what was known of its map is void.

@@ -162,6 +162,10 @@ func (c *check) indexesOf(w *work, b uint32, met func(proto.Ref)) (whole bool, e
 		for i := range h.Class().Slabs() {
 			s, bytes := w.g.Slab(b, i, h), c.blocks[0][i*size:(i+1)*size]
 			_, v := s.Words(bytes)
+			if v.IsOpen() && w.opens(h) {
+				torn++ // it may be put back, and then another image names its chunks
+				continue
+			}
 			if v.State() != proto.StateLive {
 				continue
 			}

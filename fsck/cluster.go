@@ -43,6 +43,8 @@ type Config struct {
 	Regions []uint32
 	// Tenant to check, by number; nil means all.
 	Tenant *uint32
+	// Only is the one kind of findings that the report has. Empty: all kinds.
+	Only Kind
 	// Progress is called with the blocks done so far, of all blocks in use. May be nil.
 	Progress func(done, total int)
 	// Object is called for every object that is LIVE. May be nil.
@@ -103,6 +105,7 @@ func cluster(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, err
 	}
 	report, err := Regions(ctx, regions, Options{
+		Only:     cfg.Only,
 		Round:    s.round,
 		Session:  func(id uint32) SessionState { return s.state(ctx, id) },
 		Sessions: func() (func(uint32) SessionState, error) { return s.listSessions(ctx) },
@@ -247,9 +250,17 @@ func (s *session) leaseIn(tenant uint32) *lease {
 	return nil
 }
 
+// hasSlabs says whether a region holds slabs. fsck cannot check plain bytes.
+func hasSlabs(r *quarrypb.Region) bool {
+	return r.Kind == quarrypb.RegionKind_REGION_KIND_SLABS || openWords(r)
+}
+
+// openWords says whether V of its slabs may be open.
+func openWords(r *quarrypb.Region) bool { return r.Kind == quarrypb.RegionKind_REGION_KIND_OPEN_SLABS }
+
 // wants says whether a region is to be checked.
 func (s *session) wants(r *quarrypb.Region) bool {
-	return (s.cfg.Tenant == nil || *s.cfg.Tenant == r.Tenant) && (len(s.cfg.Regions) == 0 || slices.Contains(s.cfg.Regions, r.Id))
+	return hasSlabs(r) && (s.cfg.Tenant == nil || *s.cfg.Tenant == r.Tenant) && (len(s.cfg.Regions) == 0 || slices.Contains(s.cfg.Regions, r.Id))
 }
 
 // ask puts a request to the controller that leads.
@@ -375,7 +386,7 @@ func (s *session) complete(ctx context.Context, checked []Region) (bool, error) 
 		return false, err
 	}
 	for _, r := range t.Regions {
-		if (s.cfg.Tenant == nil || *s.cfg.Tenant == r.Tenant) && !slices.ContainsFunc(checked, func(c Region) bool { return c.ID == r.Id }) {
+		if hasSlabs(r) && (s.cfg.Tenant == nil || *s.cfg.Tenant == r.Tenant) && !slices.ContainsFunc(checked, func(c Region) bool { return c.ID == r.Id }) {
 			return false, nil
 		}
 	}
@@ -402,6 +413,9 @@ func (s *session) regions(ctx context.Context) (out []Region, unchecked []Unchec
 	}
 	missing := slices.Clone(s.cfg.Regions)
 	for _, r := range s.table.GetRegions() {
+		if slices.Contains(s.cfg.Regions, r.Id) && !hasSlabs(r) {
+			return nil, nil, fmt.Errorf("region %d %w", r.Id, ErrNoSlabs)
+		}
 		if !s.wants(r) {
 			continue
 		}
@@ -446,7 +460,7 @@ type dialled struct {
 
 // open opens every in-sync replica of a region.
 func (d *dialled) open(ctx context.Context, r *quarrypb.Region) (Region, error) {
-	reg := Region{ID: r.Id, UUID: [16]byte(r.Uuid), Epoch: r.Epoch, Bytes: r.SizeBytes}
+	reg := Region{ID: r.Id, UUID: [16]byte(r.Uuid), Epoch: r.Epoch, Bytes: r.SizeBytes, OpenWords: openWords(r)}
 	for _, rep := range r.Replicas {
 		if rep.State != quarrypb.ReplicaState_REPLICA_STATE_IN_SYNC || len(reg.Replicas) == slab.MaxListed {
 			continue
@@ -481,6 +495,9 @@ func (d *dialled) open(ctx context.Context, r *quarrypb.Region) (Region, error) 
 
 // ErrNoRegion: the table has no such region.
 var ErrNoRegion = errors.New("no such region")
+
+// ErrNoSlabs: the region that is to be checked is part of a space.
+var ErrNoSlabs = errors.New("holds plain bytes: fsck checks slabs")
 
 // dial connects to a node in one tenant, by shm where the node is on this host, else by tcp.
 func (s *session) dial(ctx context.Context, n *quarrypb.Node, as *lease) (rdma.Conn, error) {

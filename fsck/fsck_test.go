@@ -111,6 +111,29 @@ func TestHealthyRegion(t *testing.T) {
 	require.Zero(t, rep.Regions[0].Claimed)
 }
 
+// Replicas behind a network are compared by hashes: their bytes are READ only where they differ, and what differs is found.
+func TestReplicasAreComparedByHashes(t *testing.T) {
+	w := newWorld(t)
+	rep := w.check(t, fsck.Options{Session: func(uint32) fsck.SessionState { return slab.SessionLive }})
+	require.Empty(t, rep.Findings)
+	used := rep.Regions[0].BlocksInUse
+	require.Positive(t, used)
+	all := int64(used) * proto.BlockBytes
+	require.Greater(t, rep.Regions[0].AlikeBytes, all/2, "claims of the client's magazine are at the primary alone")
+	require.Less(t, rep.Regions[0].AlikeBytes, all)
+	before := rep.Regions[0].AlikeBytes
+
+	s, _, _ := w.slab(t, w.refs[3])
+	_, v := s.Words(w.read(t, 1, s.Off, s.Class.Bytes()))
+	off := s.ImageOff(v.Version()) + proto.ImageHeaderBytes
+	b := w.read(t, 1, off, 1)
+	w.write(t, 1, off, []byte{^b[0]})
+	rep = w.check(t, fsck.Options{})
+	require.Len(t, rep.Findings, 1)
+	require.Equal(t, "n2", rep.Findings[0].Node)
+	require.LessOrEqual(t, rep.Regions[0].AlikeBytes, before)
+}
+
 // Every kind of damage is found, named, and nothing else is.
 func TestDamageIsFound(t *testing.T) {
 	word := func(x uint64) []byte { b := make([]byte, 8); proto.PutWord(b, 0, x); return b }

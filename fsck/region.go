@@ -14,16 +14,20 @@ import (
 
 // Region is one region to check. Its connections are the check's alone meanwhile.
 type Region struct {
-	ID       uint32         // number in the table
-	UUID     [16]byte       // seeds the checksums
-	Epoch    uint64         // in which it is open
-	Bytes    uint64         // its size
-	Replicas []*rdma.Target // in sync; the first is the primary
-	Nodes    []string       // names of their nodes
+	ID    uint32   // number in the table
+	UUID  [16]byte // seeds the checksums
+	Epoch uint64   // in which it is open
+	Bytes uint64   // its size
+	// OpenWords: V of its PAIR and SINGLE slabs may be open.
+	OpenWords bool
+	Replicas  []*rdma.Target // in sync; the first is the primary
+	Nodes     []string       // names of their nodes
 }
 
 // Options of a check.
 type Options struct {
+	// Only is the one kind of findings that the report has. Empty: all kinds.
+	Only Kind
 	// Session says what is known of a session found in a reservation. nil: every
 	// session is known and alive.
 	Session func(id uint32) SessionState
@@ -88,7 +92,7 @@ func Regions(ctx context.Context, regions []Region, o Options) (*Report, error) 
 	if o.Round == nil {
 		o.Round = func() {}
 	}
-	c := &check{ctx: ctx, o: o, report: &Report{Findings: []Finding{}, Regions: []RegionReport{}}, live: map[proto.Ref]*chunk{}}
+	c := &check{ctx: ctx, o: o, report: &Report{Findings: []Finding{}, Regions: []RegionReport{}, only: o.Only}, live: map[proto.Ref]*chunk{}}
 	most := 1
 	for i := range regions {
 		most = max(most, len(regions[i].Replicas))
@@ -180,10 +184,15 @@ const roundTimeout = 30 * time.Second
 
 // do sends the check's round. An error ends the check of the region.
 func (c *check) do(w *work) error {
+	c.o.Round()
+	return c.more(w)
+}
+
+// more is do of a round that belongs to the one before it: the check still uses a header that was READ there.
+func (c *check) more(w *work) error {
 	if err := c.ctx.Err(); err != nil {
 		return err
 	}
-	c.o.Round()
 	c.round.Deadline = clock.In(roundTimeout)
 	if at, ok := c.ctx.Deadline(); ok {
 		c.round.Deadline = min(c.round.Deadline, clock.In(time.Until(at)))

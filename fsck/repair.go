@@ -76,7 +76,7 @@ func (r *repairer) repair(ctx context.Context, f *Finding) error {
 		return counted(&r.done.Objects, r.c.Repair(ctx, f.ref))
 	case f.Kind == KindReplica && f.inBlock:
 		return counted(&r.done.Slabs, r.c.RepairFree(ctx, f.addr))
-	case f.Kind == KindImage:
+	case f.Kind == KindImage || f.Kind == KindBad:
 		return client.ErrCorrupt
 	}
 	return errors.New("no repair is known for this finding")

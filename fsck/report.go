@@ -18,6 +18,7 @@ type Report struct {
 	Writers bool `json:"writers"`
 
 	tenants map[uint32]uint32 // region -> number of its tenant
+	only    Kind              // Options.Only
 }
 
 // ByTenant are the findings of each tenant, by its number: a session repairs those of its own. A check that knows
@@ -66,6 +67,7 @@ type RegionReport struct {
 	HeldByDead   int    `json:"held_by_dead"`  // of Held and Claimed, by sessions that are over
 	Pending      int    `json:"pending"`       // freed and not yet given back, by clients that are alive
 	Busy         int    `json:"busy"`          // kept changing until the check gave up
+	AlikeBytes   int64  `json:"alike_bytes"`   // of backups that were not READ: a hash showed them to be the primary's
 }
 
 // Finding is one thing that is wrong.
@@ -93,6 +95,7 @@ const (
 	KindMap         Kind = "map"         // disagrees with the slabs' words
 	KindWord        Kind = "word"        // R or V is no such word
 	KindImage       Kind = "image"       // checksum, version or born of an active image
+	KindBad         Kind = "bad"         // V is BAD: a reconcile found no whole image at any replica
 	KindReplica     Kind = "replica"     // replicas differ
 	KindLeak        Kind = "leak"        // taken, and no client can ever use or free it
 	KindReservation Kind = "reservation" // by a session that the controller does not know
@@ -114,6 +117,9 @@ func (r *Report) Add(f Finding) { r.add(f) }
 
 // add adds a finding, or counts it where there are too many.
 func (r *Report) add(f Finding) {
+	if r.only != "" && f.Kind != r.only { // before MaxFindings counts
+		return
+	}
 	if len(r.Findings) >= MaxFindings {
 		r.More++
 		return

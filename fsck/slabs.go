@@ -20,18 +20,10 @@ type oddSlab struct {
 	v     proto.V      // of the primary, when looked at first
 }
 
-// block checks one block: one round for its header, map and all replicas of its bytes.
+// block checks one block: one round for its header, map and all replicas of its bytes, and another one for what
+// differs where hashes were asked for.
 func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
-	c.round.Reset()
-	for i, t := range w.Replicas {
-		ch := c.round.Chain(t)
-		if i == 0 {
-			ch.Read(w.g.HeaderOff(b), c.words[:8])
-			ch.Read(w.g.MapOff(b), c.maps)
-		}
-		ch.Read(w.g.BlockOff(b), c.blocks[i])
-	}
-	if err := c.do(w); err != nil {
+	if err := c.readBlock(w, b); err != nil {
 		return odd, err
 	}
 	h := proto.Header(proto.Word(c.words, 0))
@@ -41,7 +33,7 @@ func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 	size := h.Class().Bytes()
 	for i := range h.Class().Slabs() {
 		w.stat.Slabs++
-		s := look{h: h, slab: w.g.Slab(b, i, h), taken: taken(c.maps, i)}
+		s := look{h: h, slab: w.g.Slab(b, i, h), taken: taken(c.maps, i), opens: w.opens(h)}
 		for r := range w.Replicas {
 			s.bytes[r] = c.blocks[r][i*size : (i+1)*size]
 		}
@@ -49,7 +41,7 @@ func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 		case v.what == "":
 			c.count(w, &s)
 		case len(odd) < maxOdd:
-			_, pv := s.slab.Words(s.bytes[0])
+			_, pv := s.words(0)
 			odd = append(odd, oddSlab{b, i, h, pv})
 		default:
 			c.conclude(w, &s, v)
@@ -68,7 +60,7 @@ func (c *check) block(w *work, b uint32, odd []oddSlab) ([]oddSlab, error) {
 
 // again looks at a slab that seemed wrong. over: no further look is needed.
 func (c *check) again(w *work, x *oddSlab, attempt int) (over bool, err error) {
-	s := look{h: x.h, slab: w.g.Slab(x.block, x.index, x.h)}
+	s := look{h: x.h, slab: w.g.Slab(x.block, x.index, x.h), opens: w.opens(x.h)}
 	c.round.Reset()
 	for r, t := range w.Replicas {
 		s.bytes[r] = c.blocks[r][:x.h.Class().Bytes()]
@@ -86,7 +78,7 @@ func (c *check) again(w *work, x *oddSlab, attempt int) (over bool, err error) {
 		return true, nil // the block has moved on
 	}
 	s.taken = proto.Word(c.words, 8)>>(x.index%64)&1 == 1
-	if r, _ := s.slab.Words(s.bytes[0]); r != 0 {
+	if r, _ := s.words(0); r != 0 {
 		for i, t := range w.Replicas {
 			if err := c.readShadow(w, t, s.slab, s.h.Generation(), s.bytes[i]); err != nil {
 				return false, err
@@ -101,7 +93,7 @@ func (c *check) again(w *work, x *oddSlab, attempt int) (over bool, err error) {
 	if attempt < looks {
 		return false, nil
 	}
-	if _, now := s.slab.Words(s.bytes[0]); now != x.v {
+	if _, now := s.words(0); now != x.v {
 		w.stat.Busy++
 		return true, nil
 	}
@@ -125,7 +117,7 @@ func (c *check) conclude(w *work, s *look, v verdict) {
 // refOf is the reference of the object in a slab, from any replica that has the
 // image that V of the primary names; zero if there is none.
 func (c *check) refOf(w *work, s *look) proto.Ref {
-	_, v := s.slab.Words(s.bytes[0])
+	_, v := s.words(0)
 	if !v.Valid() || v.State() != proto.StateLive {
 		return proto.Ref{}
 	}
@@ -143,7 +135,26 @@ type look struct {
 	h     proto.Header // of its block
 	slab  proto.Slab
 	taken bool                   // its map bit at the primary
+	opens bool                   // its V may be open
 	bytes [slab.MaxListed][]byte // by replica
+}
+
+// opens says whether V of the slabs of a block may be open.
+func (w *work) opens(h proto.Header) bool { return w.OpenWords && h.Kind() != proto.Staged }
+
+// words are R and V, settled, of the slab at a replica.
+func (s *look) words(replica int) (proto.R, proto.V) {
+	r, v := s.slab.Words(s.bytes[replica])
+	if s.opens {
+		v = v.Settled()
+	}
+	return r, v
+}
+
+// open says whether V of the slab is open at the primary.
+func (s *look) open() bool {
+	_, v := s.slab.Words(s.bytes[0])
+	return s.opens && v.IsOpen()
 }
 
 // verdict on a slab; what is "" if all is right.
@@ -159,7 +170,7 @@ func taken(m []byte, i int) bool { return proto.Word(m, i/64*8)>>(i%64)&1 == 1 }
 
 // judge says what is wrong with a slab.
 func (c *check) judge(w *work, s *look) verdict {
-	r, v := s.slab.Words(s.bytes[0])
+	r, v := s.words(0)
 	if !v.Valid() || !r.Valid() {
 		return verdict{kind: KindWord, what: fmt.Sprintf("V %#016x, R %#016x", uint64(v), uint64(r))}
 	}
@@ -167,8 +178,10 @@ func (c *check) judge(w *work, s *look) verdict {
 		return verdict{kind: KindReservation, what: fmt.Sprintf("reserved by %v, whose session does not exist", r)}
 	}
 	switch {
+	case r == 0 && s.open():
+		return verdict{kind: KindWord, what: fmt.Sprintf("%v is open, and unreserved", v)}
 	case v.State() == proto.StateBad:
-		return verdict{kind: KindImage, what: "BAD: no replica had a whole image"}
+		return verdict{kind: KindBad, what: "no replica had a whole image: the object is lost, and its slab is not used again"}
 	case v.State() == proto.StateFree && r == 0 && s.taken:
 		return verdict{kind: KindLeak, what: fmt.Sprintf("taken in the map, %v and unreserved", v), pending: c.o.Writers()}
 	case !s.taken && (v.State() == proto.StateLive || r != 0 && !s.staging(w)):
@@ -193,7 +206,7 @@ func (c *check) judge(w *work, s *look) verdict {
 // be in the middle of a commit, or is dead and will be rolled back.
 func (c *check) judgeBackups(w *work, s *look, v proto.V, image []byte, atWork bool) verdict {
 	for i := 1; i < len(w.Replicas); i++ {
-		_, bv := s.slab.Words(s.bytes[i])
+		_, bv := s.words(i)
 		if bv != v {
 			if atWork {
 				continue
@@ -239,7 +252,7 @@ func hasEnvelope(h proto.ImageHeader, payload []byte) bool {
 
 // count adds a slab that is right to the region's figures.
 func (c *check) count(w *work, s *look) {
-	r, v := s.slab.Words(s.bytes[0])
+	r, v := s.words(0)
 	if r != 0 && !mayCome(c.o.Session(r.Session())) {
 		w.stat.HeldByDead++
 	}

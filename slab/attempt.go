@@ -36,7 +36,7 @@ type attempt struct {
 	// holds R, no other session changes V.
 	sight
 	// backups[i] is the V that replica i is expected to have, and its next CAS expects. An answer
-	// that shows another V replaces it. backups[0] is not used.
+	// that shows another V replaces it. backups[0], of the primary, is used where words may be open.
 	backups [MaxListed]proto.V
 
 	// next is the V to commit. img is the image that next names, with its checksum; nil: next is
@@ -52,6 +52,8 @@ type attempt struct {
 	staging proto.Slab
 	// encryption is what the new payload is encrypted with; nil: it is written as it is.
 	encryption *encryption
+	// reread: the result was READ back in a later epoch.
+	reread bool
 	// chain and verb are the indexes of the attempt's CAS in the last round.
 	chain, verb int
 	result      result

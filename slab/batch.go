@@ -123,7 +123,10 @@ func (l *Lane) readGathered(fn func(i int, payload []byte, info Info, err error)
 			b.retry = append(b.retry, k.index)
 			continue
 		}
-		l.judgeRead(k)
+		if l.judgeRead(k); k.open {
+			b.retry = append(b.retry, k.index)
+			continue
+		}
 		switch k.state {
 		case imageLive:
 			payload, info, err := l.shown(k)
@@ -239,7 +242,7 @@ func (l *Lane) gatherWrites(refs []proto.Ref, payloads [][]byte, errs []error) (
 			continue
 		}
 		size := a.slab.Class.Bytes()
-		if len(b.attempts) > 0 && (bytes+size > batchBytes || verbs+a.verbsOfWrite() > rdma.MaxChainVerbs) {
+		if len(b.attempts) > 0 && (a.commitsOpen() != b.attempts[0].commitsOpen() || bytes+size > batchBytes || verbs+a.verbsOfWrite() > rdma.MaxChainVerbs) {
 			break
 		}
 		bytes += size

@@ -8,6 +8,7 @@ import (
 
 	"github.com/quarrystore/quarry/alloc"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/slab"
 	"github.com/quarrystore/quarry/verify/slabtest"
 )
@@ -58,4 +59,35 @@ func benchmarkPrograms(b *testing.B, kind proto.Kind, size int) {
 			}
 		}
 	})
+}
+
+// BenchmarkDurableUpdate compares an Update of a durable region, one replica, whose lines are flushed by each way of this processor, with a
+// volatile one: of one object, whose lines are in the cache, and of many.
+func BenchmarkDurableUpdate(b *testing.B) {
+	for _, f := range append([]pmem.Flusher{{}}, pmem.Flushers()...) {
+		if f.Way() == pmem.Msync {
+			continue // memory has none
+		}
+		for _, objects := range []int{1, 10000} {
+			l := slabtest.NewFlushedBy(b, 1, f).Lane(1)
+			if f.Persistent() {
+				l.Durable()
+			}
+			payload := make([]byte, 128)
+			refs := make([]proto.Ref, objects)
+			for i := range refs {
+				var err error
+				refs[i], err = l.Alloc.Alloc(payload, alloc.Want{Replicas: 1, Durable: f.Persistent()})
+				require.NoError(b, err)
+			}
+			b.Run(fmt.Sprintf("%v/objects=%d", f.Way(), objects), func(b *testing.B) {
+				for i := 0; b.Loop(); i = (i + 7919) % objects {
+					payload[64]++
+					if _, err := l.Lane.Update(refs[i], func([]byte, *slab.Info) ([]byte, error) { return payload, nil }); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
 }

@@ -78,6 +78,7 @@ func (l *Lane) readInPlace(ref proto.Ref, dst []byte, at, n int) (bool, error) {
 	if !k.reg.Local || l.encryption != nil || k.slab.Kind != proto.Single || n > k.slab.Class.PayloadBytes(proto.Single) {
 		return false, nil
 	}
+	k.first = true // the memory of dst is for verbs of this process alone
 	k.off, k.buf = k.slab.Off, dst[at-proto.SingleLead:at+n]
 	var lent [proto.SingleLead]byte
 	copy(lent[:], k.buf)
@@ -88,6 +89,8 @@ func (l *Lane) readInPlace(ref proto.Ref, dst []byte, at, n int) (bool, error) {
 	switch {
 	case k.lost:
 		return false, l.settle(k.reg)
+	case k.open:
+		return false, nil
 	case k.state == imageFreed:
 		return false, l.answer(ErrFreed)
 	case k.state != imageLive || proto.IsEncrypted(k.header.Tag):

@@ -15,11 +15,11 @@ import (
 //
 // In a STAGED slab step 2 writes the record or shadow in place of the image. Home is written
 // after V: with one replica in the chain of step 3, between V and R; with more in a round of its
-// own, and R is released in another.
+// own, and R is released in another. Where words may be open it is commitOpen.
 //
 // Preconditions: a.r is held; a.v is V of the primary and of every in-sync backup; a.next is set,
-// and its image place is not the one that a.v names. Several attempts together all have images,
-// and their verbs fit into one chain to each target (verbsOfWrite).
+// and its image place is not the one that a.v names. Several attempts together all have images, all or none
+// of them commit with open words, and their verbs fit into one chain to each target (verbsOfWrite).
 //
 // Linearizes at: the CAS of V at the primary, in step 3. If the epoch ends between step 2 and
 // that CAS and Reconcile keeps the change, at the opening of the next epoch.
@@ -29,6 +29,10 @@ import (
 // a takeover of the slab rolls V back (rollBack), or, if the epoch ends first, Reconcile takes
 // the highest V.
 func (l *Lane) commit(as ...*attempt) {
+	if len(as) > 0 && as[0].commitsOpen() {
+		l.commitOpen(as)
+		return
+	}
 	l.commitBackups(as)
 	l.commitPrimaries(as)
 	for _, a := range as {
@@ -320,7 +324,7 @@ func (l *Lane) settleCommit(a *attempt) {
 // Otherwise the result is unknown: others have written since, or the change was a tombstone,
 // which names no writer.
 func (l *Lane) readBack(a *attempt) {
-	a.redo.rec, a.staging = nil, proto.Slab{} // R is gone with its epoch: Reconcile has written home
+	a.redo.rec, a.staging, a.reread = nil, proto.Slab{}, true // R is gone with its epoch: Reconcile has written home
 	for {
 		reg, err := l.port.Region(a.reg.ID)
 		if err != nil {

@@ -13,6 +13,7 @@ type Copied struct {
 	Images int // LIVE slabs copied
 	Words  int // V of FREE slabs copied
 	Bytes  int // of images
+	Alike  int // bytes of pieces that the rebuilding replicas had already: an earlier copy was interrupted
 	Bad    int // images that no replica in sync has whole, copied as they are
 }
 
@@ -72,9 +73,7 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 		if err != nil {
 			return err
 		}
-		err = l.repeat(reg, func() {
-			l.round.Chain(reg.P()).Read(reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
-		})
+		alike, err := l.readPiece(reg, reg.Geometry.BlockOff(block)+uint64(at), buf[:piece])
 		if err != nil {
 			return err
 		}
@@ -84,6 +83,10 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 			st.Slabs++
 			switch {
 			case v == 0: // never used; a client that uses it writes to the rebuilding replica too
+			case v.IsOpen() && reg.OpenWords: // under change: only under the reservation it is known which V stays
+				if err := l.copySlab(reg, s, h.Generation(), proto.MakeV(proto.StateLive, 0), st); err != nil {
+					return err
+				}
 			case v.State() == proto.StateLive:
 				k.add(reg, s, h.Generation(), v, buf[in:in+size])
 			case v.State() == proto.StateFree:
@@ -94,6 +97,10 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 				}
 			}
 		}
+		if alike {
+			k.forgetAlike()
+			st.Alike += piece
+		}
 		if err := l.copyGathered(reg, h.Generation(), k, st); err != nil {
 			return err
 		}
@@ -103,7 +110,7 @@ func (l *Lane) copyBlock(reg *Region, block uint32, st *Copied) error {
 
 // copySlab copies one slab by itself. v is V of the primary as last READ.
 func (l *Lane) copySlab(reg *Region, s proto.Slab, gen uint32, v proto.V, st *Copied) error {
-	for held := 1; v.State() == proto.StateLive; {
+	for held := 1; v.State() == proto.StateLive || v.IsOpen() && reg.OpenWords; {
 		a := attempt{object: anyObject(reg, s, gen)}
 		if err := l.seeWhole(&a); err != nil {
 			return err
@@ -119,7 +126,7 @@ func (l *Lane) copySlab(reg *Region, s proto.Slab, gen uint32, v proto.V, st *Co
 			continue
 		}
 		if _, v = s.Words(a.seen); a.holder != 0 {
-			if v.State() != proto.StateLive {
+			if v.State() != proto.StateLive && !(v.IsOpen() && a.opens()) {
 				break
 			}
 			taken, err := l.waitForHolder(&a, held)

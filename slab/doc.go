@@ -61,6 +61,12 @@
 // ErrUnknown. A replica that is being rebuilt gets images from the copier (copier.go) and
 // from clients, which write to it from the beginning of its epoch.
 //
+// # Open words
+//
+// In a region with open words V of all replicas is changed in one round, with a bit that says that the others may not have
+// it yet, and the bit is taken off behind the answer. Every replica in sync can be read. open.go says how, and what takes the
+// place of invariants 2 and 3.
+//
 // # A Read
 //
 // One READ at the primary brings V and image. The answer is given if the block's header has
@@ -121,6 +127,7 @@
 //	update.go reserve.go commit.go birth.go  changes of one object
 //	batch.go                                 reads and changes of many objects
 //	staged.go staging.go                     STAGED slabs
+//	open.go late.go confirm.go               regions with open words
 //	verbs.go                                 the chains of verbs, built in one place
 //	takeover.go scrub.go orphan.go           what dead sessions leave
 //	repair.go repairall.go                   damaged images

@@ -104,6 +104,45 @@ func TestRoundsOfDurableUpdates(t *testing.T) {
 	}
 }
 
+// The same counted on a device: the parts that its queue pairs were given. By appliance a durable Update posts as many as a volatile one; by agent
+// one more to the backup, whose V is ordered behind its image, and one more to the primary, whose R is ordered behind V.
+func TestPartsOfDurableUpdatesOnADevice(t *testing.T) {
+	if !slabtest.HasDevice() {
+		t.Skip("no RDMA device: make test and make test-rdma run this in a virtual machine that has one")
+	}
+	for _, c := range []struct {
+		replicas          int
+		method            rdma.FlushMethod
+		volatile, durable uint64
+		pushed, asked     uint64
+	}{
+		{replicas: 1, method: rdma.ReadAfterWrite, volatile: 2, durable: 2, pushed: 2},
+		{replicas: 2, method: rdma.ReadAfterWrite, volatile: 4, durable: 4, pushed: 4},
+		{replicas: 1, method: rdma.Message, volatile: 2, durable: 4, asked: 2},
+		{replicas: 2, method: rdma.Message, volatile: 4, durable: 6, asked: 4},
+	} {
+		t.Run(fmt.Sprintf("R=%d,%v", c.replicas, c.method), func(t *testing.T) {
+			w := slabtest.NewFlushed(t, c.replicas, c.method)
+			for _, durable := range []bool{false, true} {
+				l := w.Lane(map[bool]uint32{false: 1, true: 2}[durable])
+				if durable {
+					l.Durable()
+				}
+				ref, err := l.Alloc.Alloc([]byte("first"), alloc.Want{Replicas: c.replicas, Durable: durable})
+				require.NoError(t, err)
+				before := w.Posted()
+				_, err = l.Lane.Update(ref, func([]byte, *slab.Info) ([]byte, error) { return []byte("x"), nil })
+				require.NoError(t, err)
+				after := w.Posted()
+				require.Equal(t, map[bool]uint64{false: c.volatile, true: c.durable}[durable], after.Parts-before.Parts, "durable: %v", durable)
+				if durable {
+					require.Equal(t, []uint64{c.pushed, c.asked}, []uint64{after.Pushed - before.Pushed, after.Asked - before.Asked})
+				}
+			}
+		})
+	}
+}
+
 // parts is how many parts a chain has where the node is asked to flush: one more for each request that a verb is ordered behind.
 func parts(verbs []rdma.Verb) int {
 	n := 1

@@ -25,8 +25,13 @@ type Lane struct {
 	// halves guesses which half of a slab holds the active image. A wrong guess costs one more
 	// round and nothing else.
 	halves halves
+	// late is what was posted behind the last commit and is not waited for. helped is the V that a READ found open last.
+	late   late
+	helped seenOpen
 	// batch is the storage of ReadMany, WriteMany and ReadChunks. Empty between calls.
 	batch batch
+	// unlike says of each replica which pieces it is not asked to compare.
+	unlike [MaxListed]unlike
 	// gathered is the storage of a copier, nil until the lane copies.
 	gathered *copies
 	// copyBytes is how many bytes of a block a copier READs at once; one slab at least.
@@ -56,6 +61,7 @@ type Lane struct {
 	// about to WRITE them, and die with the next step that uses the same buffer.
 	word  []byte            // 16 bytes: a header, or R and V of the primary
 	words [MaxListed][]byte // 8 bytes each: a word of each replica
+	marks [MaxListed][]byte // replicaMarks each
 	slab  []byte            // a whole slab as READ; grows
 	image []byte            // an image to WRITE, or as READ from a backup; grows
 	taken []byte            // R and V of the slabs of a staging block
@@ -63,13 +69,14 @@ type Lane struct {
 
 // NewLane makes a lane on a port.
 func NewLane(p Port) (*Lane, error) {
-	small, err := p.Buffer(16 + 8*MaxListed)
+	small, err := p.Buffer(16 + (8+replicaMarks)*MaxListed)
 	if err != nil {
 		return nil, err
 	}
 	l := &Lane{port: p, copyBytes: copyBytes, unclear: proto.TagEncrypted, word: small[:16]}
 	for i := range l.words {
 		l.words[i] = small[16+8*i : 24+8*i]
+		l.marks[i] = small[16+8*MaxListed+replicaMarks*i:][:replicaMarks]
 	}
 	return l, nil
 }
@@ -105,6 +112,7 @@ func (l *Lane) do() {
 	}
 	l.port.Do(&l.round)
 	l.tally.Count(&l.round)
+	l.awaited()
 }
 
 func (l *Lane) failRound() {
@@ -119,7 +127,13 @@ func (l *Lane) settle(reg *Region) error {
 	if l.ended != nil {
 		return l.ended
 	}
-	return l.port.Settle(reg, &l.round)
+	if err := l.port.Settle(reg, &l.round); err != nil {
+		return err
+	}
+	if len(l.late.owed) > 0 && !l.late.posted {
+		l.redeem()
+	}
+	return l.ended
 }
 
 // EndSession ends the session: the lane has posted what it cannot settle, and posts nothing more.
@@ -131,7 +145,10 @@ func (l *Lane) EndSession(reason error) {
 }
 
 // NewSession says that the lane's port works under another session from now on.
-func (l *Lane) NewSession() { l.ended = nil }
+func (l *Lane) NewSession() {
+	l.ended = nil
+	l.late.owed, l.late.posted = l.late.owed[:0], false
+}
 
 // answer checks the lease before an answer drawn from a READ is given: a failover does not
 // wait for a session without a lease, so the primary that answered may have been replaced.

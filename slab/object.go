@@ -1,6 +1,10 @@
 package slab
 
-import "github.com/quarrystore/quarry/proto"
+import (
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
 
 // object is a slab under one view of its region, with the reference through which it is used.
 // Everything that is done with the object belongs to the epoch of that view.
@@ -18,6 +22,9 @@ func (l *Lane) resolve(o *object, ref proto.Ref) error {
 	reg, err := l.port.Region(ref.Addr.Region())
 	if err != nil {
 		return err
+	}
+	if reg.Raw {
+		return fmt.Errorf("%w: region %d holds plain bytes", ErrBadRef, reg.ID)
 	}
 	s, err := l.locate(reg, ref)
 	if err != nil {
@@ -50,16 +57,20 @@ const (
 // sight is what a READ of a slab has shown.
 type sight struct {
 	state   imageState
-	v       proto.V
+	v       proto.V           // without the open bit
 	header  proto.ImageHeader // of the active image, if it is live
 	payload []byte            // of the active image, if it is live; in the buffer
 	from    proto.Source      // of the active image of a STAGED slab
+	open    bool              // V was found open: the rest is of its version, which may not be committed
 }
 
 // inspect judges a slab, or the part of it, that has been READ from offset off into buf, and sets
 // s. The payload in s aliases buf.
 func (l *Lane) inspect(o *object, off uint64, buf []byte, s *sight) {
 	_, v := o.slab.WordsIn(off, buf)
+	if s.open = v.IsOpen() && o.opens(); s.open {
+		v = v.Settled()
+	}
 	s.v = v
 	switch {
 	case !v.Valid() || v.State() == proto.StateBad:

@@ -53,6 +53,16 @@ type Port interface {
 	Buffer(n int) ([]byte, error)
 }
 
+// Poster is implemented by ports that post a round which the program does not wait for. Without
+// it a program waits for the settles of its commits.
+type Poster interface {
+	// Post sends a round and returns at once. The next Do, or Await, waits for it too: then
+	// every chain of it has its outcome.
+	Post(r *rdma.Round)
+	// Await waits for the round that was posted last.
+	Await(r *rdma.Round)
+}
+
 // Region is a view of a region under one epoch. It is immutable but for the cache of headers;
 // another epoch, or another reclaim epoch, is another Region.
 type Region struct {
@@ -60,8 +70,14 @@ type Region struct {
 	Epoch    uint64 // of the region's configuration; every key and reservation belongs to it
 	Seed     uint64 // proto.RegionSeed of its uuid
 	Geometry proto.Geometry
+	Raw      bool // it holds plain bytes, for package raw: no object is in it
 	ReadOnly bool // the session may not write: what is damaged is read elsewhere, not repaired
 	Durable  bool // every commit is flushed to persistence before it is acknowledged
+	// OpenWords: V of PAIR and SINGLE slabs may be open, and every replica in sync may be read; see
+	// open.go.
+	OpenWords bool
+	// From is the replica, in sync, that reads go to where words may be open; 0 is the primary.
+	From int
 	// Want is how many replicas the region should have; 0 stands for N. N is smaller while one is
 	// lost, and larger while one is replaced or moved.
 	Want int
@@ -73,6 +89,9 @@ type Region struct {
 	// Fresh: a rebuilding replica whose slabs are known to be all zero. Reconcile does not READ
 	// them.
 	Fresh [MaxListed]bool
+	// Compares: Reconcile and Copy ask the replica for the hash of a piece that they expect to be the primary's,
+	// before they READ or WRITE its bytes; see rdma.Target.Compares.
+	Compares [MaxListed]bool
 	// Local: this process executes the primary's verbs itself, so that a round costs nothing, and
 	// batches may be small enough to stay in the cache.
 	Local bool

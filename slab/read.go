@@ -26,7 +26,9 @@ const (
 // another round when a large slab was expected to have its image in the other half.
 //
 // Linearizes at: the READ of V at the primary, if the image that the same READ has brought is the
-// one that V names. R is not looked at: a writer that holds R does not change that image.
+// one that V names. R is not looked at: a writer that holds R does not change that image. Where words
+// may be open any replica in sync is READ; a settled V was committed, and nothing later is, because this replica
+// lacks it. For an open V see confirm.
 //
 // Errors: ErrFreed, ErrBadRef, ErrCorrupt, ErrLease, ErrBusy, and those of the port.
 func (l *Lane) Read(ref proto.Ref, dst []byte) ([]byte, Info, error) {
@@ -85,6 +87,10 @@ func (l *Lane) viewAgain(k *reading, ref proto.Ref, err error) ([]byte, Info, er
 		default:
 			last, still = k.v, 1
 		}
+		if still >= stillReads && k.at != 0 {
+			k.first, still = true, 0 // damaged there: the primary's image is mended, the others by RepairAll
+			continue
+		}
 		if still >= stillReads {
 			// Not torn: the image is damaged, or the cached header is of an earlier use of the block.
 			if repairs >= maxRepairs {
@@ -137,6 +143,8 @@ func (l *Lane) viewDamaged(k *reading) (payload []byte, info Info, found bool, e
 type reading struct {
 	object
 	index int    // of a batch: the object's place in the caller's list
+	at    int    // the replica that is READ
+	first bool   // the primary is READ, wherever others are
 	off   uint64 // where the READ begins, in the region
 	bytes int    // how much is READ
 	buf   []byte // where to; in the lane's memory
@@ -155,7 +163,10 @@ func (l *Lane) planHalf(k *reading) { k.off, k.bytes = l.halves.part(&k.object) 
 func (l *Lane) readRound(ks ...*reading) {
 	l.round.Reset()
 	for _, k := range ks {
-		i, c := l.chainFor(k.reg.P(), 1)
+		if k.at = 0; k.opens() && !k.first {
+			k.at = k.reg.From
+		}
+		i, c := l.chainFor(k.reg.To[k.at], 1)
 		k.chain = i
 		c.Read(k.off, k.buf)
 	}
@@ -190,7 +201,10 @@ func (l *Lane) readOnce(k *reading, ref proto.Ref, half bool) error {
 		}
 		return err
 	}
-	if l.judgeRead(k); k.state == imageShadowed {
+	switch l.judgeRead(k); {
+	case k.open && k.state != imageElsewhere:
+		return l.confirm(k)
+	case k.state == imageShadowed:
 		return l.readShadow(k)
 	}
 	return nil

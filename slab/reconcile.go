@@ -46,6 +46,7 @@ type Reconciled struct {
 	Moved   int // slabs whose V differed somewhere
 	Cleared int // reservations
 	Bad     int // slabs of which no replica had a whole image
+	Alike   int // bytes of replicas that were not READ: a hash showed them to be the primary's
 }
 
 // pieceBytes is how many bytes of each replica a scan READs at once; one slab at least.
@@ -182,20 +183,9 @@ func (l *Lane) reconcileSlabs(reg *Region, block uint32, h proto.Header, st *Rec
 	words := make([]uint64, class.MapWords())
 	for at, n := 0, 0; at < class.UsedBytes(); at += n {
 		n = min(piece, class.UsedBytes()-at)
-		l.round.Reset()
-		for i := range reg.N {
-			if reg.Fresh[i] {
-				clear(buf[i*piece:][:n])
-				continue
-			}
-			c := l.round.Chain(reg.To[i])
-			c.Read(reg.Geometry.BlockOff(block)+uint64(at), buf[i*piece:][:n])
-			if reg.Durable && h.Kind() == proto.Staged {
-				// Homes are written next: V and the records that lead to it must not be lost then.
-				flush(c, reg.Geometry.BlockOff(block)+uint64(at), uint64(n))
-			}
-		}
-		if err := l.doPlain(); err != nil {
+		// In a STAGED block homes are written next: V and the records that lead to it must not be lost then.
+		thenFlush := reg.Durable && h.Kind() == proto.Staged
+		if err := l.readAlike(reg, reg.Geometry.BlockOff(block)+uint64(at), uint64(n), buf, piece, thenFlush, st); err != nil {
 			return err
 		}
 		l.round.Reset()
@@ -286,10 +276,12 @@ type slabCopies struct {
 	slab  proto.Slab
 	bytes [MaxListed][]byte // the slab; fixReplica writes from it
 	r     [MaxListed]proto.R
-	v     [MaxListed]proto.V
+	v     [MaxListed]proto.V // settled
 	// whole: V is FREE, or names an image that is whole. Never set for a rebuilding
 	// replica: its images are not used.
 	whole [MaxListed]bool
+	// open: V was open there.
+	open [MaxListed]bool
 	// away: home of a STAGED slab is not the image that V names; bytes has it where whole is set.
 	away [MaxListed]bool
 	seed uint64 // of the checksums of its images
@@ -300,7 +292,9 @@ func copiesOf(reg *Region, s proto.Slab, generation uint32, buf []byte, piece, i
 	c := slabCopies{reg: reg, slab: s, seed: proto.Seed(reg.Seed, s.Off, generation)}
 	for k := range reg.N {
 		c.bytes[k] = buf[k*piece+in:][:s.Class.Bytes()]
-		c.r[k], c.v[k] = s.Words(c.bytes[k])
+		if c.r[k], c.v[k] = s.Words(c.bytes[k]); reg.OpenWords && s.Kind != proto.Staged {
+			c.open[k], c.v[k] = c.v[k].IsOpen(), c.v[k].Settled()
+		}
 		if reg.Rebuilding[k] || !c.v[k].Valid() {
 			continue
 		}
@@ -435,10 +429,13 @@ func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reco
 			c.Flush(flushKind, s.slab.LOff(), 8)
 		}
 	}
+	if k == 0 {
+		l.burnFor(s, best)
+	}
 	if s.r[k] != 0 {
 		st.Cleared++
 	}
-	if v == s.v[k] && s.r[k] == 0 {
+	if v == s.v[k] && s.r[k] == 0 && !s.open[k] {
 		return
 	}
 	// R and V lie side by side, and are written from the place where they were READ to.
@@ -448,6 +445,32 @@ func (l *Lane) fixReplica(s *slabCopies, k int, best proto.V, from int, st *Reco
 	c.Write(s.slab.ROff(), s.bytes[k][at:at+16])
 	if s.reg.Durable {
 		c.Flush(flushKind, s.slab.ROff(), 16)
+	}
+}
+
+// burnFor appends the WRITE of what any replica has seen of a version above best, where words are open, to the chain of the
+// new primary (O4): an image of it may stand at a replica whose V will have that version again. Versions in V alone need
+// none: every V is set to best, and READs of the epoch before have ended.
+func (l *Lane) burnFor(s *slabCopies, best proto.V) {
+	if !s.reg.OpenWords || s.slab.Kind != proto.Pair || best.State() != proto.StateLive {
+		return
+	}
+	other := s.slab.Image(s.bytes[0], best.Version()+1)
+	left, most := proto.ParseImageHeader(other).Version, uint64(0)
+	for k := range s.reg.N {
+		for place := range uint64(2) {
+			if n := proto.ParseImageHeader(s.slab.Image(s.bytes[k], place)).Version; n < best.Version()+maxSkip {
+				most = max(most, n)
+			}
+		}
+	}
+	if most <= best.Version() || left >= most && left < best.Version()+maxSkip {
+		return
+	}
+	c, off := l.round.At(0), s.slab.ImageOff(best.Version()+1)
+	c.Write(off, proto.Burn(other, most))
+	if s.reg.Durable {
+		c.Flush(flushKind, off, proto.BurntBytes)
 	}
 }
 

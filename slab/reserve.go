@@ -100,7 +100,7 @@ func (l *Lane) reserveOnce(a *attempt, ref proto.Ref) error {
 	}
 	if a.holder != 0 {
 		// If the object is gone there is nothing to wait for.
-		if l.inspect(&a.object, a.slab.Off, a.seen, &a.sight); a.state == imageFreed {
+		if l.inspect(&a.object, a.slab.Off, a.seen, &a.sight); a.state == imageFreed && !a.open {
 			return l.answer(ErrFreed)
 		}
 		return errHeld

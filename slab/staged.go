@@ -2,6 +2,7 @@ package slab
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
@@ -44,11 +45,11 @@ import (
 // Shadows lends an attempt the claims of its lane, for images that no record has room for. The
 // claims stay the lender's.
 type Shadows interface {
-	// Shadow is the lane's i-th claim of a STAGED class in a region under this epoch; false if it
-	// has not so many.
+	// Shadow is the lane's i-th claim that serves a STAGED class in a region under this epoch: its slab is no
+	// smaller. false: it has not so many.
 	Shadow(reg *Region, class proto.Class, i int) (Claim, bool)
-	// ClaimShadows claims such slabs, in rounds of its own. Where the region has none left it formats the
-	// staging block instead, if that is not done yet, and Full says so. An error: neither is done.
+	// ClaimShadows claims such slabs, in rounds of its own. Where neither the blocks for objects nor the shadow
+	// block of the region has any left it formats the staging block instead, if that is not done yet, and Full says so. An error: neither is done.
 	ClaimShadows(reg *Region, class proto.Class) error
 	// Full reports that the region had no slab of the class left when the lane looked last, which was
 	// lately.
@@ -95,15 +96,20 @@ func (l *Lane) stageRedo(a *attempt, space []byte, staged []*attempt) error {
 	if l.shadows == nil {
 		return ErrNoShadow
 	}
-	c, ok := l.shadows.Shadow(a.reg, a.slab.Class, a.lent(staged))
-	if !ok || c.R.Session() != a.r.Session() {
-		return ErrNoShadow
+	for i := a.lent(staged); ; i++ {
+		c, ok := l.shadows.Shadow(a.reg, a.slab.Class, i)
+		if !ok || c.R.Session() != a.r.Session() {
+			return ErrNoShadow
+		}
+		if !a.taken(c.Slab, staged) {
+			a.stageIn(c.Slab)
+			return nil
+		}
 	}
-	a.stageIn(c.Slab)
-	return nil
 }
 
-// lent counts the claims of the attempt's class and region that others are staged in.
+// lent counts the others of the attempt's class and region that have shadows: at least so many of the first claims
+// are taken.
 func (a *attempt) lent(staged []*attempt) (n int) {
 	for _, o := range staged {
 		if o.redo.rec != nil && proto.Locator(proto.Word(o.redo.lead, 0)).Kind() == proto.RecordShadow && o.slab.Class == a.slab.Class && o.reg.ID == a.reg.ID {
@@ -111,6 +117,13 @@ func (a *attempt) lent(staged []*attempt) (n int) {
 		}
 	}
 	return n
+}
+
+// taken reports that another attempt is staged in a slab: one of a smaller class may have a claim that serves both.
+func (a *attempt) taken(shadow proto.Slab, staged []*attempt) bool {
+	return slices.ContainsFunc(staged, func(o *attempt) bool {
+		return o.redo.rec != nil && o.redo.off == shadow.ImageOff(0) && o.reg.ID == a.reg.ID
+	})
 }
 
 // stageIn has the attempt's image written to another slab, its shadow.
@@ -192,6 +205,9 @@ func (l *Lane) settleHome(a *attempt) {
 // On errAgain nothing is held; another error has ended the session.
 func (l *Lane) look(a *attempt) error {
 	l.inspect(&a.object, a.slab.Off, a.seen, &a.sight)
+	if a.open {
+		return l.resolveHeld(a)
+	}
 	if a.slab.Kind != proto.Staged || a.state != imageShadowed && (a.state != imageLive || a.from == proto.FromHome) {
 		return nil
 	}

@@ -199,66 +199,75 @@ func TestStagedWriterDiesAtEachVerb(t *testing.T) {
 	for _, way := range stagedWays {
 		for _, end := range []string{"taker", "scrub", "free"} {
 			for verbs, all := 0, 1; verbs < all; verbs++ {
-				w := slabtest.New(t, 1)
-				p := w.Lane(1)
-				was := make([]byte, way.bytes)
-				ref, err := p.Alloc.Alloc(was, stagedWant(way.capacity))
-				require.NoError(t, err)
-				was = way.next(was, 1)
-				require.NoError(t, update(p.Lane, ref, was))
-				next := way.next(was, 2)
-				done := func() (n int) { return dieAfter(t, p, verbs, func() { _ = update(p.Lane, ref, next) }) }
-				if all = done(); all == 0 {
-					t.Fatal("no commit")
-				}
-				where := fmt.Sprintf("%s, %s, behind %d verbs of %d", way.name, end, verbs, all)
-				want, version := was, ref.Incarnation.Born()+1
-				if verbs >= 3 {
-					want, version = next, version+1
-				}
-				o := w.Lane(2)
-				sees := func(want []byte, version uint64) {
-					got, info, err := o.Lane.Read(ref, nil)
-					require.NoError(t, err, where)
-					require.Equal(t, want, got, where)
-					require.Equal(t, version, info.Version, where)
-				}
-				sees(want, version)
-				w.Fence(1)
-				reg, err := o.Region(1)
-				require.NoError(t, err)
-				switch end {
-				case "taker":
-					next := way.next(want, 3)
-					require.NoError(t, update(o.Lane, ref, next), where)
-					got, info, err := o.Lane.Read(ref, nil)
-					require.NoError(t, err, where)
-					require.Equal(t, next, got, where)
-					require.Greater(t, info.Version, version, where)
-					require.Equal(t, version+2, info.Version, where) // the dead writer's version, or the one that it would have had, is taken
-				case "scrub":
-					_, err := o.Lane.Scrub(reg, func(id uint32) bool { return id == 1 })
-					require.NoError(t, err, where)
-					sees(want, version)
-				case "free":
-					_, _, err := o.Alloc.Free(ref)
-					require.NoError(t, err, where)
-					_, _, err = o.Lane.Read(ref, nil)
-					require.ErrorIs(t, err, slab.ErrFreed, where)
-					continue
-				}
-				block, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
-				h := proto.Header(proto.Word(w.Nodes[0].Memory.Bytes(), int(w.Geometry.HeaderOff(block))))
-				i, _ := w.Geometry.SlabIndex(uint64(ref.Addr.Off()), h.Class())
-				s := w.Geometry.Slab(block, i, h)
-				mem := bytes.Clone(w.Nodes[0].Memory.Bytes()[s.Off:][:h.Class().Bytes()])
-				r, v := s.Words(mem)
-				require.Zero(t, r, where)
-				_, _, from := s.Compose(mem, v.Version(), proto.Seed(reg.Seed, s.Off, h.Generation()))
-				require.Equal(t, proto.FromHome, from, where)
+				all = stagedWriterDies(t, &way, end, verbs)
 			}
 		}
 	}
+}
+
+// stagedWriterDies kills a writer behind so many verbs of its commit, and returns how many it has. The world ends with it: a device
+// keeps the memory of its regions.
+func stagedWriterDies(t *testing.T, way *stagedWay, end string, verbs int) (all int) {
+	t.Run(fmt.Sprintf("%s/%s/%d", way.name, end, verbs), func(t *testing.T) {
+		w := slabtest.New(t, 1)
+		p := w.Lane(1)
+		was := make([]byte, way.bytes)
+		ref, err := p.Alloc.Alloc(was, stagedWant(way.capacity))
+		require.NoError(t, err)
+		was = way.next(was, 1)
+		require.NoError(t, update(p.Lane, ref, was))
+		next := way.next(was, 2)
+		done := func() (n int) { return dieAfter(t, p, verbs, func() { _ = update(p.Lane, ref, next) }) }
+		if all = done(); all == 0 {
+			t.Fatal("no commit")
+		}
+		where := fmt.Sprintf("%s, %s, behind %d verbs of %d", way.name, end, verbs, all)
+		want, version := was, ref.Incarnation.Born()+1
+		if verbs >= 3 {
+			want, version = next, version+1
+		}
+		o := w.Lane(2)
+		sees := func(want []byte, version uint64) {
+			got, info, err := o.Lane.Read(ref, nil)
+			require.NoError(t, err, where)
+			require.Equal(t, want, got, where)
+			require.Equal(t, version, info.Version, where)
+		}
+		sees(want, version)
+		w.Fence(1)
+		reg, err := o.Region(1)
+		require.NoError(t, err)
+		switch end {
+		case "taker":
+			next := way.next(want, 3)
+			require.NoError(t, update(o.Lane, ref, next), where)
+			got, info, err := o.Lane.Read(ref, nil)
+			require.NoError(t, err, where)
+			require.Equal(t, next, got, where)
+			require.Greater(t, info.Version, version, where)
+			require.Equal(t, version+2, info.Version, where) // the dead writer's version, or the one that it would have had, is taken
+		case "scrub":
+			_, err := o.Lane.Scrub(reg, func(id uint32) bool { return id == 1 })
+			require.NoError(t, err, where)
+			sees(want, version)
+		case "free":
+			_, _, err := o.Alloc.Free(ref)
+			require.NoError(t, err, where)
+			_, _, err = o.Lane.Read(ref, nil)
+			require.ErrorIs(t, err, slab.ErrFreed, where)
+			return
+		}
+		block, _ := w.Geometry.BlockOf(uint64(ref.Addr.Off()))
+		h := proto.Header(proto.Word(w.Nodes[0].Memory.Bytes(), int(w.Geometry.HeaderOff(block))))
+		i, _ := w.Geometry.SlabIndex(uint64(ref.Addr.Off()), h.Class())
+		s := w.Geometry.Slab(block, i, h)
+		mem := bytes.Clone(w.Nodes[0].Memory.Bytes()[s.Off:][:h.Class().Bytes()])
+		r, v := s.Words(mem)
+		require.Zero(t, r, where)
+		_, _, from := s.Compose(mem, v.Version(), proto.Seed(reg.Seed, s.Off, h.Generation()))
+		require.Equal(t, proto.FromHome, from, where)
+	})
+	return all
 }
 
 func TestStagedSlabsNeedOneReplica(t *testing.T) {

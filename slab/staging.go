@@ -10,14 +10,14 @@ import (
 
 // The staging block is the last block of a region with one replica (proto.Geometry.StagingBlock). No
 // object is allocated there, so that an update of a STAGED object finds a shadow in a region
-// that is full, or whose free slabs are all claimed by others. Its slabs have the largest class of STAGED
-// slabs, and serve all of them.
+// that is full, or whose free slabs are all claimed by others, where the shadow block (package alloc) has none for it. Its slabs have
+// the largest class of STAGED slabs, and serve all of them.
 //
 // A lane takes one for one update, and gives it back in the chain that writes home. R alone says which are taken:
 // no map bits, no magazine. As many updates as the block has slabs (15) can run at once. A further one holds nothing
 // while it waits, until its deadline. A session that dies with one leaves it to the scrub, as any claim.
 //
-//	Update in a full region  1  P    CAS R 0 -> r, READ the slab
+//	Update by a staging slab 1  P    CAS R 0 -> r, READ the slab
 //	                         2  P    CAS R of a staging slab 0 -> r, READ R and V of all of them
 //	                         3  P    WRITE shadow, WRITE L, CAS V, WRITE home, CAS R r -> 0, CAS R of the staging slab r -> 0
 

@@ -48,12 +48,13 @@ func (l *Lane) readReplicas(a *attempt) {
 		if i == 0 {
 			c = l.round.At(0)
 			c.Read(a.off, a.seen)
+		} else if c = l.round.Chain(a.reg.To[i]); a.opens() {
+			l.readMarks(c, a, i)
 		} else {
-			c = l.round.Chain(a.reg.To[i])
 			c.Read(a.slab.VOff(), l.words[i])
 		}
 		switch {
-		case a.reg.Durable && a.slab.Kind == proto.Staged:
+		case a.reg.Durable && (a.slab.Kind == proto.Staged || a.opens()):
 			flush(c, a.slab.Off, uint64(a.slab.Class.Bytes())) // home too: the record is overwritten next
 		case a.reg.Durable:
 			flush(c, a.slab.VOff(), 8)
@@ -65,8 +66,11 @@ func (l *Lane) readReplicas(a *attempt) {
 func (l *Lane) noteReplicas(a *attempt) {
 	_, a.v = a.slab.Words(a.seen)
 	for i := 1; i < a.reg.N; i++ {
-		a.backups[i] = proto.V(proto.Word(l.words[i], 0))
+		if a.backups[i] = proto.V(proto.Word(l.words[i], 0)); a.opens() {
+			a.backups[i] = proto.V(proto.Word(l.marks[i], 0))
+		}
 	}
+	a.backups[0] = a.v
 }
 
 // takeoverUnknown settles a takeover whose round had no answer, by a READ of R at the primary.
@@ -95,8 +99,12 @@ func (l *Lane) takeoverUnknown(a *attempt) (taken bool, err error) {
 	return true, l.settleTaken(a)
 }
 
-// settleTaken settles what the dead session left: V of the backups, and home of a STAGED slab.
+// settleTaken settles what the dead session left: V of the backups, and home of a STAGED slab; or V of all replicas
+// where words are open.
 func (l *Lane) settleTaken(a *attempt) error {
+	if a.opens() {
+		return l.resolveOpen(a)
+	}
 	if err := l.rollBack(a); err != nil {
 		return err
 	}

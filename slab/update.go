@@ -206,8 +206,8 @@ func (l *Lane) free(ref proto.Ref, version uint64, keep bool) (c Claim, last []b
 		}
 		now := a.v.Version()
 		next := now + 1
-		if a.slab.Kind == proto.Staged {
-			next = nextVersion(&a) // no birth looks at L
+		if a.slab.Kind == proto.Staged || a.slab.Kind == proto.Pair && a.opens() {
+			next = nextVersion(&a) // no birth looks at L, and readers of any replica at other headers
 		}
 		switch {
 		case version != 0 && now != version:

@@ -3,6 +3,7 @@ package slabtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -21,6 +22,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
 	"github.com/quarrystore/quarry/rdma/verbs"
@@ -36,6 +38,8 @@ type World struct {
 	Geometry proto.Geometry
 	uuid     [16]byte
 	dialer   rdma.Dialer
+	// persistent: the memory survives a loss of power.
+	persistent bool
 
 	serial atomic.Uint64
 	mu     sync.Mutex
@@ -47,6 +51,7 @@ type World struct {
 type Node struct {
 	Access Access
 	Memory *host.Memory
+	Ledger *pmem.Ledger // of Memory; nil: it has none
 	addr   string
 }
 
@@ -62,14 +67,52 @@ type Access interface {
 // region is reached over that device instead. The tests of the slab protocol run unchanged
 // on a real kernel RDMA stack that way.
 func New(t testing.TB, r int) *World {
-	if verbs.Built && os.Getenv("RXE_DEVICE") != "" {
-		return onVerbs(t, r)
+	if HasDevice() {
+		return onVerbs(t, r, verbs.Config{}, volatile)
 	}
-	return with(t, r, tcp.Dialer{})
+	return with(t, r, tcp.Dialer{}, volatile)
 }
 
+// NewLedgers is New over tcp, with memory of which ledgers know what a loss of power leaves.
+func NewLedgers(t testing.TB, r int) *World {
+	w := with(t, r, tcp.Dialer{}, host.NewLedgerMemory)
+	w.persistent = true
+	return w
+}
+
+// NewFlushedBy is New in this process, without a socket, with memory whose ranges are flushed so, and which survives no loss of power: for
+// measurements.
+func NewFlushedBy(t testing.TB, r int, f pmem.Flusher) *World {
+	w := with(t, r, shm.NewInproc(), func(name string, bytes uint64) (*host.Memory, *pmem.Ledger, error) {
+		m, err := host.NewFlushedMemory(name, bytes, f)
+		return m, nil, err
+	})
+	w.persistent = true
+	return w
+}
+
+// volatile memory has no ledger.
+func volatile(name string, bytes uint64) (*host.Memory, *pmem.Ledger, error) {
+	m, err := host.NewMemory(name, bytes)
+	return m, nil, err
+}
+
+// HasDevice says whether worlds are on an RDMA device.
+func HasDevice() bool { return verbs.Built && os.Getenv("RXE_DEVICE") != "" }
+
+// NewFlushed is New on a device, with memory that a ledger keeps, which clients make durable by a method.
+// Preconditions: HasDevice.
+func NewFlushed(t testing.TB, r int, m rdma.FlushMethod) *World {
+	w := onVerbs(t, r, verbs.Config{Windows: verbs.WindowsOff, Flush: m}, host.NewLedgerMemory)
+	w.persistent = true
+	return w
+}
+
+// Posted is how many parts of chains have been posted, and what was done to make WRITEs durable. Preconditions: HasDevice.
+func (w *World) Posted() verbs.Stats { return w.dialer.(*verbs.Dialer).Stats() }
+
 // NewSHM is New with the regions mapped into this process, as for clients on the same host.
-func NewSHM(t testing.TB, r int) *World { return with(t, r, shm.NewDialer()) }
+func NewSHM(t testing.TB, r int) *World { return with(t, r, shm.NewDialer(), volatile) }
 
 func empty(t testing.TB, d rdma.Dialer) *World {
 	g, err := proto.NewGeometry(proto.MinRegionBytes)
@@ -78,15 +121,15 @@ func empty(t testing.TB, d rdma.Dialer) *World {
 }
 
 // onVerbs makes the world of New on an RDMA device.
-func onVerbs(t testing.TB, r int) *World {
+func onVerbs(t testing.TB, r int, c verbs.Config, memory func(name string, bytes uint64) (*host.Memory, *pmem.Ledger, error)) *World {
 	d, err := verbs.NewDialer(verbs.Config{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	w := empty(t, d)
 	for i := range r {
-		s, err := verbs.NewServer([16]byte{9}, keyring.NewRing(key.Public()), uint32(i+1), 1, host.Limits{}, verbs.Config{}, nil)
+		s, err := verbs.NewServer([16]byte{9}, keyring.NewRing(key.Public()), uint32(i+1), 1, host.Limits{}, c, nil)
 		require.NoError(t, err)
-		m, err := host.NewMemory("test", proto.MinRegionBytes)
+		m, ledger, err := memory("test", proto.MinRegionBytes)
 		require.NoError(t, err)
 		require.NoError(t, s.OpenRegion(t.Context(), 1, 1, m))
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -96,21 +139,24 @@ func onVerbs(t testing.TB, r int) *World {
 			require.NoError(t, s.Close(context.Background()))
 			require.NoError(t, m.Close()) // registration has allocated all its pages
 		})
-		w.Nodes = append(w.Nodes, &Node{s, m, l.Addr().String()})
+		w.Nodes = append(w.Nodes, &Node{s, m, ledger, l.Addr().String()})
 	}
 	return w
 }
 
-func with(t testing.TB, r int, d rdma.Dialer) *World {
+func with(t testing.TB, r int, d rdma.Dialer, memory func(name string, bytes uint64) (*host.Memory, *pmem.Ledger, error)) *World {
 	w := empty(t, d)
 	for i := range r {
 		a := host.New([16]byte{9}, keyring.NewRing(key.Public()), uint32(i+1), 1, host.Limits{})
-		m, err := host.NewMemory("test", proto.MinRegionBytes)
+		m, ledger, err := memory("test", proto.MinRegionBytes)
 		require.NoError(t, err)
 		require.NoError(t, a.OpenRegion(t.Context(), 1, 1, m))
 		log := slog.New(slog.DiscardHandler)
 		var addr string
-		if d.Provider() == "tcp" {
+		if local, ok := d.(*shm.Inproc); ok {
+			addr = fmt.Sprint("node", i)
+			local.Add(addr, a)
+		} else if d.Provider() == "tcp" {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
 			s := tcp.NewServer(a, log)
@@ -125,7 +171,7 @@ func with(t testing.TB, r int, d rdma.Dialer) *World {
 			go s.Serve(l)
 			t.Cleanup(func() { s.Close() })
 		}
-		w.Nodes = append(w.Nodes, &Node{a, m, addr})
+		w.Nodes = append(w.Nodes, &Node{a, m, ledger, addr})
 	}
 	return w
 }
@@ -155,8 +201,10 @@ type Port struct {
 	Alloc    *alloc.Allocator
 	BeforeDo func(round int, r *rdma.Round) // round counts from 1 within the Port
 	AfterDo  func(round int, r *rdma.Round) // may change what a READ returned, as far as a fabric may
+	OnPost   func(r *rdma.Round)            // of a round that is not waited for
 	OnPause  func(attempt int) error        // an error ends the wait
 	OnBuffer func(bytes int) error          // an error: there is no memory
+	OnRegion func() error                   // an error: the region cannot be used, or is gone
 	Lease    atomic.Bool
 	Ended    error
 
@@ -166,6 +214,7 @@ type Port struct {
 	rounds   int
 	region   *slab.Region
 	targets  []rdma.Target
+	late     *rdma.Round // posted and not awaited
 	arena    *rdma.Arena
 	deadline time.Time
 }
@@ -227,12 +276,50 @@ func (p *Port) Rebuild(k int) {
 	}
 }
 
-// Durable has this lane take the region for one on persistent memory. The memory is volatile, so
+// Rebuilding has this lane take replica k for one that is rebuilt, with what it has.
+func (p *Port) Rebuilding(k int) {
+	next := *p.region
+	next.Rebuilding[k] = true
+	p.region = &next
+}
+
+// Compares says whether replica k answers VERIFY, and is worth asking.
+func (p *Port) Compares(k int) bool { return p.region.To[k].Compares() }
+
+// Compare has this lane's reconcile and copy compare replicas by hashes before they move bytes.
+func (p *Port) Compare() {
+	next := *p.region
+	for i := range next.N {
+		next.Compares[i] = true
+	}
+	p.region = &next
+}
+
+// Raw has this lane take the region for a raw one.
+func (p *Port) Raw() { p.RawOf(proto.MinRegionBytes) }
+
+// RawOf has this lane take the region for a raw one of so many bytes, which may be more than there are.
+func (p *Port) RawOf(bytes uint64) {
+	next := *p.region
+	var err error
+	next.Raw = true
+	next.Geometry, err = proto.GeometryOf(proto.RegionRaw, bytes)
+	require.NoError(p.World.T, err)
+	p.region = &next
+}
+
+// View is the lane's view of the region.
+func (p *Port) View() *slab.Region { return p.region }
+
+// Durable has this lane take the region for one on persistent memory. Where the memory is volatile,
 // FLUSHes ask for visibility alone.
 func (p *Port) Durable() {
 	next := *p.region
 	next.Durable = true
 	p.region = &next
+	if p.World.persistent {
+		return
+	}
 	p.BeforeDo = func(_ int, r *rdma.Round) {
 		for i := range r.Len() {
 			for j := range r.At(i).Verbs {
@@ -240,6 +327,13 @@ func (p *Port) Durable() {
 			}
 		}
 	}
+}
+
+// OpenWords has this lane take the region for one with open words, and read at replica from.
+func (p *Port) OpenWords(from int) {
+	next := *p.region
+	next.OpenWords, next.From = true, from
+	p.region = &next
 }
 
 // Wants has this lane take the region for one that is to have so many replicas.
@@ -265,15 +359,42 @@ func (p *Port) Do(r *rdma.Round) {
 		p.BeforeDo(p.rounds, r)
 	}
 	r.Deadline = 0
-	rdma.Do(r)
+	if p.late != nil {
+		rdma.DoBehind(p.late, r)
+		p.late = nil
+	} else {
+		rdma.Do(r)
+	}
 	if p.AfterDo != nil {
 		p.AfterDo(p.rounds, r)
+	}
+}
+
+// Post posts a round that the lane does not wait for; see slab.Poster.
+func (p *Port) Post(r *rdma.Round) {
+	if p.OnPost != nil {
+		p.OnPost(r)
+	}
+	rdma.Post(r)
+	p.late = r
+}
+
+// Await waits for it.
+func (p *Port) Await(r *rdma.Round) {
+	if r.Deadline = 0; p.late == r {
+		rdma.Await(r)
+		p.late = nil
 	}
 }
 
 func (p *Port) Region(id uint32) (*slab.Region, error) {
 	if id != 1 {
 		return nil, slab.ErrNoRegion
+	}
+	if p.OnRegion != nil {
+		if err := p.OnRegion(); err != nil {
+			return nil, err
+		}
 	}
 	return p.region, p.Ended
 }
