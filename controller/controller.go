@@ -49,6 +49,7 @@ type Controller struct {
 	tokens    tokens
 	tenants   tenants
 	jobs      jobs
+	jobQueue  jobQueue
 	owners    sync.Map     // number of a node to the name it has registered under here
 	stuck     atomic.Bool  // its machine stood still and has not gone on
 	rests     atomic.Int64 // ns; before that time this controller deposes no leader: see restAfter

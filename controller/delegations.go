@@ -441,7 +441,7 @@ func (s *service) ListWorkers(ctx context.Context, r *connect.Request[quarrypb.L
 	return connect.NewResponse(out), nil
 }
 
-// watchDelegations removes delegations that have ended, and ends the sessions of workers that have not
+// watchDelegations removes delegations and places in the queue that have ended, and ends the sessions of workers that have not
 // closed them since. The leader does it.
 func (c *Controller) watchDelegations() {
 	c.jobs.opened.Store(true) // by a leader before this one
@@ -460,6 +460,9 @@ func (c *Controller) watchDelegations() {
 		var err error
 		if over, err = c.tendDelegations(ctx, over); err != nil && c.ctx.Err() == nil {
 			c.cfg.Logger.Debug("controller: delegations", "error", err)
+		}
+		if err := c.tendQueue(ctx); err != nil && c.ctx.Err() == nil {
+			c.cfg.Logger.Debug("controller: queue of jobs", "error", err)
 		}
 		cancel()
 	}

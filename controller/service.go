@@ -195,8 +195,15 @@ func (s *service) ReadTable(ctx context.Context, r *connect.Request[quarrypb.Rea
 // there.
 func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
 	in, err := s.c.acting(ctx, r.Header())
-	if err == nil && !in.some(mayWrite) {
-		err = in.lacks(mayWrite, "a region")
+	switch space := r.Msg.Space; {
+	case err != nil:
+		return nil, err
+	case space == nil && !in.some(mayWrite):
+		return nil, in.lacks(mayWrite, "a region")
+	case space != nil && !r.Msg.Grow:
+		err = in.check(mayCreate, space.Name)
+	case space != nil:
+		err = in.check(mayWrite, space.Name)
 	}
 	if err != nil {
 		return nil, err
@@ -205,6 +212,19 @@ func (s *service) CreateRegion(ctx context.Context, r *connect.Request[quarrypb.
 	random := make([]byte, 16*max(1, min(int(r.Msg.Count), state.MaxCount)))
 	rand.Read(random)
 	return do[quarrypb.CreateRegionResponse](ctx, s, r.Msg, random)
+}
+
+// DeleteSpace removes a space. The caller needs the right to delete the space's name.
+func (s *service) DeleteSpace(ctx context.Context, r *connect.Request[quarrypb.DeleteSpaceRequest]) (*connect.Response[quarrypb.DeleteSpaceResponse], error) {
+	in, err := s.c.acting(ctx, r.Header())
+	if err == nil {
+		err = in.check(mayDelete, r.Msg.Name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.Msg.Tenant = in.id
+	return do[quarrypb.DeleteSpaceResponse](ctx, s, r.Msg, nil)
 }
 
 // RegisterNode is for nodes under their own name; the answer adds the addresses of the pulse.

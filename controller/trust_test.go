@@ -1,6 +1,7 @@
 package controller_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -93,6 +94,27 @@ func TestARunningNodeKeepsItsAddresses(t *testing.T) {
 	refused(t, r.RegisterNode, node("n1", "http://127.0.0.1:9", 8), connect.CodeAlreadyExists, "running already at "+a.rec.AgentUrl)
 	a.register(r) // the node itself, again
 	require.Equal(t, a.rec.AgentUrl, do(t, r.ReadTable, &quarrypb.ReadTableRequest{}).Nodes[0].AgentUrl)
+}
+
+// A node that shares its device says where the clients of other hosts find it, as these hosts join and leave.
+func TestSocketsOfOtherHosts(t *testing.T) {
+	_, etcd := store(t)
+	c, r := start(t, controller.Config{Etcd: etcd})
+	lead(t, c)
+	q := node("n1", "http://127.0.0.1:1", 7)
+	q.Secret = []byte("the secret of this incarnation..")
+	do(t, r.RegisterNode, q)
+	for hosts := 40; hosts >= 0; hosts -= 20 {
+		next := node("n1", "http://127.0.0.1:1", 7)
+		next.Secret = q.Secret
+		for i := range hosts {
+			next.Node.Endpoints = append(next.Node.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_SHM, Address: "/run/s", HostId: fmt.Sprint("host", i)})
+		}
+		do(t, r.RegisterNode, next)
+		require.Len(t, do(t, r.ReadTable, &quarrypb.ReadTableRequest{}).Nodes[0].Endpoints, 1+hosts)
+	}
+	q.Node.Endpoints[0].Address = "127.0.0.1:9"
+	refused(t, r.RegisterNode, q, connect.CodeAlreadyExists, "does not change its addresses")
 }
 
 // TestTokenOfANode: a token that names a node is of that one; a token of role node without a name is every node's.

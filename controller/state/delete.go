@@ -56,26 +56,30 @@ func (m *Machine) empty(t *tenant) {
 	}
 	removing := 0
 	for _, g := range m.regions {
-		idle := published(g.rec) && g.pub == g.rec && g.rec.State != removed && !g.changing && g.joining == nil && g.job == nil
-		if g.rec.Tenant != t.rec.Id || !idle {
+		if g.rec.Tenant != t.rec.Id || !g.still() {
 			continue
 		}
 		if removing++; removing > removeAtOnce {
 			return
 		}
-		m.reconfig.removeWithData(g)
+		m.reconfig.removeWithData(g, "its tenant")
 	}
 }
 
-// removeWithData takes a region out of the table and has its nodes give the memory back.
-func (rc *reconfig) removeWithData(g *region) {
+// still says whether nothing is under way that a removal of the region would meet.
+func (g *region) still() bool {
+	return published(g.rec) && g.pub == g.rec && g.rec.State != removed && !g.changing && g.joining == nil && g.job == nil
+}
+
+// removeWithData takes a region out of the table and has its nodes give the memory back. with is what it goes with, for the log.
+func (rc *reconfig) removeWithData(g *region, with string) {
 	var legs []*leg
 	for _, p := range g.rec.Replicas {
 		if n := rc.m.node(p.Node); n != nil && n.rec.State != nodeDown {
 			legs = append(legs, rc.m.drop(g, n))
 		}
 	}
-	rc.m.note("region %d is removed with its tenant", g.rec.Id)
+	rc.m.note("region %d is removed with %s", g.rec.Id, with)
 	rc.m.fences.unexpose(g)
 	rc.entomb(g)
 	j := rc.m.agents.newJob(nil) // the region's own work is over

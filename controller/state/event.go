@@ -171,7 +171,7 @@ func errorf(c Code, format string, args ...any) *Error {
 // Limits of what requests may ask for.
 const (
 	MaxNameBytes = 255
-	MaxEndpoints = 8
+	MaxEndpoints = 72
 	MaxFound     = 1 << 16
 	MaxReplicas  = 3
 	// MaxListed is how many a region's record lists at most: those that it wants, and

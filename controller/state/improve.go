@@ -204,7 +204,7 @@ func (rc *reconfig) addReplica(g *region, n *node, leaves *node, waiter uint64) 
 	shut := &leg{n: n, timeout: callTimeout, msg: &quarrypb.CloseRegionRequest{Region: g.rec.Id, Epoch: epoch, ControllerTerm: rc.m.term}}
 	zero := &leg{n: n, timeout: hostTimeout, msg: &quarrypb.HostRegionRequest{
 		Region: g.rec.Id, Uuid: g.rec.Uuid, Cluster: rc.m.cluster.Uuid, SizeBytes: g.rec.SizeBytes, Durability: g.rec.Durability,
-		Zero: true, ControllerTerm: rc.m.term, Epoch: epoch + 1,
+		Zero: true, ControllerTerm: rc.m.term, Epoch: epoch + 1, Kind: g.rec.Kind,
 	}}
 	j.step([]*leg{shut}, func() {
 		j.step([]*leg{zero}, func() {

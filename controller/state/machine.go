@@ -356,6 +356,8 @@ func (m *Machine) askRegion(a Ask) (known bool) {
 		m.reconfig.createRegion(a.Waiter, r, a.Random)
 	case *quarrypb.RemoveRegionRequest:
 		m.reconfig.removeRegion(a.Waiter, r)
+	case *quarrypb.DeleteSpaceRequest:
+		m.reconfig.deleteSpace(a.Waiter, r)
 	case *quarrypb.MoveRegionRequest:
 		m.reconfig.moveRegion(a.Waiter, r)
 	case *quarrypb.RebalanceRequest:

@@ -120,7 +120,7 @@ func (m *Machine) registerNode(waiter uint64, r *quarrypb.RegisterNodeRequest) {
 		m.fail(waiter, errorf(Precondition, "node %s has been removed from the cluster: take it back with quarry node add %s, or give this one another name", n.rec.Name, n.rec.Name))
 	case n == nil:
 		m.admit(waiter, r)
-	case n.rec.Incarnation == r.Node.Incarnation && !sameAddresses(n.rec, r.Node):
+	case n.rec.Incarnation == r.Node.Incarnation && !sameAddresses(n.rec, r.Node, len(r.Secret) > 0):
 		// One run of a process keeps its ports. Another one that claims to be this run would be sent
 		// its commands, and the tickets of its clients.
 		m.fail(waiter, errorf(Exists, "node %s runs at %s and does not change its addresses while it runs: give this one another name", n.rec.Name, n.rec.AgentUrl))
@@ -152,9 +152,15 @@ func (m *Machine) probeFormer(waiter uint64, r *quarrypb.RegisterNodeRequest, n 
 	})
 }
 
-// sameAddresses says whether two registrations are of one place.
-func sameAddresses(a, b *quarrypb.Node) bool {
-	return a.AgentUrl == b.AgentUrl && slices.EqualFunc(a.Endpoints, b.Endpoints, func(x, y *quarrypb.Endpoint) bool { return proto.Equal(x, y) })
+// sameAddresses says whether two registrations are of one place. Sockets of hosts come and go, where a node shares its device with other hosts: a
+// registration that has shown the secret of the other may have others.
+func sameAddresses(a, b *quarrypb.Node, proven bool) bool {
+	ports := func(n *quarrypb.Node) []*quarrypb.Endpoint {
+		return slices.DeleteFunc(slices.Clone(n.Endpoints), func(e *quarrypb.Endpoint) bool {
+			return proven && e.Provider == quarrypb.Provider_PROVIDER_SHM && e.HostId != ""
+		})
+	}
+	return a.AgentUrl == b.AgentUrl && slices.EqualFunc(ports(a), ports(b), func(x, y *quarrypb.Endpoint) bool { return proto.Equal(x, y) })
 }
 
 // admit takes a node in, new, again, or restarted.

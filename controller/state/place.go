@@ -107,7 +107,7 @@ func (m *Machine) free(n *node, taken []uint64) uint64 {
 // regions are small and few regions make much memory; they are smaller where no more fits.
 func (m *Machine) placeAll(r *quarrypb.CreateRegionRequest) ([]placed, *Error) {
 	if r.SizeBytes != 0 {
-		return m.placeWithin(r, false)
+		return m.placeWithin(r, r.Space != nil) // data of a raw region may end before its memory
 	}
 	r = proto.CloneOf(r)
 	least := min(FirstRegionBytes, m.cfg.RegionBytes)
@@ -135,9 +135,18 @@ func (m *Machine) bytesOf(r *quarrypb.CreateRegionRequest) (sum uint64) {
 	return sum
 }
 
-// sameKind says whether a region is of the kind that a request asks for.
+// sameKind says whether a region is of the kind that a request without a space asks for.
 func sameKind(rec *quarrypb.Region, r *quarrypb.CreateRegionRequest) bool {
-	return rec.Tenant == r.Tenant && rec.WantReplicas == r.Replicas && rec.Durability == r.Durability
+	return hasSlabs(rec) && openWords(rec) == r.OpenWords && rec.Tenant == r.Tenant && rec.WantReplicas == r.Replicas && rec.Durability == r.Durability
+}
+
+// hasSlabs says whether a region holds blocks of slabs, and openWords whether their words may be open.
+func hasSlabs(rec *quarrypb.Region) bool {
+	return rec.Kind == quarrypb.RegionKind_REGION_KIND_SLABS || openWords(rec)
+}
+
+func openWords(rec *quarrypb.Region) bool {
+	return rec.Kind == quarrypb.RegionKind_REGION_KIND_OPEN_SLABS
 }
 
 // placeWithin is placeEach within the quota of the tenant.

@@ -37,7 +37,7 @@ func (rs *reclaims) act() {
 		g := rs.m.regions[i]
 		rs.at = g.rec.Id
 		// A reclaim changes a block on all replicas, and the headers of a rebuilding one are not complete.
-		if g.rec.State == open && g.pub == g.rec && g.job == nil && !rs.m.agents.paused(g) && !slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
+		if g.rec.State == open && hasSlabs(g.rec) && g.pub == g.rec && g.job == nil && !rs.m.agents.paused(g) && !slices.ContainsFunc(g.rec.Replicas, isRebuilding) {
 			rs.running = true
 			rs.m.agents.run(g, rs.m.workRequest(g, quarrypb.WorkKind_WORK_KIND_RECLAIM, rs.m.term<<20+rs.cycle), func(bool) { rs.running = false }).patience = workPatience
 			return

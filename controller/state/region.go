@@ -121,11 +121,15 @@ func (rc *reconfig) createRegion(waiter uint64, r *quarrypb.CreateRegionRequest,
 	if r.Durability == 0 {
 		r.Durability = quarrypb.Durability_DURABILITY_MEM
 	}
-	if err := rc.checkCreate(r, random); err != nil {
+	err := rc.checkCreate(r, random)
+	if err == nil && r.Space != nil {
+		err = rc.placeInSpace(r)
+	}
+	if err != nil {
 		rc.m.fail(waiter, err)
 		return
 	}
-	if r.UnlessNewerThan != nil && rc.joinCreation(waiter, r) {
+	if r.UnlessNewerThan != nil && r.Space == nil && rc.joinCreation(waiter, r) {
 		return
 	}
 	rc.create([]uint64{waiter}, r, random, nil, len(rc.m.nodes))
@@ -157,6 +161,13 @@ func (rc *reconfig) create(waiters []uint64, r *quarrypb.CreateRegionRequest, ra
 		rec := &quarrypb.Region{
 			Id: c.NextRegion, Uuid: slices.Clone(random[16*i : 16*i+16]), SizeBytes: set.bytes, Epoch: 1,
 			State: quarrypb.RegionState_REGION_STATE_CREATING, Durability: r.Durability, WantReplicas: r.Replicas, Tenant: r.Tenant,
+		}
+		if r.OpenWords {
+			rec.Kind = quarrypb.RegionKind_REGION_KIND_OPEN_SLABS
+		}
+		if r.Space != nil {
+			rec.Kind, rec.Space = quarrypb.RegionKind_REGION_KIND_RAW, proto.CloneOf(r.Space)
+			rec.Space.Index += uint32(i)
 		}
 		c.NextRegion++
 		for _, n := range set.nodes {
@@ -221,11 +232,14 @@ func (rc *reconfig) checkCreate(r *quarrypb.CreateRegionRequest, random []byte) 
 	if r.Count > MaxCount {
 		return errorf(Invalid, "%d regions in one request: want at most %d", r.Count, MaxCount)
 	}
-	if _, err := wire.NewGeometry(r.SizeBytes); err != nil && r.SizeBytes != 0 {
+	if _, err := wire.NewGeometry(r.SizeBytes); err != nil && r.SizeBytes != 0 && r.Space == nil {
 		return errorf(Invalid, "%v", err)
 	}
 	if r.Durability > quarrypb.Durability_DURABILITY_PMEM || r.Durability < 0 {
 		return errorf(Invalid, "durability %d: want mem or pmem", r.Durability)
+	}
+	if r.OpenWords && r.Space != nil {
+		return errorf(Invalid, "a space has no slabs whose words could be open")
 	}
 	if len(rc.m.regions)+int(r.Count) > MaxRegions {
 		return errorf(Exhausted, "the cluster has %d regions, the most there can be are %d", len(rc.m.regions), MaxRegions)
@@ -318,7 +332,7 @@ func (m *Machine) host(mustExist bool) func(g *region, n *node) *leg {
 		return &leg{n: n, timeout: hostTimeout, msg: &quarrypb.HostRegionRequest{
 			Region: g.rec.Id, Uuid: g.rec.Uuid, Cluster: m.cluster.Uuid,
 			SizeBytes: g.rec.SizeBytes, Durability: g.rec.Durability, MustExist: mustExist,
-			ControllerTerm: m.term, Epoch: g.rec.Epoch,
+			ControllerTerm: m.term, Epoch: g.rec.Epoch, Kind: g.rec.Kind,
 		}}
 	}
 }

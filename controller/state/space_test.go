@@ -231,3 +231,26 @@ func TestDefaultReplicas(t *testing.T) {
 	require.False(t, defaults(&quarrypb.SetDefaultsRequest{Replicas: &auto}).Chosen)
 	require.EqualValues(t, 2, defaults(ask).Replicas)
 }
+
+// TestQuotaOfShuffle: it follows the nodes that are there, until an operator chooses; a choice is kept by the cluster.
+func TestQuotaOfShuffle(t *testing.T) {
+	r := newRig(t)
+	defaults := func(bytes *uint64) *quarrypb.SetDefaultsResponse {
+		w := r.ask(&quarrypb.SetDefaultsRequest{ShuffleBytes: bytes})
+		r.run()
+		return answerOf[*quarrypb.SetDefaultsResponse](r, w)
+	}
+	require.EqualValues(t, minShuffleBytes, defaults(nil).ShuffleBytes)
+	r.up(testNode("n1", "/dc/rack1/h", 1))
+	r.up(testNode("n2", "/dc/rack2/h", 1))
+	sum := r.m.node(1).capacity() + r.m.node(2).capacity()
+	require.EqualValues(t, max(minShuffleBytes, sum/4/2), defaults(nil).ShuffleBytes)
+	r.m.node(1).rec.CapacityBytes, r.m.node(2).rec.CapacityBytes = 64<<30, 32<<30
+	require.EqualValues(t, 96<<30/4/2, defaults(nil).ShuffleBytes)
+	chosen, much, auto := uint64(5<<30), uint64(maxShuffleBytes+1), uint64(0)
+	require.Equal(t, Invalid, r.refusal(r.ask(&quarrypb.SetDefaultsRequest{ShuffleBytes: &much})).Code)
+	require.True(t, defaults(&chosen).ShuffleChosen)
+	r.start() // another leader
+	require.EqualValues(t, 5<<30, defaults(nil).ShuffleBytes)
+	require.False(t, defaults(&auto).ShuffleChosen)
+}
