@@ -83,8 +83,10 @@ func (n *Node) act(ctx context.Context, a state.Action) error {
 		return n.mark(m, &r)
 	case state.Serve:
 		m.Own(a.Tenant)
+		n.executors.stop(a.Region, a.Epoch-1)
 		return access.OpenRegion(ctx, a.Region, a.Epoch, m)
 	case state.Cut:
+		n.executors.stop(a.Region, a.Epoch)
 		return access.CloseRegion(ctx, a.Region, a.Epoch)
 	case state.EndBelow:
 		return access.EndBelow(ctx, a.Next, a.Serials)
@@ -151,7 +153,7 @@ func (n *Node) zero(m *host.Memory, r state.Region) error {
 
 // header is the region's header as it should be.
 func (n *Node) header(r *state.Region) *proto.RegionHeader {
-	return &proto.RegionHeader{Domain: n.domain, UUID: r.UUID, Cluster: r.Cluster, RegionBytes: r.Bytes, Region: r.Number, Incarnation: n.incarnation, Epoch: r.Epoch}
+	return &proto.RegionHeader{Domain: n.domain, Kind: r.Kind, UUID: r.UUID, Cluster: r.Cluster, RegionBytes: r.Bytes, Region: r.Number, Incarnation: n.incarnation, Epoch: r.Epoch}
 }
 
 // mark writes the region's header.

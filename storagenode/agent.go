@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/storagenode/state"
 )
@@ -78,7 +79,7 @@ func (a *agent) HostRegion(ctx context.Context, r *connect.Request[quarrypb.Host
 		return nil, err
 	}
 	return command[quarrypb.HostRegionResponse](ctx, a.n, state.Host{
-		Term: m.ControllerTerm, Region: m.Region, UUID: u, Cluster: c, Bytes: m.SizeBytes,
+		Term: m.ControllerTerm, Region: m.Region, UUID: u, Cluster: c, Kind: proto.RegionKind(m.Kind), Bytes: m.SizeBytes,
 		Persistent: m.Durability == quarrypb.Durability_DURABILITY_PMEM, Zero: m.Zero, MustExist: m.MustExist, Epoch: m.Epoch,
 	})
 }

@@ -37,6 +37,16 @@ type Config struct {
 	// Format makes a directory on a device Dir that has none, and gives up what it held. A device that has one is used
 	// as it is.
 	Format bool
+	// Shared says that other hosts map a device Dir as well, and that their processors see one coherent memory: their clients then execute verbs
+	// on it themselves, as those of this host do over shm. Each of those hosts runs a cxl.Agent. Only processes of the node's user, or root's,
+	// are sent the device.
+	Shared bool
+	// Host is the name of this host among those of a Shared device; default what the kernel says.
+	Host string
+	// HostsGone are hosts of a Shared device of which the operator says that they are off: the node does not wait for their agents.
+	HostsGone []string
+	// Medium of a device Dir: MediumVolatile has its regions count as volatile, and flushes nothing. Default MediumPersistent.
+	Medium string
 	// Flush is how clients that come through an adapter make regions durable: auto, native, appliance or agent; see
 	// host.ChooseFlush. Default auto.
 	Flush string
@@ -91,6 +101,9 @@ type Config struct {
 const (
 	defaultCapacity = 64 << 30
 	noSocket        = "none"
+	// Media of a device.
+	MediumPersistent = "persistent"
+	MediumVolatile   = "volatile"
 	// NUMAAuto is the NUMA node that the adapter is attached to, if the kernel says which.
 	NUMAAuto       = "auto"
 	maxNameBytes   = 64
@@ -116,7 +129,10 @@ func (c Config) withDefaults() Config {
 	if c.AgentListen == "" {
 		c.AgentListen = "127.0.0.1:0"
 	}
-	if c.device != nil || c.Dir != "" && pmem.IsDevice(c.Dir) {
+	if c.Host == "" {
+		c.Host, _ = os.Hostname()
+	}
+	if c.onDevice() && !c.Shared {
 		c.Socket = noSocket // a descriptor of the device would give a client every region
 	}
 	if c.Socket == "" {
@@ -134,10 +150,13 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// onDevice says whether Dir is a device.
+func (c Config) onDevice() bool { return c.device != nil || c.Dir != "" && pmem.IsDevice(c.Dir) }
+
 // ownSocket is a path that no other node uses. A socket in the node's folder is replaced by the
 // next incarnation of a node that was killed; one named by the process id stays behind.
 func (c Config) ownSocket() string {
-	if c.Dir != "" {
+	if c.Dir != "" && !c.onDevice() {
 		if p, err := filepath.Abs(filepath.Join(c.Dir, "shm.sock")); err == nil && len(p) <= maxSocketBytes {
 			return p
 		}
@@ -150,6 +169,14 @@ func (c Config) validate() error {
 	switch {
 	case c.HugepageBytes != 0 && c.Dir != "":
 		return errors.New("storage node: huge pages are for regions in memory: give --hugepages or --data, not both")
+	case (c.Shared || c.Medium == MediumVolatile || len(c.HostsGone) > 0) && !c.onDevice():
+		return fmt.Errorf("storage node: --shared, --host-gone and --medium volatile are for a device given by --data, such as /dev/dax0.0, and %q is none", c.Dir)
+	case len(c.HostsGone) > 0 && !c.Shared:
+		return errors.New("storage node: --host-gone is for a device that several hosts map (--shared)")
+	case c.Shared && c.RDMA.Fabric != FabricTCP:
+		return errors.New("storage node: the processors of several hosts are one domain of atomics, and an adapter is another: --shared needs --fabric tcp")
+	case c.Medium != "" && c.Medium != MediumPersistent && c.Medium != MediumVolatile:
+		return fmt.Errorf("storage node: --medium %s: want persistent or volatile", c.Medium)
 	case c.Format && c.device == nil && !pmem.IsDevice(c.Dir):
 		return fmt.Errorf("storage node: --format is for a device given by --data, such as /dev/dax0.0, and %q is none", c.Dir)
 	case c.DDIO != "" && c.DDIO != ddio.On && c.DDIO != ddio.Off && c.DDIO != ddio.Keep:

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/rdma/cxl"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
 	"github.com/quarrystore/quarry/storagenode/state"
@@ -46,23 +47,31 @@ type device struct {
 	dev    *pmem.Device
 	domain proto.Domain // of all its regions
 	area   pmem.Mapping // of the directory, rounded up to the device's alignment
+	bytes  uint64       // of the directory and of regions: all of the device but the board of one that several hosts map
+	whole  *host.Memory // stands for a device that clients are sent; nil: they are not
 
 	mu     sync.Mutex // guards dir and making; never held while a region is zeroed, which takes long
 	dir    directory
 	making []extent // of regions that are being made: the directory does not name them yet
 }
 
-// openDevice opens the directory of a device, which the caller closes. format makes one where there is none.
-func openDevice(dev *pmem.Device, domain proto.Domain, format bool) (_ *device, err error) {
-	d := &device{dev: dev, domain: domain}
+// openDevice opens the directory of a device, which the caller closes. format makes one where there is none. shared says that several
+// hosts map the device.
+func openDevice(dev *pmem.Device, domain proto.Domain, format, shared bool) (_ *device, err error) {
+	d := &device{dev: dev, domain: domain, bytes: dev.Bytes}
+	if shared {
+		if d.bytes, err = cxl.Area(dev); err != nil {
+			return nil, err
+		}
+	}
 	area := d.units(directoryBytes)
-	if dev.Bytes < area+proto.MinRegionBytes {
-		return nil, fmt.Errorf("%s has %d bytes, and needs at least %d: the directory and the smallest region", dev.Path, dev.Bytes, area+proto.MinRegionBytes)
+	if d.bytes < area+proto.MinRegionBytes {
+		return nil, fmt.Errorf("%s has %d bytes for regions, and needs at least %d: the directory and the smallest region", dev.Path, d.bytes, area+proto.MinRegionBytes)
 	}
 	if d.area, err = dev.Map(0, area); err != nil {
 		return nil, err
 	}
-	d.dir = directory{mem: d.area.Mem, flush: d.area.Flusher, bytes: dev.Bytes}
+	d.dir = directory{mem: d.area.Mem, flush: d.area.Flusher, bytes: d.bytes}
 	err = d.dir.read()
 	if errors.Is(err, errNoDirectory) {
 		if format {
@@ -75,6 +84,12 @@ func openDevice(dev *pmem.Device, domain proto.Domain, format bool) (_ *device, 
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", dev.Path, err), d.area.Unmap())
+	}
+	if shared {
+		all := func([]byte) (uint64, error) { return dev.Align, nil }
+		if d.whole, err = host.OpenDeviceMemory(dev, dev.Path, 0, dev.Align, all); err != nil {
+			return nil, errors.Join(err, d.area.Unmap())
+		}
 	}
 	for _, e := range d.dir.extents {
 		if e.off%dev.Align != 0 || e.bytes%dev.Align != 0 {
@@ -129,7 +144,7 @@ func (d *device) scan(_ context.Context, kept state.Kept) (out []found, missing 
 		if err != nil {
 			return out, nil, err
 		}
-		out = append(out, found{memory: m, region: state.Region{Number: h.Region, UUID: h.UUID, Cluster: h.Cluster, Bytes: h.RegionBytes, Persistent: m.Persistent(), Epoch: h.Epoch}})
+		out = append(out, found{memory: m, region: state.Region{Number: h.Region, UUID: h.UUID, Cluster: h.Cluster, Kind: h.Kind, Bytes: h.RegionBytes, Persistent: m.Persistent(), Epoch: h.Epoch}})
 		if cluster == [16]byte{} {
 			cluster = h.Cluster
 		}
@@ -159,7 +174,17 @@ func (d *device) open(e extent) (h proto.RegionHeader, _ *host.Memory, err error
 		}
 		return h.RegionBytes, nil
 	})
+	if err == nil {
+		d.lend(m, e)
+	}
 	return h, m, err
+}
+
+// lend lets clients of a device that several hosts map have a region's memory.
+func (d *device) lend(m *host.Memory, e extent) {
+	if d.whole != nil {
+		m.PartOf(d.whole, e.off)
+	}
 }
 
 // create claims an extent, zeroes it, and then puts it into the directory.
@@ -185,7 +210,7 @@ func (d *device) claim(h *proto.RegionHeader) (extent, error) {
 	}
 	e := extent{region: h.Region, bytes: d.units(h.RegionBytes)}
 	var err error
-	if e.off, err = gap(taken, uint64(len(d.area.Mem)), d.dev.Bytes, e.bytes); err != nil {
+	if e.off, err = gap(taken, uint64(len(d.area.Mem)), d.bytes, e.bytes); err != nil {
 		return extent{}, fmt.Errorf("%s: %w", d.dev.Path, err)
 	}
 	d.making = append(d.making, e)
@@ -214,11 +239,14 @@ func (d *device) prepare(e extent, h *proto.RegionHeader) (*host.Memory, error) 
 	}
 	if err = m.Zero(0); err == nil {
 		copy(m.Bytes(), h.Encode())
-		err = m.Persist(0, proto.RegionHeaderBytes)
+		if m.Persistent() {
+			err = m.Persist(0, proto.RegionHeaderBytes)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
+	d.lend(m, e)
 	return m, nil
 }
 
@@ -233,17 +261,28 @@ func (d *device) remove(region uint32) error {
 	return d.dir.write(extents, d.dir.kept)
 }
 
-// persistence is that of the device: it survives a loss of power.
+// errVolatileMedium is why regions of such a device are volatile.
+var errVolatileMedium = errors.New("its medium is volatile (--medium volatile)")
+
+// persistence is that of the device: it survives a loss of power, unless the operator says that its medium is volatile.
 func (d *device) persistence() (p pmem.Persistence, volatile, err error) {
-	return d.area.Persistence(), nil, nil
+	if d.dev.Volatile {
+		volatile = errVolatileMedium
+	}
+	return d.area.Persistence(), volatile, nil
 }
 
 // close unmaps the directory.
-func (d *device) close() { d.area.Unmap() }
+func (d *device) close() {
+	d.area.Unmap()
+	if d.whole != nil {
+		d.whole.Close()
+	}
+}
 
 // space is the state of the device for FileSystem.
 func (d *device) space() FileSystem {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return FileSystem{"devdax", d.dev.Bytes, free(d.taken(), uint64(len(d.area.Mem)), d.dev.Bytes)}
+	return FileSystem{"devdax", d.bytes, free(d.taken(), uint64(len(d.area.Mem)), d.bytes)}
 }

@@ -105,7 +105,7 @@ func (d *directory) read() error {
 		return errors.New("the directory at its start is damaged (its checksum)")
 	}
 	if had := proto.Word(b, 24); had != d.bytes {
-		return fmt.Errorf("the directory at its start is of a device of %d bytes, this one has %d: the namespace was resized", had, d.bytes)
+		return fmt.Errorf("the directory at its start is of a device of %d bytes, and this one has %d for the directory and regions: the namespace was resized, or --shared was given for one and not for the other", had, d.bytes)
 	}
 	d.extents = nil
 	for i := range extents {
@@ -156,11 +156,11 @@ func (d *directory) write(extents []extent, kept []byte) error {
 	copy(b[n-len(kept):], kept)
 	proto.PutWord(b, 48, imageSum(b[:n]))
 	off := commitBytes + next%2*imageBytes
-	if err := d.flush.Persist(d.mem, off, uint64(n)); err != nil {
+	if err := d.persist(off, uint64(n)); err != nil {
 		return fmt.Errorf("directory of the device: %w", err)
 	}
 	d.commit(commitWord(next))
-	if err := d.flush.Persist(d.mem, 0, 8); err != nil {
+	if err := d.persist(0, 8); err != nil {
 		return fmt.Errorf("directory of the device: %w", err)
 	}
 	d.sequence, d.extents, d.kept = next, extents, kept
@@ -170,11 +170,19 @@ func (d *directory) write(extents []extent, kept []byte) error {
 // format makes an empty directory.
 func (d *directory) format() error {
 	d.commit(0)
-	if err := d.flush.Persist(d.mem, 0, 8); err != nil {
+	if err := d.persist(0, 8); err != nil {
 		return err
 	}
 	d.sequence = firstSequence - 1
 	return d.write(nil, nil)
+}
+
+// persist makes a range durable where the medium is.
+func (d *directory) persist(off, n uint64) error {
+	if !d.flush.Persistent() {
+		return nil
+	}
+	return d.flush.Persist(d.mem, off, n)
 }
 
 // inOrder sorts extents by their offsets.

@@ -34,6 +34,9 @@ func reopened(image []byte) (*directory, error) {
 // A change that was acknowledged survives every loss of power, and one that power fails in leaves the directory before
 // it or after it: whatever the coin of each word.
 func TestDirectorySurvivesLossesOfPower(t *testing.T) {
+	if testing.Short() {
+		t.Skip("one goroutine reads a directory hundreds of times; not with -short")
+	}
 	d, ledger := onLedger(t)
 	coins := func(seed uint64) map[string]func() bool {
 		return map[string]func() bool{"none": pmem.None, "all": pmem.All, "half": pmem.Half(seed), "other half": pmem.Half(seed + 1)}
@@ -69,6 +72,9 @@ func TestDirectorySurvivesLossesOfPower(t *testing.T) {
 // Formatting that power fails in is begun again; a directory that was acknowledged and is damaged is never taken for an
 // older one, nor for none.
 func TestDamagedDirectoriesAreRefused(t *testing.T) {
+	if testing.Short() {
+		t.Skip("one goroutine reads a directory hundreds of times; not with -short")
+	}
 	mem := bytes.Repeat([]byte("someone else's! "), directoryBytes/16)
 	ledger := pmem.NewLedger(mem)
 	d := &directory{mem: mem, flush: ledger.Flusher(), bytes: deviceBytes}
@@ -118,7 +124,7 @@ func fakeDevice(t *testing.T, path string, align uint64) *pmem.Device {
 // other regions are made and removed, the room is counted. A directory read then does not know it.
 func TestRegionsAreMadeBesideEachOther(t *testing.T) {
 	dev := fakeDevice(t, filepath.Join(t.TempDir(), "dax0.0"), 2<<20)
-	d, err := openDevice(dev, proto.DomainCPU, true)
+	d, err := openDevice(dev, proto.DomainCPU, true, false)
 	require.NoError(t, err)
 	defer d.close()
 	total := d.space().AvailableBytes
@@ -161,10 +167,10 @@ func TestRegionsAreMadeBesideEachOther(t *testing.T) {
 func TestRegionsOnADevice(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dax0.0")
 	dev := fakeDevice(t, path, 2<<20)
-	_, err := openDevice(dev, proto.DomainCPU, false)
+	_, err := openDevice(dev, proto.DomainCPU, false, false)
 	require.ErrorIs(t, err, errNoDirectory)
 	require.ErrorContains(t, err, "--format")
-	d, err := openDevice(dev, proto.DomainCPU, true)
+	d, err := openDevice(dev, proto.DomainCPU, true, false)
 	require.NoError(t, err)
 	total := d.space().AvailableBytes
 	require.Equal(t, "devdax", d.space().Kind)
@@ -191,7 +197,7 @@ func TestRegionsOnADevice(t *testing.T) {
 	require.Equal(t, total-2*small, d.space().AvailableBytes)
 	d.close()
 
-	d, err = openDevice(dev, proto.DomainCPU, true) // what is formatted is used as it is
+	d, err = openDevice(dev, proto.DomainCPU, true, false) // what is formatted is used as it is
 	require.NoError(t, err)
 	kept, err := d.load()
 	require.NoError(t, err)
@@ -221,13 +227,13 @@ func TestRegionsOnADevice(t *testing.T) {
 	d.domain = proto.DomainCPU
 	first := d.dir.extents[0].off
 	d.close()
-	_, err = openDevice(&pmem.Device{File: dev.File, Path: path, Bytes: deviceBytes, Align: 64 << 20}, proto.DomainCPU, false)
+	_, err = openDevice(&pmem.Device{File: dev.File, Path: path, Bytes: deviceBytes, Align: 64 << 20}, proto.DomainCPU, false, false)
 	require.ErrorContains(t, err, "alignment")
-	_, err = openDevice(&pmem.Device{File: dev.File, Path: path, Bytes: 8 << 20, Align: 4096}, proto.DomainCPU, true)
+	_, err = openDevice(&pmem.Device{File: dev.File, Path: path, Bytes: 8 << 20, Align: 4096}, proto.DomainCPU, true, false)
 	require.ErrorContains(t, err, "needs at least")
 	_, err = dev.File.WriteAt([]byte("damage"), int64(first)+40)
 	require.NoError(t, err)
-	d, err = openDevice(dev, proto.DomainCPU, false)
+	d, err = openDevice(dev, proto.DomainCPU, false, false)
 	require.NoError(t, err)
 	defer d.close()
 	_, _, err = d.scan(t.Context(), kept)

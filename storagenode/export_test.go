@@ -1,6 +1,23 @@
 package storagenode
 
-import "github.com/quarrystore/quarry/rdma/host/pmem"
+import (
+	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/host/pmem"
+)
 
 // OnDevice has a node keep its regions on a device that a test has made.
 func (c *Config) OnDevice(d *pmem.Device) { c.device = d }
+
+// Forget has the node end what executes procedures as if no request had come for long.
+func (n *Node) Forget() {
+	n.executors.mu.Lock()
+	defer n.executors.mu.Unlock()
+	for _, x := range n.executors.byRegion {
+		x.used.Store(-int64(execIdle))
+	}
+}
+
+// Object executes a request of a session with a ticket.
+func (n *Node) Object(from *rdma.Ticket, request, answer []byte) (int, error) {
+	return n.object(from, request, answer)
+}

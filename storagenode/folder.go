@@ -155,7 +155,7 @@ func (d *folder) open(ctx context.Context, kept state.Kept) (out []found, err er
 		if err != nil {
 			return out, err
 		}
-		out = append(out, found{memory: m, region: state.Region{Number: h.Region, UUID: h.UUID, Cluster: h.Cluster, Bytes: h.RegionBytes, Persistent: m.Persistent(), Epoch: h.Epoch}})
+		out = append(out, found{memory: m, region: state.Region{Number: h.Region, UUID: h.UUID, Cluster: h.Cluster, Kind: h.Kind, Bytes: h.RegionBytes, Persistent: m.Persistent(), Epoch: h.Epoch}})
 	}
 	leftovers, _ := filepath.Glob(filepath.Join(d.dir, regionGlob+newSuffix))
 	for _, p := range leftovers {

@@ -34,7 +34,7 @@ func (a *agent) Inspect(_ context.Context, r *connect.Request[quarrypb.InspectNo
 func (n *Node) blockMap(number uint32) []byte {
 	m := n.memories[number]
 	g, err := proto.NewGeometry(uint64(len(m.Bytes())))
-	if err != nil {
+	if r := n.state.Region(number); err != nil || r != nil && r.Kind == proto.RegionRaw {
 		return nil
 	}
 	headers := make([]byte, 8*g.Blocks)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto"
+	"github.com/quarrystore/quarry/raw"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/shm"
 	"github.com/quarrystore/quarry/rdma/tcp"
@@ -23,6 +24,7 @@ type workLane struct {
 	w       *work
 	number  uint32                      // within the program
 	slab    *slab.Lane                  // runs the protocol on this port
+	raw     *raw.Lane                   // of a raw region; works on slab
 	region  slab.Region                 // in the program's epoch
 	targets [slab.MaxListed]rdma.Target // by replica; region.To points here
 	conns   []rdma.Conn                 // by replica
@@ -34,6 +36,7 @@ type workLane struct {
 	asked    time.Duration // waited, when the controller was asked last
 	pace     pace          // pauses of a copy
 	patience patience      // how long a round may take
+	longest  time.Duration // of a round; 0: as patience says
 	fault    error         // why the session was given up
 	// began is the reclaim epoch in which the lane has READ the headers that it uses.
 	began atomic.Uint64
@@ -74,16 +77,21 @@ func (l *workLane) run() error {
 // block runs the program over one block.
 func (l *workLane) block(b uint32) (err error) {
 	w := l.w
+	if w.raw {
+		return l.rawBlock(b)
+	}
 	switch w.kind {
 	case state.Reconcile:
 		var st slab.Reconciled
 		err = l.slab.ReconcileBlock(&l.region, b, &st)
 		w.bytes.Add(uint64(st.Blocks) * proto.BlockBytes)
+		w.n.settled.alike.Add(uint64(st.Alike))
 	case state.Copy:
 		var st slab.Copied
 		err = l.slab.CopyBlock(&l.region, b, &st)
 		w.bytes.Add(uint64(st.Bytes))
 		w.n.settled.copied.Add(uint64(st.Bytes))
+		w.n.settled.alike.Add(uint64(st.Alike))
 		if st.Bad > 0 {
 			w.n.cfg.Logger.Warn("storage node: objects are damaged on every replica in sync; quarry fsck names them", "region", w.req.Region, "block", b, "objects", st.Bad)
 		}
@@ -99,11 +107,37 @@ func (l *workLane) block(b uint32) (err error) {
 	return err
 }
 
+// rawBlock runs the program over one piece of a raw region's data.
+func (l *workLane) rawBlock(b uint32) error {
+	w := l.w
+	switch w.kind {
+	case state.Reconcile:
+		_, err := l.raw.ReconcileBlock(&l.region, b)
+		w.bytes.Add(proto.BlockBytes)
+		return err
+	case state.Copy:
+		n, err := l.raw.CopyBlock(&l.region, b)
+		w.bytes.Add(n)
+		w.n.settled.copied.Add(n)
+		return err
+	case state.Scrub:
+		if b > 0 {
+			return nil
+		}
+		taken, err := l.raw.ScrubWords(&l.region, func(id uint32) bool { return w.dead[id] })
+		l.scrubbed.Taken += taken
+		w.n.settled.scrubbed(&slab.Scrubbed{Taken: taken})
+		return err
+	}
+	return fmt.Errorf("no program for %v of raw regions", w.kind)
+}
+
 // open connects to every replica, in the incarnation of its node that the request names.
 func (l *workLane) open() error {
 	w := l.w
 	r := &l.region
 	r.ID, r.Epoch, r.Seed, r.Geometry, r.Durable = w.req.Region, w.req.Epoch, proto.RegionSeed([16]byte(w.req.Uuid)), w.geo, w.req.Durable
+	r.Raw, r.OpenWords = w.raw, w.openWords
 	for i, p := range w.req.Peers {
 		ctx, cancel := context.WithTimeout(w.ctx, answerTimeout)
 		conn, win, err := l.dial(ctx, i)
@@ -114,6 +148,7 @@ func (l *workLane) open() error {
 		l.conns = append(l.conns, conn)
 		l.targets[i] = rdma.Target{Conn: conn, Window: win}
 		r.To[i], r.Rebuilding[i], r.Fresh[i] = &l.targets[i], p.Rebuilding, p.Rebuilding && p.Fresh
+		r.Compares[i] = l.targets[i].Compares()
 		r.N++
 	}
 	return nil
@@ -193,6 +228,9 @@ func (l *workLane) Do(r *rdma.Round) {
 		}
 	}
 	began, limit := clock.Now(), l.patience.limit(bytes)
+	if l.longest > 0 {
+		limit = min(limit, l.longest)
+	}
 	r.Deadline = began + int64(limit)
 	rdma.Do(r)
 	took := time.Duration(clock.Now() - began)
@@ -214,10 +252,11 @@ func (l *workLane) Region(id uint32) (*slab.Region, error) {
 // its epoch is over, and the program ends.
 //
 // A peer that does not answer is asked again until the epoch ends. A program with a session gives
-// up after settleTime: meanwhile the session acknowledges no reclaim epoch, and holds up every
+// up after work.settles: meanwhile the session acknowledges no reclaim epoch, and holds up every
 // grace period of the cluster. The controllers may reach the peer, so that no change of epoch
 // comes. The session then ends, and its fence settles the chain.
 func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
+	began := time.Now()
 	for i := range r.Len() {
 		c := r.At(i)
 		if c.Err == nil {
@@ -233,8 +272,12 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 		if k == len(l.conns) {
 			return fmt.Errorf("a chain without a replica: %w", c.Err)
 		}
-		for began := time.Now(); ; {
-			ctx, cancel := context.WithTimeout(l.w.ctx, answerTimeout)
+		for {
+			wait := answerTimeout
+			if l.w.session != nil {
+				wait = min(wait, l.w.settle-time.Since(began))
+			}
+			ctx, cancel := context.WithTimeout(l.w.ctx, wait)
 			err := c.To.Conn.Reset(ctx)
 			cancel()
 			if err == nil {
@@ -246,8 +289,8 @@ func (l *workLane) Settle(_ *slab.Region, r *rdma.Round) error {
 			if errors.Is(err, rdma.ErrRefused) {
 				return err
 			}
-			if l.w.session != nil && time.Since(began) >= settleTime {
-				err = fmt.Errorf("node %d has not answered for %v: %w", l.w.req.Peers[k].Node, settleTime, err)
+			if l.w.session != nil && time.Since(began) >= l.w.settles() {
+				err = fmt.Errorf("node %d has not answered for %v: %w", l.w.req.Peers[k].Node, l.w.settles(), err)
 				l.EndSession(err)
 				return err
 			}

@@ -25,6 +25,12 @@ type left struct {
 	serials []uint64   // at most maxLeft
 }
 
+// sessionLeft notes a session whose last connection to this node has ended.
+func (n *Node) sessionLeft(serial uint64) {
+	n.functions.left(serial)
+	n.left.note(serial)
+}
+
 // note adds a session.
 func (l *left) note(serial uint64) {
 	l.mu.Lock()

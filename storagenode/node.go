@@ -25,6 +25,7 @@ import (
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/proto/quarrypb/quarrypbconnect"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/cxl"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/ddio"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
@@ -46,6 +47,7 @@ type Node struct {
 	keys        keyring.Ring      // of the controllers
 	hostID      string            // boot id of the host; clients compare it with theirs
 	domain      proto.Domain      // of all regions
+	home        *cxl.Home         // of the other hosts that map the node's device; nil: none do
 	persistence pmem.Persistence  // of all regions
 	missing     []uint32          // regions that the keeper had and has not any more
 	device      verbs.Config      // settings of the adapter
@@ -77,6 +79,8 @@ type Node struct {
 	usedNext    int64
 	calls       rpcstats.Calls        // of controllers
 	counts      counts                // for metrics
+	executors   executors             // of procedures
+	functions   functions             // that workers call for clients
 	settled     settled               // what programs have done, for metrics
 	medium      medium                // what regions are taken from
 	others      others                // whether tcp clients are here
@@ -128,10 +132,8 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	}
 	n.hostID = strings.TrimSpace(string(id))
 	n.medium.init(&n.cfg)
-	if n.cfg.device == nil && pmem.IsDevice(n.cfg.Dir) {
-		if n.cfg.device, err = pmem.OpenDevice(n.cfg.Dir); err != nil {
-			return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
-		}
+	if err := n.openDevice(ctx); err != nil {
+		return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 	}
 	if err := n.chooseDomain(); err != nil {
 		return nil, err
@@ -172,9 +174,15 @@ func (n *Node) openKeeper() (keeper, error) {
 		d.domain = n.domain
 		return d, nil
 	}
-	d, err := openDevice(n.cfg.device, n.domain, n.cfg.Format)
+	d, err := openDevice(n.cfg.device, n.domain, n.cfg.Format, n.cfg.Shared)
 	if err != nil {
 		return nil, err
+	}
+	if n.cfg.Shared {
+		if err := n.shareDevice(); err != nil {
+			d.close()
+			return nil, err
+		}
 	}
 	return d, nil
 }
@@ -384,6 +392,11 @@ func (n *Node) self() *quarrypb.Node {
 	if n.shmListener != nil {
 		p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_SHM, Address: n.cfg.Socket, HostId: n.hostID})
 	}
+	if n.home != nil {
+		for _, e := range n.home.Endpoints() {
+			p.Endpoints = append(p.Endpoints, &quarrypb.Endpoint{Provider: quarrypb.Provider_PROVIDER_SHM, Address: e.Socket, HostId: e.BootID})
+		}
+	}
 	return p
 }
 
@@ -430,6 +443,9 @@ func (n *Node) close() error {
 	if n.access != nil {
 		// First: it ends the lanes that the servers wait for.
 		errs = append(errs, n.access.Close(ctx))
+	}
+	if n.home != nil {
+		errs = append(errs, n.home.Close(ctx))
 	}
 	if n.verbsListener != nil {
 		n.verbsListener.Close()

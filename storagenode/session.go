@@ -37,15 +37,16 @@ type session struct {
 }
 
 // openSession opens the session of a program, and begins its heartbeats. If the controllers do
-// not know the session any more, the heartbeats cancel the program.
-func (w *work) openSession() (*session, error) {
+// not know the session any more, the heartbeats cancel the program. table is what the controllers' answer
+// has of it; noRows asks for no rows.
+func (w *work) openSession(what string, noRows bool) (_ *session, table *quarrypb.Table, _ error) {
 	n, ctx := w.n, w.ctx
 	n.mu.Lock()
 	node := n.state.Node
 	n.mu.Unlock()
 	var res *quarrypb.OpenSessionResponse
 	ticket := rdma.NewCredentials()
-	req := &quarrypb.OpenSessionRequest{Name: fmt.Sprintf("%v of region %d by %s", w.kind, w.req.Region, n.cfg.Name), Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, NoRows: true, Key: ticket.Holder[:],
+	req := &quarrypb.OpenSessionRequest{Name: fmt.Sprintf("%s of region %d by %s", what, w.req.Region, n.cfg.Name), Rights: uint32(rdma.ReadWrite), Token: n.cfg.Token, NoRows: noRows, Key: ticket.Holder[:],
 		Program: &quarrypb.NodeProgram{Node: node, Incarnation: n.incarnation, Secret: n.secret[:], Region: w.req.Region, Epoch: w.req.Epoch}}
 	for {
 		err := n.controllers.call(ctx, func(ctx context.Context, cl quarrypbconnect.ControllerClient) error {
@@ -59,19 +60,19 @@ func (w *work) openSession() (*session, error) {
 			break
 		}
 		if final(err) || ctx.Err() != nil {
-			return nil, fmt.Errorf("open a session: %w", err)
+			return nil, nil, fmt.Errorf("open a session: %w", err)
 		}
 		select {
 		case <-time.After(retryEvery):
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return nil, nil, context.Cause(ctx)
 		}
 	}
 	if err := ticket.Accept(res.Ticket); err != nil {
-		return nil, fmt.Errorf("open a session: %w", err)
+		return nil, nil, fmt.Errorf("open a session: %w", err)
 	}
 	if ticket.Session == 0 || res.LeaseMs == 0 {
-		return nil, errors.New("open a session: the controller's answer has no session")
+		return nil, nil, errors.New("open a session: the controller's answer has no session")
 	}
 	s := &session{n: n, lease: time.Duration(res.LeaseMs) * time.Millisecond, ticket: ticket, proof: res.Proof}
 	s.reclaim.Store(res.Table.GetReclaimEpoch())
@@ -79,7 +80,7 @@ func (w *work) openSession() (*session, error) {
 	bctx, cancel := context.WithCancel(n.ctx)
 	s.cancel = cancel
 	s.wg.Go(func() { s.beat(bctx, res.Table.GetRevision(), w.cancel) })
-	return s, nil
+	return s, res.Table, nil
 }
 
 // watch gives the session the lanes whose progress it acknowledges.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
 )
@@ -29,7 +30,7 @@ func TestSettleEndsTheSession(t *testing.T) {
 	}{{"scrub", &session{}}, {"reconcile", nil}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := &work{session: c.session, req: &quarrypb.WorkRequest{Peers: []*quarrypb.WorkPeer{{Node: 7}}}}
+				w := &work{session: c.session, settle: settleTime, req: &quarrypb.WorkRequest{Peers: []*quarrypb.WorkPeer{{Node: 7}}}}
 				w.ctx, w.cancel = context.WithCancelCause(t.Context())
 				epoch := time.AfterFunc(time.Hour, func() { w.cancel(epochOver) })
 				defer epoch.Stop()
@@ -48,4 +49,43 @@ func TestSettleEndsTheSession(t *testing.T) {
 			})
 		})
 	}
+}
+
+// mute is a connection to a peer whose Reset lasts until its context ends.
+type mute struct {
+	rdma.Conn
+	resets *[]time.Duration // how long each was given
+}
+
+func (m mute) Reset(ctx context.Context) error {
+	at, _ := ctx.Deadline()
+	*m.resets = append(*m.resets, time.Until(at))
+	<-ctx.Done()
+	return rdma.ErrBroken
+}
+
+func (mute) Post(*rdma.Chain)        {}
+func (mute) Wait(*rdma.Chain, int64) {}
+
+// TestAnExecutorBoundsReplicas: a replica that does not answer holds a request, and a fence of its caller, up for execSettle: its Reset, and a
+// round, end by then.
+func TestAnExecutorBoundsReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &work{session: &session{}, settle: execSettle, req: &quarrypb.WorkRequest{Peers: []*quarrypb.WorkPeer{{Node: 7}}}}
+		w.ctx, w.cancel = context.WithCancelCause(t.Context())
+		defer w.cancel(nil)
+		var resets []time.Duration
+		to := rdma.Target{Conn: mute{resets: &resets}}
+		l := &workLane{w: w, conns: []rdma.Conn{to.Conn}, longest: execSettle}
+		l.patience.slowest = time.Hour
+		var r rdma.Round
+		c := r.Chain(&to)
+		l.Do(&r)
+		require.LessOrEqual(t, r.Deadline-clock.Now(), int64(execSettle))
+		c.Err = rdma.ErrBroken
+		began := time.Now()
+		require.ErrorContains(t, l.Settle(nil, &r), "node 7 has not answered for 2s")
+		require.Equal(t, []time.Duration{execSettle}, resets)
+		require.Equal(t, execSettle, time.Since(began), "on the clock of the test")
+	})
 }

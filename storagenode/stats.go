@@ -46,11 +46,13 @@ type Stats struct {
 	Counters      host.Counters        `json:"counters"`
 	Adapter       *Adapter             `json:"adapter,omitempty"` // of a node that serves verbs
 	Lanes         map[string]int       `json:"lanes"`             // by provider
+	WatchedWords  int                  `json:"watched_words"`     // by clients
 	// Registrations so far, and whether no controller answers at present.
 	Registrations uint64          `json:"registrations"`
 	Cut           bool            `json:"no_controller"`
 	Calls         []rpcstats.Call `json:"-"` // of controllers
 	Settled       Settled         `json:"settled"`
+	Executed      Executed        `json:"executed"`
 	// MaxSessions and MaxLanes are what the node admits at once.
 	MaxSessions int `json:"max_sessions"`
 	MaxLanes    int `json:"max_lanes"`
@@ -71,11 +73,13 @@ type Settled struct {
 	MapBits      uint64 `json:"map_bits"`
 	BlockHeaders uint64 `json:"block_headers"`
 	CopiedBytes  uint64 `json:"copied_bytes"` // to replicas that are rebuilt
-	Reclaimed    uint64 `json:"reclaimed_blocks"`
+	// AlikeBytes of other replicas were not moved by a reconcile or a copy: their hash was that of the primary's.
+	AlikeBytes uint64 `json:"alike_bytes"`
+	Reclaimed  uint64 `json:"reclaimed_blocks"`
 }
 
 // settled counts for Settled.
-type settled struct{ slabs, reservations, bits, headers, copied, reclaimed atomic.Uint64 }
+type settled struct{ slabs, reservations, bits, headers, copied, alike, reclaimed atomic.Uint64 }
 
 // scrubbed adds what a scrub has settled.
 func (s *settled) scrubbed(st *slab.Scrubbed) {
@@ -87,13 +91,13 @@ func (s *settled) scrubbed(st *slab.Scrubbed) {
 
 // snapshot reads the counters.
 func (s *settled) snapshot() Settled {
-	return Settled{ScrubbedSlabs: s.slabs.Load(), Reservations: s.reservations.Load(), MapBits: s.bits.Load(), BlockHeaders: s.headers.Load(), CopiedBytes: s.copied.Load(), Reclaimed: s.reclaimed.Load()}
+	return Settled{ScrubbedSlabs: s.slabs.Load(), Reservations: s.reservations.Load(), MapBits: s.bits.Load(), BlockHeaders: s.headers.Load(), CopiedBytes: s.copied.Load(), AlikeBytes: s.alike.Load(), Reclaimed: s.reclaimed.Load()}
 }
 
 // Stats is a snapshot.
 func (n *Node) Stats() Stats {
 	s := Stats{Name: n.cfg.Name, Incarnation: n.incarnation, TCP: n.tcpAddress, Verbs: n.verbsAddress, Agent: n.agentURL, ResidentBytes: n.resident(),
-		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem(), Persistence: n.persistence}
+		CapacityBytes: n.cfg.CapacityBytes, Registrations: n.counts.registrations.Load(), Cut: n.counts.cut.Load(), Calls: n.calls.Snapshot(), Settled: n.settled.snapshot(), Executed: n.executors.snapshot(), Unsaved: n.unsavedFor(), MaxSessions: cmp.Or(n.cfg.MaxSessions, host.DefaultSessions), MaxLanes: cmp.Or(n.cfg.MaxConnections, host.DefaultLanes), FileSystem: n.medium.fileSystem(), Persistence: n.persistence}
 	if n.shmListener != nil {
 		s.Socket = n.cfg.Socket
 	}
@@ -102,7 +106,7 @@ func (n *Node) Stats() Stats {
 	s.ID, s.HostedBytes = n.state.Node, n.state.HostedSize
 	if n.access != nil {
 		s.Regions, s.Sessions, s.Counters = n.access.Regions(), n.access.Sessions(), n.access.Counters()
-		s.Lanes, s.Adapter = n.access.lanes(), n.access.adapter()
+		s.Lanes, s.Adapter, s.WatchedWords = n.access.lanes(), n.access.adapter(), n.access.Watched()
 	}
 	return s
 }

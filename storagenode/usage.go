@@ -58,6 +58,10 @@ func (n *Node) usage(number uint32) (u RegionUsage, ok bool) {
 		return u, false
 	}
 	u = RegionUsage{Region: number, Bytes: uint64(len(m.Bytes())), TouchedBytes: m.TouchedBytes(), Blocks: map[string]int{}}
+	if r := n.state.Region(number); r != nil && r.Kind == proto.RegionRaw {
+		u.Blocks["raw"] = int(u.Bytes/proto.BlockBytes) - 1
+		return u, true
+	}
 	g, err := proto.NewGeometry(u.Bytes)
 	if err != nil {
 		return u, true
@@ -122,6 +126,9 @@ func (n *Node) usedIn(number uint32) (sum uint64) {
 	m := n.memories[number]
 	if m == nil {
 		return 0
+	}
+	if r := n.state.Region(number); r != nil && r.Kind == proto.RegionRaw {
+		return uint64(len(m.Bytes())) // all of a raw region counts as used
 	}
 	g, err := proto.NewGeometry(uint64(len(m.Bytes())))
 	if err != nil {

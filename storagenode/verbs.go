@@ -17,8 +17,10 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/cxl"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/rdma/host/pmem"
+	"github.com/quarrystore/quarry/rdma/msg"
 	"github.com/quarrystore/quarry/rdma/verbs"
 )
 
@@ -44,6 +46,7 @@ type access struct {
 	*host.Access               // tcp and shm; on a node with an adapter, tcp through it
 	verbs        *verbs.Server // nil without an adapter
 	loop         *verbs.Loop
+	home         *cxl.Home // of other hosts that map the node's device; nil: none do
 }
 
 // chooseDomain chooses the atomicity domain of the node, before it hosts a region: its adapter if it
@@ -171,21 +174,33 @@ func (n *Node) listenVerbs(ctx context.Context) (err error) {
 }
 
 // admit makes the access control of the node as a controller has named it.
-func (n *Node) admit(cluster [16]byte, id uint32) (*access, error) {
+func (n *Node) admit(cluster [16]byte, id uint32) (_ *access, err error) {
 	limits := host.Limits{Sessions: n.cfg.MaxSessions, Lanes: n.cfg.MaxConnections}
-	a := &access{Access: host.New(cluster, &n.keys, id, n.incarnation, limits)}
-	a.OnLeft(n.left.note)
+	a := &access{Access: host.New(cluster, &n.keys, id, n.incarnation, limits), home: n.home}
+	if n.home != nil {
+		ctx, cancel := context.WithTimeout(n.ctx, fetchTimeout)
+		defer cancel()
+		if err := n.home.Begin(ctx, cluster, id); err != nil {
+			return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
+		}
+	}
+	a.OnLeft(n.sessionLeft)
 	a.OnKill(func(pid int, why string) {
 		n.cfg.Logger.Warn("storage node: shm client killed", "node", n.cfg.Name, "pid", pid, "reason", "the process "+why)
 	})
+	defer func() {
+		if err == nil {
+			a.Handle(msg.Object, n.object)
+			a.Handle(msg.Worker, n.worker)
+		}
+	}()
 	if n.domain != proto.DomainAdapter {
 		return a, nil
 	}
-	var err error
 	if a.verbs, err = verbs.NewServer(cluster, &n.keys, id, n.incarnation, limits, n.device, n.cfg.Logger); err != nil {
 		return nil, fmt.Errorf("storage node %s: %w", n.cfg.Name, err)
 	}
-	a.verbs.OnLeft(n.left.note)
+	a.verbs.OnLeft(n.sessionLeft)
 	if a.loop, err = a.verbs.NewLoop(); err != nil {
 		return nil, errors.Join(fmt.Errorf("storage node %s: own way through the adapter: %w", n.cfg.Name, err), a.verbs.Close(n.ctx))
 	}
@@ -221,21 +236,39 @@ func (a *access) OpenRegion(ctx context.Context, region uint32, epoch uint64, m 
 			return err
 		}
 	}
-	return a.Access.OpenRegion(ctx, region, epoch, m)
+	if err := a.Access.OpenRegion(ctx, region, epoch, m); err != nil {
+		return err
+	}
+	return a.openShared(ctx, region, epoch, m)
 }
 
 // CloseRegion ends access up to an epoch on every provider.
 func (a *access) CloseRegion(ctx context.Context, region uint32, epoch uint64) error {
 	err := a.Access.CloseRegion(ctx, region, epoch)
+	if a.home != nil {
+		err = errors.Join(err, a.home.CloseRegion(ctx, region, epoch))
+	}
 	if a.verbs != nil {
 		err = errors.Join(err, a.verbs.CloseRegion(ctx, region, epoch))
 	}
 	return err
 }
 
+// Handle makes a procedure known that clients call by messages, on every provider.
+// Preconditions: nothing is served yet.
+func (a *access) Handle(number uint16, p host.Procedure) {
+	a.Access.Handle(number, p)
+	if a.verbs != nil {
+		a.verbs.Handle(number, p)
+	}
+}
+
 // Fence ends sessions on every provider.
 func (a *access) Fence(ctx context.Context, serials ...uint64) error {
 	err := a.Access.Fence(ctx, serials...)
+	if a.home != nil {
+		err = errors.Join(err, a.home.Fence(ctx, serials...))
+	}
 	if a.verbs != nil {
 		err = errors.Join(err, a.verbs.Fence(ctx, serials...))
 	}
@@ -245,6 +278,9 @@ func (a *access) Fence(ctx context.Context, serials ...uint64) error {
 // EndBelow ends the sessions that are not named on every provider.
 func (a *access) EndBelow(ctx context.Context, next uint64, live []uint64) error {
 	err := a.Access.EndBelow(ctx, next, live)
+	if a.home != nil {
+		err = errors.Join(err, a.home.EndBelow(ctx, next, live))
+	}
 	if a.verbs != nil {
 		err = errors.Join(err, a.verbs.EndBelow(ctx, next, live))
 	}

@@ -1,6 +1,7 @@
 package storagenode
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/raw"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/host"
 	"github.com/quarrystore/quarry/slab"
@@ -46,20 +48,23 @@ type workKey struct {
 // work is a program over a region, with its lanes and its progress. Fields that are no atomics
 // never change once run has begun, but for err.
 type work struct {
-	n      *Node
-	kind   state.Kind
-	req    *quarrypb.WorkRequest // as the controller has sent it
-	geo    proto.Geometry        // of the region
-	ctx    context.Context       // ends with the program; its cause says why
-	cancel context.CancelCauseFunc
-	arena  *rdma.Arena       // scratch memory of the lanes
-	dead   map[uint32]bool   // sessions of a scrub
-	remote bool              // a rebuilding replica is on another host
-	blocks []uint32          // of a reclaim
-	ticket *rdma.Credentials // with which its lanes are admitted
+	n         *Node
+	kind      state.Kind
+	raw       bool                  // the region holds plain bytes
+	openWords bool                  // words of its slabs may be open
+	req       *quarrypb.WorkRequest // as the controller has sent it
+	geo       proto.Geometry        // of the region
+	ctx       context.Context       // ends with the program; its cause says why
+	cancel    context.CancelCauseFunc
+	arena     *rdma.Arena       // scratch memory of the lanes
+	dead      map[uint32]bool   // sessions of a scrub
+	remote    bool              // a rebuilding replica is on another host
+	blocks    []uint32          // of a reclaim
+	ticket    *rdma.Credentials // with which its lanes are admitted
 	// session is the program's own at the controllers. A reconcile has none: it reserves nothing,
 	// and its keys are the only ones of the epoch.
 	session *session
+	settle  time.Duration // how long a peer may not answer before the session ends; 0: settleTime
 
 	began time.Time     // for the log and the pace
 	next  atomic.Uint32 // block
@@ -170,11 +175,12 @@ func (n *Node) work(m *quarrypb.WorkRequest) (*work, error) {
 
 // begin starts a program. Preconditions: n.mu is held.
 func (n *Node) begin(key workKey, m *quarrypb.WorkRequest, run uint64) error {
-	geo, err := proto.NewGeometry(n.state.Region(m.Region).Bytes)
+	r := n.state.Region(m.Region)
+	geo, err := proto.GeometryOf(r.Kind, r.Bytes)
 	if err != nil {
 		return err
 	}
-	w := &work{n: n, kind: key.kind, req: m, geo: geo, dead: map[uint32]bool{}, ended: make(chan struct{}), began: time.Now()}
+	w := &work{n: n, kind: key.kind, raw: r.Kind == proto.RegionRaw, openWords: r.Kind == proto.RegionOpenSlabs, req: m, geo: geo, dead: map[uint32]bool{}, ended: make(chan struct{}), began: time.Now()}
 	memory := n.memories[m.Region]
 	w.speed.began(clock.Now())
 	if key.kind == state.Reclaim { // n.mu keeps the memory mapped
@@ -228,6 +234,13 @@ func sameHost(x, y string) bool {
 // shows.
 func (w *work) survey(m *host.Memory) {
 	w.used = make([]bool, w.geo.Blocks)
+	if w.raw {
+		for b := range w.used {
+			w.used[b] = true
+		}
+		w.total = uint64(len(w.used)) * proto.BlockBytes
+		return
+	}
 	if m == nil || uint64(len(m.Bytes())) != w.geo.RegionBytes {
 		return
 	}
@@ -255,6 +268,17 @@ func (n *Node) stopWorks(region uint32) {
 	}
 }
 
+// readAhead has the kernel read the region's file while a reconcile goes through it: page faults alone leave the disk idle in between.
+func (w *work) readAhead(wg *sync.WaitGroup) {
+	w.n.mu.Lock()
+	m := w.n.memories[w.req.Region]
+	w.n.mu.Unlock()
+	if m == nil || w.kind != state.Reconcile {
+		return
+	}
+	wg.Go(func() { m.ReadAhead(w.ctx) })
+}
+
 // run is the program: its lanes share the blocks.
 func (w *work) run() (err error) {
 	if w.kind == state.Reclaim && len(w.blocks) == 0 {
@@ -266,7 +290,7 @@ func (w *work) run() (err error) {
 			return err
 		}
 	} else {
-		if w.session, err = w.openSession(); err != nil {
+		if w.session, _, err = w.openSession(w.kind.String(), true); err != nil {
 			return err
 		}
 		w.ticket = w.session.ticket
@@ -275,7 +299,10 @@ func (w *work) run() (err error) {
 	lanes := make([]*workLane, workLanes[w.kind])
 	for i := range lanes {
 		l := &workLane{w: w, number: uint32(i)}
-		if l.slab, err = slab.NewLane(l); err != nil {
+		if l.slab, err = slab.NewLane(l); err == nil && w.raw {
+			l.raw, err = raw.New(l.slab)
+		}
+		if err != nil {
 			return err
 		}
 		lanes[i] = l
@@ -284,6 +311,7 @@ func (w *work) run() (err error) {
 		w.session.watch(lanes)
 	}
 	var wg sync.WaitGroup
+	w.readAhead(&wg)
 	errs := make([]error, len(lanes))
 	for i, l := range lanes {
 		wg.Go(func() {
@@ -293,7 +321,7 @@ func (w *work) run() (err error) {
 		})
 	}
 	wg.Wait()
-	if w.kind == state.Scrub && errors.Join(errs...) == nil {
+	if w.kind == state.Scrub && !w.raw && errors.Join(errs...) == nil {
 		errs[0] = w.scrubClaims(lanes)
 	}
 	for _, l := range lanes {
@@ -315,6 +343,9 @@ func (w *work) scrubClaims(lanes []*workLane) error {
 	w.n.settled.scrubbed(&l.scrubbed)
 	return errors.Join(err, l.fault)
 }
+
+// settles is how long a peer may not answer before the session of the program ends.
+func (w *work) settles() time.Duration { return cmp.Or(w.settle, settleTime) }
 
 // pace bounds a copy by the rate that the controller has asked for.
 func (w *work) pace() {

@@ -1,6 +1,10 @@
 package state
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/quarrystore/quarry/proto"
+)
 
 // Event is something that has happened: Registered, Host, Open, Close, Drop, Fence,
 // Ended, Work or WorkEnded.
@@ -23,11 +27,12 @@ type Host struct {
 	Region     uint32
 	UUID       [16]byte // of the region
 	Cluster    [16]byte // that the region belongs to
-	Bytes      uint64   // of the region
-	Persistent bool     // it has to survive a loss of power
-	Zero       bool     // the memory must be zeroed, also if it is there already
-	MustExist  bool     // no memory is made: the region has data
-	Epoch      uint64   // Zero destroys nothing that has heard of a later one
+	Kind       proto.RegionKind
+	Bytes      uint64 // of the region
+	Persistent bool   // it has to survive a loss of power
+	Zero       bool   // the memory must be zeroed, also if it is there already
+	MustExist  bool   // no memory is made: the region has data
+	Epoch      uint64 // Zero destroys nothing that has heard of a later one
 }
 
 // Open asks to serve a replica under an epoch, which ends all earlier ones.

@@ -51,6 +51,7 @@ type Region struct {
 	Number     uint32   // in the table
 	UUID       [16]byte // the same on all replicas
 	Cluster    [16]byte // that it belongs to
+	Kind       proto.RegionKind
 	Bytes      uint64
 	Persistent bool
 
@@ -211,6 +212,8 @@ func (s *State) host(e Host) ([]Action, error) {
 		return nil, errorf(Conflict, "region %d is here with uuid %x, not %x: drop it first", r.Number, r.UUID, e.UUID)
 	case r.Bytes != e.Bytes:
 		return nil, errorf(Conflict, "region %d is here with %d bytes, not %d: drop it first", r.Number, r.Bytes, e.Bytes)
+	case r.Kind != e.Kind:
+		return nil, errorf(Conflict, "region %d is here with %v, not %v: drop it first", r.Number, r.Kind, e.Kind)
 	case e.Persistent && !r.Persistent:
 		return nil, s.volatile(r.Number)
 	case !e.Zero:
@@ -246,7 +249,7 @@ func (s *State) make(e Host) ([]Action, error) {
 	if jumps(0, e.Epoch) {
 		return nil, absurd(&Region{Number: e.Region}, e.Epoch)
 	}
-	if _, err := proto.NewGeometry(e.Bytes); err != nil {
+	if _, err := proto.GeometryOf(e.Kind, e.Bytes); err != nil {
 		return nil, errorf(Invalid, "region %d: %v", e.Region, err)
 	}
 	if e.Persistent && !s.Limits.Persistent {
@@ -266,7 +269,7 @@ func (s *State) make(e Host) ([]Action, error) {
 	}
 	i, _ := s.find(e.Region)
 	s.Regions = slices.Insert(s.Regions, i, Region{
-		Number: e.Region, UUID: e.UUID, Cluster: e.Cluster, Bytes: e.Bytes,
+		Number: e.Region, UUID: e.UUID, Cluster: e.Cluster, Kind: e.Kind, Bytes: e.Bytes,
 		Persistent: s.Limits.Persistent, Phase: Making, Busy: true,
 	})
 	if e.Zero {

@@ -1,5 +1,7 @@
 package state
 
+import "github.com/quarrystore/quarry/proto"
+
 // outcome of a program.
 type outcome uint8
 
@@ -26,6 +28,8 @@ func (s *State) work(e Work) ([]Action, error) {
 		return nil, errorf(Invalid, "region %d: unknown work %d", e.Region, e.Kind)
 	case r == nil:
 		return nil, errorf(NotHosted, "region %d is not on this node", e.Region)
+	case r.Kind == proto.RegionRaw && e.Kind == Reclaim:
+		return nil, errorf(Invalid, "region %d holds plain bytes: there is nothing to reclaim", r.Number)
 	case r.Busy:
 		return nil, busy(r)
 	case r.Phase != Opened || r.Epoch != e.Epoch:
