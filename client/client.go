@@ -40,6 +40,10 @@ type Client struct {
 	closed  bool          // guarded by mu; Close has begun
 	opening chan struct{} // guarded by mu; closed when the session that is being opened is current; nil if none is
 
+	hot hot // objects that nodes are asked for first
+
+	watches atomic.Pointer[watchHub] // nil before the first Watcher; stored under mu
+
 	deferredFrees   deferredFrees // chunks of large objects still to be freed
 	payloadKeys     payloadKeys   // what payloads are encrypted with, by tenant
 	providers       sync.Map      // node id -> nodeProvider: the provider that worked for the node
@@ -91,6 +95,7 @@ func (c *Client) start(s *session) {
 	}
 	c.current.Store(s)
 	c.wg.Go(s.trimIdleLanes)
+	c.wg.Go(s.restIdleLanes)
 	c.wg.Go(func() { s.heartbeats(c.ctx) })
 	c.wg.Go(func() {
 		ctx, cancel := context.WithCancel(c.ctx)
@@ -321,6 +326,7 @@ func (c *Client) closeWithin(timeout time.Duration) error {
 		c.cancel()
 		<-opening
 	}
+	c.endWatches()
 	c.finishDeferredFrees()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()

@@ -28,6 +28,13 @@ const (
 	TransportTCP   = "tcp"
 )
 
+// Values of Config.ReadFrom.
+const (
+	ReadNear    = "near"    // the replica on this host, reached through shared memory; else the primary
+	ReadPrimary = "primary" // the primary
+	ReadSpread  = "spread"  // each lane reads at one replica, the lanes of a client at all of them alike
+)
+
 // Values of FabricTLSFromFiles.
 const (
 	FabricTLSOff      = tcp.TLSOff      // all connections are plain
@@ -86,6 +93,14 @@ type Config struct {
 	// Slab of mutable objects whose AllocOptions name none, and of the nodes of new trees: PairSlab or
 	// StagedSlab, which needs one replica, and nodes of up to 16 KiB. 0 means PairSlab.
 	Slab SlabKind
+	// HelpFromNodes has the node of an object's primary execute a Write, CompareAndWrite or Update, by a message, when the Client has found
+	// the object held by others several times in a row: the node executes what it is asked for one object one after the other. The
+	// Client goes on by itself where the node does not, as for payloads of more than 4016 bytes and with Keys. Stats counts both.
+	HelpFromNodes bool
+	// ReadFrom says at which replica objects are read in regions with open words, where each replica in sync has what
+	// was acknowledged: ReadNear, ReadPrimary or ReadSpread; "" means ReadNear. Elsewhere reads go to
+	// the primary.
+	ReadFrom string
 	// Timeout bounds a call whose context has no deadline; 0 means DefaultTimeout.
 	Timeout time.Duration
 	// Logger receives the log; nil means slog.Default, warnings and errors only. The data
@@ -121,6 +136,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Slab == 0 {
 		c.Slab = PairSlab
+	}
+	if c.ReadFrom == "" {
+		c.ReadFrom = ReadNear
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(warningHandler{slog.Default().Handler()})
@@ -172,6 +190,8 @@ func (c Config) validate() error {
 		return badConfig("slab kind %v: want PairSlab or StagedSlab", c.Slab)
 	case c.Slab == StagedSlab && c.Replicas > 1:
 		return badConfig("%v, not %d: ask for 1 replica, or for PairSlab", alloc.ErrStagedReplicas, c.Replicas)
+	case c.ReadFrom != ReadNear && c.ReadFrom != ReadPrimary && c.ReadFrom != ReadSpread:
+		return badConfig("reads from %q: want near, primary or spread", c.ReadFrom)
 	case c.AllowClear && c.Keys == nil:
 		return badConfig("AllowClear without Keys: a client without keys reads nothing else")
 	}

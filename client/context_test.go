@@ -31,7 +31,13 @@ func TestContextsThatHaveEnded(t *testing.T) {
 			require.NoError(t, err)
 			session := c.SessionID()
 			op := c.Operation()
-			testcluster.ContextCalls(t, []any{c, c.Names(), c.Jobs(), &op, client.KeyFile("keys")}, map[string]func(context.Context) error{
+			watch, err := c.Watch(t.Context(), ref)
+			require.NoError(t, err)
+			defer watch.Close()
+			watcher, err := c.NewWatcher()
+			require.NoError(t, err)
+			defer watcher.Close()
+			testcluster.ContextCalls(t, []any{c, c.Names(), c.Jobs(), &op, client.KeyFile("keys"), watch, watcher}, map[string]func(context.Context) error{
 				"Connect": func(ctx context.Context) error {
 					_, err := client.Connect(ctx, client.Config{Controllers: []string{cluster.Controller.URL()}})
 					return err

@@ -38,6 +38,8 @@ const (
 	// tryTimeout bounds one request to one controller, so that a stopped controller does
 	// not use up the caller's deadline.
 	tryTimeout = 2 * time.Second
+	// regionsTimeout bounds one request to make or remove the regions of a space: nodes make and clear up to 64 GiB of memory meanwhile.
+	regionsTimeout = 30 * time.Second
 	// connectTimeout bounds the connecting to a controller.
 	connectTimeout = time.Second
 	// electionTimeout is how long a request waits for controllers that answer but have no
@@ -299,9 +301,14 @@ func request[Q, A any](c *controllerCalls, ctx context.Context, q *Q, method fun
 
 // requestOnce sends a request that must not be carried out twice; see callOptions.atMostOnce.
 func requestOnce[Q, A any](c *controllerCalls, ctx context.Context, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
+	return requestOnceWithin(c, ctx, tryTimeout, q, method)
+}
+
+// requestOnceWithin is requestOnce of a request that may take as long.
+func requestOnceWithin[Q, A any](c *controllerCalls, ctx context.Context, within time.Duration, q *Q, method func(quarrypbconnect.ControllerClient, context.Context, *connect.Request[Q]) (*connect.Response[A], error)) (*A, error) {
 	var out *A
 	opt := usual
-	opt.atMostOnce = true
+	opt.atMostOnce, opt.tryTimeout = true, within
 	err := c.do(ctx, opt, tryOf(&out, q, method))
 	return out, err
 }

@@ -95,7 +95,7 @@ func (l *lane) withTimeout() (context.Context, context.CancelFunc) {
 // changesMemory reports whether a chain has a verb that changes memory.
 func changesMemory(c *rdma.Chain) bool {
 	for i := range c.Verbs {
-		if op := c.Verbs[i].Op; op != rdma.Read && op != rdma.Flush {
+		if op := c.Verbs[i].Op; op != rdma.Read && op != rdma.Flush && op != rdma.Verify {
 			return true
 		}
 	}

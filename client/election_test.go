@@ -178,3 +178,37 @@ func TestTheOnlyControllerHasTime(t *testing.T) {
 		})
 	}
 }
+
+// TestRegionsHaveTime: a request that makes regions, which takes nodes a while, is not given up after the time of a usual one, also where
+// there is another controller to ask.
+func TestRegionsHaveTime(t *testing.T) {
+	e := &untilDeadline{}
+	mux := http.NewServeMux()
+	mux.Handle(quarrypbconnect.NewControllerHandler(e))
+	s := httptest.NewServer(mux)
+	defer s.Close()
+	cl := &Client{control: newControllerCalls(Config{Controllers: []string{s.URL, s.URL}})}
+	defer cl.control.close()
+	require.ErrorIs(t, cl.CreateRaw(t.Context(), RawRegion{Space: "s", DataBytes: 1 << 20}, 1, false), ErrNoSpace)
+	require.Greater(t, e.left, regionsTimeout/2)
+	require.ErrorIs(t, cl.DeleteRaw(t.Context(), "s"), ErrNoName)
+	require.Greater(t, e.left, regionsTimeout/2)
+}
+
+// untilDeadline is a controller that notes how much time requests about regions have.
+type untilDeadline struct {
+	quarrypbconnect.UnimplementedControllerHandler
+	left time.Duration
+}
+
+func (e *untilDeadline) CreateRegion(ctx context.Context, _ *connect.Request[quarrypb.CreateRegionRequest]) (*connect.Response[quarrypb.CreateRegionResponse], error) {
+	at, _ := ctx.Deadline()
+	e.left = time.Until(at)
+	return nil, connect.NewError(connect.CodeResourceExhausted, errors.New("no room"))
+}
+
+func (e *untilDeadline) DeleteSpace(ctx context.Context, _ *connect.Request[quarrypb.DeleteSpaceRequest]) (*connect.Response[quarrypb.DeleteSpaceResponse], error) {
+	at, _ := ctx.Deadline()
+	e.left = time.Until(at)
+	return nil, connect.NewError(connect.CodeNotFound, errors.New("no such space"))
+}

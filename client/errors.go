@@ -54,6 +54,13 @@ var (
 	// ErrNameExists: the placement library has the name already.
 	ErrNameExists = errors.New("name exists")
 
+	// ErrNoFunction: no worker beside the node of the object's primary calls the function.
+	ErrNoFunction = errors.New("no such function")
+	// ErrFunction: the function has returned an error, or has taken longer than it may. The object is as it was.
+	ErrFunction = errors.New("the function has failed")
+	// ErrTooManyWatched: the Client's Watchers have MaxWatched objects.
+	ErrTooManyWatched = errors.New("too many watched objects")
+
 	// ErrUnreachable: no controller answered, or no node that holds the object's region
 	// answered. The call fails as soon as the distribution table says so.
 	ErrUnreachable = errors.New("unreachable")

@@ -11,6 +11,7 @@ import (
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
 	"github.com/quarrystore/quarry/rdma"
+	"github.com/quarrystore/quarry/rdma/msg"
 	"github.com/quarrystore/quarry/slab"
 )
 
@@ -88,3 +89,36 @@ func Suspend(c *Client, d time.Duration) {
 
 // StepWallClock makes it look to the present session as if the wall clock had been set by d.
 func StepWallClock(c *Client, d time.Duration) { c.current.Load().wallOffset.Add(-int64(d)) }
+
+// AskNode sends a request for an object to a node by name, whatever it is, and returns the answer.
+func AskNode(ctx context.Context, c *Client, node string, q msg.ObjectRequest) (a msg.ObjectAnswer, err error) {
+	err = c.onLane(ctx, KindOther, func(l *lane) error {
+		answer := make([]byte, msg.MaxPayload)
+		l.park()
+		for attempt := 1; ; attempt++ {
+			l.adopt(l.session.view.Load())
+			id, incarnation, err := l.nodeNamed(node)
+			if err != nil {
+				return err
+			}
+			n, err := l.callOnce(l.ctx, id, incarnation, l.until(), attempt, msg.Object, q.Append(nil), answer)
+			if err == nil {
+				a, err = msg.ParseObjectAnswer(answer[:n])
+			}
+			if !errors.Is(err, errNotYet) || l.backOff(attempt) != nil {
+				return err
+			}
+		}
+	})
+	return a, err
+}
+
+// NeverDone asks whether a write that a node was to execute under an epoch never will be executed.
+func NeverDone(ctx context.Context, c *Client, q msg.ObjectRequest) (bool, error) {
+	l, err := c.lane(ctx, KindOther)
+	if err != nil {
+		return false, err
+	}
+	defer c.done(l, nil)
+	return l.neverDone(&q), nil
+}

@@ -91,6 +91,63 @@ func (j *Jobs) End(ctx context.Context, job uint64, revoke bool) error {
 	return err
 }
 
+// Queue gives a job of the program's tenant a place in the queue for the cluster's quota of records between map and reduce. digest
+// has 32 bytes.
+//
+// Errors: *connect.Error of a refusal: CodeAlreadyExists for a number that has a place for something else, CodeResourceExhausted for
+// more bytes than the quota; ErrUnreachable.
+func (j *Jobs) Queue(ctx context.Context, job uint64, digest []byte, bytes uint64) error {
+	_, err := request(j.control, ctx, &quarrypb.QueueJobRequest{Job: job, Digest: digest, Bytes: bytes}, quarrypbconnect.ControllerClient.QueueJob)
+	return err
+}
+
+// Admit asks whether a job that has a place may begin: its bytes count against the quota from then on, until it leaves.
+//
+// Errors: *connect.Error, CodeNotFound for a job without a place; ErrUnreachable.
+func (j *Jobs) Admit(ctx context.Context, job uint64) (admitted bool, err error) {
+	res, err := request(j.control, ctx, &quarrypb.AdmitJobRequest{Job: job}, quarrypbconnect.ControllerClient.AdmitJob)
+	return res.GetAdmitted(), err
+}
+
+// Leave gives up the place of a job, and its bytes. There may be no such place.
+// Preconditions: what the job has written between map and reduce is freed.
+func (j *Jobs) Leave(ctx context.Context, job uint64) error {
+	_, err := request(j.control, ctx, &quarrypb.LeaveJobQueueRequest{Job: job}, quarrypbconnect.ControllerClient.LeaveJobQueue)
+	return err
+}
+
+// Quota is what jobs of the cluster may have between map and reduce, in bytes of records, and the jobs that use it.
+type Quota struct {
+	Bytes uint64  `json:"quota_bytes"` // for all jobs of all tenants
+	Used  uint64  `json:"used_bytes"`  // by those that are admitted; above Bytes only where the quota was lowered since
+	Jobs  []Place `json:"jobs"`        // of the program's tenant, in the order of submission
+}
+
+// Free is what the quota has left.
+func (q Quota) Free() uint64 { return q.Bytes - min(q.Bytes, q.Used) }
+
+// Place of a job in the queue for the quota.
+type Place struct {
+	Job      uint64 `json:"job"`      // number in its tenant
+	Bytes    uint64 `json:"bytes"`    // that it may have
+	Admitted bool   `json:"admitted"` // else it waits
+}
+
+// Quota reads the queue.
+func (j *Jobs) Quota(ctx context.Context) (Quota, error) {
+	res, err := request(j.control, ctx, &quarrypb.ListJobQueueRequest{}, quarrypbconnect.ControllerClient.ListJobQueue)
+	return QuotaOf(res), err
+}
+
+// QuotaOf is the answer of a controller.
+func QuotaOf(res *quarrypb.ListJobQueueResponse) Quota {
+	q := Quota{Bytes: res.GetQuotaBytes(), Used: res.GetUsedBytes(), Jobs: []Place{}}
+	for _, p := range res.GetJobs() {
+		q.Jobs = append(q.Jobs, Place{p.Job, p.Bytes, p.Admitted})
+	}
+	return q
+}
+
 // Poll tells the controllers that a worker is there, which they believe for ten seconds, and
 // returns the jobs that it may act for, oldest first. all is true for a caller that needs no
 // delegation: anyone in a cluster without tokens and certificates, and operators.

@@ -13,6 +13,7 @@ import (
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/proto"
 	"github.com/quarrystore/quarry/proto/quarrypb"
+	"github.com/quarrystore/quarry/raw"
 	"github.com/quarrystore/quarry/rdma"
 	"github.com/quarrystore/quarry/rdma/msg"
 	"github.com/quarrystore/quarry/slab"
@@ -35,20 +36,24 @@ type lane struct {
 	// The next three say which tables the running call works by. The owner writes them;
 	// session.acknowledgeable reads them.
 	//
-	// startView is the view that the call has started with, nil between calls. It holds back
+	// startView is the view that the call has started with, nil between calls unless the lane owes. It holds back
 	// the reclaim epoch until the call ends.
 	startView atomic.Pointer[tableView]
 	// resumeView is the view that the call has adopted after it was parked last, nil before.
 	resumeView atomic.Pointer[tableView]
 	// parked: the call works by no table at present. See park.
 	parked atomic.Bool
-	_      [32]byte // the words of the next lane are on other cache lines
+	// owes: the last call has posted settles that were not waited for; see keepOwing. Set between calls.
+	owes atomic.Bool
+	_    [24]byte // the words of the next lane are on other cache lines
 
 	slab  *slab.Lane       // nil before the first call
 	alloc *alloc.Allocator // nil before the first call
+	raw   *raw.Lane        // nil before the first call on a raw region
 
 	// ctx and deadline (clock.Now time) bound the running call. They are the caller's or,
 	// while overrunCause is set, those of the extra time that overrun has given the call.
+	late         *rdma.Round        // posted and not waited for; nil: none
 	ctx          context.Context    // nil between calls
 	deadline     int64              // 0: the caller's context has none, and until was not called yet
 	overrunCause error              // why the call had to end
@@ -72,6 +77,7 @@ type lane struct {
 	last    *openRegion            // the region used last if it is ready under adopted, else nil
 	conns   map[uint32]*nodeConn   // open connections by node
 	mail    map[uint32]*msg.Client // mailboxes by node; each is of a connection that may be closed since
+	help    help                   // for changes that nodes execute
 	remote  bool                   // a connection was opened whose verbs do not run in this process
 
 	sequence  uint64       // of reservations; only rises. A session ends before it wraps around.
@@ -110,7 +116,7 @@ func (l *lane) start(ctx context.Context, k Kind) error {
 		l.session.end(errors.New("a lane has used up its reservation numbers"))
 		return l.session.err()
 	}
-	l.ctx, l.waited, l.askedAt, l.unsettled = ctx, 0, 0, false
+	l.ctx, l.waited, l.askedAt, l.unsettled, l.help.wanted = ctx, 0, 0, false, false
 	l.deadline = 0
 	if ctx.Done() != nil {
 		if err := ctx.Err(); err != nil {
@@ -131,7 +137,11 @@ func (l *lane) start(ctx context.Context, k Kind) error {
 	if l.sampler = l.sampler*lcgFactor + lcgStep; l.sampler>>(64-sampleBits) == 0 {
 		l.startedAt = clock.Now()
 	}
-	l.adoptStartView()
+	if l.owes.Load() {
+		l.startOwing()
+	} else {
+		l.adoptStartView()
+	}
 	return nil
 }
 
@@ -218,11 +228,19 @@ func (l *lane) parkUntilRound() {
 
 // finish ends the running call: it works by no view any more, and is counted. err is its answer.
 func (l *lane) finish(err error) {
-	l.startView.Store(nil)
-	if l.hasParked {
-		l.hasParked, l.parkedUntilRound = false, false
-		l.resumeView.Store(nil)
-		l.parked.Store(false)
+	if !l.remote {
+		l.slab.Rest() // nothing is under way any more
+	}
+	switch {
+	case l.slab.Owes():
+		l.keepOwing()
+	default:
+		l.startView.Store(nil)
+		if l.hasParked {
+			l.hasParked, l.parkedUntilRound = false, false
+			l.resumeView.Store(nil)
+			l.parked.Store(false)
+		}
 	}
 	l.counters.calls++
 	if err != nil {
@@ -249,6 +267,11 @@ func (l *lane) Do(r *rdma.Round) {
 		l.doChecked(r)
 		return
 	}
+	if before := l.late; before != nil {
+		l.late = nil
+		rdma.DoBehind(before, r)
+		return
+	}
 	rdma.Do(r)
 }
 
@@ -260,6 +283,7 @@ var errStaleEpoch = fmt.Errorf("%w: the region has a later epoch", rdma.ErrKey)
 // not allowed any more. Chains whose region has the same epoch in the adopted table are posted;
 // the others fail as their node would make them fail.
 func (l *lane) doChecked(r *rdma.Round) {
+	l.awaitLate()
 	if l.parkedUntilRound {
 		l.parkedUntilRound = false
 		l.unparkAfterCallback()
@@ -305,6 +329,9 @@ func (l *lane) Pause(attempt int) error {
 		return nil
 	}
 	l.unsettled = false
+	if l.contended(attempt) {
+		return errContended
+	}
 	return l.backOff(attempt)
 }
 
@@ -342,6 +369,7 @@ func (l *lane) backOff(attempt int) error {
 // HolderFenced asks a controller for the certificate that a session is fenced in a region,
 // once the call has waited askAfter; see slab.Port.
 func (l *lane) HolderFenced(region, holder uint32, attempt int) bool {
+	l.help.contended = attempt
 	if l.waited < askAfter || l.askedAt != 0 && l.waited-l.askedAt < askPeriod || holder == l.session.ticket.Session {
 		return false
 	}
@@ -400,6 +428,7 @@ func (l *lane) close(ctx context.Context) error {
 	var err error
 	if l.slab != nil {
 		if err = l.start(ctx, KindOther); err == nil {
+			l.slab.Rest()
 			if l.session.err() == nil {
 				err = l.alloc.Close()
 				if err == nil && !l.alloc.Idle() {

@@ -76,6 +76,7 @@ func (l *lane) Region(id uint32) (*slab.Region, error) {
 // await opens a region. It waits while the region is RECOVERING, parked, so that the table can
 // change meanwhile. It waits for an unavailable region only if the call has a change to settle.
 func (l *lane) await(id uint32) (*slab.Region, error) {
+	l.awaitLate()
 	if l.park() {
 		defer func() {
 			if l.parked.Load() {
@@ -120,6 +121,7 @@ func (l *lane) await(id uint32) (*slab.Region, error) {
 // adopt makes the lane's regions and connections agree with a view: it drops connections to nodes
 // that the view has not in service, and regions that have another epoch or are not open.
 func (l *lane) adopt(v *tableView) {
+	l.awaitLate()
 	l.adopted, l.last = v, nil
 	for id, c := range l.conns {
 		if !inService(v.table, id, c.incarnation) || c.cut.Load() {
@@ -220,13 +222,13 @@ func (l *lane) open(id uint32, attempt int) error {
 		o.regionAccess = have.regionAccess
 	}
 	o.ready = false
-	g, err := proto.NewGeometry(r.SizeBytes)
+	g, err := proto.GeometryOf(proto.RegionKind(r.Kind), r.SizeBytes)
 	if err != nil {
 		return err
 	}
 	o.Region = slab.Region{ID: id, Epoch: r.Epoch, Seed: proto.RegionSeed([16]byte(r.Uuid)), Geometry: g,
 		Durable: durable(r), Want: int(r.WantReplicas), ReadOnly: l.session.ticket.Rights == rdma.ReadOnly,
-		Headers: l.adopted.headers[id]}
+		Raw: r.Kind == quarrypb.RegionKind_REGION_KIND_RAW, OpenWords: openWords(r), Headers: l.adopted.headers[id]}
 	for _, rep := range r.Replicas {
 		if !isActive(rep) {
 			continue
@@ -243,6 +245,7 @@ func (l *lane) open(id uint32, attempt int) error {
 	if o.N == 0 || o.Rebuilding[0] {
 		return errNotYet
 	}
+	o.From = l.readFrom(&o.Region)
 	o.Near, _ = o.targets[0].Conn.(rdma.Near)
 	o.Local = o.targets[0].Conn.Provider() == TransportSHM
 	o.ready = true
@@ -336,6 +339,7 @@ func (l *lane) connect(node uint32, incarnation uint64, attempt int) (*nodeConn,
 
 // drop closes a connection. Regions that were opened through it are not ready any more.
 func (l *lane) drop(c *nodeConn) {
+	l.awaitLate()
 	l.session.discard(c)
 	if l.conns[c.node] == c {
 		delete(l.conns, c.node)

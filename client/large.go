@@ -297,22 +297,38 @@ func (l *lane) replace(ref Ref, blind bool, next func(old []byte, image slab.Inf
 
 // updateObject is Update on a lane.
 func (l *lane) updateObject(ref Ref, f func(old []byte) ([]byte, error)) error {
-	err := l.replace(ref, false, func(old []byte, _ slab.Info, large bool) ([]byte, bool, error) {
-		if large {
-			return nil, false, errIsLarge
+	err := errContended
+	if !l.byNode(ref) {
+		err = l.updateSmall(ref, f)
+	}
+	if err != nil && errors.Is(err, errContended) {
+		answered := false
+		if answered, err = l.updateByNode(ref, f); answered {
+			return err
 		}
-		payload, err := l.runCallback(f, old)
-		return payload, false, err
-	})
+		err = l.updateSmall(ref, f)
+	}
 	if err != nil && errors.Is(err, errIsLarge) {
 		return l.updateLarge(ref, f)
 	}
 	return err
 }
 
+// updateSmall is updateObject of an object that is not large, by the client's own verbs; errIsLarge of others.
+func (l *lane) updateSmall(ref Ref, f func(old []byte) ([]byte, error)) error {
+	return l.replace(ref, false, func(old []byte, _ slab.Info, large bool) ([]byte, bool, error) {
+		if large {
+			return nil, false, errIsLarge
+		}
+		payload, err := l.runCallback(f, old)
+		return payload, false, err
+	})
+}
+
 // updateLarge is updateObject of an object that was large. f runs without a reservation on a
 // payload that has been read; the commit names the version of that payload.
 func (l *lane) updateLarge(ref Ref, f func(old []byte) ([]byte, error)) error {
+	l.help.wanted = false // no node changes large objects
 	for attempt := 1; attempt <= maxIndexReads; attempt++ {
 		old, image, _, err := l.readObject(ref, nil)
 		if err != nil {
@@ -348,7 +364,26 @@ func (l *lane) writeObject(ref Ref, payload []byte, version uint64) error {
 	if len(payload) > l.slab.MaxPayloadBytes(proto.Pair) {
 		return l.writeLarge(ref, payload, version)
 	}
-	err := l.replace(ref, true, func(_ []byte, image slab.Info, large bool) ([]byte, bool, error) {
+	err := errContended
+	if !l.byNode(ref) {
+		err = l.writeSmall(ref, payload, version)
+	}
+	if err != nil && errors.Is(err, errContended) {
+		answered := false
+		if answered, err = l.writeByNode(ref, payload, version); answered {
+			return err
+		}
+		err = l.writeSmall(ref, payload, version)
+	}
+	if err != nil && errors.Is(err, errIsLarge) {
+		return l.writeLarge(ref, payload, version)
+	}
+	return err
+}
+
+// writeSmall is writeObject where neither the old nor the new payload needs chunks, by the client's own verbs; errIsLarge of others.
+func (l *lane) writeSmall(ref Ref, payload []byte, version uint64) error {
+	return l.replace(ref, true, func(_ []byte, image slab.Info, large bool) ([]byte, bool, error) {
 		if err := wantVersion(image, version); err != nil {
 			return nil, false, err
 		}
@@ -357,10 +392,6 @@ func (l *lane) writeObject(ref Ref, payload []byte, version uint64) error {
 		}
 		return payload, false, l.callerErr()
 	})
-	if err != nil && errors.Is(err, errIsLarge) {
-		return l.writeLarge(ref, payload, version)
-	}
-	return err
 }
 
 // wantVersion is ErrConflict unless an image is at a version.
@@ -375,6 +406,7 @@ func wantVersion(image slab.Info, version uint64) error {
 // one, also for a short payload. Without the index the next writer could not tell that the object may have
 // chunks.
 func (l *lane) writeLarge(ref Ref, payload []byte, version uint64) error {
+	l.help.wanted = false // no node changes large objects
 	reg, err := l.Region(ref.Addr.Region())
 	if err != nil {
 		return err

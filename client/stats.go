@@ -81,6 +81,10 @@ type Events struct {
 	Certificates uint64 `json:"certificates"` // reservations that were taken over from a fenced session
 	Resets       uint64 `json:"resets"`       // resets of broken connections
 	StaleKeys    uint64 `json:"stale_keys"`   // chains that a node refused because the region has a later epoch
+	// Helped counts changes that a node has executed (Config.HelpFromNodes), HelpRefused those that a node was asked for and has
+	// not executed: the Client went on by itself.
+	Helped      uint64 `json:"helped"`
+	HelpRefused uint64 `json:"help_refused"`
 	// Refused counts payloads that were refused: without the key (no_key), clear beside Config.Keys (not_encrypted),
 	// or not written there by a holder of the key (not_authentic).
 	Refused map[string]uint64 `json:"refused"`
@@ -88,8 +92,8 @@ type Events struct {
 
 // laneEvents are the Events of one lane. The lane's owner writes, any goroutine reads.
 type laneEvents struct {
-	waits, waitedNS, certificates, resets, staleKeys atomic.Uint64
-	claims                                           atomic.Int64 // slabs in magazines when the lane was last idle
+	waits, waitedNS, certificates, resets, staleKeys, helped, helpless atomic.Uint64
+	claims                                                             atomic.Int64 // slabs in magazines when the lane was last idle
 }
 
 // sum adds the lane's events to into.
@@ -99,6 +103,8 @@ func (e *laneEvents) sum(into *Events) {
 	into.Certificates += e.certificates.Load()
 	into.Resets += e.resets.Load()
 	into.StaleKeys += e.staleKeys.Load()
+	into.Helped += e.helped.Load()
+	into.HelpRefused += e.helpless.Load()
 }
 
 // pastStats are the sums over the sessions of a Client that have ended.

@@ -61,3 +61,22 @@ func (c *Client) ConnectUser(ctx context.Context, identity, tenant string, readO
 	cfg.Tenant, cfg.user, cfg.ReadOnly = tenant, identity, readOnly
 	return Connect(ctx, cfg)
 }
+
+// ConnectAs opens a session for another caller, with a token of that caller and without this program's own token and certificate:
+// the session has the caller's rights, and no other. Connections to storage nodes show this program's certificate, as
+// they always do; what they may do there is what the session may. Errors are those of Connect, and ErrArgument without a token.
+func (c *Client) ConnectAs(ctx context.Context, token, tenant string, readOnly bool) (*Client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if token == "" {
+		return nil, badConfig("a session for another caller without its token")
+	}
+	cfg := c.cfg
+	cfg.Token, cfg.Tenant, cfg.ReadOnly, cfg.user, cfg.job = token, tenant, readOnly, "", 0
+	if cfg.TLS != nil {
+		cfg.TLS = cfg.TLS.Clone()
+		cfg.TLS.Certificates, cfg.TLS.GetClientCertificate = nil, nil
+	}
+	return Connect(ctx, cfg)
+}

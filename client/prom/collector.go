@@ -26,6 +26,8 @@ var (
 	certificates = Group.Counter("quarry_client_fence_certificates_total", "Reservations found held by a session that a controller said was fenced: their slabs were taken over.")
 	resets       = Group.Counter("quarry_client_connection_resets_total", "Connections that broke or timed out and were made anew.")
 	stale        = Group.Counter("quarry_client_stale_chains_total", "Chains that a node refused because the region's epoch was over.")
+	helped       = Group.Counter("quarry_client_helped_total", "Changes of contended objects that a storage node has executed (HelpFromNodes).")
+	helpRefused  = Group.Counter("quarry_client_help_refused_total", "Changes that a storage node was asked for and has not executed.")
 	refused      = Group.Counter("quarry_client_refused_payloads_total", "Payloads that were refused: encrypted with a key that the client does not have (no_key), clear beside a client with keys (not_encrypted), or not written there by a holder of the key (not_authentic).", "reason")
 	sessions     = Group.Counter("quarry_client_sessions_total", "Sessions opened: more than one when an earlier one could not settle something, or was revoked.")
 	lease        = Group.Gauge("quarry_client_lease_seconds", "What is left of the session's lease.")
@@ -66,6 +68,8 @@ func (x *Collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- certificates.Value(float64(s.Events.Certificates))
 	ch <- resets.Value(float64(s.Events.Resets))
 	ch <- stale.Value(float64(s.Events.StaleKeys))
+	ch <- helped.Value(float64(s.Events.Helped))
+	ch <- helpRefused.Value(float64(s.Events.HelpRefused))
 	for reason, n := range s.Events.Refused {
 		ch <- refused.Value(float64(n), reason)
 	}

@@ -1,0 +1,251 @@
+package pager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/internal/uffd"
+)
+
+// servers is how many faults of one mapping are served at the same time: one waits for the next event, the others work.
+const servers = 8
+
+// serveFaults serves the faults of a mapping until its userfaultfd is closed.
+func (s *Server) serveFaults(m *mapping) {
+	var b [uffd.EventBytes]byte
+	for {
+		n, err := m.events.Read(b[:])
+		if err != nil {
+			return
+		}
+		if e, ok := uffd.Parse(b[:n]); ok {
+			s.fault(m, e)
+		}
+	}
+}
+
+// fault serves one fault.
+func (s *Server) fault(m *mapping, e uffd.Event) {
+	began := time.Now()
+	page := (e.Addr - m.of.base()) / pageBytes
+	if page < m.first || page-m.first >= m.n {
+		return // not of this mapping: a descriptor that was registered elsewhere, too
+	}
+	store := e.Write && m.shared
+	f := s.cache.take(m.of, page)
+	switch {
+	case f == nil && e.Protected:
+		m.wake(page) // it was removed meanwhile: it faults again, as a missing page
+		return
+	case f == nil:
+		s.count.missing.Add(1)
+		s.missing(m, page, store)
+	case e.Protected:
+		s.count.protected.Add(1)
+		s.firstStore(m, f)
+	default:
+		s.count.minor.Add(1)
+		s.present(m, f, store)
+	}
+	s.latency.Observe(time.Since(began))
+}
+
+// firstStore serves a store into a page that is protected.
+func (s *Server) firstStore(m *mapping, f *frame) {
+	defer s.cache.release(f)
+	s.touch(f, m.shared)
+	// Dirty before it can be stored into: see the invariant of the package.
+	if err := m.allow(f.page); err != nil && !errors.Is(err, errGone) {
+		m.poison(f.page, err)
+	}
+}
+
+// touch sets a frame's reference bit, and makes it dirty for a store.
+func (s *Server) touch(f *frame, store bool) {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	f.ref = true
+	if store {
+		s.cache.soil(f)
+	}
+}
+
+// present serves a fault on a page that is in memory and not mapped in the program.
+func (s *Server) present(m *mapping, f *frame, store bool) {
+	s.touch(f, store)
+	err := m.show(f.page, 1, store)
+	if errors.Is(err, unix.EFAULT) {
+		// A program has taken the page out of the shared memory. It has no bytes.
+		s.forget(run{f})
+		m.wake(f.page)
+		return
+	}
+	page := f.page
+	if err == nil && store {
+		err = m.allow(page) // it may have been mapped, and protected, all the time
+	}
+	s.cache.release(f)
+	switch {
+	case err == nil:
+		m.wake(page)
+		m.mu.Lock()
+		next, n := m.ahead.marked(page, s.maxAhead())
+		m.mu.Unlock()
+		if n > 0 {
+			m.tasks.Go(func() { s.readAhead(m, next, n) })
+		}
+	case errors.Is(err, errGone):
+	case errors.Is(err, unix.EAGAIN): // its page tables changed meanwhile: it faults again
+		m.wake(page)
+	default:
+		m.poison(page, fmt.Errorf("mapping a page of process %d: %w", m.pid, err))
+	}
+}
+
+// missing reads a page, and further ones where the faults of the mapping go up in sequence, and maps them.
+func (s *Server) missing(m *mapping, page uint64, store bool) {
+	f, err := s.make(m.of, page)
+	if f == nil && err == nil {
+		m.wake(page) // another program has it read meanwhile
+		return
+	}
+	if err != nil {
+		m.poison(page, err)
+		return
+	}
+	m.mu.Lock()
+	n, ahead := m.ahead.missed(page, s.maxAhead())
+	m.mu.Unlock()
+	all := append(run{f}, s.makeMore(m, page+1, n-1)...)
+	if ahead > 0 { // beside this READ
+		m.tasks.Go(func() { s.readAhead(m, page+n, ahead) })
+	}
+	ctx, cancel := s.faultContext()
+	err = s.fill(ctx, all)
+	cancel()
+	if err != nil && len(all) > 1 { // perhaps another page of them cannot be read
+		s.forget(all[1:])
+		all = all[:1]
+		ctx, cancel := s.faultContext()
+		err = s.fill(ctx, all)
+		cancel()
+	}
+	if err != nil {
+		s.forget(all)
+		m.poison(page, err)
+		return
+	}
+	if store {
+		s.touch(f, true)
+	}
+	err = m.show(page, 1, store)
+	if err == nil && len(all) > 1 {
+		err = m.show(page+1, uint64(len(all)-1), false)
+	}
+	s.cache.release(all...)
+	if err != nil {
+		m.wake(page)
+	}
+}
+
+func (s *Server) faultContext() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), s.cfg.FaultTimeout)
+}
+
+// readAhead reads pages that the program has not asked for yet. The first of them is not mapped: its fault says that the program has come there.
+func (s *Server) readAhead(m *mapping, page, n uint64) {
+	all := run(s.makeMore(m, page, n))
+	if len(all) == 0 {
+		return
+	}
+	ctx, cancel := s.faultContext()
+	defer cancel()
+	if err := s.fill(ctx, all); err != nil {
+		s.forget(all)
+		return
+	}
+	s.count.ahead.Add(uint64(len(all)))
+	_ = m.show(page+1, uint64(len(all)-1), false)
+	s.cache.release(all...)
+}
+
+// fill reads the bytes of pages that follow each other.
+// Preconditions: the frames are the caller's, and new.
+func (s *Server) fill(ctx context.Context, r run) error {
+	of := r[0].of
+	buf := s.buffers.Get().(*[]byte)
+	defer s.buffers.Put(buf)
+	b := (*buf)[:r.bytes()]
+	n, err := of.space.Read(ctx, b, of.address(r.first()))
+	s.count.readBytes.Add(uint64(n))
+	if err == nil {
+		err = of.put(r.first(), b)
+	}
+	if err != nil {
+		return fmt.Errorf("reading %d bytes at %#x of space %q: %w", r.bytes(), of.address(r.first()), of.id.Name, err)
+	}
+	return nil
+}
+
+// make makes the frame of a page that is in none, the caller's, and frees another one for it where there is no room. nil without an error: the page
+// has one by now.
+func (s *Server) make(of *memory, page uint64) (*frame, error) {
+	c := s.cache
+	for {
+		c.mu.Lock()
+		if of.frames[page] != nil {
+			c.mu.Unlock()
+			return nil, nil
+		}
+		if f := c.tryAdd(of, page); f != nil {
+			c.mu.Unlock()
+			return f, nil
+		}
+		list := c.victims(s.batch())
+		if len(list) == 0 { // all are busy
+			c.freed.Wait()
+		}
+		c.mu.Unlock()
+		if len(list) > 0 {
+			if err := s.evict(list); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// makeMore makes frames for at most n pages from one on, up to the first page that has one, the end of the mapping, or the last frame that is to be had without
+// waiting for busy ones.
+func (s *Server) makeMore(m *mapping, page, n uint64) (all []*frame) {
+	c := s.cache
+	n = min(n, m.first+m.n-min(page, m.first+m.n))
+	for n > 0 {
+		c.mu.Lock()
+		var list []*frame
+		for n > 0 && m.of.frames[page] == nil {
+			f := c.tryAdd(m.of, page)
+			if f == nil {
+				list = c.victims(int(min(n, uint64(s.batch()))))
+				break
+			}
+			all, page, n = append(all, f), page+1, n-1
+		}
+		c.mu.Unlock()
+		if len(list) == 0 || s.evict(list) != nil {
+			return all
+		}
+	}
+	return all
+}
+
+// maxAhead is how many pages one fault reads at most: others need memory, too.
+func (s *Server) maxAhead() uint64 {
+	return max(1, min(s.cfg.ReadAhead/pageBytes, uint64(s.cache.budget)/8))
+}
+
+// batch is how many frames are freed at once.
+func (s *Server) batch() int { return max(1, min(64, s.cache.budget/16)) }

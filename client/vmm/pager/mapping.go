@@ -1,0 +1,166 @@
+package pager
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/internal/pagerlink"
+	"github.com/quarrystore/quarry/internal/uffd"
+)
+
+// mapping is a range of a space that a program has mapped.
+type mapping struct {
+	of       *memory
+	link     *pagerlink.Conn
+	first, n uint64 // pages
+	pid      int    // of the program
+	shared   bool   // its stores are the space's
+
+	use    sync.RWMutex // held for reading while uffd is used
+	uffd   int          // -1 before attach and behind detach
+	events *os.File     // of the same userfaultfd, for reading
+
+	tasks sync.WaitGroup // what works on the memory for this mapping
+
+	mu      sync.Mutex       // guards what follows
+	ahead   sequence         // of its faults
+	reasons map[uint64]error // for which pages were poisoned
+}
+
+// errGone: the program has ended, or has unmapped the mapping.
+var errGone = errors.New("the mapping is gone")
+
+// maxReasons bounds the reasons that are kept for a program.
+const maxReasons = 64
+
+// attach takes over a program's userfaultfd.
+func (m *mapping) attach(fd int) error {
+	if !uffd.Is(fd) {
+		return fmt.Errorf("%w: the descriptor to attach is no userfaultfd", client.ErrArgument)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return fmt.Errorf("userfaultfd: %w", err)
+	}
+	// A second descriptor: an os.File may not be asked for its own without being made to block.
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("userfaultfd: %w", err)
+	}
+	m.use.Lock()
+	m.uffd, m.events = fd, os.NewFile(uintptr(dup), "userfaultfd")
+	m.use.Unlock()
+	m.of.mu.Lock()
+	m.of.mappings[m] = true
+	m.of.mu.Unlock()
+	return nil
+}
+
+// stopFaults ends the serving of faults.
+func (m *mapping) stopFaults() {
+	m.events.Close()
+	m.tasks.Wait()
+}
+
+// detach gives the userfaultfd up, when faults are not served any more.
+func (m *mapping) detach() {
+	m.of.mu.Lock()
+	delete(m.of.mappings, m)
+	m.of.mu.Unlock()
+	m.use.Lock()
+	defer m.use.Unlock()
+	unix.Close(m.uffd)
+	m.uffd = -1
+}
+
+// do calls f with the userfaultfd. errGone: there is none any more.
+func (m *mapping) do(f func(fd int) error) error {
+	m.use.RLock()
+	defer m.use.RUnlock()
+	if m.uffd < 0 {
+		return errGone
+	}
+	err := f(m.uffd)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
+		return errGone
+	}
+	return err
+}
+
+// clip is the part of a range of pages that is in the mapping.
+func (m *mapping) clip(first, n uint64) (uint64, uint64) {
+	lo, hi := max(first, m.first), min(first+n, m.first+m.n)
+	if lo >= hi {
+		return lo, 0
+	}
+	return lo, hi - lo
+}
+
+// protect write-protects those of a range of pages that are in the mapping.
+func (m *mapping) protect(first, n uint64) error {
+	first, n = m.clip(first, n)
+	if n == 0 {
+		return nil
+	}
+	err := m.do(func(fd int) error { return uffd.WriteProtect(fd, m.of.address(first), n*pageBytes, true) })
+	if !errors.Is(err, errGone) {
+		return err
+	}
+	// The program has ended, or has unmapped some of the pages by itself: then the others are protected one by one.
+	for p := first; p < first+n; p++ {
+		if err := m.do(func(fd int) error { return uffd.WriteProtect(fd, m.of.address(p), pageBytes, true) }); err != nil && !errors.Is(err, errGone) {
+			return fmt.Errorf("protecting a page of process %d: %w", m.pid, err)
+		}
+	}
+	return nil
+}
+
+// show maps pages that are in memory, for loads alone unless writable is set.
+// Preconditions: the frames of the pages are the caller's.
+func (m *mapping) show(first, n uint64, writable bool) error {
+	first, n = m.clip(first, n)
+	if n == 0 {
+		return nil
+	}
+	return m.do(func(fd int) error {
+		return uffd.Continue(fd, m.of.address(first), n*pageBytes, m.shared && !writable)
+	})
+}
+
+// allow lets the program store into a page.
+// Preconditions: the page's frame is the caller's, and dirty.
+func (m *mapping) allow(page uint64) error {
+	return m.do(func(fd int) error { return uffd.WriteProtect(fd, m.of.address(page), pageBytes, false) })
+}
+
+// wake has threads that wait for a page try again.
+func (m *mapping) wake(page uint64) {
+	_ = m.do(func(fd int) error { return uffd.Wake(fd, m.of.address(page), pageBytes) })
+}
+
+// poison ends the accesses that wait for a page with SIGBUS, and keeps the reason.
+func (m *mapping) poison(page uint64, reason error) {
+	m.mu.Lock()
+	if m.reasons == nil || len(m.reasons) >= maxReasons {
+		m.reasons = map[uint64]error{}
+	}
+	m.reasons[page] = reason
+	m.mu.Unlock()
+	err := m.do(func(fd int) error { return uffd.Poison(fd, m.of.address(page), pageBytes) })
+	if err != nil { // EEXIST: it was mapped meanwhile
+		m.wake(page)
+	}
+}
+
+// why takes the reason for which a page was poisoned.
+func (m *mapping) why(page uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.reasons[page]
+	delete(m.reasons, page)
+	return err
+}

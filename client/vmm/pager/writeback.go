@@ -1,0 +1,142 @@
+package pager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/quarrystore/quarry/client"
+	"github.com/quarrystore/quarry/client/space"
+)
+
+// roundPages is how many pages one round writes back.
+const roundPages = client.MaxRawBytes / pageBytes
+
+// evict writes back the dirty ones of the caller's frames and gives the memory of all that are clean then back. Those that could not be written stay; an error: all
+// of them.
+func (s *Server) evict(frames []*frame) error {
+	ctx, cancel := s.faultContext()
+	defer cancel()
+	err := s.writeBack(ctx, frames)
+	var clean, kept []*frame
+	for _, f := range frames {
+		if s.isDirty(f) {
+			kept = append(kept, f)
+		} else {
+			clean = append(clean, f)
+		}
+	}
+	if len(kept) > 0 {
+		s.cache.release(kept...)
+	}
+	for _, r := range runs(clean, roundPages) {
+		s.forget(r)
+	}
+	s.count.evicted.Add(uint64(len(clean)))
+	if len(clean) > 0 {
+		return nil
+	}
+	return fmt.Errorf("no memory could be freed: %w", err)
+}
+
+func (s *Server) isDirty(f *frame) bool {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	return f.dirty
+}
+
+// forget gives the memory of pages back and drops their frames.
+// Preconditions: the frames are the caller's, and no byte of the pages is needed.
+func (s *Server) forget(r run) {
+	err := r[0].of.punch(r.first(), uint64(len(r)))
+	c := s.cache
+	c.mu.Lock()
+	for _, f := range r {
+		if err != nil { // it stays, as it is
+			f.busy = false
+			continue
+		}
+		c.drop(f)
+	}
+	c.mu.Unlock()
+	c.freed.Broadcast()
+	if err != nil {
+		s.cfg.Logger.Error("memory of pages was not given back", "space", r[0].of.id.Name, "reason", err)
+	}
+}
+
+// writeBack writes the dirty ones of frames into the space, a round for roundPages of them. They are clean then, or, where their round has failed, as dirty as
+// before.
+// Preconditions: the frames are the caller's.
+func (s *Server) writeBack(ctx context.Context, frames []*frame) error {
+	var dirty []*frame
+	for _, f := range frames {
+		if s.isDirty(f) {
+			dirty = append(dirty, f)
+		}
+	}
+	var errs []error
+	var round []run
+	pages := 0
+	flush := func() {
+		if pages > 0 {
+			errs = append(errs, s.writeRound(ctx, round, pages))
+		}
+		round, pages = nil, 0
+	}
+	for _, r := range runs(dirty, roundPages) {
+		if pages+len(r) > roundPages || len(round) > 0 && round[0][0].of != r[0].of {
+			flush()
+		}
+		round, pages = append(round, r), pages+len(r)
+	}
+	flush()
+	return errors.Join(errs...)
+}
+
+// writeRound writes runs of one space back.
+func (s *Server) writeRound(ctx context.Context, round []run, pages int) error {
+	of := round[0][0].of
+	pieces := make([]space.Piece, len(round))
+	for i, r := range round {
+		// Its bytes stand still from here on, until the frame is released.
+		if err := of.protect(r.first(), uint64(len(r))); err != nil {
+			return err
+		}
+		pieces[i] = space.Piece{Address: of.address(r.first()), Bytes: of.bytes(r.first(), uint64(len(r)))}
+	}
+	if err := of.space.WritePieces(ctx, pieces); err != nil {
+		s.count.failed.Add(1)
+		return fmt.Errorf("writing back %d pages of space %q, the first at %#x: %w", pages, of.id.Name, pieces[0].Address, err)
+	}
+	s.count.written.Add(uint64(pages) * pageBytes)
+	s.cache.mu.Lock()
+	for _, r := range round {
+		for _, f := range r {
+			s.cache.clean(f)
+		}
+	}
+	s.cache.mu.Unlock()
+	return nil
+}
+
+// sync writes back the pages of a range that are dirty now.
+func (s *Server) sync(ctx context.Context, of *memory, first, n uint64) error {
+	pages := s.cache.within(of, first, n, func(f *frame) bool { return f.dirty })
+	var errs []error
+	for len(pages) > 0 && ctx.Err() == nil {
+		part := pages[:min(len(pages), roundPages)]
+		pages = pages[len(part):]
+		var mine []*frame
+		for _, p := range part { // in order: see the package comment
+			if f := s.cache.take(of, p); f != nil {
+				mine = append(mine, f)
+			}
+		}
+		if len(mine) > 0 {
+			errs = append(errs, s.writeBack(ctx, mine))
+			s.cache.release(mine...)
+		}
+	}
+	return errors.Join(append(errs, ctx.Err())...)
+}
