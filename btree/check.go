@@ -174,7 +174,7 @@ func checkEntries(s Store, above []*page, below []place, rep *Report) error {
 // and the trees of the layers below. An error ends the check of the whole tree.
 func checkLeaf(s Store, pg *page, rep *Report, reach func(Ref, uint32)) error {
 	rep.Keys += pg.count
-	most := limits(pg.class, proto.Pair, 0).InlineKeyBytes
+	most := limits(pg.class, proto.Pair, pg.wide(), 0).InlineKeyBytes
 	for i := range pg.count {
 		e, _ := pg.leaf(i)
 		if e.version > pg.stamp {

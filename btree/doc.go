@@ -27,7 +27,8 @@
 //	leaf entry   | suffix bytes | suffix | size | version | value |
 //	inner entry  | suffix bytes | suffix | child Ref |
 //
-// The format is 2. Flags: 1 the dead root of a layer, 2 a leaf that may have entries of layers.
+// The format is 2. Flags: 1 the dead root of a layer, 2 a leaf that may have entries of layers, 4 (on all nodes
+// of a tree, or on none) keys go by the room of STAGED slabs.
 // Numbers in the heap are varints. A node holds low <= key < high. All its keys start with the
 // prefix, and entries leave it out: as many bytes as both fences share, or fewer. The first entry
 // of an inner node stands for the low fence and has no suffix. Level 0 is a leaf.
@@ -45,13 +46,13 @@
 // waste and spare slots.
 //
 // The stamp rises with every commit of the node; a new right node starts at the
-// stamp of the left one, an absorbed one hands over the larger. So an entry's
+// stamp of the left one, or with that of the newest key in it, an absorbed one hands over the larger. So an entry's
 // version, the stamp of its commit, is never given to the same key twice.
 //
 // # Long keys
 //
 // A node has room for four entries with keys of Limits.InlineKeyBytes (299 bytes in
-// nodes of 4 KiB). A longer key is cut: its first bytes lead to a layer, a tree for
+// nodes of 4 KiB in PAIR slabs, about as many in nodes of 2 KiB in STAGED slabs). A longer key is cut: its first bytes lead to a layer, a tree for
 // the rests of all keys that begin so. See layer.go.
 //
 // # Invariants
@@ -73,6 +74,9 @@
 // The parts are halves, except where keys come in rising order, in one feed or in many side by side
 // (src0042:000000017): there a leaf is cut at the new key, and what is left of it stays full. The
 // versions in the leaf tell the order in which its entries were put.
+//
+// Where several new keys between two neighbours find no room, they are put with the split (SplitRun): 1 makes as many new
+// nodes as they need, with the keys in them, 2 shows all of them at once, and 3 adds all entries to the parent.
 //
 // A client that dies after 1 leaves an orphan. One that dies after 2 leaves the parent
 // without the entry: lookups follow the right link, and the first client that has to do so

@@ -30,6 +30,7 @@ type node struct {
 	by      proto.Ref   // the node that is to absorb it; zero: not frozen
 	at      uint64      // the stamp that by had when it froze this node
 	dead    bool        // the root of a layer that has been given up
+	wide    bool        // of a tree whose keys go by the room of STAGED slabs
 	low     []byte      // low fence: the smallest key that it may hold
 	high    []byte      // nil: no upper end
 	entries []entry     // in the order of their keys
@@ -38,7 +39,7 @@ type node struct {
 // node decodes v. The copy owns its keys; values alias v.
 // Preconditions: v is valid.
 func (v *view) node() *node {
-	n := &node{level: v.level, class: v.class, stamp: v.stamp, right: v.right, by: v.by, at: v.at, dead: v.dead(),
+	n := &node{level: v.level, class: v.class, stamp: v.stamp, right: v.right, by: v.by, at: v.at, dead: v.dead(), wide: v.wide(),
 		low: bytes.Clone(v.low), entries: make([]entry, v.count)}
 	if v.bounded() {
 		n.high = bytes.Clone(v.high)
@@ -168,6 +169,9 @@ func appendHead(b []byte, n *node, prefix, slots int) []byte {
 	if n.dead {
 		flags |= flagDead
 	}
+	if n.wide {
+		flags |= flagWide
+	}
 	for i := range n.entries {
 		if e := &n.entries[i]; e.external && e.value[len(e.value)-1] == 0 {
 			flags |= flagLayers
@@ -202,7 +206,7 @@ func between(a, b []byte) []byte { return b[:common(a, b)+1] }
 // cut splits n before entry i, with sep as the fence between the two nodes: n keeps the lower
 // entries, the returned node has the upper ones. The caller sets n.right.
 func (n *node) cut(i int, sep []byte) *node {
-	r := &node{level: n.level, class: n.class, stamp: n.stamp, right: n.right, low: bytes.Clone(sep), high: n.high, entries: n.entries[i:]}
+	r := &node{level: n.level, class: n.class, wide: n.wide, stamp: n.stamp, right: n.right, low: bytes.Clone(sep), high: n.high, entries: n.entries[i:]}
 	n.entries, n.high, n.stamp = n.entries[:i:i], r.low, n.stamp+1
 	return r
 }
@@ -295,7 +299,7 @@ func (n *node) half() (i int, sep []byte) {
 
 // union is l with all entries of r, its right sibling.
 func union(l, r *node) *node {
-	return &node{level: l.level, class: l.class, stamp: max(l.stamp, r.stamp) + 1, right: r.right, low: l.low, high: r.high,
+	return &node{level: l.level, class: l.class, wide: l.wide, stamp: max(l.stamp, r.stamp) + 1, right: r.right, low: l.low, high: r.high,
 		entries: slices.Concat(l.entries, r.entries)}
 }
 

@@ -25,7 +25,8 @@ type Write struct {
 	Err     error  // nil, a condition that does not hold, or why the write failed
 	Alone   bool   // nothing was done: make it by Put or Delete
 
-	old Ref // external value that was replaced; freed after the commit
+	old  Ref  // external value that was replaced; freed after the commit
+	full bool // Alone because the leaf has no room for it
 }
 
 // MaxGroup bounds the writes that share a reservation: other processes wait for the leaf
@@ -114,7 +115,7 @@ func (g *group) run(b []byte) ([]byte, error) {
 			g.taken = append(g.taken, next)
 		}
 		x := g.taken[i]
-		x.Err, x.Alone, x.old = nil, false, Ref{}
+		x.Err, x.Alone, x.old, x.full = nil, false, Ref{}, false
 		if held = held && x.Behind; held {
 			x.Alone = true
 			continue
@@ -135,7 +136,8 @@ func (g *group) run(b []byte) ([]byte, error) {
 			x.Err = w.refusal
 		default:
 			held = true
-			if x.Alone = true; i == 0 && errors.Is(err, errFull) {
+			x.Alone, x.full = true, errors.Is(err, errFull)
+			if i == 0 && x.full {
 				g.full = g.leaf
 			}
 		}

@@ -184,6 +184,27 @@ func TestHazard26_SplitDiesAnywhere(t *testing.T) {
 		require.Greater(t, p.stats.splitsAtKey.Load(), uint64(1))
 	}, feed...)
 	t.Logf("rising keys: killed at each of %d steps", steps)
+	// The same keys put into the new nodes of the split.
+	steps = crashMatrix(t, func(s *stage, p *Program) {
+		for i := range 20 {
+			s.put(p, 100*i, "old")
+		}
+	}, func(s *stage, p *Program) {
+		writes, split := make([]Write, 16), 0
+		for i := range writes {
+			writes[i] = Write{Key: key4(901 + i*5%16), Value: fmt.Appendf(nil, "%-66s", "run")}
+		}
+		for at := 0; at < len(writes); {
+			n, k := writeSome(p, writes[at:])
+			at, split = at+n, split+k
+		}
+		require.Greater(t, split, 8)
+		for _, w := range writes {
+			require.NoError(t, w.Err)
+			s.want[string(w.Key)] = string(w.Value)
+		}
+	}, feed...)
+	t.Logf("a run of keys: killed at each of %d steps", steps)
 }
 
 // TestHazard27_TheRootStays: readers that know only an old root find everything,

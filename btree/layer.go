@@ -106,7 +106,7 @@ func (p *Program) layer(key []byte, create bool) (Ref, uint64, error) {
 		case !create:
 			return Ref{}, 0, errNoLayer
 		}
-		n := node{class: p.class}
+		n := node{class: p.class, wide: p.wide}
 		ref, err := p.store.Alloc(n.encode(nil, p.limits.Room), TagLayer, p.limits.Room, false)
 		if err != nil {
 			return Ref{}, 0, err

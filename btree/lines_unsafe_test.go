@@ -16,7 +16,7 @@ func TestPagesLieOnLines(t *testing.T) {
 	require.EqualValues(t, 512, unsafe.Sizeof(pg))
 	require.EqualValues(t, 64, unsafe.Offsetof(pg.lead))
 	require.EqualValues(t, 128, unsafe.Offsetof(pg.near))
-	c := newCache(1<<20, limits(smallNode, proto.Pair, 0).Room)
+	c := newCache(1<<20, limits(smallNode, proto.Pair, false, 0).Room)
 	for i := range c.slots {
 		made := &page{}
 		c.slots[i].Store(made) // on the heap, where nodes are

@@ -126,7 +126,7 @@ func (b *builder) take(in *input, skip int) error {
 	key := in.key[skip:]
 	e := entry{version: b.stamp}
 	if p.isLayerKey(key) {
-		n := node{class: p.class}
+		n := node{class: p.class, wide: p.wide}
 		ref, err := p.store.Alloc(n.encode(nil, p.limits.Room), TagLayer, p.limits.Room, false)
 		if err != nil {
 			return err
@@ -254,7 +254,7 @@ func (b *builder) complete(l *building, n *node) {
 
 // node is an empty node of a level that begins at low.
 func (b *builder) node(level int, low []byte) *node {
-	return &node{level: level, class: b.p.class, stamp: b.stamp, low: low}
+	return &node{level: level, class: b.p.class, wide: b.p.wide, stamp: b.stamp, low: low}
 }
 
 // alloc allocates a node; an inner one that has no entries yet gets them by flush.

@@ -73,7 +73,7 @@ func TestTreeIsASortedMap(t *testing.T) {
 		m := newMemory()
 		st := m.store(tb(t))
 		cfg := Config{NodeBytes: rapid.SampledFrom([]int{1 << 10, 2 << 10, 4 << 10}).Draw(t, "node"),
-			CacheBytes: rapid.SampledFrom([]int{-1, 8 << 10, 0}).Draw(t, "cache")}
+			Staged: rapid.Bool().Draw(t, "staged"), CacheBytes: rapid.SampledFrom([]int{-1, 8 << 10, 0}).Draw(t, "cache")}
 		sh, err := Make(st, cfg)
 		require.NoError(t, err)
 		sh2, err := Attach(st, sh.root, cfg) // another process: its cache learns nothing
@@ -261,16 +261,19 @@ func TestBadKeysAndValuesAreRefused(t *testing.T) {
 func TestTheLargestEntriesAlwaysFit(t *testing.T) {
 	for _, overheads := range [][2]int{{0, 0}, {proto.EncryptionBytes, proto.EncryptionBytes}, {0, proto.EncryptionBytes}} {
 		for _, size := range []int{1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10} {
-			largestEntries(t, size, overheads[0], overheads[1])
+			largestEntries(t, size, false, overheads[0], overheads[1])
+			if size <= maxStagedNodeBytes {
+				largestEntries(t, size, true, overheads[0], overheads[1])
+			}
 		}
 	}
 }
 
-func largestEntries(t *testing.T, size, made, changed int) {
+func largestEntries(t *testing.T, size int, staged bool, made, changed int) {
 	m := newMemory()
 	st := m.store(t)
 	m.overhead = made
-	sh, err := Make(st, Config{NodeBytes: size, Overhead: made})
+	sh, err := Make(st, Config{NodeBytes: size, Staged: staged, Overhead: made})
 	require.NoError(t, err)
 	put := func(p *Program, i, bytesOfValue int) {
 		k := bytes.Repeat([]byte{'a'}, sh.limits.InlineKeyBytes)
@@ -294,7 +297,7 @@ func largestEntries(t *testing.T, size, made, changed int) {
 	t.Logf("%d B nodes: keys in one node to %d B, entries to %d B, %d levels, %d leaves", size, sh.limits.InlineKeyBytes, sh.limits.entry, rep.Levels, rep.Leaves)
 
 	m.overhead = changed
-	other, err := Attach(st, sh.Root(), Config{Overhead: changed})
+	other, err := Attach(st, sh.Root(), Config{Staged: staged, Overhead: changed})
 	require.NoError(t, err)
 	require.Equal(t, sh.limits.InlineKeyBytes, other.limits.InlineKeyBytes, "clients agree on which keys stand in nodes")
 	p = NewProgram(other, st)
@@ -302,6 +305,58 @@ func largestEntries(t *testing.T, size, made, changed int) {
 		put(p, i, 1200-i*3)
 	}
 	require.Equal(t, 400, checkWhole(t, m, st, other, false).Keys)
+}
+
+// A node of 2 KiB in a STAGED slab takes the keys and values that one of 4 KiB in a PAIR slab takes. Trees that an
+// earlier build has made in STAGED slabs have the shorter keys of PAIR slabs of the same size, and keep them.
+func TestKeysOfStagedNodes(t *testing.T) {
+	m, st, p := newTree(t, Config{NodeBytes: 2 << 10, Staged: true})
+	_, _, pair := newTree(t, Config{NodeBytes: 4 << 10})
+	_, _, small := newTree(t, Config{NodeBytes: 2 << 10})
+	require.GreaterOrEqual(t, p.limits.InlineKeyBytes, pair.limits.InlineKeyBytes)
+	require.GreaterOrEqual(t, p.limits.entry, pair.limits.entry)
+	require.Less(t, 2*small.limits.InlineKeyBytes, p.limits.InlineKeyBytes)
+
+	_, err := Attach(st, p.Root(), Config{})
+	require.ErrorIs(t, err, ErrCorrupt, "a client that takes the slab for a PAIR")
+	for _, old := range []bool{false, true} {
+		if old {
+			m, st, p = newTree(t, Config{NodeBytes: 2 << 10, Staged: true})
+			m.slabs[p.Root().Addr].payload[3] &^= flagWide
+			sh, err := Attach(st, p.Root(), Config{Staged: true})
+			require.NoError(t, err)
+			require.Equal(t, small.limits.InlineKeyBytes, sh.limits.InlineKeyBytes)
+			require.Equal(t, small.limits.entry, sh.limits.entry)
+			p = NewProgram(sh, st)
+		}
+		key := func(i int) []byte { return bytes.Repeat(fmt.Appendf(nil, "%03d", i*7%100), 70+i%10) } // 210 to 237 bytes
+		for i := range 100 {
+			_, err := p.Put(key(i), make([]byte, MaxInlineBytes), Cond{})
+			require.NoError(t, err)
+		}
+		for i := range 50 {
+			require.NoError(t, p.Delete(key(i), Cond{}))
+		}
+		const made = 30
+		writes := newKeys(key(60)[:100], made, 188)
+		for done := 0; done < made; {
+			n, _ := writeSome(p, writes[done:])
+			done += n
+		}
+		for i := range writes {
+			require.NoError(t, writes[i].Err)
+		}
+		sh, err := Attach(st, p.Root(), Config{Staged: true})
+		require.NoError(t, err)
+		rep := checkWhole(t, m, st, sh, false)
+		require.Equal(t, 50+made, rep.Keys)
+		require.Equal(t, old, rep.Layers > 0)
+		for _, s := range m.slabs {
+			if v, err := parse(s.payload); s.live && err == nil {
+				require.Equal(t, old, !v.wide(), "all nodes of a tree")
+			}
+		}
+	}
 }
 
 // TestKeysOfOneKiB: trees of every node size take the longest keys, whatever they

@@ -15,6 +15,7 @@ const (
 
 	flagDead   = 1 // the root of a layer that is no longer in use; see layer.go
 	flagLayers = 2 // a leaf that may have entries which lead to layers
+	flagWide   = 4 // of all nodes of a tree: its keys may be as long as the room of STAGED slabs allows; see limits
 
 	// codecBits, beside the bit that marks an external value, are to say how it is compressed: 0 for not at all.
 	// Others are refused.
@@ -39,7 +40,7 @@ type view struct {
 	raw    []byte      // the payload
 	level  int         // 0: a leaf
 	class  proto.Class // of its slab
-	flags  uint8       // flagDead, flagLayers
+	flags  uint8       // flagDead, flagLayers, flagWide
 	count  int         // entries
 	stamp  uint64      // rises with every commit of the node
 	right  proto.Ref   // its right sibling; zero: none
@@ -65,6 +66,9 @@ func (v *view) dead() bool { return v.flags&flagDead != 0 }
 // layers says whether entries may lead to layers.
 func (v *view) layers() bool { return v.flags&flagLayers != 0 }
 
+// wide says whether keys and values go by the room of STAGED slabs.
+func (v *view) wide() bool { return v.flags&flagWide != 0 }
+
 // filled is the length of the node without waste and spare slots.
 func (v *view) filled() int { return len(v.raw) - v.waste - (v.heap - v.slots) + 2*v.count }
 
@@ -88,7 +92,7 @@ func parse(b []byte) (v view, err error) {
 	slots := int(binary.LittleEndian.Uint16(b[6:]))
 	v.slots = headBytes + int(binary.LittleEndian.Uint16(b[32:]))
 	v.heap = v.slots + 2*slots
-	if v.level > maxLevel || v.flags&^(flagDead|flagLayers) != 0 || v.count > slots || v.heap+v.waste > len(b) {
+	if v.level > maxLevel || v.flags&^(flagDead|flagLayers|flagWide) != 0 || v.count > slots || v.heap+v.waste > len(b) {
 		return v, corrupt("head %x of %d bytes", b[:headBytes], len(b))
 	}
 	v.low = b[headBytes:v.slots]

@@ -122,11 +122,15 @@ func (c *Config) kind() proto.Kind {
 }
 
 // limits of nodes that take overhead bytes more in their slabs. Keys stand in nodes or in layers by
-// the size of the slabs alone, so that clients with and without encryption agree on it. Three of the
-// largest entries fit also with overhead. A kind that has more room has it for more entries, not for larger ones.
-func limits(class proto.Class, kind proto.Kind, overhead int) Limits {
-	room := class.PayloadBytes(proto.Pair)
-	free := room - headBytes - fenceHead
+// the slabs alone, so that clients with and without encryption agree on it. Three of the
+// largest entries fit also with overhead. Trees with STAGED slabs that an earlier build made have nodes without flagWide: they go by the
+// room that PAIR slabs of the same size have, and have more entries in a node, not longer ones.
+func limits(class proto.Class, kind proto.Kind, wide bool, overhead int) Limits {
+	of := proto.Pair
+	if wide {
+		of = proto.Staged
+	}
+	free := class.PayloadBytes(of) - headBytes - fenceHead
 	// free - 2 key >= 4 (head + key + external); one byte is the mark of a layer
 	key := min(MaxKeyBytes, (free-4*(entryHead+externalBytes))/6)
 	return Limits{NodeBytes: class.Bytes() - nodeSlabExtra, SlabBytes: class.Bytes(), Slab: kind.String(), Room: class.PayloadBytes(kind) - overhead, InlineKeyBytes: key - 1, MaxKeyBytes: MaxKeyBytes, entry: (free - overhead - 2*key) / 3}
@@ -137,6 +141,7 @@ func limits(class proto.Class, kind proto.Kind, overhead int) Limits {
 type Shared struct {
 	root   Ref         // of the tree; never changes
 	class  proto.Class // of the slabs of its nodes
+	wide   bool        // its nodes have flagWide
 	limits Limits      // that follow from class and kind
 	cache  *Cache      // of inner nodes
 	stats  counters    // of structural changes
@@ -230,12 +235,12 @@ func NodeClass(nodeBytes int) (proto.Class, bool) {
 }
 
 // newShared is what Programs of a tree with this root share.
-func newShared(root Ref, class proto.Class, cfg Config, fill int) *Shared {
+func newShared(root Ref, class proto.Class, wide bool, cfg Config, fill int) *Shared {
 	n := cfg.CacheBytes
 	if n == 0 {
 		n = DefaultCacheBytes
 	}
-	return &Shared{root: root, class: class, limits: limits(class, cfg.kind(), cfg.Overhead), cache: newCache(max(0, n), class.PayloadBytes(cfg.kind())), readOnly: cfg.ReadOnly, fill: fill, whole: &whole{seed: cfg.Seed}}
+	return &Shared{root: root, class: class, wide: wide, limits: limits(class, cfg.kind(), wide, cfg.Overhead), cache: newCache(max(0, n), class.PayloadBytes(cfg.kind())), readOnly: cfg.ReadOnly, fill: fill, whole: &whole{seed: cfg.Seed}}
 }
 
 // Make allocates an empty tree: one leaf, the root.
@@ -248,13 +253,13 @@ func Make(s Store, cfg Config) (*Shared, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := node{class: class}
-	room := limits(class, cfg.kind(), cfg.Overhead).Room
+	n := node{class: class, wide: cfg.Staged}
+	room := limits(class, cfg.kind(), n.wide, cfg.Overhead).Room
 	root, err := s.Alloc(n.encode(nil, room), TagRoot, room, false)
 	if err != nil {
 		return nil, err
 	}
-	return newShared(root, class, cfg, fill), nil
+	return newShared(root, class, n.wide, cfg, fill), nil
 }
 
 // Attach opens the tree with a root.
@@ -276,7 +281,10 @@ func Attach(s Store, root Ref, cfg Config) (*Shared, error) {
 	if _, ok := NodeClass(v.class.Bytes() - nodeSlabExtra); !ok {
 		return nil, corrupt("root of class %d", v.class)
 	}
-	return newShared(root, v.class, cfg, fill), nil
+	if v.wide() && !cfg.Staged {
+		return nil, corrupt("root with the keys of STAGED slabs in a PAIR slab")
+	}
+	return newShared(root, v.class, v.wide(), cfg, fill), nil
 }
 
 // page is a node as READ, which belongs to one Program, or as cached. All Programs of the
@@ -304,32 +312,34 @@ type page struct {
 	above atomic.Pointer[atomic.Pointer[page]]
 
 	view
-	buf []byte   // memory of view; kept for the next node
-	_   [24]byte // to 512: the allocator puts objects of that size on lines of their own
+	buf     []byte   // memory of view; kept for the next node
+	version uint64   // of the object, where the Program's store tells it
+	_       [16]byte // to 512: the allocator puts objects of that size on lines of their own
 }
 
 // Program runs operations on a tree, one at a time. One goroutine at a time uses it, and owns all
 // fields but *Shared.
 type Program struct {
 	*Shared
-	root    Ref                          // of the present layer
-	floor   uint64                       // all versions in the present layer are above
-	lower   *Program                     // for the layers below; nil before the first
-	mark    []byte                       // scratch: key of the entry that leads to a layer
-	store   Store                        // the slabs; see Store
-	pages   []*page                      // not in use
-	lent    []*page                      // in use by the present operation
-	depth   int                          // of nested finds
-	repairs []repair                     // splits and merges of others to complete at the end of the operation
-	w       write                        // the present write; apply runs it
-	apply   func([]byte) ([]byte, error) // w.apply, bound once
-	group   group                        // the present WriteGroup
-	glance  glance                       // the present look at a leaf
-	batch   []Write                      // scratch of operations on many keys
-	out     []byte                       // scratch: an encoded node
-	enc     []byte                       // scratch: an encoded entry
-	hits    uint64                       // of the cache, not yet added to its counters
-	touched uint64                       // see route
+	root     Ref                          // of the present layer
+	floor    uint64                       // all versions in the present layer are above
+	lower    *Program                     // for the layers below; nil before the first
+	mark     []byte                       // scratch: key of the entry that leads to a layer
+	store    Store                        // the slabs; see Store
+	versions Watching                     // store, if nodes are read with their versions; else nil
+	pages    []*page                      // not in use
+	lent     []*page                      // in use by the present operation
+	depth    int                          // of nested finds
+	repairs  []repair                     // splits and merges of others to complete at the end of the operation
+	w        write                        // the present write; apply runs it
+	apply    func([]byte) ([]byte, error) // w.apply, bound once
+	group    group                        // the present WriteGroup
+	glance   glance                       // the present look at a leaf
+	batch    []Write                      // scratch of operations on many keys
+	out      []byte                       // scratch: an encoded node
+	enc      []byte                       // scratch: an encoded entry
+	hits     uint64                       // of the cache, not yet added to its counters
+	touched  uint64                       // see route
 }
 
 // NewProgram makes a program on a store.
@@ -385,8 +395,13 @@ func (p *Program) page() *page {
 
 // read reads a node. Inner nodes are checked whole and go into the cache.
 func (p *Program) read(ref Ref) (*page, error) {
-	pg := p.page()
-	b, err := p.store.Read(ref, pg.buf[:0])
+	pg, err := p.page(), error(nil)
+	b := pg.buf[:0]
+	if p.versions != nil {
+		b, pg.version, err = p.versions.ReadVersion(ref, b)
+	} else {
+		b, err = p.store.Read(ref, b)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -85,6 +85,7 @@ type scan struct {
 	refs   []Ref                                        // of the leaves to read
 	leaves []*page                                      // read, in the order of the scan
 	slots  []*page                                      // leaves as READ, by their index in refs; nil: freed
+	values valuesAhead                                  // external values, read
 	key    []byte                                       // memory of the key that fn gets
 	given  int                                          // entries, for Limit
 }
@@ -217,20 +218,16 @@ func (s *scan) emit(leaf *page) (after, error) {
 	s.key = append(append(s.key[:0], s.prefix...), leaf.low[:leaf.prefix]...)
 	shared := len(s.key)
 	for n := range to - from {
-		i := from + n
-		if s.Reverse {
-			i = to - 1 - n
-		}
 		if s.Limit > 0 && s.given == s.Limit {
 			return enough, nil
 		}
-		e, _ := leaf.leaf(i)
+		e, _ := leaf.leaf(s.index(from, to, n))
 		s.key = append(s.key[:shared], e.suffix...)
 		if !e.external {
 			if s.given++; !s.fn(s.key, e.value, e.version) {
 				return enough, nil
 			}
-		} else if more, err := s.emitExternal(&e); err != nil || !more {
+		} else if more, err := s.emitExternal(leaf, &e, from, to, n); err != nil || !more {
 			return enough, err
 		}
 	}
@@ -257,9 +254,13 @@ func (s *scan) entriesOf(leaf *page) (from, to int) {
 }
 
 // emitExternal calls fn with an entry whose value is external, or with all entries of its layer.
-func (s *scan) emitExternal(e *leafEntry) (more bool, err error) {
+func (s *scan) emitExternal(leaf *page, e *leafEntry, from, to, n int) (more bool, err error) {
 	if e.layer() {
 		return s.below(e)
+	}
+	if value := s.valueAhead(leaf, e, from, to, n); value != nil {
+		s.given++
+		return s.fn(s.key, value, e.version), nil
 	}
 	value, version, there, err := s.outside(e)
 	if err != nil || !there {

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -102,6 +103,8 @@ type outcome struct {
 	history []porcupine.Operation
 	kills   int
 	world   *world
+	// splitRuns counts the keys that were put in the split of their leaf.
+	splitRuns int
 }
 
 func (o *outcome) sum(f func(*counters) uint64) (n uint64) {
@@ -120,13 +123,16 @@ func long(i int) []byte {
 	if i%fixedEvery < fixedEvery/2 {
 		return key4(i)
 	}
-	return fmt.Appendf(nil, "layer%0*d/%04d", limits(smallNode, proto.Pair, 0).InlineKeyBytes-5, i/fixedEvery, i)
+	return fmt.Appendf(nil, "layer%0*d/%04d", limits(smallNode, proto.Pair, false, 0).InlineKeyBytes-5, i/fixedEvery, i)
 }
 
 // play runs a scenario: keys divisible by fixedEvery are put first and never changed, all
 // others are put, deleted and read by all clients; scans must find the fixed ones
 // in order, each once.
-func play(t testing.TB, sc scenario) *outcome {
+func play(t testing.TB, sc scenario) *outcome { return playWith(t, sc, nil) }
+
+// playWith is play beside further clients, which begin starts.
+func playWith(t testing.TB, sc scenario, begin func(w *world, sh *Shared)) *outcome {
 	w := &world{memory: newMemory(), rng: rand.New(rand.NewPCG(sc.seed, 1))}
 	setup := w.store(t)
 	cfg := Config{NodeBytes: sc.nodeSize}
@@ -159,8 +165,13 @@ func play(t testing.TB, sc scenario) *outcome {
 			c.lossy = rand.New(rand.NewPCG(sc.seed, uint64(id)+200))
 		}
 	}
+	if begin != nil {
+		mine, err := Attach(setup, sh.root, cfg)
+		require.NoError(t, err)
+		begin(w, mine)
+	}
 	w.run(func(c *simClient) {
-		if sc.killOne > 0 && w.rng.IntN(sc.killOne) == 0 {
+		if sc.killOne > 0 && !c.spared && w.rng.IntN(sc.killOne) == 0 {
 			c.kill()
 			out.kills++
 		}
@@ -184,6 +195,9 @@ func (w *world) operate(t testing.TB, c *simClient, rng *rand.Rand, id, n int, s
 	switch r := rng.IntN(20); {
 	case r == 0 && i%fixedEvery != 0:
 		w.scan(t, c, sc, rng.IntN(2) == 0)
+		return
+	case r == 6 && phase%2 == 0:
+		w.putRun(t, c, id, n, i, sc, pad, out)
 		return
 	case r < 4:
 		in.kind = opGet
@@ -240,6 +254,62 @@ func (w *world) operate(t testing.TB, c *simClient, rng *rand.Rand, id, n int, s
 	}
 	w.now++
 	out.history[at].Output, out.history[at].Return = res, w.now
+}
+
+// putRun puts some neighbours, in no order, as kv.Tree.WriteRun does.
+func (w *world) putRun(t testing.TB, c *simClient, id, n, from int, sc scenario, pad []byte, out *outcome) {
+	var writes []Write
+	at := len(out.history)
+	for i := min(from, sc.keys-1); i < min(from+fixedEvery, sc.keys) && i%fixedEvery != 0; i++ {
+		in := opInput{kind: opPut, key: string(sc.key(i)), value: fmt.Sprintf("%d.%d", id, n)}
+		writes = append(writes, Write{Key: []byte(in.key), Value: append([]byte(in.value), pad...)})
+		out.history = append(out.history, porcupine.Operation{ClientId: id, Input: in, Call: w.now, Output: opOutput{unknown: true}, Return: 1 << 60})
+	}
+	slices.Reverse(writes)
+	last := at + len(writes) - 1 // the first write's place in the history
+	for done := 0; done < len(writes); {
+		made, split := writeSome(c.prog, writes[done:])
+		out.splitRuns += split
+		for i := done; i < done+made; i++ {
+			if err := writes[i].Err; err == nil {
+				w.now++
+				out.history[last-i].Output, out.history[last-i].Return = opOutput{}, w.now
+			} else if !errors.Is(err, slab.ErrUnknown) {
+				t.Fatalf("seed %d: client %d, run of %q: %v", sc.seed, id, writes[i].Key, err)
+			}
+		}
+		done += made
+	}
+}
+
+// writeSome makes the first n writes, and says how many of them in the split of their leaf.
+func writeSome(p *Program, writes []Write) (n, split int) {
+	if leaf, ok := p.Leaf(&writes[0]); ok {
+		taken := 0
+		p.WriteGroup(leaf, func() *Write {
+			if taken == len(writes) || taken > 0 && writes[taken-1].Alone {
+				return nil
+			}
+			if next, ok := p.Leaf(&writes[taken]); !ok || next != leaf {
+				return nil
+			}
+			taken++
+			return &writes[taken-1]
+		})
+		lost := false
+		for ; n < taken && !writes[n].Alone; n++ {
+			lost = lost || unknown(writes[n].Err)
+		}
+		if !lost {
+			split = p.SplitRun(leaf, writes[n:])
+			n += split
+		}
+	}
+	if n == 0 {
+		writes[0].Version, writes[0].Err = p.Put(writes[0].Key, writes[0].Value, writes[0].Cond)
+		n = 1
+	}
+	return n, split
 }
 
 func (w *world) scan(t testing.TB, c *simClient, sc scenario, reverse bool) {
@@ -304,7 +374,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 		t.Log("-short: fewer seeds")
 		seeds = min(seeds, 60)
 	}
-	var total struct{ layers, splits, splitsAtKey, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
+	var total struct{ splitRuns, layers, splits, splitsAtKey, merges, grows, shrinks, thawed, unlinked, posted, kills uint64 }
 	for seed := range seeds {
 		sc := scenario{seed: uint64(seed), clients: 2 + seed%4, ops: 60, keys: 60, nodeSize: 1 << 10, layers: seed%2 == 0, rising: seed%5 == 0}
 		switch seed % 3 {
@@ -318,6 +388,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 		res := porcupine.CheckOperationsTimeout(register, o.history, 10*time.Minute)
 		require.Equal(t, porcupine.Ok, res, "seed %d", seed)
 		o.settleAll(t, sc)
+		total.splitRuns += uint64(o.splitRuns)
 		total.layers += o.sum(func(c *counters) uint64 { return c.layers.Load() })
 		total.splits += o.sum(func(c *counters) uint64 { return c.splits.Load() })
 		total.splitsAtKey += o.sum(func(c *counters) uint64 { return c.splitsAtKey.Load() })
@@ -332,6 +403,7 @@ func TestManyClientsAreLinearizable(t *testing.T) {
 	t.Logf("%d runs: %+v", seeds, total)
 	require.NotZero(t, total.layers)
 	require.NotZero(t, total.splitsAtKey)
+	require.NotZero(t, total.splitRuns)
 	require.NotZero(t, total.merges)
 	require.NotZero(t, total.thawed)
 	require.NotZero(t, total.shrinks)

@@ -210,7 +210,7 @@ func TestBadNodesAreRefused(t *testing.T) {
 	_, err := open(good())
 	require.NoError(t, err)
 	for what, damage := range map[string]func(b []byte, v view) []byte{
-		"unknown flag":                  func(b []byte, _ view) []byte { b[3] |= 4; return b },
+		"unknown flag":                  func(b []byte, _ view) []byte { b[3] |= 8; return b },
 		"more entries than slots":       func(b []byte, v view) []byte { return put(4, uint16((v.heap-v.slots)/2+1))(b, v) },
 		"slots beyond the end":          put(6, 300),
 		"fence beyond the end":          put(36, 400),

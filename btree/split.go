@@ -39,7 +39,10 @@ func (p *Program) replace(ref Ref, stamp uint64, n *node) error {
 // swap is replace for an encoded node.
 func (p *Program) swap(ref Ref, stamp uint64, now []byte) error {
 	return p.store.Update(ref, func(old []byte) ([]byte, error) {
-		v, err := open(old)
+		v, err := parse(old)
+		if err == nil && !p.whole.has(ref, old) {
+			err = v.valid()
+		}
 		switch {
 		case err != nil:
 			return nil, err
@@ -139,7 +142,7 @@ func (p *Program) grow(n *node, key []byte) error {
 		_ = p.store.Free(rref)
 		return err
 	}
-	root := &node{level: n.level + 1, class: n.class, stamp: n.stamp + 1,
+	root := &node{level: n.level + 1, class: n.class, wide: n.wide, stamp: n.stamp + 1,
 		entries: []entry{{child: lref}, {key: right.low, child: rref}}}
 	done, err := p.commit(p.root, stamp, root, rref, lref)
 	if done {
@@ -153,7 +156,7 @@ func (p *Program) grow(n *node, key []byte) error {
 // post adds the entry of a node to its parent. It does no harm if it comes late: if the node has
 // been freed meanwhile, the next search finds the entry and removes it.
 func (p *Program) post(level int, sep []byte, child Ref) error {
-	if done, err := p.postQuick(level, sep, child); done || err != nil {
+	if done, err := p.postQuick(level, []kid{{sep, child}}); done || err != nil {
 		return err
 	}
 	for range maxTries {
@@ -200,44 +203,47 @@ func (p *Program) post(level int, sep []byte, child Ref) error {
 	return ErrBusy
 }
 
-// postQuick is post where the cache knows the parent, and the parent has room and not yet the
-// entry: one Update that does not parse the whole node.
-func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err error) {
-	ref, ok := p.quick(sep, level)
+// kid is a node and the key at which it begins, as its parent names it.
+type kid struct {
+	sep []byte
+	ref Ref
+}
+
+// postQuick is post, of nodes beside each other, where the cache knows the parent, and the parent has room
+// and none of the entries yet: one Update that does not decode the whole node.
+func (p *Program) postQuick(level int, kids []kid) (done bool, err error) {
+	ref, ok := p.quick(kids[0].sep, level)
 	if !ok {
 		return false, nil
 	}
+	var now []byte
 	err = p.store.Update(ref, func(old []byte) ([]byte, error) {
-		v, err := open(old)
-		if err != nil {
-			return nil, err
-		}
-		if v.level != level || v.frozen() || v.place(probe{key: sep}) != 0 || bytes.Equal(sep, v.low) {
-			return nil, errChanged
-		}
-		i, ok := v.search(sep, false)
-		if !ok {
-			return nil, corrupt("%v: entry %d", ref, i)
-		}
-		if i < v.count {
-			if s, _ := v.suffix(i); bytes.Equal(s, sep[v.prefix:]) {
-				return nil, errChanged
+		now = old
+		for i := range kids {
+			v, err := parse(now)
+			if err == nil && i == 0 && !p.whole.has(ref, old) {
+				err = v.valid()
 			}
+			if err == nil && v.level != level {
+				err = errChanged
+			}
+			if err != nil {
+				return nil, err
+			}
+			out := &p.group.bufs[i%2] // in turn: the other one has the node with the entry before
+			if *out, err = p.withKid(*out, &v, &kids[i]); err != nil {
+				return nil, err
+			}
+			now = *out
 		}
-		enc := binary.AppendUvarint(p.enc[:0], uint64(len(sep)-v.prefix))
-		enc = append(enc, sep[v.prefix:]...)
-		p.enc, _ = child.AppendBinary(enc)
-		used := 0
-		if p.out, used = v.splice(p.out, change{i: i, j: i, enc: p.enc, stamp: v.stamp + 1}, p.limits.Room); used > p.limits.Room {
-			return nil, errChanged
-		}
-		return p.out, nil
+		p.whole.note(ref, now)
+		return now, nil
 	})
 	switch {
 	case err == nil:
-		p.stats.posted.Add(1)
+		p.stats.posted.Add(uint64(len(kids)))
 		pg := page{ref: ref}
-		if pg.view, err = parse(p.out); err == nil {
+		if pg.view, err = parse(now); err == nil {
 			p.cache.store(&pg)
 		}
 		return true, nil
@@ -245,6 +251,30 @@ func (p *Program) postQuick(level int, sep []byte, child Ref) (done bool, err er
 		return false, nil
 	}
 	return false, err
+}
+
+// withKid writes to b a copy of an inner node with one more entry; errChanged where that is not possible.
+func (p *Program) withKid(b []byte, v *view, k *kid) ([]byte, error) {
+	if v.frozen() || v.place(probe{key: k.sep}) != 0 || bytes.Equal(k.sep, v.low) {
+		return b, errChanged
+	}
+	i, ok := v.search(k.sep, false)
+	if !ok {
+		return b, corrupt("node %q: entry %d", v.low, i)
+	}
+	if i < v.count {
+		if s, _ := v.suffix(i); bytes.Equal(s, k.sep[v.prefix:]) {
+			return b, errChanged
+		}
+	}
+	enc := binary.AppendUvarint(p.enc[:0], uint64(len(k.sep)-v.prefix))
+	enc = append(enc, k.sep[v.prefix:]...)
+	p.enc, _ = k.ref.AppendBinary(enc)
+	b, used := v.splice(b, change{i: i, j: i, enc: p.enc, stamp: v.stamp + 1}, p.limits.Room)
+	if used > p.limits.Room {
+		return b, errChanged
+	}
+	return b, nil
 }
 
 // repairAll completes the splits and merges that the operation has found half done. Errors are

@@ -31,6 +31,7 @@ type memSlab struct {
 	tag     uint32
 	payload []byte
 	born    uint64
+	version uint64
 	heldBy  *memStore
 }
 
@@ -143,6 +144,7 @@ func (s *memStore) Update(ref Ref, f func(old []byte) ([]byte, error)) error {
 	lost := s.lossy != nil && s.lossy.IntN(40) == 0
 	if err == nil && !(lost && s.lossy.IntN(2) == 0) {
 		b.payload = now
+		b.version++
 	}
 	b.heldBy = nil
 	s.step()
@@ -176,7 +178,7 @@ func (s *memStore) Alloc(payload []byte, tag uint32, capacity int, once bool) (R
 	b := s.slabs[a]
 	b.born++
 	*b = memSlab{ref: Ref{Addr: a, Incarnation: proto.MakeIncarnation(0, b.born)}, live: true, once: once, room: max(capacity, len(payload)) + s.overhead, tag: tag,
-		payload: append([]byte(nil), payload...), born: b.born}
+		payload: append([]byte(nil), payload...), born: b.born, version: 1}
 	ref := b.ref
 	s.step()
 	return ref, nil
@@ -220,6 +222,8 @@ type simClient struct {
 	stop  func()
 	ended bool
 	steps int
+	// spared: it is not killed.
+	spared bool
 }
 
 var errKilled = errors.New("killed")

@@ -22,7 +22,10 @@ func TestContextsThatHaveEnded(t *testing.T) {
 	tree, err := kv.Create(t.Context(), c, "tree", btree.Config{})
 	require.NoError(t, err)
 	require.NoError(t, tree.Put(t.Context(), []byte("key"), []byte("value")))
-	testcluster.ContextCalls(t, []any{tree}, map[string]func(context.Context) error{
+	watch, err := tree.Watch(t.Context(), kv.WatchOptions{})
+	require.NoError(t, err)
+	defer watch.Close()
+	testcluster.ContextCalls(t, []any{tree, watch}, map[string]func(context.Context) error{
 		"Create": func(ctx context.Context) error {
 			_, err := kv.Create(ctx, c, "another", btree.Config{})
 			return err

@@ -85,3 +85,110 @@ func TestRoundsOfTheTable(t *testing.T) {
 		}
 	}
 }
+
+// TestRoundsOfAScanOfLargeValues: values outside of their leaves are read many in a round, in either direction; what is deleted or replaced
+// meanwhile is skipped, or comes as it was or is.
+func TestRoundsOfAScanOfLargeValues(t *testing.T) {
+	ctx := t.Context()
+	c := testcluster.New(t, testcluster.Options{RegionBytes: 64 << 20}).Connect(client.Config{})
+	tree, err := kv.Create(ctx, c, "large", btree.Config{})
+	require.NoError(t, err)
+	const n = 600
+	key := func(i int) []byte { return fmt.Appendf(nil, "key%05d", i) }
+	value := func(i int, what string) []byte { return append(bytes.Repeat([]byte{byte(i)}, 1000+i), what...) }
+	want := map[string][]byte{}
+	for i := range n {
+		want[string(key(i))] = value(i, "old")
+		if i%50 == 0 {
+			want[string(key(i))] = make([]byte, 200<<10) // two are more than one round takes
+		}
+		require.NoError(t, tree.Put(ctx, key(i), want[string(key(i))]))
+	}
+	for _, reverse := range []bool{false, true} {
+		for _, limit := range []int{0, 1, 7, 130} {
+			before := roundsOf(c)
+			seen, last := 0, ""
+			require.NoError(t, tree.Scan(ctx, btree.Range{Reverse: reverse, Limit: limit}, func(k, v []byte, _ uint64) bool {
+				require.True(t, bytes.Equal(want[string(k)], v), "%s", k)
+				require.True(t, last == "" || (string(k) > last) != reverse)
+				last = string(k)
+				seen++
+				return true
+			}))
+			rounds := roundsOf(c) - before
+			if limit == 0 {
+				require.Equal(t, n, seen)
+				require.Less(t, rounds, uint64(n/4))
+			} else {
+				require.Equal(t, limit, seen)
+			}
+		}
+	}
+	seen := map[string]bool{}
+	require.NoError(t, tree.Scan(ctx, btree.Range{}, func(k, v []byte, _ uint64) bool {
+		i := 0
+		_, err := fmt.Sscanf(string(k), "key%05d", &i)
+		require.NoError(t, err)
+		require.False(t, seen[string(k)])
+		seen[string(k)] = true
+		require.True(t, bytes.Equal(v, want[string(k)]) || bytes.Equal(v, value(i, "new")), "%s", k)
+		if i%3 == 0 && i+3 < n { // changes what the round that has read this value may have read, too
+			require.NoError(t, tree.Put(ctx, key(i+2), value(i+2, "new")))
+			require.NoError(t, tree.Delete(ctx, key(i+1)))
+		}
+		return true
+	}))
+	for i := 0; i < n; i += 3 {
+		require.True(t, seen[string(key(i))] && (i+3 >= n || seen[string(key(i+2))]), i)
+	}
+}
+
+// TestRoundsOfARunThatSplits: new keys of a run that find no room in their leaf cost about a round for each new leaf, and not a
+// split for each group of keys that fills one.
+func TestRoundsOfARunThatSplits(t *testing.T) {
+	ctx := t.Context()
+	cluster := testcluster.New(t, testcluster.Options{})
+	c := cluster.Connect(client.Config{Replicas: 1, Slab: client.PairSlab, Lanes: 1})
+	tree, err := kv.Create(ctx, c, "runs", btree.Config{NodeBytes: 4 << 10})
+	require.NoError(t, err)
+	i, n := 0, 2000
+	_, err = tree.Load(ctx, func() ([]byte, []byte, bool) { i++; return fmt.Appendf(nil, "key%05d", i-1), make([]byte, 60), i <= n })
+	require.NoError(t, err)
+	run := func(behind int, keys int) uint64 {
+		writes := make([]btree.Write, keys)
+		for k := range writes {
+			writes[k] = btree.Write{Key: fmt.Appendf(nil, "key%05d/%02d", behind, k), Value: make([]byte, 100)}
+		}
+		before := roundsOf(c)
+		for len(writes) > 0 {
+			n, err := tree.WriteRun(ctx, writes)
+			require.NoError(t, err)
+			for _, w := range writes[:n] {
+				require.NoError(t, w.Err)
+			}
+			writes = writes[n:]
+		}
+		return roundsOf(c) - before
+	}
+	run(100, 60) // the client learns the tree
+	s, err := tree.Survey(ctx)
+	require.NoError(t, err)
+	least := uint64(1 << 30) // a refill of claims costs a round more
+	for _, behind := range []int{300, 500, 700, 900, 1100} {
+		least = min(least, run(behind, 60))
+	}
+	now, err := tree.Survey(ctx)
+	require.NoError(t, err)
+	leaves := uint64(now.Leaves-s.Leaves) / 5
+	require.GreaterOrEqual(t, leaves, uint64(4))
+	// The group that finds no room 2, READ 1, a birth for each new leaf, Update of the leaf 2, of the parent 2.
+	require.LessOrEqual(t, least, leaves+7)
+}
+
+// roundsOf is how many rounds a client's calls have taken.
+func roundsOf(c *client.Client) (sum uint64) {
+	for _, k := range c.Stats().Kinds {
+		sum += k.Rounds
+	}
+	return sum
+}

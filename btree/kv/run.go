@@ -49,6 +49,9 @@ func (t *Tree) WriteRun(ctx context.Context, writes []btree.Write) (n int, err e
 	for n < p.at && !writes[n].Alone {
 		n++
 	}
+	if n < p.at && len(writes) > 1 { // a leaf that is full is split for all that follow
+		n += p.SplitRun(leaf, writes[n:])
+	}
 	if n == 0 { // the leaf is full, or not what it was
 		p.writeAlone(&writes[0])
 		n = 1

@@ -38,10 +38,14 @@ func TestRunsAreWriteAfterWrite(t *testing.T) {
 	for round := range 300 {
 		var writes []btree.Write
 		var kinds []int
-		var seen []uint64                    // versions of conditions
-		space := []int{2, 20, 2000}[round%3] // two keys, one leaf or so, many leaves
-		for i := range 1 + rng.IntN(100) {
+		var seen []uint64                          // versions of conditions
+		space := []int{2, 20, 2000, 2000}[round%4] // two keys, one leaf or so, many leaves, and neighbours in many leaves
+		from := rng.IntN(space)
+		for i, near := range rng.Perm(1 + rng.IntN(100)) {
 			k := fmt.Appendf(nil, "key%05d", rng.IntN(space))
+			if round%4 == 3 {
+				k = fmt.Appendf(nil, "key%05d/%03d", from, near)
+			}
 			if rng.IntN(40) == 0 {
 				k = append(k, strings.Repeat("long", 100)...)
 			}
