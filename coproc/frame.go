@@ -30,7 +30,7 @@ const (
 	FrameEmit     = 'e' // a: key, b: value
 	FrameLog      = 'l' // a: line
 	FrameProgress = 'p' // a: done:8 of:8
-	FrameCall     = 'c' // a: Call as JSON, b: payload
+	FrameCall     = 'c' // a: EnvCall as JSON, b: payload
 	FrameDone     = 'd' // b: error text, "" for none
 
 	frameHeadBytes = 9
@@ -48,9 +48,9 @@ type Start struct {
 	MicrosLeft int64 `json:"micros_left"`
 }
 
-// Call is a request of a guest to its Env; Op is the method's name in lower case,
+// EnvCall is a request of a guest to its Env; Op is the method's name in lower case,
 // with "tree" before those of Tree.
-type Call struct {
+type EnvCall struct {
 	Op    string `json:"op"`
 	Ref   string `json:"ref,omitempty"`   // of an object, as proto.Ref prints it
 	Name  string `json:"name,omitempty"`  // of a tree, or of an entry of the placement library

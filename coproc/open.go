@@ -35,6 +35,11 @@ func Open(ctx context.Context, controllers ...string) (*Memory, error) {
 	return &Memory{c, ctx}, nil
 }
 
+// Call calls a function on one object, beside the memory that has it: see client.Client.Call.
+func Call(ctx context.Context, c *client.Client, ref Ref, function string, args []byte) (answer []byte, err error) {
+	return c.Call(ctx, ref, function, args)
+}
+
 // Alloc makes an object.
 func (m *Memory) Alloc(payload []byte) (Ref, error) {
 	return m.c.Alloc(m.ctx, payload, client.AllocOptions{})

@@ -25,6 +25,35 @@ type Plugin interface {
 	Map(env Env, key, value []byte, emit Emit) error
 }
 
+// Func is a plugin that is called on one object by Call: it is given the object's payload and the caller's arguments, and returns the
+// payload that replaces it, nil for none, and the answer. It may be called again, on another payload, when the object has changed meanwhile, so
+// its answer must follow from what it is given.
+//
+//	coproc.Register("append", "appends to an object", func() coproc.Plugin {
+//		return coproc.Func(func(object, args []byte) (next, answer []byte, err error) { return append(object, args...), nil, nil })
+//	})
+//
+// As a plugin of a job it maps each record's value, with the key as arguments.
+type Func func(object, args []byte) (next, answer []byte, err error)
+
+// Keys of the records that a Func emits.
+const (
+	NextObject = "object"
+	FuncAnswer = "answer"
+)
+
+// Map calls the function.
+func (f Func) Map(_ Env, key, value []byte, emit Emit) error {
+	next, answer, err := f(value, key)
+	if err == nil && next != nil {
+		err = emit([]byte(NextObject), next)
+	}
+	if err == nil {
+		err = emit([]byte(FuncAnswer), answer)
+	}
+	return err
+}
+
 // Reducer is a plugin whose emitted records are brought together by key. Without
 // it they are the output.
 type Reducer interface {

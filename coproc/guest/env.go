@@ -44,7 +44,7 @@ func (e *env) Logf(format string, args ...any) {
 }
 
 func (e *env) Alloc(payload []byte) (coproc.Ref, error) {
-	b, err := e.g.call(coproc.Call{Op: "alloc"}, payload)
+	b, err := e.g.call(coproc.EnvCall{Op: "alloc"}, payload)
 	return refOf(b, err)
 }
 
@@ -56,26 +56,26 @@ func refOf(b []byte, err error) (coproc.Ref, error) {
 }
 
 func (e *env) Read(ref coproc.Ref, dst []byte) ([]byte, error) {
-	b, err := e.g.call(coproc.Call{Op: "read", Ref: ref.String()}, nil)
+	b, err := e.g.call(coproc.EnvCall{Op: "read", Ref: ref.String()}, nil)
 	return append(dst, b...), err
 }
 
 func (e *env) Write(ref coproc.Ref, payload []byte) error {
-	_, err := e.g.call(coproc.Call{Op: "write", Ref: ref.String()}, payload)
+	_, err := e.g.call(coproc.EnvCall{Op: "write", Ref: ref.String()}, payload)
 	return err
 }
 
 func (e *env) Free(ref coproc.Ref) error {
-	_, err := e.g.call(coproc.Call{Op: "free", Ref: ref.String()}, nil)
+	_, err := e.g.call(coproc.EnvCall{Op: "free", Ref: ref.String()}, nil)
 	return err
 }
 
 func (e *env) Lookup(name string) (coproc.Ref, error) {
-	return refOf(e.g.call(coproc.Call{Op: "lookup", Name: name}, nil))
+	return refOf(e.g.call(coproc.EnvCall{Op: "lookup", Name: name}, nil))
 }
 
 func (e *env) Tree(name string) (coproc.Tree, error) {
-	if _, err := e.g.call(coproc.Call{Op: "tree", Name: name}, nil); err != nil {
+	if _, err := e.g.call(coproc.EnvCall{Op: "tree", Name: name}, nil); err != nil {
 		return nil, err
 	}
 	return tree{e.g, name}, nil
@@ -87,17 +87,17 @@ type tree struct {
 }
 
 func (t tree) Get(key, dst []byte) ([]byte, error) {
-	b, err := t.g.call(coproc.Call{Op: "treeget", Name: t.name, Key: key}, nil)
+	b, err := t.g.call(coproc.EnvCall{Op: "treeget", Name: t.name, Key: key}, nil)
 	return append(dst, b...), err
 }
 
 func (t tree) Put(key, value []byte) error {
-	_, err := t.g.call(coproc.Call{Op: "treeput", Name: t.name, Key: key}, value)
+	_, err := t.g.call(coproc.EnvCall{Op: "treeput", Name: t.name, Key: key}, value)
 	return err
 }
 
 func (t tree) Delete(key []byte) error {
-	_, err := t.g.call(coproc.Call{Op: "treedelete", Name: t.name, Key: key}, nil)
+	_, err := t.g.call(coproc.EnvCall{Op: "treedelete", Name: t.name, Key: key}, nil)
 	return err
 }
 
@@ -110,7 +110,7 @@ func (t tree) Scan(from, to []byte, limit int, f func(key, value []byte) bool) e
 		if limit > 0 {
 			page = min(page, limit)
 		}
-		b, err := t.g.call(coproc.Call{Op: "treescan", Name: t.name, Key: from, To: to, Limit: page}, nil)
+		b, err := t.g.call(coproc.EnvCall{Op: "treescan", Name: t.name, Key: from, To: to, Limit: page}, nil)
 		if err != nil {
 			return err
 		}

@@ -183,7 +183,7 @@ func (g *conn) flush() error {
 }
 
 // call asks the worker for something.
-func (g *conn) call(c coproc.Call, payload []byte) ([]byte, error) {
+func (g *conn) call(c coproc.EnvCall, payload []byte) ([]byte, error) {
 	b, err := json.Marshal(c)
 	if err != nil {
 		return nil, err

@@ -266,6 +266,11 @@ func (w *worker) program(ctx context.Context, s *Spec) (program, error) {
 	if m.SHA256 != s.Module {
 		return nil, fmt.Errorf("module %s was replaced after the job was submitted: submit it again", name)
 	}
+	return w.compiled(ctx, m, cmp.Or(s.CompileTimeout, w.CompileTimeout))
+}
+
+// compiled is the machine code of a module, which is made at its first use.
+func (w *worker) compiled(ctx context.Context, m Module, limit time.Duration) (program, error) {
 	end, err := w.mayCompile(ctx)
 	if err != nil {
 		return nil, err
@@ -278,9 +283,9 @@ func (w *worker) program(ctx context.Context, s *Spec) (program, error) {
 	if err != nil {
 		return nil, err
 	}
-	code, err := w.rt.compile(ctx, b, cmp.Or(s.CompileTimeout, w.CompileTimeout))
+	code, err := w.rt.compile(ctx, b, limit)
 	if err != nil {
-		return nil, fmt.Errorf("module %s: %w", name, err)
+		return nil, fmt.Errorf("module %s: %w", m.About.Name, err)
 	}
 	have := &module{About: m.About, rt: w.rt, code: code}
 	w.modules[m.SHA256] = have

@@ -85,7 +85,13 @@ func (w *worker) claimOf(ctx context.Context, id uint64) (j *Job, p *Part, err e
 		if err != nil {
 			return nil, nil, err
 		}
-		p, done, err := w.choose(ctx, parts, w.can(j))
+		can := w.can(j)
+		if can {
+			if can, err = w.mayBegin(ctx, j); err != nil {
+				return nil, nil, err
+			}
+		}
+		p, done, err := w.choose(ctx, parts, can)
 		if err != nil || p != nil {
 			return j, p, err
 		}
@@ -175,7 +181,7 @@ func (w *worker) claimReady(ctx context.Context, id uint64) (j *Job, p *Part, fr
 		} else if err != nil {
 			return nil, nil, fresh, err
 		}
-		if ok := !j.State.Ended() && j.Phase == p.Phase && w.can(j); ok {
+		if ok := !j.State.Ended() && j.Phase == p.Phase && j.Phase != phasePlan && w.can(j); ok {
 			if ok, err = w.take(ctx, p); err != nil {
 				return nil, nil, fresh, err
 			} else if ok {
@@ -383,6 +389,12 @@ func (w *worker) cleanUp(ctx context.Context, j *Job) error {
 	if !j.Freed {
 		if freed, err := w.dropAll(ctx, j); err != nil || !freed {
 			return err
+		}
+		// Before the job is marked as freed, or retired: of a worker that dies in between another one repeats it.
+		if j.Queued {
+			if err := w.c.Jobs().Leave(ctx, j.ID); err != nil {
+				return err
+			}
 		}
 	}
 	if settled, err := w.settle(ctx, j); err != nil || !settled {

@@ -29,6 +29,7 @@ type env struct {
 	owned    map[coproc.Ref]struct{} // allocated by this attempt
 	told     *told                   // shared with the beat of the part, under a lock of its own
 	seen     *atomic.Uint64          // records of the input so far
+	bare     bool                    // of the call of a function, which has its object and nothing else
 }
 
 // told is the progress and the log lines that the next beat writes into the part's record.
@@ -91,8 +92,19 @@ func (e *env) tell(p *Part) {
 	e.told.lines = e.told.lines[:0]
 }
 
+// beyond refuses what a function that is called on one object does not have.
+func (e *env) beyond() error {
+	if e.bare {
+		return fmt.Errorf("a function has its object alone: %w", coproc.ErrOutside)
+	}
+	return nil
+}
+
 // Alloc makes an object, which this attempt may change and free.
 func (e *env) Alloc(payload []byte) (coproc.Ref, error) {
+	if err := e.beyond(); err != nil {
+		return coproc.Ref{}, err
+	}
 	ref, err := e.c.Alloc(e.ctx, payload, client.AllocOptions{})
 	if err == nil {
 		e.owned[ref] = struct{}{}
@@ -101,7 +113,12 @@ func (e *env) Alloc(payload []byte) (coproc.Ref, error) {
 }
 
 // Read reads an object.
-func (e *env) Read(ref coproc.Ref, dst []byte) ([]byte, error) { return e.c.Read(e.ctx, ref, dst) }
+func (e *env) Read(ref coproc.Ref, dst []byte) ([]byte, error) {
+	if err := e.beyond(); err != nil {
+		return dst, err
+	}
+	return e.c.Read(e.ctx, ref, dst)
+}
 
 // own refuses objects that this attempt has not made. Another attempt of the part would meet them as
 // this one has left them.
@@ -143,6 +160,9 @@ func (e *env) giveUp(ctx context.Context) {
 
 // Lookup is the object of a name.
 func (e *env) Lookup(name string) (coproc.Ref, error) {
+	if err := e.beyond(); err != nil {
+		return coproc.Ref{}, err
+	}
 	n, err := e.c.Names().Lookup(e.ctx, name)
 	return n.Ref, err
 }
@@ -158,6 +178,9 @@ func (e *env) Tree(name string) (coproc.Tree, error) {
 
 // open opens a tree once for each attempt.
 func (e *env) open(name string) (*tree, error) {
+	if err := e.beyond(); err != nil {
+		return nil, err
+	}
 	if t := e.trees[name]; t != nil {
 		return t, nil
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/quarrystore/quarry/btree"
@@ -21,6 +22,9 @@ var ErrNotEnded = errors.New("job has not ended")
 // Forget removes the records of a job that has ended: its parts, errors and log. What the job has written stays.
 func (s *Store) Forget(ctx context.Context, id uint64) error {
 	j, err := s.read(ctx, id)
+	if errors.Is(err, ErrNoJob) && s.lost(ctx, id) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -29,7 +33,11 @@ func (s *Store) Forget(ctx context.Context, id uint64) error {
 	}
 	switch _, err := s.t.Get(ctx, activeKey(id), nil); {
 	case err == nil:
-		return fmt.Errorf("job %d is %s: %w: a worker has still to free its intermediate results, or the output that it has replaced: try again", id, j.State, ErrNotEnded)
+		if done, err := s.sweep(ctx, j); err != nil {
+			return fmt.Errorf("job %d is %s: freeing its intermediate results: %w", id, j.State, err)
+		} else if !done {
+			return fmt.Errorf("job %d is %s: %w: a worker has still to free its intermediate results, or the output that it has replaced: try again", id, j.State, ErrNotEnded)
+		}
 	case !errors.Is(err, btree.ErrNoKey):
 		return err
 	}
@@ -41,6 +49,23 @@ func (s *Store) Forget(ctx context.Context, id uint64) error {
 		return err
 	}
 	return nil
+}
+
+// sweep cleans up after an ended job for which workers have acted for its submitter, as such a worker does: there may be none any more, when the
+// delegation was revoked or has expired. false: there is something left to do, or it is left to workers with rights of their own.
+func (s *Store) sweep(ctx context.Context, j *Job) (done bool, err error) {
+	if !j.Delegated || s.d != nil {
+		return false, nil
+	}
+	// Whether an attempt may still change memory is for the fence of its session to say, and not for its beat.
+	w := &worker{Config: Config{Lease: -1, Tally: &Tally{}, Logger: slog.Default()}, c: s.c, store: s, seen: map[string]sighting{}, here: map[string]bool{}, trees: newTrees(s.c, s.t)}
+	if err := w.cleanUp(ctx, j); err != nil {
+		return false, err
+	}
+	if _, err = s.t.Get(ctx, activeKey(j.ID), nil); errors.Is(err, btree.ErrNoKey) {
+		return true, nil
+	}
+	return false, err
 }
 
 // dropParts removes the records of a job's parts.

@@ -237,7 +237,7 @@ func TestKilledWorkersRunsAreFreed(t *testing.T) {
 	r := newRigWith(t, testcluster.Options{Nodes: 2, Lease: lease, RegionBytes: 256 << 20}, 1)
 	r.tree("in", map[string]string{"a": "stone "})
 	p := r.process(time.Second, client.TransportAuto)
-	j := r.submitOnce(job.Spec{Plugin: "leaves", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 1, ReduceParts: 1})
+	j := r.submitOnce(job.Spec{Plugin: "leaves", Input: job.Source{Tree: "in"}, Output: "out", MapParts: 1, ReduceParts: 1, ShuffleBytes: 200 << 20})
 	p.says("begun")
 	tree, err := kv.Open(t.Context(), r.c, job.StateTree, btree.Config{})
 	require.NoError(t, err)

@@ -28,8 +28,10 @@ const (
 	MaxPartTimeout = 24 * time.Hour
 	MaxLasts       = 30 * 24 * time.Hour
 	MaxMemoryBytes = 4 << 30 // of an instance: WASM has 32-bit addresses
-	// DefaultShuffleBytes of records between map and reduce. Reducing is for what a plugin can combine; sorting more than that is what other engines are for.
+	// DefaultShuffleBytes of records between map and reduce, at most: a job that names no budget gets a quarter of the cluster's quota, at
+	// least MinShuffleBytes. Reducing is for what a plugin can combine; sorting more than that is what other engines are for.
 	DefaultShuffleBytes = 16 << 30
+	MinShuffleBytes     = 64 << 20
 	MaxShuffleBytes     = 1 << 40
 	// MaxAttempts of one part.
 	MaxAttempts = 4
@@ -80,8 +82,8 @@ type Spec struct {
 	// limits, which bound them. Compiled plugins have neither.
 	MemoryBytes    int           `json:"memory_bytes,omitempty"`
 	CompileTimeout time.Duration `json:"compile_timeout_ns,omitempty"`
-	// ShuffleBytes is the budget of records between map and reduce, in bytes; 0 means DefaultShuffleBytes. A job that
-	// writes more fails.
+	// ShuffleBytes is the budget of records between map and reduce, in bytes; 0 means a quarter of the cluster's quota, at most
+	// DefaultShuffleBytes. A job that writes more fails.
 	ShuffleBytes int64 `json:"shuffle_bytes,omitempty"`
 	// Lasts is how long workers may act for the submitter; 0 means a day.
 	Lasts time.Duration `json:"lasts_ns,omitempty"`
@@ -230,6 +232,9 @@ type Job struct {
 	Error   string    `json:"error,omitempty"` // why it failed
 	// Delegated says that workers act for the submitter: they have a delegation for the job.
 	Delegated bool `json:"delegated,omitempty"`
+	// Queued says that the job has a place in the queue for the cluster's quota of records between map and reduce: it is planned once it is
+	// admitted, and leaves when those records are freed. Jobs that do not reduce have none.
+	Queued bool `json:"queued,omitempty"`
 	// Freed says that the intermediate results of an ended job are freed, and that a former output lingers.
 	Freed bool `json:"freed,omitempty"`
 

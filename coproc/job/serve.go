@@ -193,7 +193,11 @@ func (w *worker) refuse(ctx context.Context, id uint64, why error) {
 	w.Logger.Warn("job is refused", "job", id, "error", why)
 	err := w.store.end(ctx, id, Failed, why.Error())
 	if errors.Is(why, errDamaged) {
-		err = errors.Join(err, w.retire(ctx, id, Failed, true))
+		leave := w.c.Jobs().Leave(ctx, id)
+		if leave == nil {
+			leave = w.retire(ctx, id, Failed, true)
+		}
+		err = errors.Join(err, leave)
 	}
 	if err != nil {
 		w.Logger.Warn("job is not ended", "job", id, "error", err)

@@ -134,15 +134,19 @@ func (s *Store) Submit(ctx context.Context, spec Spec) (*Job, error) {
 		}
 		j.Spec.Module = m.SHA256
 	}
-	if j.ID, err = s.number(ctx); err != nil {
+	if err := s.place(ctx, j); err != nil {
 		return nil, err
 	}
 	if j.Delegated, err = s.c.Jobs().Delegate(ctx, j.ID, j.digest(), spec.Lasts); err != nil {
+		s.leave(context.WithoutCancel(ctx), j)
 		return nil, fmt.Errorf("job: workers cannot act for its submitter: %w", err)
 	}
 	if err := s.record(ctx, j); err != nil {
 		if j.Delegated {
 			_ = s.c.Jobs().End(context.WithoutCancel(ctx), j.ID, false) // else it ends with its time
+		}
+		if !errors.Is(err, client.ErrUnknown) { // else a worker may see the job
+			s.leave(context.WithoutCancel(ctx), j)
 		}
 		return nil, err
 	}
@@ -417,7 +421,7 @@ func cut(s string, n int) string {
 }
 
 // Revoke cancels a job, and ends the sessions that workers have opened for it: when it returns, no worker
-// changes a byte for the job any more. What its parts have written stays, and intermediate results do.
+// changes a byte for the job any more. What its parts have written stays, and intermediate results do until Forget.
 func (s *Store) Revoke(ctx context.Context, id uint64) error {
 	j, err := s.Job(ctx, id)
 	if err != nil {

@@ -439,7 +439,7 @@ func (m *module) part(e *env, emit coproc.Emit, more func(dst []byte) []byte) er
 			if g.owed > 0 { // answers are outside of the memory that a module may have: one at a time
 				return fmt.Errorf("%w: a call before the answer to the last one is read", coproc.ErrFrame)
 			}
-			var c coproc.Call
+			var c coproc.EnvCall
 			if err := json.Unmarshal(a, &c); err != nil {
 				return coproc.ErrFrame
 			}
@@ -467,7 +467,7 @@ func (m *module) part(e *env, emit coproc.Emit, more func(dst []byte) []byte) er
 const scanBytes = 1 << 20
 
 // call carries out a module's call of its Env, and appends the answer.
-func (e *env) call(c coproc.Call, payload []byte) ([]byte, error) {
+func (e *env) call(c coproc.EnvCall, payload []byte) ([]byte, error) {
 	var ref coproc.Ref
 	var t *tree
 	var err error

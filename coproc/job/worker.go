@@ -87,12 +87,13 @@ type worker struct {
 	compiling chan struct{}      // of one place, which is taken to compile: one module at a time
 	modules   map[string]*module // by hash; guarded by compiling
 
-	mu    sync.Mutex          // guards seen, ready, turn and here
-	seen  map[string]sighting // of parts and workers
-	ready map[uint64]listing  // by job
-	turn  uint64              // job that a part was last claimed of
-	here  map[string]bool     // parts with an attempt of this worker that has not ended, by key
-	me    Worker              // the worker's own record; once Work serves, beWatched alone changes it: its beat
+	mu    sync.Mutex           // guards the fields up to here
+	seen  map[string]sighting  // of parts and workers
+	ready map[uint64]listing   // by job
+	asked map[uint64]time.Time // when a job was refused a place under the quota, by job
+	turn  uint64               // job that a part was last claimed of
+	here  map[string]bool      // parts with an attempt of this worker that has not ended, by key
+	me    Worker               // the worker's own record; once Work serves, beWatched alone changes it: its beat
 }
 
 // staff are the live workers, as last listed.
@@ -201,7 +202,7 @@ func newWorker(ctx context.Context, cfg Config, d *client.Delegation, slots chan
 		return nil, err
 	}
 	store.d = d
-	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]bool{}, ready: map[uint64]listing{}, compiling: make(chan struct{}, 1), modules: map[string]*module{},
+	w := &worker{Config: cfg, c: cfg.Client, session: session, store: store, seen: map[string]sighting{}, here: map[string]bool{}, ready: map[uint64]listing{}, asked: map[uint64]time.Time{}, compiling: make(chan struct{}, 1), modules: map[string]*module{},
 		trees: newTrees(cfg.Client, store.t), outer: outer, bound: ctx, tidy: context.WithoutCancel(ctx), slots: slots}
 	w.staff.Store(&staff{})
 	if cfg.Node != "" {
@@ -229,6 +230,7 @@ func (w *worker) run() (over bool) {
 	w.finished = func() { cancel(errFinished) }
 	var wg sync.WaitGroup
 	wg.Go(func() { w.beWatched(ctx) })
+	wg.Go(func() { w.serveFunctions(ctx) })
 	for range w.Slots {
 		wg.Go(func() { w.loop(ctx) })
 	}

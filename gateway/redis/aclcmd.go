@@ -205,7 +205,7 @@ func aclDryrun(c *conn, a [][]byte) error {
 	case d.reason == "command":
 		c.text("This user has no permissions to run the '" + d.object + "' command")
 	default:
-		c.text("This user has no permissions to access the '" + d.object + "' key")
+		c.text("This user has no permissions to access the '" + d.object + "' " + d.reason)
 	}
 	return nil
 }

@@ -13,6 +13,16 @@ const redisVersion = "7.0.15"
 
 // PING [message].
 func ping(c *conn, a [][]byte) error {
+	if c.proto < 3 && c.hears.count() > 0 && len(a) < 3 {
+		c.array(2)
+		c.text("pong")
+		if len(a) == 1 {
+			c.text("")
+		} else {
+			c.bulk(a[1])
+		}
+		return nil
+	}
 	switch len(a) {
 	case 1:
 		c.status("PONG")
@@ -59,6 +69,9 @@ func (c *conn) admit(command string, name, password []byte) error {
 
 // become makes the connection a user's, whose keys are in a tree.
 func (c *conn) become(u *user, home *Server) {
+	if c.user != u || c.s != home {
+		c.deafen()
+	}
 	c.user, c.s = u, home
 	c.describe(func(d *about) { d.user = u.name })
 }
@@ -149,6 +162,7 @@ func hello(c *conn, a [][]byte) error {
 
 // reset puts the connection back to what it was when it was made, also its user.
 func reset(c *conn, _ [][]byte) error {
+	c.deafen()
 	c.db, c.proto, c.silence, c.refusing = 0, 2, 0, false
 	c.authenticated = c.s.Open()
 	c.p.preAuth = !c.authenticated

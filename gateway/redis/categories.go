@@ -16,8 +16,9 @@ var categoriesOf = map[string]string{
 	"fast transaction":                "multi discard",
 	"slow transaction":                "exec",
 	"slow":                            "client config function memory object config|help memory|help acl acl|cat acl|genpass acl|whoami acl|help",
-	"slow connection":                 "client|id client|getname client|setname client|setinfo client|info client|reply client|help command command|count command|info command|docs command|list command|help",
+	"slow connection":                 "client|id client|getname client|setname client|setinfo client|info client|reply client|tracking client|caching client|trackinginfo client|getredir client|help command command|count command|info command|docs command|list command|help",
 	"admin slow dangerous connection": "client|list client|no-evict",
+	"pubsub slow":                     "subscribe unsubscribe psubscribe punsubscribe",
 	"slow dangerous":                  "info",
 	"admin slow dangerous":            "config|get config|set config|resetstat acl|deluser acl|dryrun acl|getuser acl|list acl|load acl|log acl|save acl|setuser acl|users",
 	"write slow scripting":            "function|flush",
@@ -72,6 +73,7 @@ func (s *Server) classify() {
 	}
 	for i, cmd := range s.numbered {
 		cmd.number, all[cmd.name] = i, cmd
+		cmd.reads, cmd.writes = strings.Contains(cmd.flags, "readonly"), strings.Contains(cmd.flags, "write")
 	}
 	for set, names := range categoriesOf {
 		for name := range strings.FieldsSeq(names) {

@@ -73,6 +73,9 @@ type conn struct {
 	quit     bool     // the connection ends after this batch
 	silence  int      // replies to drop, by CLIENT REPLY; -1: all
 	did      progress // of the present command
+	tracks   tracking // CLIENT TRACKING, as this connection's goroutine has set it
+	hears    hearing  // SUBSCRIBE and PSUBSCRIBE, likewise
+	pushes   pushes   // what is sent beside replies
 	ids      idRow    // of the hashes and sorted sets that this connection makes
 
 	hits, misses, failed uint64 // of the batch; execute adds them to s.stats
@@ -117,6 +120,7 @@ func newConn(s *Server, nc net.Conn, id uint64) *conn {
 	}
 	c.about = about{proto: 2, user: c.user.name}
 	c.sock.init(s, nc)
+	c.pushes.init(c)
 	c.fetch = c.take
 	c.seen.Store(c.since.Unix())
 	return c
@@ -132,11 +136,17 @@ func (c *conn) serve() {
 	if over, ok := c.sock.nc.(*tls.Conn); ok {
 		defer over.CloseWrite() // not when it is closed: that holds the server's lock
 	}
+	defer func() {
+		c.deafen()
+		c.pushes.end()
+	}()
 	for !c.quit && !c.sock.killed.Load() {
 		if c.filled == len(c.in) {
 			if err := c.grow(); err != nil {
+				c.pushes.turn.Lock()
 				c.fail(err.Error())
 				c.flush()
+				c.pushes.turn.Unlock()
 				return
 			}
 		}
@@ -144,7 +154,10 @@ func (c *conn) serve() {
 		c.filled += n
 		if n > 0 {
 			c.s.stats.bytesIn.Add(uint64(n))
-			if !c.work() {
+			c.pushes.turn.Lock()
+			more := c.work()
+			c.pushes.turn.Unlock()
+			if !more {
 				return
 			}
 		}
@@ -242,7 +255,13 @@ func (c *conn) execute() {
 	c.now = c.s.clock().UnixMilli()
 	c.seen.Store(c.began.Unix())
 	for i := 0; i < len(c.batch) && !c.quit; {
-		i += c.run(i)
+		failed := c.failed
+		n := c.run(i)
+		if c.s.caches.some.Load() && c.failed == failed {
+			c.tellWrites(c.batch[i : i+n])
+		}
+		i += n
+		c.takePushes()
 		if len(c.out) > flushBytes && !c.flush() {
 			c.quit = true
 		}
@@ -259,6 +278,13 @@ func (c *conn) execute() {
 // and returns how many it has executed.
 func (c *conn) run(i int) int {
 	c.did = progress{}
+	if c.tracks.on {
+		defer c.tracked(c.batch[i])
+		if cmd := c.batch[i].cmd; cmd != nil && cmd.reads {
+			c.remember(c.batch[i])
+			return c.single(i)
+		}
+	}
 	if n := c.together(i); n > 0 {
 		return n
 	}
@@ -365,6 +391,9 @@ func (c *conn) call(cmd *command, args [][]byte) error {
 	}
 	if c.refusing && !cmd.inRefused {
 		return errRefusing
+	}
+	if c.proto < 3 && c.hears.count() > 0 && !cmd.whileHearing {
+		return fault("ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
 	}
 	return cmd.run(c, args)
 }

@@ -50,3 +50,11 @@ const (
 	MaxPreAuth = maxPreAuth
 	MaxDropped = maxDropped
 )
+
+// BeforeEach runs f before each operation on the tree. It is set before the gateway serves.
+func (s *Server) BeforeEach(f func()) {
+	s.tree.step = func(bool) failure {
+		f()
+		return failure{}
+	}
+}

@@ -185,7 +185,7 @@ func readValue(r *bufio.Reader) (v value, err error) {
 		}
 		v.text = string(b[:n])
 		return v, nil
-	case '*', '~', '%':
+	case '*', '~', '%', '>':
 		n, err := strconv.Atoi(v.text)
 		if err != nil || n < 0 {
 			return v, err
@@ -208,7 +208,7 @@ func readValue(r *bufio.Reader) (v value, err error) {
 // String keeps all that differs between answers.
 func (v value) String() string {
 	switch v.kind {
-	case '*', '~', '%':
+	case '*', '~', '%', '>':
 		if v.text == "-1" {
 			return "*-1"
 		}

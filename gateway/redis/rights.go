@@ -29,10 +29,10 @@ type rights struct {
 	// keys
 	allKeys  bool      // patterns is empty then
 	patterns []pattern // of keys, each with its access
-	// Channels of PUBLISH, which is not served: kept for the file.
+	// Channels of SUBSCRIBE, and patterns of PSUBSCRIBE.
 	allChannels bool
 	channels    []string
-	// full: every command on every key. Such a user costs one comparison per command.
+	// full: every command on every key and channel. Such a user costs one comparison per command.
 	full bool
 }
 
@@ -281,7 +281,7 @@ func (s *Server) eval(bits []uint64, rule string) bool {
 // ready makes rights ready for use.
 func (s *Server) ready(r *rights) *rights {
 	r.bits = s.evaluate(r.all, r.rules)
-	r.full = r.all && len(r.rules) == 0 && r.allKeys
+	r.full = r.all && len(r.rules) == 0 && r.allKeys && r.allChannels
 	return r
 }
 
@@ -383,14 +383,21 @@ func (u *user) String() string {
 
 // denied is why a call is refused.
 type denied struct {
-	reason string // as ACL LOG has it: command or key
-	object string // the command's name, or the key
+	reason string // as ACL LOG has it: command, key or channel
+	object string // the command's name, the key or channel
 }
 
 // refuse is nil where the rights allow a call.
 func (r *rights) refuse(cmd *command, args [][]byte) *denied {
 	if !r.may(cmd) {
 		return &denied{"command", cmd.name}
+	}
+	if cmd.hears {
+		for _, name := range args[1:] {
+			if !r.mayHear(string(name), cmd.name == "psubscribe") {
+				return &denied{"channel", string(name)}
+			}
+		}
 	}
 	var bad []byte
 	found := false
@@ -410,6 +417,9 @@ func (r *rights) refuse(cmd *command, args [][]byte) *denied {
 func (d *denied) fault() error {
 	if d.reason == "command" {
 		return fault("NOPERM this user has no permissions to run the '" + d.object + "' command")
+	}
+	if d.reason == "channel" {
+		return errNoChannel
 	}
 	return errNoKey
 }

@@ -74,6 +74,9 @@ type Server struct {
 	swept     chan leftover        // removals that the sweep carries out: of ended ids, and of empty keys
 	ownerless map[uint64]time.Time // since when the sweep has seen fields of ids without owner
 	timed     atomic.Bool          // a key was given an expiry
+	caches    caches               // what clients keep of the tree
+	channels  channels             // who hears of its changes
+	feed      feed                 // of the changes
 }
 
 // shared is what all trees of a gateway have in common.
@@ -84,6 +87,7 @@ type shared struct {
 	clock    func() time.Time    // wall clock, of expiry and of the age of what is swept
 	random   func() uint64       // for ids
 	ctx      context.Context     // of commands; never canceled
+	feeds    context.Context     // of feeds; ends with Serve. Set by Serve
 	commands map[string]*command // by name, in lower case
 	getCmd   *command
 	setCmd   *command
@@ -148,7 +152,11 @@ func New(cfg Config) *Server {
 
 // over is a gateway to a tree.
 func (h *shared) over(tree *kv.Tree) *Server {
-	return &Server{shared: h, tree: gated{Tree: tree}, swept: make(chan leftover, 1024), ownerless: map[uint64]time.Time{}}
+	s := &Server{shared: h, tree: gated{Tree: tree}, swept: make(chan leftover, 1024), ownerless: map[uint64]time.Time{}}
+	s.caches.init()
+	s.channels.init()
+	s.feed.init(s)
+	return s
 }
 
 // Serve accepts connections of all listeners until the context ends, or they fail or are closed. It
@@ -170,6 +178,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	})
 	defer stop()
 	bctx, stopBackground := context.WithCancel(ctx)
+	s.feeds = bctx
 	if s.cfg.SweepKeys > 0 {
 		s.wg.Go(func() { s.sweep(bctx) })
 	}

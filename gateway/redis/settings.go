@@ -30,7 +30,7 @@ func (s *settings) init(cfg Config) {
 		"set-max-intset-entries": "512", "list-max-listpack-size": "-2", "list-max-ziplist-size": "-2", "active-expire-effort": "1", "lazyfree-lazy-server-del": "no", "lazyfree-lazy-eviction": "no",
 		"latency-monitor-threshold": "0", "min-replicas-to-write": "0", "stream-node-max-entries": "100", "stream-node-max-bytes": "4096", "set-proc-title": "yes", "enable-debug-command": "no",
 		"list-compress-depth": "0", "hz": "10", "dynamic-hz": "yes",
-		"maxmemory-samples": "5", "lfu-log-factor": "10", "lfu-decay-time": "1", "stop-writes-on-bgsave-error": "yes", "rdbcompression": "yes",
+		"tracking-table-max-keys": "1000000", "maxmemory-samples": "5", "lfu-log-factor": "10", "lfu-decay-time": "1", "stop-writes-on-bgsave-error": "yes", "rdbcompression": "yes",
 	}
 	s.fixed = map[string]bool{}
 	for _, name := range []string{"databases", "maxclients", "proto-max-bulk-len", "cluster-enabled", "daemonize", "aclfile", "port", "requirepass"} {
@@ -93,6 +93,10 @@ func configSet(c *conn, a [][]byte) error {
 	if len(a)%2 != 0 {
 		return errSyntax
 	}
+	events, err := c.eventsOf(a)
+	if err != nil {
+		return err
+	}
 	s := &c.s.settings
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,10 +115,37 @@ func configSet(c *conn, a [][]byte) error {
 		seen[name] = true
 	}
 	for i := 2; i < len(a); i += 2 {
-		s.put(lowered(a[i]), string(a[i+1]))
+		name, value := lowered(a[i]), string(a[i+1])
+		if name == keyspaceEvents {
+			value = classText(events)
+			c.s.base.feed.notify.Store(events)
+		}
+		s.put(name, value)
 	}
 	c.ok()
 	return nil
+}
+
+// keyspaceEvents names the setting that has events of keys published.
+const keyspaceEvents = "notify-keyspace-events"
+
+// eventsOf is what a CONFIG SET wants published. Where that is something, the feed of the tree has begun.
+func (c *conn) eventsOf(a [][]byte) (events uint32, err error) {
+	for i := 2; i < len(a); i += 2 {
+		if !equalFold(a[i], keyspaceEvents) {
+			continue
+		}
+		var ok bool
+		if events, ok = classesOf(string(a[i+1])); !ok {
+			return 0, fault("ERR CONFIG SET failed (possibly related to argument '" + string(word(a[i], 1024)) + "') - Invalid event class character. Use 'Ag$lshzxeKEtmdn'.")
+		}
+		if events != 0 {
+			if err = c.s.base.feed.start(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return events, nil
 }
 
 func configResetstat(c *conn, _ [][]byte) error {

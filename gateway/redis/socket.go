@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -47,6 +48,9 @@ type socket struct {
 	own int
 	// killed ends the connection as soon as its goroutine looks. Set before nc is closed.
 	killed atomic.Bool
+	// way is held while the state changes, and by others than the owner while they write.
+	way      sync.Mutex
+	attached func() // called when the socket is attached again
 
 	// Arguments and results of the present call of tryRead or tryWrite.
 	b             []byte                // to fill, or to send
@@ -179,6 +183,8 @@ func (k *socket) tryWrite(fd uintptr) bool {
 // for at most closeWait, and closes nc. If maxClose threads block already, or a system call
 // fails, the socket stays attached.
 func (k *socket) detach() {
+	k.way.Lock()
+	defer k.way.Unlock()
 	if k.raw == nil {
 		return
 	}
@@ -205,6 +211,11 @@ func (k *socket) detach() {
 
 // attach ends detach: a new net.Conn takes the descriptor. After an error the socket is unusable.
 func (k *socket) attach() error {
+	k.way.Lock()
+	defer func() {
+		k.way.Unlock()
+		k.attached()
+	}()
 	f := os.NewFile(uintptr(k.own), "")
 	nc, err := net.FileConn(f)
 	f.Close()
@@ -275,5 +286,5 @@ func (c *conn) alone() bool {
 	if max(c.s.company.Load(), c.s.before.Load()) > c.s.maxClose {
 		c.quick = 0
 	}
-	return c.quick >= closeReads && c.authenticated
+	return c.quick >= closeReads && c.authenticated && !c.pushes.used.Load()
 }

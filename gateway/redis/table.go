@@ -17,22 +17,26 @@ type command struct {
 	subs              map[string]*command             // of a container, by name; nil: it is none
 	preAuth           bool                            // also before the password
 	inRefused         bool                            // is executed between a refused MULTI and EXEC
+	hears             bool                            // its arguments are channels, or patterns of them
+	whileHearing      bool                            // is executed in RESP2 behind SUBSCRIBE
 	joins             join                            // with which commands it is executed together
 	// Set by classify.
 	number     int       // bit of the command in rights.bits
 	categories []string  // of ACL, such as read and slow
 	access     [2]access // to the first key, and to others
+	// reads and writes: the flags say so.
+	reads, writes bool
 }
 
 // commandTable lists the commands.
 func commandTable() []*command {
 	table := []*command{
-		{name: "ping", arity: -1, flags: "fast", group: "connection", summary: "Ping the server", run: ping},
+		{name: "ping", arity: -1, flags: "fast", group: "connection", summary: "Ping the server", run: ping, whileHearing: true},
 		{name: "echo", arity: 2, flags: "fast", group: "connection", summary: "Echo the given string", run: echo},
 		{name: "hello", arity: -1, flags: "noscript loading stale fast no_auth allow_busy", group: "connection", summary: "Handshake", run: hello, preAuth: true},
 		{name: "auth", arity: -2, flags: "noscript loading stale fast no_auth allow_busy", group: "connection", summary: "Authenticate to the server", run: auth, preAuth: true},
-		{name: "quit", arity: -1, flags: "noscript loading stale fast no_auth allow_busy", group: "connection", summary: "Close the connection", run: quit, preAuth: true, inRefused: true},
-		{name: "reset", arity: 1, flags: "noscript loading stale fast no_auth allow_busy", group: "connection", summary: "Reset the connection", run: reset, preAuth: true, inRefused: true},
+		{name: "quit", arity: -1, flags: "noscript loading stale fast no_auth allow_busy", group: "connection", summary: "Close the connection", run: quit, preAuth: true, inRefused: true, whileHearing: true},
+		{name: "reset", arity: 1, flags: "noscript loading stale fast no_auth allow_busy", group: "connection", summary: "Reset the connection", run: reset, preAuth: true, inRefused: true, whileHearing: true},
 		{name: "multi", arity: 1, flags: "noscript loading stale fast allow_busy", group: "transactions", summary: "Refused, with all commands up to EXEC or DISCARD", run: multi, inRefused: true},
 		{name: "exec", arity: 1, flags: "noscript loading stale", group: "transactions", summary: "End a refused transaction", run: execute, inRefused: true},
 		{name: "discard", arity: 1, flags: "noscript loading stale fast allow_busy", group: "transactions", summary: "End a refused transaction", run: discard, inRefused: true},
@@ -45,7 +49,15 @@ func commandTable() []*command {
 			&command{name: "info", summary: "Return information about the current client connection", arity: 2, run: clientInfo},
 			&command{name: "list", summary: "Return information about client connections", usage: "[TYPE <type>] [ID <id> ...]", arity: -2, run: clientList},
 			&command{name: "reply", summary: "Control the replies sent to the current connection", usage: "<ON|OFF|SKIP>", arity: 3, run: clientReply},
+			&command{name: "tracking", summary: "Control server-assisted client side caching", usage: "<ON|OFF> [REDIRECT <id>] [BCAST] [PREFIX <prefix> [...]] [OPTIN] [OPTOUT] [NOLOOP]", arity: -3, run: clientTracking},
+			&command{name: "caching", summary: "Track, or do not track, the keys of the next command", usage: "<YES|NO>", arity: 3, run: clientCaching},
+			&command{name: "trackinginfo", summary: "Report tracking status for the current connection", arity: 2, run: clientTrackingInfo},
+			&command{name: "getredir", summary: "Return the client ID to which invalidations are redirected", arity: 2, run: clientGetredir},
 			&command{name: "no-evict", summary: "Accepted; nothing is evicted", usage: "<ON|OFF>", arity: 3, run: clientNoEvict})},
+		{name: "subscribe", arity: -2, flags: "pubsub noscript loading stale", group: "pubsub", summary: "Listen for messages published to channels", run: subscribe, whileHearing: true, hears: true},
+		{name: "unsubscribe", arity: -1, flags: "pubsub noscript loading stale", group: "pubsub", summary: "Stop listening to messages posted to channels", run: unsubscribe, whileHearing: true},
+		{name: "psubscribe", arity: -2, flags: "pubsub noscript loading stale", group: "pubsub", summary: "Listen for messages published to channels that match one or more patterns", run: psubscribe, whileHearing: true, hears: true},
+		{name: "punsubscribe", arity: -1, flags: "pubsub noscript loading stale", group: "pubsub", summary: "Stop listening to messages published to channels that match one or more patterns", run: punsubscribe, whileHearing: true},
 		{name: "info", arity: -1, flags: "loading stale", group: "server", summary: "Get information and statistics about the server", run: info},
 		{name: "command", arity: -1, flags: "loading stale", group: "server", summary: "Get array of command details", run: commandAll, subs: subcommands("command",
 			&command{name: "count", summary: "Return the total number of commands", arity: 2, run: commandCount},

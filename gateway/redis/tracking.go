@@ -1,0 +1,397 @@
+package redis
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// This file has client-side caching, CLIENT TRACKING. A connection reads a key, and the gateway remembers that its client may keep
+// the value. The first change of the key is pushed to the client, and forgotten.
+//
+// Invariant: what a command reads was remembered before it reads, and a change is told by the feed, which follows the
+// tree, behind its commit. So a change that the read has not seen is told to the client, and behind the reply (see pushes).
+//
+// Changes by commands of this gateway are told at once, behind their replies, so that a client does not find the former value in
+// its own cache. The feed tells the same change a moment later: only a client that has read the key again meanwhile hears of it twice.
+
+// tracking is what a connection has asked for.
+type tracking struct {
+	on, bcast, optin, optout, noloop bool
+	caching                          bool   // CLIENT CACHING was called for the next command
+	redirect                         uint64 // id of the connection that is told; 0: this one
+	prefixes                         []string
+}
+
+// caches are the keys that clients of one tree may keep.
+type caches struct {
+	some atomic.Bool // somebody tracks
+
+	mu      sync.Mutex // guards what follows. Taken before shared.mu and pushes.mu
+	keys    map[string]map[*conn]bool
+	items   int             // pairs in keys
+	readers map[*conn]*told // all that track
+}
+
+// told is what caches know of a connection that tracks. Guarded by caches.mu.
+type told struct {
+	tracking
+	user   *user
+	id     uint64
+	broken bool // the connection of redirect is gone
+}
+
+func (t *caches) init() {
+	t.keys, t.readers = map[string]map[*conn]bool{}, map[*conn]*told{}
+}
+
+// trackOff ends tracking. What was remembered of the connection is forgotten when it is met.
+func (c *conn) trackOff() {
+	if !c.tracks.on {
+		return
+	}
+	c.tracks = tracking{}
+	t := &c.s.caches
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.readers, c)
+	if t.some.Store(len(t.readers) > 0); len(t.readers) == 0 {
+		clear(t.keys)
+		t.items = 0
+	}
+}
+
+// remember notes that the client may keep what a command reads.
+func (c *conn) remember(r request) {
+	k := &c.tracks
+	if k.bcast || k.optin && !k.caching || k.optout && k.caching {
+		return
+	}
+	t := &c.s.caches
+	most := c.s.settings.number("tracking-table-max-keys")
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r.cmd.touched(c.p.words[r.from:r.to], func(key []byte, _ access) bool {
+		by := t.keys[string(key)]
+		if by == nil {
+			by = map[*conn]bool{}
+			t.keys[string(key)] = by
+		}
+		if !by[c] {
+			by[c] = true
+			t.items++
+		}
+		return true
+	})
+	for key := range t.keys { // some keys, as they come
+		if most == 0 || len(t.keys) <= most {
+			break
+		}
+		c.s.outdate(key, nil)
+	}
+}
+
+// tracked ends a command of a client that tracks: CLIENT CACHING counts for one.
+func (c *conn) tracked(r request) {
+	if r.cmd == nil || r.cmd.name != "client" {
+		c.tracks.caching = false
+	}
+}
+
+// tellWrites tells of the keys that commands of this connection have changed.
+func (c *conn) tellWrites(batch []request) {
+	for _, r := range batch {
+		switch {
+		case r.cmd == nil || !r.cmd.writes:
+		case r.cmd.first == 0:
+			c.s.outdateAll()
+		default:
+			r.cmd.touched(c.p.words[r.from:r.to], func(key []byte, a access) bool {
+				if a&writes != 0 {
+					c.s.changed(key, c)
+				}
+				return true
+			})
+		}
+	}
+}
+
+// changed tells of a key that has changed, by a connection of this gateway or, with nil, by somebody.
+func (s *Server) changed(key []byte, by *conn) {
+	t := &s.caches
+	if !t.some.Load() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.keys[string(key)]) > 0 {
+		s.outdate(string(key), by)
+	}
+	for c, r := range t.readers {
+		if r.bcast && !(r.noloop && c == by) && slices.ContainsFunc(r.prefixes, func(p string) bool { return strings.HasPrefix(string(key), p) }) {
+			s.invalidate(c, r, string(key))
+		}
+	}
+}
+
+// outdate forgets a key and tells the clients that may keep it.
+// Preconditions: caches.mu is held.
+func (s *Server) outdate(key string, by *conn) {
+	t := &s.caches
+	for c := range t.keys[key] {
+		if r := t.readers[c]; r != nil && !r.bcast && !(r.noloop && c == by) {
+			s.invalidate(c, r, key)
+		}
+	}
+	t.items -= len(t.keys[key])
+	delete(t.keys, key)
+}
+
+// outdateAll tells all clients that no key is what it was.
+func (s *Server) outdateAll() {
+	t := &s.caches
+	if !t.some.Load() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.keys)
+	t.items = 0
+	for c, r := range t.readers {
+		s.invalidate(c, r, "")
+	}
+}
+
+// invalidationChannel is where RESP2 connections hear of changes.
+const invalidationChannel = "__redis__:invalidate"
+
+// invalidate tells a client that a key has changed; no key: that all have.
+// Preconditions: caches.mu is held.
+func (s *Server) invalidate(c *conn, r *told, key string) {
+	if key != "" && !r.user.rights.Load().mayTouch([]byte(key), looks) {
+		return
+	}
+	own := c.version()
+	to := c
+	if r.redirect != 0 {
+		if to = s.connection(r.redirect); to == nil {
+			r.broken = true
+			if own > 2 {
+				c.pushes.add(func(b []byte) []byte {
+					return fmt.Appendf(appendBulk(appendArray(b, '>', 2), "tracking-redir-broken"), ":%d\r\n", r.redirect)
+				})
+			}
+			return
+		}
+	}
+	third := to.version() > 2
+	if !third && (to == c || !to.pushes.hearing.Load()) {
+		return // RESP2 has no messages beside replies
+	}
+	to.pushes.add(func(b []byte) []byte {
+		if third {
+			b = appendBulk(appendArray(b, '>', 2), "invalidate")
+		} else {
+			b = appendBulk(appendBulk(appendArray(b, '*', 3), "message"), invalidationChannel)
+		}
+		switch {
+		case key != "":
+			return appendBulk(appendArray(b, '*', 1), key)
+		case own > 2:
+			return append(b, "_\r\n"...)
+		}
+		return append(b, "$-1\r\n"...)
+	})
+}
+
+// version is the RESP version of a connection, for other goroutines.
+func (c *conn) version() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.about.proto
+}
+
+// connection finds a connection of this gateway, nil if there is none.
+func (h *shared) connection(id uint64) *conn {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.conns[id]
+}
+
+// errGrantedFeed: the feed has changes of all keys, which grants do not cover.
+const errGrantedFeed = fault("ERR users with grants cannot track or subscribe")
+
+// CLIENT TRACKING ON | OFF [REDIRECT id] [BCAST] [PREFIX prefix ...] [OPTIN] [OPTOUT] [NOLOOP].
+func clientTracking(c *conn, a [][]byte) error {
+	var k tracking
+	for i := 3; i < len(a); i++ {
+		more := i+1 < len(a)
+		switch word := lowered(a[i]); {
+		case word == "redirect" && more:
+			i++
+			if k.redirect != 0 {
+				return fault("ERR A client can only redirect to a single other client")
+			}
+			id, ok := parseInt(a[i])
+			if !ok {
+				return errNotInteger
+			}
+			if k.redirect = uint64(id); c.s.connection(k.redirect) == nil {
+				return fault("ERR The client ID you want redirect to does not exist")
+			}
+		case word == "prefix" && more:
+			i++
+			k.prefixes = append(k.prefixes, string(a[i]))
+		case word == "bcast":
+			k.bcast = true
+		case word == "optin":
+			k.optin = true
+		case word == "optout":
+			k.optout = true
+		case word == "noloop":
+			k.noloop = true
+		default:
+			return errSyntax
+		}
+	}
+	switch lowered(a[2]) {
+	case "off":
+		c.trackOff()
+	case "on":
+		if err := c.trackOn(k); err != nil {
+			return err
+		}
+	default:
+		return errSyntax
+	}
+	c.ok()
+	return nil
+}
+
+// trackOn begins tracking, or changes how the client is told.
+func (c *conn) trackOn(k tracking) error {
+	old := &c.tracks
+	switch {
+	case !k.bcast && len(k.prefixes) > 0:
+		return fault("ERR PREFIX option requires BCAST mode to be enabled")
+	case old.on && old.bcast != k.bcast:
+		return fault("ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then re-enabling it with a different mode.")
+	case k.bcast && (k.optin || k.optout):
+		return fault("ERR OPTIN and OPTOUT are not compatible with BCAST")
+	case k.optin && k.optout:
+		return fault("ERR You can't specify both OPTIN mode and OPTOUT mode")
+	case k.optin && old.optout, k.optout && old.optin:
+		return fault("ERR You can't switch OPTIN/OPTOUT mode before disabling tracking for this client, and then re-enabling it with a different mode.")
+	case len(k.prefixes)+len(old.prefixes) > maxPatterns:
+		return fault("ERR too many prefixes")
+	}
+	if err := overlaps(k.prefixes, old.prefixes); err != nil {
+		return err
+	}
+	if c.bounded() {
+		return errGrantedFeed
+	}
+	if err := c.s.feed.start(); err != nil {
+		return err
+	}
+	if k.bcast {
+		if k.prefixes = slices.Concat(old.prefixes, k.prefixes); len(k.prefixes) == 0 {
+			k.prefixes = []string{""}
+		}
+	}
+	k.on = true
+	c.tracks = k
+	t := &c.s.caches
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.readers[c] = &told{tracking: k, user: c.user, id: c.id}
+	t.some.Store(true)
+	return nil
+}
+
+// overlaps refuses prefixes of which one begins with another.
+func overlaps(given, had []string) error {
+	for i, p := range given {
+		for _, old := range had {
+			if strings.HasPrefix(old, p) || strings.HasPrefix(p, old) {
+				return fault("ERR Prefix '" + p + "' overlaps with an existing prefix '" + old + "'. Prefixes for a single client must not overlap.")
+			}
+		}
+		for _, other := range given[i+1:] {
+			if strings.HasPrefix(other, p) || strings.HasPrefix(p, other) {
+				return fault("ERR Prefix '" + p + "' overlaps with another provided prefix '" + other + "'. Prefixes for a single client must not overlap.")
+			}
+		}
+	}
+	return nil
+}
+
+// CLIENT CACHING YES | NO.
+func clientCaching(c *conn, a [][]byte) error {
+	k := &c.tracks
+	yes := equalFold(a[2], "yes")
+	switch {
+	case !k.on:
+		return fault("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled")
+	case !yes && !equalFold(a[2], "no"):
+		return errSyntax
+	case yes && !k.optin:
+		return fault("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
+	case !yes && !k.optout:
+		return fault("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
+	}
+	k.caching = true
+	c.ok()
+	return nil
+}
+
+// CLIENT GETREDIR.
+func clientGetredir(c *conn, _ [][]byte) error {
+	if !c.tracks.on {
+		c.integer(-1)
+		return nil
+	}
+	c.integer(int64(c.tracks.redirect))
+	return nil
+}
+
+// CLIENT TRACKINGINFO.
+func clientTrackingInfo(c *conn, _ [][]byte) error {
+	k := &c.tracks
+	var flags []string
+	add := func(set bool, name string) {
+		if set {
+			flags = append(flags, name)
+		}
+	}
+	add(k.on, "on")
+	add(!k.on, "off")
+	add(k.bcast, "bcast")
+	add(k.optin, "optin")
+	add(k.optin && k.caching, "caching-yes")
+	add(k.optout, "optout")
+	add(k.optout && k.caching, "caching-no")
+	add(k.noloop, "noloop")
+	t := &c.s.caches
+	t.mu.Lock()
+	r := t.readers[c]
+	add(r != nil && r.broken, "broken_redirect")
+	t.mu.Unlock()
+	c.mapping(3)
+	c.text("flags")
+	c.set(len(flags))
+	for _, name := range flags {
+		c.text(name)
+	}
+	c.text("redirect")
+	_ = clientGetredir(c, nil)
+	c.text("prefixes")
+	prefixes := slices.Sorted(slices.Values(k.prefixes))
+	c.array(len(prefixes))
+	for _, p := range prefixes {
+		c.text(p)
+	}
+	return nil
+}
